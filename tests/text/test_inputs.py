@@ -1,0 +1,122 @@
+"""Layouts against the reference's tables, offsets against the text itself."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm.config import InputError
+from realm.text.inputs import Lengths, Tokenizer, joint_inputs, pack, passage_inputs, query_inputs
+
+TEXTS = ["The pound sterling is the currency of the United Kingdom.", "Paris, in France: a city!"] * 20
+LENGTHS = Lengths(query=8, passage=12)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(TEXTS, vocab_size=120)
+
+
+def rows(tokens, tokenizer):
+    return [
+        (ids[: int(mask.sum())], segments[: int(mask.sum())])
+        for ids, mask, segments in zip(
+            tokens.ids_BT.tolist(), tokens.mask_BT, tokens.segments_BT.tolist(), strict=True
+        )
+    ]
+
+
+def test_layouts_are_those_of_the_reference_table(tokenizer):
+    cls, sep = tokenizer.cls_id, tokenizer.sep_id
+    assert rows(query_inputs([[7, 8]], tokenizer, LENGTHS), tokenizer) == [([cls, 7, 8, sep], [0] * 4)]
+    assert rows(passage_inputs([[7]], [[8, 9]], tokenizer, LENGTHS), tokenizer) == [
+        ([cls, 7, sep, 8, 9, sep], [0, 0, 0, 1, 1, 1])
+    ]
+    assert rows(joint_inputs([[7]], [[8, 9]], tokenizer, LENGTHS), tokenizer) == [
+        ([cls, 7, sep, 8, 9, sep], [0, 0, 0, 1, 1, 1])
+    ]
+
+
+def test_null_passage_is_an_empty_title_and_an_empty_body(tokenizer):
+    cls, sep = tokenizer.cls_id, tokenizer.sep_id
+    assert rows(passage_inputs([[]], [[]], tokenizer, LENGTHS), tokenizer) == [([cls, sep, sep], [0, 0, 1])]
+    assert rows(joint_inputs([[7]], [[]], tokenizer, LENGTHS), tokenizer) == [
+        ([cls, 7, sep, sep], [0, 0, 0, 1])
+    ]
+
+
+def test_reader_layout_has_the_golden_cut_of_the_reference(tokenizer):
+    cls, sep = tokenizer.cls_id, tokenizer.sep_id
+    packed = pack([[[7, 8], [20, 21, 22, 21, 22]]], tokenizer, max_length=8)
+    assert packed.ids_BT.tolist() == [[cls, 7, 8, sep, 20, 21, 22, sep]]
+
+
+def test_query_never_takes_more_than_its_share_of_a_joint_input(tokenizer):
+    ((ids, segments),) = rows(joint_inputs([list(range(10, 40))], [[50, 51]], tokenizer, LENGTHS), tokenizer)
+    assert ids == [tokenizer.cls_id, *range(10, 16), tokenizer.sep_id, 50, 51, tokenizer.sep_id]
+    assert segments == [0] * 8 + [1] * 3
+
+
+@given(
+    st.lists(
+        st.lists(st.lists(st.integers(5, 99), max_size=15), min_size=1, max_size=3), min_size=1, max_size=4
+    ),
+    st.integers(8, 30),
+)
+def test_packing_spends_its_budget_left_to_right(sequences, max_length):
+    tokenizer = Tokenizer.train(TEXTS, vocab_size=120)
+    packed = pack(sequences, tokenizer, max_length)
+    for (ids, segments), row in zip(rows(packed, tokenizer), sequences, strict=True):
+        room, expected, expected_segments = max_length - 1 - len(row), [tokenizer.cls_id], [0]
+        for number, sequence in enumerate(row):
+            kept = sequence[:room]
+            room -= len(kept)
+            expected += [*kept, tokenizer.sep_id]
+            expected_segments += [number] * (len(kept) + 1)
+        assert (ids, segments) == (expected, expected_segments)
+        assert len(ids) <= max_length
+
+
+@given(st.text(max_size=60))
+def test_offsets_of_wordpieces_are_ascending_and_lie_in_the_text(text):
+    tokenizer = Tokenizer.train(TEXTS, vocab_size=120)
+    (encoding,) = tokenizer.encode_with_offsets([text])
+    assert all(0 <= s <= e <= len(text) for s, e in zip(encoding.starts, encoding.ends, strict=True))
+    assert encoding.starts == sorted(encoding.starts)
+    assert tokenizer.encode([text])[0] == encoding.ids
+
+
+def test_offsets_point_at_the_words(tokenizer):
+    text = "Paris, in France"
+    (encoding,) = tokenizer.encode_with_offsets([text])
+    spelled = "".join(text[s:e] for s, e in zip(encoding.starts, encoding.ends, strict=True))
+    assert spelled == text.replace(" ", "")
+
+
+def test_masked_sentence_keeps_its_masks(tokenizer):
+    ids = tokenizer.encode_masked("The [MASK] is the currency")
+    assert ids.count(tokenizer.mask_id) == 1
+    assert ids[1] == tokenizer.mask_id
+
+
+def test_saved_tokenizer_has_the_same_fingerprint(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    assert Tokenizer.load(tmp_path).fingerprint == tokenizer.fingerprint
+    assert Tokenizer.train(TEXTS, vocab_size=90).fingerprint != tokenizer.fingerprint
+
+
+@pytest.mark.parametrize("content", [None, "not json", "{}"])
+def test_folder_without_a_tokenizer_is_one_line(tmp_path, content):
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(InputError) as error:
+        Tokenizer.load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_rows_are_cut_to_their_longest(tokenizer):
+    import torch
+
+    tokens = query_inputs([[7], [7, 8, 9]], tokenizer, LENGTHS)
+    assert tokens.rows(torch.tensor([0])).ids_BT.tolist() == [[tokenizer.cls_id, 7, tokenizer.sep_id]]
+    assert np.array_equal(tokens.rows(torch.tensor([1])).ids_BT, tokens.ids_BT[1:])

