@@ -1,0 +1,357 @@
+"""The networks: a BERT trunk three ways. This is the one place that imports `transformers` models.
+
+    Embedder       text -> vector                     the knowledge retriever of REALM section 3.2
+    MaskedReader   query + passage -> words           the knowledge-augmented encoder of REALM section 3.2
+    SpanReader     question + passage -> span scores  ORQA section 3, REALM section 3.2 "fine-tuning"
+
+Letters: B rows, T tokens, H hidden, D embedding, V vocabulary, P predicted positions, W span widths.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import BertConfig, BertForMaskedLM, BertModel
+from transformers.utils import logging as transformers_logging
+
+from realm.config import InputError
+from realm.model.copying import CopyHead, mixed_target_logp, mixed_vocabulary_logp
+from realm.text.inputs import Tokenizer, Tokens, encoder_folder
+
+COPY_HEAD = "copy_head.safetensors"
+"""Beside the encoder's own weights, where it has a copy head."""
+
+ROWS_AT_ONCE = 64
+"""Joint rows that the reader takes together; more only adds padding and memory."""
+
+
+@dataclass(frozen=True)
+class EmbedderConfig:
+    """How a trunk's states become a vector."""
+
+    dim: int = 128
+    """Width of the vectors (paper: 128)."""
+    pooling: Literal["cls", "mean"] = "mean"
+    """"cls": BERT's pooled output, tanh(dense([CLS])) (released code). "mean": mean of the states of all tokens."""
+    norm: Literal["layer", "unit"] = "unit"
+    """"layer": LayerNorm, raw inner products (released code). "unit": unit vectors, scores are `scale` x cosine."""
+    scale: float = 20.0
+    """Scores lie in +-scale with norm "unit"; unused with "layer"."""
+    shared: bool = True
+    """One tower for queries and passages (released default); False: two, starting equal (as the paper writes it)."""
+
+
+@dataclass(frozen=True)
+class TrunkConfig:
+    """A small BERT from random weights; unused where an encoder is given."""
+
+    layers: int = 4
+    """Transformer layers."""
+    hidden: int = 256
+    """Width of the states; the feed-forward is four times as wide."""
+    heads: int = 4
+    """Attention heads; divides `hidden`."""
+    positions: int = 512
+    """Longest input."""
+
+
+class Tower(nn.Module):
+    """One side of the embedder: tokens -> vectors whose inner product is the retrieval score."""
+
+    def __init__(self, trunk: BertConfig, config: EmbedderConfig):
+        super().__init__()
+        self.config = config
+        self.trunk = BertModel(trunk, add_pooling_layer=config.pooling == "cls")
+        self.projection = nn.Linear(trunk.hidden_size, config.dim)
+        self.norm = (
+            nn.LayerNorm(config.dim, eps=trunk.layer_norm_eps) if config.norm == "layer" else nn.Identity()
+        )
+        self.dropout = nn.Dropout(trunk.hidden_dropout_prob)
+        nn.init.xavier_uniform_(self.projection.weight)
+        nn.init.zeros_(self.projection.bias)
+
+    def pooled(self, tokens: Tokens) -> Tensor:
+        """One state per row -> [B, H]."""
+        states = self.trunk(tokens.ids_BT, attention_mask=tokens.mask_BT, token_type_ids=tokens.segments_BT)
+        if self.config.pooling == "cls":
+            return states.pooler_output
+        mask_BT1 = tokens.mask_BT[:, :, None].to(states.last_hidden_state.dtype)
+        return (states.last_hidden_state * mask_BT1).sum(dim=1) / mask_BT1.sum(dim=1)
+
+    def forward(self, tokens: Tokens) -> Tensor:
+        """Vectors -> [B, D], float32 whatever the autocast."""
+        vector_BD = self.norm(self.projection(self.pooled(tokens))).float()
+        if self.config.norm == "unit":
+            return F.normalize(vector_BD, dim=-1) * self.config.scale**0.5
+        return self.dropout(vector_BD)
+
+
+class Embedder(nn.Module):
+    """Query tower and passage tower; one and the same object when shared."""
+
+    def __init__(self, trunk: BertConfig, config: EmbedderConfig):
+        super().__init__()
+        self.trunk_config, self.config = trunk, config
+        self.query = self.passage = Tower(trunk, config)
+        if not config.shared:
+            self.untie()
+
+    def score(self, queries: Tokens, passages: Tokens, place_BK: Tensor) -> tuple[Tensor, Tensor]:
+        """Query vectors [B, D], and their inner products with the passages at `place_BK` [B, K].
+
+        Each distinct passage is embedded once.
+        """
+        query_BD, passage_UD = self.query(queries), self.passage(passages)
+        return query_BD, (query_BD[:, None] * passage_UD[place_BK]).sum(
+            dim=-1
+        )  # no product that autocast would round
+
+    def untie(self) -> None:
+        """Gives the passages their own tower, equal to the queries' for now (fine-tuning moves only the queries')."""
+        if self.passage is self.query:
+            self.passage = Tower(self.trunk_config, self.config).to(self.query.projection.weight.device)
+            self.passage.load_state_dict(self.query.state_dict())
+
+
+class MaskedReader(nn.Module):
+    """p(y|z,x): a BERT with its masked-LM head, read at masked positions only; with a copy head where `copy` is set."""
+
+    def __init__(self, bert: BertForMaskedLM, copy: bool = False):
+        super().__init__()
+        self.bert = bert
+        self.copy_head = CopyHead(bert.config.hidden_size) if copy else None
+
+    @property
+    def config(self) -> BertConfig:
+        return self.bert.config
+
+    def states(self, tokens: Tokens) -> Tensor:
+        """Hidden states -> [B, T, H]."""
+        trunk = self.bert.bert
+        return trunk(
+            tokens.ids_BT, attention_mask=tokens.mask_BT, token_type_ids=tokens.segments_BT
+        ).last_hidden_state
+
+    def forward(self, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
+        """log p(word) for the whole vocabulary at the given (row, position) pairs -> [P, V]; [B, T, V] never exists."""
+        states_BTH = self.states(tokens)
+        word_logp_PV = self.bert.cls(states_BTH[row_P, position_P]).float().log_softmax(dim=-1)
+        if self.copy_head is None:
+            return word_logp_PV
+        copy_logp_PT, keep_P = self.copy_head(states_BTH, tokens, row_P, position_P)
+        return mixed_vocabulary_logp(word_logp_PV, copy_logp_PT, keep_P, tokens.ids_BT[row_P])
+
+    def target_logp(self, tokens: Tokens, row_P: Tensor, position_P: Tensor, target_P: Tensor) -> Tensor:
+        """log p(target) at the given (row, position) pairs -> [P]."""
+        states_BTH = self.states(tokens)
+        logits_PV = self.bert.cls(states_BTH[row_P, position_P]).float()
+        word_logp_P = -F.cross_entropy(logits_PV, target_P, reduction="none")
+        if self.copy_head is None:
+            return word_logp_P
+        copy_logp_PT, keep_P = self.copy_head(states_BTH, tokens, row_P, position_P)
+        return mixed_target_logp(word_logp_P, copy_logp_PT, keep_P, tokens.ids_BT[row_P], target_P)
+
+    def token_logp(self, joint: Tokens, position_BM: Tensor, target_BM: Tensor, mask_BM: Tensor) -> Tensor:
+        """log p(y_m|z_k,x) of every masked token beside every candidate -> [B, K, M]; 0 where `mask_BM` is.
+
+        `joint` holds each query beside each candidate, candidate fastest. Rows are read in chunks of similar length.
+        """
+        (queries, most), rows = position_BM.shape, len(joint.ids_BT)
+        candidates = rows // queries
+        logp_RM = torch.zeros(rows, most, device=joint.ids_BT.device)
+        for chunk in joint.mask_BT.sum(dim=1).argsort(descending=True).split(ROWS_AT_ONCE):
+            local_P, masked_P = mask_BM[chunk // candidates].nonzero(as_tuple=True)
+            query_P = chunk[local_P] // candidates
+            value_P = self.target_logp(
+                joint.rows(chunk), local_P, position_BM[query_P, masked_P], target_BM[query_P, masked_P]
+            )
+            logp_RM = logp_RM.index_put((chunk[local_P], masked_P), value_P)
+        return logp_RM.view(queries, candidates, most)
+
+    def vocabulary_logp(self, joint: Tokens, position_BM: Tensor, mask_BM: Tensor) -> Tensor:
+        """log p(word|z_k,x) at every masked token beside every candidate -> [P, K, V].
+
+        P is in the order of `mask_BM`'s ones. For looking at predictions; training needs `token_logp` only.
+        """
+        candidates = len(joint.ids_BT) // len(position_BM)
+        query_P, masked_P = mask_BM.nonzero(as_tuple=True)
+        row_PK = query_P[:, None] * candidates + torch.arange(candidates, device=query_P.device)
+        position_PK = position_BM[query_P, masked_P][:, None].expand_as(row_PK)
+        return self(joint, row_PK.flatten(), position_PK.flatten()).view(*row_PK.shape, -1)
+
+
+class SpanReader(nn.Module):
+    """Scores every span of up to `max_width` wordpieces: an MLP over its first and last state (ORQA eq. for S_read)."""
+
+    max_width = 10
+    width = 256
+
+    def __init__(self, trunk: BertModel):
+        super().__init__()
+        self.trunk = trunk
+        self.ends = nn.Linear(trunk.config.hidden_size, 2 * self.width)
+        self.norm = nn.LayerNorm(self.width, eps=1e-3)
+        self.score = nn.Linear(self.width, 1)
+        for layer in (self.ends, self.score):
+            nn.init.trunc_normal_(layer.weight, std=0.02, a=-0.04, b=0.04)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, tokens: Tokens, body_BT: Tensor) -> Tensor:
+        """Score of the span of w+1 pieces that starts at t -> [B, W, T] float32, -inf unless it lies in `body_BT`."""
+        states_BTH = self.trunk(
+            tokens.ids_BT, attention_mask=tokens.mask_BT, token_type_ids=tokens.segments_BT
+        ).last_hidden_state
+        start_BTS, end_BTS = self.ends(states_BTH).chunk(2, dim=-1)
+        length = tokens.ids_BT.shape[1]
+        widths = []
+        for width in range(min(self.max_width, length)):
+            hidden = F.relu(start_BTS[:, : length - width] + end_BTS[:, width:])
+            score = self.score(self.norm(hidden)).squeeze(-1).float()
+            inside = body_BT[:, : length - width] & body_BT[:, width:]
+            widths.append(F.pad(score.masked_fill(~inside, -torch.inf), (0, width), value=-torch.inf))
+        return torch.stack(widths, dim=1)
+
+
+def body_mask(tokens: Tokens, sep_id: int) -> Tensor:
+    """True at a joint input's passage tokens, its closing [SEP] excluded -> [B, T] bool."""
+    return (tokens.segments_BT == 1) & (tokens.ids_BT != sep_id) & (tokens.mask_BT == 1)
+
+
+def load_reader(name: str) -> tuple[MaskedReader, bool]:
+    """The masked-LM reader of a BERT by folder, `package:` or hub name, and whether it brought its own MLM head.
+
+    A missing head starts as the identity, so that a state close to a word's embedding predicts that word.
+
+    Raises:
+        InputError: no such encoder, not of the BERT family, or damaged files.
+    """
+    folder = encoder_folder(name)
+    try:
+        config = BertConfig.from_pretrained(folder)
+    except Exception as error:
+        raise InputError(f"{name} has no readable config.json: {_first_line(error)}") from error
+    if config.model_type != "bert":
+        raise InputError(
+            f"{name} is a {config.model_type!r} model: REALM here runs on the BERT family (model_type 'bert')"
+        )
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        bert, loading = cast(
+            tuple[BertForMaskedLM, dict[str, Any]],
+            BertForMaskedLM.from_pretrained(
+                folder, config=config, use_safetensors=True, output_loading_info=True, dtype=torch.float32
+            ),
+        )
+    except Exception as error:
+        raise InputError(f"{name} does not load as a BERT: {_first_line(error)}") from error
+    has_head = not any(key.startswith("cls.predictions.transform") for key in loading["missing_keys"])
+    if any(key.startswith("bert.encoder") for key in loading["missing_keys"]):
+        raise InputError(
+            f"{name} does not hold a BERT's weights: {sorted(loading['missing_keys'])[0]} is missing"
+        )
+    if not has_head:
+        nn.init.eye_(bert.cls.predictions.transform.dense.weight)
+        nn.init.zeros_(bert.cls.predictions.transform.dense.bias)
+    reader = MaskedReader(bert, copy=(Path(folder) / COPY_HEAD).is_file())
+    if reader.copy_head is not None:
+        try:
+            reader.copy_head.load_state_dict(load_file(Path(folder) / COPY_HEAD))
+        except (SafetensorError, RuntimeError) as error:
+            raise InputError(f"{Path(folder) / COPY_HEAD} is damaged: {_first_line(error)}") from error
+    return reader, has_head
+
+
+def save_reader(reader: MaskedReader, folder: Path) -> None:
+    """Writes a reader in Hugging Face layout, its copy head beside it."""
+    transformers_logging.disable_progress_bar()
+    reader.bert.save_pretrained(folder)
+    if reader.copy_head is not None:
+        save_file(reader.copy_head.state_dict(), folder / COPY_HEAD)
+
+
+def new_reader(trunk: TrunkConfig, tokenizer: Tokenizer) -> MaskedReader:
+    """A reader from random weights, for text that no published encoder knows."""
+    return MaskedReader(
+        BertForMaskedLM(
+            BertConfig(
+                vocab_size=tokenizer.vocab_size,
+                hidden_size=trunk.hidden,
+                num_hidden_layers=trunk.layers,
+                num_attention_heads=trunk.heads,
+                intermediate_size=4 * trunk.hidden,
+                max_position_embeddings=trunk.positions,
+                pad_token_id=tokenizer.pad_id,
+            )
+        )
+    )
+
+
+def embedder_from(reader: MaskedReader, config: EmbedderConfig) -> Embedder:
+    """An untrained embedder on a copy of the reader's trunk; its projection is random until `fit_projection`."""
+    embedder = Embedder(reader.config, config)
+    states = {k: v for k, v in reader.bert.bert.state_dict().items() if not k.startswith("pooler.")}
+    for tower in {embedder.query, embedder.passage}:
+        tower.trunk.load_state_dict(states, strict=config.pooling != "cls")
+    return embedder
+
+
+def fit_projection(tower: Tower, pooled_NH: Tensor, whiten: bool) -> None:
+    """Starts the projection at the principal components of the corpus' pooled states, with the mean removed.
+
+    `whiten` gives every component unit variance: it helps a trunk whose states share a few dominant directions.
+    """
+    mean_H = pooled_NH.mean(dim=0)
+    _, singular, components = torch.linalg.svd(pooled_NH - mean_H, full_matrices=False)
+    # n passages fix at most n - 1 directions; what is measured in the others is rounding, and whitening would blow it up
+    known = int((singular > 1e-4 * singular[0]).sum())
+    kept_DH = components[: min(known, tower.config.dim)]
+    if whiten:
+        kept_DH = kept_DH / (singular[: len(kept_DH), None] / len(pooled_NH) ** 0.5)
+    bias_D = -(kept_DH * mean_H).sum(dim=1)  # no product that autocast would round
+    with torch.no_grad():
+        for parameter, start in ((tower.projection.weight, kept_DH), (tower.projection.bias, bias_D)):
+            parameter.zero_()
+            parameter[: len(start)].copy_(start)
+
+
+def set_attention(module: nn.Module, device: torch.device) -> None:
+    """Fused attention on a GPU; plain matrix products on a CPU.
+
+    torch's fused CPU kernel works in blocks too small for bf16: 0.56 s against 0.42 s for a training step of 32 x 100
+    tokens, 4 layers of 256, on one core.
+    """
+    for part in module.modules():
+        if isinstance(part, BertModel):
+            part.set_attn_implementation("eager" if device.type == "cpu" else "sdpa")
+
+
+def set_dropout(module: nn.Module, probability: float) -> None:
+    """Sets every dropout of a network; 0 suits runs of a few hundred steps (paper: 0.1)."""
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = probability
+
+
+@contextmanager
+def evaluating(*modules: nn.Module) -> Iterator[None]:
+    """Dropout off inside; afterwards each network is in the mode in which it came."""
+    before = [module.training for module in modules]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module, training in zip(modules, before, strict=True):
+            module.train(training)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

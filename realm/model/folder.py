@@ -1,0 +1,200 @@
+"""A model on disk: one folder with everything that a command needs, complete or not there at all.
+
+MODEL/realm.json                  kind, step, lengths, fingerprints, the resolved settings of the stage that made it
+MODEL/tokenizer.json
+MODEL/encoder/                    the masked-LM reader in Hugging Face layout (loads there as BertForMaskedLM)
+MODEL/embedder.safetensors        query tower, and the passage tower where it is another one
+MODEL/span_reader.safetensors     after fine-tuning
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import BertConfig
+
+from realm.config import InputError, write_json
+from realm.model.encoders import (
+    Embedder,
+    EmbedderConfig,
+    MaskedReader,
+    SpanReader,
+    load_reader,
+    save_reader,
+    set_attention,
+)
+from realm.text.inputs import Lengths, Tokenizer
+
+FORMAT = 1
+MANIFEST = "realm.json"
+
+
+@dataclass
+class Model:
+    """The parts of a REALM model; all live on one device."""
+
+    tokenizer: Tokenizer
+    lengths: Lengths
+    reader: MaskedReader
+    embedder: Embedder
+    span_reader: SpanReader | None = None
+    step: int = 0
+    """Optimizer steps of the stage that made it."""
+    stages: dict[str, Any] = field(default_factory=dict)
+    """Stage -> its resolved settings, oldest first: where this model comes from."""
+
+    def to(self, device: torch.device) -> "Model":
+        """Moves every part; attention becomes the kind that is fastest there."""
+        for part in self.parts().values():
+            part.to(device)
+            set_attention(part, device)
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedder.query.projection.weight.device
+
+    def parts(self) -> dict[str, nn.Module]:
+        parts: dict[str, nn.Module] = {"reader": self.reader, "embedder": self.embedder}
+        return parts | ({"span_reader": self.span_reader} if self.span_reader else {})
+
+    @property
+    def passage_fingerprint(self) -> str:
+        """Names the weights that embed passages: vectors belong to exactly these."""
+        digest = hashlib.sha256(
+            json.dumps(asdict(replace(self.embedder.config, shared=True)), sort_keys=True).encode()
+        )
+        digest.update(self.tokenizer.fingerprint.encode())
+        for name, value in sorted(self.embedder.passage.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+
+def save_model(model: Model, folder: Path, extra: Sequence[Path] = ()) -> None:
+    """Writes the model, with copies of the `extra` files, aside and renames it in, over what was there."""
+    aside = folder.with_name(folder.name + ".writing")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    model.tokenizer.save(aside)
+    save_reader(model.reader, aside / "encoder")
+    model.tokenizer.save(aside / "encoder")
+    shared = model.embedder.passage is model.embedder.query
+    towers = model.embedder.query.state_dict(prefix="query.")
+    if not shared:
+        towers |= model.embedder.passage.state_dict(prefix="passage.")
+    save_file({k: v.contiguous() for k, v in towers.items()}, aside / "embedder.safetensors")
+    if model.span_reader is not None:
+        states = {k: v.contiguous() for k, v in model.span_reader.state_dict().items()}
+        save_file(states, aside / "span_reader.safetensors")
+    write_json(
+        aside / MANIFEST,
+        {
+            "format": FORMAT,
+            "step": model.step,
+            "tokenizer": model.tokenizer.fingerprint,
+            "passage_fingerprint": model.passage_fingerprint,
+            "lengths": asdict(model.lengths),
+            "embedder": asdict(model.embedder.config) | {"shared": shared},
+            "trunk": model.embedder.trunk_config.to_diff_dict(),
+            "span_reader": model.span_reader is not None,
+            "stages": model.stages,
+        },
+    )
+    for file in extra:
+        shutil.copy(file, aside)
+    replace_folder(aside, folder)
+
+
+def replace_folder(aside: Path, folder: Path) -> None:
+    """Renames a complete folder in; what was there before goes only after the new one is whole."""
+    old = folder.with_name(folder.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    aside.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def is_model(folder: str | Path) -> bool:
+    """Whether a folder says that it is one of ours."""
+    return (Path(folder) / MANIFEST).is_file()
+
+
+def read_manifest(folder: str | Path) -> dict[str, Any]:
+    """The model's description without its weights.
+
+    Raises:
+        InputError: no such folder, not one of ours, unreadable, or of a newer format.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise InputError(f"no model at {folder}: the folder does not exist")
+    if not is_model(path):
+        raise InputError(
+            f"{folder} is not a realm model (it has no {MANIFEST}): `realm mlm --init {folder} --out ...` makes one"
+        )
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            raise InputError(f"{folder} has format {manifest['format']}, this version reads {FORMAT}")
+        return dict(manifest)
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path / MANIFEST} is damaged: {error}") from error
+
+
+def load_model(folder: str | Path) -> Model:
+    """The model in a folder, in evaluation mode, on the CPU.
+
+    Raises:
+        InputError: see `read_manifest`; or weights that are missing, damaged, or of another shape.
+    """
+    manifest, path = read_manifest(folder), Path(folder)
+    tokenizer = Tokenizer.load(path)
+    reader, _ = load_reader(str(path / "encoder"))
+    try:
+        if tokenizer.fingerprint != manifest["tokenizer"]:
+            raise InputError(f"{folder}: tokenizer.json is not the one that the model was trained with")
+        config = EmbedderConfig(**manifest["embedder"])
+        embedder = Embedder(BertConfig(**manifest["trunk"]), config)
+        embedder.query.load_state_dict(_with_prefix(load_file(path / "embedder.safetensors"), "query."))
+        if not config.shared:
+            embedder.passage.load_state_dict(
+                _with_prefix(load_file(path / "embedder.safetensors"), "passage.")
+            )
+        span_reader = None
+        if manifest["span_reader"]:
+            span_reader = SpanReader(type(reader.bert.bert)(reader.config, add_pooling_layer=False))
+            span_reader.load_state_dict(load_file(path / "span_reader.safetensors"))
+        lengths, step, stages = Lengths(**manifest["lengths"]), manifest["step"], manifest["stages"]
+    except (SafetensorError, RuntimeError, OSError, KeyError, TypeError) as error:
+        raise InputError(f"{folder} is damaged: {str(error).splitlines()[0]}") from error
+    model = Model(tokenizer, lengths, reader, embedder, span_reader, step, stages)
+    for part in model.parts().values():
+        part.eval()
+    return model
+
+
+def check_same_tokenizer(
+    model_name: str | Path, model: Tokenizer, kb_name: str | Path, kb: Tokenizer
+) -> None:
+    """Refuses a model and a knowledge base whose wordpieces mean different things."""
+    if model.fingerprint != kb.fingerprint:
+        raise InputError(
+            f"{model_name} has tokenizer {model.fingerprint}, knowledge base {kb_name} has {kb.fingerprint}: "
+            f"rebuild it with `realm kb build ... --tokenizer {model_name}`"
+        )
+
+
+def _with_prefix(states: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): value for name, value in states.items() if name.startswith(prefix)}

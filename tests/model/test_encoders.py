@@ -1,0 +1,431 @@
+"""The networks against plain transformers forwards, explicit loops and numpy."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM, BertModel, DistilBertConfig, DistilBertModel
+
+from realm.config import InputError
+from realm.model import encoders
+from realm.model.encoders import (
+    Embedder,
+    EmbedderConfig,
+    MaskedReader,
+    SpanReader,
+    Tower,
+    body_mask,
+    embedder_from,
+    evaluating,
+    fit_projection,
+    load_reader,
+    set_dropout,
+)
+from realm.text.inputs import Lengths, Tokenizer, Tokens, joint_inputs, passage_inputs
+
+VOCAB = 40
+CONFIG = BertConfig(
+    vocab_size=VOCAB,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=64,
+    initializer_range=0.5,  # states that differ visibly
+)
+LENGTHS = Lengths(query=8, passage=20)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(["a b c d e f g h"], vocab_size=VOCAB)
+
+
+@pytest.fixture
+def reader() -> MaskedReader:
+    torch.manual_seed(0)
+    return MaskedReader(BertForMaskedLM(CONFIG)).eval()
+
+
+def some_ids(*lengths: int, seed: int = 0) -> list[np.ndarray]:
+    draw = np.random.default_rng(seed)
+    return [draw.integers(5, VOCAB, size=length) for length in lengths]
+
+
+def passages(tokenizer: Tokenizer, seed: int = 0) -> Tokens:
+    return passage_inputs(some_ids(1, 2, 0), some_ids(9, 3, 0, seed=seed), tokenizer, LENGTHS)
+
+
+def plain_states(trunk: BertModel, tokens: Tokens, row: int) -> torch.Tensor:
+    """One row through the trunk by itself, without padding."""
+    real = int(tokens.mask_BT[row].sum())
+    with torch.no_grad():
+        return trunk(
+            tokens.ids_BT[row : row + 1, :real], token_type_ids=tokens.segments_BT[row : row + 1, :real]
+        )
+
+
+def test_mean_pooled_vector_is_the_mean_of_real_states_projected_and_scaled(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    tower = Tower(CONFIG, EmbedderConfig(dim=6, scale=9.0)).eval()
+    tokens = passages(tokenizer)
+    vectors = tower(tokens).detach().numpy()
+    weight, bias = tower.projection.weight.detach().numpy(), tower.projection.bias.detach().numpy()
+    for row, vector in enumerate(vectors):
+        states = plain_states(tower.trunk, tokens, row).last_hidden_state[0].numpy()
+        expected = weight @ states.mean(axis=0) + bias
+        np.testing.assert_allclose(vector, 3 * expected / np.linalg.norm(expected), atol=1e-5)
+
+
+def test_scores_of_unit_vectors_are_scale_times_the_cosine(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    tower = Tower(CONFIG, EmbedderConfig(dim=6, scale=20.0)).eval()
+    vectors = tower(passages(tokenizer)).detach()
+    score = vectors @ vectors.T
+    assert torch.allclose(score.diagonal(), torch.full((3,), 20.0), atol=1e-4)
+    cosine = nn.functional.cosine_similarity(vectors[:, None], vectors[None], dim=-1)
+    assert torch.allclose(score, 20 * cosine, atol=1e-4)
+
+
+def test_paper_tower_is_a_layer_norm_of_the_projected_tanh_pooler(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    tower = Tower(CONFIG, EmbedderConfig(dim=6, pooling="cls", norm="layer")).eval()
+    tokens = passages(tokenizer)
+    vectors = tower(tokens).detach().numpy()
+    pooler = tower.trunk.pooler
+    assert pooler is not None
+    for row, vector in enumerate(vectors):
+        first = plain_states(tower.trunk, tokens, row).last_hidden_state[0, 0]
+        pooled = torch.tanh(first @ pooler.dense.weight.T + pooler.dense.bias).detach().numpy()
+        projected = tower.projection.weight.detach().numpy() @ pooled + tower.projection.bias.detach().numpy()
+        centred = projected - projected.mean()
+        expected = centred / np.sqrt((centred**2).mean() + CONFIG.layer_norm_eps)
+        np.testing.assert_allclose(vector, expected, atol=1e-5)
+
+
+def test_paper_tower_drops_parts_of_the_vector_only_while_it_trains(tokenizer: Tokenizer) -> None:
+    tower = Tower(CONFIG, EmbedderConfig(dim=64, pooling="cls", norm="layer"))
+    set_dropout(tower.trunk, 0.0)
+    tower.dropout.p = 0.5
+    tokens = passages(tokenizer)
+    assert (tower.train()(tokens) == 0).any()
+    with evaluating(tower):
+        assert not (tower(tokens) == 0).any()
+    assert tower.training
+
+
+def test_vectors_do_not_depend_on_padding(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    tower = Tower(CONFIG, EmbedderConfig(dim=6)).eval()
+    together = tower(passages(tokenizer))
+    alone = [tower(passages(tokenizer).rows(torch.tensor([row]))) for row in range(3)]
+    assert torch.allclose(together, torch.cat(alone), atol=1e-5)
+
+
+def test_score_is_the_inner_product_with_each_candidate(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    embedder = Embedder(CONFIG, EmbedderConfig(dim=6, shared=False)).eval()
+    queries, found = passages(tokenizer, seed=1), passages(tokenizer)
+    place = torch.tensor([[0, 2], [1, 1], [2, 0]])
+    query_BD, score_BK = embedder.score(queries, found, place)
+    vectors = embedder.passage(found)
+    assert torch.equal(query_BD, embedder.query(queries))
+    for row in range(3):
+        for column in range(2):
+            expected = (query_BD[row] @ vectors[place[row, column]]).item()
+            assert math.isclose(score_BK[row, column].item(), expected, abs_tol=1e-4)
+
+
+def test_scores_under_autocast_are_not_rounded_to_sixteen_bits(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    embedder = Embedder(CONFIG, EmbedderConfig(dim=6)).eval()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        query_BD, score_BK = embedder.score(
+            passages(tokenizer), passages(tokenizer), torch.arange(3).expand(3, 3)
+        )
+    assert query_BD.dtype == score_BK.dtype == torch.float32
+    assert torch.allclose(score_BK, query_BD @ query_BD.T, atol=1e-4)
+    assert not torch.equal(score_BK, score_BK.bfloat16().float())
+
+
+def test_shared_tower_is_one_and_untied_towers_are_equal_but_apart(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    embedder = Embedder(CONFIG, EmbedderConfig(dim=6)).eval()
+    assert embedder.passage is embedder.query
+    before = embedder.passage(passages(tokenizer))
+    embedder.untie()
+    assert torch.equal(embedder.passage.eval()(passages(tokenizer)), before)
+    with torch.no_grad():
+        for parameter in embedder.query.parameters():
+            parameter.add_(0.3)
+    assert torch.equal(embedder.passage(passages(tokenizer)), before)
+    assert not torch.allclose(embedder.query(passages(tokenizer)), before)
+    passage = embedder.passage
+    embedder.untie()
+    assert embedder.passage is passage
+
+
+def masked_batch(tokenizer: Tokenizer, queries: int, candidates: int):
+    """Joint rows of very different lengths, one to three masks per query."""
+    draw = np.random.default_rng(3)
+    sentences = some_ids(*draw.integers(3, 9, size=queries), seed=1)
+    bodies = some_ids(*draw.integers(0, 15, size=queries * candidates), seed=2)
+    counts = draw.integers(1, 4, size=queries)
+    position = np.zeros((queries, 3), dtype=np.int64)
+    target, mask = np.zeros_like(position), np.zeros((queries, 3), dtype=np.float32)
+    for row, count in enumerate(counts):
+        position[row, :count] = 1 + np.sort(draw.choice(min(len(sentences[row]), 6), count, replace=False))
+        target[row, :count] = draw.integers(5, VOCAB, size=count)
+        mask[row, :count] = 1
+    joint = joint_inputs([s for s in sentences for _ in range(candidates)], bodies, tokenizer, LENGTHS)
+    return joint, *map(torch.from_numpy, (position, target, mask))
+
+
+def plain_logp(reader: MaskedReader, joint: Tokens, position_BM, target_BM, mask_BM) -> torch.Tensor:
+    """Row by row, mask by mask, through the whole BertForMaskedLM."""
+    queries, most = position_BM.shape
+    candidates = len(joint.ids_BT) // queries
+    rows = []
+    for row in range(len(joint.ids_BT)):
+        real = int(joint.mask_BT[row].sum())
+        logits = reader.bert(
+            joint.ids_BT[row : row + 1, :real], token_type_ids=joint.segments_BT[row : row + 1, :real]
+        ).logits[0]
+        query = row // candidates
+        values = [
+            logits[position_BM[query, m]].log_softmax(-1)[target_BM[query, m]]
+            if mask_BM[query, m]
+            else torch.zeros(())
+            for m in range(most)
+        ]
+        rows.append(torch.stack(values))
+    return torch.stack(rows).view(queries, candidates, most)
+
+
+@pytest.mark.parametrize("at_once", [4, 64])
+def test_token_logp_equals_a_plain_loop_over_unpadded_rows(reader, tokenizer, monkeypatch, at_once) -> None:
+    monkeypatch.setattr(encoders, "ROWS_AT_ONCE", at_once)
+    batch = masked_batch(tokenizer, queries=5, candidates=3)
+    with torch.no_grad():
+        assert torch.allclose(reader.token_logp(*batch), plain_logp(reader, *batch), atol=1e-4)
+
+
+def test_token_logp_passes_on_the_gradient_of_the_plain_loop(reader, tokenizer, monkeypatch) -> None:
+    monkeypatch.setattr(encoders, "ROWS_AT_ONCE", 4)
+    batch = masked_batch(tokenizer, queries=3, candidates=3)
+    weights = torch.randn(3, 3, 3)
+    gradients = []
+    for function in (reader.token_logp, lambda *b: plain_logp(reader, *b)):
+        reader.zero_grad()
+        (function(*batch) * weights).sum().backward()
+        gradients.append([p.grad.clone() for p in reader.parameters() if p.grad is not None])
+    assert len(gradients[0]) > 10
+    for mine, plain in zip(*gradients, strict=True):
+        assert torch.allclose(mine, plain, atol=1e-3)
+
+
+def test_token_logp_is_the_targets_part_of_vocabulary_logp(reader, tokenizer) -> None:
+    joint, position, target, mask = masked_batch(tokenizer, queries=4, candidates=3)
+    with torch.no_grad():
+        token = reader.token_logp(joint, position, target, mask)
+        vocabulary = reader.vocabulary_logp(joint, position, mask)
+    assert torch.allclose(vocabulary.exp().sum(-1), torch.ones(vocabulary.shape[:2]), atol=1e-5)
+    for place, (row, masked) in enumerate(mask.nonzero().tolist()):
+        expected = vocabulary[place, :, target[row, masked]]
+        assert torch.allclose(token[row, :, masked], expected, atol=1e-4)
+
+
+def test_span_scores_equal_a_double_loop_over_first_and_last_piece(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    reader = SpanReader(BertModel(CONFIG, add_pooling_layer=False)).eval()
+    nn.init.normal_(reader.ends.weight)
+    nn.init.normal_(reader.score.weight)
+    tokens = joint_inputs(some_ids(4, 2, 1), some_ids(13, 3, 0), tokenizer, LENGTHS)
+    with torch.no_grad():
+        score = reader(tokens, body_mask(tokens, tokenizer.sep_id))
+    length = tokens.ids_BT.shape[1]
+    assert score.shape == (3, 10, length)
+    for row in range(3):
+        states = plain_states(reader.trunk, tokens, row).last_hidden_state[0]
+        real = len(states)
+        body = [t for t in range(real - 1) if tokens.segments_BT[row, t] == 1]
+        for first in range(length):
+            for width in range(10):
+                last = first + width
+                value = float(score[row, width, first])
+                if first not in body or last not in body:
+                    assert value == -math.inf
+                    continue
+                weight, bias = reader.ends.weight, reader.ends.bias
+                hidden = states[first] @ weight[:256].T + bias[:256] + states[last] @ weight[256:].T
+                hidden = nn.functional.layer_norm(
+                    (hidden + bias[256:]).relu(), (256,), reader.norm.weight, reader.norm.bias, 1e-3
+                )
+                expected = (hidden @ reader.score.weight[0] + reader.score.bias).item()
+                assert math.isclose(value, expected, abs_tol=1e-3)
+
+
+def test_short_inputs_have_no_spans_wider_than_themselves(tokenizer: Tokenizer) -> None:
+    reader = SpanReader(BertModel(CONFIG, add_pooling_layer=False)).eval()
+    tokens = joint_inputs(some_ids(1), some_ids(2), tokenizer, LENGTHS)
+    score = reader(tokens, body_mask(tokens, tokenizer.sep_id))
+    assert score.shape == (1, 6, 6)
+    assert int(score.isfinite().sum()) == 3
+
+
+def test_body_mask_leaves_out_question_separators_and_padding(tokenizer: Tokenizer) -> None:
+    tokens = joint_inputs([[7, 8], [7]], [[9], [9, 10, 11]], tokenizer, LENGTHS)
+    assert body_mask(tokens, tokenizer.sep_id).int().tolist() == [
+        [0, 0, 0, 0, 1, 0, 0],
+        [0, 0, 0, 1, 1, 1, 0],
+    ]
+
+
+# -- loading
+
+
+def test_masked_lm_loads_with_its_own_head(
+    reader: MaskedReader, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    reader.bert.save_pretrained(tmp_path)
+    loaded, has_head = load_reader(str(tmp_path))
+    assert has_head
+    batch = masked_batch(tokenizer, queries=2, candidates=2)
+    with torch.no_grad():
+        assert torch.allclose(loaded.eval().token_logp(*batch), reader.token_logp(*batch), atol=1e-5)
+
+
+def test_headless_bert_gets_a_head_that_changes_nothing(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    trunk = BertModel(CONFIG)
+    trunk.save_pretrained(tmp_path)
+    loaded, has_head = load_reader(str(tmp_path))
+    assert not has_head
+    for name, value in loaded.bert.bert.state_dict().items():
+        assert torch.equal(value, trunk.state_dict()[name])
+    transform = loaded.bert.cls.predictions.transform
+    state = torch.randn(4, 16)
+    assert torch.equal(transform.dense(state), state)
+    assert loaded.bert.cls.predictions.decoder.weight is loaded.bert.bert.embeddings.word_embeddings.weight
+
+
+def test_encoder_of_another_family_is_refused(tmp_path: Path) -> None:
+    config = DistilBertConfig(vocab_size=VOCAB, dim=16, n_layers=1, n_heads=2, hidden_dim=16)
+    DistilBertModel(config).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="distilbert") as error:
+        load_reader(str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+def write_garbage(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\x00" * 100)
+
+
+def cut_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def write_other_shapes(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_size": 32}))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        write_garbage,
+        cut_weights,
+        write_other_shapes,
+        lambda folder: (folder / "model.safetensors").unlink(),
+        lambda folder: (folder / "config.json").write_text('{"model_type": "bert", "hid'),
+        lambda folder: (folder / "config.json").unlink(),
+    ],
+)
+def test_damaged_encoder_is_one_line(reader: MaskedReader, tmp_path: Path, damage) -> None:
+    reader.bert.save_pretrained(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(InputError) as error:
+        load_reader(str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+# -- the embedder's start
+
+
+def pooled_states(rows: int, seed: int = 0) -> torch.Tensor:
+    """States with a large mean and directions of very different size, as BERT's are."""
+    draw = np.random.default_rng(seed)
+    states = draw.normal(size=(rows, 16)) * np.geomspace(5, 0.1, 16) @ draw.normal(size=(16, 16)) + 3
+    return torch.from_numpy(states.astype(np.float32))
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+def test_fitted_projection_is_the_principal_components_of_numpy(whiten: bool) -> None:
+    tower = Tower(CONFIG, EmbedderConfig(dim=5))
+    states = pooled_states(200)
+    fit_projection(tower, states, whiten)
+    projected = tower.projection(states).detach().numpy()
+    centred = states.numpy() - states.numpy().mean(axis=0)
+    _, singular, components = np.linalg.svd(centred, full_matrices=False)
+    expected = centred @ components[:5].T
+    if whiten:
+        expected = expected / (singular[:5] / np.sqrt(200))
+        np.testing.assert_allclose(projected.var(axis=0), np.ones(5), rtol=1e-3)
+    signs = np.sign((projected * expected).sum(axis=0))
+    np.testing.assert_allclose(projected, signs * expected, atol=1e-3)
+    np.testing.assert_allclose(projected.mean(axis=0), np.zeros(5), atol=1e-3)
+
+
+def test_projection_is_fitted_in_full_precision_under_autocast() -> None:
+    plain, cast = (Tower(CONFIG, EmbedderConfig(dim=5)) for _ in range(2))
+    fit_projection(plain, pooled_states(200), whiten=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        fit_projection(cast, pooled_states(200), whiten=True)
+    assert torch.equal(plain.projection.weight, cast.projection.weight)
+    assert torch.allclose(plain.projection.bias, cast.projection.bias, atol=1e-4)
+
+
+def test_whitening_fewer_passages_than_dimensions_blows_up_no_direction() -> None:
+    """A corpus of 10 passages fixes 9 directions; a query's part outside them must not drown those."""
+    tower = Tower(CONFIG, EmbedderConfig(dim=12))
+    fit_projection(tower, pooled_states(60)[:10], whiten=True)
+    unseen = tower.projection(pooled_states(60)[10:]).detach()
+    assert unseen.abs().max() < 100
+
+
+def test_embedder_starts_on_a_copy_of_the_readers_trunk(reader: MaskedReader) -> None:
+    for config in (EmbedderConfig(dim=5), EmbedderConfig(dim=5, pooling="cls", shared=False)):
+        embedder = embedder_from(reader, config)
+        for tower in (embedder.query, embedder.passage):
+            mine, theirs = tower.trunk.state_dict(), reader.bert.bert.state_dict()
+            assert all(torch.equal(mine[name], value) for name, value in theirs.items())
+            ours = {p.data_ptr() for p in tower.parameters()}
+            assert ours.isdisjoint(p.data_ptr() for p in reader.parameters())
+
+
+def test_networks_without_dropout_train_as_they_evaluate(reader: MaskedReader, tokenizer: Tokenizer) -> None:
+    """Also inside the attention, whose probability transformers keeps elsewhere."""
+    joint, position, target, mask = masked_batch(tokenizer, queries=2, candidates=2)
+    with torch.no_grad():
+        evaluated = reader.token_logp(joint, position, target, mask)
+        assert not torch.allclose(reader.train().token_logp(joint, position, target, mask), evaluated)
+        set_dropout(reader, 0.0)
+        assert torch.equal(reader.train().token_logp(joint, position, target, mask), evaluated)
+
+
+def test_evaluating_gives_back_the_mode_even_after_an_error() -> None:
+    one, other = nn.Dropout(), nn.Dropout().eval()
+
+    def fail() -> None:
+        with evaluating(one, other):
+            assert not one.training
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert one.training and not other.training

@@ -1,0 +1,242 @@
+"""Model folders: what comes back, what belongs together, and what happens to damaged or foreign ones."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertForMaskedLM
+
+from realm.config import InputError
+from realm.model import folder as folder_module
+from realm.model.encoders import EmbedderConfig, SpanReader, TrunkConfig, embedder_from, new_reader
+from realm.model.folder import Model, load_model, save_model
+from realm.text.inputs import Lengths, Tokenizer, query_inputs
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(["one two three four"], vocab_size=40)
+
+
+def small_model(tokenizer: Tokenizer, seed: int = 0, **embedder) -> Model:
+    torch.manual_seed(seed)
+    reader = new_reader(TrunkConfig(layers=1, hidden=16, heads=2, positions=32), tokenizer)
+    config = EmbedderConfig(**{"dim": 4, **embedder})
+    return Model(
+        tokenizer,
+        Lengths(query=8, passage=16),
+        reader.eval(),
+        embedder_from(reader, config).eval(),
+        step=7,
+        stages={"mlm": {"steps": 7, "seed": seed}},
+    )
+
+
+def states(model: Model) -> dict[str, torch.Tensor]:
+    return {f"{n}.{k}": v for n, part in model.parts().items() for k, v in part.state_dict().items()}
+
+
+def assert_same_weights(one: Model, other: Model) -> None:
+    assert states(one).keys() == states(other).keys()
+    assert all(torch.equal(value, states(other)[name]) for name, value in states(one).items())
+
+
+def change(module: torch.nn.Module) -> None:
+    with torch.no_grad():
+        next(module.parameters()).add_(1e-3)
+
+
+def test_saved_model_comes_back_bit_for_bit(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = small_model(tokenizer)
+    save_model(model, tmp_path / "model")
+    loaded = load_model(tmp_path / "model")
+    assert_same_weights(loaded, model)
+    assert loaded.embedder.query is loaded.embedder.passage
+    assert (loaded.step, loaded.stages, loaded.lengths) == (
+        7,
+        {"mlm": {"steps": 7, "seed": 0}},
+        Lengths(8, 16),
+    )
+    assert loaded.tokenizer.fingerprint == tokenizer.fingerprint
+    assert loaded.embedder.config == model.embedder.config
+    assert not any(module.training for part in loaded.parts().values() for module in part.modules())
+    inputs = query_inputs([[7, 8]], tokenizer, model.lengths)
+    assert torch.equal(loaded.embedder.query(inputs), model.embedder.query(inputs))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_two_towers_and_a_span_reader_come_back_bit_for_bit(
+    tokenizer: Tokenizer, tmp_path: Path, pooling
+) -> None:
+    model = small_model(tokenizer, pooling=pooling, norm="layer")
+    model.embedder.untie()
+    change(model.embedder.query)
+    trunk = type(model.reader.bert.bert)(model.reader.config, add_pooling_layer=False)
+    model.span_reader = SpanReader(trunk)
+    save_model(model, tmp_path / "model")
+    loaded = load_model(tmp_path / "model")
+    assert loaded.embedder.query is not loaded.embedder.passage
+    assert_same_weights(loaded, model)
+
+
+def test_saving_again_changes_nothing(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    save_model(small_model(tokenizer), tmp_path / "one")
+    save_model(load_model(tmp_path / "one"), tmp_path / "two")
+    assert (
+        load_model(tmp_path / "two").passage_fingerprint == load_model(tmp_path / "one").passage_fingerprint
+    )
+    manifests = [json.loads((tmp_path / name / "realm.json").read_text()) for name in ("one", "two")]
+    assert manifests[0] == manifests[1]
+
+
+def test_fingerprint_follows_the_passage_tower_and_nothing_else(tokenizer: Tokenizer) -> None:
+    model = small_model(tokenizer)
+    before = model.passage_fingerprint
+    change(model.reader)
+    model.embedder.untie()
+    assert model.passage_fingerprint == before
+    change(model.embedder.query)
+    assert model.passage_fingerprint == before
+    change(model.embedder.passage)
+    assert model.passage_fingerprint != before
+
+
+def test_fingerprint_follows_how_states_become_vectors(tokenizer: Tokenizer) -> None:
+    plain = small_model(tokenizer)
+    assert small_model(tokenizer, scale=10.0).passage_fingerprint != plain.passage_fingerprint
+    assert small_model(tokenizer, shared=False).passage_fingerprint == plain.passage_fingerprint
+
+
+def test_two_towers_start_equal(tokenizer: Tokenizer) -> None:
+    embedder = small_model(tokenizer, shared=False, pooling="cls").embedder
+    assert embedder.query is not embedder.passage
+    for name, value in embedder.query.state_dict().items():
+        assert torch.equal(value, embedder.passage.state_dict()[name])
+
+
+def test_fingerprint_survives_the_disk(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = small_model(tokenizer)
+    save_model(model, tmp_path / "model")
+    assert load_model(tmp_path / "model").passage_fingerprint == model.passage_fingerprint
+    manifest = json.loads((tmp_path / "model" / "realm.json").read_text())
+    assert manifest["passage_fingerprint"] == model.passage_fingerprint
+
+
+def test_encoder_folder_loads_in_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = small_model(tokenizer)
+    save_model(model, tmp_path / "model")
+    bert, loading = BertForMaskedLM.from_pretrained(tmp_path / "model" / "encoder", output_loading_info=True)
+    assert not loading["missing_keys"] and not loading["unexpected_keys"]
+    ids = torch.tensor([[2, 7, 8, 3]])
+    with torch.no_grad():
+        assert torch.equal(bert.eval()(ids).logits, model.reader.bert(ids).logits)
+    assert Tokenizer.load(tmp_path / "model" / "encoder").fingerprint == tokenizer.fingerprint
+
+
+# -- damage
+
+
+def cut(name: str):
+    def damage(folder: Path) -> None:
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: len(data) // 2])
+
+    damage.__name__ = f"cut_{name}"
+    return damage
+
+
+def drop(key: str):
+    def damage(folder: Path) -> None:
+        manifest = json.loads((folder / "realm.json").read_text())
+        del manifest[key]
+        (folder / "realm.json").write_text(json.dumps(manifest))
+
+    damage.__name__ = f"drop_{key}"
+    return damage
+
+
+def write(name: str, text: str):
+    def damage(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    damage.__name__ = f"write_{name}"
+    return damage
+
+
+def other_trunk(folder: Path) -> None:
+    manifest = json.loads((folder / "realm.json").read_text())
+    manifest["trunk"]["num_hidden_layers"] = 2
+    (folder / "realm.json").write_text(json.dumps(manifest))
+
+
+def other_tokenizer(folder: Path) -> None:
+    Tokenizer.train(["quite other words"], vocab_size=30).save(folder)
+
+
+KEYS = ["format", "step", "tokenizer", "lengths", "embedder", "trunk", "span_reader", "stages"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(
+            cut(name)
+            for name in ("realm.json", "embedder.safetensors", "tokenizer.json", "encoder/model.safetensors")
+        ),
+        *(drop(key) for key in KEYS),
+        write("embedder.safetensors", "not safetensors"),
+        write("realm.json", "[1, 2]"),
+        write("realm.json", '{"format": 99}'),
+        other_trunk,
+        other_tokenizer,
+        lambda folder: (folder / "embedder.safetensors").unlink(),
+        lambda folder: (folder / "tokenizer.json").unlink(),
+        lambda folder: shutil.rmtree(folder / "encoder"),
+        lambda folder: (folder / "realm.json").write_bytes(b"\xff\xfe\x00"),
+    ],
+    ids=lambda damage: damage.__name__,
+)
+def test_damaged_model_is_one_line(tokenizer: Tokenizer, tmp_path: Path, damage) -> None:
+    save_model(small_model(tokenizer), tmp_path / "model")
+    damage(tmp_path / "model")
+    with pytest.raises(InputError) as error:
+        load_model(tmp_path / "model")
+    assert "\n" not in str(error.value)
+    assert "model" in str(error.value)
+
+
+def test_folders_of_others_are_told_apart(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        load_model(tmp_path / "absent")
+    small_model(tokenizer).reader.bert.save_pretrained(tmp_path / "hf")
+    with pytest.raises(InputError, match=r"not a realm model.*realm mlm --init"):
+        load_model(tmp_path / "hf")
+
+
+# -- atomic
+
+
+def test_save_that_dies_leaves_the_old_model(tokenizer: Tokenizer, tmp_path: Path, monkeypatch) -> None:
+    old, new = small_model(tokenizer, seed=0), small_model(tokenizer, seed=1)
+    save_model(old, tmp_path / "model")
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for step in ("save_file", "write_json", "replace_folder"):
+        with monkeypatch.context() as patch:
+            patch.setattr(folder_module, step, die)
+            with pytest.raises(KeyboardInterrupt):
+                save_model(new, tmp_path / "model")
+        assert_same_weights(load_model(tmp_path / "model"), old)
+    save_model(new, tmp_path / "model")  # over the litter of the dead ones
+    assert_same_weights(load_model(tmp_path / "model"), new)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_extra_files_travel_with_the_model(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    save_model(small_model(tokenizer), tmp_path / "model", extra=[tmp_path / "metrics.jsonl"])
+    assert (tmp_path / "model" / "metrics.jsonl").read_text() == "{}\n"
