@@ -1,0 +1,122 @@
+"""Documents that come to a knowledge base later: new ones are added, changed ones replace what they were.
+
+Keys decide. A document whose title and text are as before is not even tagged. The new passages of the
+others go into files of their own, and then one commit takes the old passages out and these in.
+
+In memory: about 60 bytes per passage of the knowledge base, and the keys of what arrived.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import lance
+import numpy as np
+from lance.fragment import FragmentMetadata
+
+from realm.config import progress
+from realm.retrieval.build import TABLE, KnowledgeBaseConfig, annotated, one_text_per_id, rows_of, split
+from realm.retrieval.passages import SCHEMA, Lookup, Row, key_of, row_batches, state_of
+from realm.retrieval.tables import replace_rows, write_rows
+from realm.text.corpus import Document
+from realm.text.inputs import Tokenizer
+from realm.text.salient_spans import Tagger
+
+
+class AddResult(NamedTuple):
+    """What became of the documents that were added."""
+
+    added: int
+    replaced: int
+    unchanged: int
+    """Documents that were there as they are, or hold no passage that others do not."""
+    passages_added: int
+    passages_removed: int
+
+
+def add(
+    folder: Path,
+    table: lance.LanceDataset,
+    documents: Iterable[Document],
+    config: KnowledgeBaseConfig,
+    tokenizer: Tokenizer,
+    tagger: Tagger,
+) -> tuple[lance.LanceDataset, AddResult]:
+    """Adds documents to the passages, in one commit -> (the table after it, what became of them).
+
+    Raises:
+        InputError: two of the documents have one id and different texts.
+    """
+    standing = _Standing(table)
+    removed_N = np.zeros(len(standing.keys_N), dtype=bool)
+    arrived: set[int] = set()  # keys of new rows
+    taken: set[int] = set()  # keys of documents that arrived
+    rows: list[Row] = []
+    fragments: list[FragmentMetadata] = []
+    unchanged = replaced = 0
+
+    def news() -> Iterator[Document]:
+        nonlocal unchanged
+        for document in progress(one_text_per_id(documents), total=None, description="add", unit="document"):
+            if standing.has(document):
+                unchanged += 1
+            else:
+                yield document
+
+    def write() -> None:
+        fragments.extend(write_rows(folder / TABLE, row_batches(rows, tokenizer), SCHEMA))
+        rows.clear()
+
+    with annotated(news(), tagger) as found:
+        for document, annotations in found:
+            passages = split(document, annotations, config.passage_tokens, tokenizer)
+            key, own = key_of(document.id), standing.numbers_of(document)
+            fresh = {int(p.id, 16): p for p in passages}
+            for elsewhere in standing.of_others(fresh, key, removed_N) | (fresh.keys() & arrived):
+                del fresh[elsewhere]
+            if key in taken or fresh.keys() == set(standing.keys_N[own].tolist()):
+                unchanged += 1
+                continue
+            taken.add(key)
+            arrived.update(fresh)
+            removed_N[own] = True
+            replaced += len(own) > 0
+            rows += rows_of(document, passages, fresh.values())
+            if len(rows) >= config.commit_every:
+                write()
+    if rows:
+        write()
+    removed = np.flatnonzero(removed_N)
+    if len(removed) or fragments:
+        table = replace_rows(folder / TABLE, table, removed, fragments)
+    return table, AddResult(len(taken) - replaced, replaced, unchanged, len(arrived), len(removed))
+
+
+class _Standing:
+    """What the knowledge base holds, by key."""
+
+    def __init__(self, table: lance.LanceDataset):
+        columns = table.to_table(columns=["id", "document_key", "document_state", "document_passages"])
+        self.keys_N, self._documents_N, self._states_N, self._passages_N = (
+            column.to_numpy() for column in columns.columns
+        )
+        self._by_id = Lookup(self.keys_N)
+        self._by_document = Lookup(self._documents_N)
+
+    def numbers_of(self, document: Document) -> np.ndarray:
+        """Numbers of the document's passages."""
+        return self._by_document.all(key_of(document.id))
+
+    def has(self, document: Document) -> bool:
+        """Whether the document is here with this title and text, and none of its passages is another's."""
+        own = self.numbers_of(document)
+        same_N = self._states_N[own] == np.uint64(state_of(document))
+        return len(own) > 0 and bool(same_N.all()) and len(own) == self._passages_N[own[0]]
+
+    def of_others(self, keys: Iterable[int], document_key: int, removed_N: np.ndarray) -> set[int]:
+        """Those of the passages that another document holds, and has not lost."""
+        wanted = np.fromiter(keys, dtype=np.uint64)
+        numbers, known = self._by_id.find(wanted)
+        wanted, numbers = wanted[known], numbers[known]
+        others = ~removed_N[numbers] & (self._documents_N[numbers] != np.uint64(document_key))
+        return set(wanted[others].tolist())

@@ -1,0 +1,351 @@
+"""Documents in, passages out: a new knowledge base, and the steps that later additions share with it.
+
+1. `annotated`      the tagger finds sentences and salient spans, streaming
+2. `split`          sentences are packed into passages, known by the hash of their title and text
+3. `row_batches`    passages are tokenized (`realm.retrieval.passages`)
+4. commit           every 512 to 8192 passages, together with how far the documents were read
+
+A build works in a folder beside the target that takes the target's name at the end. Killed, it goes on
+where its last commit ended. In memory: Python sets of two 64-bit hashes per document and one per passage
+(about 2 GB for 13.35 M passages of 6 M documents), and the passages of one commit.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import math
+import shutil
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import chain, islice
+from multiprocessing import active_children
+from pathlib import Path
+from typing import NamedTuple
+
+import lance
+from lance import LanceOperation
+
+from realm.config import InputError, config_from, progress
+from realm.retrieval.passages import SCHEMA, Row, key_of, row_batches, state_of
+from realm.retrieval.tables import CHECKSUMS, commit, newest_version, open_table, write_rows
+from realm.text.corpus import Annotations, Document, Passage, split_document
+from realm.text.inputs import Tokenizer
+from realm.text.salient_spans import Tagger
+
+TABLE = "passages.lance"
+TOKENIZER = "tokenizer"
+FORMAT = 1
+"""Raised when older code can no longer read what newer code writes."""
+_SETTINGS = b"realm"
+_READ = "realm.read"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class KnowledgeBaseConfig:
+    """What a knowledge base is made of and how; saved in it."""
+
+    passage_tokens: int = 288
+    """Longest passage in wordpieces, its title and three special tokens included (paper: 288)."""
+    tagger: str = "spacy:en_core_web_sm"
+    """What finds sentences and salient spans."""
+    tagger_processes: int = 1
+    """Processes of the tagger."""
+    sources: tuple[str, ...] = ()
+    """Where the documents came from, as the command was given them."""
+    max_document_chars: int = 1_000_000
+    """Longest document that is read; a longer one is most often a mistake."""
+    commit_every: int = 8192
+    """Most passages of a commit, which are held in memory, and which a killed build has to make again."""
+
+    def __post_init__(self) -> None:
+        least = {"passage_tokens": 16, "tagger_processes": 1, "max_document_chars": 1, "commit_every": 1}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be {bound} or more")
+
+
+class Settings(NamedTuple):
+    """What a knowledge base says about itself, in the schema metadata of its passages."""
+
+    config: KnowledgeBaseConfig
+    tokenizer: str
+    """Its fingerprint."""
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {"format": FORMAT, "tokenizer": self.tokenizer, "config": dataclasses.asdict(self.config)}
+        )
+
+    @classmethod
+    def of(cls, table: lance.LanceDataset, folder: Path) -> "Settings":
+        """Raises InputError when the table is no knowledge base's, or of an unknown format."""
+        try:
+            saved = json.loads(table.schema.metadata[_SETTINGS])
+            known = saved["format"], saved["tokenizer"], saved["config"]
+        except (TypeError, KeyError, ValueError):
+            raise InputError(
+                f"{folder} is no knowledge base: its passages say nothing about themselves"
+            ) from None
+        if known[0] != FORMAT:
+            raise InputError(
+                f"{folder} has format {known[0]}, this version of realm reads {FORMAT}: build it anew"
+            )
+        return cls(config_from(KnowledgeBaseConfig, known[2], str(folder)), known[1])
+
+    def same_result(self, other: "Settings") -> bool:
+        """Whether the same documents give the same passages; processes, commits and limits do not matter."""
+        mine, others = (
+            (s.tokenizer, s.config.passage_tokens, s.config.tagger, s.config.sources) for s in (self, other)
+        )
+        return mine == others
+
+
+class BuildResult(NamedTuple):
+    """What a build read and kept, including what it did before it was interrupted."""
+
+    documents: int
+    passages: int
+    duplicates: int
+    """Passages left out because an earlier one has the same title and text."""
+    empty: int
+    """Documents without a passage."""
+
+
+class _Read(NamedTuple):
+    """How far a build has read; saved in each commit, so that the two never differ."""
+
+    documents: int = 0
+    digest: str = ""
+    """Of all documents so far, to know them again."""
+    duplicates: int = 0
+    empty: int = 0
+
+    def past(self, document: Document, duplicates: int = 0, empty: bool = False) -> "_Read":
+        digest = hashlib.sha256(f"{self.digest} {state_of(document)} {document.id}".encode()).hexdigest()
+        return _Read(self.documents + 1, digest, self.duplicates + duplicates, self.empty + empty)
+
+
+def build(
+    folder: str | Path,
+    documents: Iterable[Document],
+    config: KnowledgeBaseConfig,
+    tokenizer: Tokenizer,
+    tagger: Tagger,
+    replace: bool = False,
+) -> BuildResult:
+    """Makes a knowledge base; an interrupted build of the same documents goes on where its last commit ended.
+
+    With other settings than the interrupted one it starts over, and says so. With `replace`, a knowledge base
+    that is there already stays until the new one is complete.
+
+    Raises:
+        InputError: something is there already; two documents have one id; there is no text at all; or the
+            documents that an interrupted build had read are no longer the same.
+    """
+    target = Path(folder)
+    _check_target(target, replace)
+    work = target.with_name(f"{target.name}.building")
+    settings = Settings(dataclasses.replace(config, tagger=tagger.name), tokenizer.fingerprint)
+    table = _interrupted(work, settings)
+    read = _how_far(table)
+    seen = set(table.to_table(columns=["id"]).column("id").to_pylist()) if table else set()
+    stream = _after(read, one_text_per_id(documents), work)
+    rows: list[Row] = []
+    bar = progress(total=None, description="build", unit="document")
+    with bar, annotated(stream, tagger) as found:
+        bar.update(read.documents)
+        for document, annotations in found:
+            passages = split(document, annotations, config.passage_tokens, tokenizer)
+            fresh = {int(p.id, 16): p for p in passages if int(p.id, 16) not in seen}
+            seen.update(fresh)
+            rows += rows_of(document, passages, fresh.values())
+            read = read.past(document, len(passages) - len(fresh), not passages)
+            bar.update()
+            if len(rows) >= _commit_size(table, config.commit_every):
+                table = _commit(work, table, rows, tokenizer, settings, read)
+                rows.clear()
+    if rows:
+        table = _commit(work, table, rows, tokenizer, settings, read)
+    if table is None:
+        raise InputError(
+            f"no text in {', '.join(config.sources) or 'the documents'}: nothing to build {target} from"
+        )
+    if len(table.get_fragments()) > 1:
+        table = _in_few_files(work, table, read)
+    table.cleanup_old_versions(older_than=timedelta(0), retain_versions=1, delete_unverified=True)
+    _put_in_place(work, target)
+    return BuildResult(read.documents, table.count_rows(), read.duplicates, read.empty)
+
+
+@contextmanager
+def annotated(
+    documents: Iterable[Document], tagger: Tagger
+) -> Iterator[Iterator[tuple[Document, Annotations]]]:
+    """Documents with their sentences and salient spans, in order; holds those that the tagger read ahead.
+
+    A tagger may have processes of its own, which spaCy can only end in good order: stopped early, it waits for
+    them, and they wait for someone to take what they found. So an error of the documents is held back until those
+    before it are through, and an error while they are used lets the tagger finish what it has begun.
+    """
+    waiting: deque[Document] = deque()
+    failure: list[Exception] = []
+    stopped = False
+
+    def texts() -> Iterator[str]:
+        try:
+            for document in documents:
+                if stopped:
+                    return
+                waiting.append(document)
+                yield document.text
+        except Exception as error:
+            failure.append(error)
+
+    def pairs() -> Iterator[tuple[Document, Annotations]]:
+        for found in chain(first, annotations):
+            yield waiting.popleft(), found
+        if failure:
+            raise failure[0]
+
+    others = active_children()
+    annotations = tagger.annotate(texts())
+    with warnings.catch_warnings():
+        # Lance warns of every fork. This one is safe: Lance is idle now, and the children never call it.
+        warnings.filterwarnings("ignore", message="lance is not fork-safe")
+        first = list(islice(annotations, 1))
+    started = set(active_children()) - set(others)
+    try:
+        yield pairs()
+    finally:
+        stopped = True
+        if started:
+            deque(annotations, maxlen=0)
+
+
+def split(
+    document: Document, annotations: Annotations, max_tokens: int, tokenizer: Tokenizer
+) -> list[Passage]:
+    """A document's passages of at most `max_tokens` wordpieces."""
+
+    def count_tokens(texts: Sequence[str]) -> list[int]:
+        return [len(ids) for ids in tokenizer.encode(texts)]
+
+    return split_document(document, annotations, count_tokens, max_tokens)
+
+
+def rows_of(document: Document, passages: Sequence[Passage], kept: Iterable[Passage]) -> list[Row]:
+    """Rows for those of a document's passages that are kept."""
+    distinct = len({passage.id for passage in passages})
+    return [Row(passage, state_of(document), distinct) for passage in kept]
+
+
+def one_text_per_id(documents: Iterable[Document]) -> Iterator[Document]:
+    """The documents as they come; raises InputError when an id comes back with another text."""
+    states: dict[int, int] = {}
+    for document in documents:
+        state = state_of(document)
+        if states.setdefault(key_of(document.id), state) != state:
+            raise InputError(f"two documents have the id {document.id!r}: give each its own")
+        yield document
+
+
+def _check_target(target: Path, replace: bool) -> None:
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if newest_version(target / TABLE) is None:
+        raise InputError(f"{target} is there already, and no knowledge base: give another folder")
+    if not replace:
+        raise InputError(
+            f"{target} is a knowledge base already: add to it with `realm kb add`, or give another folder"
+        )
+
+
+def _interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
+    """What an earlier build committed, if this one can go on from it; else that is removed."""
+    if not work.exists():
+        return None
+    strange = [path.name for path in work.iterdir() if path.name not in (TABLE, TOKENIZER, CHECKSUMS)]
+    if strange:
+        raise InputError(f"{work} is where the build works, and holds {strange[0]}: move that away")
+    if newest_version(work / TABLE) is not None:
+        try:
+            table = open_table(work / TABLE)
+            if settings.same_result(Settings.of(table, work)):
+                return table
+            _log.warning("%s: an interrupted build with other settings; starting over", work)
+        except InputError as error:
+            _log.warning("%s; starting over", error)
+    shutil.rmtree(work)
+    return None
+
+
+def _how_far(table: lance.LanceDataset | None) -> _Read:
+    transaction = table and table.read_transaction(table.version)
+    properties = (transaction and transaction.transaction_properties) or {}
+    return _Read(**json.loads(properties.get(_READ, "{}")))
+
+
+def _after(read: _Read, documents: Iterator[Document], work: Path) -> Iterator[Document]:
+    """The documents that an interrupted build has not read; those before them must be the ones it read."""
+    again = _Read()
+    for document in progress(
+        islice(documents, read.documents), total=read.documents, description="resume", unit="document"
+    ):
+        again = again.past(document)
+    if (again.documents, again.digest) != (read.documents, read.digest):
+        raise InputError(
+            f"{work} was interrupted, and its documents have changed since: remove it to start over"
+        )
+    if read.documents:
+        _log.info("%s: going on after %d documents", work, read.documents)
+    return documents
+
+
+def _commit_size(table: lance.LanceDataset | None, most: int) -> int:
+    """A sixteenth of what is there: a kill costs little, and commits stay few, for each lists all files before."""
+    return min(most, max(most // 16, table.count_rows() // 16 if table else 0, 1))
+
+
+def _commit(
+    work: Path,
+    table: lance.LanceDataset | None,
+    rows: Sequence[Row],
+    tokenizer: Tokenizer,
+    settings: Settings,
+    read: _Read,
+) -> lance.LanceDataset:
+    if table is None:
+        tokenizer.save(work / TOKENIZER)
+    schema = SCHEMA.with_metadata({_SETTINGS: settings.to_json()})
+    fragments = write_rows(work / TABLE, row_batches(rows, tokenizer), schema)
+    operation = LanceOperation.Append(fragments) if table else LanceOperation.Overwrite(schema, fragments)
+    return commit(work / TABLE, operation, table, {_READ: json.dumps(read._asdict())})
+
+
+def _in_few_files(work: Path, table: lance.LanceDataset, read: _Read) -> lance.LanceDataset:
+    """The same rows in files of a million: random access costs about a millisecond for each file that it meets."""
+    size = 8192
+    batches = progress(
+        table.to_batches(batch_size=size),
+        total=math.ceil(table.count_rows() / size),
+        description="pack",
+        unit="batch",
+    )
+    fragments = write_rows(work / TABLE, batches, table.schema, new=True)
+    operation = LanceOperation.Overwrite(table.schema, fragments)
+    return commit(work / TABLE, operation, table, {_READ: json.dumps(read._asdict())})
+
+
+def _put_in_place(work: Path, target: Path) -> None:
+    old = target.with_name(f"{target.name}.replaced")
+    if newest_version(target / TABLE) is not None:
+        target.rename(old)
+    work.rename(target)
+    if newest_version(old / TABLE) is not None:  # also one that a kill left here
+        shutil.rmtree(old)

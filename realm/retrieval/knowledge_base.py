@@ -1,0 +1,254 @@
+"""The knowledge base on disk: passages that come and go with their documents, and vectors for them.
+
+    KB/passages.lance    a row per passage (`realm.retrieval.passages`), its settings in the schema metadata
+    KB/vectors.lance     a version per index build (`realm.retrieval.vectors`)
+    KB/tokenizer/        whose wordpieces the passages are in
+    KB/SHA256SUMS        digests of the tables' files (`realm.retrieval.tables`)
+
+A passage's id is the hash of its title and text, so the same text is kept once. It belongs to the first
+document that brought it, and goes with that document; another one that holds it too brings it back when it
+is added again. A passage's number is its row, counted over the rows alive: numbers shift when rows before
+them go, ids stay.
+
+An open knowledge base stays at the version it was opened at, and holds nothing per passage until asked.
+Then, per passage: `fingerprint` 8 bytes, `numbers_of` 16 and by title the titles, `ids` and `titles` a
+Python string each, `tokens` 4 bytes per wordpiece, about 1 kB.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from realm.config import InputError
+from realm.retrieval import vectors as vectors_table
+from realm.retrieval.add import AddResult, add
+from realm.retrieval.build import TABLE, TOKENIZER, BuildResult, KnowledgeBaseConfig, Settings, build
+from realm.retrieval.passages import (
+    PASSAGE_COLUMNS,
+    PassageTokens,
+    Ragged,
+    fingerprint_of,
+    key_of,
+    load_tokens,
+    to_passages,
+)
+from realm.retrieval.tables import newest_version, open_table, reading, replace_rows, take_rows
+from realm.retrieval.vectors import Vectors, VectorsInfo
+from realm.retrieval.verify import problems
+from realm.text.corpus import Document, Passage
+from realm.text.inputs import Tokenizer
+from realm.text.salient_spans import Tagger
+
+__all__ = [
+    "AddResult",
+    "BuildResult",
+    "KnowledgeBase",
+    "KnowledgeBaseConfig",
+    "PassageTokens",
+    "Ragged",
+    "Vectors",
+    "VectorsInfo",
+    "build",
+]
+
+
+class KnowledgeBase:
+    """An open knowledge base, at one version of its passages until it is changed through this object."""
+
+    def __init__(self, folder: Path, table: lance.LanceDataset, settings: Settings, tokenizer: Tokenizer):
+        self.folder = folder
+        self.config = settings.config
+        self.tokenizer = tokenizer
+        self.table = table
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Self:
+        """Opens a folder that `build` made.
+
+        Raises:
+            InputError: it is no knowledge base, of an unknown format, damaged, or its tokenizer was
+            exchanged.
+        """
+        folder = Path(folder)
+        if newest_version(folder / TABLE) is None:
+            raise InputError(
+                f"{folder} is no knowledge base: make one with `realm kb build SOURCE... --out {folder}`"
+            )
+        table = open_table(folder / TABLE)
+        settings = Settings.of(table, folder)
+        tokenizer = Tokenizer.load(folder / TOKENIZER)
+        if tokenizer.fingerprint != settings.tokenizer:
+            raise InputError(
+                f"{folder / TOKENIZER} has fingerprint {tokenizer.fingerprint}, the passages were made with "
+                f"{settings.tokenizer}: put that tokenizer back, or build the knowledge base anew"
+            )
+        return cls(folder, table, settings, tokenizer)
+
+    def __len__(self) -> int:
+        return int(self.table.count_rows())
+
+    def __iter__(self) -> Iterator[Passage]:
+        """All passages by number, read as they are asked for."""
+        with reading(self.table):
+            for batch in self.table.to_batches(columns=list(PASSAGE_COLUMNS), batch_size=1024):
+                yield from to_passages(batch)
+
+    def passages(self, numbers: Iterable[int]) -> list[Passage]:
+        """The passages of these numbers, in this order."""
+        numbers = np.asarray(numbers if isinstance(numbers, np.ndarray) else list(numbers), dtype=np.int64)
+        if not len(numbers):
+            return []
+        if not 0 <= numbers.min() <= numbers.max() < len(self):
+            raise IndexError(f"passage numbers {numbers.min()} to {numbers.max()}: there are {len(self)}")
+        with reading(self.table):
+            return to_passages(take_rows(self.table, numbers, PASSAGE_COLUMNS))
+
+    @cached_property
+    def keys_N(self) -> np.ndarray:
+        """Passage ids by number, as unsigned 64-bit numbers."""
+        return self._column("id").to_numpy()
+
+    @cached_property
+    def document_keys_N(self) -> np.ndarray:
+        """By number, 64 bits that are equal for passages of one document."""
+        return self._column("document_key").to_numpy()
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """Passage ids by number: the first 16 hex digits of the SHA-1 of title and text."""
+        return [f"{key:016x}" for key in self.keys_N.tolist()]
+
+    @cached_property
+    def titles(self) -> list[str]:
+        """Titles by number."""
+        titles: list[str] = self._column("title").to_pylist()
+        return titles
+
+    def texts(self) -> list[str]:
+        """Texts by number, all of them: for an index of words, which needs them at once."""
+        texts: list[str] = self._column("text").to_pylist()
+        return texts
+
+    @cached_property
+    def tokens(self) -> PassageTokens:
+        """What training reads, in memory."""
+        with reading(self.table):
+            return load_tokens(self.table)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with every passage that comes, goes or moves, and with the tokenizer."""
+        return fingerprint_of(self.keys_N, self.tokenizer)
+
+    def check_tokenizer(self, tokenizer: Tokenizer, name: str) -> None:
+        """Raises InputError unless the tokenizer of `name` is this knowledge base's."""
+        if tokenizer.fingerprint != self.tokenizer.fingerprint:
+            raise InputError(
+                f"{name} has tokenizer {tokenizer.fingerprint}, knowledge base {self.folder} has "
+                f"{self.tokenizer.fingerprint}: build it with `realm kb build ... --tokenizer {name}`"
+            )
+
+    def numbers_of(self, documents: Sequence[str]) -> np.ndarray:
+        """Numbers of the passages of documents with these ids or, where no id is the same, titles; ascending.
+
+        Raises:
+            InputError: one of them is neither.
+        """
+        keys = {name: key_of(name) for name in documents}
+        found_N = np.isin(self.document_keys_N, np.fromiter(keys.values(), dtype=np.uint64))
+        known = set(np.unique(self.document_keys_N[found_N]).tolist())
+        titles = {name for name, key in keys.items() if key not in known}
+        if titles:
+            column = self._column("title")
+            here_N = pc.is_in(column, value_set=pa.array(sorted(titles), pa.string())).to_numpy()
+            titles.difference_update(column.filter(here_N).to_pylist())
+            found_N |= here_N
+        if titles:
+            some = ", ".join(map(repr, sorted(titles)[:3])) + (", ..." if len(titles) > 3 else "")
+            raise InputError(f"{self.folder} has no document with id or title {some}")
+        return np.flatnonzero(found_N)
+
+    def add(self, documents: Iterable[Document], tagger: Tagger) -> AddResult:
+        """Adds documents; one whose id is here takes the place of the old one. All in one commit, or nothing.
+
+        A document is left alone when its title and text are as before, or give the same passages.
+
+        Raises:
+            InputError: two of the documents have one id and different texts.
+        """
+        table, result = add(self.folder, self.table, documents, self.config, self.tokenizer, tagger)
+        self._move_to(table)
+        return result
+
+    def delete(self, documents: Sequence[str]) -> int:
+        """Removes documents by id or title, all in one commit; returns how many passages went with them.
+
+        Raises:
+            InputError: one of them is not here; then all stay.
+        """
+        numbers = self.numbers_of(documents)
+        if len(numbers):
+            self._move_to(replace_rows(self.folder / TABLE, self.table, numbers, []))
+        return len(numbers)
+
+    def publish(self, vectors_ND: np.ndarray, info: VectorsInfo, numbers: np.ndarray | None = None) -> int:
+        """Writes a new version of the vectors, of all passages or of these alone; returns the version.
+
+        Raises:
+            InputError: they are not float16, not [N, info.dim], not finite, or made of another corpus.
+        """
+        if info.corpus not in ("", self.fingerprint):
+            raise InputError(f"the vectors are of corpus {info.corpus}, {self.folder} is {self.fingerprint}")
+        info = dataclasses.replace(info, corpus=self.fingerprint)
+        return vectors_table.publish(self.folder, self._keys_of(numbers), vectors_ND, info)
+
+    def add_vectors(self, vectors_ND: np.ndarray, numbers: np.ndarray, model: str) -> int:
+        """Writes a new version: the newest one, and vectors of more passages by `model`; returns the version.
+
+        Raises:
+            InputError: as `publish`; or there is no version yet, or its model's fingerprint is another.
+        """
+        return vectors_table.append(self.folder, self._keys_of(numbers), vectors_ND, model, self.fingerprint)
+
+    def vectors(self, version: int | None = None) -> Vectors | None:
+        """Vectors by passage number, of the newest version by default; none when no index was ever built.
+
+        Raises:
+            InputError: no such version, or damaged.
+        """
+        return vectors_table.read(self.folder, self.keys_N, version)
+
+    def vectors_version(self) -> int | None:
+        """The newest version of the vectors; quick, to look for a new one."""
+        return newest_version(self.folder / vectors_table.TABLE)
+
+    def vectors_info(self, version: int | None = None) -> VectorsInfo | None:
+        """Where a version's vectors come from, without reading them."""
+        return vectors_table.info_of(self.folder, version)
+
+    def keep_versions(self, count: int) -> int:
+        """Removes all versions of the vectors but the newest `count`; returns how many went."""
+        return vectors_table.keep_versions(self.folder, count)
+
+    def verify(self) -> list[str]:
+        """Reads everything and returns what is wrong with it, one line each."""
+        return problems(self.folder, self.table, self.tokenizer)
+
+    def _column(self, name: str) -> pa.ChunkedArray:
+        with reading(self.table):
+            return self.table.to_table(columns=[name]).column(name)
+
+    def _keys_of(self, numbers: np.ndarray | None) -> np.ndarray:
+        return self.keys_N if numbers is None else self.keys_N[numbers]
+
+    def _move_to(self, table: lance.LanceDataset) -> None:
+        self.table = table
+        for name in [name for name in vars(self) if isinstance(vars(type(self)).get(name), cached_property)]:
+            del self.__dict__[name]

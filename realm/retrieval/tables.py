@@ -1,0 +1,224 @@
+"""A Lance dataset as the knowledge base uses it: rows written aside, one atomic commit, damage noticed.
+
+A change has two halves. Rows, and which rows are gone, are written to files that no version names yet;
+`commit` makes a new version of them. Killed anywhere before the commit, a table is as it was, and the files
+left behind go with a later cleanup (Lance waits a week before it trusts that nobody is still writing).
+
+Lance keeps no checksums: a flipped bit in a data file is read as other data, and one in a deletion file can
+abort the process. So every file gets a line in `SHA256SUMS` beside the tables, in the format of
+`sha256sum`, before the commit that names it. Opening a table compares all sizes, and the digests of the
+small files; `damaged_files` reads every byte.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import lance
+import numpy as np
+import pyarrow as pa
+from lance.fragment import FragmentMetadata, LanceFragment, write_fragments
+
+from realm.config import InputError, progress
+
+CHECKSUMS = "SHA256SUMS"
+_LAST = 2**64 - 1
+"""Lance names the manifest of version v after this minus v."""
+
+
+def newest_version(path: Path) -> int | None:
+    """The number of the table's newest version, from file names alone; none where nothing was committed."""
+    names = [file.stem for file in (path / "_versions").glob("*.manifest")]
+    return max((_LAST - int(name) for name in names if name.isdecimal()), default=None)
+
+
+def open_table(path: Path, version: int | None = None) -> lance.LanceDataset:
+    """The table at one version, by default the newest; it stays there whatever is committed later.
+
+    Raises:
+        InputError: no table, no such version, or files that are missing, cut short or changed.
+    """
+    newest = newest_version(path)
+    if newest is None:
+        raise InputError(f"{path} holds no table")
+    version = newest if version is None else version
+    if not _manifest(path, version).is_file():
+        raise InputError(f"{path} has no version {version}: the newest is {newest}")
+    _refuse(path, _changed(path, [_manifest(path, version)]))
+    try:
+        table = lance.dataset(path, version=version)
+        fragments = table.get_fragments()
+    except Exception as error:  # of many classes: whatever Rust could not read
+        raise InputError(f"{path} cannot be read: {_first_line(error)}") from error
+    _refuse(path, _missing_or_cut(path, fragments))
+    _refuse(path, _changed(path, _deletion_files(path, fragments)))
+    return table
+
+
+def damaged_files(table: lance.LanceDataset, path: Path) -> list[str]:
+    """What is wrong with the files of a table at its version, one line each; reads them all, decodes none."""
+    fragments = table.get_fragments()
+    problems = list(_missing_or_cut(path, fragments))
+    if problems:
+        return problems
+    data = [file for file, _ in _data_files(path, fragments)]
+    small = [_manifest(path, table.version), *_deletion_files(path, fragments)]
+    read = progress(data, total=len(data), description="verify files", unit="file")
+    return [*_changed(path, small), *_changed(path, read, must_be_known=True)]
+
+
+def write_rows(
+    path: Path, rows: Iterable[pa.RecordBatch], schema: pa.Schema, new: bool = False
+) -> list[FragmentMetadata]:
+    """Puts rows into data files of no version yet; `new` ones may have another schema than the table."""
+    mode = "create" if newest_version(path) is None else "overwrite" if new else "append"
+    reader = pa.RecordBatchReader.from_batches(schema, rows)
+    fragments: list[FragmentMetadata] = write_fragments(reader, path, schema=schema, mode=mode)
+    _record(path, [path / "data" / file.path for fragment in fragments for file in fragment.files])
+    return fragments
+
+
+def replace_rows(
+    path: Path, table: lance.LanceDataset, numbers: np.ndarray, fragments: Sequence[FragmentMetadata]
+) -> lance.LanceDataset:
+    """One commit without the rows of these numbers and, behind the others, with those of `fragments`."""
+    rows = table.scanner(columns=[], with_row_address=True).to_table()
+    addresses = np.sort(rows.column("_rowaddr").to_numpy()[numbers])  # 32 bits of fragment, 32 of its row
+    emptied, changed, files = [], [], []
+    for fragment in table.get_fragments():
+        first, end = np.searchsorted(addresses >> 32, [fragment.fragment_id, fragment.fragment_id + 1])
+        if first == end:
+            continue
+        left = fragment.delete_rows((addresses[first:end] & 0xFFFFFFFF).tolist())
+        if left is None or left.deletion_file is None:  # nothing is left of it
+            emptied.append(fragment.fragment_id)
+        else:
+            changed.append(left)
+            files.append(path / left.deletion_file.path(left.id))
+    _record(path, files)
+    update = lance.LanceOperation.Update(
+        removed_fragment_ids=emptied, updated_fragments=changed, new_fragments=list(fragments)
+    )
+    return commit(path, update, table)
+
+
+def commit(
+    path: Path,
+    operation: lance.LanceOperation.BaseOperation,
+    table: lance.LanceDataset | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> lance.LanceDataset:
+    """One atomic new version; `table` is the version that the operation was made for, if there is one.
+
+    Raises:
+        InputError: another process changed the table meanwhile.
+    """
+    if table is not None and table.latest_version != table.version:
+        raise InputError(f"{path} was changed by another process meanwhile: run the command again")
+    transaction = lance.Transaction(
+        table.version if table else 0, operation, transaction_properties=dict(properties or {})
+    )
+    try:
+        committed = lance.LanceDataset.commit(table or path, transaction)
+    except lance.commit.CommitConflictError as error:
+        raise InputError(f"{path} was changed by another process meanwhile: run the command again") from error
+    _record(path, [_manifest(path, committed.version)])
+    return committed
+
+
+def take_rows(table: lance.LanceDataset, numbers: np.ndarray, columns: Sequence[str]) -> pa.Table:
+    """The rows of these numbers, at least one, in this order; a number counts the rows that are not deleted.
+
+    Fragment by fragment, because `LanceDataset.take` walks a fragment's deletions once for every number: a
+    second for 256 rows where 4,000 are gone.
+    """
+    fragments = table.get_fragments()
+    ends = np.cumsum([fragment.metadata.num_rows for fragment in fragments])
+    wanted, place = np.unique(numbers, return_inverse=True)
+    parts, start = [], 0
+    for fragment, end in zip(fragments, ends.tolist(), strict=True):
+        offsets = wanted[np.searchsorted(wanted, start) : np.searchsorted(wanted, end)] - start
+        if len(offsets):
+            parts.append(fragment.take(offsets.tolist(), columns=list(columns)))
+        start = end
+    return pa.concat_tables(parts).take(place)
+
+
+@contextmanager
+def reading(table: lance.LanceDataset) -> Iterator[None]:
+    """Turns whatever Lance raises over damaged data into an InputError."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, RuntimeError) as error:
+        raise InputError(
+            f"{table.uri} cannot be read, see `realm kb verify`: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    """An error of Lance without its stack of Rust source lines."""
+    return re.split(r", /\S+\.rs:\d+|\n", str(error))[0]
+
+
+def _manifest(path: Path, version: int) -> Path:
+    return path / "_versions" / f"{_LAST - version:020d}.manifest"
+
+
+def _data_files(path: Path, fragments: Sequence[LanceFragment]) -> Iterator[tuple[Path, int | None]]:
+    for fragment in fragments:
+        for file in fragment.data_files():
+            yield path / "data" / file.path, file.file_size_bytes
+
+
+def _deletion_files(path: Path, fragments: Sequence[LanceFragment]) -> list[Path]:
+    return [path / name for name in (fragment.deletion_file() for fragment in fragments) if name is not None]
+
+
+def _missing_or_cut(path: Path, fragments: Sequence[LanceFragment]) -> Iterator[str]:
+    for file in _deletion_files(path, fragments):
+        if not file.is_file():
+            yield f"{file.relative_to(path.parent)} is missing"
+    for file, size in _data_files(path, fragments):
+        if not file.is_file():
+            yield f"{file.relative_to(path.parent)} is missing"
+        elif size is not None and file.stat().st_size != size:
+            yield f"{file.relative_to(path.parent)} has {file.stat().st_size} bytes instead of {size}"
+
+
+def _changed(path: Path, files: Iterable[Path], must_be_known: bool = False) -> Iterator[str]:
+    """Files unlike their line in the list. The newest manifest may have none: it gets it after its commit."""
+    known = _recorded(path)
+    for file in files:
+        name = file.relative_to(path.parent).as_posix()
+        if name not in known:
+            if must_be_known:
+                yield f"{name} has no checksum in {CHECKSUMS}"
+        elif _digest(file) != known[name]:
+            yield f"{name} has changed since it was written (SHA-256 differs)"
+
+
+def _refuse(path: Path, problems: Iterable[str]) -> None:
+    for problem in problems:
+        raise InputError(f"{path.parent} is damaged: {problem}")
+
+
+def _record(path: Path, files: Sequence[Path]) -> None:
+    lines = "".join(f"{_digest(file)}  {file.relative_to(path.parent).as_posix()}\n" for file in files)
+    with (path.parent / CHECKSUMS).open("a", encoding="utf-8") as listed:
+        listed.write(lines)  # one write at the end of the file, so that processes can share it
+        listed.flush()
+        os.fsync(listed.fileno())
+
+
+def _recorded(path: Path) -> dict[str, str]:
+    listed = path.parent / CHECKSUMS
+    lines = listed.read_text(encoding="utf-8", errors="replace").splitlines() if listed.is_file() else []
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,129 @@
+"""Checks of a whole knowledge base: every byte against its checksum, then the rows against one another.
+
+One pass over the passages; in memory about 20 bytes per passage, and the newest vectors.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+from realm.config import InputError, progress
+from realm.retrieval import vectors as vectors_table
+from realm.retrieval.build import TABLE
+from realm.retrieval.passages import SCHEMA, fingerprint_of, key_of
+from realm.retrieval.tables import damaged_files, newest_version, open_table
+from realm.text.corpus import passage_id
+from realm.text.inputs import Tokenizer
+
+
+def problems(folder: Path, table: lance.LanceDataset, tokenizer: Tokenizer) -> list[str]:
+    """What is wrong with a knowledge base, one line each; a table with damaged files is not decoded."""
+    keys_N = np.zeros(0, dtype=np.uint64)
+    found = damaged_files(table, folder / TABLE)
+    if not found:
+        keys_N = table.to_table(columns=["id"]).column("id").to_numpy()
+        found = list(_passages(table, keys_N, tokenizer.vocab_size))
+    return found + list(_vectors(folder, keys_N, fingerprint_of(keys_N, tokenizer)))
+
+
+def _passages(table: lance.LanceDataset, keys_N: np.ndarray, vocab_size: int) -> Iterator[str]:
+    _, first, count = np.unique(keys_N, return_index=True, return_counts=True)
+    yield from _report("share their id with another one", first[count > 1], keys_N)
+    checks: dict[str, Callable[[pa.RecordBatch], np.ndarray]] = {
+        "have an id that is not the hash of their title and text": _wrong_id,
+        "have a document key that is not the hash of their document's id": _wrong_document_key,
+        "have sentences or spans outside their text": _outside_text,
+        "have wordpieces that the tokenizer does not know": lambda batch: _unknown_pieces(batch, vocab_size),
+        "have sentences or spans outside their wordpieces": _outside_pieces,
+    }
+    failed: dict[str, list[int]] = {what: [] for what in checks}
+    row = 0
+    with progress(total=len(keys_N), description="verify passages", unit="passage") as bar:
+        for batch in table.to_batches(columns=SCHEMA.names, batch_size=4096):
+            for what, check in checks.items():
+                failed[what] += (np.flatnonzero(check(batch)) + row).tolist()
+            row += len(batch)
+            bar.update(len(batch))
+    for what, numbers in failed.items():
+        yield from _report(what, np.array(numbers, dtype=np.int64), keys_N)
+
+
+def _vectors(folder: Path, keys_N: np.ndarray, fingerprint: str) -> Iterator[str]:
+    path = folder / vectors_table.TABLE
+    if newest_version(path) is None:
+        return
+    try:
+        table = open_table(path)
+        damage = damaged_files(table, path)
+        vectors = None if damage else vectors_table.read(folder, keys_N)
+    except InputError as error:
+        yield str(error)
+        return
+    yield from damage
+    if vectors is None or len(keys_N) == 0:  # without readable passages, nothing to compare with
+        return
+    info, version = vectors.info, f"vectors version {vectors.version}"
+    if not info.model:
+        yield f"{version} does not name the model that made it: run `realm index`"
+    if (len(vectors.missing) or vectors.left_over) and info.corpus != fingerprint:
+        yield f"{version} was made for corpus {info.corpus}, and this is {fingerprint}"
+    yield from _report(
+        f"have no vector in version {vectors.version}: run `realm index`", vectors.missing, keys_N
+    )
+    if vectors.left_over:
+        yield f"{version} has {vectors.left_over} vectors of passages that are gone: run `realm index`"
+    bad = vectors_table.not_finite(vectors.array)
+    yield from _report(f"have a vector with a NaN or an infinity in version {vectors.version}", bad, keys_N)
+
+
+def _report(what: str, numbers: np.ndarray, keys_N: np.ndarray) -> Iterator[str]:
+    if len(numbers):
+        examples = ", ".join(f"{keys_N[number]:016x} (number {number})" for number in numbers[:3])
+        yield f"{len(numbers)} passages {what}: {examples}{', ...' if len(numbers) > 3 else ''}"
+
+
+# Each check: a batch of B passages -> [B] true where it fails.
+
+
+def _wrong_id(batch: pa.RecordBatch) -> np.ndarray:
+    titles, texts = (batch.column(name).to_pylist() for name in ("title", "text"))
+    right = [int(passage_id(title, text), 16) for title, text in zip(titles, texts, strict=True)]
+    return np.array(right, dtype=np.uint64) != batch.column("id").to_numpy()
+
+
+def _wrong_document_key(batch: pa.RecordBatch) -> np.ndarray:
+    right = [key_of(name) for name in batch.column("document_id").to_pylist()]
+    return np.array(right, dtype=np.uint64) != batch.column("document_key").to_numpy()
+
+
+def _outside_text(batch: pa.RecordBatch) -> np.ndarray:
+    length_B = np.array([len(text) for text in batch.column("text").to_pylist()])
+    sentences_B = _outside(batch, "sentence_starts", "sentence_ends", length_B)
+    return sentences_B | _outside(batch, "span_starts", "span_ends", length_B)
+
+
+def _outside_pieces(batch: pa.RecordBatch) -> np.ndarray:
+    length_B = batch.column("body_ids").value_lengths().to_numpy()
+    sentences_B = _outside(batch, "sentence_pieces", "sentence_pieces", length_B)
+    return sentences_B | _outside(batch, "span_first_pieces", "span_end_pieces", length_B)
+
+
+def _unknown_pieces(batch: pa.RecordBatch, vocab_size: int) -> np.ndarray:
+    last_B = np.full(len(batch), vocab_size - 1)
+    return _outside(batch, "title_ids", "title_ids", last_B) | _outside(batch, "body_ids", "body_ids", last_B)
+
+
+def _outside(batch: pa.RecordBatch, starts: str, ends: str, length_B: np.ndarray) -> np.ndarray:
+    """Where not 0 <= start <= end <= length for all ranges of a row, or where a start has no end."""
+    first, last = batch.column(starts), batch.column(ends)
+    counts_B = first.value_lengths().to_numpy()
+    failed_B = counts_B != last.value_lengths().to_numpy()
+    if failed_B.any():
+        return failed_B
+    row = np.repeat(np.arange(len(batch)), counts_B)
+    start, end = first.flatten().to_numpy(), last.flatten().to_numpy()
+    failed_B[row[(start < 0) | (end < start) | (end > length_B[row])]] = True
+    return failed_B
