@@ -1,0 +1,505 @@
+"""Questions from files, and the numbers of a set of predictions: exact match, F1, recall, their intervals and paired tests.
+
+What lives here is text in, numbers out: no model, no index, no torch. Scores follow the published scripts by name:
+ORQA's (and so REALM's) and the one that SQuAD, DPR and FiD share; where they differ, `Scoring` chooses.
+
+N questions.
+"""
+
+import ast
+import json
+import math
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from realm.config import InputError
+
+MAX_QUESTION_CHARACTERS = 2000
+RECALL_AT = (1, 5, 20, 100)
+Z95 = 1.959963984540054
+"""Two-sided 95 % point of the normal distribution."""
+
+Normalisation = Literal["orqa", "squad"]
+RegexHow = Literal["search", "match", "fullmatch"]
+Containment = Literal["tokens", "substring"]
+
+
+class Question(NamedTuple):
+    """A question with its accepted answers, which are regular expressions where `regex` is set."""
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    regex: bool = False
+    gold_titles: tuple[str, ...] = ()
+    """Titles of documents known to hold an answer, where the file says so; no score here reads them."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How strings are compared; `ORQA` and `DPR` below give the published combinations."""
+
+    normalise: Normalisation = "orqa"
+    """Of predictions and answers before exact match and F1: with Unicode decomposition (ORQA) or without (SQuAD)."""
+    regex: RegexHow = "search"
+    """Where a pattern must fit the prediction: anywhere (the data's own rule), at its start (ORQA), or all of it."""
+    contains: Containment = "tokens"
+    """When a passage holds an answer: as a run of whole tokens (DPR), or as a raw substring (ORQA)."""
+
+
+ORQA = Scoring("orqa", "match", "substring")
+DPR = Scoring("squad", "search", "tokens")
+
+
+# -- Questions from files
+
+
+def read_questions(path: str | Path, *, regex: bool = False, need_answers: bool = True) -> list[Question]:
+    """Questions of one file; its format is recognised by content.
+
+    - JSON Lines or one JSON array of objects with `question` (or `qText`), `answers` (or `answer`; a text or a list of
+      texts), and if given `id` (or `qId`), `regex` (or `answers_are_regex`) and `gold_titles`. Other keys are ignored.
+      This covers NQ-Open, DPR, DrQA and WebQuestions.
+    - Tab-separated id, type, question, pattern (CuratedTREC): always patterns.
+    - Tab-separated question, answers: a list as Python or JSON writes it (DPR), or a single answer as plain text.
+
+    Args:
+        regex: all answers are patterns. For files that do not say so themselves, as DrQA's CuratedTREC.
+        need_answers: False also takes questions without answers, and plain text with one question per line.
+
+    A question without an id gets its position in the file, from 1.
+
+    Raises:
+        InputError: one line with file, line and what is wrong there.
+    """
+    path = Path(path)
+    text = _read_text(path)
+    records = _json_records(path, text) if _is_json(path, text) else _table_records(path, text, regex)
+    questions: list[Question] = []
+    seen: dict[str, str] = {}
+    for where, record in records:
+        question = _question(record, where, str(len(questions) + 1), regex, need_answers)
+        if question.id in seen:
+            raise InputError(
+                f"{where}: id {question.id!r} is already at {seen[question.id]}: give each its own"
+            )
+        seen[question.id] = where
+        questions.append(question)
+    if not questions:
+        raise InputError(
+            f"{path} holds no questions: write one JSON object per line with question and answers"
+        )
+    return questions
+
+
+def _read_text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"no question file {path}") from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder: name one question file in it") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    if b"\0" in data:
+        raise InputError(f"{path} is binary or UTF-16: questions are UTF-8 text")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{path}:{line}: not UTF-8 (byte {data[error.start]:#04x}): save it as UTF-8"
+        ) from None
+
+
+def _is_json(path: Path, text: str) -> bool:
+    return path.suffix in (".json", ".jsonl") or (path.suffix != ".tsv" and text.lstrip()[:1] in ("{", "["))
+
+
+def _json_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    if text.lstrip().startswith("["):
+        try:
+            array = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}: not valid JSON: {error}") from None
+        yield from ((f"{path} entry {number}", record) for number, record in enumerate(array, start=1))
+        return
+    for where, line in _lines(path, text):
+        try:
+            yield where, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            message = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+            raise InputError(f"{where}: not valid JSON: {message}, in {_short(line)}") from None
+
+
+def _table_records(path: Path, text: str, regex: bool) -> Iterator[tuple[str, Any]]:
+    for where, line in _lines(path, text):
+        cells = line.split("\t")
+        match cells:
+            case [question]:
+                yield where, {"question": question}
+            case [question, answers]:
+                yield where, {"question": question, "answers": answers if regex else _listed(answers, where)}
+            case [identifier, _, question, pattern]:
+                yield where, {"id": identifier, "question": question, "answers": pattern, "regex": True}
+            case _:
+                raise InputError(
+                    f"{where}: {len(cells)} columns: give question and answers, or id, type, question and pattern"
+                )
+
+
+def _lines(path: Path, text: str) -> Iterator[tuple[str, str]]:
+    # Not splitlines(): JSON strings may hold U+2028 and other line ends of Unicode.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield f"{path}:{number}", line.removesuffix("\r")
+
+
+def _listed(cell: str, where: str) -> Any:
+    """The answers in a cell: a list literal, quoted as CSV does if need be, or one plain answer."""
+    cell = cell.strip()
+    if cell.startswith('"[') and cell.endswith(']"'):
+        cell = cell[1:-1].replace('""', '"')
+    if not cell.startswith("["):
+        return cell
+    try:
+        return ast.literal_eval(cell)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise InputError(f"{where}: {_short(cell)} is no list: write it as ['first', 'second']") from None
+
+
+def _question(record: Any, where: str, position: str, regex: bool, need_answers: bool) -> Question:
+    if not isinstance(record, dict):
+        raise InputError(f"{where}: {_short(record)} is no JSON object with question and answers")
+    if "question" not in record and "qText" not in record:
+        raise InputError(f"{where}: no question, only {', '.join(map(str, record)) or 'an empty object'}")
+    question = _text(record.get("question", record.get("qText")), "question", where).strip()
+    if not question:
+        raise InputError(f"{where}: the question is empty")
+    if len(question) > MAX_QUESTION_CHARACTERS:
+        raise InputError(
+            f"{where}: a question of {len(question)} characters: the longest accepted has {MAX_QUESTION_CHARACTERS}"
+        )
+    own_regex = record.get("regex", record.get("answers_are_regex", False))
+    if not isinstance(own_regex, bool):
+        raise InputError(f"{where}: regex is {_short(own_regex)}: write true or false")
+    regex = regex or own_regex
+    given = record.get("answers", record.get("answer"))
+    listed = given if isinstance(given, list) else [] if given is None else [given]
+    answers = [_text(answer, "answer", where) for answer in listed]
+    answers = [answer if regex else answer.strip() for answer in answers if answer.strip()]
+    if need_answers and not answers:
+        raise InputError(f"{where}: no answers for {_short(question)}")
+    if regex:
+        for pattern in answers:
+            _check_pattern(pattern, where)
+    identifier, titles = record.get("id", record.get("qId")), record.get("gold_titles")
+    return Question(
+        id=position if identifier is None else str(identifier),
+        question=question,
+        answers=tuple(dict.fromkeys(answers)),
+        regex=regex,
+        gold_titles=tuple(map(str, titles)) if isinstance(titles, list) else (),
+    )
+
+
+def _text(value: Any, name: str, where: str) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{where}: {name} is {_short(value)}: write it as text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # JSON can spell half of a surrogate pair, which no file or tokenizer takes
+        raise InputError(f"{where}: {name} {_short(value)} holds half a character") from None
+    return value
+
+
+def _check_pattern(pattern: str, where: str) -> None:
+    try:
+        _pattern(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise InputError(f"{where}: {_short(pattern)} is no regular expression: {error}") from None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# -- One prediction
+
+
+def normalise_answer(text: str, normalisation: Normalisation = "orqa") -> str:
+    """Lower case, no ASCII punctuation, no articles, single spaces; `orqa` decomposes characters first (NFD).
+
+    Accents are decomposed, not removed: "Café" and "cafe" stay apart (ORQA `eval_utils`; SQuAD `evaluate-v1.1`).
+
+    >>> normalise_answer("The  U.S. Dollar!")
+    'us dollar'
+    """
+    if normalisation == "orqa":
+        text = unicodedata.normalize("NFD", text)
+    text = text.lower().translate(_DELETE_PUNCTUATION)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+_DELETE_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def exact_match(prediction: str, answers: Sequence[str], normalisation: Normalisation = "orqa") -> bool:
+    """Whether the prediction equals one of the answers once both are normalised."""
+    predicted = normalise_answer(prediction, normalisation)
+    return any(predicted == normalise_answer(answer, normalisation) for answer in answers)
+
+
+def regex_match(prediction: str, patterns: Sequence[str], how: RegexHow = "search") -> bool:
+    """Whether one of the patterns fits; case never counts, ^ and $ are those of each line.
+
+    `search` takes a fit anywhere, as the questions' makers define it; `match` wants it at the start, as ORQA scores.
+    """
+    return any(getattr(_pattern(pattern), how)(prediction) is not None for pattern in patterns)
+
+
+def _pattern(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE | re.UNICODE | re.MULTILINE)
+
+
+def f1(prediction: str, answers: Sequence[str], normalisation: Normalisation = "orqa") -> float:
+    """Best harmonic mean of token precision and recall over the answers (SQuAD); two empty texts give 0.
+
+    >>> round(f1("the river Nile", ["Nile", "Amazon"]), 3)
+    0.667
+    """
+    predicted = Counter(normalise_answer(prediction, normalisation).split())
+    return max(
+        (_token_f1(predicted, Counter(normalise_answer(a, normalisation).split())) for a in answers),
+        default=0,
+    )
+
+
+def _token_f1(predicted: Counter[str], answer: Counter[str]) -> float:
+    common = (predicted & answer).total()
+    return 2 * common / (predicted.total() + answer.total()) if common else 0.0
+
+
+def is_correct(prediction: str, question: Question, scoring: Scoring = Scoring()) -> bool:
+    """Exact match, or for a question with patterns a match of one of them."""
+    if question.regex:
+        return regex_match(prediction, question.answers, scoring.regex)
+    return exact_match(prediction, question.answers, scoring.normalise)
+
+
+# -- One question's retrieved texts
+
+
+def has_answer(text: str, question: Question, contains: Containment = "tokens") -> bool:
+    """Whether the text holds an answer, the notion under every recall@k.
+
+    `tokens`: as a run of whole tokens, case and Unicode form aside (DPR), so that "1" is not found in "2018".
+    `substring`: as it stands, case and all (ORQA's block labels). Patterns are searched either way.
+
+    >>> q = Question("1", "who painted guernica?", ("Pablo Picasso",))
+    >>> has_answer("Guernica is a painting by PABLO PICASSO.", q), has_answer("Pablo Picassos", q)
+    (True, False)
+    """
+    if question.regex:
+        return regex_match(text, question.answers)
+    if contains == "substring":
+        return any(answer in text for answer in question.answers)
+    tokens = _tokens(text)
+    return any(found in tokens for found in map(_tokens, question.answers) if found.strip())
+
+
+class _Spaced(dict[int, str]):
+    """For `str.translate`: spaces around every mark, a space for separators and controls, letters and numbers as is."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        kind = unicodedata.category(character)[0]
+        self[code] = character if kind in "LNM" else " " if kind in "ZC" else f" {character} "
+        return self[code]
+
+
+_SPACED = _Spaced()
+
+
+def _tokens(text: str) -> str:
+    """The text's tokens between single spaces: runs of letters, numbers and accents, and each mark alone (DPR)."""
+    return f" {' '.join(unicodedata.normalize('NFD', text).lower().translate(_SPACED).split())} "
+
+
+def first_hit(texts: Iterable[str], question: Question, contains: Containment = "tokens") -> int:
+    """Rank, from 1, of the first text that holds an answer; 0 if none does."""
+    ranks = (rank for rank, text in enumerate(texts, start=1) if has_answer(text, question, contains))
+    return next(ranks, 0)
+
+
+def recall_at(first_hits: Sequence[int] | np.ndarray, ks: Sequence[int] = RECALL_AT) -> dict[int, float]:
+    """Share of questions with an answer among the first k texts, for each k; `first_hits` as from `first_hit`.
+
+    >>> recall_at([1, 0, 3, 7], ks=(1, 5))
+    {1: 0.25, 5: 0.5}
+    """
+    ranks_N = np.asarray(first_hits)
+    return {k: float(((ranks_N >= 1) & (ranks_N <= k)).mean()) for k in ks}
+
+
+def mean_reciprocal_rank(first_hits: Sequence[int] | np.ndarray) -> float:
+    """Mean of 1 / rank of the first hit, 0 where there is none."""
+    ranks_N = np.asarray(first_hits)
+    return float(np.where(ranks_N >= 1, 1 / np.maximum(ranks_N, 1), 0.0).mean())
+
+
+# -- A set of predictions
+
+
+class Report(NamedTuple):
+    """Outcome per question, so that two systems can be compared in pairs, and their summary."""
+
+    correct_N: np.ndarray
+    """bool, exact match or pattern match."""
+    f1_N: np.ndarray
+    """float; for questions with patterns, which have no answer to share tokens with, 1 where correct."""
+    first_hit_N: np.ndarray
+    """int, rank of the first retrieved text with an answer, 0 for none."""
+    depth: int
+    """Texts asked for per question."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The summary in percent, reciprocal rank too; recall beyond what was retrieved is null, not guessed."""
+        low, high = wilson_interval(int(self.correct_N.sum()), len(self.correct_N))
+        recall = recall_at(self.first_hit_N)
+        return {
+            "n": len(self.correct_N),
+            "em": _percent(self.correct_N.mean()),
+            "em_ci95": [_percent(low), _percent(high)],
+            "f1": _percent(self.f1_N.mean()),
+            "recall": {str(k): _percent(recall[k]) if k <= self.depth else None for k in RECALL_AT},
+            "mrr": _percent(mean_reciprocal_rank(self.first_hit_N)),
+        }
+
+
+def evaluate(
+    predictions: Iterable[str],
+    retrieved: Iterable[Sequence[str]],
+    questions: Sequence[Question],
+    depth: int | None = None,
+    scoring: Scoring = Scoring(),
+) -> Report:
+    """Scores predictions and retrieved texts, both in the order of the questions.
+
+    Args:
+        retrieved: per question the passages' texts, best first. An iterator is read one question at a time.
+        depth: how many texts were asked for, when a small knowledge base gave fewer; default the longest list.
+    """
+    if not questions:
+        raise InputError("no questions to evaluate")
+    correct, scores, hits, longest = [], [], [], 0
+    for question, prediction, texts in zip(questions, predictions, retrieved, strict=True):
+        right = is_correct(prediction, question, scoring)
+        correct.append(right)
+        scores.append(float(right) if question.regex else f1(prediction, question.answers, scoring.normalise))
+        hits.append(first_hit(islice(texts, depth), question, scoring.contains))
+        longest = max(longest, len(texts))
+    return Report(np.array(correct), np.array(scores), np.array(hits), longest if depth is None else depth)
+
+
+def _percent(share: float) -> float:
+    return round(100 * float(share), 2)
+
+
+# -- Intervals and paired tests, on outcomes per question
+
+
+def wilson_interval(successes: int, n: int) -> tuple[float, float]:
+    """95 % interval of a share, as shares: Wilson's score interval (1927), sound at 0 and 1 and free of chance.
+
+    >>> [round(x, 4) for x in wilson_interval(8, 10)]
+    [0.4902, 0.9433]
+    """
+    share = successes / n
+    centre = share + Z95**2 / (2 * n)
+    half = Z95 * math.sqrt(share * (1 - share) / n + Z95**2 / (4 * n**2))
+    scale = 1 + Z95**2 / n
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+
+
+class McNemar(NamedTuple):
+    """Questions that only one of two systems has right, and how likely such an uneven split is by chance."""
+
+    only_a: int
+    only_b: int
+    p: float
+
+
+def mcnemar(correct_a_N: Sequence[bool] | np.ndarray, correct_b_N: Sequence[bool] | np.ndarray) -> McNemar:
+    """Exact two-sided McNemar test of two systems on the same questions: binomial, chance 1/2, on the disagreements.
+
+    >>> mcnemar([True] * 6 + [False], [False] * 6 + [True])
+    McNemar(only_a=6, only_b=1, p=0.125)
+    """
+    a_N, b_N = _pair(correct_a_N, correct_b_N)
+    only_a, only_b = int((a_N > b_N).sum()), int((a_N < b_N).sum())
+    n = only_a + only_b
+    ways = total = 1
+    for i in range(min(only_a, only_b)):  # whole numbers, so nothing is rounded before the last division
+        ways = ways * (n - i) // (i + 1)
+        total += ways
+    return McNemar(only_a, only_b, min(1.0, 2 * total / 2**n))
+
+
+class Difference(NamedTuple):
+    """Mean of a minus mean of b, its 95 % interval, and the two-sided p of no difference."""
+
+    mean: float
+    low: float
+    high: float
+    p: float
+
+
+def paired_bootstrap(
+    a_N: Sequence[float] | np.ndarray,
+    b_N: Sequence[float] | np.ndarray,
+    *,
+    samples: int = 10_000,
+    seed: int = 0,
+) -> Difference:
+    """Difference of two systems' mean score when questions are drawn again with replacement, the same for both.
+
+    For any score per question: 0/1, F1, a reciprocal rank, or a mean over seeds. Percentile interval; p is twice the
+    smaller share of draws on either side of no difference (at least 2 / (samples + 1): chance cannot show less).
+    """
+    a_N, b_N = _pair(a_N, b_N)
+    difference_N = a_N - b_N
+    n = len(difference_N)
+    generator = np.random.default_rng(seed)
+    chunk = max(1, 2**22 // n)  # draws at once: 32 MiB of numbers
+    means = np.concatenate(
+        [
+            difference_N[generator.integers(n, size=(min(chunk, samples - start), n))].mean(axis=1)
+            for start in range(0, samples, chunk)
+        ]
+    )
+    low, high = np.quantile(means, [0.025, 0.975])
+    beyond = min((means <= 0).sum(), (means >= 0).sum())
+    p = min(1.0, 2 * (int(beyond) + 1) / (samples + 1))
+    return Difference(float(difference_N.mean()), float(low), float(high), p)
+
+
+def _pair(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
+    a_N, b_N = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    if a_N.shape != b_N.shape or a_N.ndim != 1 or not len(a_N):
+        raise ValueError(
+            f"a paired test needs one outcome per question and system, got {a_N.shape} and {b_N.shape}"
+        )
+    return a_N, b_N

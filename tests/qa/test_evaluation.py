@@ -1,0 +1,392 @@
+import contextlib
+import csv
+import io
+import json
+import math
+import re
+import string
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from realm.config import InputError
+from realm.qa import evaluation
+from realm.qa.evaluation import (
+    DPR,
+    ORQA,
+    Question,
+    evaluate,
+    exact_match,
+    f1,
+    first_hit,
+    has_answer,
+    is_correct,
+    mcnemar,
+    mean_reciprocal_rank,
+    normalise_answer,
+    paired_bootstrap,
+    read_questions,
+    recall_at,
+    regex_match,
+    wilson_interval,
+)
+
+
+def written(tmp_path: Path, text: str | bytes, name: str = "q.jsonl") -> Path:
+    path = tmp_path / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+# -- reading
+
+
+@pytest.mark.parametrize(
+    ("line", "question"),
+    [
+        ('{"question": "who?", "answers": ["a", "b"]}', Question("1", "who?", ("a", "b"))),
+        ('{"id": 7, "question": " who? ", "answer": ["a", "a"]}', Question("7", "who?", ("a",))),  # NQ-Open
+        ('{"question": "who?", "answer": "a", "hints": 3}', Question("1", "who?", ("a",))),
+        (
+            '{"id": "x", "question": "q", "answers": ["a|b"], "answers_are_regex": true, "gold_titles": ["T"]}',
+            Question("x", "q", ("a|b",), regex=True, gold_titles=("T",)),
+        ),
+        ('{"question": "q", "answers": ["^a"], "regex": true}', Question("1", "q", ("^a",), regex=True)),
+        ("who wrote it?\tann", Question("1", "who wrote it?", ("ann",))),
+        ("who wrote it?\t['ann', \"o'neil\"]", Question("1", "who wrote it?", ("ann", "o'neil"))),  # DPR
+        ('who wrote it?\t"[""o\'neil"", \'ann\']"', Question("1", "who wrote it?", ("o'neil", "ann"))),
+        (
+            'lfb3\tfactoid\twho wrote "it"?\tJ\\.? King',
+            Question("lfb3", 'who wrote "it"?', ("J\\.? King",), regex=True),
+        ),
+    ],
+)
+def test_every_published_format_is_recognised_by_content(tmp_path: Path, line: str, question: Any) -> None:
+    for ending in ("", "\n", "\r\n", "\n\n"):
+        assert read_questions(written(tmp_path, line + ending, "q.txt")) == [question]
+
+
+def test_an_array_of_webquestions_is_read_with_its_own_names(tmp_path: Path) -> None:
+    rows = [{"qId": "wq1", "qText": "where?", "answers": ["Bahamas", "Nassau"]}]
+    path = written(tmp_path, json.dumps(rows, indent=1), "val.json")
+    assert read_questions(path) == [Question("wq1", "where?", ("Bahamas", "Nassau"))]
+
+
+def test_answers_are_patterns_when_the_caller_says_so(tmp_path: Path) -> None:
+    path = written(tmp_path, '{"question": "q", "answer": ["New\\\\s?York"]}')
+    assert not read_questions(path)[0].regex
+    [question] = read_questions(path, regex=True)
+    assert question.regex and is_correct("in NewYork", question)
+    listed = written(tmp_path, "q\t[ab]c", "q.tsv")
+    assert read_questions(listed, regex=True)[0].answers == ("[ab]c",)
+
+
+def test_a_line_separator_inside_a_string_does_not_cut_the_line(tmp_path: Path) -> None:
+    path = written(tmp_path, '{"question": "a\u2028b", "answers": ["c"]}\n')
+    assert read_questions(path)[0].question == "a\u2028b"
+
+
+def test_questions_without_answers_are_read_on_demand(tmp_path: Path) -> None:
+    path = written(tmp_path, "who was first?\nwho was second?\n", "q.txt")
+    assert [q.question for q in read_questions(path, need_answers=False)] == [
+        "who was first?",
+        "who was second?",
+    ]
+    with pytest.raises(InputError, match=r"q\.txt:1: no answers"):
+        read_questions(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no questions"),
+        (b" \n\n", "holds no questions"),
+        (b"[]", "holds no questions"),
+        (b"\x00\x01", "binary or UTF-16"),
+        ('{"question": "q"}'.encode("utf-16"), "binary or UTF-16"),
+        (b'{"question": "q", "answers": ["a"]}\n{"question": "caf\xe9"}', r":2: not UTF-8 \(byte 0xe9\)"),
+        (b'{"question": "q", "answers": ["a"]}\n{"question": "q", "ans', r":2: not valid JSON: Unterminated"),
+        (b'[{"question": "q",\n "answers": ["a"]},\n', r":3: not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b'["q"]', "entry 1: 'q' is no JSON object"),
+        (b'{"text": "q"}', "1: no question, only text"),
+        (b"{}", "no question, only an empty object"),
+        (b'{"question": "  ", "answers": ["a"]}', "the question is empty"),
+        (b'{"question": 3, "answers": ["a"]}', "question is 3: write it as text"),
+        (b'{"question": "q", "answers": []}', "no answers for 'q'"),
+        (b'{"question": "q", "answers": [" "]}', "no answers for 'q'"),
+        (b'{"question": "q"}', "no answers for 'q'"),
+        (b'{"question": "q", "answers": [1972]}', "answer is 1972: write it as text"),
+        (b'{"question": "q", "answers": ["(a"], "regex": true}', "is no regular expression"),
+        (b'{"question": "q", "answers": ["a"], "regex": "yes"}', "regex is 'yes': write true or false"),
+        (b'{"question": "\\ud800", "answers": ["a"]}', "holds half a character"),
+        (b'{"question": "' + b"q" * 2001 + b'", "answers": ["a"]}', "question of 2001 characters"),
+        (b'{"id": 1, "question": "q", "answers": ["a"]}\n' * 2, "id '1' is already at"),
+    ],
+)
+def test_bad_input_is_one_line_that_says_where(tmp_path: Path, content: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message) as raised:
+        read_questions(written(tmp_path, content))
+    assert "\n" not in str(raised.value) and "q.jsonl" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"), [("a\tb\tc", "3 columns"), ("a\t[b", "is no list"), ("a\t[1]", "answer is 1")]
+)
+def test_bad_tables_are_one_line_that_says_where(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(InputError, match=rf"q\.tsv:2: .*{message}"):
+        read_questions(written(tmp_path, f"q\ta\n{line}\n", "q.tsv"))
+
+
+def test_missing_files_and_folders_are_input_errors(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no question file"):
+        read_questions(tmp_path / "none.jsonl")
+    with pytest.raises(InputError, match="is a folder"):
+        read_questions(tmp_path)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_questions_or_an_input_error(
+    tmp_path_factory: pytest.TempPathFactory, content: Any
+) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "q"
+    path.write_bytes(content)
+    with contextlib.suppress(InputError):
+        assert all(q.question and q.answers for q in read_questions(path))
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1), min_size=1))
+def test_answers_survive_the_tab_separated_form_of_dpr(
+    tmp_path_factory: pytest.TempPathFactory, answers: list[str]
+) -> None:
+    answers = [answer.strip() for answer in answers if answer.strip()]
+    if not answers:
+        return
+    path = tmp_path_factory.mktemp("dpr") / "test.qa.csv"
+    table = io.StringIO()
+    csv.writer(table, delimiter="\t", lineterminator="\n").writerow(["who?", repr(answers)])
+    path.write_text(table.getvalue(), encoding="utf-8")
+    assert read_questions(path)[0].answers == tuple(dict.fromkeys(answers))
+
+
+# -- one prediction
+
+
+def squad_normalise(text: str) -> str:
+    """The published script's steps, one by one."""
+    text = text.lower()
+    text = "".join(ch for ch in text if ch not in set(string.punctuation))
+    text = re.sub(r"\b(a|an|the)\b", " ", text)
+    return " ".join(text.split())
+
+
+def squad_f1(prediction: str, answer: str) -> float:
+    predicted, gold = squad_normalise(prediction).split(), squad_normalise(answer).split()
+    common = 0
+    left = list(gold)
+    for token in predicted:
+        if token in left:
+            left.remove(token)
+            common += 1
+    if common == 0:
+        return 0
+    precision, recall = common / len(predicted), common / len(gold)
+    return 2 * precision * recall / (precision + recall)
+
+
+phrases = st.lists(st.sampled_from(["the", "a", "Nile", "nile,", "river", "Blue", "blue-nile", "é"])).map(
+    " ".join
+)
+
+
+@given(phrases, phrases)
+def test_f1_and_normalisation_equal_a_plain_reading_of_squads_script(prediction: str, answer: Any) -> None:
+    assert normalise_answer(prediction, "squad") == squad_normalise(prediction)
+    assert f1(prediction, [answer], "squad") == pytest.approx(squad_f1(prediction, answer))
+
+
+def test_f1_takes_the_best_answer() -> None:
+    assert f1("blue nile", ["white nile", "the Blue Nile", ""]) == 1
+    assert f1("nile", []) == 0
+
+
+def test_orqa_decomposes_and_squad_does_not() -> None:
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    assert exact_match(composed, [decomposed], "orqa")
+    assert not exact_match(composed, [decomposed], "squad")
+    assert not exact_match(composed, ["cafe"], "orqa")  # decomposed, not removed
+
+
+def test_exact_match_forgives_articles_case_punctuation_and_space_only() -> None:
+    assert exact_match("The  U.S. dollar", ["Euro", "us Dollar!"])
+    assert not exact_match("us dollars", ["us dollar"])
+    assert exact_match("10,605", ["10605"]) and not exact_match("10 , 605", ["10605"])
+
+
+def test_patterns_match_anywhere_by_default_and_at_the_start_for_orqa() -> None:
+    question = Question("1", "where?", (r"New\s?York",), regex=True)
+    assert is_correct("in new york", question)
+    assert not is_correct("in new york", question, ORQA)
+    assert is_correct("New York and more", question, ORQA)
+    assert regex_match("a\nParis", ["^paris$"])  # each line has its own ends
+    assert not regex_match("Paris and more", ["paris"], "fullmatch")
+
+
+# -- retrieval
+
+
+def test_token_containment_wants_whole_tokens_and_substring_does_not() -> None:
+    one, art = Question("1", "q", ("1",)), Question("2", "q", ("Art",))
+    assert not has_answer("in 2018", one) and has_answer("in 2018", one, "substring")
+    assert not has_answer("King Arthur", art) and has_answer("King Arthur", art, "substring")
+    assert has_answer("the ART of war", art) and not has_answer("the ART of war", art, "substring")
+    assert has_answer("born in Zu\u0308rich.", Question("3", "q", ("Z\u00fcrich",)))
+    assert has_answer("Martin Luther King, Jr. said", Question("4", "q", ("king, jr.",)))
+    assert not has_answer("anything", Question("5", "q", ("\u200b",)))
+
+
+@given(st.text("ab1, é-", max_size=20), st.text("ab1, é-", min_size=1, max_size=4))
+def test_token_containment_equals_a_search_for_a_run_of_tokens(text: str, answer: Any) -> None:
+    def tokens(s: str) -> list[str]:
+        return re.findall(
+            r"\w+|[^\w\s]", s
+        )  # no decomposed characters here, so \w is what DPR's pattern takes
+
+    run, inside = tokens(answer), tokens(text)
+    found = any(inside[i : i + len(run)] == run for i in range(len(inside))) if run else False
+    assert has_answer(text, Question("1", "q", (answer,))) == found
+
+
+def test_first_hit_counts_from_one_and_stops_reading() -> None:
+    question = Question("1", "q", ("b",))
+
+    def texts() -> Iterator[str]:
+        yield "a"
+        yield "a b"
+        raise AssertionError("read on after the hit")
+
+    assert first_hit(texts(), question) == 2
+    assert first_hit(["a"], question) == 0
+
+
+@given(st.lists(st.integers(0, 30), min_size=1), st.integers(1, 30))
+def test_recall_and_reciprocal_rank_equal_plain_loops(ranks: list[int], k: int) -> None:
+    assert recall_at(ranks, [k])[k] == pytest.approx(sum(1 for r in ranks if r and r <= k) / len(ranks))
+    assert mean_reciprocal_rank(ranks) == pytest.approx(sum(1 / r for r in ranks if r) / len(ranks))
+
+
+# -- a set of predictions
+
+QUESTIONS = [
+    Question("1", "q", ("Blue Nile",)),
+    Question("2", "q", ("Nile", "Amazon")),
+    Question("3", "q", ("par[iy]s",), regex=True),
+    Question("4", "q", ("Rome",)),
+]
+TEXTS = [["x", "the Blue Nile"], ["Amazon"], ["Parys"], ["x", "x"]]
+
+
+def test_the_report_is_in_percent_and_has_the_contracted_keys() -> None:
+    report = evaluate(["the blue nile", "river nile", "in Paris", "Milan"], iter(TEXTS), QUESTIONS, depth=100)
+    summary = report.as_dict()
+    low, high = summary.pop("em_ci95")
+    assert summary == {
+        "n": 4,
+        "em": 50.0,
+        "f1": pytest.approx(100 * (1 + 2 / 3 + 1 + 0) / 4, abs=0.01),
+        "recall": {"1": 50.0, "5": 75.0, "20": 75.0, "100": 75.0},
+        "mrr": pytest.approx(100 * (0.5 + 1 + 1 + 0) / 4, abs=0.01),
+    }
+    assert 0 < low < 50 < high < 100
+    assert json.loads(json.dumps(report.as_dict()))["n"] == 4
+    assert report.correct_N.tolist() == [True, False, True, False]
+
+
+def test_recall_beyond_what_was_retrieved_is_null() -> None:
+    summary = evaluate([""] * 4, TEXTS, QUESTIONS).as_dict()
+    assert summary["recall"] == {"1": 50.0, "5": None, "20": None, "100": None}
+    assert evaluate([""] * 4, TEXTS, QUESTIONS, depth=5).as_dict()["recall"]["5"] == 75.0
+
+
+def test_published_scorings_differ_where_they_should() -> None:
+    question = [Question("1", "q", ("Zu\u0308rich",))]
+    for scoring, em, hit in ((ORQA, True, 0), (DPR, False, 1)):
+        report = evaluate(["Z\u00fcrich"], [["z\u00fcrich"]], question, scoring=scoring)
+        assert (bool(report.correct_N[0]), int(report.first_hit_N[0])) == (em, hit)
+
+
+def test_predictions_must_be_as_many_as_questions() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        evaluate(["a"], TEXTS, QUESTIONS)
+    with pytest.raises(InputError, match="no questions"):
+        evaluate([], [], [])
+
+
+# -- intervals and tests
+
+
+@given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_interval_equals_scipys(outcome: tuple[int, int]) -> None:
+    successes, n = outcome
+    expected = stats.binomtest(successes, n).proportion_ci(method="wilson")
+    assert wilson_interval(successes, n) == pytest.approx((expected.low, expected.high), abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=300))
+def test_mcnemar_equals_scipys_binomial_test_on_the_disagreements(pairs: list[tuple[bool, bool]]) -> None:
+    a, b = zip(*pairs, strict=True)
+    result = mcnemar(a, b)
+    counts = Counter(pairs)
+    assert (result.only_a, result.only_b) == (counts[True, False], counts[False, True])
+    n = result.only_a + result.only_b
+    assert result.p == pytest.approx(stats.binomtest(result.only_a, n).pvalue if n else 1.0)
+
+
+def test_mcnemar_is_exact_for_thousands_of_questions() -> None:
+    a = np.repeat([True, False], [1900, 1710])
+    result = mcnemar(a, ~a)
+    assert result.p == pytest.approx(stats.binomtest(1900, 3610).pvalue)
+    assert mcnemar([True] * 3610, [False] * 3610).p == 0.0  # 2 ** -3609 is below the smallest float
+
+
+def test_paired_bootstrap_agrees_with_the_normal_theory_on_many_questions() -> None:
+    generator = np.random.default_rng(3)
+    a = generator.random(2000)
+    b = a + generator.normal(0.02, 0.4, 2000)
+    result = paired_bootstrap(a, b, samples=4000)
+    difference = a - b
+    error = difference.std() / math.sqrt(2000)
+    assert result.mean == pytest.approx(difference.mean())
+    assert result.low == pytest.approx(difference.mean() - 1.96 * error, abs=0.15 * error)
+    assert result.high == pytest.approx(difference.mean() + 1.96 * error, abs=0.15 * error)
+    assert result.p == pytest.approx(stats.ttest_rel(a, b).pvalue, abs=0.03)
+
+
+def test_paired_bootstrap_repeats_with_its_seed_and_sees_no_difference_in_equals() -> None:
+    a = np.arange(7) % 2
+    assert paired_bootstrap(a, a[::-1], samples=200, seed=5) == paired_bootstrap(
+        a, a[::-1], samples=200, seed=5
+    )
+    assert paired_bootstrap(a, a, samples=100) == (0, 0, 0, 1)
+    assert paired_bootstrap([1] * 9, [0] * 9, samples=999).p == pytest.approx(2 / 1000)
+
+
+def test_pairs_must_be_pairs() -> None:
+    with pytest.raises(ValueError, match="one outcome per question"):
+        mcnemar([True], [True, False])
+    with pytest.raises(ValueError, match="one outcome per question"):
+        paired_bootstrap([], [])
+
+
+def test_scoring_needs_no_torch() -> None:
+    code = f"import sys, {evaluation.__name__}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
