@@ -1,0 +1,124 @@
+"""The index of a knowledge base under a model: built, completed, loaded.
+
+Vectors of different models live side by side (`realm.retrieval.vectors`), by the fingerprint of the passage tower. A model
+whose query side alone was trained on finds the index of the model it came from.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from realm.config import InputError
+from realm.model.device import autocast, choose_device
+from realm.model.folder import Model, load_model
+from realm.retrieval import vectors
+from realm.retrieval.embedding import embed_passages
+from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.retrieval.mips import MipsIndex
+from realm.retrieval.vectors import Vectors, VectorsInfo
+
+
+@dataclass(frozen=True)
+class IndexConfig:
+    """How a knowledge base is embedded."""
+
+    device: str = "auto"
+    """"auto": a GPU when there is one, else the CPU; or any torch device."""
+    precision: Literal["bf16", "fp32"] = "bf16"
+    """Of matrix products; vectors are stored in 16 bits either way."""
+    threads: int = 0
+    """CPU threads; 0: as many as torch takes by itself."""
+    keep: int = 2
+    """Index versions of this model that stay."""
+    folder: str = ""
+    """Where the index goes, if not into the knowledge base (training keeps its own)."""
+
+
+@dataclass(frozen=True)
+class IndexVersion:
+    """An index to search and where it comes from."""
+
+    index: MipsIndex
+    number: int
+    """Of the version on disk; 0: in memory only."""
+    step: int
+    """Training step of the embedder that made it."""
+
+
+def build_index(kb: KnowledgeBase, model_path: str, config: IndexConfig) -> dict[str, Any]:
+    """Embeds what the model's index lacks, everything if there is none, and publishes a version by one atomic commit."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    model = load_model(model_path).to(choose_device(config.device))
+    kb.check_tokenizer(model.tokenizer, model_path)
+    folder = Path(config.folder) if config.folder else index_folder(kb, model)
+    folder.mkdir(parents=True, exist_ok=True)
+    known = vectors.read(folder, kb.keys_N)
+    with autocast(model.device, config.precision):
+        if known is None or known.info.model != model.passage_fingerprint:
+            version, embedded = publish(kb, model, model_path, folder), len(kb)
+        else:
+            version, embedded = complete(kb, model, folder, known).version, len(known.missing)
+    vectors.keep_versions(folder, config.keep)
+    return {
+        "version": version,
+        "passages": len(kb),
+        "embedded": embedded,
+        "model": model.passage_fingerprint,
+        "step": model.step,
+    }
+
+
+def load_index(kb: KnowledgeBase, model: Model, model_path: str) -> IndexVersion:
+    """The newest index of this model; passages added since it was built are embedded first.
+
+    Raises:
+        InputError: the knowledge base has no index of this model.
+    """
+    folder = index_folder(kb, model)
+    known = vectors.read(folder, kb.keys_N) if folder.exists() else None
+    if known is None:
+        raise InputError(
+            f"{kb.folder} has no index of {model_path}: run `realm index --kb {kb.folder} --model {model_path}`"
+        )
+    known = complete(kb, model, folder, known)
+    return IndexVersion(MipsIndex(known.array, model.device), known.version, known.info.step)
+
+
+def index_folder(kb: KnowledgeBase, model: Model) -> Path:
+    """Where a model's vectors live in a knowledge base."""
+    return vectors.folder_of(kb.folder, model.passage_fingerprint)
+
+
+def publish(kb: KnowledgeBase, model: Model, model_path: str, folder: Path) -> int:
+    """Embeds every passage and publishes a version -> its number."""
+    array_ND = _embed(kb, model, np.arange(len(kb)))
+    info = VectorsInfo(
+        model=model.passage_fingerprint,
+        model_path=model_path,
+        step=model.step,
+        dim=array_ND.shape[1],
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        corpus=kb.fingerprint,
+    )
+    return vectors.publish(folder, kb.keys_N, array_ND, info)
+
+
+def complete(kb: KnowledgeBase, model: Model, folder: Path, known: Vectors) -> Vectors:
+    """The same vectors with those of missing passages, which are embedded and published now."""
+    if len(known.missing) == 0:
+        return known
+    array_MD = _embed(kb, model, known.missing)
+    version = vectors.append(folder, kb.keys_N[known.missing], array_MD, known.info.model, kb.fingerprint)
+    known.array[known.missing] = array_MD
+    return known._replace(missing=known.missing[:0], version=version)
+
+
+def _embed(kb: KnowledgeBase, model: Model, numbers: np.ndarray) -> np.ndarray:
+    return embed_passages(
+        model.embedder.passage, kb.tokens, numbers, model.tokenizer, model.lengths, model.device
+    )

@@ -1,0 +1,182 @@
+"""The index of a knowledge base: built, completed after additions, apart from other models' and never half there."""
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from realm.config import InputError
+from realm.model.folder import load_model, save_model
+from realm.retrieval import index as index_module
+from realm.retrieval import vectors
+from realm.retrieval.embedding import embed_passages
+from realm.retrieval.index import IndexConfig, build_index, index_folder, load_index
+from realm.text.corpus import Document
+from realm.text.inputs import Tokenizer
+from tests.retrieval.tiny import TinyTagger
+
+CONFIG = IndexConfig(device="cpu", precision="fp32")
+NEW = Document("Oakham", "Oakham lies on the river Tarn. Berthe sold the bells of Oakham to Corvo.", "new")
+
+
+@pytest.fixture
+def embedded(monkeypatch) -> list[list[int]]:
+    """The passage numbers of every call that embeds."""
+    calls: list[list[int]] = []
+
+    def embed(tower, tokens, numbers, *rest):
+        calls.append(numbers.tolist())
+        return embed_passages(tower, tokens, numbers, *rest)
+
+    monkeypatch.setattr(index_module, "embed_passages", embed)
+    return calls
+
+
+def expected(kb, model) -> np.ndarray:
+    return embed_passages(
+        model.embedder.passage, kb.tokens, np.arange(len(kb)), model.tokenizer, model.lengths, model.device
+    )
+
+
+def assert_searches(version, kb, model) -> None:
+    """Every passage's own vector finds it."""
+    vectors_ND = expected(kb, model)
+    np.testing.assert_allclose(version.index.rows(np.arange(len(kb))), vectors_ND, atol=4e-3)
+    hits = version.index.search(torch.from_numpy(vectors_ND.astype(np.float32)), 1)
+    assert hits.number_BK[:, 0].tolist() == list(range(len(kb)))
+
+
+def test_index_holds_every_passages_vector(own_kb, tiny_model, tiny_model_folder) -> None:
+    version = load_index(own_kb, tiny_model, str(tiny_model_folder))
+    assert (version.number, version.step) == (1, 3)
+    assert_searches(version, own_kb, tiny_model)
+
+
+def test_building_again_embeds_nothing(own_kb, tiny_model_folder, embedded) -> None:
+    report = build_index(own_kb, str(tiny_model_folder), CONFIG)
+    assert report["embedded"] == 0 and report["version"] == 1 and report["passages"] == len(own_kb)
+    assert embedded == []
+
+
+@pytest.mark.parametrize("by", ["load", "build"])
+def test_only_what_was_added_is_embedded(own_kb, tiny_model, tiny_model_folder, embedded, by) -> None:
+    before = len(own_kb)
+    own_kb.add([NEW], TinyTagger())
+    added = list(range(before, len(own_kb)))
+    assert added
+    if by == "build":
+        assert build_index(own_kb, str(tiny_model_folder), CONFIG)["embedded"] == len(added)
+    version = load_index(own_kb, tiny_model, str(tiny_model_folder))
+    assert embedded == [added]
+    assert version.number == 2
+    assert_searches(version, own_kb, tiny_model)
+    load_index(own_kb, tiny_model, str(tiny_model_folder))
+    assert len(embedded) == 1  # it was saved
+
+
+def test_deleted_passages_are_gone_without_embedding(own_kb, tiny_model, tiny_model_folder, embedded) -> None:
+    own_kb.delete(["d0", "d7"])
+    version = load_index(own_kb, tiny_model, str(tiny_model_folder))
+    assert embedded == [] and len(version.index) == len(own_kb) == 24
+    assert_searches(version, own_kb, tiny_model)
+
+
+def test_additions_and_deletions_together_keep_vectors_with_their_passages(
+    own_kb, tiny_model, tiny_model_folder, embedded
+) -> None:
+    own_kb.delete(["d3"])
+    own_kb.add([NEW, Document("Arden", "Arden was flooded. Corvo sent bread.", "d0")], TinyTagger())
+    version = load_index(own_kb, tiny_model, str(tiny_model_folder))
+    assert sum(map(len, embedded)) == 2
+    assert_searches(version, own_kb, tiny_model)
+
+
+def test_another_model_has_an_index_of_its_own(own_kb, tiny_model, tiny_model_folder, tmp_path) -> None:
+    with torch.no_grad():
+        for parameter in tiny_model.embedder.passage.projection.parameters():
+            parameter.mul_(-1)
+    save_model(tiny_model, tmp_path / "other")
+    with pytest.raises(InputError, match=r"no index of .*realm index --kb"):
+        load_index(own_kb, tiny_model, str(tmp_path / "other"))
+    build_index(own_kb, str(tmp_path / "other"), CONFIG)
+    assert_searches(load_index(own_kb, tiny_model, str(tmp_path / "other")), own_kb, tiny_model)
+    first = load_model(tiny_model_folder)
+    assert_searches(load_index(own_kb, first, str(tiny_model_folder)), own_kb, first)
+
+
+def test_model_whose_query_side_moved_finds_the_old_index(
+    own_kb, tiny_model, tiny_model_folder, embedded
+) -> None:
+    tiny_model.embedder.untie()
+    with torch.no_grad():
+        tiny_model.embedder.query.projection.weight.mul_(-1)
+    assert len(load_index(own_kb, tiny_model, str(tiny_model_folder)).index) == len(own_kb)
+    assert embedded == []
+
+
+def test_index_of_another_tokenizer_is_refused(own_kb, tiny_model, tmp_path) -> None:
+    tiny_model.tokenizer = Tokenizer.train(["quite other words"], vocab_size=40)
+    save_model(tiny_model, tmp_path / "other")
+    with pytest.raises(InputError, match="tokenizer") as error:
+        build_index(own_kb, str(tmp_path / "other"), CONFIG)
+    assert "\n" not in str(error.value)
+
+
+def test_build_into_a_folder_of_its_own_leaves_the_knowledge_base_alone(
+    own_kb, tiny_model_folder, tmp_path
+) -> None:
+    def files() -> set[Path]:
+        return {path.relative_to(own_kb.folder) for path in own_kb.folder.rglob("*")}
+
+    before = files()
+    config = IndexConfig(device="cpu", precision="fp32", folder=str(tmp_path / "run" / "index"))
+    assert build_index(own_kb, str(tiny_model_folder), config)["embedded"] == len(own_kb)
+    assert files() == before
+    found = vectors.read(tmp_path / "run" / "index", own_kb.keys_N)
+    assert found is not None and len(found.missing) == 0
+
+
+def test_only_the_newest_versions_stay(own_kb, tiny_model, tiny_model_folder) -> None:
+    folder = index_folder(own_kb, tiny_model)
+    for number in range(3):
+        own_kb.add([NEW._replace(id=f"n{number}", title=f"Oakham {number}")], TinyTagger())
+        build_index(own_kb, str(tiny_model_folder), CONFIG)
+    assert [vectors.info_of(folder, version) is not None for version in (3, 4)] == [True, True]
+    with pytest.raises(InputError, match="no version 2"):
+        vectors.info_of(folder, 2)
+
+
+def test_half_written_version_is_never_loaded(own_kb, tiny_model, tiny_model_folder, monkeypatch) -> None:
+    """A build that dies before its commit leaves files that no version names."""
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    folder = index_folder(own_kb, tiny_model)
+    shutil.copytree(folder, folder.parent / "other")
+    own_kb.add([NEW], TinyTagger())
+    with monkeypatch.context() as patch:
+        patch.setattr(vectors, "commit", die)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(own_kb, str(tiny_model_folder), CONFIG)
+    known = vectors.read(folder, own_kb.keys_N)
+    assert known is not None and known.version == 1 and len(known.missing) == 1
+    assert_searches(load_index(own_kb, tiny_model, str(tiny_model_folder)), own_kb, tiny_model)
+
+
+def test_damaged_index_is_one_line(own_kb, tiny_model, tiny_model_folder) -> None:
+    (data,) = (index_folder(own_kb, tiny_model) / "vectors.lance" / "data").iterdir()
+    os.truncate(data, data.stat().st_size // 2)
+    with pytest.raises(InputError, match="damaged") as error:
+        load_index(own_kb, tiny_model, str(tiny_model_folder))
+    assert "\n" not in str(error.value)
+
+
+def test_emptied_knowledge_base_has_an_empty_index(own_kb, tiny_model, tiny_model_folder) -> None:
+    own_kb.delete([f"d{n}" for n in range(14)])
+    version = load_index(own_kb, tiny_model, str(tiny_model_folder))
+    assert len(version.index) == 0
+    assert version.index.search(torch.ones(2, 16), 5).number_BK.shape == (2, 0)
