@@ -1,0 +1,258 @@
+"""The label-free health check: held-out masked facts of one's own corpus.
+
+A probe query is a masked sentence of a passage that no training query is cut from, whose span also stands in some other
+passage. Retrieval is right when one of the top k *other* passages holds the span; reading is right when the span is
+predicted. Nothing here needs a question or an answer written by anyone.
+
+Letters: B queries, K candidates with the null one, M masked tokens, D embedding, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from realm.config import InputError, progress
+from realm.model.device import autocast, choose_device
+from realm.model.encoders import evaluating
+from realm.model.folder import Model, load_model
+from realm.model.losses import passage_utility, retrieval_utility
+from realm.retrieval.bm25 import Bm25Index
+from realm.retrieval.candidates import choose_candidates, read_inputs
+from realm.retrieval.index import load_index
+from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
+from realm.retrieval.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds, repeats_text
+from realm.retrieval.mips import MipsIndex
+from realm.text.inputs import NULL_PASSAGE, query_inputs
+
+RANKS = (1, 5, 20)
+PROBE_SEED = 20_200_210
+"""The probe's queries are the same in every run: its numbers compare between models and over time."""
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    """How `realm probe` looks."""
+
+    held_out: float = 0.03
+    """Share of passages kept from training; the same as in the stages that made the model."""
+    queries: int = 2000
+    """Most probe queries whose retrieval is checked."""
+    read: int = 256
+    """Of these, how many are read."""
+    device: str = "auto"
+    """"auto": a GPU when there is one, else the CPU; or any torch device."""
+    precision: Literal["bf16", "fp32"] = "bf16"
+    """Of matrix products."""
+
+
+@dataclass(frozen=True)
+class ReadingReport:
+    """What the reader makes of retrieved passages, over all probe queries that it read."""
+
+    n: int
+    span_accuracy: float
+    """Percent of spans predicted whole, marginalised over the candidates."""
+    span_accuracy_without: float
+    """The same beside the null passage alone."""
+    retrieval_utility: float
+    """Nats per masked wordpiece that retrieval gains over the null passage."""
+    null_probability: float
+    """p(null|x) within the candidates."""
+    holder_gap: float
+    """Nats per span: gain over null of passages that hold the span, less that of those that do not."""
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """`recall` in percent; `reading` in the units of its fields."""
+
+    n: int
+    recall: dict[int, float]
+    reading: ReadingReport
+    ranks: np.ndarray
+    """Of the first holder, per query, as `first_holders` gives it: for paired tests."""
+
+    def as_dict(self) -> dict[str, Any]:
+        rounded = {k: round(v, 3) for k, v in vars(self.reading).items() if k != "n"}
+        return {"n": self.n, "recall": {str(k): round(v, 2) for k, v in self.recall.items()}} | rounded
+
+
+def held_out_queries(
+    kb: KnowledgeBase, share: float, max_tokens: int, count: int, spans: SpanIndex | None = None
+) -> list[MaskedQuery]:
+    """The probe's queries: spans of held-out passages that stand in some other passage too, all their repeats hidden.
+
+    Fewer than `count` when the corpus has no more; at most one per passage.
+    """
+    spans = spans or SpanIndex(kb.tokens)
+    rng = np.random.default_rng(PROBE_SEED)
+    queries = []
+    for passage in rng.permutation(np.flatnonzero(held_out(kb.ids, share))):
+        drawn = draw_queries(
+            kb.tokens, np.array([passage]), 1, rng, kb.tokenizer.mask_id, max_tokens, repeats=True
+        )
+        if drawn and len(spans.passages(drawn[0].targets)) > 1:
+            queries += drawn
+            if len(queries) == count:
+                break
+    return queries
+
+
+@torch.no_grad()
+def embed_queries(model: Model, queries: Sequence[MaskedQuery], at_once: int = 128) -> Tensor:
+    """Vectors of masked queries, dropout off -> [B, D]."""
+    with evaluating(model.embedder):
+        return torch.cat(
+            [
+                model.embedder.query(
+                    query_inputs([q.ids for q in part], model.tokenizer, model.lengths).to(model.device)
+                )
+                for part in (queries[i : i + at_once] for i in range(0, len(queries), at_once))
+            ]
+        )
+
+
+def first_holders(
+    queries: Sequence[MaskedQuery],
+    query_BD: Tensor,
+    index: MipsIndex,
+    tokens: PassageTokens,
+    depth: int = max(RANKS),
+) -> np.ndarray:
+    """Rank from 1 of the first other passage that holds the masked span, 0 where none of the top `depth` does -> [B]."""
+    return _ranks(queries, index.search(query_BD, depth + 8).number_BK.cpu().numpy(), tokens, depth)
+
+
+def first_holders_by_words(
+    queries: Sequence[MaskedQuery], kb: KnowledgeBase, depth: int = max(RANKS)
+) -> np.ndarray:
+    """The same ranks for BM25, which is asked for the sentence's visible words -> [B]."""
+    visible = [kb.tokenizer.decode(q.ids[q.ids != kb.tokenizer.mask_id]) for q in queries]
+    number_BK = Bm25Index(kb.titles, kb.texts()).search(visible, depth + 8).number_BK
+    return _ranks(queries, number_BK, kb.tokens, depth)
+
+
+def _ranks(
+    queries: Sequence[MaskedQuery], number_BK: np.ndarray, tokens: PassageTokens, depth: int
+) -> np.ndarray:
+    ranks = np.zeros(len(queries), dtype=np.int64)
+    for row, query in enumerate(queries):
+        rank = 0
+        for number in number_BK[row][number_BK[row] != NULL_PASSAGE].tolist():
+            body = tokens.body.row(number)
+            if number == query.passage or repeats_text(query.original, body):
+                continue
+            rank += 1
+            if rank > depth:
+                break
+            if holds(body, query.targets):
+                ranks[row] = rank
+                break
+    return ranks
+
+
+def recall_at(ranks: np.ndarray, k: int) -> float:
+    """Percent of queries whose first hit is within the top k."""
+    return float(100 * ((ranks > 0) & (ranks <= k)).mean()) if len(ranks) else float("nan")
+
+
+@torch.no_grad()
+def read_queries(
+    model: Model,
+    queries: Sequence[MaskedQuery],
+    query_BD: Tensor,
+    index: MipsIndex,
+    tokens: PassageTokens,
+    spans: SpanIndex,
+    candidates: int = 8,
+    at_once: int = 16,
+) -> ReadingReport:
+    """Reads every query beside its retrieved candidates, two guided holders among them, and beside nothing."""
+    right_with: list[bool] = []
+    right_without: list[bool] = []
+    gains: dict[bool, list[float]] = {True: [], False: []}
+    utility = null = pieces = 0.0
+    with (
+        evaluating(model.reader, model.embedder),
+        progress(total=len(queries), description="read the probe", unit="query") as bar,
+    ):
+        for start in range(0, len(queries), at_once):
+            part = queries[start : start + at_once]
+            chosen = choose_candidates(
+                part, query_BD[start : start + at_once], index, tokens, candidates, True, 2, spans
+            )
+            batch = read_inputs(part, chosen.number_BK, tokens, model.tokenizer, model.lengths).to(
+                model.device
+            )
+            _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
+            logp_PKV = model.reader.vocabulary_logp(batch.joint, batch.position_BM, batch.mask_BM)
+            row_P, masked_P = batch.mask_BM.nonzero(as_tuple=True)
+            target_P = batch.target_BM[row_P, masked_P]
+            logp_BKM = torch.zeros(*score_BK.shape, batch.mask_BM.shape[1], device=score_BK.device)
+            logp_BKM[row_P, :, masked_P] = logp_PKV[torch.arange(len(row_P)), :, target_P]
+            marginal_PV = (score_BK.log_softmax(dim=1)[row_P][:, :, None] + logp_PKV).logsumexp(dim=1)
+            for predicted_P, right in (
+                (marginal_PV.argmax(dim=1), right_with),
+                (logp_PKV[:, 0].argmax(dim=1), right_without),
+            ):
+                wrong_B = torch.zeros(len(part), device=score_BK.device).index_add(
+                    0, row_P, (predicted_P != target_P).float()
+                )
+                right.extend((wrong_B == 0).tolist())
+            utility += retrieval_utility(score_BK, logp_BKM, batch.mask_BM).item() * len(row_P)
+            pieces += len(row_P)
+            null += score_BK.softmax(dim=1)[:, 0].sum().item()
+            gain_BK = passage_utility(logp_BKM, batch.mask_BM).tolist()
+            for row, query in enumerate(part):
+                for column, number in enumerate(chosen.number_BK[row][1:], start=1):
+                    gains[holds(tokens.body.row(number), query.targets)].append(gain_BK[row][column])
+            bar.update(len(part))
+    count = max(1, len(queries))
+    return ReadingReport(
+        n=len(queries),
+        span_accuracy=100 * _mean(right_with),
+        span_accuracy_without=100 * _mean(right_without),
+        retrieval_utility=utility / max(1, pieces),
+        null_probability=null / count,
+        holder_gap=_mean(gains[True]) - _mean(gains[False]),
+    )
+
+
+def probe(
+    kb: KnowledgeBase, model_path: str, config: ProbeConfig, method: Literal["dense", "bm25"] = "dense"
+) -> ProbeReport:
+    """The whole check of a model folder on a knowledge base that has its index; `method` is what recall is of.
+
+    Raises:
+        InputError: the parts do not belong together, there is no index, or the corpus is too small to probe.
+    """
+    model = load_model(model_path)
+    kb.check_tokenizer(model.tokenizer, model_path)
+    model.to(choose_device(config.device))
+    index, spans = load_index(kb, model, model_path).index, SpanIndex(kb.tokens)
+    queries = held_out_queries(kb, config.held_out, model.lengths.query - 2, config.queries, spans)
+    if not queries:
+        raise InputError(
+            f"none of the {len(kb)} passages can be probed: a held-out one must have a salient span that another one holds; "
+            "hold out more with --set held_out=0.2, or use a larger corpus"
+        )
+    with autocast(model.device, config.precision):
+        query_BD = embed_queries(model, queries)
+        by_words = method == "bm25"
+        ranks = (
+            first_holders_by_words(queries, kb)
+            if by_words
+            else first_holders(queries, query_BD, index, kb.tokens)
+        )
+        reading = read_queries(
+            model, queries[: config.read], query_BD[: config.read], index, kb.tokens, spans
+        )
+    return ProbeReport(len(queries), {k: recall_at(ranks, k) for k in RANKS}, reading, ranks)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if len(values) else 0.0

@@ -1,0 +1,76 @@
+"""Between wordpieces and characters: where answers stand in a passage, and what text a predicted span is.
+
+Letters: B rows, W span widths, T tokens.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from realm.model.encoders import SpanReader
+from realm.qa.evaluation import Question
+from realm.text.inputs import Encoding, Lengths
+
+
+class TextSpan(NamedTuple):
+    """A piece of a passage's text: characters [start, end)."""
+
+    start: int
+    end: int
+
+
+def body_start(question_ids: Sequence[int], lengths: Lengths) -> int:
+    """The position of a passage's first wordpiece in a joint input: behind [CLS], the question and its [SEP]."""
+    return 2 + min(len(question_ids), lengths.query - 2)
+
+
+def text_span(encoding: Encoding, first: int, width: int) -> TextSpan:
+    """The characters of `width` + 1 wordpieces from the body's piece `first` on."""
+    return TextSpan(encoding.starts[first], encoding.ends[first + width])
+
+
+def answer_pieces(
+    question: Question, answer_ids: Sequence[Sequence[int]], text: str, body: Encoding
+) -> list[tuple[int, int]]:
+    """Every (first piece, width) of a passage's body that is an answer, overlaps and all (ORQA's span label).
+
+    Answers are matched as wordpiece sequences, so case and accents are the tokenizer's; patterns on the text, from the
+    first piece that a match touches to the last. An answer of more than `SpanReader.max_width` pieces cannot be read.
+    """
+    found = set()
+    if question.regex:
+        for pattern in question.answers:
+            for match in re.finditer(pattern, text, re.IGNORECASE | re.UNICODE | re.MULTILINE):
+                inside = [
+                    i
+                    for i, (s, e) in enumerate(zip(body.starts, body.ends, strict=True))
+                    if s < match.end() and e > match.start()
+                ]
+                if inside:
+                    found.add((inside[0], len(inside) - 1))
+    else:
+        ids = np.asarray(body.ids)
+        for answer in answer_ids:
+            width = len(answer)
+            if 0 < width <= len(ids):
+                windows = np.lib.stride_tricks.sliding_window_view(ids, width)
+                found |= {
+                    (int(i), width - 1) for i in np.flatnonzero((windows == np.asarray(answer)).all(axis=1))
+                }
+    return sorted((first, width) for first, width in found if width < SpanReader.max_width)
+
+
+def correct_mask(
+    spans: Sequence[Sequence[tuple[int, int]]], starts: Sequence[int], shape: tuple[int, int, int]
+) -> Tensor:
+    """True at the given spans of each row, whose bodies begin at `starts` -> [B, W, T] bool; what was cut off is left out."""
+    correct_BWT = torch.zeros(shape, dtype=torch.bool)
+    for row, (pieces, start) in enumerate(zip(spans, starts, strict=True)):
+        for first, width in pieces:
+            if width < shape[1] and start + first + width < shape[2] - 1:  # the last token is a [SEP]
+                correct_BWT[row, width, start + first] = True
+    return correct_BWT

@@ -1,0 +1,306 @@
+"""Questions in, answers with evidence out: the contract, the slices, and the same numbers by hand."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from realm.config import InputError
+from realm.model.encoders import body_mask
+from realm.model.folder import load_model, save_model
+from realm.qa import pipeline
+from realm.qa.evaluation import Question, normalise_answer
+from realm.qa.pipeline import AnswerConfig, Answerer, evaluate, question_ranks, retrieve_to_file
+from realm.retrieval.index import load_index
+from realm.text.corpus import Document
+from realm.text.inputs import Tokenizer, joint_inputs
+from realm.train.finetune import start_reader
+from tests.conftest import GOODS, RIVERS, RULERS, TOWNS
+from tests.retrieval.tiny import TinyTagger
+
+CONFIG = AnswerConfig(device="cpu")
+QUESTIONS = [
+    Question(f"q{n}", f"on which river lies {town}?", (RIVERS[n % 4],)) for n, town in enumerate(TOWNS)
+]
+
+
+@pytest.fixture(scope="module")
+def qa_folder(tiny_model_folder, tmp_path_factory) -> Path:
+    """The tiny model with a span reader of random but lively weights; the index of the tiny model serves it."""
+    model = load_model(tiny_model_folder)
+    reader = start_reader(model, seed=0)
+    torch.nn.init.normal_(reader.ends.weight)
+    torch.nn.init.normal_(reader.score.weight)
+    folder = tmp_path_factory.mktemp("qa") / "model"
+    save_model(model, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answerer(tiny_kb, qa_folder) -> Answerer:
+    return Answerer.load(str(tiny_kb.folder), str(qa_folder), CONFIG)
+
+
+def random_questions(count: int) -> list[str]:
+    draw = random.Random(0)
+    words = [*TOWNS, *RIVERS, *RULERS, *GOODS, "who", "built", "the", "tower", "in", "?", "é", "1284"]
+    return [" ".join(draw.choices(words, k=draw.randint(1, 12))) for _ in range(count)]
+
+
+# -- the contract
+
+
+def test_json_is_the_contract(answerer) -> None:
+    said = json.loads(json.dumps(answerer.answer("who built a tower in Arden?").to_json()))
+    assert list(said) == ["question", "answers", "index", "ms"]
+    assert said["question"] == "who built a tower in Arden?"
+    assert said["index"] == {"version": 1, "step": 3}
+    assert said["ms"].keys() == {"embed", "search", "read"} and all(ms >= 0 for ms in said["ms"].values())
+    assert len(said["answers"]) == 5
+    for answer in said["answers"]:
+        assert answer.keys() == {"text", "score", "probability", "start", "end", "passage"}
+        assert answer["passage"].keys() == {"id", "title", "text", "rank", "probability"}
+
+
+def test_answers_are_slices_of_their_passages(answerer, tiny_kb) -> None:
+    """200 of them, of random questions."""
+    texts = {passage.id: passage.text for passage in tiny_kb}
+    seen = 0
+    for found in answerer.answer_batch(random_questions(50)):
+        for answer in found.to_json()["answers"]:
+            passage = answer["passage"]
+            assert passage["text"] == texts[passage["id"]]
+            assert passage["text"][answer["start"] : answer["end"]] == answer["text"] != ""
+            assert answer["text"] == answer["text"].strip()
+            seen += 1
+    assert seen >= 200
+
+
+def test_answers_are_different_and_best_first(answerer) -> None:
+    for found in answerer.answer_batch(random_questions(20)):
+        scores = [answer.score for answer in found.answers]
+        assert scores == sorted(scores, reverse=True)
+        assert len({normalise_answer(answer.text) for answer in found.answers}) == len(scores)
+        assert sum(answer.probability for answer in found.answers) <= 1 + 1e-6
+
+
+def test_best_answer_is_that_of_scoring_every_span_of_every_passage(answerer, tiny_kb) -> None:
+    model = answerer.model
+    for question in random_questions(8):
+        (ids,) = model.tokenizer.encode([question])
+        query = answerer.embed([ids])[0]
+        scores = answerer.version.index.rows(np.arange(len(tiny_kb))) @ query.detach()
+        ranked = scores.argsort(descending=True)[:5].tolist()
+        spans, total = [], 0.0
+        for rank, number in enumerate(ranked, start=1):
+            (passage,) = tiny_kb.passages([number])
+            (encoding,) = model.tokenizer.encode_with_offsets([passage.text])
+            tokens = joint_inputs([ids], [encoding.ids], model.tokenizer, model.lengths)
+            with torch.no_grad():
+                grid = model.span_reader(tokens, body_mask(tokens, model.tokenizer.sep_id))[0]
+            for width, place in grid.isfinite().nonzero().tolist():
+                first = place - tokens.segments_BT[0].tolist().index(1)
+                text = passage.text[encoding.starts[first] : encoding.ends[first + width]]
+                score = (grid[width, place] + scores[number]).item()
+                spans.append((score, text, passage.id, rank))
+                total += float(np.exp(score))
+        best = max(spans)
+        answer = answerer.answer(question).answers[0]
+        assert (answer.text, answer.evidence.passage.id, answer.evidence.rank) == best[1:]
+        assert answer.score == pytest.approx(best[0], abs=1e-3)
+        assert answer.probability == pytest.approx(np.exp(best[0]) / total, rel=1e-2)
+        prior = torch.stack([scores[n] for n in ranked]).softmax(0)[answer.evidence.rank - 1]
+        assert answer.evidence.probability == pytest.approx(float(prior), rel=1e-2)
+
+
+def test_batch_gives_what_each_question_gives_alone(answerer) -> None:
+    questions = random_questions(9)
+    for together, question in zip(answerer.answer_batch(questions), questions, strict=True):
+        alone = answerer.answer(question)
+        assert together.question == alone.question == question
+        assert [a.text for a in together.answers] == [a.text for a in alone.answers]
+        np.testing.assert_allclose(
+            [a.score for a in together.answers], [a.score for a in alone.answers], atol=1e-3
+        )
+
+
+def test_lines_show_the_answer_in_its_passage(answerer) -> None:
+    found = answerer.answer("who built a tower in Arden?")
+    lines = found.lines()
+    assert len(lines) == 3 * len(found.answers)
+    assert all("\n" not in line for line in lines)
+    assert f"[[{found.answers[0].text}]]" in lines[2]
+    assert found.answers[0].evidence.passage.title in lines[1]
+
+
+# -- odd questions and knowledge bases
+
+
+def test_question_longer_than_the_model_takes_is_cut(answerer) -> None:
+    asked = ["river wool " * times for times in (8000, answerer.model.lengths.query)]
+    long, short = ([a.text for a in answerer.answer(question).answers] for question in asked)
+    assert long == short
+
+
+@pytest.mark.parametrize(
+    "question", ["", " ", "\u200b", "[SEP] [MASK] [CLS]", "日本", "?" * 50, "\ud7ff\x00\x07"]
+)
+def test_odd_questions_get_answers_too(answerer, question) -> None:
+    found = answerer.answer(question)
+    for answer in found.answers:
+        assert answer.evidence.passage.text[answer.start : answer.end] == answer.text
+    assert found.answers
+
+
+def test_model_without_a_span_reader_is_one_line(tiny_kb, tiny_model_folder) -> None:
+    answerer = Answerer.load(str(tiny_kb.folder), str(tiny_model_folder), CONFIG)
+    with pytest.raises(InputError, match="realm finetune") as error:
+        answerer.answer("who?")
+    assert "\n" not in str(error.value)
+
+
+def test_model_with_another_tokenizer_is_refused(tiny_kb, tiny_model, tmp_path) -> None:
+    tiny_model.tokenizer = Tokenizer.train(["quite other words"], vocab_size=40)
+    save_model(tiny_model, tmp_path / "other")
+    with pytest.raises(InputError, match="tokenizer") as error:
+        Answerer.load(str(tiny_kb.folder), str(tmp_path / "other"), CONFIG)
+    assert "\n" not in str(error.value)
+
+
+def test_added_documents_answer_at_once_and_deleted_ones_no_more(own_kb, qa_folder) -> None:
+    def titles() -> set[str]:
+        answerer = Answerer.load(
+            str(own_kb.folder), str(qa_folder), AnswerConfig(device="cpu", read=40, answers=500)
+        )
+        return {a.evidence.passage.title for a in answerer.answer("who sold the bells of Oakham?").answers}
+
+    assert "Oakham" not in titles()
+    own_kb.add(
+        [Document("Oakham", "Oakham lies on the Tarn. Quirin sold the bells of Oakham.", "o")], TinyTagger()
+    )
+    assert "Oakham" in titles()
+    own_kb.delete(["o", "d0"])
+    assert not {"Oakham", "Arden"} & titles()
+
+
+def test_emptied_knowledge_base_has_no_answer(own_kb, qa_folder) -> None:
+    own_kb.delete([f"d{n}" for n in range(14)])
+    found = Answerer.load(str(own_kb.folder), str(qa_folder), CONFIG).answer("who built a tower?")
+    assert found.answers == [] and len(found.lines()) == 1
+
+
+# -- retrieval to a file
+
+
+def lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def retrieve(kb, model, tmp_path: Path, method, questions=QUESTIONS, k: int = 4) -> list[dict]:
+    retrieve_to_file(kb, model, questions, k, method, tmp_path / "out.jsonl", CONFIG)
+    return lines(tmp_path / "out.jsonl")
+
+
+@pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
+def test_retrieved_file_has_the_form_of_the_contract(tiny_kb, tiny_model_folder, tmp_path, method) -> None:
+    passages = {passage.id: passage for passage in tiny_kb}
+    rows = retrieve(tiny_kb, str(tiny_model_folder), tmp_path, method)
+    assert [(row["id"], row["question"]) for row in rows] == [(q.id, q.question) for q in QUESTIONS]
+    for row in rows:
+        assert row.keys() == {"id", "question", "passages"} and len(row["passages"]) == 4
+        scores = [p["score"] for p in row["passages"]]
+        assert scores == sorted(scores, reverse=True)
+        for found in row["passages"]:
+            assert found.keys() == {"id", "title", "text", "score"}
+            assert (found["title"], found["text"]) == (
+                passages[found["id"]].title,
+                passages[found["id"]].text,
+            )
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_dense_ranking_is_that_of_all_inner_products(
+    tiny_kb, tiny_model, tiny_model_folder, tmp_path
+) -> None:
+    answerer = Answerer.load(str(tiny_kb.folder), str(tiny_model_folder), CONFIG)
+    vectors = answerer.version.index.rows(np.arange(len(tiny_kb)))
+    for row in retrieve(tiny_kb, str(tiny_model_folder), tmp_path, "dense"):
+        query = answerer.embed(tiny_model.tokenizer.encode([row["question"]]))[0]
+        best = (vectors @ query).argsort(descending=True)[:4].tolist()
+        assert [p["id"] for p in row["passages"]] == [tiny_kb.ids[n] for n in best]
+
+
+def test_words_need_no_model_and_find_the_town(tiny_kb, tmp_path) -> None:
+    rows = retrieve(tiny_kb, None, tmp_path, "bm25", k=2)
+    assert all(row["passages"][0]["title"] in row["question"] for row in rows)
+
+
+@pytest.mark.parametrize(("method", "expected"), [("bm25", 0), ("hybrid", 4)])
+def test_question_without_a_known_word_finds_nothing_by_words(
+    tiny_kb, tiny_model_folder, tmp_path, method, expected
+) -> None:
+    """And few passages where few hold one."""
+    asked = [Question("1", "zzz qqq", ("x",)), Question("2", "zzz Arden qqq", ("x",))]
+    strange, known = retrieve(tiny_kb, str(tiny_model_folder), tmp_path, method, asked)
+    assert len(strange["passages"]) == expected
+    assert any("Arden" in passage["text"] for passage in known["passages"][:2])
+
+
+def test_file_that_cannot_be_finished_leaves_the_old_one(
+    tiny_kb, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "out.jsonl").write_text("old")
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline.Retriever, "search", die)
+    with pytest.raises(KeyboardInterrupt):
+        retrieve(tiny_kb, str(tiny_model_folder), tmp_path, "dense")
+    assert (tmp_path / "out.jsonl").read_text() == "old"
+
+
+# -- evaluation
+
+
+def test_evaluation_without_a_span_reader_counts_recall_only(tiny_kb, tiny_model_folder) -> None:
+    answerer = Answerer.load(str(tiny_kb.folder), str(tiny_model_folder), CONFIG)
+    report = evaluate(answerer, QUESTIONS).as_dict()
+    assert (report["n"], report["em"], report["f1"]) == (14, 0.0, 0.0)
+    ranks = []
+    for question in QUESTIONS:
+        query = answerer.embed(answerer.model.tokenizer.encode([question.question]))[0]
+        order = (answerer.version.index.rows(np.arange(28)) @ query).argsort(descending=True).tolist()
+        texts = [passage.text for passage in tiny_kb.passages(order)]
+        ranks.append(1 + next(i for i, text in enumerate(texts) if question.answers[0] in text))
+    assert report["recall"]["5"] == round(100 * np.mean([rank <= 5 for rank in ranks]), 2)
+    assert report["mrr"] == round(100 * np.mean([1 / rank for rank in ranks]), 2)
+    index = load_index(tiny_kb, answerer.model, str(tiny_model_folder)).index
+    assert question_ranks(answerer.model, tiny_kb, index, QUESTIONS, 28).tolist() == ranks
+    assert question_ranks(answerer.model, tiny_kb, index, QUESTIONS, 3).tolist() == [
+        r if r <= 3 else 0 for r in ranks
+    ]
+
+
+def test_evaluation_scores_the_first_answer(answerer) -> None:
+    questions = [
+        Question(str(n), q.question, (answerer.answer(q.question).answers[0].text if n % 2 else "no",))
+        for n, q in enumerate(QUESTIONS)
+    ]
+    assert evaluate(answerer, questions).as_dict()["em"] == 50.0
+
+
+@pytest.mark.parametrize("method", ["bm25", "hybrid"])
+def test_evaluation_takes_other_rankings_for_recall(answerer, method) -> None:
+    asked = [*QUESTIONS, Question("strange", "zzz qqq", ("x",))]
+    report = evaluate(answerer, asked, method).as_dict()
+    assert report["n"] == 15 and report["recall"]["100"] is not None
+
+
+def test_evaluation_report_is_the_contract(answerer) -> None:
+    report = evaluate(answerer, QUESTIONS).as_dict()
+    assert report.keys() == {"n", "em", "em_ci95", "f1", "recall", "mrr"}
+    assert list(report["recall"]) == ["1", "5", "20", "100"]

@@ -1,0 +1,133 @@
+"""Wordpieces and characters: where answers stand, against plain searches of ids and of text."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm.model.encoders import body_mask
+from realm.qa.evaluation import Question
+from realm.qa.spans import answer_pieces, body_start, correct_mask, text_span
+from realm.text.inputs import Encoding, Lengths, Tokenizer, joint_inputs
+
+LENGTHS = Lengths(query=8, passage=14)
+TEXT = "The river Tarn, in 1284: the TARN froze. Tärn River was 1,300 km long; O'Neill's tarn."
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train([TEXT] * 3 + ["river tarn froze long o'neill's ouse"] * 3, vocab_size=200)
+
+
+def question(*answers: str, regex: bool = False) -> Question:
+    return Question("1", "?", answers, regex)
+
+
+def found(tokenizer: Tokenizer, text: str, asked: Question) -> list[str]:
+    """The texts of all correct spans."""
+    (encoding,) = tokenizer.encode_with_offsets([text])
+    ids = [] if asked.regex else tokenizer.encode(asked.answers)
+    spans = [text_span(encoding, first, width) for first, width in answer_pieces(asked, ids, text, encoding)]
+    return [text[span.start : span.end] for span in spans]
+
+
+@given(st.integers(0, 30), st.integers(0, 30))
+def test_body_starts_where_segment_1_does(question_length, body_length) -> None:
+    tokenizer = Tokenizer.train([TEXT], vocab_size=60)
+    ids = list(range(10, 10 + question_length))
+    tokens = joint_inputs([ids], [list(range(40, 40 + body_length))], tokenizer, LENGTHS)
+    start = body_start(ids, LENGTHS)
+    assert tokens.segments_BT[0].tolist().index(1) == start
+    kept = tokens.ids_BT[0, start:-1].tolist()
+    assert kept == list(range(40, 40 + len(kept))) and len(kept) == min(
+        body_length, LENGTHS.joint - 3 - min(question_length, 6)
+    )
+
+
+def test_answers_are_found_whatever_their_case_and_accents(tokenizer) -> None:
+    assert found(tokenizer, TEXT, question("tarn")) == ["Tarn", "TARN", "Tärn", "tarn"]
+    assert found(tokenizer, TEXT, question("River Tarn")) == ["river Tarn"]
+    assert found(tokenizer, TEXT, question("O'Neill")) == ["O'Neill"]
+    assert found(tokenizer, TEXT, question("1,300 km", "1284")) == ["1284", "1,300 km"]
+    assert found(tokenizer, TEXT, question("Ouse")) == []
+
+
+def test_patterns_are_found_from_the_first_piece_they_touch_to_the_last(tokenizer) -> None:
+    assert found(tokenizer, TEXT, question(r"\d,?\d+", regex=True)) == ["1284", "1,300"]
+    assert found(tokenizer, TEXT, question(r"river\s+tarn|TÄRN river", regex=True)) == [
+        "river Tarn",
+        "Tärn River",
+    ]
+    assert found(tokenizer, TEXT, question(r"^tarn", regex=True)) == []
+
+
+def test_answer_longer_than_ten_pieces_cannot_be_read(tokenizer) -> None:
+    text = "a b c d e f g h i j k"
+    assert found(tokenizer, text, question("a b c d e f g h i j")) == ["a b c d e f g h i j"]
+    assert found(tokenizer, text, question("a b c d e f g h i j k")) == []
+    assert found(tokenizer, text, question("a.*k", regex=True)) == []
+
+
+def test_overlapping_answers_all_count(tokenizer) -> None:
+    assert found(tokenizer, "x x x", question("x x", "x")) == ["x", "x x", "x", "x x", "x"]
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=25), st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=3)
+)
+def test_answer_pieces_agree_with_a_plain_loop(body, answers) -> None:
+    encoding = Encoding(body, list(range(len(body))), list(range(1, len(body) + 1)))
+    plain = {
+        (start, len(answer) - 1)
+        for answer in answers
+        for start in range(len(body))
+        if answer and body[start : start + len(answer)] == answer
+    }
+    assert answer_pieces(question("-"), answers, "", encoding) == sorted(plain)
+
+
+@given(st.text(alphabet="ab c", max_size=40), st.sampled_from(["a+", "b c", "a b|c", "[ab]{2}"]))
+def test_patterns_agree_with_a_plain_search_of_the_text(text, pattern) -> None:
+    pieces = [match.span() for match in re.finditer(r"\S", text)]
+    encoding = Encoding([7] * len(pieces), [s for s, _ in pieces], [e for _, e in pieces])
+    spans = answer_pieces(question(pattern, regex=True), [], text, encoding)
+    cut = sorted((encoding.starts[first], encoding.ends[first + width]) for first, width in spans)
+    assert cut == sorted(
+        m.span() for m in re.finditer(pattern, text) if len(m.group().replace(" ", "")) <= 10
+    )
+
+
+def test_correct_spans_stand_where_the_reader_scores_them_and_cut_ones_are_left_out(tokenizer) -> None:
+    """The golden example of the reference: [CLS] 7 8 [SEP] 20 21 22 21 22 [SEP], the answer 21 22 at 5-6 and 7-8."""
+    sentence, body, spans = [7, 8], [20, 21, 22, 21, 22], [(1, 1), (3, 1)]
+    start = body_start(sentence, LENGTHS)
+    whole = correct_mask([spans], [start], (1, 10, 10))
+    assert whole.nonzero().tolist() == [[0, 1, 5], [0, 1, 7]]
+    # at length 8 the second one is cut, its last piece by the closing [SEP]
+    cut = Lengths(query=4, passage=4)
+    tokens = joint_inputs([sentence], [body], tokenizer, cut)
+    assert tokens.ids_BT.shape == (1, 8)
+    assert correct_mask([spans], [start], (1, 8, 8)).nonzero().tolist() == [[0, 1, 5]]
+    assert correct_mask([[(2, 0), (3, 0)]], [start], (1, 8, 8)).nonzero().tolist() == [[0, 0, 6]]
+
+
+@given(st.integers(0, 9), st.lists(st.integers(0, 14), min_size=1, max_size=4), st.integers(0, 1000))
+def test_every_correct_span_lies_in_its_passage(question_length, body_lengths, seed) -> None:
+    tokenizer = Tokenizer.train([TEXT], vocab_size=60)
+    draw = np.random.default_rng(seed)
+    ids = [list(range(10, 10 + question_length))] * len(body_lengths)
+    tokens = joint_inputs(ids, [[30] * n for n in body_lengths], tokenizer, LENGTHS)
+    spans = [[(int(draw.integers(n)), int(draw.integers(3)))] if n else [] for n in body_lengths]
+    spans = [[(f, w) for f, w in row if f + w < n] for row, n in zip(spans, body_lengths, strict=True)]
+    length = tokens.ids_BT.shape[1]
+    starts = [body_start(one, LENGTHS) for one in ids]
+    correct = correct_mask(spans, starts, (len(ids), min(10, length), length))
+    inside = body_mask(tokens, tokenizer.sep_id)
+    for row, width, first in correct.nonzero().tolist():
+        assert inside[row, first : first + width + 1].all()
+    uncut = [s for s, start in zip(spans, starts, strict=True) if s and start + sum(s[0]) < LENGTHS.joint - 1]
+    assert int(correct.sum()) == len(uncut)
+    assert correct.dtype == torch.bool
