@@ -185,16 +185,5 @@ def load_model(folder: str | Path) -> Model:
     return model
 
 
-def check_same_tokenizer(
-    model_name: str | Path, model: Tokenizer, kb_name: str | Path, kb: Tokenizer
-) -> None:
-    """Refuses a model and a knowledge base whose wordpieces mean different things."""
-    if model.fingerprint != kb.fingerprint:
-        raise InputError(
-            f"{model_name} has tokenizer {model.fingerprint}, knowledge base {kb_name} has {kb.fingerprint}: "
-            f"rebuild it with `realm kb build ... --tokenizer {model_name}`"
-        )
-
-
 def _with_prefix(states: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): value for name, value in states.items() if name.startswith(prefix)}

@@ -13,8 +13,8 @@ def token_marginal(score_BK: Tensor, token_logp_BKM: Tensor) -> Tensor:
 
     >>> score = torch.tensor([[2.0, 1.0, 0.0]])
     >>> logp = torch.tensor([[[0.1, 0.2], [0.5, 0.6], [0.9, 0.3]]]).log()
-    >>> token_marginal(score, logp).exp().round(decimals=4).tolist()
-    [[0.2699..., 0.3068...]]
+    >>> [round(p, 4) for p in token_marginal(score, logp).exp().flatten().tolist()]
+    [0.2699, 0.3069]
     """
     retrieval_logp_BK = score_BK.log_softmax(dim=-1)
     return (retrieval_logp_BK[:, :, None] + token_logp_BKM).logsumexp(dim=1)

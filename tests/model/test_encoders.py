@@ -23,6 +23,7 @@ from realm.model.encoders import (
     evaluating,
     fit_projection,
     load_reader,
+    set_attention,
     set_dropout,
 )
 from realm.text.inputs import Lengths, Tokenizer, Tokens, joint_inputs, passage_inputs
@@ -408,14 +409,30 @@ def test_embedder_starts_on_a_copy_of_the_readers_trunk(reader: MaskedReader) ->
             assert ours.isdisjoint(p.data_ptr() for p in reader.parameters())
 
 
-def test_networks_without_dropout_train_as_they_evaluate(reader: MaskedReader, tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_networks_without_dropout_train_as_they_evaluate(
+    reader: MaskedReader, tokenizer: Tokenizer, attention: str
+) -> None:
     """Also inside the attention, whose probability transformers keeps elsewhere."""
+    reader.bert.bert.set_attn_implementation(attention)
     joint, position, target, mask = masked_batch(tokenizer, queries=2, candidates=2)
     with torch.no_grad():
         evaluated = reader.token_logp(joint, position, target, mask)
         assert not torch.allclose(reader.train().token_logp(joint, position, target, mask), evaluated)
         set_dropout(reader, 0.0)
         assert torch.equal(reader.train().token_logp(joint, position, target, mask), evaluated)
+
+
+def test_attention_of_a_cpu_gives_what_that_of_a_gpu_gives(
+    reader: MaskedReader, tokenizer: Tokenizer
+) -> None:
+    batch = masked_batch(tokenizer, queries=3, candidates=3)
+    found = []
+    for device in ("cpu", "cuda"):  # the kind of attention, not the device
+        set_attention(reader, torch.device(device))
+        with torch.no_grad():
+            found.append(reader.token_logp(*batch))
+    assert torch.allclose(*found, atol=1e-4)
 
 
 def test_evaluating_gives_back_the_mode_even_after_an_error() -> None:

@@ -1,0 +1,228 @@
+"""Fine-tuning on questions and answers (ORQA, Lee et al. 2019, section 3; REALM section 3.3).
+
+Two losses of equal weight: the retriever's, over the best few hundred passages (does one of them hold an answer?), which
+teaches before the reader finds anything; and the reader's, over every span of the best five, whose scores contain the
+retrieval score. Passage vectors stay as they are: only the question side of the embedder moves.
+
+Letters: B questions, N retrieved passages, K passages read, W span widths, T tokens, D embedding.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from realm.config import InputError
+from realm.model.device import choose_device
+from realm.model.encoders import SpanReader, body_mask
+from realm.model.folder import Model, load_model
+from realm.model.losses import any_correct_loss
+from realm.qa.evaluation import Question, has_answer
+from realm.qa.pipeline import AnswerConfig, Answerer, evaluate
+from realm.qa.spans import answer_pieces, body_start, correct_mask
+from realm.retrieval.index import IndexVersion, load_index
+from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.text.corpus import Passage
+from realm.text.inputs import Tokens, joint_inputs, query_inputs
+from realm.train.loop import RunConfig, TrainRun, generator
+
+
+@dataclass(frozen=True)
+class FinetuneConfig(RunConfig):
+    """Settings of `realm finetune` (released: batch 1, rate 1e-5, 5 passages read, 5,000 retrieved)."""
+
+    batch_size: int = 8
+    """Questions per step."""
+    learning_rate: float = 1e-5
+    """Peak rate of the reader."""
+    retriever_rate: float = 1e-5
+    """Peak rate of the question side of the embedder."""
+    read: int = 5
+    """Passages read per question."""
+    retrieved: int = 500
+    """Passages over which the retriever's loss is taken."""
+    dev_every: int = 200
+    """Steps between two evaluations on the dev questions; the best model by exact match is kept."""
+    dev_questions: int = 500
+    """Dev questions used for that."""
+
+
+def train(
+    kb: KnowledgeBase,
+    out: Path,
+    config: FinetuneConfig,
+    init: str,
+    questions: Sequence[Question],
+    dev: Sequence[Question],
+) -> Path:
+    """Fine-tunes the model folder `init`; its index must be there, and serves the new model too."""
+    if not questions:
+        raise InputError("there is no training question")
+    model = load_model(init).to(
+        choose_device(config.device)
+    )  # before the index, which goes where the model is
+    kb.check_tokenizer(model.tokenizer, init)
+    version = load_index(kb, model, init)
+    reader = start_reader(model, config.seed)
+    model.embedder.untie()
+    rates = {model.embedder.query: config.retriever_rate, reader: config.learning_rate}
+    examples = Examples(kb, model, questions)
+    asked = hashlib.sha256(repr((questions, dev)).encode()).hexdigest()[:16]
+    names = {"init": init, "kb": kb.fingerprint, "questions": asked}
+    with TrainRun("finetune", out, config, model, rates, names) as run:
+        best = Best(run, kb, model, version, dev[: config.dev_questions], config)
+        if run.step == 0:
+            best.look()
+        for step in run.steps():
+            batch = examples.batch(config.seed, step, config.batch_size)
+            with run.autocast():
+                query_BD = model.embedder.query(examples.inputs(batch).to(run.device))
+                hits = version.index.search(query_BD, config.retrieved)
+                passage_BND = version.index.rows(hits.number_BK.flatten()).view(*hits.number_BK.shape, -1)
+                score_BN = (query_BD[:, None] * passage_BND).sum(dim=-1)
+                holds_BN = examples.holds(batch, hits.number_BK.cpu().numpy()).to(run.device)
+                retriever_loss = any_correct_loss(score_BN, holds_BN)
+                logit_BX, correct_BX = examples.read(
+                    reader, batch, hits.number_BK[:, : config.read], score_BN
+                )
+                reader_loss = any_correct_loss(logit_BX, correct_BX)
+            run.update(
+                retriever_loss + reader_loss,
+                {
+                    "retriever_loss": retriever_loss.item(),
+                    "reader_loss": reader_loss.item(),
+                    "recall_read": holds_BN[:, : config.read].any(dim=1).float().mean().item(),
+                    "readable": correct_BX.any(dim=1).float().mean().item(),
+                },
+            )
+            if run.step % config.dev_every == 0 or run.step == config.steps:
+                best.look()
+        best.restore()
+        return run.finish()
+
+
+def start_reader(model: Model, seed: int) -> SpanReader:
+    """A span reader on a copy of the masked-LM reader's trunk, with a fresh span head; part of the model from now on."""
+    torch.manual_seed(seed)
+    trunk = type(model.reader.bert.bert)(model.reader.config, add_pooling_layer=False)
+    trunk.load_state_dict(model.reader.bert.bert.state_dict())
+    model.span_reader = SpanReader(trunk)
+    return model.span_reader
+
+
+class Examples:
+    """Training questions: their wordpieces, and where their answers stand."""
+
+    def __init__(self, kb: KnowledgeBase, model: Model, questions: Sequence[Question]):
+        self._kb, self._model, self._questions = kb, model, questions
+        self._ids = model.tokenizer.encode([q.question for q in questions])
+        self._answer_ids = [  # an [UNK] would be found in every word that the tokenizer does not know
+            [
+                ids
+                for ids in model.tokenizer.encode(q.answers)
+                if model.tokenizer.unk_id not in ids and not q.regex
+            ]
+            for q in questions
+        ]
+        self._passages: dict[int, Passage] = {}
+        self._holds: dict[tuple[int, int], bool] = {}
+
+    def batch(self, seed: int, step: int, size: int) -> np.ndarray:
+        """The numbers of a step's questions: each question once per epoch, in an order that belongs to the epoch."""
+        places = np.arange(step * size, (step + 1) * size)
+        count = len(self._questions)
+        orders = {
+            epoch: generator(seed, 7, int(epoch)).permutation(count) for epoch in np.unique(places // count)
+        }
+        return np.array([orders[place // count][place % count] for place in places])
+
+    def inputs(self, batch: np.ndarray) -> Tokens:
+        return query_inputs([self._ids[q] for q in batch], self._model.tokenizer, self._model.lengths)
+
+    def holds(self, batch: np.ndarray, number_BN: np.ndarray) -> Tensor:
+        """Whether each retrieved passage holds an answer -> [B, N] bool."""
+        self._load(number_BN.ravel())
+        return torch.tensor(
+            [[self._has(int(q), int(n)) for n in row] for q, row in zip(batch, number_BN, strict=True)]
+        )
+
+    def read(
+        self, reader: SpanReader, batch: np.ndarray, number_BK: Tensor, score_BN: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Span + retrieval scores over all passages read, and which spans are answers -> two of [B, K * W * T]."""
+        model, numbers = self._model, number_BK.cpu().numpy()
+        self._load(numbers.ravel())
+        passages = [self._passages[int(n)] for n in numbers.ravel()]
+        encodings = model.tokenizer.encode_with_offsets([p.text for p in passages])
+        owner = np.repeat(batch, numbers.shape[1])
+        tokens = joint_inputs(
+            [self._ids[q] for q in owner], [e.ids for e in encodings], model.tokenizer, model.lengths
+        )
+        spans = [
+            answer_pieces(self._questions[q], self._answer_ids[q], passage.text, encoding)
+            for q, passage, encoding in zip(owner, passages, encodings, strict=True)
+        ]
+        starts = [body_start(self._ids[q], model.lengths) for q in owner]
+        tokens = tokens.to(score_BN.device)
+        span_RWT = reader(tokens, body_mask(tokens, model.tokenizer.sep_id))
+        rows, widths, length = span_RWT.shape
+        correct_RWT = correct_mask(spans, starts, (rows, widths, length)).to(score_BN.device)
+        logit_BKX = span_RWT.view(*numbers.shape, -1) + score_BN[:, : numbers.shape[1], None]
+        return logit_BKX.flatten(1), correct_RWT.view(len(batch), -1)
+
+    def _load(self, numbers: np.ndarray) -> None:
+        new = np.array([n for n in np.unique(numbers) if int(n) not in self._passages], dtype=np.int64)
+        if len(new):
+            self._passages |= dict(zip(new.tolist(), self._kb.passages(new), strict=True))
+
+    def _has(self, question: int, number: int) -> bool:
+        key = question, number
+        if key not in self._holds:
+            self._holds[key] = has_answer(self._passages[number].text, self._questions[question])
+        return self._holds[key]
+
+
+class Best:
+    """Remembers the weights with the highest exact match on the dev questions; survives a restart with the run."""
+
+    def __init__(
+        self,
+        run: TrainRun,
+        kb: KnowledgeBase,
+        model: Model,
+        version: IndexVersion,
+        dev: Sequence[Question],
+        config: FinetuneConfig,
+    ):
+        self._run, self._dev = run, dev
+        self._answerer = Answerer(
+            kb,
+            model,
+            version,
+            AnswerConfig(read=config.read, answers=1, device=config.device, precision=config.precision),
+        )
+        self._parts = [model.embedder.query, model.span_reader]
+
+    def look(self) -> None:
+        """Evaluates, logs, and keeps the weights if they are the best so far."""
+        if not self._dev:
+            return
+        state = self._run.state
+        report = evaluate(self._answerer, self._dev).as_dict()
+        self._run.log({"dev_em": report["em"], "dev_f1": report["f1"], "dev_recall_5": report["recall"]["5"]})
+        if report["em"] >= state.get("best_em", -1.0):
+            state["best_em"], state["best_step"] = report["em"], self._run.step
+            state["best"] = [
+                {k: v.detach().clone() for k, v in p.state_dict().items()} for p in self._parts if p
+            ]
+
+    def restore(self) -> None:
+        """Puts the best weights back into the model."""
+        if "best" in self._run.state:
+            for part, states in zip(self._parts, self._run.state["best"], strict=True):
+                assert part is not None
+                part.load_state_dict(states)

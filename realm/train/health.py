@@ -1,0 +1,155 @@
+"""What a pre-training run watches about itself, and what it does when it sees harm.
+
+Two rules. The reader first: until passages that hold the masked span help it clearly more than others (the holder gap), it
+trains alone and the retriever does not move; a retriever that follows a reader who cannot read only gets worse. And no
+harm: each new index version is judged on held-out masked facts before it is used; one that falls more than `margin` points
+below the start is refused, the embedder goes back to the last healthy version and its learning rate is halved.
+
+Mean retrieval utility and training loss are logged but judge nothing: both look well while recall collapses.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from realm.config import InputError
+from realm.model.folder import Model
+from realm.qa.evaluation import Question
+from realm.qa.pipeline import question_ranks
+from realm.qa.probe import RANKS, embed_queries, first_holders, held_out_queries, read_queries, recall_at
+from realm.retrieval.index import IndexVersion
+from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.retrieval.masked_queries import SpanIndex
+from realm.train.loop import TrainRun
+
+
+@dataclass(frozen=True)
+class HealthConfig:
+    """When a run holds its retriever back, and when it takes a step back."""
+
+    gate: float = 2.0
+    """Holder gap in nats from which the retriever may move; 0: from the first step."""
+    gate_every: int = 25
+    """Steps between two looks at the holder gap while it is below the gate."""
+    gate_limit: int = 500
+    """Reader-only steps after which the run gives up."""
+    margin: float = 2.0
+    """Points of probe recall@5 below the start at which an index version is refused; negative values never refuse."""
+    patience: int = 3
+    """Refused versions after which the retriever stays as it is for the rest of the run."""
+    queries: int = 1000
+    """Probe queries whose recall judges a version."""
+    read: int = 96
+    """Probe queries that the reader reads for the holder gap."""
+
+
+class HealthWatch:
+    """Judges index versions; owns the probe and the last healthy embedder.
+
+    What it knows lives in the run's state, so that an interrupted run goes on with it.
+    """
+
+    def __init__(
+        self,
+        config: HealthConfig,
+        share: float,
+        kb: KnowledgeBase,
+        spans: SpanIndex,
+        model: Model,
+        run: TrainRun,
+        questions: list[Question] | None,
+    ):
+        self.config, self.kb, self.spans, self.model, self.run = config, kb, spans, model, run
+        self.questions = questions or []
+        self.queries = held_out_queries(kb, share, model.lengths.query - 2, config.queries, spans)
+        self.state = run.state.setdefault("health", {})
+
+    @property
+    def reader_ready(self) -> bool:
+        """Whether the retriever may move; once it may, it may for the rest of the run."""
+        return bool(self.state["reader_ready"])
+
+    def start(self, version: IndexVersion, needs_reader: bool) -> None:
+        """Looks at the run's first version, which sets the bar."""
+        if self.state:  # an interrupted run has one
+            return
+        recall, top = self._look(version, None)
+        ready = not needs_reader or not self.queries or self.config.gate <= 0
+        self.state |= {"reader_ready": ready, "start_recall": recall, "refused": 0}
+        self._keep(top)
+        if not ready:
+            self._read(version)
+
+    def after_step(self, built: IndexVersion | None, current: IndexVersion) -> IndexVersion:
+        """The version to search from now on: the built one where it is healthy, else the current one."""
+        if not self.reader_ready and self.run.step % self.config.gate_every == 0:
+            self._read(current)
+        if built is None:
+            return current
+        recall, top = self._look(built, self.state["top"].cpu().numpy())
+        bar = self.state["start_recall"] - self.config.margin
+        if self.config.margin < 0 or not self.queries or recall >= bar:
+            self._keep(top)
+            self._read(built)
+            return built
+        self.state["refused"] += 1
+        self.model.embedder.load_state_dict(
+            self.state["healthy"], strict=False
+        )  # a shared tower is in it once
+        self.run.forget_momentum(self.model.embedder)
+        frozen = self.state["refused"] >= self.config.patience
+        self.run.scale_rate(self.model.embedder, 0.0 if frozen else 0.5)
+        self.run.say(
+            f"index of step {built.step} refused: probe recall@5 {recall:.1f} is below {bar:.1f}; embedder back to step "
+            f"{current.step}, its learning rate {'0 from here on' if frozen else 'halved'}"
+        )
+        return current
+
+    def _look(self, version: IndexVersion, before: np.ndarray | None) -> tuple[float, np.ndarray]:
+        """Logs a version's recall on probe and questions, and how much of the top 20 changed -> recall@5, top 20."""
+        if not self.queries:
+            return 0.0, np.zeros((0, 0))
+        query_BD = self._embed()
+        ranks = first_holders(self.queries, query_BD, version.index, self.kb.tokens)
+        top = version.index.search(query_BD, max(RANKS)).number_BK.cpu().numpy()
+        line = {f"probe_recall_{k}": round(recall_at(ranks, k), 2) for k in RANKS}
+        if self.questions:
+            question = question_ranks(self.model, self.kb, version.index, self.questions, max(RANKS))
+            line |= {f"question_recall_{k}": round(recall_at(question, k), 2) for k in RANKS}
+        if before is not None:
+            kept = [len(np.intersect1d(a, b)) / len(a) for a, b in zip(before, top, strict=True)]
+            line["churn"] = round(1 - float(np.mean(kept)), 4)
+        self.run.log({"index_step": version.step, "index_number": version.number, **line})
+        return recall_at(ranks, 5), top
+
+    def _read(self, version: IndexVersion) -> None:
+        """Logs what the reader makes of passages, and opens the gate when it reads well enough."""
+        if not self.queries:
+            return
+        queries = self.queries[: self.config.read]
+        with self.run.autocast():
+            report = read_queries(
+                self.model, queries, self._embed()[: len(queries)], version.index, self.kb.tokens, self.spans
+            )
+        self.run.log(
+            {"holder_gap": round(report.holder_gap, 4), "span_accuracy": round(report.span_accuracy, 2)}
+        )
+        if self.reader_ready:
+            return
+        self.state["reader_ready"] = report.holder_gap >= self.config.gate
+        if not self.reader_ready and self.run.step >= self.config.gate_limit:
+            raise InputError(
+                f"the reader gains only {report.holder_gap:.2f} nats from passages that hold the masked span after "
+                f"{self.run.step} steps, the gate is {self.config.gate}: train it longer with `realm mlm`, or lower health.gate"
+            )
+
+    def _embed(self) -> Tensor:
+        with self.run.autocast():
+            return embed_queries(self.model, self.queries)
+
+    def _keep(self, top: np.ndarray) -> None:
+        parameters = self.model.embedder.named_parameters()
+        self.state["healthy"] = {name: value.detach().clone() for name, value in parameters}
+        self.state["top"] = torch.from_numpy(top)

@@ -1,0 +1,96 @@
+"""Inverse cloze task: the embedder's warm start (Lee et al. 2019, section 4; REALM section 3.4).
+
+A sentence of a passage is the query, the passage without it is what must be found among the passages of the batch. One
+time in ten the sentence stays, so that exact words count too.
+
+Letters: B passages per batch, D embedding.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from realm.config import InputError
+from realm.model.folder import load_model
+from realm.model.losses import in_batch_loss
+from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
+from realm.retrieval.masked_queries import held_out
+from realm.text.inputs import passage_inputs, query_inputs
+from realm.train.loop import RunConfig, TrainRun, generator
+
+
+@dataclass(frozen=True)
+class IctConfig(RunConfig):
+    """Settings of `realm ict` (paper: batch 4096, 100k steps, rate 1e-4)."""
+
+    batch_size: int = 64
+    """Passages per step; each is a negative for all the others."""
+    learning_rate: float = 1e-4
+    """Peak rate of the embedder."""
+    removal: float = 0.9
+    """How often the sentence is taken out of its passage."""
+    held_out: float = 0.03
+    """Share of passages kept for the probe: no sentence of theirs is a query."""
+
+
+def train(kb: KnowledgeBase, out: Path, config: IctConfig, init: str) -> Path:
+    """Trains the embedder of the model folder `init` on a knowledge base; the reader passes through unchanged."""
+    model = load_model(init)
+    kb.check_tokenizer(model.tokenizer, init)
+    tokens = kb.tokens
+    passages = np.flatnonzero(~held_out(kb.ids, config.held_out))
+    with TrainRun(
+        "ict",
+        out,
+        config,
+        model,
+        {model.embedder: config.learning_rate},
+        {"init": init, "kb": kb.fingerprint},
+    ) as run:
+        for step in run.steps():
+            rng = generator(config.seed, step)
+            drawn = rng.choice(passages, min(4 * config.batch_size, len(passages)), replace=False)
+            sentences, titles, bodies = cloze_pairs(tokens, drawn, rng, config.removal, config.batch_size)
+            queries = query_inputs(sentences, model.tokenizer, model.lengths).to(run.device)
+            inputs = passage_inputs(titles, bodies, model.tokenizer, model.lengths).to(run.device)
+            with run.autocast():
+                query_BD, passage_BD = model.embedder.query(queries), model.embedder.passage(inputs)
+            loss = in_batch_loss(query_BD, passage_BD)
+            right = (query_BD @ passage_BD.T).argmax(dim=1) == torch.arange(len(query_BD), device=run.device)
+            run.update(loss, {"accuracy": right.float().mean().item()})
+        return run.finish()
+
+
+def cloze_pairs(
+    tokens: PassageTokens, passages: np.ndarray, rng: np.random.Generator, removal: float, count: int
+) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+    """Sentences of the first `count` passages that can give one, and the titles and bodies that they must find.
+
+    A passage of one sentence cannot lose it: it takes part only when the draw lets the sentence stay.
+
+    Raises:
+        InputError: none of them can.
+    """
+    sentences: list[np.ndarray] = []
+    titles, bodies = [], []
+    for passage in passages:
+        body = tokens.body.row(passage)
+        bounds = np.append(tokens.sentences.row(passage), len(body))
+        usable = np.flatnonzero(np.diff(bounds))  # a sentence of control characters has no wordpieces
+        remove = rng.random() < removal
+        if len(usable) <= remove:
+            continue
+        number = int(rng.choice(usable))
+        first, last = int(bounds[number]), int(bounds[number + 1])
+        sentences.append(body[first:last])
+        titles.append(tokens.title.row(passage))
+        bodies.append(np.concatenate([body[:first], body[last:]]) if remove else body)
+        if len(sentences) == count:
+            break
+    if not sentences:
+        raise InputError(
+            f"none of {len(passages)} passages has two sentences: ICT takes one away from the others"
+        )
+    return sentences, titles, bodies

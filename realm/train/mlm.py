@@ -1,0 +1,301 @@
+"""Masked language modelling: gives an encoder what BERT has, and teaches it to read a passage beside its sentence.
+
+Two kinds of rows, mixed in every batch:
+
+    plain      [CLS] title [SEP] body [SEP]      wordpieces and whole salient spans of the body are hidden
+    reading    [CLS] sentence [SEP] body [SEP]   half of the sentence's salient spans and some wordpieces are hidden; the body
+                                                 is its own passage, another one that holds a hidden span, or empty
+
+Reading rows are why REALM can start at all on a small machine: until the reader copies from a passage, no passage helps,
+and the retriever gets noise (reference: small-scale recipe, sections 3 and 10). The embedder starts as the encoder's trunk
+with a projection onto the principal components of the corpus.
+
+Letters: B rows, P predicted wordpieces, T tokens, H hidden, N passages.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from realm.config import InputError
+from realm.model.encoders import (
+    ROWS_AT_ONCE,
+    EmbedderConfig,
+    MaskedReader,
+    TrunkConfig,
+    embedder_from,
+    evaluating,
+    fit_projection,
+    load_reader,
+    new_reader,
+)
+from realm.model.folder import Model, is_model, load_model
+from realm.qa.probe import held_out_queries
+from realm.retrieval.embedding import pooled_states
+from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
+from realm.retrieval.masked_queries import MaskedQuery, SpanIndex, held_out
+from realm.text.inputs import Lengths, Tokenizer, Tokens, joint_inputs, passage_inputs
+from realm.train.loop import RunConfig, TrainRun, generator
+
+
+@dataclass(frozen=True)
+class MlmConfig(RunConfig):
+    """Settings of `realm mlm`."""
+
+    batch_size: int = 64
+    """Rows per step."""
+    learning_rate: float = 5e-4
+    """Peak rate; 1e-3 suits a small trunk from scratch."""
+    reading: float = 0.5
+    """Share of rows that are a sentence beside a passage."""
+    own_passage: float = 0.5
+    """Of the reading rows, how many have the sentence's own passage beside them."""
+    no_passage: float = 0.15
+    """Of the reading rows, how many have none; the rest have another passage that holds a hidden span."""
+    mask_tokens: float = 0.12
+    """Share of single wordpieces hidden, in both kinds of rows."""
+    mask_spans: float = 0.3
+    """Share of salient spans hidden, whole, in plain rows; reading rows hide half of them, at least one."""
+    visible: float = 0.1
+    """Share of plain rows' targets that stay visible, so that states of ordinary words learn too."""
+    query_tokens: int = 64
+    """Longest query of the model, special tokens counted."""
+    whiten: bool = True
+    """Gives the start of the embedder's projection unit variance in every direction."""
+    held_out: float = 0.03
+    """Share of passages kept for the probe: nothing is trained on sentences cut from them."""
+    copy_head: bool = False
+    """Gives a reader that has none a copy head: it reads after minutes instead of hours (paper: no such thing)."""
+    probe_every: int = 200
+    """Steps between two looks at the reader on held-out sentences."""
+    embedder: EmbedderConfig = field(default_factory=EmbedderConfig)
+    """The embedder that the model gets."""
+    trunk: TrunkConfig = field(default_factory=TrunkConfig)
+    """Size of an encoder from scratch; unused with --init."""
+
+
+class Rows(NamedTuple):
+    """Masked rows of one kind and what is to be predicted in them."""
+
+    tokens: Tokens
+    row_P: Tensor
+    position_P: Tensor
+    target_P: Tensor
+
+    def to(self, device: torch.device) -> "Rows":
+        return Rows._make(part.to(device) for part in self)
+
+
+def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = None) -> Path:
+    """Trains or adapts an encoder on a knowledge base's text, fits the embedder's start, saves both as a model folder."""
+    model = start_model(kb, config, init)
+    reader, tokens = model.reader, kb.tokens
+    train_passages = np.flatnonzero(~held_out(kb.ids, config.held_out))
+    probe = held_out_queries(kb, config.held_out, config.query_tokens - 2, count=256)
+    spans = SpanIndex(tokens)
+    with TrainRun(
+        "mlm", out, config, model, {reader: config.learning_rate}, {"init": init, "kb": kb.fingerprint}
+    ) as run:
+        for step in run.steps():
+            rng = generator(config.seed, step)
+            batch = masked_rows(tokens, spans, train_passages, rng, kb.tokenizer, model.lengths, config)
+            batch = [rows.to(run.device) for rows in batch]
+            with run.autocast():
+                logp_P = torch.cat([reader.target_logp(*rows) for rows in batch])
+            run.update(-logp_P.mean(), {"target_probability": logp_P.detach().exp().mean().item()})
+            if probe and (run.step % config.probe_every == 0 or run.step == config.steps):
+                run.log(reading_check(model, tokens, probe, run))
+        sample = generator(config.seed, 1).permutation(len(kb))[:20_000]
+        with run.autocast():
+            for tower in {model.embedder.query, model.embedder.passage}:
+                tower.trunk.load_state_dict(
+                    reader.bert.bert.state_dict(), strict=config.embedder.pooling != "cls"
+                )
+                pooled_NH = pooled_states(tower, tokens, sample, kb.tokenizer, model.lengths, run.device)
+                fit_projection(tower, pooled_NH, config.whiten)
+        return run.finish()
+
+
+def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model:
+    """The model before its first step: from a model folder, from a BERT by name, or from random weights."""
+    lengths = Lengths(query=config.query_tokens, passage=kb.config.passage_tokens)
+    stages: dict[str, Any] = {}
+    torch.manual_seed(config.seed)
+    if init is None:
+        tokenizer, reader = kb.tokenizer, new_reader(config.trunk, kb.tokenizer)
+    elif is_model(init):
+        saved = load_model(init)
+        tokenizer, reader, stages = saved.tokenizer, saved.reader, saved.stages
+    else:
+        tokenizer, (reader, _) = Tokenizer.load(init), load_reader(init)
+    kb.check_tokenizer(tokenizer, init or "the encoder")
+    if lengths.joint > reader.config.max_position_embeddings:
+        raise InputError(
+            f"a query of {lengths.query} wordpieces beside a passage of {lengths.passage} is longer than the "
+            f"{reader.config.max_position_embeddings} that the encoder takes: lower query_tokens, or build {kb.folder} "
+            "with a smaller passage_tokens"
+        )
+    if config.copy_head and reader.copy_head is None:
+        reader = MaskedReader(reader.bert, copy=True)
+    return Model(tokenizer, lengths, reader, embedder_from(reader, config.embedder), stages=stages)
+
+
+def masked_rows(
+    tokens: PassageTokens,
+    spans: SpanIndex,
+    passages: np.ndarray,
+    rng: np.random.Generator,
+    tokenizer: Tokenizer,
+    lengths: Lengths,
+    config: MlmConfig,
+) -> list[Rows]:
+    """A batch's plain and its reading rows, of similar lengths so that little is padding.
+
+    A passage is drawn in proportion to the square of its length: long ones teach reading, and a dictionary's many
+    one-liners would otherwise be most of every batch.
+    """
+    weight = tokens.body.lengths[passages].astype(np.float64) ** 2
+    drawn = rng.choice(passages, config.batch_size * 4, p=weight / weight.sum())
+    drawn = drawn[np.argsort(tokens.body.lengths[drawn], kind="stable")]
+    first = int(rng.integers(len(drawn) - config.batch_size + 1))
+    batch = drawn[first : first + config.batch_size]
+    reading = round(config.reading * config.batch_size)
+    chosen = rng.permutation(batch)
+    parts = [
+        _reading_rows(tokens, spans, chosen[:reading], rng, tokenizer, lengths, config),
+        _plain_rows(tokens, chosen[reading:], rng, tokenizer, lengths, config),
+    ]
+    return [rows for rows in parts if rows is not None]
+
+
+def _plain_rows(
+    tokens: PassageTokens,
+    passages: np.ndarray,
+    rng: np.random.Generator,
+    tokenizer: Tokenizer,
+    lengths: Lengths,
+    config: MlmConfig,
+) -> Rows | None:
+    titles, bodies, hidden_rows, offsets = [], [], [], []
+    for passage in passages:
+        title, body = tokens.title.row(passage), tokens.body.row(passage)
+        title = title if rng.random() < 0.5 else title[:0]
+        hidden = rng.random(len(body)) < config.mask_tokens
+        for start, end in zip(tokens.span_starts.row(passage), tokens.span_ends.row(passage), strict=True):
+            hidden[start:end] |= rng.random() < config.mask_spans
+        shown = body.copy()
+        shown[hidden & (rng.random(len(body)) >= config.visible)] = tokenizer.mask_id
+        titles.append(title)
+        bodies.append(shown)
+        hidden_rows.append((body, np.flatnonzero(hidden)))
+        offsets.append(2 + len(title))
+    if not titles:
+        return None
+    return _rows(passage_inputs(titles, bodies, tokenizer, lengths), hidden_rows, offsets)
+
+
+def _reading_rows(
+    tokens: PassageTokens,
+    spans: SpanIndex,
+    passages: np.ndarray,
+    rng: np.random.Generator,
+    tokenizer: Tokenizer,
+    lengths: Lengths,
+    config: MlmConfig,
+) -> Rows | None:
+    sentences, bodies, hidden_rows = [], [], []
+    for passage in passages:
+        body = tokens.body.row(passage)
+        bounds = np.append(tokens.sentences.row(passage), len(body))
+        number = int(
+            rng.choice(np.flatnonzero(np.diff(bounds)))
+        )  # one of control characters has no wordpieces
+        first, last = (
+            int(bounds[number]),
+            min(int(bounds[number + 1]), int(bounds[number]) + lengths.query - 2),
+        )
+        sentence = body[first:last]
+        starts, ends = tokens.span_starts.row(passage) - first, tokens.span_ends.row(passage) - first
+        inside = np.flatnonzero((starts >= 0) & (ends <= len(sentence)))
+        hidden = rng.random(len(sentence)) < config.mask_tokens
+        hidden[rng.integers(len(sentence))] = True
+        beside = body
+        if len(inside):
+            picked = rng.permutation(inside)[: max(1, (len(inside) + 1) // 2)]
+            for pick in picked:
+                hidden[starts[pick] : ends[pick]] = True
+            beside = _beside(
+                tokens, spans, int(passage), sentence[starts[picked[0]] : ends[picked[0]]], rng, config
+            )
+        shown = sentence.copy()
+        shown[hidden] = tokenizer.mask_id
+        sentences.append(shown)
+        bodies.append(beside)
+        hidden_rows.append((sentence, np.flatnonzero(hidden)))
+    if not sentences:
+        return None
+    return _rows(joint_inputs(sentences, bodies, tokenizer, lengths), hidden_rows, [1] * len(sentences))
+
+
+def _beside(
+    tokens: PassageTokens,
+    spans: SpanIndex,
+    own: int,
+    span: np.ndarray,
+    rng: np.random.Generator,
+    config: MlmConfig,
+) -> np.ndarray:
+    """The passage shown beside a sentence: its own, none, or another one that holds the hidden span."""
+    draw = rng.random()
+    if draw < config.no_passage:
+        return tokens.body.row(own)[:0]
+    if draw >= config.no_passage + config.own_passage:
+        others = spans.passages(span)
+        others = others[others != own]
+        if len(others):
+            return tokens.body.row(int(rng.choice(others)))
+    return tokens.body.row(own)
+
+
+def _rows(inputs: Tokens, hidden_rows: list[tuple[np.ndarray, np.ndarray]], offsets: list[int]) -> Rows:
+    """Targets of rows whose hidden text starts `offset` tokens into the input; what was cut off is no target."""
+    longest = inputs.mask_BT.sum(dim=1).tolist()
+    row, position, target = [], [], []
+    for number, ((original, hidden), offset) in enumerate(zip(hidden_rows, offsets, strict=True)):
+        kept = hidden[hidden + offset < longest[number] - 1]
+        row += [number] * len(kept)
+        position += (kept + offset).tolist()
+        target += original[kept].tolist()
+    return Rows(inputs, *(torch.tensor(values, dtype=torch.int64) for values in (row, position, target)))
+
+
+@torch.no_grad()
+def reading_check(
+    model: Model, tokens: PassageTokens, queries: list[MaskedQuery], run: TrainRun
+) -> dict[str, float]:
+    """Nats per wordpiece and accuracy on held-out masked sentences, beside their own passage and beside none."""
+    nats, right, total = np.zeros(2), np.zeros(2), sum(len(q.positions) for q in queries)
+    for start in range(0, len(queries), ROWS_AT_ONCE):
+        part = queries[start : start + ROWS_AT_ONCE]
+        row_P = torch.from_numpy(np.repeat(np.arange(len(part)), [len(q.positions) for q in part])).to(
+            run.device
+        )
+        position_P = torch.from_numpy(np.concatenate([q.positions for q in part]) + 1).to(run.device)
+        target_P = torch.from_numpy(np.concatenate([q.targets for q in part]).astype(np.int64)).to(run.device)
+        own = [tokens.body.row(q.passage) for q in part]
+        for column, bodies in enumerate((own, [body[:0] for body in own])):
+            inputs = joint_inputs([q.ids for q in part], bodies, model.tokenizer, model.lengths).to(
+                run.device
+            )
+            with evaluating(model.reader), run.autocast():
+                logp_PV = model.reader(inputs, row_P, position_P)
+            nats[column] += F.nll_loss(logp_PV, target_P, reduction="sum").item()
+            right[column] += (logp_PV.argmax(dim=1) == target_P).sum().item()
+    values = (*nats / total, *right / total)
+    names = ("own_passage_nats", "none_passage_nats", "own_passage_accuracy", "none_passage_accuracy")
+    return {name: round(float(value), 4) for name, value in zip(names, values, strict=True)}

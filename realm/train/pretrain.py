@@ -1,0 +1,242 @@
+"""REALM pre-training: a retriever and a reader from text alone (Guu et al. 2020, sections 3.1-3.4).
+
+One step, as the data sees it:
+
+    sentence - salient span -> MaskedQuery - embed (no gradient) -> search -> two rules -> candidates
+    candidates - read_inputs -> RetrievalBatch -> score_BK, token_logp_BKM -> marginal likelihood -> update
+    every `refresh.every` steps: snapshot -> index build elsewhere -> a new index, judged on the probe, swapped in
+
+What departs from the paper has a switch in `PretrainConfig`; `configs/paper.toml` sets them all back.
+
+Letters: B queries, K candidates with the null one, M masked tokens, D embedding.
+"""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from realm.config import InputError
+from realm.model.encoders import MaskedReader, evaluating
+from realm.model.folder import load_model
+from realm.model.losses import marginal_loss, posterior, retrieval_utility, span_marginal, with_unread
+from realm.qa.evaluation import Question
+from realm.qa.probe import embed_queries
+from realm.retrieval.candidates import Candidates, RetrievalBatch, choose_candidates, read_inputs
+from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
+from realm.retrieval.masked_queries import MaskedQuery, Masking, SpanIndex, draw_queries, held_out, holds
+from realm.retrieval.mips import MipsIndex
+from realm.retrieval.refresh import IndexRefresher, RefreshConfig
+from realm.train.health import HealthConfig, HealthWatch
+from realm.train.loop import RunConfig, TrainRun, generator
+
+HOLDER_GAIN, OTHER_GAIN = 6.2, -1.6
+"""Nats over the null passage that a trained reader gives passages with and without the span; the entity control's table."""
+
+
+@dataclass(frozen=True)
+class PretrainConfig(RunConfig):
+    """Settings of `realm pretrain`; defaults are the small-scale recipe, `configs/paper.toml` is the paper."""
+
+    batch_size: int = 16
+    """Masked sentences per step (paper: 512)."""
+    candidates: int = 8
+    """Passages per sentence, the null one counted (paper: 8)."""
+    guided: int = 2
+    """Of these, how many are chosen because they hold the masked span (paper: 0)."""
+    retriever_rate: float = 3e-5
+    """Peak learning rate of the embedder (paper: 3e-5)."""
+    reader_rate: float = 1e-4
+    """Peak learning rate of the reader (paper: 3e-5)."""
+    normalise: Literal["index", "candidates"] = "index"
+    """Over what p(z|x) is a softmax (paper: the candidates); the whole index up to about 100,000 passages."""
+    unread_gap: float = 1.5
+    """With normalise "index": nats per span that an unread passage is taken to be worse than the null passage."""
+    marginal: Literal["span", "token"] = "span"
+    """The paper sums over passages around the whole span, the released code around each token."""
+    masking: Masking = "salient"
+    """"token" and "span" are the paper's ablation."""
+    mask_repeats: bool = True
+    """Hides the span's other occurrences in its sentence too (released code: no)."""
+    reader_gradient: Literal["all", "sampled", "none"] = "sampled"
+    """"all": through every candidate (paper). "sampled": through one drawn from p(z|x,y), the same in expectation."""
+    signal: Literal["reader", "shuffled", "entity"] = "reader"
+    """What credits passages. "shuffled" and "entity" (holds the span or not; no reader) are controls."""
+    held_out: float = 0.03
+    """Share of passages kept for the probe."""
+    refresh: RefreshConfig = field(default_factory=RefreshConfig)
+    """When and where the index is rebuilt."""
+    health: HealthConfig = field(default_factory=HealthConfig)
+    """What the run watches, and what it does about it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.guided < self.candidates:
+            raise ValueError(
+                f"guided is {self.guided}: of {self.candidates} candidates the null one is taken, so at most "
+                f"{self.candidates - 1} can be guided"
+            )
+
+
+def train(
+    kb: KnowledgeBase,
+    out: Path,
+    config: PretrainConfig,
+    init: str,
+    text: KnowledgeBase | None = None,
+    questions: list[Question] | None = None,
+) -> Path:
+    """Pre-trains the model folder `init` on a knowledge base; `text` is the corpus X where it is another one than Z.
+
+    `questions`, where given, only watch: their recall is logged at every index version.
+    """
+    model = load_model(init)
+    kb.check_tokenizer(model.tokenizer, init)
+    source = text or kb
+    source.check_tokenizer(model.tokenizer, init)
+    knowledge, spans = kb.tokens, SpanIndex(kb.tokens)
+    same_corpus = source.fingerprint == kb.fingerprint
+    passages = np.flatnonzero(~held_out(source.ids, config.held_out))  # also where X repeats passages of Z
+    if config.masking == "salient":
+        passages = passages[source.tokens.span_starts.lengths[passages] > 0]
+    if len(passages) == 0:
+        raise InputError(
+            f"{source.folder} has no passage with a salient span to hide: use another tagger, or set masking"
+        )
+    rates = {model.embedder: config.retriever_rate, model.reader: config.reader_rate}
+    names = {"init": init, "kb": kb.fingerprint, "text": source.fingerprint}
+    with (
+        TrainRun("pretrain", out, config, model, rates, names) as run,
+        IndexRefresher(kb, run.folder, config.refresh, config.precision) as refresher,
+    ):
+        # A reader that does not train will not get better: it passes the gate at once, or the run ends.
+        health = replace(config.health, gate_limit=0) if config.reader_gradient == "none" else config.health
+        watch = HealthWatch(health, config.held_out, kb, spans, model, run, questions)
+        version = refresher.first(model, run.step, run.state.get("index"))
+        watch.start(version, needs_reader=config.signal != "entity")
+        for step in run.steps():
+            rng = generator(config.seed, step)
+            queries = draw_queries(                                        # one hidden span in each of B sentences
+                source.tokens, passages, config.batch_size, rng, model.tokenizer.mask_id,
+                model.lengths.query - 2, config.masking, config.mask_repeats,
+            )  # fmt: skip
+            with run.autocast():
+                search_BD = embed_queries(model, queries)
+            chosen = choose_candidates(                                    # null first, never the query's own text
+                queries, search_BD, version.index, knowledge, config.candidates, same_corpus, config.guided, spans
+            )  # fmt: skip
+            batch = read_inputs(queries, chosen.number_BK, knowledge, model.tokenizer, model.lengths).to(
+                run.device
+            )
+            with run.autocast():
+                query_BD, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
+                logp_BKM = read(model.reader, batch, queries, chosen, knowledge, config)
+                reader_loss = sampled_reader_loss(model.reader, batch, score_BK, logp_BKM, config)
+            if not watch.reader_ready:  # it must copy before the retriever moves
+                query_BD, score_BK = query_BD.detach(), score_BK.detach()
+            loss = (
+                retriever_loss(query_BD, score_BK, logp_BKM, batch, chosen, version.index, rng, config)
+                + reader_loss
+            )
+            run.update(loss, describe(score_BK, logp_BKM, batch) | {"index_age": step - version.step})
+            if watch.reader_ready:
+                refresher.request(model, run.step)  # starts a build when one is due
+            version = watch.after_step(refresher.poll(), version)  # never waits once an index exists
+            run.state["index"] = refresher.place(version)  # where an interrupted run goes on
+        if version.step < run.step:
+            watch.after_step(refresher.last(model, run.step), version)  # what is saved is judged too
+        return run.finish()
+
+
+def read(
+    reader: MaskedReader,
+    batch: RetrievalBatch,
+    queries: list[MaskedQuery],
+    chosen: Candidates,
+    knowledge: PassageTokens,
+    config: PretrainConfig,
+) -> Tensor:
+    """log p(y_m|z_k,x) -> [B, K, M]; with gradient only where every candidate trains the reader."""
+    if config.signal == "entity":
+        return _entity_table(queries, chosen.number_BK, knowledge, batch.mask_BM)
+    inputs = batch.joint, batch.position_BM, batch.target_BM, batch.mask_BM
+    if config.reader_gradient == "all":
+        return reader.token_logp(*inputs)
+    with torch.no_grad(), evaluating(reader):
+        return reader.token_logp(*inputs)
+
+
+def retriever_loss(
+    query_BD: Tensor,
+    score_BK: Tensor,
+    logp_BKM: Tensor,
+    batch: RetrievalBatch,
+    chosen: Candidates,
+    index: MipsIndex,
+    rng: np.random.Generator,
+    config: PretrainConfig,
+) -> Tensor:
+    """-log p(y|x) per masked token -> scalar (REALM eq. 1); also trains the reader where `logp_BKM` carries gradient."""
+    if config.signal == "shuffled":
+        logp_BKM = _shuffled(logp_BKM, rng)
+    if config.normalise == "index":
+        left_out = [
+            np.union1d(out, row[1:]) for out, row in zip(chosen.excluded, chosen.number_BK, strict=True)
+        ]
+        rest_B = index.rest_logsumexp(query_BD, left_out)
+        score_BK, logp_BKM = with_unread(score_BK, logp_BKM, batch.mask_BM, rest_B, config.unread_gap)
+    return marginal_loss(score_BK, logp_BKM, batch.mask_BM, config.marginal)
+
+
+def sampled_reader_loss(
+    reader: MaskedReader, batch: RetrievalBatch, score_BK: Tensor, logp_BKM: Tensor, config: PretrainConfig
+) -> Tensor:
+    """-log p(y|z,x) for one z per query drawn from p(z|x,y) -> scalar.
+
+    Its expected gradient is the marginal likelihood's with respect to the reader, at the cost of one candidate instead of K.
+    """
+    if config.reader_gradient != "sampled" or config.signal == "entity":
+        return score_BK.new_zeros(())
+    drawn_B = posterior(score_BK.detach(), logp_BKM, batch.mask_BM).multinomial(1).squeeze(1)
+    rows_B = torch.arange(len(drawn_B), device=drawn_B.device) * score_BK.shape[1] + drawn_B
+    logp_B1M = reader.token_logp(batch.joint.rows(rows_B), batch.position_BM, batch.target_BM, batch.mask_BM)
+    return -logp_B1M.sum() / batch.mask_BM.sum().clamp_min(1)
+
+
+@torch.no_grad()
+def describe(score_BK: Tensor, logp_BKM: Tensor, batch: RetrievalBatch) -> dict[str, float]:
+    """The numbers that say whether the idea works."""
+    prior_BK = score_BK.log_softmax(dim=1)
+    credit_BK = posterior(score_BK, logp_BKM, batch.mask_BM)
+    return {
+        "retrieval_utility": retrieval_utility(score_BK, logp_BKM, batch.mask_BM).item(),
+        "null_probability": prior_BK[:, 0].exp().mean().item(),
+        "marginal_logp": span_marginal(score_BK, logp_BKM, batch.mask_BM).mean().item(),
+        "entropy": -(prior_BK.exp() * prior_BK).sum(dim=1).mean().item(),
+        "flip_rate": (prior_BK.argmax(dim=1) != credit_BK.argmax(dim=1)).float().mean().item(),
+    }
+
+
+def _shuffled(logp_BKM: Tensor, rng: np.random.Generator) -> Tensor:
+    """The control that breaks the link between passage and credit: each query's real candidates trade likelihoods."""
+    order_BK = np.stack([np.concatenate([[0], 1 + rng.permutation(logp_BKM.shape[1] - 1)]) for _ in logp_BKM])
+    index_BKM = torch.from_numpy(order_BK).to(logp_BKM.device)[:, :, None].expand_as(logp_BKM)
+    return logp_BKM.gather(1, index_BKM)
+
+
+def _entity_table(
+    queries: list[MaskedQuery], number_BK: np.ndarray, knowledge: PassageTokens, mask_BM: Tensor
+) -> Tensor:
+    """The control without a reader: a fixed gain for passages that hold the span, a fixed loss for the others."""
+    gain_BK = np.zeros(number_BK.shape, dtype=np.float32)
+    for row, query in enumerate(queries):
+        for column, number in enumerate(number_BK[row][1:], start=1):
+            gain_BK[row, column] = (
+                HOLDER_GAIN if holds(knowledge.body.row(number), query.targets) else OTHER_GAIN
+            )
+    per_token_B1 = mask_BM / mask_BM.sum(dim=1, keepdim=True).clamp_min(1)
+    null_logp = -HOLDER_GAIN
+    return (torch.from_numpy(gain_BK).to(mask_BM.device)[:, :, None] + null_logp) * per_token_B1[:, None, :]

@@ -1,0 +1,64 @@
+"""What the tests of all training stages do: run the tiny preset, stop it, and look at what it left."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from realm.config import read_config
+from realm.model.folder import load_model
+from realm.train.loop import TrainRun
+
+T = TypeVar("T")
+CONTRACT = {"step", "loss", "retrieval_utility", "null_probability", "index_age"}
+
+
+def tiny(cls: type[T], section: str, *overrides: str) -> T:
+    """The tiny preset, in full precision on the CPU."""
+    return read_config(cls, "tiny", section, ["device=cpu", "precision=fp32", *overrides])
+
+
+def metrics(out: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without their clock."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    parts = load_model(folder).parts()
+    return {
+        f"{name}.{key}": value for name, part in parts.items() for key, value in part.state_dict().items()
+    }
+
+
+def changed(one: Path, other: Path) -> set[str]:
+    """The parts, and the towers of the embedder, in which two models differ."""
+    mine, theirs = weights(one), weights(other)
+    different = {n for n in mine.keys() & theirs.keys() if not torch.equal(mine[n], theirs[n])}
+    different |= mine.keys() ^ theirs.keys()
+    return {".".join(n.split(".")[: 2 if n.startswith("embedder") else 1]) for n in different}
+
+
+def assert_same_result(one: Path, other: Path) -> None:
+    assert metrics(one) == metrics(other)
+    assert changed(one, other) == set()
+
+
+def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch, train: Callable[[], object]) -> None:
+    """Runs a stage that gets the signal to stop while it does the given step."""
+    update = TrainRun.update
+
+    def with_signal(run: TrainRun, *args: Any) -> None:
+        if run.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        update(run, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainRun, "update", with_signal)
+        with pytest.raises(KeyboardInterrupt):
+            train()

@@ -1,0 +1,231 @@
+"""Fine-tuning: labels against plain string search, losses against plain sums, and what may move."""
+
+import math
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from realm.config import InputError
+from realm.model.folder import load_model
+from realm.qa.evaluation import Question
+from realm.retrieval.index import load_index
+from realm.text.corpus import Document
+from realm.train import finetune
+from realm.train.finetune import Examples, FinetuneConfig, start_reader
+from tests.conftest import RIVERS, TOWNS
+from tests.retrieval.tiny import TinyTagger
+from tests.train.stages import CONTRACT, assert_same_result, changed, metrics, stopped_at, tiny
+
+TRAIN = [Question(f"r{n}", f"on which river lies {town}?", (RIVERS[n % 4],)) for n, town in enumerate(TOWNS)]
+TRAIN.append(Question("when", "when was the bridge burnt?", (r"1[1-6]\d\d",), regex=True))
+DEV = [
+    Question(f"d{n}", f"what is the river of {town}?", (RIVERS[n % 4],)) for n, town in enumerate(TOWNS[:5])
+]
+
+
+def settings(*overrides: str) -> FinetuneConfig:
+    return tiny(FinetuneConfig, "finetune", "steps=6", "dev_every=3", *overrides)
+
+
+def train(kb, out: Path, folder: Path, *overrides: str, dev=DEV) -> Path:
+    return finetune.train(kb, out, settings(*overrides), str(folder), TRAIN, dev)
+
+
+@pytest.fixture(scope="module")
+def made(tiny_kb, tiny_model_folder, tmp_path_factory) -> Path:
+    return train(tiny_kb, tmp_path_factory.mktemp("finetune") / "out", tiny_model_folder)
+
+
+# -- the stage
+
+
+def test_only_the_query_tower_and_the_span_reader_move(made, tiny_model_folder) -> None:
+    assert changed(made, tiny_model_folder) == {"embedder.query", "span_reader"}
+    before, after = load_model(tiny_model_folder), load_model(made)
+    assert after.passage_fingerprint == before.passage_fingerprint
+    assert after.embedder.query is not after.embedder.passage
+
+
+def test_index_of_the_start_serves_the_new_model(made, tiny_kb, tiny_model_folder) -> None:
+    model = load_model(made)
+    assert load_index(tiny_kb, model, str(made)).number == 1
+
+
+def test_metrics_have_the_keys_of_the_contract_and_the_dev_scores(made) -> None:
+    rows = metrics(made)
+    assert all(row.keys() >= CONTRACT for row in rows)
+    assert [row["step"] for row in rows if "dev_em" in row] == [0, 3, 6]
+    (logged,) = [row for row in rows if row["loss"] is not None]
+    assert logged["loss"] == pytest.approx(logged["retriever_loss"] + logged["reader_loss"], rel=1e-3)
+    assert 0 < logged["recall_read"] <= 1 and 0 < logged["readable"] <= 1
+
+
+def test_same_seed_gives_the_same_model(made, tiny_kb, tiny_model_folder, tmp_path) -> None:
+    assert_same_result(train(tiny_kb, tmp_path / "again", tiny_model_folder), made)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_stopped_run_goes_on_with_the_same_best(
+    made, tiny_kb, tiny_model_folder, tmp_path, monkeypatch, step
+) -> None:
+    stopped_at(step, monkeypatch, lambda: train(tiny_kb, tmp_path / "out", tiny_model_folder))
+    assert_same_result(train(tiny_kb, tmp_path / "out", tiny_model_folder), made)
+
+
+def test_stopped_run_does_not_go_on_with_other_questions(
+    tiny_kb, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    stopped_at(1, monkeypatch, lambda: train(tiny_kb, tmp_path / "out", tiny_model_folder))
+    with pytest.raises(InputError, match=r"other settings \(questions\)"):
+        train(tiny_kb, tmp_path / "out", tiny_model_folder, dev=DEV[1:])
+
+
+def test_best_model_by_dev_exact_match_is_kept(tiny_kb, tiny_model_folder, tmp_path, monkeypatch) -> None:
+    """Step 3 scores best; what comes after it is not in the result."""
+    scores = iter([10.0, 30.0, 20.0])
+
+    class Report:
+        def as_dict(self):
+            return {"em": next(scores), "f1": 0.0, "recall": {"5": 0.0}}
+
+    monkeypatch.setattr(finetune, "evaluate", lambda *_: Report())
+    # three steps of the six by themselves: the schedule is the same without decay
+    six = train(tiny_kb, tmp_path / "six", tiny_model_folder, "decay=false")
+    three = train(tiny_kb, tmp_path / "three", tiny_model_folder, "decay=false", "steps=3", dev=[])
+    assert changed(six, three) == set()
+
+
+def test_without_dev_questions_the_last_weights_are_kept(tiny_kb, tiny_model_folder, tmp_path) -> None:
+    out = train(tiny_kb, tmp_path / "out", tiny_model_folder, dev=[])
+    assert "span_reader" in changed(out, tiny_model_folder)
+
+
+def test_no_training_question_and_no_index_are_one_line(
+    own_kb, tiny_model, tiny_model_folder, tmp_path
+) -> None:
+    with pytest.raises(InputError, match="no training question"):
+        finetune.train(own_kb, tmp_path / "out", settings(), str(tiny_model_folder), [], DEV)
+    shutil.rmtree(own_kb.folder / "indexes")
+    with pytest.raises(InputError, match="realm index") as error:
+        train(own_kb, tmp_path / "out", tiny_model_folder)
+    assert "\n" not in str(error.value)
+
+
+# -- labels and losses
+
+
+@pytest.fixture
+def examples(tiny_kb, tiny_model) -> Examples:
+    start_reader(tiny_model, seed=0)
+    return Examples(tiny_kb, tiny_model, TRAIN)
+
+
+def test_passage_labels_are_a_plain_search_for_the_answer(tiny_kb, examples) -> None:
+    numbers = np.tile(np.arange(len(tiny_kb)), (len(TRAIN), 1))
+    holds = examples.holds(np.arange(len(TRAIN)), numbers)
+    for row, question in enumerate(TRAIN):
+        pattern = question.answers[0] if question.regex else rf"\b{question.answers[0]}\b"
+        expected = [re.search(pattern, passage.text) is not None for passage in tiny_kb]
+        assert holds[row].tolist() == expected
+
+
+def test_span_labels_cut_the_answer_out_of_the_passage(tiny_kb, tiny_model, examples) -> None:
+    """Every correct span, and no other, is a text that a plain search finds."""
+    batch, number_BK = np.array([0, 5, 14]), torch.tensor([[0, 1, 20], [10, 8, 3], [1, 3, 2]])
+    reader = tiny_model.span_reader.eval()
+    logit, correct = examples.read(reader, batch, number_BK, torch.zeros(3, 3))
+    for row, question in enumerate(batch):
+        passages = tiny_kb.passages(number_BK[row].numpy())
+        grid = correct[row].view(3, 10, -1)
+        start = 2 + len(tiny_model.tokenizer.encode([TRAIN[question].question])[0])
+        encodings = tiny_model.tokenizer.encode_with_offsets([p.text for p in passages])
+        for passage, encoding, found in zip(passages, encodings, grid, strict=True):
+            texts = sorted(
+                passage.text[encoding.starts[t - start] : encoding.ends[t - start + w]]
+                for w, t in found.nonzero().tolist()
+            )
+            answer = TRAIN[question].answers[0]
+            assert texts == sorted(
+                re.findall(answer if TRAIN[question].regex else rf"\b{answer}\b", passage.text)
+            )
+    assert correct.any(dim=1).tolist() == [True, True, True]
+    assert logit.isfinite()[correct].all()
+
+
+def test_unknown_words_are_not_taken_for_one_another(own_kb, tiny_model) -> None:
+    own_kb.add([Document("Oakham", "Oakham writes 漢字 on its walls.", "o")], TinyTagger())
+    asked = [Question("1", "what is written?", ("日本",)), Question("2", "what is written?", ("walls",))]
+    reader = start_reader(tiny_model, seed=0).eval()
+    number = len(own_kb) - 1
+    _, correct = Examples(own_kb, tiny_model, asked).read(
+        reader, np.array([0, 1]), torch.tensor([[number], [number]]), torch.zeros(2, 1)
+    )
+    assert correct.any(dim=1).tolist() == [False, True]
+
+
+def test_joint_scores_are_span_score_plus_retrieval_score(tiny_model, examples) -> None:
+    reader = tiny_model.span_reader.eval()
+    batch, number_BK = np.array([0, 5]), torch.tensor([[0, 1], [10, 8]])
+    score = torch.tensor([[1.0, 2.0, 9.0], [3.0, -4.0, 9.0]])  # of three retrieved, two are read
+    plain, _ = examples.read(reader, batch, number_BK, torch.zeros(2, 3))
+    joint, _ = examples.read(reader, batch, number_BK, score)
+    added = (joint - plain).view(2, 2, -1)
+    for row in range(2):
+        for column in range(2):
+            values = added[row, column][plain.view(2, 2, -1)[row, column].isfinite()]
+            assert torch.allclose(values, score[row, column].expand_as(values), atol=1e-5)
+
+
+def test_losses_of_a_step_are_the_papers_written_out(tiny_kb, tiny_model_folder, tmp_path) -> None:
+    """One step over all passages, computed again from the start's weights with plain Python sums."""
+    out = train(
+        tiny_kb, tmp_path / "out", tiny_model_folder, "steps=1", "retrieved=28", "batch_size=2", dev=[]
+    )
+    (logged,) = metrics(out)
+    model = load_model(tiny_model_folder)
+    reader = start_reader(model, 0).eval()
+    examples, index = (
+        Examples(tiny_kb, model, TRAIN),
+        load_index(tiny_kb, model, str(tiny_model_folder)).index,
+    )
+    batch = examples.batch(0, 0, 2)
+    with torch.no_grad():
+        query_BD = model.embedder.query(examples.inputs(batch))
+        hits = index.search(query_BD, 28)
+        logit, correct = examples.read(reader, batch, hits.number_BK[:, :5], hits.score_BK)
+    holds = examples.holds(batch, hits.number_BK.numpy())
+
+    def loss(scores: list[float], right: list[bool]) -> float:
+        total = sum(math.exp(s) for s in scores)
+        return -math.log(sum(math.exp(s) for s, r in zip(scores, right, strict=True) if r) / total)
+
+    rows = [row for row in range(2) if holds[row].any()]
+    retriever = np.mean([loss(hits.score_BK[row].tolist(), holds[row].tolist()) for row in rows])
+    rows = [row for row in range(2) if correct[row].any()]
+    read = np.mean([loss(logit[row].tolist(), correct[row].tolist()) for row in rows]) if rows else 0.0
+    assert logged["retriever_loss"] == pytest.approx(retriever, rel=2e-3)
+    assert logged["reader_loss"] == pytest.approx(read, rel=2e-3)
+
+
+def test_every_question_comes_once_per_epoch_in_another_order(examples) -> None:
+    batches = [examples.batch(0, step, 4) for step in range(30)]
+    asked = np.concatenate(batches)
+    epochs = asked[: 8 * 15].reshape(8, 15)
+    assert all(sorted(epoch) == list(range(15)) for epoch in epochs.tolist())
+    assert len({tuple(epoch) for epoch in epochs.tolist()}) == 8
+    assert all(np.array_equal(batch, examples.batch(0, step, 4)) for step, batch in enumerate(batches))
+    assert not np.array_equal(examples.batch(1, 0, 4), batches[0])
+
+
+def test_span_reader_starts_on_a_copy_of_the_masked_readers_trunk(tiny_model) -> None:
+    reader = start_reader(tiny_model, seed=0)
+    trunk = tiny_model.reader.bert.bert
+    assert all(torch.equal(v, trunk.state_dict()[k]) for k, v in reader.trunk.state_dict().items())
+    assert {p.data_ptr() for p in reader.parameters()}.isdisjoint(p.data_ptr() for p in trunk.parameters())
+    one = start_reader(tiny_model, seed=0).ends.weight
+    assert torch.equal(one, reader.ends.weight)
+    assert not torch.equal(start_reader(tiny_model, seed=1).ends.weight, reader.ends.weight)

@@ -1,0 +1,352 @@
+"""The edges of a training run: its schedule and optimizer against plain formulas, interruption, and what it refuses."""
+
+import json
+import math
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from realm.config import InputError, config_from
+from realm.model.folder import load_model
+from realm.train import loop
+from realm.train.loop import RunConfig, TrainRun
+
+DATA = torch.from_numpy(np.random.default_rng(0).normal(size=(200, 32)).astype(np.float32))
+
+
+def config(**values) -> RunConfig:
+    defaults = {
+        "steps": 12,
+        "warmup": 3,
+        "log_every": 3,
+        "device": "cpu",
+        "precision": "fp32",
+        "dropout": 0.3,
+    }
+    return RunConfig(**{**defaults, **values})
+
+
+def train(
+    model, out: Path, settings: RunConfig, before_update=lambda run: None, after_update=lambda run: None
+) -> Path:
+    """A stage in small: random rows by step, dropout, and something of its own to remember."""
+    part = model.embedder.query
+    with TrainRun("toy", out, settings, model, {part: 0.05}, {"data": "rows"}) as run:
+        for step in run.steps():
+            rows = DATA[torch.from_numpy(loop.generator(settings.seed, step).permutation(200)[:4])]
+            loss = (part.trunk.embeddings.dropout(part.projection(rows)) ** 2).mean()
+            before_update(run)
+            run.update(loss, {"retrieval_utility": float(step)})
+            run.state["total"] = run.state.get("total", 0.0) + loss.item()
+            if run.step % 4 == 0:
+                run.log({"total": run.state["total"]})
+            after_update(run)
+        return run.finish()
+
+
+def lines(out: Path) -> list[dict]:
+    """metrics.jsonl without its clock."""
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_model(folder).embedder.query.state_dict()
+
+
+def assert_same_result(one: Path, other: Path) -> None:
+    assert lines(one) == lines(other)
+    mine, theirs = weights(one), weights(other)
+    assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
+
+
+def at(step: int, do):
+    """Does something once, when `step` steps are done."""
+    return lambda run: do() if run.step == step else None
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def crash() -> None:
+    raise RuntimeError("power cut")
+
+
+# -- schedule and optimizer
+
+
+@pytest.mark.parametrize("decay", [True, False])
+@pytest.mark.parametrize(("steps", "warmup", "ramp"), [(1000, 50, 50), (1000, None, 100), (3000, None, 300)])
+def test_rate_rises_linearly_then_falls_linearly_from_step_0(
+    tiny_model, tmp_path, steps, warmup, ramp, decay
+) -> None:
+    run = TrainRun(
+        "toy",
+        tmp_path / "out",
+        config(steps=steps, warmup=warmup, decay=decay),
+        tiny_model,
+        {tiny_model.reader: 1.0},
+    )
+    for step in range(steps):
+        plain = (1 - step / steps if decay else 1.0) if step >= ramp else (step + 1) / (ramp + 1)
+        assert math.isclose(run.rate(step), plain)
+
+
+def adamw(
+    settings: RunConfig, rate: float, steps: int, start: dict[str, np.ndarray], gradient
+) -> dict[str, np.ndarray]:
+    """AdamW as Loshchilov and Hutter write it, in float64; with `bias_correction` off, without the two divisions."""
+    values = {name: value.astype(np.float64) for name, value in start.items()}
+    first, second = ({name: np.zeros_like(value) for name, value in values.items()} for _ in range(2))
+    for step in range(steps):
+        found = gradient(values)
+        norm = math.sqrt(sum((g**2).sum() for g in found.values()))
+        now = rate * (1 - step / settings.steps)
+        for name, value in values.items():
+            g = found[name] * min(1.0, settings.clip / norm)
+            first[name] = 0.9 * first[name] + 0.1 * g
+            second[name] = 0.999 * second[name] + 0.001 * g**2
+            m, v = first[name], second[name]
+            if settings.bias_correction:
+                m, v = m / (1 - 0.9 ** (step + 1)), v / (1 - 0.999 ** (step + 1))
+            decay = settings.weight_decay * value if value.ndim > 1 else 0.0
+            values[name] = value - now * (m / (np.sqrt(v) + 1e-6) + decay)
+    return values
+
+
+@pytest.mark.parametrize("bias_correction", [True, False])
+@pytest.mark.parametrize("size", [1.0, 1e-6], ids=["usual gradients", "gradients near epsilon"])
+def test_optimizer_is_textbook_adamw_with_and_without_bias_correction(
+    tiny_model, tmp_path, bias_correction, size
+) -> None:
+    settings = config(steps=40, warmup=0, bias_correction=bias_correction, weight_decay=0.1, clip=0.5)
+    part = tiny_model.embedder.query.projection
+    rows, goal = DATA.numpy().astype(np.float64), 3.0
+    start = {name: value.detach().numpy().copy() for name, value in part.named_parameters()}
+
+    def gradient(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        error = rows @ values["weight"].T + values["bias"] - goal
+        scale = 2 * size / error.size
+        return {"weight": scale * error.T @ rows, "bias": scale * error.sum(axis=0)}
+
+    expected = adamw(settings, 0.01, 40, start, gradient)
+    with TrainRun("toy", tmp_path / "out", settings, tiny_model, {part: 0.01}) as run:
+        for _ in run.steps():
+            run.update(size * ((part(DATA) - goal) ** 2).mean(), {})
+    moved = max(np.abs(expected[name] - start[name]).max() for name in start)
+    for name, value in part.named_parameters():
+        np.testing.assert_allclose(value.detach().numpy(), expected[name], atol=2e-4 * moved)
+
+
+def test_two_parts_have_their_own_rates_and_one_can_be_slowed_or_stopped(tiny_model, tmp_path) -> None:
+    fast, slow = tiny_model.embedder.query.projection, tiny_model.reader
+    settings = config(warmup=0, decay=False, weight_decay=0.1)
+    moved: list[tuple[float, float]] = []
+
+    def step(run: TrainRun) -> None:
+        parts = fast.weight, slow.bert.cls.predictions.transform.dense.weight
+        before = [p.detach().clone() for p in parts]
+        run.update(sum((p.sum() for p in parts), torch.zeros(())), {})
+        moved.append(tuple((p - b).abs().mean().item() for p, b in zip(parts, before, strict=True)))
+
+    with TrainRun("toy", tmp_path / "out", settings, tiny_model, {fast: 1e-2, slow: 1e-3}) as run:
+        for number, _ in enumerate(run.steps()):
+            if number == 4:
+                run.scale_rate(fast, 0.5)
+            if number == 8:
+                run.scale_rate(fast, 0.0)
+            step(run)
+    fasts, slows = np.array(moved).T
+    np.testing.assert_allclose(fasts[:4] / slows[:4], 10, rtol=0.1)
+    np.testing.assert_allclose(fasts[4:8] / slows[4:8], 5, rtol=0.1)
+    assert (fasts[8:] == 0).all() and (slows[8:] > 0).all()
+
+
+def test_parts_whose_momentum_is_forgotten_start_anew(tiny_model, tmp_path) -> None:
+    part = tiny_model.embedder.query.projection
+    with TrainRun(
+        "toy", tmp_path / "out", config(warmup=0, decay=False, weight_decay=0.0), tiny_model, {part: 0.01}
+    ) as run:
+        for step in run.steps():
+            if step == 6:
+                run.forget_momentum(part)
+            before = part.bias.detach().clone()
+            sign = 1.0 if step < 6 else -1.0
+            run.update(sign * part.bias.sum(), {})
+            if (
+                step == 6
+            ):  # Adam's first step is the rate itself, against the gradient; old averages would go on
+                np.testing.assert_allclose((part.bias - before).detach().numpy(), 0.01, rtol=1e-3)
+
+
+# -- interruption
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_model_folder, tmp_path_factory) -> Path:
+    """What an uninterrupted run gives."""
+    return train(load_model(tiny_model_folder), tmp_path_factory.mktemp("plain") / "out", config())
+
+
+@pytest.mark.parametrize("step", [1, 3, 5, 12])
+def test_run_stopped_by_a_signal_goes_on_as_if_nothing_had_happened(
+    tiny_model_folder, tmp_path, plain, step
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        train(load_model(tiny_model_folder), out, config(), before_update=at(step - 1, stop))
+    assert not out.exists() and (tmp_path / "out.training").is_dir()
+    train(load_model(tiny_model_folder), out, config())
+    assert_same_result(out, plain)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+@pytest.mark.parametrize("step", [3, 7])
+def test_run_that_crashed_goes_on_from_its_checkpoint(tiny_model_folder, tmp_path, plain, step) -> None:
+    out, settings = tmp_path / "out", config(checkpoint_seconds=0.0)
+    for moment in ("after_update", "before_update"):
+        with pytest.raises(RuntimeError):
+            train(load_model(tiny_model_folder), out, settings, **{moment: at(step, crash)})
+    train(load_model(tiny_model_folder), out, settings)
+    assert_same_result(out, plain)
+
+
+def test_run_stopped_again_before_its_first_line_keeps_its_metrics_clean(
+    tiny_model_folder, tmp_path, plain
+) -> None:
+    out, settings = tmp_path / "out", config(checkpoint_seconds=0.0)
+    with pytest.raises(RuntimeError):  # lines after the checkpoint of step 6 are written and lost
+        train(load_model(tiny_model_folder), out, settings, after_update=at(8, crash))
+    with pytest.raises(KeyboardInterrupt):
+        train(load_model(tiny_model_folder), out, settings, before_update=at(6, stop))
+    train(load_model(tiny_model_folder), out, settings)
+    assert_same_result(out, plain)
+
+
+def test_second_signal_does_not_wait(tiny_model, tmp_path) -> None:
+    def twice() -> None:
+        stop()
+        stop()
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_model, tmp_path / "out", config(), before_update=at(0, twice))
+
+
+def test_signal_handlers_are_given_back(tiny_model, tmp_path) -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    train(tiny_model, tmp_path / "out", config())
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_checkpoint_that_dies_while_written_leaves_the_old_one(
+    tiny_model_folder, tmp_path, plain, monkeypatch
+) -> None:
+    out, settings = tmp_path / "out", config(checkpoint_seconds=0.0)
+    save = torch.save
+
+    def die(states, file) -> None:
+        save(states, file)
+        if states["step"] == 6:
+            os.truncate(file, 1000)
+            crash()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.torch, "save", die)
+        with pytest.raises(RuntimeError):
+            train(load_model(tiny_model_folder), out, settings)
+    train(load_model(tiny_model_folder), out, settings)
+    assert_same_result(out, plain)
+
+
+# -- what a run refuses
+
+
+def test_run_with_other_settings_does_not_go_on(tiny_model_folder, tmp_path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        train(load_model(tiny_model_folder), out, config(), before_update=at(4, stop))
+    with pytest.raises(InputError, match=r"other settings \(dropout, seed\)") as error:
+        train(load_model(tiny_model_folder), out, config(seed=1, dropout=0.0))
+    assert "\n" not in str(error.value)
+    train(load_model(tiny_model_folder), out, config())
+
+
+def test_existing_out_is_refused_and_left_alone(tiny_model, tmp_path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("precious")
+    with pytest.raises(InputError, match="exists: name another --out"):
+        train(tiny_model, tmp_path / "out", config())
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine"]
+
+
+def test_loss_that_is_no_number_is_one_line_and_changes_nothing(tiny_model, tmp_path) -> None:
+    part = tiny_model.embedder.query.projection
+    before = part.weight.detach().clone()
+    with TrainRun("toy", tmp_path / "out", config(), tiny_model, {part: 0.1}) as run:
+        next(run.steps())
+        with pytest.raises(InputError, match="loss is nan at step 0") as error:
+            run.update(part(DATA).mean() * torch.nan, {})
+    assert "\n" not in str(error.value)
+    assert torch.equal(part.weight, before)
+
+
+def test_gradient_that_is_no_number_is_one_line_and_changes_nothing(tiny_model, tmp_path) -> None:
+    """A loss can be finite and its gradient not: sqrt(x) at 0."""
+    part = tiny_model.embedder.query.projection
+    before = part.weight.detach().clone()
+    with TrainRun("toy", tmp_path / "out", config(), tiny_model, {part: 0.1}) as run:
+        next(run.steps())
+        with pytest.raises(InputError, match=r"gradient is (nan|inf) at step 0"):
+            run.update((part(DATA) * 0).square().sum().sqrt(), {})
+    assert torch.equal(part.weight, before)
+
+
+@pytest.mark.parametrize(
+    "values", [{"steps": -1}, {"batch_size": 0}, {"log_every": 0}, {"seed": -1}, {"seed": 2**40}]
+)
+def test_impossible_settings_are_one_line(values) -> None:
+    with pytest.raises(InputError, match=next(iter(values))) as error:
+        config_from(RunConfig, values, "here")
+    assert "\n" not in str(error.value)
+
+
+# -- what a run leaves
+
+
+def test_metrics_are_means_over_logged_steps_with_the_keys_of_the_contract(plain) -> None:
+    rows = lines(plain)
+    assert [row["step"] for row in rows] == [3, 4, 6, 8, 9, 12, 12]
+    assert [row["retrieval_utility"] for row in rows if row["loss"] is not None] == [1.0, 4.0, 7.0, 10.0]
+    assert all(
+        {"step", "loss", "retrieval_utility", "null_probability", "index_age"} <= row.keys() for row in rows
+    )
+    seconds = [json.loads(line)["seconds"] for line in (plain / "metrics.jsonl").read_text().splitlines()]
+    assert seconds == sorted(seconds)
+
+
+def test_finished_model_says_where_it_comes_from(tiny_model, tmp_path) -> None:
+    tiny_model.stages = {"mlm": {"steps": 5}}
+    train(tiny_model, tmp_path / "out", config())
+    loaded = load_model(tmp_path / "out")
+    assert loaded.step == 12
+    assert list(loaded.stages) == ["mlm", "toy"]
+    assert loaded.stages["toy"]["warmup"] == 3 and loaded.stages["toy"]["data"] == "rows"
+
+
+def test_run_of_no_steps_saves_what_came_in(tiny_model, tiny_model_folder, tmp_path) -> None:
+    train(tiny_model, tmp_path / "out", config(steps=0))
+    before = load_model(tiny_model_folder).embedder.state_dict()
+    assert all(
+        torch.equal(v, before[k]) for k, v in load_model(tmp_path / "out").embedder.state_dict().items()
+    )
+    assert lines(tmp_path / "out") == []
+
+
+def test_random_numbers_belong_to_their_key() -> None:
+    assert loop.generator(1, 2).random() == loop.generator(1, 2).random()
+    assert len({loop.generator(*key).random() for key in [(1, 2), (2, 1), (1, 3), (1, 7, 2)]}) == 4

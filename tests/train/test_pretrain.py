@@ -1,0 +1,432 @@
+"""REALM pre-training: who gets gradients, what the loss is over the whole index, and that a run repeats exactly."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from realm.config import InputError, read_config
+from realm.model.encoders import MaskedReader
+from realm.model.folder import load_model, save_model
+from realm.retrieval.candidates import choose_candidates, read_inputs
+from realm.retrieval.embedding import embed_passages
+from realm.retrieval.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
+from realm.retrieval.masked_queries import SpanIndex, draw_queries, held_out, holds
+from realm.retrieval.mips import MipsIndex
+from realm.text.corpus import Annotations, Document
+from realm.train import pretrain
+from realm.train.loop import TrainRun
+from realm.train.pretrain import PretrainConfig, describe, read, retriever_loss, sampled_reader_loss
+from tests.conftest import tiny_documents
+from tests.retrieval.tiny import TinyTagger
+from tests.train.stages import CONTRACT, assert_same_result, changed, metrics, stopped_at, tiny
+
+EMBEDDER = {"embedder.query", "embedder.passage"}
+
+
+def settings(*overrides: str) -> PretrainConfig:
+    return tiny(PretrainConfig, "pretrain", "steps=6", "refresh.every=3", *overrides)
+
+
+@pytest.fixture(scope="module")
+def made(tiny_kb, tiny_model_folder, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("pretrain") / "out"
+    return pretrain.train(tiny_kb, out, settings(), str(tiny_model_folder))
+
+
+@pytest.fixture
+def towers_folder(tiny_model, tmp_path) -> Path:
+    """The tiny model with two towers."""
+    tiny_model.embedder.untie()
+    save_model(tiny_model, tmp_path / "towers")
+    return tmp_path / "towers"
+
+
+# -- one step, looked at closely
+
+
+@pytest.fixture
+def step(tiny_kb, tiny_model):
+    """A batch of 5 queries beside 6 candidates, and everything that a step's loss reads."""
+
+    def make(config: PretrainConfig, seed: int = 0):
+        tokens, rng = tiny_kb.tokens, np.random.default_rng(seed)
+        lengths, mask_id = tiny_model.lengths, tiny_kb.tokenizer.mask_id
+        queries = draw_queries(tokens, np.arange(len(tiny_kb)), 5, rng, mask_id, lengths.query - 2)
+        vectors = embed_passages(
+            tiny_model.embedder.passage,
+            tokens,
+            np.arange(len(tiny_kb)),
+            tiny_model.tokenizer,
+            lengths,
+            tiny_model.device,
+        )
+        index = MipsIndex(vectors)
+        batch = read_inputs(queries, np.full((5, 1), -1), tokens, tiny_model.tokenizer, lengths)
+        query_BD = tiny_model.embedder.query(batch.queries)
+        chosen = choose_candidates(
+            queries, query_BD, index, tokens, 6, True, config.guided, SpanIndex(tokens)
+        )
+        batch = read_inputs(queries, chosen.number_BK, tokens, tiny_model.tokenizer, lengths)
+        query_BD, score_BK = tiny_model.embedder.score(batch.queries, batch.passages, batch.place_BK)
+        logp_BKM = read(tiny_model.reader, batch, queries, chosen, tokens, config)
+        return queries, chosen, index, batch, query_BD, score_BK, logp_BKM
+
+    return make
+
+
+def config(**values) -> PretrainConfig:
+    return PretrainConfig(**{"guided": 1, "reader_gradient": "none", **values})
+
+
+@pytest.mark.parametrize("marginal", ["span", "token"])
+def test_loss_over_the_whole_index_is_that_of_reading_every_passage(tiny_kb, step, marginal) -> None:
+    """Every passage but the query's own is a candidate; unread ones have the null passage's likelihood, less the gap."""
+    settings = config(normalise="index", unread_gap=1.5, marginal=marginal)
+    _, chosen, index, batch, query_BD, score_BK, logp_BKM = step(settings)
+    rng = np.random.default_rng(0)
+    loss = retriever_loss(query_BD, score_BK, logp_BKM, batch, chosen, index, rng, settings)
+    total, masked = 0.0, 0
+    for row in range(5):
+        count = int(batch.mask_BM[row].sum())
+        read_here = chosen.number_BK[row, 1:].tolist()
+        unread = [n for n in range(len(tiny_kb)) if n not in {*read_here, *chosen.excluded[row].tolist()}]
+        assert unread and not set(read_here) & set(chosen.excluded[row].tolist())
+        scores = [*score_BK[row].tolist(), *(index.rows(unread) @ query_BD[row]).tolist()]
+        prior = torch.tensor(scores, dtype=torch.float64).softmax(0)
+        seen = logp_BKM[row, :, :count].double()
+        imputed = (seen[0] - 1.5 / count).expand(len(unread), count)
+        likelihood = torch.cat([seen, imputed]).exp()
+        if marginal == "span":
+            total -= float((prior @ likelihood.prod(dim=1)).log())
+        else:
+            total -= float((prior @ likelihood).log().sum())
+        masked += count
+    assert loss.item() == pytest.approx(total / masked, rel=1e-4)
+
+
+@pytest.mark.parametrize("marginal", ["span", "token"])
+def test_loss_over_the_candidates_is_the_papers(step, marginal) -> None:
+    settings = config(normalise="candidates", marginal=marginal)
+    _, chosen, index, batch, query_BD, score_BK, logp_BKM = step(settings)
+    loss = retriever_loss(
+        query_BD, score_BK, logp_BKM, batch, chosen, index, np.random.default_rng(0), settings
+    )
+    total = 0.0
+    for row in range(5):
+        count = int(batch.mask_BM[row].sum())
+        likelihood = logp_BKM[row, :, :count].double().exp()
+        prior = score_BK[row].double().softmax(0)
+        marginal_likelihood = prior @ (likelihood.prod(dim=1)[:, None] if marginal == "span" else likelihood)
+        total -= marginal_likelihood.log().sum().item()
+    assert loss.item() == pytest.approx(total / batch.mask_BM.sum().item(), rel=1e-4)
+
+
+def gradients(tiny_model, loss: torch.Tensor) -> set[str]:
+    for part in tiny_model.parts().values():
+        part.zero_grad()
+    if loss.requires_grad:
+        loss.backward()
+    parts = {
+        "reader": tiny_model.reader,
+        "query": tiny_model.embedder.query,
+        "passage": tiny_model.embedder.passage,
+    }
+    return {
+        name
+        for name, part in parts.items()
+        if any(p.grad is not None and p.grad.any() for p in part.parameters())
+    }
+
+
+@pytest.mark.parametrize("normalise", ["index", "candidates"])
+@pytest.mark.parametrize(
+    ("gradient", "of_marginal", "of_sample"),
+    [
+        ("all", {"query", "passage", "reader"}, set()),
+        ("sampled", {"query", "passage"}, {"reader"}),
+        ("none", {"query", "passage"}, set()),
+    ],
+)
+def test_gradients_reach_both_towers_and_the_reader_as_asked(
+    tiny_model, step, normalise, gradient, of_marginal, of_sample
+) -> None:
+    tiny_model.embedder.untie()
+    settings = config(normalise=normalise, reader_gradient=gradient)
+    _, chosen, index, batch, query_BD, score_BK, logp_BKM = step(settings)
+    loss = retriever_loss(
+        query_BD, score_BK, logp_BKM, batch, chosen, index, np.random.default_rng(0), settings
+    )
+    sampled = sampled_reader_loss(tiny_model.reader, batch, score_BK, logp_BKM, settings)
+    assert gradients(tiny_model, sampled) == of_sample
+    assert gradients(tiny_model, loss) == of_marginal
+
+
+def test_sampled_gradient_is_in_expectation_the_marginals(tiny_model, step) -> None:
+    """With many draws the sampled reader gradient approaches that of -log p(y|x) over the candidates."""
+    with torch.no_grad():
+        for parameter in tiny_model.reader.parameters():
+            parameter.mul_(8 if parameter.ndim > 1 else 1)  # a reader to whom passages make a difference
+    every, some = config(normalise="candidates", reader_gradient="all"), config(reader_gradient="sampled")
+    _, chosen, index, batch, query_BD, score_BK, logp_BKM = step(every)
+    loss = retriever_loss(query_BD, score_BK, logp_BKM, batch, chosen, index, np.random.default_rng(0), every)
+    weight = tiny_model.reader.bert.cls.predictions.transform.dense.weight
+    (expected,) = torch.autograd.grad(loss, weight)
+    draws = []
+    for seed in range(150):
+        torch.manual_seed(seed)
+        sampled = sampled_reader_loss(tiny_model.reader, batch, score_BK.detach(), logp_BKM.detach(), some)
+        draws.append(torch.autograd.grad(sampled, weight)[0])
+    mean = torch.stack(draws).mean(dim=0)
+    error = torch.stack(draws).std(dim=0) / len(draws) ** 0.5
+    assert error.max() > 1e-3
+    assert ((mean - expected).abs() <= 6 * error + 1e-5).all()
+    assert torch.cosine_similarity(mean.flatten(), expected.flatten(), dim=0) > 0.99
+
+
+def test_shuffled_control_trades_likelihoods_among_real_candidates_only(step) -> None:
+    settings = config(normalise="candidates", signal="shuffled")
+    *_, logp_BKM = step(settings)
+    shuffled = pretrain._shuffled(logp_BKM, np.random.default_rng(0))
+    assert torch.equal(shuffled[:, 0], logp_BKM[:, 0])
+    assert not torch.equal(shuffled, logp_BKM)
+    for row in range(5):
+        rows = sorted(map(tuple, logp_BKM[row, 1:].tolist()))
+        assert sorted(map(tuple, shuffled[row, 1:].tolist())) == rows
+
+
+def test_entity_control_credits_holders_without_a_reader(tiny_kb, step, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the reader was asked")
+
+    monkeypatch.setattr(MaskedReader, "token_logp", refuse)
+    settings = config(signal="entity", guided=2)
+    queries, chosen, _, batch, _, score_BK, logp_BKM = step(settings)
+    span_BK = (logp_BKM * batch.mask_BM[:, None]).sum(dim=-1)
+    for row, query in enumerate(queries):
+        gain = span_BK[row] - span_BK[row, 0]
+        for column, number in enumerate(chosen.number_BK[row, 1:], start=1):
+            expected = 6.2 if holds(tiny_kb.tokens.body.row(number), query.targets) else -1.6
+            assert gain[column].item() == pytest.approx(expected, abs=1e-5)
+    assert (span_BK <= 0).all()
+    assert sampled_reader_loss(None, batch, score_BK, logp_BKM, settings).item() == 0  # type: ignore[arg-type]
+
+
+def test_description_is_what_its_names_say(step) -> None:
+    _, _, _, batch, _, score_BK, logp_BKM = step(config())
+    said = describe(score_BK, logp_BKM, batch)
+    prior = score_BK.detach().double().softmax(dim=1)
+    span = (logp_BKM * batch.mask_BM[:, None]).sum(dim=-1).double().exp()
+    credit = prior * span
+    assert said["null_probability"] == pytest.approx(prior[:, 0].mean().item(), rel=1e-4)
+    assert said["marginal_logp"] == pytest.approx(credit.sum(dim=1).log().mean().item(), rel=1e-4)
+    assert said["entropy"] == pytest.approx(-(prior * prior.log()).sum(dim=1).mean().item(), rel=1e-4)
+    assert said["flip_rate"] == pytest.approx((prior.argmax(1) != credit.argmax(1)).double().mean().item())
+
+
+# -- the stage
+
+
+def test_stage_trains_everything_with_the_metrics_of_the_contract(made, tiny_model_folder) -> None:
+    assert changed(made, tiny_model_folder) == {"reader"} | EMBEDDER
+    rows = metrics(made)
+    assert all(row.keys() >= CONTRACT for row in rows)
+    (logged,) = [row for row in rows if row["loss"] is not None]
+    assert all(np.isfinite(logged[key]) for key in CONTRACT)
+    assert logged["step"] == 6 and logged["index_age"] == 1.0  # 0 1 2 0 1 2
+    versions = [row for row in rows if "probe_recall_5" in row]
+    assert [(row["step"], row["index_step"]) for row in versions] == [(0, 0), (3, 3), (6, 6)]
+    assert "churn" not in versions[0] and 0 <= versions[1]["churn"] <= 1
+    assert [row["step"] for row in rows if "holder_gap" in row] == [3, 6]
+
+
+def test_same_seed_gives_the_same_model_and_another_seed_another(
+    made, tiny_kb, tiny_model_folder, tmp_path
+) -> None:
+    again = pretrain.train(tiny_kb, tmp_path / "again", settings(), str(tiny_model_folder))
+    assert_same_result(again, made)
+    other = pretrain.train(tiny_kb, tmp_path / "other", settings("seed=1"), str(tiny_model_folder))
+    assert changed(other, made) == {"reader"} | EMBEDDER
+
+
+@pytest.mark.parametrize("at", [1, 2, 4])
+def test_stopped_run_goes_on_as_if_nothing_had_happened(
+    made, tiny_kb, tiny_model_folder, tmp_path, monkeypatch, at
+) -> None:
+    """Between two refreshes too: it takes the index up again that it had, not a newer one."""
+
+    def train() -> Path:
+        return pretrain.train(tiny_kb, tmp_path / "out", settings(), str(tiny_model_folder))
+
+    stopped_at(at, monkeypatch, train)
+    assert_same_result(train(), made)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_stopped_run_whose_index_is_gone_builds_another(
+    tiny_kb, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    def train() -> Path:
+        return pretrain.train(tiny_kb, tmp_path / "out", settings(), str(tiny_model_folder))
+
+    stopped_at(4, monkeypatch, train)
+    shutil.rmtree(tmp_path / "out.training" / "index")
+    assert load_model(train()).step == 6
+
+
+@pytest.mark.parametrize(
+    ("overrides", "trained"),
+    [
+        (["reader_gradient=all"], {"reader"} | EMBEDDER),
+        (["reader_gradient=sampled"], {"reader"} | EMBEDDER),
+        (["reader_gradient=none"], EMBEDDER),
+        (["signal=entity"], EMBEDDER),
+        (["signal=shuffled"], {"reader"} | EMBEDDER),
+        (["masking=token", "normalise=candidates"], {"reader"} | EMBEDDER),
+        (["masking=span", "marginal=token", "mask_repeats=false", "guided=0"], {"reader"} | EMBEDDER),
+    ],
+)
+def test_every_switch_trains_what_it_should(tiny_kb, towers_folder, tmp_path, overrides, trained) -> None:
+    config = settings("steps=2", *overrides)
+    out = pretrain.train(tiny_kb, tmp_path / "out", config, str(towers_folder))
+    assert changed(out, towers_folder) == trained
+
+
+def test_papers_switches_run(tiny_kb, towers_folder, tmp_path) -> None:
+    small = [
+        "steps=2",
+        "batch_size=2",
+        "device=cpu",
+        "refresh.every=1",
+        "refresh.in_background=false",
+        "held_out=0.2",
+    ]
+    config = read_config(PretrainConfig, "paper", "pretrain", small)
+    out = pretrain.train(tiny_kb, tmp_path / "out", config, str(towers_folder))
+    assert changed(out, towers_folder) == {"reader"} | EMBEDDER
+
+
+def test_embedder_does_not_move_before_the_reader_is_ready(
+    tiny_kb, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    moved: list[set[str]] = []
+    update = TrainRun.update
+
+    def watch(run, *args):
+        before = [p.detach().clone() for p in run.model.embedder.parameters()]
+        update(run, *args)
+        moved.append(
+            any(not torch.equal(p, b) for p, b in zip(run.model.embedder.parameters(), before, strict=True))
+        )
+
+    monkeypatch.setattr(TrainRun, "update", watch)
+    config = settings("health.gate=1e9", "health.gate_every=2", "health.gate_limit=4")
+    with pytest.raises(InputError, match="after 4 steps, the gate is"):
+        pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder))
+    assert moved == [False] * 4
+
+
+def test_frozen_reader_below_the_gate_ends_the_run_at_once(tiny_kb, tiny_model_folder, tmp_path) -> None:
+    config = settings("health.gate=1e9", "reader_gradient=none")
+    with pytest.raises(InputError, match="after 0 steps, the gate is"):
+        pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder))
+
+
+@pytest.mark.slow
+def test_refresh_in_the_background_is_swapped_in(tiny_kb, tiny_model_folder, tmp_path, monkeypatch) -> None:
+    """A build is a real process, so steps wait for it here."""
+    poll = pretrain.IndexRefresher.poll
+
+    def patient(refresher):
+        if refresher._build is not None:
+            refresher._build.wait()
+        return poll(refresher)
+
+    monkeypatch.setattr(pretrain.IndexRefresher, "poll", patient)
+    config = settings("steps=1", "refresh.every=1", "refresh.in_background=true")
+    out = pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder))
+    assert [row["index_step"] for row in metrics(out) if "index_step" in row] == [0, 1]
+
+
+# -- X and Z
+
+
+def test_masked_sentences_come_from_x_and_candidates_from_z(
+    tiny_kb, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    documents = [
+        Document(f"X {n}", f"Berthe left for Corvo with {n} carts of salt. Lorca fell.", f"x{n}")
+        for n in range(30)
+    ]
+    build(tmp_path / "x", documents, KnowledgeBaseConfig(48), tiny_kb.tokenizer, TinyTagger())
+    text = KnowledgeBase.open(tmp_path / "x")
+    seen = []
+
+    def record(queries, vectors, index, knowledge, count, same_corpus, *rest):
+        chosen = choose_candidates(queries, vectors, index, knowledge, count, same_corpus, *rest)
+        seen.append((queries, knowledge, same_corpus, chosen.number_BK))
+        return chosen
+
+    monkeypatch.setattr(pretrain, "choose_candidates", record)
+    pretrain.train(tiny_kb, tmp_path / "out", settings("steps=3"), str(tiny_model_folder), text)
+    for queries, knowledge, same_corpus, number_BK in seen:
+        assert knowledge is tiny_kb.tokens and not same_corpus
+        assert number_BK.max() < len(tiny_kb)
+        for query in queries:
+            body = text.tokens.body.row(query.passage)
+            assert holds(body, query.original)
+
+
+def test_same_knowledge_base_opened_twice_is_one_corpus(tiny_kb, made, tiny_model_folder, tmp_path) -> None:
+    again = KnowledgeBase.open(tiny_kb.folder)
+    out = pretrain.train(tiny_kb, tmp_path / "out", settings(), str(tiny_model_folder), again)
+    assert_same_result(out, made)
+
+
+def test_held_out_passages_stay_held_out_when_x_repeats_them(
+    tiny_kb, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    more = Document("Oakham", "Oakham lies on the Tarn. Berthe sold the bells of Oakham.", "o")
+    build(tmp_path / "x", [more, *tiny_documents()], KnowledgeBaseConfig(48), tiny_kb.tokenizer, TinyTagger())
+    text = KnowledgeBase.open(tmp_path / "x")
+    secret = {i for i, out in zip(tiny_kb.ids, held_out(tiny_kb.ids, 0.2), strict=True) if out}
+    drawn: set[str] = set()
+
+    def record(tokens, passages, *rest):
+        drawn.update(text.ids[n] for n in passages)
+        return draw_queries(tokens, passages, *rest)
+
+    monkeypatch.setattr(pretrain, "draw_queries", record)
+    pretrain.train(tiny_kb, tmp_path / "out", settings("steps=1"), str(tiny_model_folder), text)
+    assert secret and drawn and not drawn & secret
+
+
+# -- what it refuses
+
+
+class SpanlessTagger:
+    name = "spanless"
+
+    def annotate(self, texts):
+        for text in texts:
+            yield Annotations(((0, len(text)),), ())
+
+
+def test_corpus_without_salient_spans_is_one_line(tiny_kb, tiny_model_folder, tmp_path) -> None:
+    build(tmp_path / "x", tiny_documents(), KnowledgeBaseConfig(48), tiny_kb.tokenizer, SpanlessTagger())
+    text = KnowledgeBase.open(tmp_path / "x")
+    with pytest.raises(InputError, match="no passage with a salient span") as error:
+        pretrain.train(tiny_kb, tmp_path / "out", settings(), str(tiny_model_folder), text)
+    assert "\n" not in str(error.value)
+    out = pretrain.train(
+        tiny_kb, tmp_path / "out", settings("steps=1", "masking=token"), str(tiny_model_folder), text
+    )
+    assert load_model(out).step == 1
+
+
+def test_more_guided_candidates_than_there_is_room_for_are_one_line() -> None:
+    with pytest.raises(InputError, match="at most 3 can be guided") as error:
+        settings("candidates=4", "guided=4")
+    assert "\n" not in str(error.value)
