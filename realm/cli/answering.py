@@ -1,0 +1,195 @@
+"""What a model is for, and how good it is: `retrieve`, `answer`, `fill`, `evaluate`, `probe`."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from realm.cli.arguments import (
+    Commands,
+    Parser,
+    add_command,
+    add_kb,
+    add_model,
+    add_out,
+    positive,
+    report,
+    settings,
+)
+from realm.config import InputError, write_json
+
+
+def add_commands(commands: "Commands[Parser]") -> None:
+    """Declares the group."""
+    retrieve = add_command(
+        commands,
+        "retrieve",
+        _retrieve,
+        "write the best passages for each question of a file",
+        "realm retrieve --kb kb --model models/realm --questions q.jsonl --top-k 20 --out hits.jsonl",
+        section="answer",
+    )
+    add_kb(retrieve)
+    add_model(retrieve, required=False)
+    _add_questions(retrieve)
+    retrieve.add_argument(
+        "--top-k", metavar="N", type=positive, default=20, help="passages per question (default: 20)"
+    )
+    _add_method(retrieve, "; bm25 needs no --model")
+    add_out(retrieve, "JSON Lines file")
+
+    answer = add_command(
+        commands,
+        "answer",
+        _answer,
+        "answer a question and show the evidence",
+        'realm answer "Who wrote The Tempest?" --kb kb --model models/qa',
+        section="answer",
+        reports=True,
+    )
+    answer.add_argument("question", metavar="QUESTION", type=_one_text)
+    add_kb(answer)
+    add_model(answer)
+
+    fill = add_command(
+        commands,
+        "fill",
+        _fill,
+        "fill in a [MASK] and show how each passage helped",
+        'realm fill "The [MASK] is the currency of the UK." --kb kb --model models/realm',
+        section="answer",
+        reports=True,
+    )
+    fill.add_argument("sentence", metavar="SENTENCE", type=_one_text)
+    add_kb(fill)
+    add_model(fill)
+
+    evaluate = add_command(
+        commands,
+        "evaluate",
+        _evaluate,
+        "score answers and retrieval on questions with known answers",
+        "realm evaluate --kb kb --model models/qa --questions dev.jsonl",
+        section="answer",
+        reports=True,
+    )
+    add_kb(evaluate)
+    add_model(evaluate)
+    _add_questions(evaluate)
+    _add_method(evaluate, "; of the passages that recall counts, answers are read from dense ones")
+    _add_outcomes(evaluate, "question")
+
+    probe = add_command(
+        commands,
+        "probe",
+        _probe,
+        "check a model's health on held-out facts of the knowledge base; needs no questions",
+        "realm probe --kb kb --model models/realm",
+        section="probe",
+        reports=True,
+    )
+    add_kb(probe)
+    add_model(probe)
+    _add_method(probe, "; of what recall counts, the model reads dense passages", ("dense", "bm25"))
+    _add_outcomes(probe, "masked fact")
+
+
+def _add_questions(parser: Parser) -> None:
+    parser.add_argument(
+        "--questions", metavar="FILE", required=True, help="question file (.jsonl, .json, .tsv)"
+    )
+
+
+def _add_method(parser: Parser, note: str, methods: Sequence[str] = ("dense", "bm25", "hybrid")) -> None:
+    parser.add_argument(
+        "--method",
+        choices=methods,
+        default="dense",
+        help=f"by vectors{', words, or both' if 'hybrid' in methods else ' or words'} (default: dense){note}",
+    )
+
+
+def _add_outcomes(parser: Parser, what: str) -> None:
+    parser.add_argument(
+        "--out", metavar="FILE", help=f"also write the report, with the outcome of each {what}, as JSON"
+    )
+
+
+def _one_text(text: str) -> str:
+    from realm.qa.evaluation import MAX_QUESTION_CHARACTERS
+
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty")
+    if len(text) > MAX_QUESTION_CHARACTERS:
+        raise argparse.ArgumentTypeError(
+            f"has {len(text)} characters, the limit is {MAX_QUESTION_CHARACTERS}"
+        )
+    return text
+
+
+def _retrieve(args: argparse.Namespace) -> None:
+    if args.model is None and args.method != "bm25":
+        raise InputError(f"--method {args.method} needs a --model; without one, use --method bm25")
+
+    from realm.qa import pipeline
+    from realm.qa.evaluation import read_questions
+    from realm.retrieval.knowledge_base import KnowledgeBase
+
+    out = Path(args.out)
+    if out.is_dir():
+        raise InputError(f"--out {out} is a folder: name a file in it")
+    questions = read_questions(args.questions, need_answers=False)
+    config = settings(args, pipeline.AnswerConfig)
+    kb = KnowledgeBase.open(args.kb)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    pipeline.retrieve_to_file(kb, args.model, questions, args.top_k, args.method, out, config)
+
+
+def _answer(args: argparse.Namespace) -> None:
+    from realm.qa import pipeline
+
+    answerer = pipeline.Answerer.load(args.kb, args.model, settings(args, pipeline.AnswerConfig))
+    answer = answerer.answer(args.question)
+    report(args, answer.to_json(), answer.lines())
+
+
+def _fill(args: argparse.Namespace) -> None:
+    from realm.qa import filling, pipeline
+
+    filler = filling.Filler.load(args.kb, args.model, settings(args, pipeline.AnswerConfig))
+    filled = filler.fill(args.sentence)
+    report(args, filled.to_json(), filled.lines())
+
+
+def _evaluate(args: argparse.Namespace) -> None:
+    from realm.qa import pipeline
+    from realm.qa.evaluation import read_questions
+
+    questions = read_questions(args.questions)
+    answerer = pipeline.Answerer.load(args.kb, args.model, settings(args, pipeline.AnswerConfig))
+    evaluated = pipeline.evaluate(answerer, questions, args.method)
+    if args.out:
+        outcomes = {
+            "ids": [question.id for question in questions],
+            "correct": evaluated.correct_N.tolist(),
+            "f1": evaluated.f1_N.tolist(),
+            "ranks": evaluated.first_hit_N.tolist(),
+        }
+        _write(args.out, evaluated.as_dict() | outcomes)
+    report(args, evaluated.as_dict())
+
+
+def _probe(args: argparse.Namespace) -> None:
+    from realm.qa.probe import ProbeConfig, probe
+    from realm.retrieval.knowledge_base import KnowledgeBase
+
+    config = settings(args, ProbeConfig)
+    probed = probe(KnowledgeBase.open(args.kb), args.model, config, args.method)
+    if args.out:
+        _write(args.out, probed.as_dict() | {"ranks": probed.ranks.tolist()})
+    report(args, probed.as_dict())
+
+
+def _write(out: str, value: dict[str, Any]) -> None:
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    write_json(out, value)

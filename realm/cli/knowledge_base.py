@@ -1,0 +1,196 @@
+"""`realm kb ...` and `realm questions`: from documents to a knowledge base, and questions made from it."""
+
+import argparse
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from realm.cli.arguments import Commands, Parser, add_command, add_kb, add_out, positive, report, settings
+from realm.config import InputError, write_json_lines
+
+
+@dataclass(frozen=True)
+class QuestionsConfig:
+    """Settings of `realm questions`."""
+
+    seed: int = 0
+    """Draws questions and wordings, and which documents are dev."""
+    most_per_document: int = 5
+    """Questions of one document at most."""
+    dev_share: float = 0.1
+    """Share of documents whose questions are dev."""
+
+
+def add_commands(commands: "Commands[Parser]") -> None:
+    """Declares the group."""
+    kb = commands.add_parser(
+        "kb", help="build and keep a knowledge base", description="Build and keep a knowledge base."
+    )
+    verbs = kb.add_subparsers(title="commands", metavar="COMMAND", dest="verb", required=True)
+
+    build = add_command(
+        verbs,
+        "build",
+        _build,
+        "split documents into passages with salient spans",
+        "realm kb build docs/ --out kb",
+        section="kb",
+        reports=True,
+    )
+    _add_sources(build)
+    add_out(build, "folder of the new knowledge base")
+    build.add_argument(
+        "--tokenizer",
+        metavar="NAME",
+        default="package:realm-mini",
+        help="whose wordpieces: a model or encoder, folder or name (default: %(default)s)",
+    )
+    build.add_argument(
+        "--vocab-size",
+        metavar="N",
+        type=positive,
+        help="make a vocabulary of N wordpieces from the documents instead, for an encoder from scratch",
+    )
+    _add_tagger(build, default="spacy:en_core_web_sm")
+    build.add_argument(
+        "--replace", action="store_true", help="replace the knowledge base that is there, once done"
+    )
+
+    add = add_command(
+        verbs,
+        "add",
+        _add,
+        "add documents, and replace those whose id is known",
+        "realm kb add news.jsonl --kb kb",
+        reports=True,
+    )
+    _add_sources(add)
+    add_kb(add)
+    _add_tagger(add, default="the one it was built with")
+
+    delete = add_command(
+        verbs, "delete", _delete, "delete documents", "realm kb delete 'Angela Merkel' --kb kb", reports=True
+    )
+    delete.add_argument("documents", metavar="DOCUMENT", nargs="+", help="ids or titles")
+    add_kb(delete)
+
+    info = add_command(
+        verbs, "info", _info, "say what a knowledge base holds", "realm kb info --kb kb", reports=True
+    )
+    add_kb(info)
+    verify = add_command(
+        verbs, "verify", _verify, "check a knowledge base for damage", "realm kb verify --kb kb", reports=True
+    )
+    add_kb(verify)
+
+    questions = add_command(
+        commands,
+        "questions",
+        _questions,
+        "make questions from a knowledge base, to train and evaluate with",
+        "realm questions --kb kb --out questions",
+        section="questions",
+        reports=True,
+    )
+    add_kb(questions)
+    add_out(questions, "folder for train.jsonl and dev.jsonl")
+
+
+def _add_sources(parser: Parser) -> None:
+    parser.add_argument(
+        "sources",
+        metavar="SOURCE",
+        nargs="+",
+        help="files and folders (.jsonl .txt .md .html .parquet), package:vital-articles, package:factbook",
+    )
+
+
+def _add_tagger(parser: Parser, default: str) -> None:
+    parser.add_argument(
+        "--tagger",
+        metavar="NAME",
+        help=f"finds names and dates: spacy:MODEL, hf:MODEL, or rules (dates only) (default: {default})",
+    )
+    parser.add_argument(
+        "--processes", metavar="N", type=positive, help="processes of the tagger (default: 1)"
+    )
+
+
+def _build(args: argparse.Namespace) -> None:
+    from realm.retrieval.knowledge_base import KnowledgeBaseConfig, build
+    from realm.text.inputs import Tokenizer
+    from realm.text.readers import read_documents
+    from realm.text.salient_spans import load_tagger
+
+    flags = {"tagger": args.tagger, "tagger_processes": args.processes, "sources": tuple(args.sources)}
+    config = settings(args, KnowledgeBaseConfig)
+    config = dataclasses.replace(
+        config, **{name: value for name, value in flags.items() if value is not None}
+    )
+    documents = read_documents(args.sources, config.max_document_chars)
+    if args.vocab_size is None:
+        tokenizer = Tokenizer.load(args.tokenizer)
+    else:
+        again = read_documents(args.sources, config.max_document_chars)
+        tokenizer = Tokenizer.train((f"{d.title} {d.text}" for d in again), args.vocab_size)
+    tagger = load_tagger(config.tagger, config.tagger_processes)
+    report(args, build(args.out, documents, config, tokenizer, tagger, args.replace)._asdict())
+
+
+def _add(args: argparse.Namespace) -> None:
+    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.text.readers import read_documents
+    from realm.text.salient_spans import load_tagger
+
+    kb = KnowledgeBase.open(args.kb)
+    tagger = load_tagger(args.tagger or kb.config.tagger, args.processes or kb.config.tagger_processes)
+    documents = read_documents(args.sources, kb.config.max_document_chars)
+    report(args, kb.add(documents, tagger)._asdict())
+
+
+def _delete(args: argparse.Namespace) -> None:
+    from realm.retrieval.knowledge_base import KnowledgeBase
+
+    report(args, {"passages_removed": KnowledgeBase.open(args.kb).delete(args.documents)})
+
+
+def _info(args: argparse.Namespace) -> None:
+    from realm.retrieval import vectors
+    from realm.retrieval.knowledge_base import KnowledgeBase
+
+    kb = KnowledgeBase.open(args.kb)
+    facts = {
+        "folder": args.kb,
+        "documents": len(set(kb.document_keys_N.tolist())),
+        "passages": len(kb),
+        "fingerprint": kb.fingerprint,
+        "tokenizer": kb.tokenizer.fingerprint,
+    }
+    indexes = [vectors.info_of(folder) for folder in vectors.folders(kb.folder)]
+    facts |= dataclasses.asdict(kb.config)
+    report(args, facts | {"indexes": [dataclasses.asdict(index) for index in indexes if index]})
+
+
+def _verify(args: argparse.Namespace) -> None:
+    from realm.retrieval.knowledge_base import KnowledgeBase
+
+    problems = KnowledgeBase.open(args.kb).verify()
+    report(args, {"ok": not problems, "problems": problems}, problems or [f"{args.kb} is sound"])
+    if problems:
+        raise InputError(f"{args.kb} has {len(problems)} problems: build it anew with `realm kb build`")
+
+
+def _questions(args: argparse.Namespace) -> None:
+    from realm.qa.made_questions import make_questions, split
+    from realm.retrieval.knowledge_base import KnowledgeBase
+
+    config = settings(args, QuestionsConfig)
+    made = make_questions(KnowledgeBase.open(args.kb), config.seed, config.most_per_document)
+    if not made:
+        raise InputError(f"{args.kb} has no sentence that a question can be made from: see `realm kb info`")
+    train, dev = split(made, config.dev_share, config.seed)
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, part in (("train", train), ("dev", dev)):
+        write_json_lines(out / f"{name}.jsonl", (question._asdict() for question in part))
+    report(args, {"train": len(train), "dev": len(dev)})

@@ -1,0 +1,125 @@
+"""The stages of training, in their order: `mlm`, `ict`, `pretrain`, `index`, `finetune`."""
+
+import argparse
+from pathlib import Path
+
+from realm.cli.arguments import Commands, Parser, add_command, add_kb, add_model, add_out, report, settings
+
+
+def add_commands(commands: "Commands[Parser]") -> None:
+    """Declares the group."""
+    mlm = add_command(
+        commands,
+        "mlm",
+        _mlm,
+        "train or adapt an encoder as a masked language model, from scratch without --init",
+        "realm mlm --kb kb --init package:all-minilm-l6-v2 --out models/encoder",
+        section="mlm",
+    )
+    add_kb(mlm)
+    mlm.add_argument(
+        "--init", metavar="ENCODER", help="a model or BERT-like encoder, folder or name, to start from"
+    )
+    add_out(mlm, "folder of the new model")
+
+    ict = add_command(
+        commands,
+        "ict",
+        _ict,
+        "warm up the embedder: find the passage that a sentence was cut from",
+        "realm ict --kb kb --init models/encoder --out models/ict",
+        section="ict",
+    )
+    add_kb(ict)
+    ict.add_argument("--init", metavar="MODEL", required=True, help="folder of the model to start from")
+    add_out(ict, "folder of the new model")
+
+    pretrain = add_command(
+        commands,
+        "pretrain",
+        _pretrain,
+        "REALM pre-training: retrieve passages that help to fill in a masked name or date",
+        "realm pretrain --kb kb --model models/ict --out models/realm",
+        section="pretrain",
+    )
+    add_kb(pretrain)
+    pretrain.add_argument(
+        "--text", metavar="KB", help="knowledge base whose sentences are masked (default: --kb)"
+    )
+    add_model(pretrain)
+    pretrain.add_argument(
+        "--questions",
+        metavar="FILE",
+        help="questions to watch recall by at each index version; never trained on",
+    )
+    add_out(pretrain, "folder of the new model")
+
+    index = add_command(
+        commands,
+        "index",
+        _index,
+        "embed a knowledge base and publish the vectors as its new version",
+        "realm index --kb kb --model models/realm",
+        section="index",
+        reports=True,
+    )
+    add_kb(index)
+    add_model(index)
+
+    finetune = add_command(
+        commands,
+        "finetune",
+        _finetune,
+        "train on questions and answers; keeps the best model by the dev questions",
+        "realm finetune --kb kb --model models/realm --train train.jsonl --dev dev.jsonl --out models/qa",
+        section="finetune",
+    )
+    add_kb(finetune)
+    add_model(finetune)
+    finetune.add_argument("--train", metavar="FILE", required=True, help="questions with answers to train on")
+    finetune.add_argument(
+        "--dev", metavar="FILE", required=True, help="questions with answers to choose the model by"
+    )
+    add_out(finetune, "folder of the new model")
+
+
+def _mlm(args: argparse.Namespace) -> None:
+    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.train import mlm
+
+    mlm.train(KnowledgeBase.open(args.kb), Path(args.out), settings(args, mlm.MlmConfig), args.init)
+
+
+def _ict(args: argparse.Namespace) -> None:
+    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.train import ict
+
+    ict.train(KnowledgeBase.open(args.kb), Path(args.out), settings(args, ict.IctConfig), args.init)
+
+
+def _pretrain(args: argparse.Namespace) -> None:
+    from realm.qa.evaluation import read_questions
+    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.train import pretrain
+
+    config = settings(args, pretrain.PretrainConfig)
+    questions = read_questions(args.questions) if args.questions else None
+    text = KnowledgeBase.open(args.text) if args.text else None
+    pretrain.train(KnowledgeBase.open(args.kb), Path(args.out), config, args.model, text, questions)
+
+
+def _index(args: argparse.Namespace) -> None:
+    from realm.retrieval.index import IndexConfig, build_index
+    from realm.retrieval.knowledge_base import KnowledgeBase
+
+    report(args, build_index(KnowledgeBase.open(args.kb), args.model, settings(args, IndexConfig)))
+
+
+def _finetune(args: argparse.Namespace) -> None:
+    from realm.qa.evaluation import read_questions
+    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.train import finetune
+
+    config = settings(args, finetune.FinetuneConfig)
+    train, dev = read_questions(args.train), read_questions(args.dev)
+    finetune.train(KnowledgeBase.open(args.kb), Path(args.out), config, args.model, train, dev)

@@ -1,0 +1,270 @@
+"""The command line from outside: help, exit codes, what is printed where, and what is imported when."""
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from realm import cli
+from realm.cli.arguments import Parser, report
+from realm.config import TABLES, InputError, config_from, presets, read_config
+
+COMMANDS = ["demo", "kb build", "kb add", "kb delete", "kb info", "kb verify", "questions"]
+COMMANDS += ["mlm", "ict", "pretrain", "index", "finetune"]
+COMMANDS += ["retrieve", "answer", "fill", "evaluate", "probe"]
+SLOW_TO_IMPORT = {
+    "torch",
+    "transformers",
+    "tokenizers",
+    "lance",
+    "pyarrow",
+    "spacy",
+    "numpy",
+    "pydantic",
+    "bm25s",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*command.split(), "--help"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(rf"^example:\n  realm {command}\b", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_example_of_the_help_is_accepted_by_the_parser(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main([*command.split(), "--help"])
+    example = capsys.readouterr().out.split("example:\n  realm ")[1].strip()
+    args = cli._parser().parse_args(shlex.split(example))
+    assert args.section is None or args.section in TABLES
+
+
+def test_the_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(re.search(rf"^    {command.split()[0]}\s", out, re.MULTILINE) for command in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "COMMAND"),
+        (["anser"], "invalid choice: 'anser'"),
+        (["kb"], "COMMAND"),
+        (["kb", "info", "--kb", "x", "--nonsense"], "--nonsense"),
+        (["kb", "info"], "--kb"),
+        (
+            ["retrieve", "--kb", "x", "--questions", "q", "--out", "o", "--top-k", "0"],
+            "'0' is not a whole number",
+        ),
+        (["retrieve", "--kb", "x", "--questions", "q", "--out", "o"], "--method dense needs a --model"),
+        (["answer", " ", "--kb", "x", "--model", "y"], "empty"),
+        (["answer", "why " * 501, "--kb", "x", "--model", "y"], "2004 characters, the limit is 2000"),
+        (["kb", "build", "x", "--out", "y", "--config", "absent.toml"], "no configuration file absent.toml"),
+        (["kb", "build", "x", "--out", "y", "--set", "nonsense=1"], "unknown key nonsense (known: "),
+    ],
+)
+def test_bad_use_is_one_line_and_exit_code_2(
+    words: list[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.fullmatch(r"realm: [^\n]+\n", captured.err)
+    assert says in captured.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def main_that_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
+    def run(args: object) -> None:
+        raise error
+
+    parser = Parser(prog="realm")
+    parser.set_defaults(run=run)
+    monkeypatch.setattr(cli, "_parser", lambda: parser)
+    return cli.main([])
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (InputError("kb has 3 passages,\n  index 4"), 2, "realm: kb has 3 passages, index 4"),
+        (KeyboardInterrupt(), 130, "realm: interrupted"),
+        (PermissionError(13, "Permission denied", "/kb"), 2, "realm: Permission denied: /kb"),
+        (OSError(28, "No space left on device"), 2, "realm: No space left on device"),
+    ],
+)
+def test_what_the_user_can_mend_is_said_in_one_line(
+    error: BaseException,
+    code: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main_that_raises(monkeypatch, error) == code
+    assert capsys.readouterr().err == line + "\n"
+
+
+def config_classes() -> dict[str, type]:
+    from realm.cli.knowledge_base import QuestionsConfig
+    from realm.qa.pipeline import AnswerConfig
+    from realm.qa.probe import ProbeConfig
+    from realm.retrieval.index import IndexConfig
+    from realm.retrieval.knowledge_base import KnowledgeBaseConfig
+    from realm.train.finetune import FinetuneConfig
+    from realm.train.ict import IctConfig
+    from realm.train.mlm import MlmConfig
+    from realm.train.pretrain import PretrainConfig
+
+    stages = {"mlm": MlmConfig, "ict": IctConfig, "pretrain": PretrainConfig, "finetune": FinetuneConfig}
+    uses = {"index": IndexConfig, "answer": AnswerConfig, "probe": ProbeConfig}
+    return {"kb": KnowledgeBaseConfig, "questions": QuestionsConfig} | stages | uses
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_every_setting_of_a_preset_is_one_that_its_command_knows(preset: str) -> None:
+    for table, cls in config_classes().items():
+        assert isinstance(read_config(cls, preset, table), cls)
+
+
+@pytest.mark.parametrize("table", [table for table in TABLES if table != "demo"])
+def test_the_defaults_of_a_command_are_values_that_it_accepts(table: str) -> None:
+    cls = config_classes()[table]
+    assert config_from(cls, dataclasses.asdict(cls()), table) == cls()
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), FileNotFoundError(2, "no such file", "x")])
+def test_a_bug_keeps_its_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(type(error)):
+        main_that_raises(monkeypatch, error)
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with os.fdopen(write_end, "w") as closed:
+        command = [sys.executable, "-m", "realm", "--help"]
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_help_is_instant_and_imports_nothing_heavy() -> None:
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "realm", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seconds = time.perf_counter() - started
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "argparse" in imported
+    assert imported & SLOW_TO_IMPORT == set()
+    assert seconds < 1
+
+
+@pytest.mark.parametrize(
+    "module", ["realm.text.corpus", "realm.text.readers", "realm.text.salient_spans", "realm.qa.evaluation"]
+)
+def test_reading_documents_and_scoring_answers_load_no_torch(module: str) -> None:
+    code = f"import sys, {module}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_report_is_one_json_line_or_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = Parser()
+    parser.add_argument("--json", action="store_true")
+    result = {
+        "passages": 14013,
+        "em": 41.23456,
+        "name": "é",
+        "ok": True,
+        "recall": {"1": 60.0, "5": 65.5},
+        "left": [],
+    }
+    report(parser.parse_args(["--json"]), result)
+    assert capsys.readouterr().out == json.dumps(result, ensure_ascii=False) + "\n"
+    report(parser.parse_args([]), result)
+    assert capsys.readouterr().out.splitlines() == [
+        "passages  14,013",
+        "em        41.23",
+        "name      é",
+        "ok        True",
+        "recall    1 60, 5 65.5",
+        "left      none",
+    ]
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> str:
+    """A folder with a tokenizer that knows letters and digits."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+    from tokenizers.normalizers import BertNormalizer
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,"
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{c}" for c in letters)]
+    made = Tokenizer(WordPiece({piece: n for n, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
+    folder = tmp_path / "encoder"
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+def write_documents(path: Path, **texts: str) -> str:
+    path.write_text(
+        "".join(json.dumps({"title": title, "text": text}) + "\n" for title, text in texts.items())
+    )
+    return str(path)
+
+
+def test_a_knowledge_base_is_built_and_kept_from_the_command_line(
+    tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def realm(*words: str) -> dict[str, Any]:
+        assert cli.main([*words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    kb = str(tmp_path / "kb")
+    first = write_documents(
+        tmp_path / "first.jsonl", Bonn="A town. It was a capital until 3 October 1990.", Rome="A city."
+    )
+    second = write_documents(tmp_path / "second.jsonl", Rome="A city in Italy.", Oslo="A city in Norway.")
+    built = realm("kb", "build", first, "--out", kb, "--tokenizer", tokenizer, "--tagger", "rules")
+    assert (built["documents"], built["passages"]) == (2, 2)
+    info = realm("kb", "info", "--kb", kb)
+    assert (info["passages"], info["tagger"]) == (2, "rules")
+    added = realm("kb", "add", second, "--kb", kb)
+    assert (added["added"], added["replaced"], added["unchanged"]) == (1, 1, 0)
+    assert realm("kb", "delete", "Bonn", "--kb", kb) == {"passages_removed": 1}
+    assert realm("kb", "verify", "--kb", kb) == {"ok": True, "problems": []}
+    after = realm("kb", "info", "--kb", kb)
+    assert after["passages"] == 2
+    assert after["fingerprint"] != info["fingerprint"]
+
+    assert cli.main(["kb", "delete", "Paris", "--kb", kb]) == 2
+    assert cli.main(["kb", "build", first, "--out", kb, "--tokenizer", tokenizer, "--tagger", "rules"]) == 2
+    assert cli.main(["kb", "info", "--kb", tokenizer]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 3
+    assert "Paris" in errors[0]
