@@ -1,0 +1,69 @@
+"""The most memory that this process and its children held together.
+
+`getrusage` cannot say it: a child begins with its parent's peak as its own, and does not say when it had it.
+"""
+
+import os
+import resource
+import sys
+import threading
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+EVERY = 1.0
+"""Seconds between two looks."""
+
+
+class PeakMemory(AbstractContextManager["PeakMemory"]):
+    """Looks from time to time inside its `with` block; where there is no /proc, this process' own peak has to do."""
+
+    def __init__(self) -> None:
+        self._seen = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    @property
+    def mb(self) -> float:
+        """Megabytes; pages that several processes share count once."""
+        unit = 1e6 if sys.platform == "darwin" else 1e3  # bytes there, kilobytes elsewhere
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+        return round(max(own, self._seen), 1)
+
+    def __enter__(self) -> "PeakMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(EVERY):
+            self._seen = max(self._seen, together_mb(os.getpid()))
+
+
+def together_mb(pid: int) -> float:
+    """What a process and all its descendants hold now, in megabytes; 0 where there is no /proc."""
+    parent_of = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        text = _read(stat)
+        if text:
+            parent_of[int(stat.parent.name)] = int(text.rpartition(")")[2].split()[1])
+    family, grown = {pid}, 0
+    while len(family) > grown:
+        grown = len(family)
+        family |= {child for child, parent in parent_of.items() if parent in family}
+    return sum(map(_share_mb, family))
+
+
+def _share_mb(pid: int) -> float:
+    """A process' proportional set size: shared pages are divided among those who share them."""
+    lines = _read(Path(f"/proc/{pid}/smaps_rollup")).splitlines()
+    return next((int(line.split()[1]) / 1e3 for line in lines if line.startswith("Pss:")), 0.0)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:  # the process has ended
+        return ""

@@ -1,0 +1,199 @@
+"""What a story's outcomes say: recall of each retriever, REALM against each other one in pairs, accuracy; and the table.
+
+Everything is read from files that the stages' commands wrote. Recall and accuracy are in percent.
+
+S seeds, N queries.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from realm.demo.story import Story, manifest
+from realm.qa.evaluation import mcnemar, paired_bootstrap, recall_at
+from realm.retrieval.knowledge_base import KnowledgeBase
+
+RANKS = (1, 5, 20)
+LABELS = {
+    "bm25": "BM25",
+    "encoder": "untrained start",
+    "ict": "ICT",
+    "realm": "REALM",
+    "ict-same-seconds": "ICT, same seconds",
+    "shuffled": "shuffled reader",
+    "entity": "span match, no reader",
+}
+TESTS = {"probe": "masked facts", "dev": "made questions"}
+
+
+def read(story: Story) -> dict[str, Any]:
+    """The report of a story whose stages are done, without what they cost."""
+    ranks = {
+        test: {
+            retriever: np.array([_outcome(story, name, test)["ranks"] for name in models])
+            for retriever, models in story.retrievers().items()
+        }
+        for test in story.tests()
+    }
+    kb = KnowledgeBase.open(story.kb)
+    lines = {part: _lines_in(story.dev.with_name(f"{part}.jsonl")) for part in ("train", "dev")}
+    return {
+        "source": story.source,
+        "documents": len(np.unique(kb.document_keys_N)),
+        "passages": len(kb),
+        "made_questions": lines,
+        "seeds": list(story.config.seeds),
+        "recall": {test: {name: _recall(r_SN) for name, r_SN in by.items()} for test, by in ranks.items()},
+        "realm_against": {
+            test: {other: _against(by["realm"], by[other]) for other in by if other != "realm"}
+            for test, by in ranks.items()
+        },
+        "reading": _reading(story),
+        "exact_match": _exact_match(story),
+        "answers": _answers(story),
+    }
+
+
+def lines(report: dict[str, Any]) -> list[str]:
+    """The report as a table and a few sentences."""
+    return [*_table(report), "", *_comparisons(report), "", *_accuracy(report), "", *_costs(report)]
+
+
+def _table(report: dict[str, Any]) -> list[str]:
+    """Recall: a row per retriever, a group of columns per test."""
+    recall, cell = report["recall"], 12 if len(report["seeds"]) > 1 else 7
+    heads = [f"{by['bm25']['n']:,} {TESTS.get(test, test)}" for test, by in recall.items()]
+    ranks = "".join(f"{'@' + str(k):>{cell}}" for k in RANKS)
+    rows = [["", *heads], ["% found in the top k", *[ranks] * len(heads)]]
+    for name in recall["probe"]:
+        found = [[_cell(by[name], k) for k in RANKS] for by in recall.values()]
+        rows.append([LABELS[name], *["".join(f"{one:>{cell}}" for one in cells) for cells in found]])
+    return _aligned(rows)
+
+
+def _comparisons(report: dict[str, Any]) -> list[str]:
+    """REALM less each other retriever: a row per retriever, a column per test."""
+    against = report["realm_against"]
+    rows = [["points @5, REALM less", *(TESTS.get(test, test) for test in against)]]
+    for other in against["probe"]:
+        found = [by[other] for by in against.values()]
+        cells = [f"{f['points']:+.1f} ({f['low']:+.1f} to {f['high']:+.1f}) p {_p(f['p'])}" for f in found]
+        rows.append([LABELS[other], *cells])
+    return [*_aligned(rows), "(in brackets the 95% interval; p: exact McNemar test on the same queries)"]
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """Rows of cells: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        f"{first:<{widths[0]}}"
+        + "".join(f"{cell:>{width + 4}}" for cell, width in zip(cells, widths[1:], strict=True))
+        for first, *cells in rows
+    ]
+
+
+def _accuracy(report: dict[str, Any]) -> list[str]:
+    reading, match = report["reading"], report["exact_match"]
+    answered = "; ".join(
+        f"{found['em']:.1f}% of {found['n']:,} {TESTS.get(test, test)}"
+        for test, found in report["answers"].items()
+    )
+    return [
+        f"Hidden spans that REALM's reader names whole: {reading['span_accuracy']:.1f}% with retrieval, "
+        f"{reading['span_accuracy_without']:.1f}% without.",
+        f"Answers that are exactly right, of {match['n']:,} dev questions: {match['before']:.1f}% before fine-tuning, "
+        f"{match['after']:.1f}% after.",
+        f"After it, exactly right: {answered}.",
+    ]
+
+
+def _costs(report: dict[str, Any]) -> list[str]:
+    groups: dict[str, float] = {}
+    for name, seconds in report["seconds"].items():
+        group = next(
+            (
+                verb
+                for verb in ("kb build", "evaluate", "probe", "index", "ict", "pretrain", "finetune")
+                if name.startswith(verb)
+            ),
+            name,
+        )
+        groups[group] = groups.get(group, 0.0) + seconds
+    total = groups.pop("total")
+    spent = ", ".join(f"{name} {seconds:.0f}" for name, seconds in groups.items())
+    return [f"Seconds: {spent}; total {total:.0f}. Peak memory {report['peak_memory_mb'] / 1000:.1f} GB."]
+
+
+def _recall(rank_SN: np.ndarray) -> dict[str, Any]:
+    """Mean over seeds, and with several seeds their standard deviation."""
+    by_seed = {k: [100 * recall_at(rank_N)[k] for rank_N in rank_SN] for k in RANKS}
+    found: dict[str, Any] = {"n": rank_SN.shape[1]} | {
+        str(k): round(float(np.mean(v)), 2) for k, v in by_seed.items()
+    }
+    if len(rank_SN) > 1:
+        found["spread"] = {str(k): round(float(np.std(v, ddof=1)), 2) for k, v in by_seed.items()}
+    return found
+
+
+def _against(realm_SN: np.ndarray, other_SN: np.ndarray, k: int = 5) -> dict[str, Any]:
+    """REALM and another retriever on the same queries: who has a hit in the top k.
+
+    The test pools seeds; the interval draws queries again, each with the mean of its seeds, so it does not.
+    """
+    hit_SN, other_hit_SN = (
+        (ranks >= 1) & (ranks <= k) for ranks in (realm_SN, np.broadcast_to(other_SN, realm_SN.shape))
+    )
+    pair = mcnemar(hit_SN.ravel(), other_hit_SN.ravel())
+    difference = paired_bootstrap(100 * hit_SN.mean(axis=0), 100 * other_hit_SN.mean(axis=0))
+    points, low, high = (round(value, 2) for value in difference[:3])
+    return {
+        "k": k,
+        "points": points,
+        "low": low,
+        "high": high,
+        "only_realm": pair.only_a,
+        "only_other": pair.only_b,
+        "p": pair.p,
+    }
+
+
+def _reading(story: Story) -> dict[str, float]:
+    """What the reader makes of retrieved passages, mean over seeds."""
+    probes = [_outcome(story, name, "probe") for name in story.retrievers()["realm"]]
+    names = ("span_accuracy", "span_accuracy_without", "retrieval_utility", "null_probability", "holder_gap")
+    return {name: round(float(np.mean([probe[name] for probe in probes])), 3) for name in names}
+
+
+def _exact_match(story: Story) -> dict[str, Any]:
+    """Before and after fine-tuning, on the dev questions by which the best model was chosen."""
+    metrics = (story.model("qa") / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    looks = [line["dev_em"] for line in map(json.loads, metrics) if "dev_em" in line]
+    all_of_dev = _outcome(story, "qa", "dev")["n"]
+    used = manifest(story.model("qa"))["stages"]["finetune"]["dev_questions"]
+    return {"n": min(used, all_of_dev), "before": looks[0], "after": max(looks)}
+
+
+def _answers(story: Story) -> dict[str, Any]:
+    """What the fine-tuned model answers, by question file."""
+    outcomes = {test: _outcome(story, "qa", test) for test, file in story.tests().items() if file is not None}
+    return {test: {name: o[name] for name in ("n", "em", "em_ci95", "f1")} for test, o in outcomes.items()}
+
+
+def _outcome(story: Story, name: str, test: str) -> dict[str, Any]:
+    outcome: dict[str, Any] = json.loads(story.outcome(name, test).read_text(encoding="utf-8"))
+    return outcome
+
+
+def _lines_in(file: Path) -> int:
+    return len(file.read_text(encoding="utf-8").splitlines())
+
+
+def _cell(recall: dict[str, Any], k: int) -> str:
+    spread = f" ±{recall['spread'][str(k)]:.1f}" if "spread" in recall else ""
+    return f"{recall[str(k)]:.1f}{spread}"
+
+
+def _p(p: float) -> str:
+    return "<.001" if p < 0.001 else f"{p:.3f}"

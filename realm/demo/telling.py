@@ -1,0 +1,101 @@
+"""Runs a story's stages: says what comes and why, skips what is there, and keeps what each stage cost."""
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from realm.config import write_json
+from realm.demo.memory import PeakMemory
+from realm.demo.story import Stage
+
+
+def tell(stages: Iterable[Stage], record: "Record", run_command: Callable[[Sequence[str]], None]) -> None:
+    """Runs each stage whose product is missing, as the command that is printed; whatever that raises passes through."""
+    headed = explained = None
+    measured = 0
+    for stage in stages:
+        if stage.chapter != headed:
+            print(f"\n{stage.chapter.title}")
+            headed = stage.chapter
+        if stage.is_done():
+            measured += bool(stage.measures)
+            if not stage.measures:
+                print(f"skipped: {stage.makes} is there{record.other_maker(stage)}")
+            continue
+        if stage.chapter != explained:
+            print(stage.chapter.why)
+            explained = stage.chapter
+        print(f"\n$ {_typed(stage)}", flush=True)
+        _run(stage, record, run_command)
+        if stage.note:
+            print(stage.note)
+        sys.stdout.flush()
+    if measured:
+        print(f"skipped: {measured} measurements are there")
+
+
+def _run(stage: Stage, record: "Record", run_command: Callable[[Sequence[str]], None]) -> None:
+    if stage.makes is None:
+        return run_command(stage.argv)
+    with record.timing(stage), redirect_stdout(StringIO()) if stage.quiet else nullcontext():
+        run_command(stage.argv)
+    seconds = record.spent(stage)
+    print(f"({seconds:.1f} s)" if seconds < 100 else f"({seconds / 60:.1f} min)")
+
+
+def _typed(stage: Stage) -> str:
+    return shlex.join(("realm", *stage.argv))
+
+
+class Record:
+    """What each stage cost, in a file, so that a story told in several sittings adds up."""
+
+    def __init__(self, file: Path, memory: PeakMemory):
+        self._file, self._memory = file, memory
+        self._stages: dict[str, dict[str, Any]] = {}
+        self._memory_before = 0.0
+        if file.exists():
+            saved = json.loads(file.read_text(encoding="utf-8"))
+            self._stages, self._memory_before = saved["stages"], saved["peak_memory_mb"]
+
+    @contextmanager
+    def timing(self, stage: Stage) -> Iterator[None]:
+        """Adds the seconds inside to the stage's, also where it is interrupted; a stage done before begins anew."""
+        before = self._stages.get(stage.name)
+        spent = before["seconds"] if before is not None and not before["done"] else 0.0
+        started, done = time.monotonic(), False
+        try:
+            yield
+            done = True
+        finally:
+            seconds = round(spent + time.monotonic() - started, 1)
+            self._stages[stage.name] = {
+                "command": _typed(stage),
+                "seconds": seconds,
+                "done": done,
+            }
+            write_json(self._file, {"stages": self._stages, "peak_memory_mb": self.peak_memory_mb()})
+
+    def spent(self, stage: Stage) -> float:
+        """Seconds of a stage, all sittings."""
+        return float(self._stages[stage.name]["seconds"])
+
+    def other_maker(self, stage: Stage) -> str:
+        """Where what a stage makes came from another command: says so."""
+        made = self._stages.get(stage.name, {}).get("command", _typed(stage))
+        return "" if made == _typed(stage) else f", made by: {made}"
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by stage, and their total."""
+        spent = {name: stage["seconds"] for name, stage in self._stages.items()}
+        return spent | {"total": round(sum(spent.values()), 1)}
+
+    def peak_memory_mb(self) -> float:
+        """The most memory of all sittings."""
+        return max(self._memory_before, self._memory.mb)

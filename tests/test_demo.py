@@ -1,0 +1,367 @@
+"""The demo told for real, on a dozen made-up towns with random weights, and its parts on their own."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from realm import cli, demo
+from realm.config import InputError, presets, read_config
+from realm.demo import picture, results
+from realm.demo.memory import PeakMemory, together_mb
+from realm.demo.story import Chapter, DemoConfig, Stage, Story
+from realm.demo.telling import Record, tell
+
+TOWNS = "Aldora Benwick Corvale Dunmere Eastholm Farrowby Greymoor Halvern Ivystone Jorvale Kelmarsh Lorwick".split()
+YEARS = ("1492", "1563", "1648", "1815")
+SETTINGS = """
+[kb]
+passage_tokens = 64
+tagger = "rules"
+
+[questions]
+dev_share = 0.5
+
+[mlm]
+steps = 2
+query_tokens = 32
+held_out = 0.3
+[mlm.embedder]
+dim = 16
+
+[ict]
+steps = 2
+held_out = 0.3
+
+[pretrain]
+steps = 4
+batch_size = 2
+candidates = 3
+guided = 1
+held_out = 0.3
+[pretrain.refresh]
+every = 2
+in_background = false
+[pretrain.health]
+gate = 0.0
+margin = -1.0
+
+[finetune]
+steps = 2
+batch_size = 2
+retrieved = 10
+dev_every = 1
+
+[probe]
+held_out = 0.3
+"""
+
+
+class Told(NamedTuple):
+    """A demo that ran."""
+
+    words: list[str]
+    """The command, to run it again."""
+    folder: Path
+    text: str
+    report: dict[str, Any]
+
+
+def write_corpus(file: Path) -> list[str]:
+    """Documents whose dates stand in several of them; returns their texts."""
+    texts = [
+        f"{town} is a town on the river Ystra. {town} was founded in {YEARS[i % 4]} by merchants from the coast. "
+        f"Its old bridge was built in {YEARS[(i + 1) % 4]} and still stands. The people of {town} keep bees."
+        for i, town in enumerate(TOWNS)
+    ]
+    documents = [{"title": town, "text": text} for town, text in zip(TOWNS, texts, strict=True)]
+    file.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    return texts
+
+
+def write_encoder(folder: Path, texts: Sequence[str]) -> None:
+    """A BERT of one layer with random weights, in Hugging Face layout."""
+    from realm.model.encoders import TrunkConfig, new_reader
+    from realm.text.inputs import Tokenizer
+
+    tokenizer = Tokenizer.train(texts, 250)
+    tokenizer.save(folder)
+    trunk = TrunkConfig(layers=1, hidden=32, heads=2, positions=128)
+    new_reader(trunk, tokenizer).bert.save_pretrained(folder)
+
+
+def run_demo(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """What `realm demo` prints, and its report."""
+    told = StringIO()
+    with redirect_stdout(told):
+        assert cli.main(words) == 0
+    return told.getvalue(), json.loads((Path(words[words.index("--dir") + 1]) / "report.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    home = tmp_path_factory.mktemp("demo")
+    texts = write_corpus(home / "towns.jsonl")
+    write_encoder(home / "encoder", texts)
+    table = f"[demo]\ncorpora = ['{home / 'towns.jsonl'}']\nencoder = '{home / 'encoder'}'\n"
+    (home / "settings.toml").write_text(SETTINGS + table + "fill = 'Aldora was founded in [MASK].'\n")
+    words = ["demo", "--dir", str(home / "work"), "--config", str(home / "settings.toml")]
+    return Told(words, home / "work", *run_demo(words))
+
+
+def commands_in(text: str) -> list[list[str]]:
+    return [shlex.split(line)[2:] for line in text.splitlines() if line.startswith("$ realm ")]
+
+
+def test_the_demo_leaves_what_its_contract_names(told: Told) -> None:
+    made = ["kb", "questions/train.jsonl", "questions/dev.jsonl", "report.json", "curves.png"]
+    made += [f"models/{name}/realm.json" for name in ("encoder", "ict", "realm", "qa")]
+    assert [name for name in made if not (told.folder / name).exists()] == []
+    assert (told.folder / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_all_four_models_can_be_asked_for_passages(told: Told, tmp_path: Path) -> None:
+    for name in ("encoder", "ict", "realm", "qa"):
+        words = f"retrieve --kb {told.folder}/kb --model {told.folder}/models/{name} --top-k 2"
+        out = tmp_path / f"{name}.jsonl"
+        questions = str(told.folder / "questions" / "dev.jsonl")
+        assert cli.main([*words.split(), "--questions", questions, "--out", str(out)]) == 0
+        assert all(len(json.loads(line)["passages"]) == 2 for line in out.read_text().splitlines())
+
+
+def test_every_command_that_is_shown_is_one_that_the_parser_takes(told: Told) -> None:
+    shown = commands_in(told.text)
+    verbs = {words[0] for words in shown}
+    assert verbs == {
+        "kb", "questions", "mlm", "ict", "pretrain", "index", "finetune", "probe", "evaluate", "answer", "fill",
+    }  # fmt: skip
+    for words in shown:
+        assert cli._parser().parse_args(words).run
+
+
+def test_the_report_holds_the_numbers_of_the_table(told: Told) -> None:
+    report = told.report
+    assert set(report) == {
+        "source", "documents", "passages", "made_questions", "seeds", "recall", "realm_against", "reading",
+        "exact_match", "answers", "seconds", "peak_memory_mb",
+    }  # fmt: skip
+    assert report["documents"] == len(TOWNS)
+    dev = (told.folder / "questions" / "dev.jsonl").read_text().splitlines()
+    assert report["made_questions"]["dev"] == len(dev)
+    for test in ("probe", "dev"):
+        assert list(report["recall"][test]) == ["bm25", "encoder", "ict", "realm"]
+        assert list(report["realm_against"][test]) == ["bm25", "encoder", "ict"]
+        for by_rank in report["recall"][test].values():
+            assert 0 <= by_rank["1"] <= by_rank["5"] <= by_rank["20"] <= 100
+    ranks = json.loads((told.folder / "outcomes" / "realm.dev.json").read_text())["ranks"]
+    assert len(ranks) == len(dev)
+    assert report["recall"]["dev"]["realm"]["5"] == pytest.approx(
+        100 * sum(0 < rank <= 5 for rank in ranks) / len(dev), abs=0.01
+    )
+    assert report["exact_match"]["after"] >= report["exact_match"]["before"]
+    assert report["answers"]["dev"]["n"] == len(dev)
+    assert report["seconds"]["total"] == pytest.approx(
+        sum(seconds for name, seconds in report["seconds"].items() if name != "total"), abs=0.1
+    )
+    assert report["peak_memory_mb"] > 50
+    row = next(line for line in told.text.splitlines() if line.startswith("REALM "))
+    assert row.split()[1:4] == [f"{report['recall']['probe']['realm'][k]:.1f}" for k in ("1", "5", "20")]
+
+
+def test_the_end_shows_five_questions_with_evidence_and_a_filled_gap(told: Told) -> None:
+    end = told.text.split("\n7. ")[1]
+    verbs = [words[0] for words in commands_in(end)]
+    assert verbs == ["answer"] * 5 + ["fill"]
+    assert end.count("expected: ") == 5
+    assert end.count("[[") == 1 + 5  # the explanation, and a marked span for each question
+    assert "[MASK] 1: " in end
+
+
+def test_a_second_run_only_answers(told: Told) -> None:
+    text, report = run_demo(told.words)
+    assert {words[0] for words in commands_in(text)} == {"answer", "fill"}
+    assert text.split("\n7. ")[1] == told.text.split("\n7. ")[1]
+    same = set(report) - {"peak_memory_mb"}
+    assert {key: report[key] for key in same} == {key: told.report[key] for key in same}
+
+
+def test_with_json_only_the_report_is_on_standard_output(
+    told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*told.words, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["towns"]["recall"] == told.report["recall"]
+    assert "7. Answers" in captured.err
+
+
+@pytest.mark.slow
+def test_the_full_demo_compares_with_its_controls_over_seeds_and_corpora(told: Told, tmp_path: Path) -> None:
+    home = told.folder.parent
+    write_corpus(tmp_path / "more.jsonl")
+    controls = ["ict-same-seconds", "shuffled", "entity"]
+    chosen = {
+        "seeds": [0, 1],
+        "controls": controls,
+        "corpora": [str(home / "towns.jsonl"), str(tmp_path / "more.jsonl")],
+    }
+    words = ["demo", "--dir", str(tmp_path / "full"), "--config", str(home / "settings.toml")]
+    for name, value in chosen.items():
+        words += ["--set", f"{name}={json.dumps(value)}"]
+    text, report = run_demo([*words, "--questions", str(told.folder / "questions" / "train.jsonl")])
+    assert list(report["recall"]) == ["probe", "dev", "train"]
+    assert list(report["realm_against"]["train"]) == ["bm25", "encoder", "ict", *controls]
+    assert set(report["recall"]["dev"]["shuffled"]["spread"]) == {"1", "5", "20"}
+    assert {path.name for path in (tmp_path / "full" / "models").iterdir()} == {
+        "encoder", "qa", *(f"{name}{seed}" for name in ("ict", "realm", *controls) for seed in ("", "-1")),
+    }  # fmt: skip
+    assert (tmp_path / "full" / "more" / "report.json").exists()
+    assert all(cli._parser().parse_args(words).run for words in commands_in(text))
+
+
+# -- the parts
+
+
+def story_in(folder: Path, **settings: Any) -> Story:
+    return Story(DemoConfig(**settings), "demo", "package:vital-articles", folder)
+
+
+def test_ict_for_the_same_seconds_counts_all_that_realm_had(tmp_path: Path) -> None:
+    stages = {"mlm": {"seconds": 10.0}, "ict": {"seconds": 20.0, "steps": 100}, "pretrain": {"seconds": 70.0}}
+    for name in ("realm", "ict-same-seconds"):
+        (tmp_path / "models" / name).mkdir(parents=True)
+        described = {"stages": stages, "passage_fingerprint": "x"}
+        (tmp_path / "models" / name / "realm.json").write_text(json.dumps(described))
+    longer, _ = story_in(tmp_path, controls=("ict-same-seconds",))._longer_ict(0)
+    assert "steps=500" in longer.argv
+    assert str(tmp_path / "models" / "encoder") in longer.argv
+
+
+def test_seeds_beyond_the_first_are_in_the_names_of_their_models(tmp_path: Path) -> None:
+    story = story_in(tmp_path, seeds=(3, 4))
+    assert story.retrievers() == {
+        "bm25": ["bm25"], "encoder": ["encoder"], "ict": ["ict", "ict-4"], "realm": ["realm", "realm-4"],
+    }  # fmt: skip
+
+
+def test_question_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    files = [
+        tmp_path / name
+        for name in ("wiki/train.jsonl", "factbook/train.jsonl", "trec.jsonl", "mine/dev.jsonl")
+    ]
+    story = Story(DemoConfig(), "demo", "x", tmp_path, tuple(files))
+    assert list(story.tests()) == ["probe", "dev", "wiki-train", "factbook-train", "trec", "mine-dev"]
+    with pytest.raises(InputError, match="two question files would be called"):
+        Story(DemoConfig(), "demo", "x", tmp_path, (files[2], files[2])).tests()
+
+
+@pytest.mark.parametrize("preset", [name for name in ("demo", "demo-full") if name in presets()])
+def test_the_settings_of_the_shipped_demos_are_ones_that_it_knows(preset: str) -> None:
+    assert isinstance(read_config(DemoConfig, preset, "demo"), DemoConfig)
+
+
+def test_an_empty_list_of_corpora_is_refused() -> None:
+    with pytest.raises(InputError, match="corpora is empty"):
+        read_config(DemoConfig, None, "demo", ["corpora=[]"])
+
+
+CHAPTER = Chapter("1. A chapter", "What and why.")
+
+
+def stage_that_makes(file: Path, **more: Any) -> Stage:
+    return Stage(CHAPTER, file.name, ("make", str(file)), file, **more)
+
+
+def test_an_interrupted_stage_is_run_again_and_its_seconds_add_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    stages = [stage_that_makes(tmp_path / "first"), stage_that_makes(tmp_path / "second")]
+    stopped = False
+
+    def run(argv: Sequence[str]) -> None:
+        nonlocal now, stopped
+        now += 10
+        if argv[1].endswith("second") and not stopped:
+            stopped = True
+            raise KeyboardInterrupt
+        Path(argv[1]).touch()
+
+    with pytest.raises(KeyboardInterrupt):
+        tell(stages, Record(tmp_path / "stages.json", PeakMemory()), run)
+    capsys.readouterr()
+    record = Record(tmp_path / "stages.json", PeakMemory())
+    tell(stages, record, run)
+    assert record.seconds() == {"first": 10, "second": 20, "total": 30}
+    told = capsys.readouterr().out
+    assert f"skipped: {tmp_path / 'first'} is there" in told
+    assert f"$ realm make {tmp_path / 'second'}\n(20.0 s)" in told
+
+
+def test_a_measurement_is_due_again_when_what_it_measures_is_newer(tmp_path: Path) -> None:
+    model, outcome = tmp_path / "realm.json", tmp_path / "outcome.json"
+    stage = stage_that_makes(outcome, measures=(model,))
+    model.touch()
+    assert not stage.is_done()
+    outcome.touch()
+    assert stage.is_done()
+    os.utime(outcome, (1, 1))
+    assert not stage.is_done()
+
+
+def test_a_report_that_the_table_replaces_is_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(argv: Sequence[str]) -> None:
+        print("em 3")
+
+    quiet = [stage_that_makes(tmp_path / "a", quiet=True), stage_that_makes(tmp_path / "b")]
+    tell(quiet, Record(tmp_path / "stages.json", PeakMemory()), run)
+    assert capsys.readouterr().out.count("em 3") == 1
+
+
+def test_without_matplotlib_the_demo_says_so_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="matplotlib: pip install"):
+        demo.run(DemoConfig(), "demo", tmp_path / "work", [], print)
+    assert not (tmp_path / "work").exists()
+
+
+def test_pairs_are_compared_query_by_query_and_seed_by_seed() -> None:
+    realm = np.array([[1, 5, 6, 0], [2, 3, 1, 0]])
+    other = np.array([[6, 1, 0, 0], [1, 0, 0, 0]])
+    found = results._against(realm, other)
+    assert found["points"] == pytest.approx(100 * (5 - 2) / 8)
+    assert (found["only_realm"], found["only_other"]) == (3, 0)
+    assert results._against(realm, realm)["p"] == 1
+    one_for_all_seeds = results._against(realm, other[:1])
+    assert one_for_all_seeds == results._against(realm, np.concatenate([other[:1], other[:1]]))
+
+
+def test_a_picture_is_drawn_of_runs_that_measured_little(tmp_path: Path) -> None:
+    out = tmp_path / "curves.png"
+    picture.draw([[{"step": 10, "loss": 3.0, "retrieval_utility": None}], []], out)
+    assert out.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs /proc")
+def test_memory_of_children_counts_too() -> None:
+    code = "held = bytearray(b'x') * 100_000_000; print('ready', flush=True); input()"
+    alone = together_mb(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        assert 100 < together_mb(os.getpid()) - alone < 140
+        child.communicate("\n")
