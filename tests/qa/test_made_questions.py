@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from realm.qa.evaluation import normalise_answer, read_questions
 from realm.qa.made_questions import make_questions, split
-from realm.qa.verbs import BE, FORMS, PARTICIPLES, PAST
+from realm.qa.made_questions.verbs import BE, FORMS, PARTICIPLES, PAST
 from realm.text.corpus import Passage, Span, passage_id
 
 
