@@ -117,15 +117,35 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
-        """A lower-casing wordpiece vocabulary of its own for a corpus, made the way BERT's was."""
-        tokenizer = FastTokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100))
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        tokenizer.decoder = decoders.WordPiece()
-        trainer = trainers.WordPieceTrainer(
-            vocab_size=vocab_size, special_tokens=list(SPECIAL), show_progress=False, limit_alphabet=400
+        """A lower-casing wordpiece vocabulary of its own for a corpus; the same texts give the same one.
+
+        The library's wordpiece trainer breaks ties by chance, its byte-pair trainer does not. So that one learns the pieces,
+        from words with a mark in front: pieces with the mark are those that words begin with.
+        """
+        normalizer, words, mark = (
+            normalizers.BertNormalizer(lowercase=True),
+            pre_tokenizers.BertPreTokenizer(),
+            "\u2581",
         )
-        tokenizer.train_from_iterator(texts, trainer)
+        learner = FastTokenizer(models.BPE())
+        learner.normalizer = normalizer
+        learner.pre_tokenizer = pre_tokenizers.Sequence(
+            [words, pre_tokenizers.Metaspace(replacement=mark, prepend_scheme="always", split=False)]
+        )
+        trainer = trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False, limit_alphabet=400)
+        learner.train_from_iterator(texts, trainer)
+        number_of = learner.get_vocab()
+        learnt = sorted(number_of, key=number_of.__getitem__)
+        letters = [piece for piece in learnt if len(piece) == 1 and piece != mark]
+        longer = [piece[1:] if piece.startswith(mark) else f"##{piece}" for piece in learnt if len(piece) > 1]
+        pieces = dict.fromkeys([*SPECIAL, *letters, *(f"##{letter}" for letter in letters), *longer])
+        vocabulary = {piece: number for number, piece in enumerate(list(pieces)[:vocab_size])}
+        tokenizer = FastTokenizer(
+            models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
+        )
+        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, words
+        tokenizer.decoder = decoders.WordPiece()
+        tokenizer.add_special_tokens(list(SPECIAL))
         return cls(tokenizer)
 
     def save(self, folder: Path) -> None:
@@ -201,28 +221,28 @@ def pack(
     The budget is spent left to right: an earlier sequence wins, tails are cut; `first` bounds the first sequence besides.
     Every sequence is closed by its own [SEP] and carries its index as segment ([CLS] is segment 0).
     """
-    ids_rows: list[np.ndarray] = []
-    segment_rows: list[np.ndarray] = []
+    kept_rows: list[list[Sequence[int] | np.ndarray]] = []
     for row in rows:
-        budget = max_length - 1 - len(row)
-        ids, segments = [tokenizer.cls_id], [0]
+        budget, kept = max_length - 1 - len(row), []
         for number, sequence in enumerate(row):
             room = min(budget, first) if number == 0 and first is not None else budget
-            kept = sequence[: max(room, 0)]
-            budget -= len(kept)
-            ids.extend(kept)
-            ids.append(tokenizer.sep_id)
-            segments.extend([number] * (len(kept) + 1))
-        ids_rows.append(np.asarray(ids, dtype=np.int64))
-        segment_rows.append(np.asarray(segments, dtype=np.int64))
-    longest = max(len(ids) for ids in ids_rows)
+            kept.append(sequence[: max(room, 0)])
+            budget -= len(kept[-1])
+        kept_rows.append(kept)
+    longest = max(1 + sum(len(sequence) + 1 for sequence in kept) for kept in kept_rows)
     ids_BT = np.full((len(rows), longest), tokenizer.pad_id, dtype=np.int64)
     mask_BT = np.zeros((len(rows), longest), dtype=np.int64)
     segments_BT = np.zeros((len(rows), longest), dtype=np.int64)
-    for row_number, (row_ids, row_segments) in enumerate(zip(ids_rows, segment_rows, strict=True)):
-        ids_BT[row_number, : len(row_ids)] = row_ids
-        mask_BT[row_number, : len(row_ids)] = 1
-        segments_BT[row_number, : len(row_ids)] = row_segments
+    ids_BT[:, 0] = tokenizer.cls_id
+    for row_number, kept in enumerate(kept_rows):
+        start = 1
+        for number, sequence in enumerate(kept):
+            end = start + len(sequence)
+            ids_BT[row_number, start:end] = sequence
+            ids_BT[row_number, end] = tokenizer.sep_id
+            segments_BT[row_number, start : end + 1] = number
+            start = end + 1
+        mask_BT[row_number, :start] = 1
     return Tokens(torch.from_numpy(ids_BT), torch.from_numpy(mask_BT), torch.from_numpy(segments_BT))
 
 

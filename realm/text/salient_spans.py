@@ -10,8 +10,17 @@ Offsets are characters of the text that a tagger was given, end exclusive.
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
+import os
 import re
+import signal
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -21,6 +30,8 @@ from realm.text.corpus import Annotations, Span
 if TYPE_CHECKING:
     from spacy.language import Language
     from spacy.tokens import Doc
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_TAGGER = "spacy:en_core_web_sm"
 
@@ -33,6 +44,9 @@ NOT_SALIENT = frozenset({"CARDINAL", "MONEY", "ORDINAL", "PERCENT", "QUANTITY", 
 PIECE_CHARS = 50_000
 """Longer texts are tagged in pieces: memory grows with the text, and spaCy refuses a million characters."""
 
+GROUP = 64
+"""Pieces that a tagger takes at once, in one process or in several, so that both round alike."""
+
 
 class Tagger(Protocol):
     """Finds sentences and salient spans; `name` is what `load_tagger` takes to load the same one again."""
@@ -40,7 +54,7 @@ class Tagger(Protocol):
     name: str
 
     def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
-        """One `Annotations` per text, in order, while the texts stream in."""
+        """One `Annotations` per text, in order, while the texts stream in; close it to stop early."""
         ...
 
 
@@ -51,7 +65,7 @@ def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1) -> Tagger:
     - `hf:MODEL`: a transformers token classifier, by hub name or folder; sentences end by punctuation.
     - `rules`: dates alone; sentences end by punctuation. Names are not guessed.
 
-    `processes` are spaCy's, for tagging in parallel; a token classifier runs in this one.
+    `processes` tag in parallel, where the platform can fork; a token classifier runs in this one.
 
     Raises:
         InputError: no such tagger here, or a model that finds no entities.
@@ -250,6 +264,60 @@ def _joined(pieces: Iterable[tuple[Annotations, _Place]]) -> Iterator[Annotation
             sentences, spans = [], []
 
 
+# --- processes -----------------------------------------------------------------------------------
+
+_Found = Iterator[tuple[Annotations, _Place]]
+_AnnotatePieces = Callable[[Iterator[tuple[str, _Place]]], _Found]
+
+_annotate_here: _AnnotatePieces
+"""In a process of `_in_processes`: what it does."""
+
+
+def _in_processes(annotate: _AnnotatePieces, pieces: Iterator[tuple[str, _Place]], processes: int) -> _Found:
+    """What `annotate` finds, in order, in processes that end with the caller's, however that ends."""
+    fork = multiprocessing.get_context("fork")  # they inherit `annotate` with its model
+    before = multiprocessing.active_children()
+    pending: deque[Future[list[tuple[Annotations, _Place]]]] = deque()
+    with ProcessPoolExecutor(processes, fork, _start, (annotate, os.getpid())) as pool:
+        try:
+            while group := list(islice(pieces, GROUP)):
+                pending.append(pool.submit(_annotate_group, group))
+                if len(pending) > 2 * processes:
+                    yield from pending[0].result()
+                    pending.popleft()
+            while pending:
+                yield from pending[0].result()
+                pending.popleft()
+        except BrokenProcessPool:
+            raise ChildProcessError(
+                "a process of the tagger was killed: with little memory, take fewer"
+            ) from None
+        finally:
+            if pending:  # stopped early: leaving the block waits for what is being tagged
+                for process in multiprocessing.active_children():
+                    if process not in before:
+                        process.kill()
+
+
+def _start(annotate: _AnnotatePieces, parent: int) -> None:
+    global _annotate_here
+    _annotate_here = annotate
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends the others
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """For a parent that was killed, and could not end its processes."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _annotate_group(group: list[tuple[str, _Place]]) -> list[tuple[Annotations, _Place]]:
+    return list(_annotate_here(iter(group)))
+
+
 # --- taggers -------------------------------------------------------------------------------------
 
 
@@ -262,10 +330,17 @@ class _SpacyTagger:
         self._processes = processes
 
     def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
-        docs: Iterator[tuple[Doc, _Place]] = self._pipeline.pipe(
-            _in_pieces(texts), as_tuples=True, batch_size=64, n_process=self._processes
-        )
-        return _joined((self._read(doc), place) for doc, place in docs)
+        pieces = _in_pieces(texts)
+        if self._processes == 1:
+            return _joined(self._annotate_pieces(pieces))
+        if "fork" not in multiprocessing.get_all_start_methods():
+            _log.warning("tagging in one process: this platform cannot fork %d", self._processes)
+            return _joined(self._annotate_pieces(pieces))
+        return _joined(_in_processes(self._annotate_pieces, pieces, self._processes))
+
+    def _annotate_pieces(self, pieces: Iterator[tuple[str, _Place]]) -> _Found:
+        docs = self._pipeline.pipe(pieces, as_tuples=True, batch_size=GROUP)
+        return ((self._read(doc), place) for doc, place in docs)
 
     @staticmethod
     def _read(doc: Doc) -> Annotations:
@@ -327,8 +402,8 @@ class _TokenClassifier:
     def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
         return _joined(self._annotate_pieces(_in_pieces(texts)))
 
-    def _annotate_pieces(self, pieces: Iterator[tuple[str, _Place]]) -> Iterator[tuple[Annotations, _Place]]:
-        while group := list(islice(pieces, 64)):
+    def _annotate_pieces(self, pieces: Iterator[tuple[str, _Place]]) -> _Found:
+        while group := list(islice(pieces, GROUP)):
             ranges = [_sentences(text, _ranges(self._splitter(text))) for text, _ in group]
             sentences = [text[a:b] for (text, _), own in zip(group, ranges, strict=True) for a, b in own]
             found = iter(self._classify(sentences, batch_size=32) if sentences else [])

@@ -120,3 +120,19 @@ def test_rows_are_cut_to_their_longest(tokenizer):
     tokens = query_inputs([[7], [7, 8, 9]], tokenizer, LENGTHS)
     assert tokens.rows(torch.tensor([0])).ids_BT.tolist() == [[tokenizer.cls_id, 7, tokenizer.sep_id]]
     assert np.array_equal(tokens.rows(torch.tensor([1])).ids_BT, tokens.ids_BT[1:])
+
+
+def test_same_texts_train_the_same_vocabulary():
+    words = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeiou" for c in "lmnrst"]  # nothing but ties
+    first, again = (Tokenizer.train(words, vocab_size=150) for _ in range(2))
+    assert first.fingerprint == again.fingerprint
+    assert first.vocab_size == 150
+    assert all(first.unk_id not in ids for ids in first.encode(["mab", "tuf skel"]))
+
+
+def test_trained_pieces_spell_the_texts(tokenizer):
+    for text in TEXTS[:2]:
+        pieces = tokenizer.tokens(tokenizer.encode([text])[0])
+        assert "".join(piece.removeprefix("##") for piece in pieces) == text.lower().replace(" ", "")
+    frequent = Tokenizer.train(["tarnished tarnish tarn"] * 9, vocab_size=60)
+    assert frequent.tokens(frequent.encode(["Tarn tarnish"])[0]) == ["tarn", "tarnish"]

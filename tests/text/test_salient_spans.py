@@ -1,3 +1,10 @@
+import contextlib
+import itertools
+import multiprocessing
+import os
+import select
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -152,11 +159,81 @@ def test_long_text_is_tagged_in_pieces_as_if_it_were_whole(tagger, monkeypatch) 
     assert pieces[3].sentences == tuple((i, i + 100) for i in range(0, 700, 100))
 
 
-def test_two_processes_find_the_same_in_the_same_order(tagger) -> None:
-    texts = [f"Ada saw {year}. Nothing else." for year in range(1900, 1905)]
+@pytest.mark.parametrize("count", [0, 1, 64, 1000])
+def test_two_processes_find_the_same_in_the_same_order(count: int, tagger, monkeypatch) -> None:
+    monkeypatch.setattr(salient_spans, "PIECE_CHARS", 100)
+    texts = [f"Ada saw {n}. Nothing else. " * (1 + 7 * (n % 31 == 0)) for n in range(1000, 1000 + count)]
     assert list(tagger({"Ada": "PERSON"}, 2).annotate(texts)) == list(
         tagger({"Ada": "PERSON"}).annotate(texts)
     )
+    assert not multiprocessing.active_children()
+
+
+def test_an_error_of_the_texts_or_an_early_end_leaves_no_process(tagger) -> None:
+    def texts():
+        yield from ["Ada."] * 500
+        raise InputError("no more")
+
+    two = tagger({"Ada": "PERSON"}, 2)
+    with pytest.raises(InputError, match="no more"):
+        list(two.annotate(texts()))
+    assert not multiprocessing.active_children()
+    annotations = two.annotate(itertools.repeat("Ada."))
+    next(annotations)
+    assert len(multiprocessing.active_children()) == 2
+    annotations.close()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_a_command_that_is_stopped(end: signal.Signals, tagger) -> None:
+    two = tagger({"Ada": "PERSON"}, 2)
+    alive, held = os.pipe()  # read to its end once no process holds the other end
+
+    def command() -> None:
+        os.setpgrp()
+        os.close(alive)
+        with contextlib.closing(two.annotate(itertools.repeat("Ada saw 1928."))) as annotations:
+            next(annotations)
+            os.write(held, b"!")
+            for _ in annotations:
+                pass
+
+    parent = multiprocessing.get_context("fork").Process(target=command)
+    parent.start()
+    os.close(held)
+    assert os.read(alive, 1) == b"!"
+    begin = time.monotonic()
+    if end == signal.SIGINT:
+        os.killpg(parent.pid, end)  # as Ctrl-C does
+    else:
+        os.kill(parent.pid, end)
+    ended, _, _ = select.select([alive], [], [], 5)
+    took = time.monotonic() - begin
+    if not ended:
+        os.killpg(parent.pid, signal.SIGKILL)
+    parent.join()
+    os.close(alive)
+    assert ended and took < 3
+    assert parent.exitcode == (1 if end == signal.SIGINT else -end)
+
+
+def test_a_process_that_is_killed_is_an_error(tagger) -> None:
+    annotations = tagger({"Ada": "PERSON"}, 2).annotate(itertools.repeat("Ada saw 1928."))
+    next(annotations)
+    for process in multiprocessing.active_children():
+        process.kill()
+    with pytest.raises(ChildProcessError, match="a process of the tagger was killed"):
+        list(annotations)
+
+
+def test_a_platform_that_cannot_fork_tags_in_one_process(tagger, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    two = tagger({"Ada": "PERSON"}, 2)
+    annotations = two.annotate(["Ada."] * 9)
+    next(annotations)
+    assert not multiprocessing.active_children()
+    assert "cannot fork" in caplog.text
 
 
 def test_tagging_streams(tagger) -> None:
