@@ -18,12 +18,11 @@ import math
 import shutil
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import chain, islice
-from multiprocessing import active_children
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -189,43 +188,23 @@ def annotated(
 ) -> Iterator[Iterator[tuple[Document, Annotations]]]:
     """Documents with their sentences and salient spans, in order; holds those that the tagger read ahead.
 
-    A tagger may have processes of its own, which spaCy can only end in good order: stopped early, it waits for
-    them, and they wait for someone to take what they found. So an error of the documents is held back until those
-    before it are through, and an error while they are used lets the tagger finish what it has begun.
+    A tagger may have processes of its own, which end with the block.
     """
     waiting: deque[Document] = deque()
-    failure: list[Exception] = []
-    stopped = False
 
     def texts() -> Iterator[str]:
-        try:
-            for document in documents:
-                if stopped:
-                    return
-                waiting.append(document)
-                yield document.text
-        except Exception as error:
-            failure.append(error)
+        for document in documents:
+            waiting.append(document)
+            yield document.text
 
-    def pairs() -> Iterator[tuple[Document, Annotations]]:
-        for found in chain(first, annotations):
+    def pairs() -> Generator[tuple[Document, Annotations], None, None]:
+        for found in tagger.annotate(texts()):
             yield waiting.popleft(), found
-        if failure:
-            raise failure[0]
 
-    others = active_children()
-    annotations = tagger.annotate(texts())
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), closing(pairs()) as stream:
         # Lance warns of every fork. This one is safe: Lance is idle now, and the children never call it.
         warnings.filterwarnings("ignore", message="lance is not fork-safe")
-        first = list(islice(annotations, 1))
-    started = set(active_children()) - set(others)
-    try:
-        yield pairs()
-    finally:
-        stopped = True
-        if started:
-            deque(annotations, maxlen=0)
+        yield stream
 
 
 def split(

@@ -1,9 +1,9 @@
-"""The knowledge base on disk: passages that come and go with their documents, and vectors for them.
+"""The knowledge base on disk: passages that come and go with their documents.
 
     KB/passages.lance    a row per passage (`realm.retrieval.passages`), its settings in the schema metadata
-    KB/vectors.lance     a version per index build (`realm.retrieval.vectors`)
     KB/tokenizer/        whose wordpieces the passages are in
-    KB/SHA256SUMS        digests of the tables' files (`realm.retrieval.tables`)
+    KB/SHA256SUMS        digests of the table's files (`realm.retrieval.tables`)
+    KB/indexes/          vectors of the passages, a folder per model (`realm.retrieval.vectors`)
 
 A passage's id is the hash of its title and text, so the same text is kept once. It belongs to the first
 document that brought it, and goes with that document; another one that holds it too brings it back when it
@@ -15,7 +15,6 @@ Then, per passage: `fingerprint` 8 bytes, `numbers_of` 16 and by title the title
 Python string each, `tokens` 4 bytes per wordpiece, about 1 kB.
 """
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +26,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from realm.config import InputError
-from realm.retrieval import vectors as vectors_table
 from realm.retrieval.add import AddResult, add
 from realm.retrieval.build import TABLE, TOKENIZER, BuildResult, KnowledgeBaseConfig, Settings, build
 from realm.retrieval.passages import (
@@ -40,7 +38,6 @@ from realm.retrieval.passages import (
     to_passages,
 )
 from realm.retrieval.tables import newest_version, open_table, reading, replace_rows, take_rows
-from realm.retrieval.vectors import Vectors, VectorsInfo
 from realm.retrieval.verify import problems
 from realm.text.corpus import Document, Passage
 from realm.text.inputs import Tokenizer
@@ -53,8 +50,6 @@ __all__ = [
     "KnowledgeBaseConfig",
     "PassageTokens",
     "Ragged",
-    "Vectors",
-    "VectorsInfo",
     "build",
 ]
 
@@ -73,8 +68,7 @@ class KnowledgeBase:
         """Opens a folder that `build` made.
 
         Raises:
-            InputError: it is no knowledge base, of an unknown format, damaged, or its tokenizer was
-            exchanged.
+            InputError: it is no knowledge base, of an unknown format, damaged, or with another tokenizer.
         """
         folder = Path(folder)
         if newest_version(folder / TABLE) is None:
@@ -198,45 +192,6 @@ class KnowledgeBase:
             self._move_to(replace_rows(self.folder / TABLE, self.table, numbers, []))
         return len(numbers)
 
-    def publish(self, vectors_ND: np.ndarray, info: VectorsInfo, numbers: np.ndarray | None = None) -> int:
-        """Writes a new version of the vectors, of all passages or of these alone; returns the version.
-
-        Raises:
-            InputError: they are not float16, not [N, info.dim], not finite, or made of another corpus.
-        """
-        if info.corpus not in ("", self.fingerprint):
-            raise InputError(f"the vectors are of corpus {info.corpus}, {self.folder} is {self.fingerprint}")
-        info = dataclasses.replace(info, corpus=self.fingerprint)
-        return vectors_table.publish(self.folder, self._keys_of(numbers), vectors_ND, info)
-
-    def add_vectors(self, vectors_ND: np.ndarray, numbers: np.ndarray, model: str) -> int:
-        """Writes a new version: the newest one, and vectors of more passages by `model`; returns the version.
-
-        Raises:
-            InputError: as `publish`; or there is no version yet, or its model's fingerprint is another.
-        """
-        return vectors_table.append(self.folder, self._keys_of(numbers), vectors_ND, model, self.fingerprint)
-
-    def vectors(self, version: int | None = None) -> Vectors | None:
-        """Vectors by passage number, of the newest version by default; none when no index was ever built.
-
-        Raises:
-            InputError: no such version, or damaged.
-        """
-        return vectors_table.read(self.folder, self.keys_N, version)
-
-    def vectors_version(self) -> int | None:
-        """The newest version of the vectors; quick, to look for a new one."""
-        return newest_version(self.folder / vectors_table.TABLE)
-
-    def vectors_info(self, version: int | None = None) -> VectorsInfo | None:
-        """Where a version's vectors come from, without reading them."""
-        return vectors_table.info_of(self.folder, version)
-
-    def keep_versions(self, count: int) -> int:
-        """Removes all versions of the vectors but the newest `count`; returns how many went."""
-        return vectors_table.keep_versions(self.folder, count)
-
     def verify(self) -> list[str]:
         """Reads everything and returns what is wrong with it, one line each."""
         return problems(self.folder, self.table, self.tokenizer)
@@ -244,9 +199,6 @@ class KnowledgeBase:
     def _column(self, name: str) -> pa.ChunkedArray:
         with reading(self.table):
             return self.table.to_table(columns=[name]).column(name)
-
-    def _keys_of(self, numbers: np.ndarray | None) -> np.ndarray:
-        return self.keys_N if numbers is None else self.keys_N[numbers]
 
     def _move_to(self, table: lance.LanceDataset) -> None:
         self.table = table

@@ -1,4 +1,7 @@
-"""Vectors of passages on disk: one version per index build, each a single atomic commit.
+"""Vectors of passages on disk: a folder per model, with one version per index build, each a single atomic commit.
+
+    KB/indexes/<fingerprint>/vectors.lance    vectors by one model, keyed by passage id
+    KB/indexes/<fingerprint>/SHA256SUMS       digests of its files (`realm.retrieval.tables`)
 
 A version says which model made it (`VectorsInfo`, in the table's schema metadata: one cannot be read
 without the other). Vectors are keyed by passage id, not by row, so passages come and go without them being
@@ -46,8 +49,8 @@ class VectorsInfo:
     """Length of a vector."""
     created: str
     """When, ISO 8601."""
-    corpus: str = ""
-    """Fingerprint of the knowledge base they were made of; empty: filled in when published."""
+    corpus: str
+    """Fingerprint of the knowledge base they were made of."""
 
 
 class Vectors(NamedTuple):
@@ -61,6 +64,18 @@ class Vectors(NamedTuple):
     version: int
     left_over: int
     """Vectors of passages that are gone."""
+
+
+def folder_of(kb: Path, model: str) -> Path:
+    """Where a knowledge base keeps the vectors of the model with this fingerprint."""
+    return kb / "indexes" / model
+
+
+def folders(kb: Path) -> list[Path]:
+    """Those that hold vectors, whichever model's."""
+    return sorted(
+        folder for folder in folder_of(kb, "").glob("*") if newest_version(folder / TABLE) is not None
+    )
 
 
 def publish(folder: Path, ids_N: np.ndarray, vectors_ND: np.ndarray, info: VectorsInfo) -> int:

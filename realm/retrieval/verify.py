@@ -1,6 +1,6 @@
 """Checks of a whole knowledge base: every byte against its checksum, then the rows against one another.
 
-One pass over the passages; in memory about 20 bytes per passage, and the newest vectors.
+One pass over the passages; in memory about 20 bytes per passage, and the newest vectors of one model.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from realm.config import InputError, progress
 from realm.retrieval import vectors as vectors_table
 from realm.retrieval.build import TABLE
 from realm.retrieval.passages import SCHEMA, fingerprint_of, key_of
-from realm.retrieval.tables import damaged_files, newest_version, open_table
+from realm.retrieval.tables import damaged_files, open_table
 from realm.text.corpus import passage_id
 from realm.text.inputs import Tokenizer
 
@@ -26,7 +26,10 @@ def problems(folder: Path, table: lance.LanceDataset, tokenizer: Tokenizer) -> l
     if not found:
         keys_N = table.to_table(columns=["id"]).column("id").to_numpy()
         found = list(_passages(table, keys_N, tokenizer.vocab_size))
-    return found + list(_vectors(folder, keys_N, fingerprint_of(keys_N, tokenizer)))
+    fingerprint = fingerprint_of(keys_N, tokenizer)
+    for index in vectors_table.folders(folder):
+        found += (f"{index.relative_to(folder)}: {what}" for what in _vectors(index, keys_N, fingerprint))
+    return found
 
 
 def _passages(table: lance.LanceDataset, keys_N: np.ndarray, vocab_size: int) -> Iterator[str]:
@@ -53,8 +56,6 @@ def _passages(table: lance.LanceDataset, keys_N: np.ndarray, vocab_size: int) ->
 
 def _vectors(folder: Path, keys_N: np.ndarray, fingerprint: str) -> Iterator[str]:
     path = folder / vectors_table.TABLE
-    if newest_version(path) is None:
-        return
     try:
         table = open_table(path)
         damage = damaged_files(table, path)

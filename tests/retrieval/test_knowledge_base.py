@@ -397,6 +397,14 @@ def test_documents_are_deleted_by_id_or_by_title(tmp_path: Path) -> None:
     assert len(kb) == 2
 
 
+def test_a_knowledge_base_that_lost_all_its_passages_still_works(kb: KnowledgeBase) -> None:
+    kb.delete(kb.titles)
+    assert len(kb) == len(kb.tokens.body.lengths) == len(kb.passages([])) == 0
+    assert kb.verify() == []
+    kb.add([Document("New", "It is in town.", "new")], TinyTagger())
+    assert content(kb) == [("new", "It is in town.")]
+
+
 @pytest.mark.parametrize("change", ["add", "delete"])
 def test_a_change_stopped_before_its_commit_changes_nothing(
     change: str, kb: KnowledgeBase, monkeypatch: pytest.MonkeyPatch

@@ -11,13 +11,23 @@ import pyarrow as pa
 import pytest
 
 from realm.config import InputError
-from realm.retrieval.knowledge_base import KnowledgeBase, VectorsInfo
+from realm.retrieval import vectors
+from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.passages import SCHEMA
 from realm.retrieval.tables import commit, open_table, write_rows
+from realm.retrieval.vectors import VectorsInfo
 from realm.text.corpus import Document
 from tests.retrieval.tiny import TinyTagger, make
 
-INFO = VectorsInfo(model="m1", model_path="models/realm", step=7, dim=4, created="2026-01-01T00:00:00Z")
+INFO = VectorsInfo("m1", model_path="models/realm", step=7, dim=4, created="2026-01-01T00:00:00Z", corpus="")
+
+
+def publish(kb: KnowledgeBase, name: str = "m1", model: str = "m1") -> None:
+    """An index of ones, in the folder of a name."""
+    folder = vectors.folder_of(kb.folder, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    info = dataclasses.replace(INFO, model=model, corpus=kb.fingerprint)
+    vectors.publish(folder, kb.keys_N, np.ones((len(kb), 4), dtype=np.float16), info)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kb = make(tmp_path_factory.mktemp("made") / "kb")
     kb.delete(["d3"])
     kb.add([Document("New", "It is in town.", "new")], TinyTagger())
-    kb.publish(np.ones((len(kb), 4), dtype=np.float16), INFO)
+    publish(kb)
     assert kb.verify() == []
     return kb.folder
 
@@ -49,7 +59,8 @@ def flip(file: Path, position: int) -> None:
     file.write_bytes(content)
 
 
-FILES = ["passages.lance/data", "passages.lance/_deletions", "vectors.lance/data", "vectors.lance/_versions"]
+VECTORS = "indexes/m1/vectors.lance"
+FILES = ["passages.lance/data", "passages.lance/_deletions", f"{VECTORS}/data", f"{VECTORS}/_versions"]
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -70,7 +81,7 @@ def test_a_file_cut_short_or_gone_is_found(kind: str, damage: str, folder: Path)
     else:
         file.write_bytes(file.read_bytes()[: -9 if damage == "cut" else 0])
     found = problems(folder)
-    if damage == "gone" and kind == "vectors.lance/_versions":
+    if damage == "gone" and kind == f"{VECTORS}/_versions":
         assert found == []  # as if it never was: this was the only version
     else:
         assert len(found) == 1 and "\n" not in found[0]
@@ -161,24 +172,54 @@ def test_passages_without_vectors_and_vectors_without_passages_are_found(folder:
     kb.delete(["d4", "d5"])
     kb.add([Document("Newer", "Two inns.", "newer")], TinyTagger())
     assert problems(folder) == [
-        f"vectors version 1 was made for corpus {old}, and this is {kb.fingerprint}",
-        f"1 passages have no vector in version 1: run `realm index`: {kb.ids[-1]} (number {len(kb) - 1})",
-        "vectors version 1 has 3 vectors of passages that are gone: run `realm index`",
+        f"indexes/m1: vectors version 1 was made for corpus {old}, and this is {kb.fingerprint}",
+        f"indexes/m1: 1 passages have no vector in version 1: run `realm index`: "
+        f"{kb.ids[-1]} (number {len(kb) - 1})",
+        "indexes/m1: vectors version 1 has 3 vectors of passages that are gone: run `realm index`",
     ]
 
 
 def test_vectors_of_an_unknown_model_and_vectors_that_are_not_finite_are_found(folder: Path) -> None:
     kb = KnowledgeBase.open(folder)
-    kb.publish(np.ones((len(kb), 4), dtype=np.float16), dataclasses.replace(INFO, model=""))
-    assert problems(folder) == ["vectors version 2 does not name the model that made it: run `realm index`"]
-    path = folder / "vectors.lance"
+    publish(kb, model="")
+    assert problems(folder) == [
+        "indexes/m1: vectors version 2 does not name the model that made it: run `realm index`"
+    ]
+    path = folder / VECTORS
     schema = pa.schema([("id", pa.uint64()), ("vector", pa.list_(pa.float16(), 4))])
     bad = np.full(len(kb) * 4, np.nan, dtype=np.float16)
     batch = pa.record_batch(
         [pa.array(kb.keys_N), pa.FixedSizeListArray.from_arrays(pa.array(bad), 4)], schema=schema
     )
     commit(path, lance.LanceOperation.Overwrite(schema, write_rows(path, [batch], schema, new=True)))
-    assert problems(folder) == [f"{path} does not say what made it: run `realm index`"]
+    assert problems(folder) == [f"indexes/m1: {path} does not say what made it: run `realm index`"]
     info = schema.with_metadata(open_table(path, 1).schema.metadata)
     commit(path, lance.LanceOperation.Overwrite(info, write_rows(path, [batch], info, new=True)))
     assert f"{len(kb)} passages have a vector with a NaN or an infinity in version 4" in problems(folder)[0]
+
+
+def test_the_vectors_of_every_model_are_checked(folder: Path) -> None:
+    kb = KnowledgeBase.open(folder)
+    publish(kb, "m2", "m2")
+    assert [path.name for path in vectors.folders(folder)] == ["m1", "m2"]
+    assert problems(folder) == []
+    file = next((folder / "indexes" / "m2" / "vectors.lance" / "data").iterdir())
+    flip(file, 100)
+    (found,) = problems(folder)
+    assert found.startswith("indexes/m2: vectors.lance/data") and "changed since it was written" in found
+
+
+def test_an_index_that_was_never_finished_is_no_problem(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vectors, "commit", stop)
+        for name in ("m1", "m2"):
+            with pytest.raises(KeyboardInterrupt):
+                publish(KnowledgeBase.open(folder), name)
+    assert (folder / "indexes" / "m2" / "vectors.lance" / "data").is_dir()
+    assert [path.name for path in vectors.folders(folder)] == ["m1"]
+    assert problems(folder) == []
