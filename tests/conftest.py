@@ -4,6 +4,7 @@ The rooms are imported inside the fixtures, so that tests of plain text need no 
 """
 
 import random
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,9 @@ torch.set_num_threads(1)  # the tests' tensors are tiny, and other work may shar
 hypothesis.settings.register_profile("realm", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("realm")
 
-TOWNS = "Arden Bexley Corvo Dunmore Elstow Fenwick Garlan Halden Ivrea Jarrow Kelso Lorca Marlow Norden".split()
+TOWNS = (
+    "Arden Bexley Corvo Dunmore Elstow Fenwick Garlan Halden Ivrea Jarrow Kelso Lorca Marlow Norden".split()
+)
 RIVERS = "Ouse Tarn Velka Wear".split()
 RULERS = "Alaric Berthe Cunimund Dagobert Ermina Folkmar".split()
 GOODS = "wool salt amber glass honey paper copper cider".split()
@@ -55,12 +58,13 @@ def tiny_documents() -> "list[Document]":
 def tiny_kb(tmp_path_factory: pytest.TempPathFactory) -> "KnowledgeBase":
     """The towns as a knowledge base of 28 passages; shared, so only to be read."""
     from realm.retrieval.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
-    from realm.text.inputs import Tokenizer
-    from tests.retrieval.tiny import TinyTagger
+    from tests.retrieval.tiny import KNOWN, TinyTagger, tiny_tokenizer
 
     folder = tmp_path_factory.mktemp("tiny") / "kb"
     documents = tiny_documents()
-    tokenizer = Tokenizer.train([document.text for document in documents], vocab_size=400)
+    # Every word a piece of its own; a trained vocabulary would be another one in each process.
+    words = set(re.findall(r"[a-z0-9]{2,}", " ".join(document.text.lower() for document in documents)))
+    tokenizer = tiny_tokenizer(*sorted(words - set(KNOWN.split())))
     build(folder, documents, KnowledgeBaseConfig(passage_tokens=48), tokenizer, TinyTagger())
     return KnowledgeBase.open(folder)
 
