@@ -224,8 +224,8 @@ def body_mask(tokens: Tokens, sep_id: int) -> Tensor:
     return (tokens.segments_BT == 1) & (tokens.ids_BT != sep_id) & (tokens.mask_BT == 1)
 
 
-def load_reader(name: str) -> tuple[MaskedReader, bool]:
-    """The masked-LM reader of a BERT by folder, `package:` or hub name, and whether it brought its own MLM head.
+def load_reader(name: str) -> MaskedReader:
+    """The masked-LM reader of a BERT by folder, `package:` or hub name.
 
     A missing head starts as the identity, so that a state close to a word's embedding predicts that word.
 
@@ -266,7 +266,7 @@ def load_reader(name: str) -> tuple[MaskedReader, bool]:
             reader.copy_head.load_state_dict(load_file(Path(folder) / COPY_HEAD))
         except (SafetensorError, RuntimeError) as error:
             raise InputError(f"{Path(folder) / COPY_HEAD} is damaged: {_first_line(error)}") from error
-    return reader, has_head
+    return reader
 
 
 def save_reader(reader: MaskedReader, folder: Path) -> None:

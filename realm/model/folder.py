@@ -161,7 +161,7 @@ def load_model(folder: str | Path) -> Model:
     """
     manifest, path = read_manifest(folder), Path(folder)
     tokenizer = Tokenizer.load(path)
-    reader, _ = load_reader(str(path / "encoder"))
+    reader = load_reader(str(path / "encoder"))
     try:
         if tokenizer.fingerprint != manifest["tokenizer"]:
             raise InputError(f"{folder}: tokenizer.json is not the one that the model was trained with")

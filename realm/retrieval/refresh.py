@@ -89,6 +89,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
             "threads": self._config.threads,
             "precision": self._precision,
             "keep": KEEP,
+            "device": self._device,
         }
         command = [
             sys.executable,
@@ -155,4 +156,9 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         found = vectors.read(self._folder, self._kb.keys_N, number)
         if found is None:
             raise InputError(f"{self._folder} holds no index")
+        if len(found.missing):
+            raise InputError(
+                f"{self._folder} has no vector for {len(found.missing)} of {len(self._kb)} passages: "
+                f"{self._kb.folder} was changed while training; run the command again"
+            )
         return IndexVersion(MipsIndex(found.array, self._device), found.version, found.info.step)

@@ -129,7 +129,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
 
     def steps(self) -> Iterator[int]:
         """The steps still to do; the parts that train are in training mode, dropout is seeded by (seed, step)."""
-        self._started = self._checkpointed = time.monotonic()
+        self._checkpointed = time.monotonic()
         bar = progress(total=self.config.steps, description=self.stage, unit="step")
         bar.update(self.step)
         self._bar = bar

@@ -132,7 +132,7 @@ def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model
         saved = load_model(init)
         tokenizer, reader, stages = saved.tokenizer, saved.reader, saved.stages
     else:
-        tokenizer, (reader, _) = Tokenizer.load(init), load_reader(init)
+        tokenizer, reader = Tokenizer.load(init), load_reader(init)
     kb.check_tokenizer(tokenizer, init or "the encoder")
     if lengths.joint > reader.config.max_position_embeddings:
         raise InputError(

@@ -119,7 +119,7 @@ def test_only_the_passage_is_copied_from(tokenizer) -> None:
 
 def test_copy_head_travels_with_its_encoder(reader, tokenizer, tmp_path: Path) -> None:
     save_reader(reader, tmp_path)
-    loaded, _ = load_reader(str(tmp_path))
+    loaded = load_reader(str(tmp_path))
     tokens = rows(tokenizer)
     with torch.no_grad():
         assert torch.equal(loaded.eval()(tokens, ROWS, PLACES), reader(tokens, ROWS, PLACES))

@@ -36,6 +36,11 @@ def made(tiny_kb, tiny_model_folder, tmp_path_factory) -> Path:
     return pretrain.train(tiny_kb, out, settings(), str(tiny_model_folder))
 
 
+def test_model_that_is_saved_was_judged(made):
+    judged = [line["index_step"] for line in metrics(made) if "index_step" in line]
+    assert judged[0] == 0 and judged[-1] == 6
+
+
 @pytest.fixture
 def towers_folder(tiny_model, tmp_path) -> Path:
     """The tiny model with two towers."""
