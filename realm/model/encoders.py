@@ -38,8 +38,10 @@ class EmbedderConfig:
 
     dim: int = 128
     """Width of the vectors (paper: 128)."""
-    pooling: Literal["cls", "mean"] = "mean"
-    """"cls": BERT's pooled output, tanh(dense([CLS])) (released code). "mean": mean of the states of all tokens."""
+    pooling: Literal["cls", "mean", "words"] = "mean"
+    """"cls": BERT's pooled output, tanh(dense([CLS])) (released code). "mean": mean of the states of all tokens.
+    "words": mean of the word embeddings, each weighted by how telling its word is, to which the states are added through a
+    gate that starts at 0: a start that finds something even when the trunk is small and young."""
     norm: Literal["layer", "unit"] = "unit"
     """"layer": LayerNorm, raw inner products (released code). "unit": unit vectors, scores are `scale` x cosine."""
     scale: float = 20.0
@@ -69,6 +71,10 @@ class Tower(nn.Module):
         super().__init__()
         self.config = config
         self.trunk = BertModel(trunk, add_pooling_layer=config.pooling == "cls")
+        if config.pooling == "words":
+            self.importance = nn.Embedding(trunk.vocab_size, 1)
+            self.context = nn.Parameter(torch.zeros(()))
+            nn.init.ones_(self.importance.weight)
         self.projection = nn.Linear(trunk.hidden_size, config.dim)
         self.norm = (
             nn.LayerNorm(config.dim, eps=trunk.layer_norm_eps) if config.norm == "layer" else nn.Identity()
@@ -82,12 +88,22 @@ class Tower(nn.Module):
         states = self.trunk(tokens.ids_BT, attention_mask=tokens.mask_BT, token_type_ids=tokens.segments_BT)
         if self.config.pooling == "cls":
             return states.pooler_output
-        mask_BT1 = tokens.mask_BT[:, :, None].to(states.last_hidden_state.dtype)
-        return (states.last_hidden_state * mask_BT1).sum(dim=1) / mask_BT1.sum(dim=1)
+        value_BTH, weight_BT1 = states.last_hidden_state, tokens.mask_BT[:, :, None].float()
+        if self.config.pooling == "words":
+            words_BTH = self.trunk.embeddings.word_embeddings(tokens.ids_BT)
+            value_BTH, weight_BT1 = (
+                words_BTH + self.context * value_BTH,
+                weight_BT1 * self.importance(tokens.ids_BT),
+            )
+        return (value_BTH * weight_BT1).sum(dim=1) / weight_BT1.sum(dim=1).clamp_min(1e-6)
 
     def forward(self, tokens: Tokens) -> Tensor:
         """Vectors -> [B, D], float32 whatever the autocast."""
-        vector_BD = self.norm(self.projection(self.pooled(tokens))).float()
+        pooled_BH = self.pooled(tokens)
+        with torch.autocast(
+            pooled_BH.device.type, enabled=False
+        ):  # small differences of large numbers: not in bf16
+            vector_BD = self.norm(self.projection(pooled_BH.float()))
         if self.config.norm == "unit":
             return F.normalize(vector_BD, dim=-1) * self.config.scale**0.5
         return self.dropout(vector_BD)
@@ -301,6 +317,12 @@ def embedder_from(reader: MaskedReader, config: EmbedderConfig) -> Embedder:
     for tower in {embedder.query, embedder.passage}:
         tower.trunk.load_state_dict(states, strict=config.pooling != "cls")
     return embedder
+
+
+def fit_importance(tower: Tower, weight_V: Tensor) -> None:
+    """Sets how much each word counts in a tower that pools words (inverse document frequency is a good start)."""
+    with torch.no_grad():
+        tower.importance.weight.copy_(weight_V[:, None])
 
 
 def fit_projection(tower: Tower, pooled_NH: Tensor, whiten: bool) -> None:

@@ -30,6 +30,7 @@ from realm.model.encoders import (
     TrunkConfig,
     embedder_from,
     evaluating,
+    fit_importance,
     fit_projection,
     load_reader,
     new_reader,
@@ -116,9 +117,26 @@ def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = No
                 tower.trunk.load_state_dict(
                     reader.bert.bert.state_dict(), strict=config.embedder.pooling != "cls"
                 )
+                if config.embedder.pooling == "words":
+                    fit_importance(tower, inverse_frequency(tokens, kb.tokenizer).to(run.device))
                 pooled_NH = pooled_states(tower, tokens, sample, kb.tokenizer, model.lengths, run.device)
                 fit_projection(tower, pooled_NH, config.whiten)
         return run.finish()
+
+
+def inverse_frequency(tokens: PassageTokens, tokenizer: Tokenizer) -> Tensor:
+    """log((N + 1) / (passages that hold the wordpiece + 1)), 0 for the special ones -> [V]."""
+    count = len(tokens.body.lengths)
+    pairs = [
+        np.repeat(np.arange(count), part.lengths) * tokenizer.vocab_size + part.values
+        for part in (tokens.title, tokens.body)
+    ]
+    holders_V = np.bincount(
+        np.unique(np.concatenate(pairs)) % tokenizer.vocab_size, minlength=tokenizer.vocab_size
+    )
+    weight_V = np.log((count + 1) / (holders_V + 1))
+    weight_V[[tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id]] = 0
+    return torch.from_numpy(weight_V).float()
 
 
 def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model:

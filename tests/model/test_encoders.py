@@ -21,6 +21,7 @@ from realm.model.encoders import (
     body_mask,
     embedder_from,
     evaluating,
+    fit_importance,
     fit_projection,
     load_reader,
     set_attention,
@@ -80,6 +81,31 @@ def test_mean_pooled_vector_is_the_mean_of_real_states_projected_and_scaled(toke
         states = plain_states(tower.trunk, tokens, row).last_hidden_state[0].numpy()
         expected = weight @ states.mean(axis=0) + bias
         np.testing.assert_allclose(vector, 3 * expected / np.linalg.norm(expected), atol=1e-5)
+
+
+def test_word_pooled_vector_weighs_words_and_adds_states_through_a_gate(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    tower = Tower(CONFIG, EmbedderConfig(dim=6, pooling="words")).eval()
+    tokens, weight_V = passages(tokenizer), torch.rand(VOCAB)
+    fit_importance(tower, weight_V)
+    words_VH = tower.trunk.embeddings.word_embeddings.weight
+    for gate in (0.0, 0.3):
+        nn.init.constant_(tower.context, gate)
+        pooled_BH = tower.pooled(tokens)
+        for row in range(3):
+            ids = tokens.ids_BT[row, : int(tokens.mask_BT[row].sum())].tolist()
+            states = plain_states(tower.trunk, tokens, row).last_hidden_state[0]
+            total = sum(weight_V[i] * (words_VH[i] + gate * states[t]) for t, i in enumerate(ids))
+            assert torch.allclose(pooled_BH[row], total / weight_V[ids].sum(), atol=1e-4)
+
+
+def test_projection_is_float32_under_autocast(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    tower = Tower(CONFIG, EmbedderConfig(dim=6, pooling="words")).eval()  # gate 0: nothing else to round
+    tokens = passages(tokenizer)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = tower(tokens)
+    assert torch.allclose(rounded, tower(tokens), atol=1e-6)
 
 
 def test_scores_of_unit_vectors_are_scale_times_the_cosine(tokenizer: Tokenizer) -> None:

@@ -1,5 +1,6 @@
 """Masked language modelling: what is hidden and shown, what the stage makes, and that it repeats exactly."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -260,3 +261,22 @@ def test_sentence_of_no_wordpieces_does_no_harm(tiny_kb) -> None:
         rng = np.random.default_rng(seed)
         rows = masked_rows(tokens, SpanIndex(tokens), np.arange(2), rng, tiny_kb.tokenizer, LENGTHS, config)
         assert all(len(part.row_P) for part in rows)
+
+
+def test_inverse_frequency_is_the_log_of_passages_over_holders(tiny_kb) -> None:
+    tokens, tokenizer = tiny_kb.tokens, tiny_kb.tokenizer
+    weight_V = mlm.inverse_frequency(tokens, tokenizer)
+    special = {tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id}
+    for word in range(tokenizer.vocab_size):
+        holders = sum(word in tokens.body.row(n) or word in tokens.title.row(n) for n in range(len(tiny_kb)))
+        expected = 0.0 if word in special else math.log((len(tiny_kb) + 1) / (holders + 1))
+        assert weight_V[word].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_word_pooling_starts_from_the_corpus(tiny_kb, tmp_path) -> None:
+    out = mlm.train(
+        tiny_kb, tmp_path / "out", tiny(mlm.MlmConfig, "mlm", "steps=1", "embedder.pooling=words")
+    )
+    tower = load_model(out).embedder.query
+    expected = mlm.inverse_frequency(tiny_kb.tokens, tiny_kb.tokenizer)
+    assert torch.equal(tower.importance.weight[:, 0], expected)
