@@ -94,6 +94,7 @@ class Tokenizer:
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
             vocabulary[name] for name in SPECIAL
         )
+        tokenizer.encode_special_tokens = True  # a document that spells [SEP] means six characters
         self.vocab_size = tokenizer.get_vocab_size()
         self._json = tokenizer.to_str()
         self.fingerprint = hashlib.sha256(self._json.encode()).hexdigest()[:16]

@@ -136,3 +136,10 @@ def test_trained_pieces_spell_the_texts(tokenizer):
         assert "".join(piece.removeprefix("##") for piece in pieces) == text.lower().replace(" ", "")
     frequent = Tokenizer.train(["tarnished tarnish tarn"] * 9, vocab_size=60)
     assert frequent.tokens(frequent.encode(["Tarn tarnish"])[0]) == ["tarn", "tarnish"]
+
+
+def test_special_words_in_a_text_are_text(tokenizer):
+    special = {tokenizer.sep_id, tokenizer.mask_id, tokenizer.cls_id, tokenizer.pad_id}
+    for text in ("a [SEP] b", "[MASK]", "[CLS] [PAD]"):
+        assert not special & set(tokenizer.encode([text])[0])
+        assert not special & set(tokenizer.encode_with_offsets([text])[0].ids)
