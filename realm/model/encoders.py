@@ -319,6 +319,17 @@ def embedder_from(reader: MaskedReader, config: EmbedderConfig) -> Embedder:
     return embedder
 
 
+def load_pooler(embedder: Embedder, name: str) -> None:
+    """Gives towers that pool [CLS] the pooler that a BERT was published with; without one theirs stays random."""
+    states: dict[str, Tensor] = {}
+    for file in sorted(Path(encoder_folder(name)).glob("*.safetensors")):
+        states |= {k.split("pooler.dense.")[1]: v for k, v in load_file(file).items() if "pooler.dense." in k}
+    if states:
+        for tower in {embedder.query, embedder.passage}:
+            if tower.trunk.pooler is not None:
+                tower.trunk.pooler.dense.load_state_dict({k: v.float() for k, v in states.items()})
+
+
 def fit_importance(tower: Tower, weight_V: Tensor) -> None:
     """Sets how much each word counts in a tower that pools words (inverse document frequency is a good start)."""
     with torch.no_grad():

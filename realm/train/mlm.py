@@ -32,6 +32,7 @@ from realm.model.encoders import (
     evaluating,
     fit_importance,
     fit_projection,
+    load_pooler,
     load_reader,
     new_reader,
 )
@@ -66,6 +67,8 @@ class MlmConfig(RunConfig):
     """Share of plain rows' targets that stay visible, so that states of ordinary words learn too."""
     query_tokens: int = 64
     """Longest query of the model, special tokens counted."""
+    principal: bool = True
+    """Starts the embedder's projection at the corpus' principal components; False: at random (paper)."""
     whiten: bool = True
     """Gives the start of the embedder's projection unit variance in every direction."""
     held_out: float = 0.03
@@ -119,8 +122,9 @@ def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = No
                 )
                 if config.embedder.pooling == "words":
                     fit_importance(tower, inverse_frequency(tokens, kb.tokenizer).to(run.device))
-                pooled_NH = pooled_states(tower, tokens, sample, kb.tokenizer, model.lengths, run.device)
-                fit_projection(tower, pooled_NH, config.whiten)
+                if config.principal:
+                    pooled_NH = pooled_states(tower, tokens, sample, kb.tokenizer, model.lengths, run.device)
+                    fit_projection(tower, pooled_NH, config.whiten)
         return run.finish()
 
 
@@ -160,7 +164,10 @@ def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model
         )
     if config.copy_head and reader.copy_head is None:
         reader = MaskedReader(reader.bert, copy=True)
-    return Model(tokenizer, lengths, reader, embedder_from(reader, config.embedder), stages=stages)
+    embedder = embedder_from(reader, config.embedder)
+    if init is not None and not is_model(init) and config.embedder.pooling == "cls":
+        load_pooler(embedder, init)
+    return Model(tokenizer, lengths, reader, embedder, stages=stages)
 
 
 def masked_rows(

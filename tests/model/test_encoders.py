@@ -23,6 +23,7 @@ from realm.model.encoders import (
     evaluating,
     fit_importance,
     fit_projection,
+    load_pooler,
     load_reader,
     set_attention,
     set_dropout,
@@ -336,6 +337,20 @@ def test_headless_bert_gets_a_head_that_changes_nothing(tmp_path: Path) -> None:
     state = torch.randn(4, 16)
     assert torch.equal(transform.dense(state), state)
     assert loaded.bert.cls.predictions.decoder.weight is loaded.bert.bert.embeddings.word_embeddings.weight
+
+
+def test_pooler_of_a_published_bert_is_kept_for_cls_towers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    published = BertModel(CONFIG)
+    published.save_pretrained(tmp_path)
+    for shared in (True, False):
+        embedder = embedder_from(
+            load_reader(str(tmp_path)), EmbedderConfig(dim=6, pooling="cls", norm="layer", shared=shared)
+        )
+        load_pooler(embedder, str(tmp_path))
+        for tower in (embedder.query, embedder.passage):
+            assert torch.equal(tower.trunk.pooler.dense.weight, published.pooler.dense.weight)
+            assert torch.equal(tower.trunk.pooler.dense.bias, published.pooler.dense.bias)
 
 
 def test_encoder_of_another_family_is_refused(tmp_path: Path) -> None:

@@ -280,3 +280,9 @@ def test_word_pooling_starts_from_the_corpus(tiny_kb, tmp_path) -> None:
     tower = load_model(out).embedder.query
     expected = mlm.inverse_frequency(tiny_kb.tokens, tiny_kb.tokenizer)
     assert torch.equal(tower.importance.weight[:, 0], expected)
+
+
+def test_projection_stays_random_where_the_paper_wants_it(tiny_kb, tmp_path) -> None:
+    first = mlm.start_model(tiny_kb, settings("principal=false"), None).embedder.query.projection.weight
+    out = mlm.train(tiny_kb, tmp_path / "out", settings("steps=1", "principal=false"))
+    assert torch.equal(load_model(out).embedder.query.projection.weight, first)
