@@ -15,6 +15,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -333,8 +334,12 @@ class _Spaced(dict[int, str]):
 _SPACED = _Spaced()
 
 
+@lru_cache(maxsize=1 << 16)
 def _tokens(text: str) -> str:
-    """The text's tokens between single spaces: runs of letters, numbers and accents, and each mark alone (DPR)."""
+    """The text's tokens between single spaces: runs of letters, numbers and accents, and each mark alone (DPR).
+
+    Remembered, because training asks about the same passages for one question after another.
+    """
     return f" {' '.join(unicodedata.normalize('NFD', text).lower().translate(_SPACED).split())} "
 
 

@@ -129,7 +129,6 @@ class Examples:
             for q in questions
         ]
         self._passages: dict[int, Passage] = {}
-        self._holds: dict[tuple[int, int], bool] = {}
 
     def batch(self, seed: int, step: int, size: int) -> np.ndarray:
         """The numbers of a step's questions: each question once per epoch, in an order that belongs to the epoch."""
@@ -180,10 +179,7 @@ class Examples:
             self._passages |= dict(zip(new.tolist(), self._kb.passages(new), strict=True))
 
     def _has(self, question: int, number: int) -> bool:
-        key = question, number
-        if key not in self._holds:
-            self._holds[key] = has_answer(self._passages[number].text, self._questions[question])
-        return self._holds[key]
+        return has_answer(self._passages[number].text, self._questions[question])
 
 
 class Best:
