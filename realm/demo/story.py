@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from realm.config import InputError
+from realm.retrieval.vectors import folder_of
 
 Control = Literal["ict-same-seconds", "shuffled", "entity"]
 
@@ -250,7 +251,7 @@ class Story:
         return Stage(chapter, f"{verb} {makes.name}", self._command(verb, *words, **flags, out=makes), makes)
 
     def _index(self, chapter: Chapter, model: Path) -> Stage:
-        makes = self.kb / "indexes" / manifest(model)["passage_fingerprint"]
+        makes = folder_of(self.kb, manifest(model)["passage_fingerprint"])
         return Stage(
             chapter, f"index {model.name}", self._command("index", kb=self.kb, model=model), makes, quiet=True
         )

@@ -6,7 +6,6 @@ in them, score = span score + retrieval score. Answers are slices of the passage
 Letters: B questions, K passages read, N passages, W span widths, T tokens, P masked tokens, V vocabulary.
 """
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realm.config import InputError, progress
+from realm.config import InputError, progress, write_json_lines
 from realm.model.device import autocast, choose_device
 from realm.model.encoders import body_mask, evaluating
 from realm.model.folder import Model, load_model
@@ -230,8 +229,8 @@ def retrieve_to_file(
         Answerer.load(str(kb.folder), model, config) if model is not None and method != "bm25" else None
     )
     retriever = Retriever(kb, method, answerer)
-    aside = out.with_name(out.name + ".writing")
-    with aside.open("w", encoding="utf-8") as file:
+
+    def lines() -> Iterator[dict[str, Any]]:
         for part in _batches(questions, 64, "retrieve"):
             scores, numbers = retriever.search([q.question for q in part], k)
             for question, score_K, number_K in zip(part, scores, numbers, strict=True):
@@ -239,9 +238,9 @@ def retrieve_to_file(
                     {"id": p.id, "title": p.title, "text": p.text, "score": round(float(score), 6)}
                     for p, score in zip(kb.passages(number_K[number_K >= 0]), score_K, strict=False)
                 ]
-                line = {"id": question.id, "question": question.question, "passages": passages}
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    aside.replace(out)
+                yield {"id": question.id, "question": question.question, "passages": passages}
+
+    write_json_lines(out, lines())
 
 
 def evaluate(
