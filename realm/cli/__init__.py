@@ -44,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str] | None) -> None:
     """Runs one command; what goes wrong comes out as it is."""
+    for word in sys.argv[1:] if argv is None else argv:
+        if word != word.encode(errors="ignore").decode():  # bytes that the system could not decode
+            raise InputError(f"the argument {word!r} is not UTF-8: write it so, or rename the file it names")
     try:
         args = _parser().parse_args(argv)
     except SystemExit:  # --help and --version end so; errors raise InputError

@@ -17,7 +17,7 @@ from lance.fragment import FragmentMetadata
 from realm.config import progress
 from realm.retrieval.build import TABLE, KnowledgeBaseConfig, annotated, one_text_per_id, rows_of, split
 from realm.retrieval.passages import SCHEMA, Lookup, Row, key_of, row_batches, state_of
-from realm.retrieval.tables import replace_rows, write_rows
+from realm.retrieval.tables import discarded_on_error, replace_rows, write_rows
 from realm.text.corpus import Document
 from realm.text.inputs import Tokenizer
 from realm.text.salient_spans import Tagger
@@ -67,7 +67,7 @@ def add(
         fragments.extend(write_rows(folder / TABLE, row_batches(rows, tokenizer), SCHEMA))
         rows.clear()
 
-    with annotated(news(), tagger) as found:
+    with discarded_on_error(folder / TABLE, fragments), annotated(news(), tagger) as found:
         for document, annotations in found:
             passages = split(document, annotations, config.passage_tokens, tokenizer)
             key, own = key_of(document.id), standing.numbers_of(document)
@@ -84,8 +84,8 @@ def add(
             rows += rows_of(document, passages, fresh.values())
             if len(rows) >= config.commit_every:
                 write()
-    if rows:
-        write()
+        if rows:
+            write()
     removed = np.flatnonzero(removed_N)
     if len(removed) or fragments:
         table = replace_rows(folder / TABLE, table, removed, fragments)

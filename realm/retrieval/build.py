@@ -221,7 +221,8 @@ def split(
 def rows_of(document: Document, passages: Sequence[Passage], kept: Iterable[Passage]) -> list[Row]:
     """Rows for those of a document's passages that are kept."""
     distinct = len({passage.id for passage in passages})
-    return [Row(passage, state_of(document), distinct) for passage in kept]
+    state = state_of(document)  # once: it reads the whole text, and a long document has thousands of passages
+    return [Row(passage, state, distinct) for passage in kept]
 
 
 def one_text_per_id(documents: Iterable[Document]) -> Iterator[Document]:

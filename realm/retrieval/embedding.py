@@ -48,7 +48,7 @@ def pooled_states(
     lengths: Lengths,
     device: torch.device,
 ) -> Tensor:
-    """The trunk's pooled states before projection, for fitting one -> [n, H] float32."""
+    """The tower's pooled states before projection, for fitting one -> [n, H] float32."""
     return _embed(tower, tower.pooled, tokens, numbers, tokenizer, lengths, device, "pool").float()
 
 

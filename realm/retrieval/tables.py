@@ -81,6 +81,20 @@ def write_rows(
     return fragments
 
 
+@contextmanager
+def discarded_on_error(path: Path, fragments: Sequence[FragmentMetadata]) -> Iterator[None]:
+    """Removes the data files of these fragments, which no version has yet, when the block fails.
+
+    Their digests stay in the list, and harm nobody.
+    """
+    try:
+        yield
+    except BaseException:
+        for file in (file for fragment in fragments for file in fragment.files):
+            (path / "data" / file.path).unlink(missing_ok=True)
+        raise
+
+
 def replace_rows(
     path: Path, table: lance.LanceDataset, numbers: np.ndarray, fragments: Sequence[FragmentMetadata]
 ) -> lance.LanceDataset:

@@ -50,6 +50,9 @@ def read_documents(sources: Sequence[str], max_document_chars: int = 1_000_000) 
         InputError: one line with the file, its line or row where it has some, and what is wrong.
     """
     files = [file for source in sources for file in _files(source)]
+    for _, path in files:  # names become ids and titles, which are kept in UTF-8
+        if _SURROGATE.search(str(path)):
+            raise InputError(f"{str(path)!r}: the name of this file is not UTF-8: rename it")
     return _documents(files, max_document_chars)
 
 
