@@ -1,11 +1,15 @@
-"""A copy term for the masked reader: the hidden word may be one that stands in the passage (pointer networks, Vinyals 2015).
+"""A copy term for the masked reader: the hidden word may be one that stands in the passage.
 
-    p(y) = (1 - g) p_mlm(y) + g * (attention of the [MASK]'s state to the passage's wordpieces that are y)
+    p(y) = g p_mlm(y) + sum of a_t over the passage's wordpieces t that are y,      (a_1, ..., a_T, g) = softmax(scores)
+
+a pointer with a sentinel (Merity et al. 2016). A wordpiece scores by two things: how alike its state and the [MASK]'s state
+are, and how well its surroundings match the [MASK]'s, word by word: a convolution over the matrix of the words'
+similarities that starts by favouring the same words at the same distances.
 
 Not in the paper, and off for its checkpoints. A BERT learns to copy with its attention layers and needs much text for it;
-this term copies almost from the first step, because the states of a [MASK] and of the word that fits are alike.
+this term copies from the first steps, and has little to give where the passage says nothing like the sentence.
 
-Letters: B rows, T tokens, H hidden, P predicted positions, V vocabulary.
+Letters: B rows, T tokens, H hidden, P predicted positions, V vocabulary, W = 2 REACH + 1 distances.
 """
 
 import torch
@@ -14,41 +18,79 @@ from torch import Tensor, nn
 
 from realm.text.inputs import Tokens
 
+REACH = 8
+"""Words to either side that count as surroundings."""
+
 
 class CopyHead(nn.Module):
-    """Where a [MASK] would copy from, and how much it trusts that; starts as plain similarity of states, g = 1/2."""
+    """Where a [MASK] would copy from, and how little it trusts that."""
 
-    def __init__(self, hidden: int):
+    def __init__(self, hidden: int, vocabulary: int):
         super().__init__()
         self.query = nn.Linear(hidden, hidden, bias=False)
         self.key = nn.Linear(hidden, hidden, bias=False)
-        self.gate = nn.Linear(hidden, 1)
+        self.sentinel = nn.Linear(hidden, 1)
+        self.importance = nn.Embedding(vocabulary, 1)
+        self.kernel = nn.Parameter(_first_kernel())
         for layer in (self.query, self.key):
             nn.init.eye_(layer.weight)
-        nn.init.zeros_(self.gate.weight)
-        nn.init.zeros_(self.gate.bias)
+        nn.init.zeros_(self.sentinel.weight)
+        nn.init.constant_(self.sentinel.bias, 5.0)  # beside 100 wordpieces of score 0 about even
+        nn.init.ones_(self.importance.weight)
 
     def forward(
-        self, states_BTH: Tensor, tokens: Tokens, row_P: Tensor, position_P: Tensor
+        self, states_BTH: Tensor, words_BTH: Tensor, tokens: Tokens, row_P: Tensor, position_P: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Log-probability to copy from each token [P, T], and of not copying at all [P]; together they are 1.
 
-        Only a row's passage is copied from, its closing [SEP] excluded; beside an empty passage nothing is.
+        `words_BTH` are the word embeddings. Only a row's passage is copied from, its closing [SEP] excluded, and only by
+        its sentence; beside an empty passage nothing is.
         """
         mask_PH = states_BTH[row_P, position_P]
-        scale = states_BTH.shape[-1] ** -0.5
+        asked_P = (
+            tokens.segments_BT[row_P, position_P] == 0
+        )  # a word hidden in the passage itself is not to be copied
+        passage_PT = passage_mask(tokens)[row_P] & asked_P[:, None]
         slot_P, position_BM = _by_row(row_P, position_P, len(states_BTH))
         query_BMH = self.query(
             states_BTH.gather(1, position_BM[:, :, None].expand(-1, -1, states_BTH.shape[-1]))
         )
-        score_PT = (query_BMH @ self.key(states_BTH).mT)[row_P, slot_P].float() * scale
-        passage_PT = passage_mask(tokens)[row_P]
-        attention_PT = score_PT.masked_fill(~passage_PT, torch.finfo(torch.float32).min).log_softmax(dim=-1)
-        gate_P = self.gate(mask_PH).squeeze(-1).float()
-        empty_P = ~passage_PT.any(dim=1)
-        copy_P = F.logsigmoid(gate_P).masked_fill(empty_P, -torch.inf)
-        keep_P = F.logsigmoid(-gate_P).masked_fill(empty_P, 0.0)
-        return (copy_P[:, None] + attention_PT).masked_fill(~passage_PT, -torch.inf), keep_P
+        alike_PT = (query_BMH @ self.key(states_BTH).mT)[row_P, slot_P].float() * mask_PH.shape[1] ** -0.5
+        score_PT = alike_PT + self._surroundings(words_BTH, tokens, row_P, position_P)
+        logp_PS = torch.cat(
+            [
+                score_PT.masked_fill(~passage_PT, torch.finfo(torch.float32).min),
+                self.sentinel(mask_PH).float(),
+            ],
+            dim=1,
+        ).log_softmax(dim=1)
+        return logp_PS[:, :-1].masked_fill(~passage_PT, -torch.inf), logp_PS[:, -1]
+
+    def _surroundings(self, words_BTH: Tensor, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
+        """sum over distances d, e of kernel[d, e] times the similarity of query word p + d and passage word t + e -> [P, T]."""
+        length, span = words_BTH.shape[1], 2 * REACH + 1
+        with torch.autocast(words_BTH.device.type, enabled=False):  # sums of many products: not in bf16
+            weighed_BTH = F.normalize(words_BTH.float(), dim=-1) * self.importance(tokens.ids_BT)
+            real_BT1 = tokens.mask_BT[:, :, None]
+            asked_BTH = weighed_BTH * (real_BT1 * (1 - tokens.segments_BT[:, :, None]))
+            read_BTH = weighed_BTH * (real_BT1 * tokens.segments_BT[:, :, None])
+            similar_BTT = F.pad(asked_BTH @ read_BTH.mT, (REACH, REACH, REACH, REACH))
+            near_PW = position_P[:, None] + torch.arange(span, device=position_P.device)
+            part_PWT = self.kernel.T @ similar_BTT[row_P[:, None], near_PW]
+            return torch.stack([part_PWT[:, e, e : e + length] for e in range(span)]).sum(dim=0)
+
+
+def _first_kernel() -> Tensor:
+    """Weights of (query distance, passage distance) -> [W, W]: equal ones most, the same side some, the far ones less.
+
+    The words in the middle, hidden here and to be copied there, do not count.
+    """
+    distance_W = torch.arange(-REACH, REACH + 1).float()
+    near_WW = (-0.1 * (distance_W.abs()[:, None] + distance_W.abs()[None])).exp()
+    side_WW = distance_W.sign()[:, None] * distance_W.sign()[None]
+    kernel_WW = torch.where(side_WW > 0, 0.75, 0.15) * near_WW
+    kernel_WW += torch.diag(4.25 * near_WW.diagonal())
+    return kernel_WW * side_WW.abs()
 
 
 def passage_mask(tokens: Tokens) -> Tensor:

@@ -1,4 +1,4 @@
-"""The networks: a BERT trunk three ways. This is the one place that imports `transformers` models.
+"""The networks: a BERT three ways. This is the one place that imports `transformers` models.
 
     Embedder       text -> vector                     the knowledge retriever of REALM section 3.2
     MaskedReader   query + passage -> words           the knowledge-augmented encoder of REALM section 3.2
@@ -34,14 +34,14 @@ ROWS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class EmbedderConfig:
-    """How a trunk's states become a vector."""
+    """How a text becomes a vector."""
 
     dim: int = 128
     """Width of the vectors (paper: 128)."""
     pooling: Literal["cls", "mean", "words"] = "mean"
     """"cls": BERT's pooled output, tanh(dense([CLS])) (released code). "mean": mean of the states of all tokens.
-    "words": mean of the word embeddings, each weighted by how telling its word is, to which the states are added through a
-    gate that starts at 0: a start that finds something even when the trunk is small and young."""
+    "words": mean of the word embeddings, each weighted by how telling its word is, no layers: what a trunk that has read
+    too little to embed sentences is replaced by, and what a CPU can train in minutes."""
     norm: Literal["layer", "unit"] = "unit"
     """"layer": LayerNorm, raw inner products (released code). "unit": unit vectors, scores are `scale` x cosine."""
     scale: float = 20.0
@@ -70,11 +70,6 @@ class Tower(nn.Module):
     def __init__(self, trunk: BertConfig, config: EmbedderConfig):
         super().__init__()
         self.config = config
-        self.trunk = BertModel(trunk, add_pooling_layer=config.pooling == "cls")
-        if config.pooling == "words":
-            self.importance = nn.Embedding(trunk.vocab_size, 1)
-            self.context = nn.Parameter(torch.zeros(()))
-            nn.init.ones_(self.importance.weight)
         self.projection = nn.Linear(trunk.hidden_size, config.dim)
         self.norm = (
             nn.LayerNorm(config.dim, eps=trunk.layer_norm_eps) if config.norm == "layer" else nn.Identity()
@@ -85,17 +80,11 @@ class Tower(nn.Module):
 
     def pooled(self, tokens: Tokens) -> Tensor:
         """One state per row -> [B, H]."""
-        states = self.trunk(tokens.ids_BT, attention_mask=tokens.mask_BT, token_type_ids=tokens.segments_BT)
-        if self.config.pooling == "cls":
-            return states.pooler_output
-        value_BTH, weight_BT1 = states.last_hidden_state, tokens.mask_BT[:, :, None].float()
-        if self.config.pooling == "words":
-            words_BTH = self.trunk.embeddings.word_embeddings(tokens.ids_BT)
-            value_BTH, weight_BT1 = (
-                words_BTH + self.context * value_BTH,
-                weight_BT1 * self.importance(tokens.ids_BT),
-            )
-        return (value_BTH * weight_BT1).sum(dim=1) / weight_BT1.sum(dim=1).clamp_min(1e-6)
+        raise NotImplementedError
+
+    def start_from(self, bert: BertModel) -> None:
+        """Takes what it needs of an encoder's weights."""
+        raise NotImplementedError
 
     def forward(self, tokens: Tokens) -> Tensor:
         """Vectors -> [B, D], float32 whatever the autocast."""
@@ -109,13 +98,57 @@ class Tower(nn.Module):
         return self.dropout(vector_BD)
 
 
+class TrunkTower(Tower):
+    """A BERT whose states are pooled."""
+
+    def __init__(self, trunk: BertConfig, config: EmbedderConfig):
+        super().__init__(trunk, config)
+        self.trunk = BertModel(trunk, add_pooling_layer=config.pooling == "cls")
+
+    def pooled(self, tokens: Tokens) -> Tensor:
+        states = self.trunk(tokens.ids_BT, attention_mask=tokens.mask_BT, token_type_ids=tokens.segments_BT)
+        if self.config.pooling == "cls":
+            return states.pooler_output
+        real_BT1 = tokens.mask_BT[:, :, None].float()
+        return (states.last_hidden_state * real_BT1).sum(dim=1) / real_BT1.sum(dim=1)
+
+    def start_from(self, bert: BertModel) -> None:
+        states = {k: v for k, v in bert.state_dict().items() if not k.startswith("pooler.")}
+        self.trunk.load_state_dict(states, strict=self.config.pooling != "cls")
+
+
+class WordTower(Tower):
+    """Word embeddings, weighted by how telling each word is; no layers, so a corpus is embedded in a second."""
+
+    def __init__(self, trunk: BertConfig, config: EmbedderConfig):
+        super().__init__(trunk, config)
+        self.words = nn.Embedding(trunk.vocab_size, trunk.hidden_size)
+        self.importance = nn.Embedding(trunk.vocab_size, 1)
+        nn.init.ones_(self.importance.weight)
+
+    def pooled(self, tokens: Tokens) -> Tensor:
+        weight_BT1 = tokens.mask_BT[:, :, None] * self.importance(tokens.ids_BT)
+        total_B1 = weight_BT1.sum(dim=1).clamp_min(
+            1.0
+        )  # the null passage has no word that weighs: no 1 / 0 in its gradient
+        return (self.words(tokens.ids_BT) * weight_BT1).sum(dim=1) / total_B1
+
+    def start_from(self, bert: BertModel) -> None:
+        self.words.load_state_dict(bert.embeddings.word_embeddings.state_dict())
+
+
+def new_tower(trunk: BertConfig, config: EmbedderConfig) -> Tower:
+    """A tower from random weights."""
+    return (WordTower if config.pooling == "words" else TrunkTower)(trunk, config)
+
+
 class Embedder(nn.Module):
     """Query tower and passage tower; one and the same object when shared."""
 
     def __init__(self, trunk: BertConfig, config: EmbedderConfig):
         super().__init__()
         self.trunk_config, self.config = trunk, config
-        self.query = self.passage = Tower(trunk, config)
+        self.query = self.passage = new_tower(trunk, config)
         if not config.shared:
             self.untie()
 
@@ -132,7 +165,7 @@ class Embedder(nn.Module):
     def untie(self) -> None:
         """Gives the passages their own tower, equal to the queries' for now (fine-tuning moves only the queries')."""
         if self.passage is self.query:
-            self.passage = Tower(self.trunk_config, self.config).to(self.query.projection.weight.device)
+            self.passage = new_tower(self.trunk_config, self.config).to(self.query.projection.weight.device)
             self.passage.load_state_dict(self.query.state_dict())
 
 
@@ -142,7 +175,7 @@ class MaskedReader(nn.Module):
     def __init__(self, bert: BertForMaskedLM, copy: bool = False):
         super().__init__()
         self.bert = bert
-        self.copy_head = CopyHead(bert.config.hidden_size) if copy else None
+        self.copy_head = CopyHead(bert.config.hidden_size, bert.config.vocab_size) if copy else None
 
     @property
     def config(self) -> BertConfig:
@@ -155,13 +188,16 @@ class MaskedReader(nn.Module):
             tokens.ids_BT, attention_mask=tokens.mask_BT, token_type_ids=tokens.segments_BT
         ).last_hidden_state
 
+    def _words(self, tokens: Tokens) -> Tensor:
+        return cast(Tensor, self.bert.bert.embeddings.word_embeddings(tokens.ids_BT))
+
     def forward(self, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
         """log p(word) for the whole vocabulary at the given (row, position) pairs -> [P, V]; [B, T, V] never exists."""
         states_BTH = self.states(tokens)
         word_logp_PV = self.bert.cls(states_BTH[row_P, position_P]).float().log_softmax(dim=-1)
         if self.copy_head is None:
             return word_logp_PV
-        copy_logp_PT, keep_P = self.copy_head(states_BTH, tokens, row_P, position_P)
+        copy_logp_PT, keep_P = self.copy_head(states_BTH, self._words(tokens), tokens, row_P, position_P)
         return mixed_vocabulary_logp(word_logp_PV, copy_logp_PT, keep_P, tokens.ids_BT[row_P])
 
     def target_logp(self, tokens: Tokens, row_P: Tensor, position_P: Tensor, target_P: Tensor) -> Tensor:
@@ -171,7 +207,7 @@ class MaskedReader(nn.Module):
         word_logp_P = -F.cross_entropy(logits_PV, target_P, reduction="none")
         if self.copy_head is None:
             return word_logp_P
-        copy_logp_PT, keep_P = self.copy_head(states_BTH, tokens, row_P, position_P)
+        copy_logp_PT, keep_P = self.copy_head(states_BTH, self._words(tokens), tokens, row_P, position_P)
         return mixed_target_logp(word_logp_P, copy_logp_PT, keep_P, tokens.ids_BT[row_P], target_P)
 
     def token_logp(self, joint: Tokens, position_BM: Tensor, target_BM: Tensor, mask_BM: Tensor) -> Tensor:
@@ -249,6 +285,8 @@ def load_reader(name: str) -> MaskedReader:
         InputError: no such encoder, not of the BERT family, or damaged files.
     """
     folder = encoder_folder(name)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     try:
         config = BertConfig.from_pretrained(folder)
     except Exception as error:
@@ -257,8 +295,6 @@ def load_reader(name: str) -> MaskedReader:
         raise InputError(
             f"{name} is a {config.model_type!r} model: REALM here runs on the BERT family (model_type 'bert')"
         )
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
     try:
         bert, loading = cast(
             tuple[BertForMaskedLM, dict[str, Any]],
@@ -281,7 +317,9 @@ def load_reader(name: str) -> MaskedReader:
         try:
             reader.copy_head.load_state_dict(load_file(Path(folder) / COPY_HEAD))
         except (SafetensorError, RuntimeError) as error:
-            raise InputError(f"{Path(folder) / COPY_HEAD} is damaged: {_first_line(error)}") from error
+            raise InputError(
+                f"{Path(folder) / COPY_HEAD} is damaged or of another version: {_first_line(error)}"
+            ) from error
     return reader
 
 
@@ -311,11 +349,10 @@ def new_reader(trunk: TrunkConfig, tokenizer: Tokenizer) -> MaskedReader:
 
 
 def embedder_from(reader: MaskedReader, config: EmbedderConfig) -> Embedder:
-    """An untrained embedder on a copy of the reader's trunk; its projection is random until `fit_projection`."""
+    """An untrained embedder on a copy of the reader's trunk or words; its projection is random until `fit_projection`."""
     embedder = Embedder(reader.config, config)
-    states = {k: v for k, v in reader.bert.bert.state_dict().items() if not k.startswith("pooler.")}
     for tower in {embedder.query, embedder.passage}:
-        tower.trunk.load_state_dict(states, strict=config.pooling != "cls")
+        tower.start_from(reader.bert.bert)
     return embedder
 
 
@@ -326,14 +363,14 @@ def load_pooler(embedder: Embedder, name: str) -> None:
         states |= {k.split("pooler.dense.")[1]: v for k, v in load_file(file).items() if "pooler.dense." in k}
     if states:
         for tower in {embedder.query, embedder.passage}:
-            if tower.trunk.pooler is not None:
+            if isinstance(tower, TrunkTower) and tower.trunk.pooler is not None:
                 tower.trunk.pooler.dense.load_state_dict({k: v.float() for k, v in states.items()})
 
 
-def fit_importance(tower: Tower, weight_V: Tensor) -> None:
-    """Sets how much each word counts in a tower that pools words (inverse document frequency is a good start)."""
+def fit_importance(part: WordTower | CopyHead, weight_V: Tensor) -> None:
+    """Sets how much each word counts, where words are weighed (inverse document frequency is a good start)."""
     with torch.no_grad():
-        tower.importance.weight.copy_(weight_V[:, None])
+        part.importance.weight.copy_(weight_V[:, None])
 
 
 def fit_projection(tower: Tower, pooled_NH: Tensor, whiten: bool) -> None:

@@ -33,7 +33,7 @@ from realm.model.encoders import (
 )
 from realm.text.inputs import Lengths, Tokenizer
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "realm.json"
 
 

@@ -4,18 +4,19 @@ Two kinds of rows, mixed in every batch:
 
     plain      [CLS] title [SEP] body [SEP]      wordpieces and whole salient spans of the body are hidden
     reading    [CLS] sentence [SEP] body [SEP]   half of the sentence's salient spans and some wordpieces are hidden; the body
-                                                 is its own passage, another one that holds a hidden span, or empty
+                                                 is its own passage, another one that holds a hidden span, one that stands
+                                                 close to its own, or empty
 
 Reading rows are why REALM can start at all on a small machine: until the reader copies from a passage, no passage helps,
 and the retriever gets noise (reference: small-scale recipe, sections 3 and 10). The embedder starts as the encoder's trunk
-with a projection onto the principal components of the corpus.
+or its word embeddings, with a projection onto the principal components of the corpus.
 
 Letters: B rows, P predicted wordpieces, T tokens, H hidden, N passages.
 """
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -23,11 +24,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from realm.config import InputError
+from realm.model.copying import CopyHead
 from realm.model.encoders import (
     ROWS_AT_ONCE,
     EmbedderConfig,
     MaskedReader,
     TrunkConfig,
+    WordTower,
     embedder_from,
     evaluating,
     fit_importance,
@@ -55,9 +58,11 @@ class MlmConfig(RunConfig):
     """Peak rate; 1e-3 suits a small trunk from scratch."""
     reading: float = 0.5
     """Share of rows that are a sentence beside a passage."""
-    own_passage: float = 0.5
+    own_passage: float = 0.3
     """Of the reading rows, how many have the sentence's own passage beside them."""
-    no_passage: float = 0.15
+    near_passage: float = 0.2
+    """Of the reading rows, how many have a passage that stands close to their own: mostly to learn when not to copy."""
+    no_passage: float = 0.1
     """Of the reading rows, how many have none; the rest have another passage that holds a hidden span."""
     mask_tokens: float = 0.12
     """Share of single wordpieces hidden, in both kinds of rows."""
@@ -81,6 +86,14 @@ class MlmConfig(RunConfig):
     """The embedder that the model gets."""
     trunk: TrunkConfig = field(default_factory=TrunkConfig)
     """Size of an encoder from scratch; unused with --init."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shares = (self.own_passage, self.near_passage, self.no_passage)
+        if min(shares) < 0 or sum(shares) > 1:
+            raise ValueError(
+                f"own_passage, near_passage and no_passage are {shares}: shares of the reading rows, together at most 1"
+            )
 
 
 class Rows(NamedTuple):
@@ -117,11 +130,10 @@ def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = No
         sample = generator(config.seed, 1).permutation(len(kb))[:20_000]
         with run.autocast():
             for tower in {model.embedder.query, model.embedder.passage}:
-                tower.trunk.load_state_dict(
-                    reader.bert.bert.state_dict(), strict=config.embedder.pooling != "cls"
-                )
-                if config.embedder.pooling == "words":
-                    fit_importance(tower, inverse_frequency(tokens, kb.tokenizer).to(run.device))
+                tower.start_from(reader.bert.bert)
+                if isinstance(tower, WordTower):
+                    # a little for the special ones: the null passage consists of them, and 0 has no direction
+                    fit_importance(tower, inverse_frequency(tokens, kb.tokenizer).clamp_min(0.01))
                 if config.principal:
                     pooled_NH = pooled_states(tower, tokens, sample, kb.tokenizer, model.lengths, run.device)
                     fit_projection(tower, pooled_NH, config.whiten)
@@ -164,6 +176,8 @@ def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model
         )
     if config.copy_head and reader.copy_head is None:
         reader = MaskedReader(reader.bert, copy=True)
+        weight_V = inverse_frequency(kb.tokens, tokenizer)
+        fit_importance(cast(CopyHead, reader.copy_head), weight_V / weight_V.max().clamp_min(1e-6))
     embedder = embedder_from(reader, config.embedder)
     if init is not None and not is_model(init) and config.embedder.pooling == "cls":
         load_pooler(embedder, init)
@@ -275,16 +289,18 @@ def _beside(
     rng: np.random.Generator,
     config: MlmConfig,
 ) -> np.ndarray:
-    """The passage shown beside a sentence: its own, none, or another one that holds the hidden span."""
+    """The passage shown beside a sentence: its own, one close to it, none, or another one that holds the hidden span."""
     draw = rng.random()
     if draw < config.no_passage:
         return tokens.body.row(own)[:0]
-    if draw >= config.no_passage + config.own_passage:
-        others = spans.passages(span)
-        others = others[others != own]
-        if len(others):
-            return tokens.body.row(int(rng.choice(others)))
-    return tokens.body.row(own)
+    if draw < config.no_passage + config.near_passage:
+        near = [n for n in (own - 2, own - 1, own + 1, own + 2) if 0 <= n < len(tokens.body.lengths)]
+        return tokens.body.row(int(rng.choice(near)) if near else own)
+    if draw < config.no_passage + config.near_passage + config.own_passage:
+        return tokens.body.row(own)
+    others = spans.passages(span)
+    others = others[others != own]
+    return tokens.body.row(int(rng.choice(others)) if len(others) else own)
 
 
 def _rows(inputs: Tokens, hidden_rows: list[tuple[np.ndarray, np.ndarray]], offsets: list[int]) -> Rows:

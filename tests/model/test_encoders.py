@@ -17,7 +17,8 @@ from realm.model.encoders import (
     EmbedderConfig,
     MaskedReader,
     SpanReader,
-    Tower,
+    TrunkTower,
+    WordTower,
     body_mask,
     embedder_from,
     evaluating,
@@ -25,6 +26,7 @@ from realm.model.encoders import (
     fit_projection,
     load_pooler,
     load_reader,
+    new_tower,
     set_attention,
     set_dropout,
 )
@@ -74,7 +76,7 @@ def plain_states(trunk: BertModel, tokens: Tokens, row: int) -> torch.Tensor:
 
 def test_mean_pooled_vector_is_the_mean_of_real_states_projected_and_scaled(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
-    tower = Tower(CONFIG, EmbedderConfig(dim=6, scale=9.0)).eval()
+    tower = TrunkTower(CONFIG, EmbedderConfig(dim=6, scale=9.0)).eval()
     tokens = passages(tokenizer)
     vectors = tower(tokens).detach().numpy()
     weight, bias = tower.projection.weight.detach().numpy(), tower.projection.bias.detach().numpy()
@@ -84,25 +86,50 @@ def test_mean_pooled_vector_is_the_mean_of_real_states_projected_and_scaled(toke
         np.testing.assert_allclose(vector, 3 * expected / np.linalg.norm(expected), atol=1e-5)
 
 
-def test_word_pooled_vector_weighs_words_and_adds_states_through_a_gate(tokenizer: Tokenizer) -> None:
+def test_word_pooled_state_is_the_weighted_mean_of_the_words(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
-    tower = Tower(CONFIG, EmbedderConfig(dim=6, pooling="words")).eval()
-    tokens, weight_V = passages(tokenizer), torch.rand(VOCAB)
-    fit_importance(tower, weight_V)
-    words_VH = tower.trunk.embeddings.word_embeddings.weight
-    for gate in (0.0, 0.3):
-        nn.init.constant_(tower.context, gate)
+    tower = WordTower(CONFIG, EmbedderConfig(dim=6, pooling="words"))
+    tokens = passages(tokenizer)
+    for weight_V in (torch.ones(VOCAB), 1 + torch.rand(VOCAB)):
+        fit_importance(tower, weight_V)
         pooled_BH = tower.pooled(tokens)
         for row in range(3):
             ids = tokens.ids_BT[row, : int(tokens.mask_BT[row].sum())].tolist()
-            states = plain_states(tower.trunk, tokens, row).last_hidden_state[0]
-            total = sum(weight_V[i] * (words_VH[i] + gate * states[t]) for t, i in enumerate(ids))
-            assert torch.allclose(pooled_BH[row], total / weight_V[ids].sum(), atol=1e-4)
+            total = sum(weight_V[i] * tower.words.weight[i] for i in ids)
+            assert torch.allclose(pooled_BH[row], total / weight_V[ids].sum(), atol=1e-5)
+
+
+def test_passage_of_words_that_do_not_count_still_has_a_vector(tokenizer: Tokenizer) -> None:
+    """Such as the null passage, when special tokens count next to nothing: its gradient must not drown the others'."""
+    torch.manual_seed(0)
+    tower = WordTower(CONFIG, EmbedderConfig(dim=6, pooling="words"))
+    sizes = []
+    for weight in (0.01, 1.0):
+        fit_importance(tower, torch.full((VOCAB,), weight))
+        vectors = tower(passages(tokenizer))
+        assert vectors.isfinite().all()
+        tower.zero_grad()
+        vectors[:, 0].sum().backward()
+        sizes.append(float(tower.importance.weight.grad.norm()))
+    assert sizes[0] < 100 * sizes[1]
+
+
+def test_word_tower_has_no_layers_and_the_others_have_a_trunk() -> None:
+    words = new_tower(CONFIG, EmbedderConfig(dim=6, pooling="words"))
+    assert {name.split(".")[0] for name, _ in words.named_parameters()} == {
+        "words",
+        "importance",
+        "projection",
+    }
+    for pooling in ("mean", "cls"):
+        tower = new_tower(CONFIG, EmbedderConfig(dim=6, pooling=pooling))
+        assert isinstance(tower, TrunkTower)
+        assert (tower.trunk.pooler is not None) == (pooling == "cls")
 
 
 def test_projection_is_float32_under_autocast(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
-    tower = Tower(CONFIG, EmbedderConfig(dim=6, pooling="words")).eval()  # gate 0: nothing else to round
+    tower = WordTower(CONFIG, EmbedderConfig(dim=6, pooling="words")).eval()  # nothing else to round
     tokens = passages(tokenizer)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         rounded = tower(tokens)
@@ -111,7 +138,7 @@ def test_projection_is_float32_under_autocast(tokenizer: Tokenizer) -> None:
 
 def test_scores_of_unit_vectors_are_scale_times_the_cosine(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
-    tower = Tower(CONFIG, EmbedderConfig(dim=6, scale=20.0)).eval()
+    tower = TrunkTower(CONFIG, EmbedderConfig(dim=6, scale=20.0)).eval()
     vectors = tower(passages(tokenizer)).detach()
     score = vectors @ vectors.T
     assert torch.allclose(score.diagonal(), torch.full((3,), 20.0), atol=1e-4)
@@ -121,7 +148,7 @@ def test_scores_of_unit_vectors_are_scale_times_the_cosine(tokenizer: Tokenizer)
 
 def test_paper_tower_is_a_layer_norm_of_the_projected_tanh_pooler(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
-    tower = Tower(CONFIG, EmbedderConfig(dim=6, pooling="cls", norm="layer")).eval()
+    tower = TrunkTower(CONFIG, EmbedderConfig(dim=6, pooling="cls", norm="layer")).eval()
     tokens = passages(tokenizer)
     vectors = tower(tokens).detach().numpy()
     pooler = tower.trunk.pooler
@@ -136,7 +163,7 @@ def test_paper_tower_is_a_layer_norm_of_the_projected_tanh_pooler(tokenizer: Tok
 
 
 def test_paper_tower_drops_parts_of_the_vector_only_while_it_trains(tokenizer: Tokenizer) -> None:
-    tower = Tower(CONFIG, EmbedderConfig(dim=64, pooling="cls", norm="layer"))
+    tower = TrunkTower(CONFIG, EmbedderConfig(dim=64, pooling="cls", norm="layer"))
     set_dropout(tower.trunk, 0.0)
     tower.dropout.p = 0.5
     tokens = passages(tokenizer)
@@ -148,7 +175,7 @@ def test_paper_tower_drops_parts_of_the_vector_only_while_it_trains(tokenizer: T
 
 def test_vectors_do_not_depend_on_padding(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
-    tower = Tower(CONFIG, EmbedderConfig(dim=6)).eval()
+    tower = TrunkTower(CONFIG, EmbedderConfig(dim=6)).eval()
     together = tower(passages(tokenizer))
     alone = [tower(passages(tokenizer).rows(torch.tensor([row]))) for row in range(3)]
     assert torch.allclose(together, torch.cat(alone), atol=1e-5)
@@ -195,6 +222,17 @@ def test_shared_tower_is_one_and_untied_towers_are_equal_but_apart(tokenizer: To
     passage = embedder.passage
     embedder.untie()
     assert embedder.passage is passage
+
+
+def test_untied_word_towers_are_equal_but_apart(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    embedder = Embedder(CONFIG, EmbedderConfig(dim=6, pooling="words", shared=False))
+    tokens = passages(tokenizer)
+    before = embedder.passage(tokens)
+    assert torch.equal(embedder.query(tokens), before)
+    nn.init.normal_(embedder.query.words.weight)
+    assert torch.equal(embedder.passage(tokens), before)
+    assert not torch.allclose(embedder.query(tokens), before)
 
 
 def masked_batch(tokenizer: Tokenizer, queries: int, candidates: int):
@@ -406,7 +444,7 @@ def pooled_states(rows: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("whiten", [False, True])
 def test_fitted_projection_is_the_principal_components_of_numpy(whiten: bool) -> None:
-    tower = Tower(CONFIG, EmbedderConfig(dim=5))
+    tower = TrunkTower(CONFIG, EmbedderConfig(dim=5))
     states = pooled_states(200)
     fit_projection(tower, states, whiten)
     projected = tower.projection(states).detach().numpy()
@@ -422,7 +460,7 @@ def test_fitted_projection_is_the_principal_components_of_numpy(whiten: bool) ->
 
 
 def test_projection_is_fitted_in_full_precision_under_autocast() -> None:
-    plain, cast = (Tower(CONFIG, EmbedderConfig(dim=5)) for _ in range(2))
+    plain, cast = (TrunkTower(CONFIG, EmbedderConfig(dim=5)) for _ in range(2))
     fit_projection(plain, pooled_states(200), whiten=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         fit_projection(cast, pooled_states(200), whiten=True)
@@ -432,7 +470,7 @@ def test_projection_is_fitted_in_full_precision_under_autocast() -> None:
 
 def test_whitening_fewer_passages_than_dimensions_blows_up_no_direction() -> None:
     """A corpus of 10 passages fixes 9 directions; a query's part outside them must not drown those."""
-    tower = Tower(CONFIG, EmbedderConfig(dim=12))
+    tower = TrunkTower(CONFIG, EmbedderConfig(dim=12))
     fit_projection(tower, pooled_states(60)[:10], whiten=True)
     unseen = tower.projection(pooled_states(60)[10:]).detach()
     assert unseen.abs().max() < 100
@@ -446,6 +484,15 @@ def test_embedder_starts_on_a_copy_of_the_readers_trunk(reader: MaskedReader) ->
             assert all(torch.equal(mine[name], value) for name, value in theirs.items())
             ours = {p.data_ptr() for p in tower.parameters()}
             assert ours.isdisjoint(p.data_ptr() for p in reader.parameters())
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_word_tower_starts_on_a_copy_of_the_readers_words(reader: MaskedReader, shared) -> None:
+    embedder = embedder_from(reader, EmbedderConfig(dim=5, pooling="words", shared=shared))
+    theirs = reader.bert.bert.embeddings.word_embeddings.weight
+    for tower in (embedder.query, embedder.passage):
+        assert torch.equal(tower.words.weight, theirs)
+        assert tower.words.weight.data_ptr() != theirs.data_ptr()
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

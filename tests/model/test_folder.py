@@ -66,7 +66,7 @@ def test_saved_model_comes_back_bit_for_bit(tokenizer: Tokenizer, tmp_path: Path
     assert torch.equal(loaded.embedder.query(inputs), model.embedder.query(inputs))
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "words"])
 def test_two_towers_and_a_span_reader_come_back_bit_for_bit(
     tokenizer: Tokenizer, tmp_path: Path, pooling
 ) -> None:
@@ -109,8 +109,9 @@ def test_fingerprint_follows_how_states_become_vectors(tokenizer: Tokenizer) -> 
     assert small_model(tokenizer, shared=False).passage_fingerprint == plain.passage_fingerprint
 
 
-def test_two_towers_start_equal(tokenizer: Tokenizer) -> None:
-    embedder = small_model(tokenizer, shared=False, pooling="cls").embedder
+@pytest.mark.parametrize("pooling", ["cls", "words"])
+def test_two_towers_start_equal(tokenizer: Tokenizer, pooling) -> None:
+    embedder = small_model(tokenizer, shared=False, pooling=pooling).embedder
     assert embedder.query is not embedder.passage
     for name, value in embedder.query.state_dict().items():
         assert torch.equal(value, embedder.passage.state_dict()[name])

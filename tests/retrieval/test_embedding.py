@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm.config import InputError
+from realm.model.encoders import EmbedderConfig, embedder_from
 from realm.retrieval import embedding
 from realm.retrieval.embedding import batches_by_length, embed_passages, pooled_states
 from realm.text.inputs import Lengths, passage_inputs, query_inputs
@@ -17,8 +18,10 @@ def embed(model, kb, numbers, **changes):
     return embed_passages(model.embedder.passage, kb.tokens, numbers, model.tokenizer, lengths, model.device)
 
 
+@pytest.mark.parametrize("pooling", ["mean", "words"])
 @pytest.mark.parametrize("lengths", [Lengths(32, 48), Lengths(32, 20)], ids=["whole", "cut"])
-def test_index_scores_are_the_scores_of_a_training_step(tiny_kb, tiny_model, lengths) -> None:
+def test_index_scores_are_the_scores_of_a_training_step(tiny_kb, tiny_model, lengths, pooling) -> None:
+    tiny_model.embedder = embedder_from(tiny_model.reader, EmbedderConfig(dim=16, pooling=pooling)).eval()
     tokens, numbers = tiny_kb.tokens, np.array([3, 0, 27, 11])
     queries = query_inputs([tokens.body.row(n)[:9] for n in (5, 6)], tiny_model.tokenizer, lengths)
     passages = passage_inputs(

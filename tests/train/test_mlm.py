@@ -1,6 +1,7 @@
 """Masked language modelling: what is hidden and shown, what the stage makes, and that it repeats exactly."""
 
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -208,9 +209,12 @@ def test_plain_rows_are_passages_whose_targets_undo_the_masks(tiny_kb) -> None:
     assert 0.05 < visible / (visible + masked) < 0.16
 
 
-def test_reading_rows_are_a_sentence_beside_its_passage_another_holder_or_none(tiny_kb) -> None:
+def test_reading_rows_are_a_sentence_beside_its_passage_one_close_to_it_another_holder_or_none(
+    tiny_kb,
+) -> None:
     config, tokens = settings("reading=1.0"), tiny_kb.tokens
     kinds = {"own": 0, "none": 0, "other": 0}
+    bodies = [tokens.body.row(n).tolist() for n in range(len(tiny_kb))]
     for (rows,) in batches(tiny_kb, config, lengths=Lengths(query=20, passage=60)):
         for ids, segments, targets in rows_of(rows):
             first = segments.index(1)
@@ -230,15 +234,71 @@ def test_reading_rows_are_a_sentence_beside_its_passage_another_holder_or_none(t
             assert len(owners) == 1
             if not beside:
                 kinds["none"] += 1
-            elif beside == tokens.body.row(owners[0]).tolist():
+            elif beside == bodies[owners[0]]:
                 kinds["own"] += 1
             else:
                 kinds["other"] += 1
-                assert any(beside == tokens.body.row(n).tolist() for n in range(len(tiny_kb)))
-                assert set(targets.values()) & set(beside)  # it holds a hidden span
+                away = (bodies.index(beside) - owners[0]) % len(bodies)
+                assert away in (1, 2, len(bodies) - 1, len(bodies) - 2) or set(targets.values()) & set(beside)
     total = sum(kinds.values())
     assert abs(kinds["none"] / total - config.no_passage) < 0.08
     assert abs(kinds["own"] / total - config.own_passage) < 0.12
+
+
+@pytest.mark.parametrize(
+    "overrides", [(), ("own_passage=0.1", "near_passage=0.5", "no_passage=0.2"), ("near_passage=0.0",)]
+)
+@pytest.mark.parametrize("own", [5, 0])
+def test_passage_beside_a_sentence_is_of_each_kind_as_often_as_set(overrides, own) -> None:
+    """Twelve passages, of which three hold the span; the first one has neighbours on one side only."""
+    span, count, draws = [7, 8], 12, 4000
+    holders = [own, (own + 4) % count, (own + 7) % count]
+    tokens = PassageTokens(
+        title=ragged([[9]] * count),
+        body=ragged([[100 + n, *(span if n in holders else [20, 21])] for n in range(count)]),
+        sentences=ragged([[0]] * count),
+        span_starts=ragged([[1] if n in holders else [] for n in range(count)]),
+        span_ends=ragged([[3] if n in holders else [] for n in range(count)]),
+    )
+    config, spans, rng = settings(*overrides), SpanIndex(tokens), np.random.default_rng(0)
+    drawn = [mlm._beside(tokens, spans, own, np.array(span), rng, config) for _ in range(draws)]
+    found = Counter(int(body[0]) - 100 if len(body) else None for body in drawn)
+    other = 1 - config.own_passage - config.near_passage - config.no_passage
+    near = [n for n in range(count) if 0 < abs(n - own) <= 2]
+    expected = {
+        own: config.own_passage,
+        None: config.no_passage,
+        **{n: config.near_passage / len(near) for n in near},
+        **dict.fromkeys(holders[1:], other / 2),
+    }
+    assert found.keys() <= expected.keys()
+    for kind, share in expected.items():
+        assert abs(found[kind] / draws - share) < 4 * math.sqrt(share * (1 - share) / draws) + 1e-9
+
+
+def test_sentence_whose_span_stands_nowhere_else_gets_its_own_passage_instead_of_anothers() -> None:
+    tokens = PassageTokens(
+        title=ragged([[9]] * 3),
+        body=ragged([[7, 8], [20], [21]]),
+        sentences=ragged([[0]] * 3),
+        span_starts=ragged([[0], [], []]),
+        span_ends=ragged([[2], [], []]),
+    )
+    config, rng = settings("own_passage=0.0", "near_passage=0.0", "no_passage=0.0"), np.random.default_rng(0)
+    for _ in range(20):
+        assert mlm._beside(tokens, SpanIndex(tokens), 0, np.array([7, 8]), rng, config).tolist() == [7, 8]
+
+
+def test_only_passage_of_a_corpus_stands_beside_its_own_sentences() -> None:
+    tokens = PassageTokens(*(ragged([row]) for row in ([9], [7, 8], [0], [0], [2])))
+    config, rng = settings("own_passage=0.0", "near_passage=1.0", "no_passage=0.0"), np.random.default_rng(0)
+    assert mlm._beside(tokens, SpanIndex(tokens), 0, np.array([7, 8]), rng, config).tolist() == [7, 8]
+
+
+@pytest.mark.parametrize("override", ["own_passage=0.9", "no_passage=1.5", "near_passage=-0.1"])
+def test_shares_that_are_none_are_one_line(override) -> None:
+    with pytest.raises(InputError, match="shares of the reading rows"):
+        settings(override)
 
 
 def test_batch_mixes_both_kinds_in_their_share(tiny_kb) -> None:
@@ -277,9 +337,31 @@ def test_word_pooling_starts_from_the_corpus(tiny_kb, tmp_path) -> None:
     out = mlm.train(
         tiny_kb, tmp_path / "out", tiny(mlm.MlmConfig, "mlm", "steps=1", "embedder.pooling=words")
     )
-    tower = load_model(out).embedder.query
-    expected = mlm.inverse_frequency(tiny_kb.tokens, tiny_kb.tokenizer)
+    model = load_model(out)
+    tower = model.embedder.query
+    expected = mlm.inverse_frequency(tiny_kb.tokens, tiny_kb.tokenizer).clamp_min(0.01)
     assert torch.equal(tower.importance.weight[:, 0], expected)
+    assert torch.equal(tower.words.weight, model.reader.bert.bert.embeddings.word_embeddings.weight)
+
+
+def test_copy_head_weighs_words_by_their_rarity_the_rarest_with_1(tiny_kb) -> None:
+    assert mlm.start_model(tiny_kb, settings(), None).reader.copy_head is None
+    head = mlm.start_model(tiny_kb, settings("copy_head=true"), None).reader.copy_head
+    weight_V = mlm.inverse_frequency(tiny_kb.tokens, tiny_kb.tokenizer).numpy()
+    np.testing.assert_allclose(
+        head.importance.weight[:, 0].detach().numpy(), weight_V / weight_V.max(), rtol=1e-6
+    )
+    assert head.importance.weight[tiny_kb.tokenizer.mask_id] == 0
+
+
+def test_copy_head_is_trained_with_its_reader_and_adapted_as_it_came(tiny_kb, tmp_path) -> None:
+    config = settings("copy_head=true", "steps=3")
+    start = mlm.start_model(tiny_kb, config, None).reader.copy_head.state_dict()
+    out = mlm.train(tiny_kb, tmp_path / "out", config)
+    trained = load_model(out).reader.copy_head.state_dict()
+    assert all(not torch.equal(value, trained[name]) for name, value in start.items())
+    again = mlm.start_model(tiny_kb, config, str(out)).reader.copy_head.state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in trained.items())
 
 
 def test_projection_stays_random_where_the_paper_wants_it(tiny_kb, tmp_path) -> None:
