@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from realm.config import InputError
-from realm.model.folder import load_model
+from realm.model.folder import Model, load_model
 from realm.model.losses import in_batch_loss
 from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
 from realm.retrieval.masked_queries import held_out
@@ -51,16 +52,30 @@ def train(kb: KnowledgeBase, out: Path, config: IctConfig, init: str) -> Path:
     ) as run:
         for step in run.steps():
             rng = generator(config.seed, step)
-            drawn = rng.choice(passages, min(4 * config.batch_size, len(passages)), replace=False)
-            sentences, titles, bodies = cloze_pairs(tokens, drawn, rng, config.removal, config.batch_size)
-            queries = query_inputs(sentences, model.tokenizer, model.lengths).to(run.device)
-            inputs = passage_inputs(titles, bodies, model.tokenizer, model.lengths).to(run.device)
             with run.autocast():
-                query_BD, passage_BD = model.embedder.query(queries), model.embedder.passage(inputs)
+                query_BD, passage_BD = cloze_vectors(
+                    model, tokens, passages, config.batch_size, rng, config.removal
+                )
             loss = in_batch_loss(query_BD, passage_BD)
             right = (query_BD @ passage_BD.T).argmax(dim=1) == torch.arange(len(query_BD), device=run.device)
             run.update(loss, {"accuracy": right.float().mean().item()})
         return run.finish()
+
+
+def cloze_vectors(
+    model: Model,
+    tokens: PassageTokens,
+    passages: np.ndarray,
+    count: int,
+    rng: np.random.Generator,
+    removal: float,
+) -> tuple[Tensor, Tensor]:
+    """Vectors of `count` sentences and of the passages that they come from -> two of [B, D]."""
+    drawn = rng.choice(passages, min(4 * count, len(passages)), replace=False)
+    sentences, titles, bodies = cloze_pairs(tokens, drawn, rng, removal, count)
+    queries = query_inputs(sentences, model.tokenizer, model.lengths).to(model.device)
+    inputs = passage_inputs(titles, bodies, model.tokenizer, model.lengths).to(model.device)
+    return model.embedder.query(queries), model.embedder.passage(inputs)
 
 
 def cloze_pairs(

@@ -4,6 +4,7 @@ One step, as the data sees it:
 
     sentence - salient span -> MaskedQuery - embed (no gradient) -> search -> two rules -> candidates
     candidates - read_inputs -> RetrievalBatch -> score_BK, token_logp_BKM -> marginal likelihood -> update
+    (with `ict`: sentence - in-batch softmax -> its passage, added to the loss)
     every `refresh.every` steps: snapshot -> index build elsewhere -> a new index, judged on the probe, swapped in
 
 What departs from the paper has a switch in `PretrainConfig`; `configs/paper.toml` sets them all back.
@@ -21,8 +22,15 @@ from torch import Tensor
 
 from realm.config import InputError
 from realm.model.encoders import MaskedReader, evaluating
-from realm.model.folder import load_model
-from realm.model.losses import marginal_loss, posterior, retrieval_utility, span_marginal, with_unread
+from realm.model.folder import Model, load_model
+from realm.model.losses import (
+    in_batch_loss,
+    marginal_loss,
+    posterior,
+    retrieval_utility,
+    span_marginal,
+    with_unread,
+)
 from realm.qa.evaluation import Question
 from realm.qa.probe import embed_queries
 from realm.retrieval.candidates import Candidates, RetrievalBatch, choose_candidates, read_inputs
@@ -31,6 +39,7 @@ from realm.retrieval.masked_queries import MaskedQuery, Masking, SpanIndex, draw
 from realm.retrieval.mips import MipsIndex
 from realm.retrieval.refresh import IndexRefresher, RefreshConfig
 from realm.train.health import HealthConfig, HealthWatch
+from realm.train.ict import IctConfig, cloze_vectors
 from realm.train.loop import RunConfig, TrainRun, generator
 
 HOLDER_GAIN, OTHER_GAIN = 6.2, -1.6
@@ -65,6 +74,10 @@ class PretrainConfig(RunConfig):
     """"all": through every candidate (paper). "sampled": through one drawn from p(z|x,y), the same in expectation."""
     signal: Literal["reader", "shuffled", "entity"] = "reader"
     """What credits passages. "shuffled" and "entity" (holds the span or not; no reader) are controls."""
+    ict: float = 0.0
+    """Weight of the inverse cloze task beside the marginal likelihood, so that what it taught is not lost (paper: 0)."""
+    ict_batch: int = 128
+    """Sentences of that task per step."""
     held_out: float = 0.03
     """Share of passages kept for the probe."""
     refresh: RefreshConfig = field(default_factory=RefreshConfig)
@@ -98,6 +111,7 @@ def train(
     source = text or kb
     source.check_tokenizer(model.tokenizer, init)
     knowledge, spans = kb.tokens, SpanIndex(kb.tokens)
+    known = np.flatnonzero(~held_out(kb.ids, config.held_out))
     same_corpus = source.fingerprint == kb.fingerprint
     passages = np.flatnonzero(~held_out(source.ids, config.held_out))  # also where X repeats passages of Z
     if config.masking == "salient":
@@ -135,13 +149,16 @@ def train(
                 query_BD, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
                 logp_BKM = read(model.reader, batch, queries, chosen, knowledge, config)
                 reader_loss = sampled_reader_loss(model.reader, batch, score_BK, logp_BKM, config)
+                ict_loss = warm_start_loss(model, knowledge, known, rng, config)
             if not watch.reader_ready:  # it must copy before the retriever moves
-                query_BD, score_BK = query_BD.detach(), score_BK.detach()
+                query_BD, score_BK, ict_loss = query_BD.detach(), score_BK.detach(), ict_loss.detach()
             loss = (
                 retriever_loss(query_BD, score_BK, logp_BKM, batch, chosen, version.index, rng, config)
                 + reader_loss
+                + config.ict * ict_loss
             )
-            run.update(loss, describe(score_BK, logp_BKM, batch) | {"index_age": step - version.step})
+            seen = describe(score_BK, logp_BKM, batch) | {"ict_loss": ict_loss.item()}
+            run.update(loss, seen | {"index_age": step - version.step})
             if watch.reader_ready:
                 refresher.request(model, run.step)  # starts a build when one is due
             version = watch.after_step(refresher.poll(), version)  # never waits once an index exists
@@ -204,6 +221,19 @@ def sampled_reader_loss(
     rows_B = torch.arange(len(drawn_B), device=drawn_B.device) * score_BK.shape[1] + drawn_B
     logp_B1M = reader.token_logp(batch.joint.rows(rows_B), batch.position_BM, batch.target_BM, batch.mask_BM)
     return -logp_B1M.sum() / batch.mask_BM.sum().clamp_min(1)
+
+
+def warm_start_loss(
+    model: Model,
+    knowledge: PassageTokens,
+    passages: np.ndarray,
+    rng: np.random.Generator,
+    config: PretrainConfig,
+) -> Tensor:
+    """The inverse cloze task's loss -> scalar; 0 where it has no weight."""
+    if not config.ict:
+        return torch.zeros((), device=model.device)
+    return in_batch_loss(*cloze_vectors(model, knowledge, passages, config.ict_batch, rng, IctConfig.removal))
 
 
 @torch.no_grad()

@@ -16,9 +16,18 @@ from realm.retrieval.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, b
 from realm.retrieval.masked_queries import SpanIndex, draw_queries, held_out, holds
 from realm.retrieval.mips import MipsIndex
 from realm.text.corpus import Annotations, Document
+from realm.text.inputs import passage_inputs, query_inputs
 from realm.train import pretrain
+from realm.train.ict import cloze_pairs
 from realm.train.loop import TrainRun
-from realm.train.pretrain import PretrainConfig, describe, read, retriever_loss, sampled_reader_loss
+from realm.train.pretrain import (
+    PretrainConfig,
+    describe,
+    read,
+    retriever_loss,
+    sampled_reader_loss,
+    warm_start_loss,
+)
 from tests.conftest import tiny_documents
 from tests.retrieval.tiny import TinyTagger
 from tests.train.stages import CONTRACT, assert_same_result, changed, metrics, stopped_at, tiny
@@ -191,6 +200,33 @@ def test_sampled_gradient_is_in_expectation_the_marginals(tiny_model, step) -> N
     assert torch.cosine_similarity(mean.flatten(), expected.flatten(), dim=0) > 0.99
 
 
+def test_warm_start_loss_is_that_of_finding_each_sentences_passage(tiny_kb, tiny_model) -> None:
+    passages, count = np.arange(len(tiny_kb)), 4
+    drawn = np.random.default_rng(5).choice(passages, 4 * count, replace=False)  # as the draw of the loss
+    assert len(drawn) <= len(tiny_kb)
+    rng = np.random.default_rng(5)
+    rng.choice(passages, 4 * count, replace=False)
+    parts = cloze_pairs(tiny_kb.tokens, drawn, rng, 0.9, count)
+    tower, words = tiny_model.embedder.query, tiny_model.tokenizer
+    query_BD = tower(query_inputs(parts[0], words, tiny_model.lengths)).detach().double().numpy()
+    passage_BD = (
+        tower(passage_inputs(parts[1], parts[2], words, tiny_model.lengths)).detach().double().numpy()
+    )
+    total = 0.0
+    for row in range(count):
+        scores = [float(query_BD[row] @ other) for other in passage_BD]
+        total += np.log(np.sum(np.exp(scores))) - scores[row]
+    settings = config(ict=0.3, ict_batch=count)
+    loss = warm_start_loss(tiny_model, tiny_kb.tokens, passages, np.random.default_rng(5), settings)
+    assert loss.item() == pytest.approx(total / count, rel=1e-4)
+    assert gradients(tiny_model, loss) == {"query", "passage"}
+
+
+def test_warm_start_loss_without_weight_costs_nothing(tiny_kb, tiny_model) -> None:
+    loss = warm_start_loss(tiny_model, tiny_kb.tokens, np.arange(0), np.random.default_rng(0), config())
+    assert loss.item() == 0 and not loss.requires_grad
+
+
 def test_shuffled_control_trades_likelihoods_among_real_candidates_only(step) -> None:
     settings = config(normalise="candidates", signal="shuffled")
     *_, logp_BKM = step(settings)
@@ -289,6 +325,7 @@ def test_stopped_run_whose_index_is_gone_builds_another(
         (["reader_gradient=none"], EMBEDDER),
         (["signal=entity"], EMBEDDER),
         (["signal=shuffled"], {"reader"} | EMBEDDER),
+        (["ict=0.5", "ict_batch=3"], {"reader"} | EMBEDDER),
         (["masking=token", "normalise=candidates"], {"reader"} | EMBEDDER),
         (["masking=span", "marginal=token", "mask_repeats=false", "guided=0"], {"reader"} | EMBEDDER),
     ],
@@ -327,7 +364,7 @@ def test_embedder_does_not_move_before_the_reader_is_ready(
         )
 
     monkeypatch.setattr(TrainRun, "update", watch)
-    config = settings("health.gate=1e9", "health.gate_every=2", "health.gate_limit=4")
+    config = settings("health.gate=1e9", "health.gate_every=2", "health.gate_limit=4", "ict=1")
     with pytest.raises(InputError, match="after 4 steps, the gate is"):
         pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder))
     assert moved == [False] * 4
