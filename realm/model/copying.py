@@ -66,6 +66,11 @@ class CopyHead(nn.Module):
         ).log_softmax(dim=1)
         return logp_PS[:, :-1].masked_fill(~passage_PT, -torch.inf), logp_PS[:, -1]
 
+    def fit_importance(self, weight_V: Tensor) -> None:
+        """Sets how much each word counts in comparing surroundings."""
+        with torch.no_grad():
+            self.importance.weight.copy_(weight_V[:, None])
+
     def _surroundings(self, words_BTH: Tensor, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
         """sum over distances d, e of kernel[d, e] times the similarity of query word p + d and passage word t + e -> [P, T]."""
         length, span = words_BTH.shape[1], 2 * REACH + 1

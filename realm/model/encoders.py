@@ -28,6 +28,9 @@ from realm.text.inputs import Tokenizer, Tokens, encoder_folder
 COPY_HEAD = "copy_head.safetensors"
 """Beside the encoder's own weights, where it has a copy head."""
 
+IMPORTANCE_RATE = 10.0
+"""Learning rate of a word's log importance, in that of its embedding."""
+
 ROWS_AT_ONCE = 64
 """Joint rows that the reader takes together; more only adds padding and memory."""
 
@@ -123,11 +126,11 @@ class WordTower(Tower):
     def __init__(self, trunk: BertConfig, config: EmbedderConfig):
         super().__init__(trunk, config)
         self.words = nn.Embedding(trunk.vocab_size, trunk.hidden_size)
-        self.importance = nn.Embedding(trunk.vocab_size, 1)
-        nn.init.ones_(self.importance.weight)
+        self.slow_log_importance = nn.Embedding(trunk.vocab_size, 1)
+        nn.init.zeros_(self.slow_log_importance.weight)
 
     def pooled(self, tokens: Tokens) -> Tensor:
-        weight_BT1 = tokens.mask_BT[:, :, None] * self.importance(tokens.ids_BT)
+        weight_BT1 = tokens.mask_BT[:, :, None] * self.importance(tokens.ids_BT)[:, :, None]
         total_B1 = weight_BT1.sum(dim=1).clamp_min(
             1.0
         )  # the null passage has no word that weighs: no 1 / 0 in its gradient
@@ -135,6 +138,19 @@ class WordTower(Tower):
 
     def start_from(self, bert: BertModel) -> None:
         self.words.load_state_dict(bert.embeddings.word_embeddings.state_dict())
+
+    def importance(self, ids: Tensor) -> Tensor:
+        """How much each word counts -> shape of `ids`.
+
+        Its logarithm learns `IMPORTANCE_RATE` times as fast as an embedding's coordinates: at the same rate real questions
+        stand at 74 % at 5 after 300 steps of ICT, at this one at 80.
+        """
+        return (IMPORTANCE_RATE * self.slow_log_importance(ids).squeeze(-1)).exp()
+
+    def fit_importance(self, weight_V: Tensor) -> None:
+        """Sets how much each word counts; all above 0 (inverse document frequency is a good start)."""
+        with torch.no_grad():
+            self.slow_log_importance.weight.copy_(weight_V.log()[:, None] / IMPORTANCE_RATE)
 
 
 def new_tower(trunk: BertConfig, config: EmbedderConfig) -> Tower:
@@ -365,12 +381,6 @@ def load_pooler(embedder: Embedder, name: str) -> None:
         for tower in {embedder.query, embedder.passage}:
             if isinstance(tower, TrunkTower) and tower.trunk.pooler is not None:
                 tower.trunk.pooler.dense.load_state_dict({k: v.float() for k, v in states.items()})
-
-
-def fit_importance(part: WordTower | CopyHead, weight_V: Tensor) -> None:
-    """Sets how much each word counts, where words are weighed (inverse document frequency is a good start)."""
-    with torch.no_grad():
-        part.importance.weight.copy_(weight_V[:, None])
 
 
 def fit_projection(tower: Tower, pooled_NH: Tensor, whiten: bool) -> None:

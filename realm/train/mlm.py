@@ -33,7 +33,6 @@ from realm.model.encoders import (
     WordTower,
     embedder_from,
     evaluating,
-    fit_importance,
     fit_projection,
     load_pooler,
     load_reader,
@@ -133,7 +132,7 @@ def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = No
                 tower.start_from(reader.bert.bert)
                 if isinstance(tower, WordTower):
                     # a little for the special ones: the null passage consists of them, and 0 has no direction
-                    fit_importance(tower, inverse_frequency(tokens, kb.tokenizer).clamp_min(0.01))
+                    tower.fit_importance(inverse_frequency(tokens, kb.tokenizer).clamp_min(0.01))
                 if config.principal:
                     pooled_NH = pooled_states(tower, tokens, sample, kb.tokenizer, model.lengths, run.device)
                     fit_projection(tower, pooled_NH, config.whiten)
@@ -177,7 +176,7 @@ def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model
     if config.copy_head and reader.copy_head is None:
         reader = MaskedReader(reader.bert, copy=True)
         weight_V = inverse_frequency(kb.tokens, tokenizer)
-        fit_importance(cast(CopyHead, reader.copy_head), weight_V / weight_V.max().clamp_min(1e-6))
+        cast(CopyHead, reader.copy_head).fit_importance(weight_V / weight_V.max().clamp_min(1e-6))
     embedder = embedder_from(reader, config.embedder)
     if init is not None and not is_model(init) and config.embedder.pooling == "cls":
         load_pooler(embedder, init)

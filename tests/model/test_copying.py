@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from realm.config import InputError
 from realm.model.copying import REACH, CopyHead, passage_mask
-from realm.model.encoders import MaskedReader, fit_importance, load_reader, save_reader
+from realm.model.encoders import MaskedReader, load_reader, save_reader
 from realm.text.inputs import Lengths, Tokenizer, Tokens, joint_inputs
 
 VOCAB, HIDDEN = 40, 16
@@ -152,7 +152,7 @@ def fresh_head(tokenizer: Tokenizer, vocabulary: int, hidden: int) -> CopyHead:
     weight_V = torch.ones(vocabulary)
     special = (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)
     weight_V[list(special)] = 0
-    fit_importance(head, weight_V)
+    head.fit_importance(weight_V)
     return head
 
 

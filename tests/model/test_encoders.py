@@ -22,7 +22,6 @@ from realm.model.encoders import (
     body_mask,
     embedder_from,
     evaluating,
-    fit_importance,
     fit_projection,
     load_pooler,
     load_reader,
@@ -91,7 +90,7 @@ def test_word_pooled_state_is_the_weighted_mean_of_the_words(tokenizer: Tokenize
     tower = WordTower(CONFIG, EmbedderConfig(dim=6, pooling="words"))
     tokens = passages(tokenizer)
     for weight_V in (torch.ones(VOCAB), 1 + torch.rand(VOCAB)):
-        fit_importance(tower, weight_V)
+        tower.fit_importance(weight_V)
         pooled_BH = tower.pooled(tokens)
         for row in range(3):
             ids = tokens.ids_BT[row, : int(tokens.mask_BT[row].sum())].tolist()
@@ -105,12 +104,12 @@ def test_passage_of_words_that_do_not_count_still_has_a_vector(tokenizer: Tokeni
     tower = WordTower(CONFIG, EmbedderConfig(dim=6, pooling="words"))
     sizes = []
     for weight in (0.01, 1.0):
-        fit_importance(tower, torch.full((VOCAB,), weight))
+        tower.fit_importance(torch.full((VOCAB,), weight))
         vectors = tower(passages(tokenizer))
         assert vectors.isfinite().all()
         tower.zero_grad()
         vectors[:, 0].sum().backward()
-        sizes.append(float(tower.importance.weight.grad.norm()))
+        sizes.append(float(tower.slow_log_importance.weight.grad.norm()))
     assert sizes[0] < 100 * sizes[1]
 
 
@@ -118,7 +117,7 @@ def test_word_tower_has_no_layers_and_the_others_have_a_trunk() -> None:
     words = new_tower(CONFIG, EmbedderConfig(dim=6, pooling="words"))
     assert {name.split(".")[0] for name, _ in words.named_parameters()} == {
         "words",
-        "importance",
+        "slow_log_importance",
         "projection",
     }
     for pooling in ("mean", "cls"):
