@@ -261,9 +261,14 @@ class SpanReader(nn.Module):
     max_width = 10
     width = 256
 
-    def __init__(self, trunk: BertModel):
+    continues_V: Tensor
+    """True at wordpieces that continue a word: no span begins with one or ends before one. All False: the released code."""
+
+    def __init__(self, trunk: BertModel, continues_V: Tensor | None = None):
         super().__init__()
         self.trunk = trunk
+        none_V = torch.zeros(trunk.config.vocab_size, dtype=torch.bool)
+        self.register_buffer("continues_V", none_V if continues_V is None else continues_V)
         self.ends = nn.Linear(trunk.config.hidden_size, 2 * self.width)
         self.norm = nn.LayerNorm(self.width, eps=1e-3)
         self.score = nn.Linear(self.width, 1)
@@ -272,17 +277,19 @@ class SpanReader(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, tokens: Tokens, body_BT: Tensor) -> Tensor:
-        """Score of the span of w+1 pieces that starts at t -> [B, W, T] float32, -inf unless it lies in `body_BT`."""
+        """Score of the span of w+1 pieces that starts at t -> [B, W, T] float32, -inf unless it may be one in `body_BT`."""
         states_BTH = self.trunk(
             tokens.ids_BT, attention_mask=tokens.mask_BT, token_type_ids=tokens.segments_BT
         ).last_hidden_state
         start_BTS, end_BTS = self.ends(states_BTH).chunk(2, dim=-1)
         length = tokens.ids_BT.shape[1]
+        inner_BT = self.continues_V[tokens.ids_BT]
+        first_BT, last_BT = body_BT & ~inner_BT, body_BT & ~F.pad(inner_BT[:, 1:], (0, 1))
         widths = []
         for width in range(min(self.max_width, length)):
             hidden = F.relu(start_BTS[:, : length - width] + end_BTS[:, width:])
             score = self.score(self.norm(hidden)).squeeze(-1).float()
-            inside = body_BT[:, : length - width] & body_BT[:, width:]
+            inside = first_BT[:, : length - width] & last_BT[:, width:]
             widths.append(F.pad(score.masked_fill(~inside, -torch.inf), (0, width), value=-torch.inf))
         return torch.stack(widths, dim=1)
 

@@ -99,6 +99,10 @@ class Tokenizer:
         self._json = tokenizer.to_str()
         self.fingerprint = hashlib.sha256(self._json.encode()).hexdigest()[:16]
 
+    def continuing_ids(self) -> list[int]:
+        """Ids of the wordpieces that continue a word."""
+        return sorted(i for piece, i in self._tokenizer.get_vocab().items() if piece.startswith("##"))
+
     @classmethod
     def load(cls, name: str | Path) -> "Tokenizer":
         """From a model folder, a knowledge base's tokenizer folder, a packaged encoder's name or a hub name.

@@ -45,6 +45,8 @@ class FinetuneConfig(RunConfig):
     """Passages read per question."""
     retrieved: int = 500
     """Passages over which the retriever's loss is taken."""
+    whole_words: bool = True
+    """Answers begin and end where words do (released code: anywhere)."""
     dev_every: int = 200
     """Steps between two evaluations on the dev questions; the best model by exact match is kept."""
     dev_questions: int = 500
@@ -67,7 +69,7 @@ def train(
     )  # before the index, which goes where the model is
     kb.check_tokenizer(model.tokenizer, init)
     version = load_index(kb, model, init)
-    reader = start_reader(model, config.seed)
+    reader = start_reader(model, config.seed, config.whole_words)
     model.embedder.untie()
     rates = {model.embedder.query: config.retriever_rate, reader: config.learning_rate}
     examples = Examples(kb, model, questions)
@@ -105,12 +107,15 @@ def train(
         return run.finish()
 
 
-def start_reader(model: Model, seed: int) -> SpanReader:
+def start_reader(model: Model, seed: int, whole_words: bool = True) -> SpanReader:
     """A span reader on a copy of the masked-LM reader's trunk, with a fresh span head; part of the model from now on."""
     torch.manual_seed(seed)
     trunk = type(model.reader.bert.bert)(model.reader.config, add_pooling_layer=False)
     trunk.load_state_dict(model.reader.bert.bert.state_dict())
-    model.span_reader = SpanReader(trunk)
+    continues_V = torch.zeros(trunk.config.vocab_size, dtype=torch.bool)
+    if whole_words:
+        continues_V[model.tokenizer.continuing_ids()] = True
+    model.span_reader = SpanReader(trunk, continues_V)
     return model.span_reader
 
 

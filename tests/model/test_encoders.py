@@ -304,6 +304,30 @@ def test_token_logp_is_the_targets_part_of_vocabulary_logp(reader, tokenizer) ->
         assert torch.allclose(token[row, :, masked], expected, atol=1e-4)
 
 
+def test_no_span_begins_or_ends_inside_a_word(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    trunk = BertModel(CONFIG, add_pooling_layer=False)
+    inner = set(range(10, VOCAB, 3))
+    continues_V = torch.tensor([i in inner for i in range(VOCAB)])
+    free, whole = SpanReader(trunk).eval(), SpanReader(trunk, continues_V).eval()
+    whole.load_state_dict(free.state_dict() | {"continues_V": continues_V})
+    tokens = joint_inputs(some_ids(4, 2, 1), some_ids(13, 3, 0), tokenizer, LENGTHS)
+    body_BT = body_mask(tokens, tokenizer.sep_id)
+    with torch.no_grad():
+        anywhere, score = free(tokens, body_BT), whole(tokens, body_BT)
+    kept = 0
+    for row, width, first in anywhere.isfinite().nonzero().tolist():
+        ids = tokens.ids_BT[row].tolist()
+        after = ids[first + width + 1]
+        if ids[first] in inner or after in inner:
+            assert score[row, width, first] == -math.inf
+        else:
+            kept += 1
+            assert score[row, width, first] == anywhere[row, width, first]
+    assert 0 < kept < int(anywhere.isfinite().sum())
+    assert not score[anywhere == -math.inf].isfinite().any()
+
+
 def test_span_scores_equal_a_double_loop_over_first_and_last_piece(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
     reader = SpanReader(BertModel(CONFIG, add_pooling_layer=False)).eval()
