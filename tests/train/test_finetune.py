@@ -1,5 +1,6 @@
 """Fine-tuning: labels against plain string search, losses against plain sums, and what may move."""
 
+import json
 import math
 import re
 import shutil
@@ -229,3 +230,11 @@ def test_span_reader_starts_on_a_copy_of_the_masked_readers_trunk(tiny_model) ->
     one = start_reader(tiny_model, seed=0).ends.weight
     assert torch.equal(one, reader.ends.weight)
     assert not torch.equal(start_reader(tiny_model, seed=1).ends.weight, reader.ends.weight)
+
+
+def test_reader_knows_which_pieces_continue_a_word_unless_told_otherwise(tiny_model, tmp_path) -> None:
+    tiny_model.tokenizer.save(tmp_path)
+    pieces = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
+    expected = {number for piece, number in pieces.items() if piece[:2] == "##"}
+    assert expected and set(start_reader(tiny_model, seed=0).continues_V.nonzero()[:, 0].tolist()) == expected
+    assert not start_reader(tiny_model, seed=0, whole_words=False).continues_V.any()
