@@ -177,7 +177,9 @@ def _verify(args: argparse.Namespace) -> None:
     problems = KnowledgeBase.open(args.kb).verify()
     report(args, {"ok": not problems, "problems": problems}, problems or [f"{args.kb} is sound"])
     if problems:
-        raise InputError(f"{args.kb} has {len(problems)} problems: build it anew with `realm kb build`")
+        raise InputError(
+            f"{args.kb} has {len(problems)} problems: `realm index` mends an index, all else is built anew by `realm kb build`"
+        )
 
 
 def _questions(args: argparse.Namespace) -> None:
