@@ -23,7 +23,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     demo.add_argument(
         "--full",
         action="store_true",
-        help="more steps and seeds, a second corpus, and the controls: --config demo-full (hours)",
+        help="three seeds, a second corpus, and the controls: --config demo-full (hours)",
     )
     demo.add_argument("--dir", metavar="DIR", help="folder to work in (default: demo, with --full demo-full)")
     demo.add_argument(

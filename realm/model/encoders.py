@@ -130,11 +130,10 @@ class WordTower(Tower):
         nn.init.zeros_(self.slow_log_importance.weight)
 
     def pooled(self, tokens: Tokens) -> Tensor:
-        weight_BT1 = tokens.mask_BT[:, :, None] * self.importance(tokens.ids_BT)[:, :, None]
-        total_B1 = weight_BT1.sum(dim=1).clamp_min(
-            1.0
-        )  # the null passage has no word that weighs: no 1 / 0 in its gradient
-        return (self.words(tokens.ids_BT) * weight_BT1).sum(dim=1) / total_B1
+        weight_BT = tokens.mask_BT * self.importance(tokens.ids_BT)
+        # The null passage has no word that weighs much: the floor keeps its gradient from drowning the others'.
+        total_B1 = weight_BT.sum(dim=1, keepdim=True).clamp_min(1.0)
+        return (self.words(tokens.ids_BT) * weight_BT[:, :, None]).sum(dim=1) / total_B1
 
     def start_from(self, bert: BertModel) -> None:
         self.words.load_state_dict(bert.embeddings.word_embeddings.state_dict())
