@@ -19,15 +19,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from realm.config import InputError
 from realm.text.corpus import Annotations, Span
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import ForkProcess
+
     from spacy.language import Language
     from spacy.tokens import Doc
 
@@ -269,42 +272,75 @@ def _joined(pieces: Iterable[tuple[Annotations, _Place]]) -> Iterator[Annotation
 _Found = Iterator[tuple[Annotations, _Place]]
 _AnnotatePieces = Callable[[Iterator[tuple[str, _Place]]], _Found]
 
-_annotate_here: _AnnotatePieces
-"""In a process of `_in_processes`: what it does."""
-
 
 def _in_processes(annotate: _AnnotatePieces, pieces: Iterator[tuple[str, _Place]], processes: int) -> _Found:
-    """What `annotate` finds, in order, in processes that end with the caller's, however that ends."""
-    fork = multiprocessing.get_context("fork")  # they inherit `annotate` with its model
-    before = multiprocessing.active_children()
-    pending: deque[Future[list[tuple[Annotations, _Place]]]] = deque()
-    with ProcessPoolExecutor(processes, fork, _start, (annotate, os.getpid())) as pool:
+    """What `annotate` finds, in order, in processes that end with the caller's, however that ends.
+
+    A thread of this process waits for each of them: a `ProcessPoolExecutor` whose processes were killed
+    can wait for ever to hand them more work (CPython's issue 94777).
+    """
+    workers = _fork(annotate, processes)
+    idle: SimpleQueue[Connection] = SimpleQueue()
+    for _, connection in workers:
+        idle.put(connection)
+
+    def found(group: list[tuple[str, _Place]]) -> list[tuple[Annotations, _Place]]:
+        connection = idle.get()
         try:
-            while group := list(islice(pieces, GROUP)):
-                pending.append(pool.submit(_annotate_group, group))
-                if len(pending) > 2 * processes:
-                    yield from pending[0].result()
-                    pending.popleft()
-            while pending:
-                yield from pending[0].result()
-                pending.popleft()
-        except BrokenProcessPool:
+            connection.send(group)
+            annotations: list[tuple[Annotations, _Place]] | Exception = connection.recv()
+        except (EOFError, OSError):
             raise ChildProcessError(
                 "a process of the tagger was killed: with little memory, take fewer"
             ) from None
         finally:
-            if pending:  # stopped early: leaving the block waits for what is being tagged
-                for process in multiprocessing.active_children():
-                    if process not in before:
-                        process.kill()
+            idle.put(connection)
+        if isinstance(annotations, Exception):
+            raise annotations
+        return annotations
+
+    pending: deque[Future[list[tuple[Annotations, _Place]]]] = deque()
+    threads = ThreadPoolExecutor(processes, "tagger")
+    try:
+        while group := list(islice(pieces, GROUP)):
+            pending.append(threads.submit(found, group))
+            if len(pending) > 2 * processes:
+                yield from pending.popleft().result()
+        while pending:
+            yield from pending.popleft().result()
+    finally:
+        for process, _ in workers:
+            process.kill()  # what it is tagging, if anything, is no longer wanted
+        threads.shutdown(cancel_futures=True)
+        for process, connection in workers:
+            process.join()
+            connection.close()
 
 
-def _start(annotate: _AnnotatePieces, parent: int) -> None:
-    global _annotate_here
-    _annotate_here = annotate
+def _fork(annotate: _AnnotatePieces, processes: int) -> list[tuple[ForkProcess, Connection]]:
+    """Processes that inherit `annotate` with its model, each with the connection to it."""
+    fork = multiprocessing.get_context("fork")
+    workers = []
+    for _ in range(processes):
+        ours, theirs = fork.Pipe()
+        process = fork.Process(target=_annotate_groups, args=(annotate, theirs, os.getpid()), daemon=True)
+        process.start()
+        theirs.close()  # so that its end is seen here, and no later process holds it open
+        workers.append((process, ours))
+    return workers
+
+
+def _annotate_groups(annotate: _AnnotatePieces, connection: Connection, parent: int) -> None:
+    """What a process of `_in_processes` does, until it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends the others
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    while True:
+        group = connection.recv()
+        try:
+            connection.send(list(annotate(iter(group))))
+        except Exception as error:
+            connection.send(error)
 
 
 def _end_with(parent: int) -> None:
@@ -312,10 +348,6 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
-
-
-def _annotate_group(group: list[tuple[str, _Place]]) -> list[tuple[Annotations, _Place]]:
-    return list(_annotate_here(iter(group)))
 
 
 # --- taggers -------------------------------------------------------------------------------------
