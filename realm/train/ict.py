@@ -32,6 +32,8 @@ class IctConfig(RunConfig):
     """Peak rate of the embedder."""
     removal: float = 0.9
     """How often the sentence is taken out of its passage."""
+    titled: float = 0.0
+    """How often the passage's title stands before the sentence, as a question names what it asks about (paper: 0)."""
     held_out: float = 0.03
     """Share of passages kept for the probe: no sentence of theirs is a query."""
 
@@ -54,7 +56,7 @@ def train(kb: KnowledgeBase, out: Path, config: IctConfig, init: str) -> Path:
             rng = generator(config.seed, step)
             with run.autocast():
                 query_BD, passage_BD = cloze_vectors(
-                    model, tokens, passages, config.batch_size, rng, config.removal
+                    model, tokens, passages, config.batch_size, rng, config.removal, config.titled
                 )
             loss = in_batch_loss(query_BD, passage_BD)
             right = (query_BD @ passage_BD.T).argmax(dim=1) == torch.arange(len(query_BD), device=run.device)
@@ -69,20 +71,27 @@ def cloze_vectors(
     count: int,
     rng: np.random.Generator,
     removal: float,
+    titled: float,
 ) -> tuple[Tensor, Tensor]:
     """Vectors of `count` sentences and of the passages that they come from -> two of [B, D]."""
     drawn = rng.choice(passages, min(4 * count, len(passages)), replace=False)
-    sentences, titles, bodies = cloze_pairs(tokens, drawn, rng, removal, count)
+    sentences, titles, bodies = cloze_pairs(tokens, drawn, rng, removal, count, titled)
     queries = query_inputs(sentences, model.tokenizer, model.lengths).to(model.device)
     inputs = passage_inputs(titles, bodies, model.tokenizer, model.lengths).to(model.device)
     return model.embedder.query(queries), model.embedder.passage(inputs)
 
 
 def cloze_pairs(
-    tokens: PassageTokens, passages: np.ndarray, rng: np.random.Generator, removal: float, count: int
+    tokens: PassageTokens,
+    passages: np.ndarray,
+    rng: np.random.Generator,
+    removal: float,
+    count: int,
+    titled: float = 0.0,
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
     """Sentences of the first `count` passages that can give one, and the titles and bodies that they must find.
 
+    A share `titled` of the sentences begins with the title.
     A passage of one sentence cannot lose it: it takes part only when the draw lets the sentence stay.
 
     Raises:
@@ -99,8 +108,10 @@ def cloze_pairs(
             continue
         number = int(rng.choice(usable))
         first, last = int(bounds[number]), int(bounds[number + 1])
-        sentences.append(body[first:last])
-        titles.append(tokens.title.row(passage))
+        title = tokens.title.row(passage)
+        named = titled and rng.random() < titled
+        sentences.append(np.concatenate([title, body[first:last]]) if named else body[first:last])
+        titles.append(title)
         bodies.append(np.concatenate([body[:first], body[last:]]) if remove else body)
         if len(sentences) == count:
             break

@@ -72,6 +72,18 @@ def test_sentence_is_taken_out_as_often_as_asked(tiny_kb, removal) -> None:
     assert abs(np.mean(removed) - removal) < 0.05
 
 
+@pytest.mark.parametrize("titled", [0.0, 0.5, 1.0])
+def test_title_stands_before_the_sentence_as_often_as_asked(titled) -> None:
+    tokens, rng = corpus(*([[n, n]] for n in range(1, 41))), np.random.default_rng(0)
+    named = []
+    for _ in range(10):
+        sentences, titles, _ = cloze_pairs(tokens, np.arange(40), rng, 0.0, 40, titled)
+        for sentence, title in zip(sentences, titles, strict=True):
+            assert sentence.tolist() in ([*title, *sentence[-2:]], sentence[-2:].tolist())
+            named.append(len(sentence) > 2)
+    assert abs(np.mean(named) - titled) < 0.08
+
+
 def test_every_sentence_of_a_passage_is_asked_for_at_times() -> None:
     tokens, rng = corpus([[1, 2], [3], [4, 5, 6]]), np.random.default_rng(0)
     seen = {tuple(cloze_pairs(tokens, np.array([0]), rng, 1.0, 1)[0][0].tolist()) for _ in range(50)}
