@@ -70,8 +70,6 @@ class PretrainConfig(RunConfig):
     """"token" and "span" are the paper's ablation."""
     mask_repeats: bool = True
     """Hides the span's other occurrences in its sentence too (released code: no)."""
-    titled: float = 0.0
-    """How often the passage's title stands before its sentence, as a question names what it asks about (paper: 0)."""
     reader_gradient: Literal["all", "sampled", "none"] = "sampled"
     """"all": through every candidate (paper). "sampled": through one drawn from p(z|x,y), the same in expectation."""
     signal: Literal["reader", "shuffled", "entity"] = "reader"
@@ -80,6 +78,8 @@ class PretrainConfig(RunConfig):
     """Weight of the inverse cloze task beside the marginal likelihood, so that what it taught is not lost (paper: 0)."""
     ict_batch: int = 128
     """Sentences of that task per step."""
+    ict_titled: float = 0.0
+    """How often the passage's title stands before such a sentence, as in `ict.titled`."""
     held_out: float = 0.03
     """Share of passages kept for the probe."""
     refresh: RefreshConfig = field(default_factory=RefreshConfig)
@@ -137,7 +137,7 @@ def train(
             rng = generator(config.seed, step)
             queries = draw_queries(                                        # one hidden span in each of B sentences
                 source.tokens, passages, config.batch_size, rng, model.tokenizer.mask_id,
-                model.lengths.query - 2, config.masking, config.mask_repeats, config.titled,
+                model.lengths.query - 2, config.masking, config.mask_repeats,
             )  # fmt: skip
             with run.autocast():
                 search_BD = embed_queries(model, queries)
@@ -236,7 +236,7 @@ def warm_start_loss(
     if not config.ict:
         return torch.zeros((), device=model.device)
     count, removal = config.ict_batch, IctConfig.removal
-    return in_batch_loss(*cloze_vectors(model, knowledge, passages, count, rng, removal, config.titled))
+    return in_batch_loss(*cloze_vectors(model, knowledge, passages, count, rng, removal, config.ict_titled))
 
 
 @torch.no_grad()
