@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import sys
 import tomllib
 import typing
@@ -28,6 +29,21 @@ TABLES = ("kb", "questions", "mlm", "ict", "pretrain", "index", "finetune", "ans
 
 class InputError(ValueError):
     """Bad use or bad input, in one line: what, the values, the way out. The command line exits with 2."""
+
+
+def reason(error: BaseException) -> str:
+    """What the system said, in one line: libraries wrap it in errors of their own."""
+    inner: BaseException | None = error
+    while inner is not None and not (isinstance(inner, OSError) and inner.strerror):
+        inner = inner.__cause__ or inner.__context__
+    if isinstance(inner, OSError) and inner.strerror:
+        return inner.strerror
+    # Lance and safetensors have it in the text alone; Lance adds a stack of Rust source lines.
+    return re.split(r", /\S+\.rs:\d+|\n", str(error))[0]
+
+
+class AlreadyDone(Exception):
+    """Nothing is left to do, in one line. The command line says it and exits with 0."""
 
 
 def presets() -> dict[str, Path]:
@@ -116,6 +132,12 @@ def write_json_lines(path: str | os.PathLike[str], values: Iterable[Any]) -> Non
     with _aside(Path(path)) as file:
         for value in values:
             file.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def write_lines(path: str | os.PathLike[str], lines: Iterable[str]) -> None:
+    """Writes text, a line each; the file is whole or as it was, as with `write_json`."""
+    with _aside(Path(path)) as file:
+        file.writelines(f"{line}\n" for line in lines)
 
 
 @contextmanager

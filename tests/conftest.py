@@ -23,6 +23,12 @@ torch.set_num_threads(1)  # the tests' tensors are tiny, and other work may shar
 hypothesis.settings.register_profile("realm", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("realm")
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=20, help="how many processes the fault tests kill, each")
+    parser.addoption("--kills-seed", type=int, default=0, help="which moments they choose")
+
+
 TOWNS = (
     "Arden Bexley Corvo Dunmore Elstow Fenwick Garlan Halden Ivrea Jarrow Kelso Lorca Marlow Norden".split()
 )

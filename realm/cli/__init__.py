@@ -13,9 +13,18 @@ from collections.abc import Sequence
 from realm import __version__
 from realm.cli import answering, demo, knowledge_base, training
 from realm.cli.arguments import Parser
-from realm.config import InputError
+from realm.config import AlreadyDone, InputError
 
-_OUTSIDE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR}
+_OUTSIDE = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EISDIR,
+    errno.ENOTDIR,
+}
 """System errors that are about the user's folders and disk, not about our code."""
 
 
@@ -30,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # a closed pipe shows here, not when the interpreter ends
     except InputError as error:
         return _say(str(error), 2)
+    except AlreadyDone as done:
+        return _say(str(done), 0)
     except BrokenPipeError:  # the reader of our output, `head` perhaps, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13

@@ -167,15 +167,16 @@ class Embedder(nn.Module):
         if not config.shared:
             self.untie()
 
-    def score(self, queries: Tokens, passages: Tokens, place_BK: Tensor) -> tuple[Tensor, Tensor]:
-        """Query vectors [B, D], and their inner products with the passages at `place_BK` [B, K].
+    def score(self, queries: Tokens, passages: Tokens, place_BK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Vectors of queries [B, D] and passages [U, D], and inner products of each query with those at `place_BK` [B, K].
 
         Each distinct passage is embedded once.
         """
         query_BD, passage_UD = self.query(queries), self.passage(passages)
-        return query_BD, (query_BD[:, None] * passage_UD[place_BK]).sum(
+        score_BK = (query_BD[:, None] * passage_UD[place_BK]).sum(
             dim=-1
         )  # no product that autocast would round
+        return query_BD, passage_UD, score_BK
 
     def untie(self) -> None:
         """Gives the passages their own tower, equal to the queries' for now (fine-tuning moves only the queries')."""

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import BertConfig
 
-from realm.config import InputError, write_json
+from realm.config import InputError, reason, write_json
 from realm.model.encoders import (
     Embedder,
     EmbedderConfig,
@@ -80,9 +80,22 @@ class Model:
 
 
 def save_model(model: Model, folder: Path, extra: Sequence[Path] = ()) -> None:
-    """Writes the model, with copies of the `extra` files, aside and renames it in, over what was there."""
+    """Writes the model, with copies of the `extra` files and folders, aside and renames it in, over what was there.
+
+    Raises:
+        InputError: it could not be written, a full disk perhaps; what was there stays.
+    """
     aside = folder.with_name(folder.name + ".writing")
     shutil.rmtree(aside, ignore_errors=True)
+    try:
+        _write(model, aside, extra)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise InputError(f"{folder} cannot be written: {reason(error)}") from error
+    replace_folder(aside, folder)
+
+
+def _write(model: Model, aside: Path, extra: Sequence[Path]) -> None:
     aside.mkdir(parents=True)
     model.tokenizer.save(aside)
     save_reader(model.reader, aside / "encoder")
@@ -109,9 +122,8 @@ def save_model(model: Model, folder: Path, extra: Sequence[Path] = ()) -> None:
             "stages": model.stages,
         },
     )
-    for file in extra:
-        shutil.copy(file, aside)
-    replace_folder(aside, folder)
+    for one in extra:
+        (shutil.copytree if one.is_dir() else shutil.copy)(one, aside / one.name)
 
 
 def replace_folder(aside: Path, folder: Path) -> None:

@@ -97,7 +97,7 @@ class Filler:
             batch = read_inputs([query], numbers, self.kb.tokens, model.tokenizer, model.lengths).to(
                 model.device
             )
-            _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
+            _, _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
             logp_PKV = model.reader.vocabulary_logp(batch.joint, batch.position_BM, batch.mask_BM)
         prior_K = score_BK[0].log_softmax(dim=0)
         marginal_PV = (prior_K[None, :, None] + logp_PKV).logsumexp(dim=1)

@@ -188,7 +188,7 @@ def read_queries(
             batch = read_inputs(part, chosen.number_BK, tokens, model.tokenizer, model.lengths).to(
                 model.device
             )
-            _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
+            _, _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
             logp_PKV = model.reader.vocabulary_logp(batch.joint, batch.position_BM, batch.mask_BM)
             row_P, masked_P = batch.mask_BM.nonzero(as_tuple=True)
             target_P = batch.target_BM[row_P, masked_P]

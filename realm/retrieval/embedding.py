@@ -28,13 +28,16 @@ def embed_passages(
     lengths: Lengths,
     device: torch.device,
     description: str = "embed",
+    tell: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """Vectors of the given passages, in their order -> [n, D] float16.
+    """Vectors of the given passages, in their order -> [n, D] float16; `tell` hears after each batch how many are done.
 
     Raises:
         InputError: a vector is not finite.
     """
-    vectors = _embed(tower, tower.forward, tokens, numbers, tokenizer, lengths, device, description).numpy()
+    vectors = _embed(
+        tower, tower.forward, tokens, numbers, tokenizer, lengths, device, description, tell
+    ).numpy()
     if not np.isfinite(vectors).all():
         raise InputError("the embedder gives vectors that are not finite numbers: its weights are damaged")
     return vectors.astype(np.float16)
@@ -77,9 +80,11 @@ def _embed(
     lengths: Lengths,
     device: torch.device,
     description: str,
+    tell: Callable[[int], None] | None = None,
 ) -> Tensor:
     length_N = np.minimum(tokens.title.lengths[numbers] + tokens.body.lengths[numbers] + 3, lengths.passage)
     result: Tensor | None = None
+    done = 0
     with evaluating(tower), progress(total=len(numbers), description=description, unit="passage") as bar:
         for batch in batches_by_length(length_N):
             inputs = passage_inputs(
@@ -93,4 +98,7 @@ def _embed(
                 result = torch.empty(len(numbers), values.shape[1])
             result[torch.from_numpy(batch)] = values
             bar.update(len(batch))
+            done += len(batch)
+            if tell is not None:
+                tell(done)
     return torch.empty(0, tower.config.dim) if result is None else result

@@ -4,7 +4,10 @@ Vectors of different models live side by side (`realm.retrieval.vectors`), by th
 whose query side alone was trained on finds the index of the model it came from.
 """
 
-from dataclasses import dataclass
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -14,12 +17,17 @@ import torch
 
 from realm.config import InputError
 from realm.model.device import autocast, choose_device
+from realm.model.encoders import Embedder
 from realm.model.folder import Model, load_model
 from realm.retrieval import vectors
+from realm.retrieval.child import end_with_parent
 from realm.retrieval.embedding import embed_passages
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.mips import MipsIndex
 from realm.retrieval.vectors import Vectors, VectorsInfo
+
+SIGN_OF_LIFE = 5.0
+"""Seconds between two lines of a supervised build."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +41,11 @@ class IndexConfig:
     threads: int = 0
     """CPU threads; 0: as many as torch takes by itself."""
     keep: int = 2
-    """Index versions of this model that stay."""
+    """Index versions of this model that stay; 0: all."""
     folder: str = ""
     """Where the index goes, if not into the knowledge base (training keeps its own)."""
+    supervised: bool = False
+    """Started by a training run: says how far it is every few seconds, and ends when standard input does."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +57,16 @@ class IndexVersion:
     """Of the version on disk; 0: in memory only."""
     step: int
     """Training step of the embedder that made it."""
+    embedder: Embedder | None = None
+    """That embedder, where searches are to use it and not the live one."""
+    cost: dict[str, float] = field(default_factory=dict)
+    """What building it took, for the log."""
 
 
 def build_index(kb: KnowledgeBase, model_path: str, config: IndexConfig) -> dict[str, Any]:
     """Embeds what the model's index lacks, everything if there is none, and publishes a version by one atomic commit."""
+    if config.supervised:
+        end_with_parent()
     if config.threads:
         torch.set_num_threads(config.threads)
     model = load_model(model_path).to(choose_device(config.device))
@@ -58,12 +74,19 @@ def build_index(kb: KnowledgeBase, model_path: str, config: IndexConfig) -> dict
     folder = Path(config.folder) if config.folder else index_folder(kb, model)
     folder.mkdir(parents=True, exist_ok=True)
     known = vectors.read(folder, kb.keys_N)
+    tell = _sign_of_life(len(kb)) if config.supervised else None
     with autocast(model.device, config.precision):
         if known is None or known.info.model != model.passage_fingerprint:
-            version, embedded = publish(kb, model, model_path, folder), len(kb)
+            version, embedded = publish(kb, model, model_path, folder, tell), len(kb)
+        elif (
+            config.supervised and len(known.missing) == 0
+        ):  # a retriever that stands still: of this step all the same
+            info = replace(known.info, step=model.step)
+            version, embedded = vectors.publish(folder, kb.keys_N, known.array, info), 0
         else:
             version, embedded = complete(kb, model, folder, known).version, len(known.missing)
-    vectors.keep_versions(folder, config.keep)
+    if config.keep:
+        vectors.keep_versions(folder, config.keep)
     return {
         "version": version,
         "passages": len(kb),
@@ -94,9 +117,15 @@ def index_folder(kb: KnowledgeBase, model: Model) -> Path:
     return vectors.folder_of(kb.folder, model.passage_fingerprint)
 
 
-def publish(kb: KnowledgeBase, model: Model, model_path: str, folder: Path) -> int:
-    """Embeds every passage and publishes a version -> its number."""
-    array_ND = _embed(kb, model, np.arange(len(kb)))
+def publish(
+    kb: KnowledgeBase,
+    model: Model,
+    model_path: str,
+    folder: Path,
+    tell: Callable[[int], None] | None = None,
+) -> int:
+    """Embeds every passage and publishes a version -> its number; `tell` hears how many are embedded."""
+    array_ND = _embed(kb, model, np.arange(len(kb)), tell)
     info = VectorsInfo(
         model=model.passage_fingerprint,
         model_path=model_path,
@@ -118,7 +147,30 @@ def complete(kb: KnowledgeBase, model: Model, folder: Path, known: Vectors) -> V
     return known._replace(missing=known.missing[:0], version=version)
 
 
-def _embed(kb: KnowledgeBase, model: Model, numbers: np.ndarray) -> np.ndarray:
+def _embed(
+    kb: KnowledgeBase, model: Model, numbers: np.ndarray, tell: Callable[[int], None] | None = None
+) -> np.ndarray:
     return embed_passages(
-        model.embedder.passage, kb.tokens, numbers, model.tokenizer, model.lengths, model.device
+        model.embedder.passage,
+        kb.tokens,
+        numbers,
+        model.tokenizer,
+        model.lengths,
+        model.device,
+        tell=tell,
     )
+
+
+def _sign_of_life(total: int) -> Callable[[int], None]:
+    """Prints how far a build is, now and then: it is its own heartbeat, so it comes from the loop that does the work."""
+    started = said = time.monotonic()
+
+    def tell(done: int) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= SIGN_OF_LIFE:
+            said = now
+            rate = done / (now - started)
+            print(f"{done} of {total} passages embedded, {rate:.0f} a second", file=sys.stderr, flush=True)
+
+    return tell

@@ -29,6 +29,7 @@ class MipsIndex:
 
     def __init__(self, vectors_ND: np.ndarray | Tensor, device: torch.device | None = None):
         self._vectors_ND = torch.as_tensor(vectors_ND).to(device or torch.device("cpu"))
+        self._written_N: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self._vectors_ND)
@@ -40,6 +41,21 @@ class MipsIndex:
     def rows(self, numbers: Sequence[int] | np.ndarray | Tensor) -> Tensor:
         """Vectors of the given passages -> [n, D] float32."""
         return self._vectors_ND[torch.as_tensor(numbers, device=self.device)].float()
+
+    def write(self, numbers: np.ndarray | Tensor, vectors_UD: Tensor) -> None:
+        """Replaces the vectors of some passages, in memory only."""
+        number_U = torch.as_tensor(numbers, device=self.device)
+        if self._written_N is None:
+            self._written_N = torch.zeros(len(self), dtype=torch.bool, device=self.device)
+        self._written_N[number_U] = True
+        self._vectors_ND[number_U] = vectors_UD.to(self.device, self._vectors_ND.dtype)
+
+    def written(self) -> tuple[Tensor, Tensor] | None:
+        """Numbers and vectors of what was replaced, for `write`; none where nothing was."""
+        if self._written_N is None:
+            return None
+        number_U = self._written_N.nonzero().squeeze(1)
+        return number_U, self._vectors_ND[number_U]
 
     @torch.no_grad()
     def search(self, query_BD: Tensor, k: int) -> Hits:

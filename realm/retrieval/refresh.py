@@ -3,162 +3,470 @@
 A refresh is `realm index` run on a snapshot of the model, into the run's own folder:
 
     trainer                                   build (another process)
-    snapshot -> RUN/snapshot  ------------->  embeds every passage
+    snapshot -> RUN/snapshot  ------------->  embeds every passage, says how far it is in RUN/index.log
     goes on training with the old index       commits a new version of RUN/index, ends with exit code 0
-    polls between two steps  <-------------
+    looks between two steps   <-------------
     swaps to the new version
 
-Training waits for the first index only. The exit code is the message: a build that died is an error that names its log.
+Training waits for the first index only, and where it is told to: `lag`, `max_age`. A build that dies, falls silent or takes
+too long is killed, named with its log, and started again from the same snapshot; then the run stops or goes on with the old
+index, as `on_failure` says. A build ends when its trainer does. With several ranks, rank 0 runs the builds and all ranks
+swap at the same step.
+
+What a checkpoint needs to go on exactly is `place`: the version in use, and the build under way. What came after it is
+forgotten by `first`: a run that was killed finds its index as the checkpoint left it.
+
 Candidates found by an index that is some steps old do no harm by their age alone: they are scored anew by the live model.
+docs/refresh.md has the picture and the measurements.
 """
 
 import contextlib
-import os
+import copy
+import math
+import shlex
 import shutil
-import signal
-import subprocess
+import statistics
 import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from realm import distributed
 from realm.config import InputError
 from realm.model.device import autocast
-from realm.model.folder import Model, save_model
+from realm.model.encoders import Embedder
+from realm.model.folder import Model, read_manifest, save_model
 from realm.retrieval import vectors
+from realm.retrieval.child import Child
+from realm.retrieval.embedding import embed_passages
 from realm.retrieval.index import IndexVersion, publish
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.mips import MipsIndex
 
-KEEP = 2
-"""Index versions of a run that stay on disk."""
+WARN, WIDEN = 0.5, 0.75
+"""Shares of `max_age` from which an old index is said to be old, and searched with more care."""
+WIDER = 4
+"""How many times more candidates are retrieved and embedded anew then."""
 
 
 @dataclass(frozen=True)
 class RefreshConfig:
-    """When and where the index is rebuilt while training."""
+    """When and where the index is rebuilt while training, and what happens when a build fails."""
 
     every: int = 500
     """Steps between two builds; one starts later if the last still runs (paper: about 500). 0: never."""
     in_background: bool = True
     """False: training waits for each build. For runs that must repeat exactly, and for a single GPU."""
+    lag: int = 0
+    """Steps from a snapshot to the use of its index, waited for if need be; 0: as soon as it is built. With a lag, runs with
+    background builds repeat exactly too."""
+    max_age: int = 0
+    """Steps that an index may be old; 0: any. At half of it the run says so, from three quarters on it embeds four times as
+    many candidates anew before it chooses, and at the limit it waits for the build."""
+    search: Literal["live", "snapshot"] = "live"
+    """Which query tower searches: the one that trains, or the one whose passage tower made the index (released code)."""
+    write_through: bool = False
+    """Puts the passage vectors of every step into the index in memory: they are fresh for free."""
+    keep: int = 2
+    """Index versions of a run that stay on disk; those that a checkpoint needs always do."""
     threads: int = 1
     """CPU threads of a background build."""
+    device: str = ""
+    """Where a background build runs: "cuda:1", say; "": where training does."""
+    launch: str = ""
+    """Words put before a background build's command: "nice -n 10", or "ssh other-machine" where that shares the folders."""
+    silence: float = 300.0
+    """Seconds without a sign of life after which a build is stuck."""
+    deadline: float = 86400.0
+    """Seconds that a build may take."""
+    restarts: int = 3
+    """How often a failed build is started again."""
+    backoff: float = 10.0
+    """Seconds before the first restart; twice as long before each one after it."""
+    on_failure: Literal["stop", "continue"] = "stop"
+    """When restarts are used up: end the run, whose last checkpoint stays, or train on with the old index until the next
+    build is due."""
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("every", 0),
+            ("lag", 0),
+            ("max_age", 0),
+            ("keep", 1),
+            ("threads", 1),
+            ("restarts", 0),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be {least} or more")
+        if min(self.silence, self.deadline) <= 0 or self.backoff < 0:
+            raise ValueError(
+                f"silence, deadline and backoff are {self.silence}, {self.deadline} and {self.backoff}: "
+                "the first two must be above 0, the last 0 or more"
+            )
+        if self.every and self.lag >= self.every:
+            raise ValueError(f"lag is {self.lag}: it must be smaller than every, {self.every}")
+        if self.every and 0 < self.max_age < self.every + self.lag:
+            raise ValueError(
+                f"max_age is {self.max_age}: with a build every {self.every} steps and a lag of {self.lag} an index "
+                f"gets {self.every + self.lag} steps old"
+            )
 
 
 class IndexRefresher(AbstractContextManager["IndexRefresher"]):
     """Builds index versions for a run; leaving the `with` block stops a build that is still going."""
 
-    def __init__(self, kb: KnowledgeBase, run_folder: Path, config: RefreshConfig, precision: str):
+    def __init__(
+        self,
+        kb: KnowledgeBase,
+        run_folder: Path,
+        config: RefreshConfig,
+        precision: str,
+        say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+        stopping: Callable[[], bool] = lambda: False,
+    ):
+        """`say` tells the person who watches; a run that is `stopping` does not wait for an age limit."""
         self._kb, self._config, self._precision = kb, config, precision
+        self._say, self._stopping = say, stopping
         self._snapshot, self._folder = run_folder / "snapshot", run_folder / "index"
         self._log = run_folder / "index.log"
-        self._build: subprocess.Popen[bytes] | None = None
-        self._ready: IndexVersion | None = None
-        self._building_step = 0
+        self._child: Child | None = None
+        self._requested = 0
+        """Step of the last snapshot."""
+        self._building: int | None = None
+        """The same while its index is not in use yet."""
+        self._built = False
+        """Whether that one is on disk."""
+        self._failures, self._retry_at = 0, 0.0
+        self._newest = 0
+        """Number of the last version that the trainer has seen."""
+        self._age_limit_at = math.inf
+        """Step at which the version in use is too old."""
+        self._warned = -1
+        self._embedder: Embedder | None = None
+        """As it was at the last snapshot, where that one searches."""
+        self._times: dict[bool, deque[float]] = {b: deque(maxlen=100) for b in (False, True)}
+        """Seconds of the last steps, by whether a build was running beside them."""
+        self._stepped: tuple[float, bool] | None = None
+        self._seconds = 0.0
+        """What the last build took."""
 
-    def first(self, model: Model, step: int, place: tuple[int, int] | None = None) -> IndexVersion:
-        """The index to start from: the one of an interrupted run's `place` while it is there, else built now."""
+    # -- between two steps ----------------------------------------------------------------------------------------
+
+    def first(self, model: Model, step: int, place: dict[str, Any] | None = None) -> IndexVersion:
+        """The index to start from: that of an interrupted run's `place` while it is there, else built now.
+
+        What the interrupted run built after `place` is removed; the build that was under way there starts again.
+        """
         self._device = model.device
         if place is not None:
-            number, self._building_step = place
-            with contextlib.suppress(InputError):  # swept away since, or damaged: a new one does as well
-                return self._load(number)
-        self._building_step = step
-        return self._publish_here(model, step)
-
-    def place(self, version: IndexVersion) -> tuple[int, int]:
-        """What `first` needs to go on from here: the version in use, and the step of the last build."""
-        return version.number, self._building_step
+            with contextlib.suppress(InputError):  # removed by somebody, or damaged: a new one does as well
+                return self._go_on(model, place)
+        if distributed.is_first():
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._requested, self._building, self._newest = step, None, 0
+        self._remember(model)
+        return self._load(distributed.from_first(self._publish_here(model, step)))
 
     def request(self, model: Model, step: int) -> None:
-        """Starts a build from the model as it is, if one is due and none is running; `step` steps are done."""
+        """Starts a build from the model as it is, if one is due and none is under way; `step` steps are done."""
         every = self._config.every
-        if not every or step - self._building_step < every or self._build is not None:
+        if not every or step - self._requested < every or self._building is not None:
             return
-        self._building_step = step
+        self._requested = self._building = step
+        self._failures, self._built = 0, False
+        self._remember(model)
         if not self._config.in_background:
-            self._ready = self._publish_here(model, step)
-            return
-        model.step = step
-        save_model(model, self._snapshot)
-        settings = {
-            "folder": self._folder,
-            "threads": self._config.threads,
-            "precision": self._precision,
-            "keep": KEEP,
-            "device": self._device,
-        }
-        command = [
-            sys.executable,
-            "-m",
-            "realm",
-            "index",
-            "--kb",
-            str(self._kb.folder),
-            "--model",
-            str(self._snapshot),
-        ]
-        for name, value in settings.items():
-            command += ["--set", f"{name}={value}"]
-        with self._log.open("ab") as log:
-            self._build = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
-            )
+            self._publish_here(model, step)
+            self._built = True
+        elif distributed.is_first():
+            model.step = step
+            save_model(model, self._snapshot)
+            self._start()
 
-    def poll(self) -> IndexVersion | None:
-        """A version finished since the last call, if any; never waits.
+    def poll(self, step: int) -> IndexVersion | None:
+        """A version to use from now on, `step` steps being done; waits only for `lag` and `max_age`.
 
         Raises:
-            InputError: the build failed; the message names its log.
+            InputError: builds failed more often than they may; the message names their log.
         """
-        if self._ready is not None:
-            ready, self._ready = self._ready, None
-            return ready
-        if self._build is None or (code := self._build.poll()) is None:
-            return None
-        self._build = None
-        if code != 0:
-            raise InputError(
-                f"the index build of step {self._building_step} failed with exit code {code}: see {self._log}"
-            )
-        return self._load()
+        self._time_step()
+        number = distributed.from_first(self._look(step)) if self._building is not None else None
+        version = None
+        if number == 0:  # given up
+            self._building = None
+        elif number is not None:
+            version = self._load(number)
+            self._building, self._built = None, False
+        self._stepped = time.monotonic(), self._child is not None
+        return version
+
+    def place(self, version: IndexVersion) -> dict[str, Any]:
+        """What `first` needs to go on from here with this version in use; plain values and tensors."""
+        self._age_limit_at = version.step + (self._config.max_age or math.inf)
+        place: dict[str, Any] = {
+            "version": version.number,
+            "newest": self._newest,
+            "requested": self._requested,
+            "building": self._building,
+            "written": version.index.written(),
+        }
+        if version.embedder is not None:
+            place["searches"] = version.embedder.state_dict()
+            if self._building is not None and self._embedder is not None:
+                place["will_search"] = self._embedder.state_dict()
+        return place
 
     def last(self, model: Model, step: int) -> IndexVersion:
         """The index of the finished model, built now; an older build that still runs is stopped."""
         self._stop()
-        self._building_step = step
-        return self._publish_here(model, step)
+        self._requested, self._building = step, None
+        self._remember(model)
+        return self._load(distributed.from_first(self._publish_here(model, step)))
+
+    def sweep(self, places: Sequence[dict[str, Any]]) -> None:
+        """Removes old versions from disk: all but the newest ones and those at the `place` of a checkpoint."""
+        vectors.keep_versions(
+            self._folder, self._config.keep, min((place["version"] for place in places), default=None)
+        )
+
+    # -- within a step --------------------------------------------------------------------------------------------
+
+    def searcher(self, model: Model, version: IndexVersion) -> Model:
+        """The model whose query tower searches this version."""
+        return model if version.embedder is None else replace(model, embedder=version.embedder)
+
+    def freshen(self, version: IndexVersion, model: Model, query_BD: Tensor, count: int, step: int) -> None:
+        """Embeds the best `WIDER * count` hits anew where the index is near its age limit, so that they rank as they should."""
+        age, limit = step - version.step, self._config.max_age
+        if not limit or age < WARN * limit:
+            return
+        if self._warned != version.step:
+            self._warned = version.step
+            self._say(
+                f"the index is {age} steps old, {limit} are allowed: its build is slow, see {self._log}"
+            )
+        if age < WIDEN * limit:
+            return
+        hits = version.index.search(query_BD, WIDER * count).number_BK.cpu().numpy()
+        numbers = np.unique(np.concatenate(distributed.gathered(np.unique(hits))))
+        with autocast(model.device, self._precision):
+            fresh = embed_passages(
+                model.embedder.passage, self._kb.tokens, numbers, model.tokenizer, model.lengths, model.device
+            )
+        version.index.write(numbers, torch.from_numpy(fresh))
+
+    def write_through(self, version: IndexVersion, number_BK: np.ndarray, passage_UD: Tensor) -> None:
+        """Puts vectors that a step made into the index in memory, where that is asked for.
+
+        `passage_UD` are those of the distinct numbers of `number_BK`, ascending, the null passage among them.
+        """
+        if not self._config.write_through:
+            return
+        numbers = np.unique(number_BK)
+        real = numbers >= 0
+        ours = numbers[real], passage_UD.detach()[torch.from_numpy(real).to(passage_UD.device)].half().cpu()
+        for theirs in distributed.gathered(ours):
+            version.index.write(*theirs)
+
+    def describe(self, version: IndexVersion, step: int) -> dict[str, float]:
+        """What a step's metrics say of its index: its age in steps, and whether a build runs beside it."""
+        beside = distributed.count() * (
+            self._child is not None
+        )  # rank 0 alone has one, and metrics are means
+        return {"index_age": step - version.step, "building": float(beside)}
+
+    # -- builds ---------------------------------------------------------------------------------------------------
+
+    def _look(self, step: int) -> int | None:
+        """Rank 0: the number of a version to swap in; 0 where its build was given up, none while it is not ready."""
+        if not distributed.is_first():
+            return None
+        assert self._building is not None
+        lag = self._config.lag
+        due = step >= self._building + lag
+        while True:
+            if not self._done():
+                if self._building is None:
+                    return 0
+            elif due:
+                return vectors.newest(self._folder)
+            too_old = step > self._age_limit_at and not self._built and not self._stopping()
+            if not too_old and not (due and lag):
+                return None
+            time.sleep(0.02)
+
+    def _done(self) -> bool:
+        """Whether the build under way is on disk; restarts one that failed, or gives it up."""
+        if self._built:
+            return True
+        if self._child is None:
+            if time.monotonic() >= self._retry_at:
+                self._start()
+            return False
+        if self._child.running():
+            return False
+        child, self._child = self._child, None
+        self._seconds = child.seconds
+        self._built = not child.failure or self._committed()
+        if not self._built:
+            self._failed(child.failure)
+        return self._built
+
+    def _committed(self) -> bool:
+        """Whether the build under way got as far as its commit, which is all that is wanted of it."""
+        newest, info = vectors.newest(self._folder), vectors.info_of(self._folder)
+        return (
+            newest is not None and newest > self._newest and info is not None and info.step == self._building
+        )
+
+    def _failed(self, how: str) -> None:
+        self._failures += 1
+        what = f"the index build of step {self._building} {how}: see {self._log}"
+        if self._failures <= self._config.restarts:
+            wait = self._config.backoff * 2 ** (self._failures - 1)
+            self._retry_at = time.monotonic() + wait
+            self._say(f"{what}; starting it again in {wait:g} s")
+        elif self._config.on_failure == "stop":
+            raise InputError(
+                f"{what}; it was tried {self._failures} times, the run stops at its last checkpoint"
+            )
+        else:
+            self._building = None
+            self._say(f"{what}; going on with the old index until the next build is due")
+
+    def _start(self) -> None:
+        settings = {
+            "folder": self._folder,
+            "threads": self._config.threads,
+            "precision": self._precision,
+            "keep": 0,  # `sweep` knows which are needed
+            "device": self._config.device or self._device,
+            "supervised": "true",
+        }
+        command = [*shlex.split(self._config.launch), sys.executable, "-m", "realm", "index"]
+        command += ["--kb", str(self._kb.folder), "--model", str(self._snapshot)]
+        for name, value in settings.items():
+            command += ["--set", f"{name}={value}"]
+        self._child = Child(command, self._log, self._config.deadline, self._config.silence)
 
     def __exit__(self, *_: object) -> None:
         self._stop()
-        shutil.rmtree(self._snapshot, ignore_errors=True)
 
     def _stop(self) -> None:
-        if self._build is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._build.pid, signal.SIGKILL)
-            self._build.wait()
-            self._build = None
+        if self._child is not None:
+            self._child.stop()
+            self._child = None
 
     @torch.no_grad()
-    def _publish_here(self, model: Model, step: int) -> IndexVersion:
-        self._folder.mkdir(parents=True, exist_ok=True)
+    def _publish_here(self, model: Model, step: int) -> int:
+        """Rank 0 embeds every passage now -> the version's number."""
         model.step = step
+        if not distributed.is_first():
+            return 0
+        started = time.monotonic()
+        self._folder.mkdir(parents=True, exist_ok=True)
         with autocast(model.device, self._precision):
-            publish(self._kb, model, str(self._snapshot), self._folder)
-        vectors.keep_versions(self._folder, KEEP)
-        return self._load()
+            number = publish(self._kb, model, str(self._snapshot), self._folder)
+        self._seconds = time.monotonic() - started
+        return number
 
-    def _load(self, number: int | None = None) -> IndexVersion:
+    def _load(self, number: int) -> IndexVersion:
         found = vectors.read(self._folder, self._kb.keys_N, number)
         if found is None:
             raise InputError(f"{self._folder} holds no index")
-        if len(found.missing):
+        if found.info.corpus != self._kb.fingerprint or len(found.missing):
             raise InputError(
-                f"{self._folder} has no vector for {len(found.missing)} of {len(self._kb)} passages: "
+                f"version {number} of {self._folder} was made of knowledge base {found.info.corpus}, this run reads "
+                f"{self._kb.fingerprint} ({len(found.missing)} of {len(self._kb)} passages have no vector): "
                 f"{self._kb.folder} was changed while training; run the command again"
             )
-        return IndexVersion(MipsIndex(found.array, self._device), found.version, found.info.step)
+        self._newest = max(self._newest, found.version)
+        return IndexVersion(
+            MipsIndex(found.array, self._device),
+            found.version,
+            found.info.step,
+            self._embedder,
+            self._cost(number),
+        )
+
+    def _go_on(self, model: Model, place: dict[str, Any]) -> IndexVersion:
+        self._newest, self._requested, self._building = place["newest"], place["requested"], place["building"]
+        there = distributed.from_first(self._rewound(place["newest"]) if distributed.is_first() else False)
+        if not there:
+            raise InputError(f"{self._folder} has no version {place['newest']}")
+        self._embedder = self._restored(model, place.get("searches"))
+        version = self._load(place["version"])
+        if place["written"] is not None:
+            version.index.write(*place["written"])
+        self._embedder = self._restored(model, place.get("will_search")) or self._embedder
+        if self._building is not None and not distributed.from_first(self._built or self._has_snapshot()):
+            self._building = None  # the next one is due `every` steps after it
+        return version
+
+    def _rewound(self, number: int) -> bool:
+        """Makes `number` the newest version, or the one after it where that is of the build under way."""
+        with contextlib.suppress(InputError):
+            self._built = self._building is not None and self._version_after(number)
+            vectors.go_back(self._folder, number + self._built)
+            return True
+        return False
+
+    def _version_after(self, number: int) -> bool:
+        """Whether the build under way at a checkpoint was finished by the run that was killed after it."""
+        newest = vectors.newest(self._folder)
+        if newest is None or newest <= number:
+            return False
+        with contextlib.suppress(InputError):
+            info = vectors.info_of(self._folder, number + 1)
+            return info is not None and info.step == self._building
+        return False
+
+    def _has_snapshot(self) -> bool:
+        """Whether the snapshot is that of the build under way; it is, unless somebody removed it."""
+        try:
+            return bool(read_manifest(self._snapshot)["step"] == self._building)
+        except InputError:
+            return False
+
+    # -- what is measured -----------------------------------------------------------------------------------------
+
+    def _remember(self, model: Model) -> None:
+        if self._config.search == "snapshot":
+            self._embedder = copy.deepcopy(model.embedder)
+
+    def _restored(self, model: Model, states: dict[str, Tensor] | None) -> Embedder | None:
+        if states is None:
+            return None
+        embedder = copy.deepcopy(model.embedder)
+        embedder.load_state_dict(states)
+        return embedder
+
+    def _time_step(self) -> None:
+        """Notes how long it is since the last look, by whether a build ran all the time."""
+        if self._stepped is not None:
+            since, beside_build = self._stepped
+            if beside_build == (self._child is not None):
+                self._times[beside_build].append(time.monotonic() - since)
+
+    def _cost(self, number: int) -> dict[str, float]:
+        """What a version cost: seconds, passages per second over all of them, seconds from its commit to here, and how many
+        times longer a step takes beside a build."""
+        if not self._seconds:  # an earlier sitting built it, or another rank
+            return {}
+        cost = {
+            "build_seconds": self._seconds,
+            "build_passages_per_second": len(self._kb) / self._seconds,
+            "swap_seconds": time.time() - vectors.committed_at(self._folder, number),
+        }
+        alone, beside = self._times[False], self._times[True]
+        if alone and beside:
+            cost["build_slowdown"] = statistics.median(beside) / statistics.median(alone)
+        return cost

@@ -12,7 +12,6 @@ small files; `damaged_files` reads every byte.
 
 import hashlib
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from lance.fragment import FragmentMetadata, LanceFragment, write_fragments
 
-from realm.config import InputError, progress
+from realm.config import InputError, progress, reason, write_lines
 
 CHECKSUMS = "SHA256SUMS"
 _LAST = 2**64 - 1
@@ -33,6 +32,11 @@ def newest_version(path: Path) -> int | None:
     """The number of the table's newest version, from file names alone; none where nothing was committed."""
     names = [file.stem for file in (path / "_versions").glob("*.manifest")]
     return max((_LAST - int(name) for name in names if name.isdecimal()), default=None)
+
+
+def committed(path: Path, version: int) -> float:
+    """When a version was, in seconds since 1970."""
+    return _manifest(path, version).stat().st_mtime
 
 
 def open_table(path: Path, version: int | None = None) -> lance.LanceDataset:
@@ -52,7 +56,7 @@ def open_table(path: Path, version: int | None = None) -> lance.LanceDataset:
         table = lance.dataset(path, version=version)
         fragments = table.get_fragments()
     except Exception as error:  # of many classes: whatever Rust could not read
-        raise InputError(f"{path} cannot be read: {_first_line(error)}") from error
+        raise InputError(f"{path} cannot be read: {reason(error)}") from error
     _refuse(path, _missing_or_cut(path, fragments))
     _refuse(path, _changed(path, _deletion_files(path, fragments)))
     return table
@@ -76,7 +80,8 @@ def write_rows(
     """Puts rows into data files of no version yet; `new` ones may have another schema than the table."""
     mode = "create" if newest_version(path) is None else "overwrite" if new else "append"
     reader = pa.RecordBatchReader.from_batches(schema, rows)
-    fragments: list[FragmentMetadata] = write_fragments(reader, path, schema=schema, mode=mode)
+    with _writing(path):
+        fragments: list[FragmentMetadata] = write_fragments(reader, path, schema=schema, mode=mode)
     _record(path, [path / "data" / file.path for fragment in fragments for file in fragment.files])
     return fragments
 
@@ -136,11 +141,31 @@ def commit(
         table.version if table else 0, operation, transaction_properties=dict(properties or {})
     )
     try:
-        committed = lance.LanceDataset.commit(table or path, transaction)
+        with _writing(path):
+            committed = lance.LanceDataset.commit(table or path, transaction)
     except lance.commit.CommitConflictError as error:
         raise InputError(f"{path} was changed by another process meanwhile: run the command again") from error
     _record(path, [_manifest(path, committed.version)])
     return committed
+
+
+def forget_after(path: Path, version: int) -> None:
+    """Removes every version after this one, and every file that no version names.
+
+    For a table with one writer, which is the caller. Killed anywhere, it leaves a table that opens, and can be called again.
+
+    Raises:
+        InputError: there is no such version, or it is damaged; nothing is removed.
+    """
+    open_table(path, version)
+    newest = newest_version(path) or version
+    for number in range(newest, version, -1):  # so that at any moment the newest is whole
+        _manifest(path, number).unlink(missing_ok=True)
+    (path / "_versions" / "latest_version_hint.json").unlink(missing_ok=True)
+    open_table(path).cleanup_old_versions(retain_versions=newest, delete_unverified=True)
+    there = {name: digest for name, digest in _recorded(path).items() if (path.parent / name).is_file()}
+    # Lines of manifests that are gone must go: the next version has the same name and other bytes.
+    write_lines(path.parent / CHECKSUMS, [f"{digest}  {name}" for name, digest in there.items()])
 
 
 def take_rows(table: lance.LanceDataset, numbers: np.ndarray, columns: Sequence[str]) -> pa.Table:
@@ -167,14 +192,18 @@ def reading(table: lance.LanceDataset) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, RuntimeError) as error:
-        raise InputError(
-            f"{table.uri} cannot be read, see `realm kb verify`: {_first_line(error)}"
-        ) from error
+        raise InputError(f"{table.uri} cannot be read, see `realm kb verify`: {reason(error)}") from error
 
 
-def _first_line(error: BaseException) -> str:
-    """An error of Lance without its stack of Rust source lines."""
-    return re.split(r", /\S+\.rs:\d+|\n", str(error))[0]
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turns what Lance raises when it cannot write into one line; nothing of it is in any version."""
+    try:
+        yield
+    except lance.commit.CommitConflictError:
+        raise
+    except (pa.ArrowException, OSError, RuntimeError) as error:
+        raise InputError(f"{path} cannot be written: {reason(error)}") from error
 
 
 def _manifest(path: Path, version: int) -> Path:
@@ -221,8 +250,10 @@ def _refuse(path: Path, problems: Iterable[str]) -> None:
 
 def _record(path: Path, files: Sequence[Path]) -> None:
     lines = "".join(f"{_digest(file)}  {file.relative_to(path.parent).as_posix()}\n" for file in files)
-    with (path.parent / CHECKSUMS).open("a", encoding="utf-8") as listed:
-        listed.write(lines)  # one write at the end of the file, so that processes can share it
+    with (path.parent / CHECKSUMS).open("ab+") as listed:
+        if listed.tell() and (listed.seek(-1, os.SEEK_END), listed.read(1))[1] != b"\n":
+            lines = "\n" + lines  # a full disk cut the last line short
+        listed.write(lines.encode())  # one write at the end of the file, so that processes can share it
         listed.flush()
         os.fsync(listed.fileno())
 

@@ -26,7 +26,15 @@ from lance import LanceOperation
 
 from realm.config import InputError, config_from
 from realm.retrieval.passages import Lookup
-from realm.retrieval.tables import commit, newest_version, open_table, reading, write_rows
+from realm.retrieval.tables import (
+    commit,
+    committed,
+    forget_after,
+    newest_version,
+    open_table,
+    reading,
+    write_rows,
+)
 
 TABLE = "vectors.lance"
 _INFO = b"realm"
@@ -149,13 +157,34 @@ def info_of(folder: Path, version: int | None = None) -> VectorsInfo | None:
     return _info(open_table(folder / TABLE, version), folder)
 
 
-def keep_versions(folder: Path, count: int) -> int:
-    """Removes all but the newest `count` versions; returns how many went."""
+def newest(folder: Path) -> int | None:
+    """The number of the newest version; none when there is none at all."""
+    return newest_version(folder / TABLE)
+
+
+def committed_at(folder: Path, version: int) -> float:
+    """When, in seconds since 1970."""
+    return committed(folder / TABLE, version)
+
+
+def keep_versions(folder: Path, count: int, in_use: int | None = None) -> int:
+    """Removes all but the newest `count` versions, `in_use` and what came after it; returns how many went."""
     if count < 1:
         raise InputError(f"keep {count} versions: the newest always stays, so say 1 or more")
-    if newest_version(folder / TABLE) is None:
+    last = newest(folder)
+    if last is None:
         return 0
+    if in_use is not None:
+        count = max(count, last - in_use + 1)
     return int(open_table(folder / TABLE).cleanup_old_versions(retain_versions=count).old_versions)
+
+
+def go_back(folder: Path, version: int) -> None:
+    """Makes a version that is there the newest: later ones go, and what a killed build left.
+
+    Nobody else may be writing.
+    """
+    forget_after(folder / TABLE, version)
 
 
 def not_finite(vectors_ND: np.ndarray) -> np.ndarray:

@@ -8,12 +8,13 @@ below the start is refused, the embedder goes back to the last healthy version a
 Mean retrieval utility and training loss are logged but judge nothing: both look well while recall collapses.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from realm import distributed
 from realm.config import InputError
 from realm.model.folder import Model
 from realm.qa.evaluation import Question
@@ -75,7 +76,7 @@ class HealthWatch:
         """Looks at the run's first version, which sets the bar."""
         if self.state:  # an interrupted run has one
             return
-        recall, top = self._look(version, None)
+        recall, top = self._look(version)
         ready = not needs_reader or not self.queries or self.config.gate <= 0
         self.state |= {"reader_ready": ready, "start_recall": recall, "refused": 0}
         self._keep(top)
@@ -88,7 +89,7 @@ class HealthWatch:
             self._read(current)
         if built is None:
             return current
-        recall, top = self._look(built, self.state["top"].cpu().numpy())
+        recall, top = self._look(built, current)
         bar = self.state["start_recall"] - self.config.margin
         if self.config.margin < 0 or not self.queries or recall >= bar:
             self._keep(top)
@@ -107,8 +108,12 @@ class HealthWatch:
         )
         return current
 
-    def _look(self, version: IndexVersion, before: np.ndarray | None) -> tuple[float, np.ndarray]:
-        """Logs a version's recall on probe and questions, and how much of the top 20 changed -> recall@5, top 20."""
+    def _look(self, version: IndexVersion, old: IndexVersion | None = None) -> tuple[float, np.ndarray]:
+        """Logs a version's recall on probe and questions, and how much of the top 20 changed -> recall@5, top 20.
+
+        `candidate_freshness` is how much of what the old version finds now the new one finds too; where the new one is
+        built between two steps, that is how fresh the candidates of the last step were.
+        """
         if not self.queries:
             return 0.0, np.zeros((0, 0))
         query_BD = self._embed()
@@ -118,11 +123,15 @@ class HealthWatch:
         if self.questions:
             question = question_ranks(self.model, self.kb, version.index, self.questions, max(RANKS))
             line |= {f"question_recall_{k}": round(recall_at(question, k), 2) for k in RANKS}
-        if before is not None:
-            kept = [len(np.intersect1d(a, b)) / len(a) for a, b in zip(before, top, strict=True)]
-            line["churn"] = round(1 - float(np.mean(kept)), 4)
-        self.run.log({"index_step": version.step, "index_number": version.number, **line})
-        return recall_at(ranks, 5), top
+        if old is not None:
+            line["churn"] = round(1 - overlap(self.state["top"].cpu().numpy(), top), 4)
+            searcher = replace(self.model, embedder=old.embedder) if old.embedder else self.model
+            with self.run.autocast():
+                asked_BD = embed_queries(searcher, self.queries)
+            found = old.index.search(asked_BD, max(RANKS)).number_BK.cpu().numpy()
+            line["candidate_freshness"] = round(overlap(found, top), 4)
+        self.run.log({"index_step": version.step, "index_number": version.number, **line, **version.cost})
+        return distributed.from_first(recall_at(ranks, 5)), top
 
     def _read(self, version: IndexVersion) -> None:
         """Logs what the reader makes of passages, and opens the gate when it reads well enough."""
@@ -138,7 +147,7 @@ class HealthWatch:
         )
         if self.reader_ready:
             return
-        self.state["reader_ready"] = report.holder_gap >= self.config.gate
+        self.state["reader_ready"] = distributed.from_first(report.holder_gap >= self.config.gate)
         if not self.reader_ready and self.run.step >= self.config.gate_limit:
             raise InputError(
                 f"the reader gains only {report.holder_gap:.2f} nats from passages that hold the masked span after "
@@ -153,3 +162,8 @@ class HealthWatch:
         parameters = self.model.embedder.named_parameters()
         self.state["healthy"] = {name: value.detach().clone() for name, value in parameters}
         self.state["top"] = torch.from_numpy(top)
+
+
+def overlap(one_BK: np.ndarray, other_BK: np.ndarray) -> float:
+    """The share of one list's entries that the other has, mean over rows."""
+    return float(np.mean([len(np.intersect1d(a, b)) / len(a) for a, b in zip(one_BK, other_BK, strict=True)]))

@@ -10,17 +10,27 @@ resuming. A stage owns its data, its forward pass and its loss, and reads:
     run.finish(...)
 
 Everything random in a step is drawn from (seed, step), so a checkpoint needs no generator states: weights, optimizer and
-step number say it all, and a rerun of the same command goes on as if nothing had happened.
+step number say it all, and a rerun of the same command goes on as if nothing had happened. What a killed run wrote after
+its last checkpoint is forgotten: metrics are cut off there, and so are index versions (`realm.retrieval.refresh`).
+
+    OUT.training/settings.json               what must match on resume
+    OUT.training/checkpoint-00000120.pt      weights, optimizer, step, metrics offset, the stage's own state; the last few
+    OUT.training/metrics.jsonl               cut back to the checkpoint's offset on resume
+    OUT.training/tensorboard/                the same numbers, where asked for
+    OUT.training/lock                        held while the run lives: two runs cannot share a folder
 """
 
+import contextlib
+import fcntl
 import json
 import math
 import os
+import pickle
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,12 +41,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from realm.config import InputError, progress, write_json
+from realm import distributed
+from realm.config import AlreadyDone, InputError, progress, reason, write_json
 from realm.model.device import autocast, choose_device
 from realm.model.encoders import set_dropout
-from realm.model.folder import Model, save_model
+from realm.model.folder import Model, is_model, read_manifest, save_model
 
 METRICS = "metrics.jsonl"
+TENSORBOARD = "tensorboard"
+SHOWN = ("loss", "retrieval_utility", "index_age", "building", "accuracy", "recall_read", "retriever_loss")
+"""What the progress line shows of the logged means, where a stage has it."""
+LOCK_PATIENCE = 10.0
+"""Seconds that a run waits for another one to leave its folder: a killed one may take a moment to die."""
 WATCHED = ("loss", "retrieval_utility", "null_probability", "index_age")
 """Keys of every line of metrics.jsonl, null where a stage or a line has none."""
 BETAS, EPSILON = (0.9, 0.999), 1e-6
@@ -73,9 +89,14 @@ class RunConfig:
     """Steps averaged into one line of metrics.jsonl."""
     checkpoint_seconds: float = 60.0
     """Least time between two checkpoints; they fall on logged steps."""
+    checkpoints: int = 2
+    """Checkpoints that stay; a damaged one is passed over for the one before it."""
+    tensorboard: bool = False
+    """Writes what goes to metrics.jsonl as TensorBoard events too (needs the package `tensorboard`)."""
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 0), ("batch_size", 1), ("log_every", 1), ("seed", 0)):
+        least_values = (("steps", 0), ("batch_size", 1), ("log_every", 1), ("checkpoints", 1), ("seed", 0))
+        for name, least in least_values:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be {least} or more")
         if self.seed >= 2**31:
@@ -102,14 +123,17 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         """`rates` maps each part that trains to its learning rate; `settings` joins the config in what must match on resume.
 
         Raises:
-            InputError: `out` exists, or `out`.training holds a run with other settings.
+            InputError: `out` exists, or `out`.training holds a run with other settings, one that still runs, or no
+                checkpoint that can be read.
+            AlreadyDone: this very run had ended, and was killed while it tidied up.
         """
-        if out.exists():
-            raise InputError(f"{out} exists: name another --out, or remove it first")
         self.stage, self.out, self.config, self.model = stage, out, config, model
         self.folder = out.with_name(out.name + ".training")
         self.settings = {"stage": stage, **asdict(config), **(settings or {})}
-        self.device = choose_device(config.device)
+        self.device = distributed.start(choose_device(config.device))
+        distributed.check_batch(config.batch_size)
+        if distributed.is_first():
+            self._check_out()
         model.to(self.device)
         for part in rates:
             set_dropout(part, config.dropout)
@@ -120,8 +144,11 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         self.step = 0
         self.state: dict[str, Any] = {}
         """What a stage wants back after an interruption beside the weights; plain values and tensors."""
+        self.after_checkpoint: Callable[[], None] = lambda: None
+        """Called when a checkpoint is on disk: what only older ones needed may go."""
         self._sums: dict[str, list[float]] = {}
         self._stop_signal: int | None = None
+        self._stop_agreed = False
         self._old_handlers: dict[int, Any] = {}
         self._open_folder()
 
@@ -131,6 +158,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         """The steps still to do; the parts that train are in training mode, dropout is seeded by (seed, step)."""
         self._checkpointed = time.monotonic()
         bar = progress(total=self.config.steps, description=self.stage, unit="step")
+        bar.disable |= not distributed.is_first()
         bar.update(self.step)
         self._bar = bar
         with bar:
@@ -142,9 +170,10 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 bar.update(1)
                 # Here and not in `update`: what a stage does after it, an evaluation or a new index, is then saved too.
                 due = time.monotonic() - self._checkpointed > self.config.checkpoint_seconds
-                if self._stop_signal is not None or (due and self.step % self.config.log_every == 0):
+                stop = self._stop_agreed if distributed.count() > 1 else self.asked_to_stop
+                if stop or (due and self.step % self.config.log_every == 0):
                     self._save_checkpoint()
-                if self._stop_signal is not None:
+                if stop:
                     raise KeyboardInterrupt
 
     def update(self, loss: Tensor, metrics: Mapping[str, float]) -> None:
@@ -153,18 +182,22 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         Raises:
             InputError: the loss or its gradient is not finite; the last checkpoint stays.
         """
-        value = loss.item()
-        self._check_finite("loss", value)
+        numbers = {"loss": loss.item(), **metrics}
+        means = distributed.mean([*map(float, numbers.values()), float(self.asked_to_stop)])
+        self._stop_agreed = means.pop() > 0  # ranks hear of a signal at different steps
+        numbers = dict(zip(numbers, means, strict=True))
+        self._check_finite("loss", numbers["loss"])
         loss.backward()
         parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
+        distributed.average_gradients(parameters)
         norm = nn.utils.clip_grad_norm_(parameters, self.config.clip).item()
         self._check_finite("gradient", norm)
         self._set_rates()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        for name, number in {"loss": value, "gradient_norm": norm, **metrics}.items():
-            self._sums.setdefault(name, []).append(float(number))
+        for name, number in {**numbers, "gradient_norm": norm}.items():
+            self._sums.setdefault(name, []).append(number)
         if self.step % self.config.log_every == 0 or self.step == self.config.steps:
             self._log_means()
 
@@ -194,13 +227,26 @@ class TrainRun(AbstractContextManager["TrainRun"]):
 
     def log(self, values: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl at the current step, now."""
+        if not distributed.is_first():
+            return
         line = {"step": self.step, "seconds": self.seconds(), **dict.fromkeys(WATCHED), **values}
         line = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in line.items()}
         self._metrics.write(json.dumps(line) + "\n")
         self._metrics.flush()
+        if self._events is not None:
+            for name, value in line.items():
+                if name != "step" and isinstance(value, int | float):
+                    self._events.add_scalar(name, value, self.step)
+
+    @property
+    def asked_to_stop(self) -> bool:
+        """Whether a signal came: the run saves a checkpoint after the step, and ends."""
+        return self._stop_signal is not None
 
     def say(self, text: str) -> None:
         """One line to the person who watches."""
+        if not distributed.is_first():
+            return
         self._bar.write(f"{self.stage}, step {self.step}: {text}", file=sys.stderr)
 
     def seconds(self) -> float:
@@ -216,10 +262,18 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         }
         for part in self._parts:
             part.eval()
-        self._metrics.close()
-        save_model(self.model, self.out, extra=[self.folder / METRICS])
-        shutil.rmtree(self.folder)
+        self._close()
+        if distributed.is_first():
+            logs = [self.folder / name for name in (METRICS, TENSORBOARD)]
+            save_model(self.model, self.out, extra=[log for log in logs if log.exists()])
+            shutil.rmtree(self.folder)
+        distributed.wait_for_all()
         return self.out
+
+    def kept(self, name: str) -> list[Any]:
+        """What `state[name]` was in each checkpoint that is kept, oldest first."""
+        saved = [torch.load(file, mmap=True, weights_only=True)["state"] for file in self._checkpoints()]
+        return [state[name] for state in saved if name in state]
 
     # -- edges ----------------------------------------------------------------------------------------------------
 
@@ -236,13 +290,50 @@ class TrainRun(AbstractContextManager["TrainRun"]):
     def __exit__(self, *_: object) -> None:
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
-        self._metrics.close()
+        self._close()
+        distributed.leave()
+
+    def _check_out(self) -> None:
+        if not self.out.exists():
+            return
+        if self.folder.exists() and is_model(self.out):
+            made = read_manifest(self.out)["stages"].get(self.stage, {})
+            if {k: v for k, v in made.items() if k != "seconds"} == json.loads(json.dumps(self.settings)):
+                shutil.rmtree(self.folder)
+                raise AlreadyDone(f"{self.out} is complete; the leftovers of its run are gone now")
+        raise InputError(f"{self.out} exists: name another --out, or remove it first")
 
     def _open_folder(self) -> None:
-        settings_file, checkpoint = self.folder / "settings.json", self.folder / "checkpoint.pt"
+        self._seconds_before, self._started, self._events = 0.0, time.monotonic(), None
         offset = 0
-        self._seconds_before = 0.0
-        self._started = time.monotonic()
+        with contextlib.ExitStack() as undo:
+            if distributed.is_first():
+                self._check_settings()
+                self._lock = (self.folder / "lock").open("ab")
+                undo.callback(self._lock.close)
+                self._take_lock()
+                for aside in self.folder.glob("checkpoint-*.writing"):
+                    aside.unlink()
+                write_json(self.folder / "settings.json", json.loads(json.dumps(self.settings)))
+            distributed.wait_for_all()
+            saved = self._load_checkpoint()
+            if saved is not None:
+                for part, states in zip(self._parts, saved["parts"], strict=True):
+                    part.load_state_dict(states)
+                self.optimizer.load_state_dict(saved["optimizer"])
+                self.step, self.state, self._sums = saved["step"], saved["state"], saved["sums"]
+                offset = saved["metrics_offset"]
+                self._seconds_before = saved["seconds"]
+            if distributed.is_first():
+                self._metrics = (self.folder / METRICS).open("a", encoding="utf-8")
+                self._metrics.truncate(offset)
+                self._metrics.seek(0, os.SEEK_END)  # truncating leaves the place where it was
+                if self.config.tensorboard:
+                    self._events = _event_writer(self.folder / TENSORBOARD, self.step)
+            undo.pop_all()
+
+    def _check_settings(self) -> None:
+        settings_file = self.folder / "settings.json"
         settings = json.loads(json.dumps(self.settings))
         if settings_file.exists():
             before = json.loads(settings_file.read_text(encoding="utf-8"))
@@ -255,24 +346,53 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                     "repeat its command to go on, or remove the folder to start anew"
                 )
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(settings_file, settings)
-        if checkpoint.exists():
-            saved = torch.load(checkpoint, map_location=self.device, weights_only=True)
-            for part, states in zip(self._parts, saved["parts"], strict=True):
-                part.load_state_dict(states)
-            self.optimizer.load_state_dict(saved["optimizer"])
-            self.step, self.state, self._sums = saved["step"], saved["state"], saved["sums"]
-            offset = saved["metrics_offset"]
-            self._seconds_before = saved["seconds"]
-        self._metrics = (self.folder / METRICS).open("a", encoding="utf-8")
-        self._metrics.truncate(offset)
-        self._metrics.seek(0, os.SEEK_END)  # truncating leaves the place where it was
+
+    def _take_lock(self) -> None:
+        end = time.monotonic() + LOCK_PATIENCE
+        while True:
+            try:
+                return fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise InputError(
+                        f"{self.folder} is in use by another run: wait for it, or name another --out"
+                    ) from None
+                time.sleep(0.1)
+
+    def _checkpoints(self) -> list[Path]:
+        """Oldest first."""
+        return sorted(self.folder.glob("checkpoint-*.pt"))
+
+    def _load_checkpoint(self) -> dict[str, Any] | None:
+        """The newest that can be read; newer ones, which cannot, go. None before the first."""
+        problem = None
+        for file in reversed(self._checkpoints()):
+            try:
+                saved: dict[str, Any] = torch.load(file, map_location=self.device, weights_only=True)
+            except (RuntimeError, OSError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
+                problem = f"{file} cannot be read: {reason(error)}"
+                continue
+            if problem is not None and distributed.is_first():
+                print(f"{self.stage}: {problem}; going on from {file.name}", file=sys.stderr)
+                for newer in self._checkpoints()[self._checkpoints().index(file) + 1 :]:
+                    newer.unlink()
+            return saved
+        if problem is not None:
+            raise InputError(f"{problem}: remove {self.folder} to start anew")
+        return None
+
+    def _close(self) -> None:
+        if distributed.is_first():
+            self._metrics.close()
+            self._lock.close()
+            if self._events is not None:
+                self._events.close()
 
     def _log_means(self) -> None:
         means = {name: sum(values) / len(values) for name, values in self._sums.items()}
         self._sums = {}
         self.log(means)
-        self._bar.set_postfix({k: f"{v:.3g}" for k, v in list(means.items())[:5] if k != "gradient_norm"})
+        self._bar.set_postfix({name: f"{means[name]:.3g}" for name in SHOWN if name in means})
 
     def _set_rates(self) -> None:
         """This step's learning rates; without bias correction, such that the optimizer's own cancels out."""
@@ -292,24 +412,64 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             )
 
     def _save_checkpoint(self) -> None:
-        self._metrics.flush()
-        aside = self.folder / "checkpoint.pt.writing"
-        torch.save(
-            {
-                "parts": [part.state_dict() for part in self._parts],
-                "optimizer": self.optimizer.state_dict(),
-                "step": self.step,
-                "state": self.state,
-                "sums": self._sums,
-                "metrics_offset": self._metrics.tell(),
-                "seconds": self.seconds(),
-            },
-            aside,
-        )
-        with aside.open("rb") as file:
-            os.fsync(file.fileno())
-        aside.replace(self.folder / "checkpoint.pt")
+        """Writes aside, then renames in; older checkpoints go last.
+
+        Raises:
+            InputError: it could not be written; what was there stays.
+        """
         self._checkpointed = time.monotonic()
+        if not distributed.is_first():
+            return
+        file = self.folder / f"checkpoint-{self.step:08d}.pt"
+        aside = file.with_name(file.name + ".writing")
+        self._metrics.flush()
+        os.fsync(self._metrics.fileno())  # before the offset into it counts
+        states = {
+            "parts": [part.state_dict() for part in self._parts],
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "state": self.state,
+            "sums": self._sums,
+            "metrics_offset": self._metrics.tell(),
+            "seconds": self.seconds(),
+        }
+        try:
+            with aside.open("wb") as stream:
+                torch.save(states, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except (OSError, RuntimeError) as error:
+            aside.unlink(missing_ok=True)
+            last = next((f"{kept.name} stays" for kept in reversed(self._checkpoints())), "there is none yet")
+            raise InputError(
+                f"{file} cannot be written: {reason(error)}; of earlier checkpoints {last}: "
+                "make room and repeat the command"
+            ) from error
+        aside.replace(file)
+        _sync_folder(self.folder)
+        for old in self._checkpoints()[: -self.config.checkpoints]:
+            old.unlink()
+        self.after_checkpoint()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes renames in it survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _event_writer(folder: Path, step: int) -> Any:
+    """TensorBoard's, which hides what an earlier sitting wrote from `step` on."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError(
+            "tensorboard is not installed: `pip install realm-lm[tensorboard]`, or leave it off"
+        ) from None
+    return SummaryWriter(str(folder), purge_step=step + 1)
 
 
 def _parameter_groups(rates: Mapping[nn.Module, float], weight_decay: float) -> Sequence[dict[str, Any]]:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from realm import distributed
 from realm.config import InputError
 from realm.model.encoders import MaskedReader, evaluating
 from realm.model.folder import Model, load_model
@@ -126,12 +127,15 @@ def train(
     names = {"init": init, "kb": kb.fingerprint, "text": source.fingerprint}
     with (
         TrainRun("pretrain", out, config, model, rates, names) as run,
-        IndexRefresher(kb, run.folder, config.refresh, config.precision) as refresher,
+        IndexRefresher(
+            kb, run.folder, config.refresh, config.precision, run.say, lambda: run.asked_to_stop
+        ) as refresher,
     ):
         # A reader that does not train will not get better: it passes the gate at once, or the run ends.
         health = replace(config.health, gate_limit=0) if config.reader_gradient == "none" else config.health
         watch = HealthWatch(health, config.held_out, kb, spans, model, run, questions)
         version = refresher.first(model, run.step, run.state.get("index"))
+        run.after_checkpoint = lambda: refresher.sweep(run.kept("index"))
         watch.start(version, needs_reader=config.signal != "entity")
         for step in run.steps():
             rng = generator(config.seed, step)
@@ -139,8 +143,10 @@ def train(
                 source.tokens, passages, config.batch_size, rng, model.tokenizer.mask_id,
                 model.lengths.query - 2, config.masking, config.mask_repeats,
             )  # fmt: skip
+            queries = distributed.share(queries)  # this rank's
             with run.autocast():
-                search_BD = embed_queries(model, queries)
+                search_BD = embed_queries(refresher.searcher(model, version), queries)
+            refresher.freshen(version, model, search_BD, config.candidates, step)  # only near refresh.max_age
             chosen = choose_candidates(                                    # null first, never the query's own text
                 queries, search_BD, version.index, knowledge, config.candidates, same_corpus, config.guided, spans
             )  # fmt: skip
@@ -148,22 +154,22 @@ def train(
                 run.device
             )
             with run.autocast():
-                query_BD, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
+                query_BD, passage_UD, score_BK = model.embedder.score(
+                    batch.queries, batch.passages, batch.place_BK
+                )
                 logp_BKM = read(model.reader, batch, queries, chosen, knowledge, config)
                 reader_loss = sampled_reader_loss(model.reader, batch, score_BK, logp_BKM, config)
                 ict_loss = warm_start_loss(model, knowledge, known, rng, config)
             if not watch.reader_ready:  # it must copy before the retriever moves
                 query_BD, score_BK, ict_loss = query_BD.detach(), score_BK.detach(), ict_loss.detach()
-            loss = (
-                retriever_loss(query_BD, score_BK, logp_BKM, batch, chosen, version.index, rng, config)
-                + reader_loss
-                + config.ict * ict_loss
-            )
+            loss = retriever_loss(query_BD, score_BK, logp_BKM, batch, chosen, version.index, rng, config)
+            loss = distributed.weight(batch.mask_BM.sum()) * (loss + reader_loss) + config.ict * ict_loss
             seen = describe(score_BK, logp_BKM, batch) | {"ict_loss": ict_loss.item()}
-            run.update(loss, seen | {"index_age": step - version.step})
+            run.update(loss, seen | refresher.describe(version, step))
+            refresher.write_through(version, chosen.number_BK, passage_UD)
             if watch.reader_ready:
                 refresher.request(model, run.step)  # starts a build when one is due
-            version = watch.after_step(refresher.poll(), version)  # never waits once an index exists
+            version = watch.after_step(refresher.poll(run.step), version)  # never waits once an index exists
             run.state["index"] = refresher.place(version)  # where an interrupted run goes on
         if version.step < run.step:
             watch.after_step(refresher.last(model, run.step), version)  # what is saved is judged too
@@ -219,7 +225,10 @@ def sampled_reader_loss(
     """
     if config.reader_gradient != "sampled" or config.signal == "entity":
         return score_BK.new_zeros(())
-    drawn_B = posterior(score_BK.detach(), logp_BKM, batch.mask_BM).multinomial(1).squeeze(1)
+    credit_BK = posterior(score_BK.detach(), logp_BKM, batch.mask_BM)
+    # As `multinomial` draws, but for the whole batch, so that each rank draws for its rows what one process would.
+    chance = credit_BK.new_empty(len(credit_BK) * distributed.count(), credit_BK.shape[1]).exponential_()
+    drawn_B = (credit_BK / distributed.share(chance)).argmax(dim=1)
     rows_B = torch.arange(len(drawn_B), device=drawn_B.device) * score_BK.shape[1] + drawn_B
     logp_B1M = reader.token_logp(batch.joint.rows(rows_B), batch.position_BM, batch.target_BM, batch.mask_BM)
     return -logp_B1M.sum() / batch.mask_BM.sum().clamp_min(1)
@@ -245,7 +254,9 @@ def describe(score_BK: Tensor, logp_BKM: Tensor, batch: RetrievalBatch) -> dict[
     prior_BK = score_BK.log_softmax(dim=1)
     credit_BK = posterior(score_BK, logp_BKM, batch.mask_BM)
     return {
-        "retrieval_utility": retrieval_utility(score_BK, logp_BKM, batch.mask_BM).item(),
+        "retrieval_utility": (
+            distributed.weight(batch.mask_BM.sum()) * retrieval_utility(score_BK, logp_BKM, batch.mask_BM)
+        ).item(),
         "null_probability": prior_BK[:, 0].exp().mean().item(),
         "marginal_logp": span_marginal(score_BK, logp_BKM, batch.mask_BM).mean().item(),
         "entropy": -(prior_BK.exp() * prior_BK).sum(dim=1).mean().item(),

@@ -185,7 +185,7 @@ def test_score_is_the_inner_product_with_each_candidate(tokenizer: Tokenizer) ->
     embedder = Embedder(CONFIG, EmbedderConfig(dim=6, shared=False)).eval()
     queries, found = passages(tokenizer, seed=1), passages(tokenizer)
     place = torch.tensor([[0, 2], [1, 1], [2, 0]])
-    query_BD, score_BK = embedder.score(queries, found, place)
+    query_BD, _, score_BK = embedder.score(queries, found, place)
     vectors = embedder.passage(found)
     assert torch.equal(query_BD, embedder.query(queries))
     for row in range(3):
@@ -198,7 +198,7 @@ def test_scores_under_autocast_are_not_rounded_to_sixteen_bits(tokenizer: Tokeni
     torch.manual_seed(0)
     embedder = Embedder(CONFIG, EmbedderConfig(dim=6)).eval()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        query_BD, score_BK = embedder.score(
+        query_BD, _, score_BK = embedder.score(
             passages(tokenizer), passages(tokenizer), torch.arange(3).expand(3, 3)
         )
     assert query_BD.dtype == score_BK.dtype == torch.float32

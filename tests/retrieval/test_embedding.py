@@ -32,7 +32,7 @@ def test_index_scores_are_the_scores_of_a_training_step(tiny_kb, tiny_model, len
     )
     place_BK = torch.arange(4).expand(2, 4)
     with torch.no_grad():
-        query_BD, score_BK = tiny_model.embedder.score(queries, passages, place_BK)
+        query_BD, _, score_BK = tiny_model.embedder.score(queries, passages, place_BK)
     vectors = embed(tiny_model, tiny_kb, numbers, lengths=lengths)
     assert vectors.dtype == np.float16
     np.testing.assert_allclose(query_BD.numpy() @ vectors.astype(np.float32).T, score_BK, atol=0.02)

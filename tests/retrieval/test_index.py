@@ -27,9 +27,9 @@ def embedded(monkeypatch) -> list[list[int]]:
     """The passage numbers of every call that embeds."""
     calls: list[list[int]] = []
 
-    def embed(tower, tokens, numbers, *rest):
+    def embed(tower, tokens, numbers, *rest, **named):
         calls.append(numbers.tolist())
-        return embed_passages(tower, tokens, numbers, *rest)
+        return embed_passages(tower, tokens, numbers, *rest, **named)
 
     monkeypatch.setattr(index_module, "embed_passages", embed)
     return calls

@@ -15,6 +15,14 @@ from realm.model.folder import load_model
 from realm.train.loop import TrainRun
 
 T = TypeVar("T")
+CLOCK = {
+    "seconds",
+    "building",
+    "build_seconds",
+    "build_passages_per_second",
+    "build_slowdown",
+    "swap_seconds",
+}
 CONTRACT = {"step", "loss", "retrieval_utility", "null_probability", "index_age"}
 
 
@@ -26,7 +34,7 @@ def tiny(cls: type[T], section: str, *overrides: str) -> T:
 def metrics(out: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl without their clock."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+    return [{key: value for key, value in line.items() if key not in CLOCK} for line in lines]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -236,6 +236,7 @@ def test_interrupted_run_keeps_its_bar_its_gate_and_its_way_back(
     see["recall"] = 0.0
     watch.after_step(built(tiny_kb, tiny_model, 1), first)
     run._save_checkpoint()
+    run.__exit__()
     see["gap"] = 0.0  # a new look would close the gate, or set another bar
     model = load_model(tiny_model_folder)
     with torch.no_grad():

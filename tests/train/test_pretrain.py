@@ -1,6 +1,7 @@
 """REALM pre-training: who gets gradients, what the loss is over the whole index, and that a run repeats exactly."""
 
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +85,7 @@ def step(tiny_kb, tiny_model):
             queries, query_BD, index, tokens, 6, True, config.guided, SpanIndex(tokens)
         )
         batch = read_inputs(queries, chosen.number_BK, tokens, tiny_model.tokenizer, lengths)
-        query_BD, score_BK = tiny_model.embedder.score(batch.queries, batch.passages, batch.place_BK)
+        query_BD, _, score_BK = tiny_model.embedder.score(batch.queries, batch.passages, batch.place_BK)
         logp_BKM = read(tiny_model.reader, batch, queries, chosen, tokens, config)
         return queries, chosen, index, batch, query_BD, score_BK, logp_BKM
 
@@ -381,10 +382,10 @@ def test_refresh_in_the_background_is_swapped_in(tiny_kb, tiny_model_folder, tmp
     """A build is a real process, so steps wait for it here."""
     poll = pretrain.IndexRefresher.poll
 
-    def patient(refresher):
-        if refresher._build is not None:
-            refresher._build.wait()
-        return poll(refresher)
+    def patient(refresher, step):
+        while refresher._child is not None and refresher._child.running():
+            time.sleep(0.02)
+        return poll(refresher, step)
 
     monkeypatch.setattr(pretrain.IndexRefresher, "poll", patient)
     config = settings("steps=1", "refresh.every=1", "refresh.in_background=true")
