@@ -3,14 +3,17 @@
 import json
 import math
 import os
+import resource
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from realm.config import InputError, config_from
+from realm.config import AlreadyDone, InputError, config_from
 from realm.model.folder import load_model
 from realm.train import loop
 from realm.train.loop import RunConfig, TrainRun
@@ -268,7 +271,157 @@ def test_checkpoint_that_dies_while_written_leaves_the_old_one(
     assert_same_result(out, plain)
 
 
+def checkpoints(out: Path) -> list[str]:
+    return sorted(file.name for file in out.with_name(out.name + ".training").glob("checkpoint-*"))
+
+
+def test_last_checkpoints_are_kept_and_remember_their_state(tiny_model, tmp_path) -> None:
+    out, settings = tmp_path / "out", config(checkpoint_seconds=0.0, checkpoints=2)
+    part = tiny_model.embedder.query.projection
+    seen = []
+    with TrainRun("toy", out, settings, tiny_model, {part: 0.1}) as run:
+        run.after_checkpoint = lambda: seen.append((run.step, run.kept("mark")))
+        for step in run.steps():
+            run.state["mark"] = step + 1
+            run.update(part(DATA).square().mean(), {})
+    assert seen == [(3, [3]), (6, [3, 6]), (9, [6, 9]), (12, [9, 12])]
+    assert checkpoints(out) == ["checkpoint-00000009.pt", "checkpoint-00000012.pt"]
+
+
+def test_damaged_checkpoint_is_passed_over_for_the_one_before_it(
+    tiny_model_folder, tmp_path, plain, capsys
+) -> None:
+    out, settings = tmp_path / "out", config(checkpoint_seconds=0.0)
+    with pytest.raises(RuntimeError):
+        train(load_model(tiny_model_folder), out, settings, after_update=at(8, crash))
+    newest = tmp_path / "out.training" / "checkpoint-00000006.pt"
+    os.truncate(newest, newest.stat().st_size // 2)
+    train(load_model(tiny_model_folder), out, settings)
+    assert_same_result(out, plain)
+    said = capsys.readouterr().err
+    assert f"{newest} cannot be read" in said and "going on from checkpoint-00000003.pt" in said
+
+
+def test_run_whose_checkpoints_are_all_damaged_says_so(tiny_model_folder, tmp_path) -> None:
+    out, settings = tmp_path / "out", config(checkpoint_seconds=0.0)
+    with pytest.raises(RuntimeError):
+        train(load_model(tiny_model_folder), out, settings, after_update=at(8, crash))
+    for name in checkpoints(out):
+        (tmp_path / "out.training" / name).write_bytes(b"torn")
+    with pytest.raises(InputError, match=r"cannot be read.*remove .*out\.training to start anew") as error:
+        train(load_model(tiny_model_folder), out, settings)
+    assert "\n" not in str(error.value)
+
+
+def test_run_killed_while_it_tidied_up_is_complete(tiny_model_folder, tmp_path, monkeypatch, plain) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.shutil, "rmtree", lambda folder, **_: folder.suffix != ".training" or crash())
+        with pytest.raises(RuntimeError):
+            train(load_model(tiny_model_folder), out, config())
+    assert out.exists() and (tmp_path / "out.training").exists()
+    with pytest.raises(InputError, match="exists: name another --out"):  # another run's command
+        train(load_model(tiny_model_folder), out, config(seed=1))
+    with pytest.raises(AlreadyDone, match="is complete"):
+        train(load_model(tiny_model_folder), out, config())
+    assert_same_result(out, plain)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+# -- a full disk
+
+
+def limited_to(size: int):
+    """No file may grow beyond this; Python gets EFBIG, as it would get ENOSPC from a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def test_checkpoint_that_does_not_fit_is_one_line_and_loses_nothing_earlier(
+    tiny_model_folder, tmp_path, plain
+) -> None:
+    out, settings = tmp_path / "out", config(checkpoint_seconds=0.0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(run) -> None:
+        size = (run.folder / "checkpoint-00000003.pt").stat().st_size
+        limited_to(size // 2)
+
+    try:
+        with pytest.raises(
+            InputError, match=r"checkpoint-00000006\.pt cannot be written: File too large"
+        ) as error:
+            train(
+                load_model(tiny_model_folder), out, settings, before_update=lambda r: r.step == 4 and fill(r)
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in str(error.value) and "checkpoint-00000003.pt stays" in str(error.value)
+    assert checkpoints(out) == ["checkpoint-00000003.pt"]
+    train(load_model(tiny_model_folder), out, settings)
+    assert_same_result(out, plain)
+
+
+def test_model_that_does_not_fit_is_one_line_and_the_run_stays(tiny_model_folder, tmp_path, plain) -> None:
+    out = tmp_path / "out"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises(InputError, match="out cannot be written: ") as error:
+            train(
+                load_model(tiny_model_folder), out, config(), after_update=at(12, lambda: limited_to(20_000))
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in str(error.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.training"]
+    train(load_model(tiny_model_folder), out, config())
+    assert_same_result(out, plain)
+
+
+@pytest.mark.slow
+def test_full_disk_is_one_line_of_the_command_and_the_run_goes_on_when_there_is_room(
+    tiny_kb, tiny_model_folder, tmp_path
+) -> None:
+    """A real small file system, where the system lets an ordinary user mount one."""
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("this system mounts nothing for an ordinary user")
+    sets = "steps=30 batch_size=4 log_every=1 checkpoint_seconds=0 device=cpu refresh.every=10".split()
+    command = (
+        f"{sys.executable} -m realm pretrain --kb {tiny_kb.folder} --model {tiny_model_folder} --config tiny"
+    )
+    command += "".join(f" --set {one}" for one in sets) + f" --out {tmp_path}/disk/out"
+    (tmp_path / "disk").mkdir()
+    script = f"""
+        cd {tmp_path}; mount -t tmpfs -o size=30m none disk || exit 99
+        (until ls disk/out.training/checkpoint-*.pt; do sleep 0.05; done; dd if=/dev/zero of=disk/filler) 2> /dev/null &
+        {command}; echo "first $?" >&2; ls disk/out.training >&2; kill %1; rm -f disk/filler
+        {command}; echo "second $?" >&2; ls disk >&2
+    """
+    ran = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script],
+        env={**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    said = ran.stderr
+    assert "first 2" in said and "second 0" in said, said
+    assert "No space left on device" in said and "Traceback" not in said
+    assert len([line for line in said.splitlines() if line.startswith("realm:")]) == 1
+    assert "checkpoint-" in said.split("first 2")[1].split("second 0")[0]
+    assert said.split("second 0")[1].split() == ["out"]
+
+
 # -- what a run refuses
+
+
+def test_folder_of_a_run_that_lives_is_refused(tiny_model, tiny_model_folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(loop, "LOCK_PATIENCE", 0.2)
+    parts = {tiny_model.embedder.query: 0.1}
+    with (
+        TrainRun("toy", tmp_path / "out", config(), tiny_model, parts),
+        pytest.raises(InputError, match="is in use by another run"),
+    ):
+        TrainRun("toy", tmp_path / "out", config(), tiny_model, parts)
+    TrainRun("toy", tmp_path / "out", config(), tiny_model, parts).__exit__()
 
 
 def test_run_with_other_settings_does_not_go_on(tiny_model_folder, tmp_path) -> None:
@@ -312,7 +465,8 @@ def test_gradient_that_is_no_number_is_one_line_and_changes_nothing(tiny_model, 
 
 
 @pytest.mark.parametrize(
-    "values", [{"steps": -1}, {"batch_size": 0}, {"log_every": 0}, {"seed": -1}, {"seed": 2**40}]
+    "values",
+    [{"steps": -1}, {"batch_size": 0}, {"log_every": 0}, {"checkpoints": 0}, {"seed": -1}, {"seed": 2**40}],
 )
 def test_impossible_settings_are_one_line(values) -> None:
     with pytest.raises(InputError, match=next(iter(values))) as error:
@@ -332,6 +486,19 @@ def test_metrics_are_means_over_logged_steps_with_the_keys_of_the_contract(plain
     )
     seconds = [json.loads(line)["seconds"] for line in (plain / "metrics.jsonl").read_text().splitlines()]
     assert seconds == sorted(seconds)
+
+
+def test_tensorboard_has_the_numbers_of_metrics_jsonl(tiny_model_folder, tmp_path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    out, settings = tmp_path / "out", config(tensorboard=True)
+    with pytest.raises(KeyboardInterrupt):
+        train(load_model(tiny_model_folder), out, settings, before_update=at(5, stop))
+    train(load_model(tiny_model_folder), out, settings)
+    events = EventAccumulator(str(out / "tensorboard")).Reload()
+    seen = [(event.step, pytest.approx(event.value, rel=1e-4)) for event in events.Scalars("loss")]
+    assert [(row["step"], row["loss"]) for row in lines(out) if row["loss"] is not None] == seen
+    assert [event.step for event in events.Scalars("total")] == [4, 8, 12]
 
 
 def test_finished_model_says_where_it_comes_from(tiny_model, tmp_path) -> None:
