@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: install demo demo-full test test-slow clean
+.PHONY: install demo demo-full test test-slow bench clean
 
 install: $(INSTALLED)
 
@@ -34,6 +34,9 @@ test: install
 test-slow: install
 	$(BIN)/python -m pytest -m slow
 
+bench: install
+	$(BIN)/python benchmarks/refresh.py
+
 clean:
 	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	find realm tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find realm tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

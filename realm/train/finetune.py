@@ -2,19 +2,21 @@
 
 Two losses of equal weight: the retriever's, over the best few hundred passages (does one of them hold an answer?), which
 teaches before the reader finds anything; and the reader's, over every span of the best five, whose scores contain the
-retrieval score. Passage vectors stay as they are: only the question side of the embedder moves.
+retrieval score. Passage vectors stay as they are and only the question side of the embedder moves, unless
+`update_passages`: then the passages that are read are embedded anew with gradient, and the index is refreshed as in
+pre-training (`realm.retrieval.refresh`). Later work gains most from that (Sachan et al. 2021, EMDR2, section 4).
 
 Letters: B questions, N retrieved passages, K passages read, W span widths, T tokens, D embedding.
 """
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from realm.config import InputError
 from realm.model.device import choose_device
@@ -26,8 +28,9 @@ from realm.qa.pipeline import AnswerConfig, Answerer, evaluate
 from realm.qa.spans import answer_pieces, body_start, correct_mask
 from realm.retrieval.index import IndexVersion, load_index
 from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.retrieval.refresh import IndexRefresher, RefreshConfig
 from realm.text.corpus import Passage
-from realm.text.inputs import Tokens, joint_inputs, query_inputs
+from realm.text.inputs import Tokens, joint_inputs, passage_inputs, query_inputs
 from realm.train.loop import RunConfig, TrainRun, generator
 
 
@@ -51,6 +54,10 @@ class FinetuneConfig(RunConfig):
     """Steps between two evaluations on the dev questions; the best model by exact match is kept."""
     dev_questions: int = 500
     """Dev questions used for that."""
+    update_passages: bool = False
+    """Trains the passage side of the embedder too (paper: no). The new model then needs `realm index`."""
+    refresh: RefreshConfig = field(default_factory=RefreshConfig)
+    """With `update_passages`: when and where the index is rebuilt."""
 
 
 def train(
@@ -61,21 +68,37 @@ def train(
     questions: Sequence[Question],
     dev: Sequence[Question],
 ) -> Path:
-    """Fine-tunes the model folder `init`; its index must be there, and serves the new model too."""
+    """Fine-tunes the model folder `init`; its index must be there, and serves the new model too.
+
+    With `update_passages` no index need be there, and the new model needs one of its own.
+    """
     if not questions:
         raise InputError("there is no training question")
     model = load_model(init).to(
         choose_device(config.device)
     )  # before the index, which goes where the model is
     kb.check_tokenizer(model.tokenizer, init)
-    version = load_index(kb, model, init)
+    moves = config.update_passages
+    found = None if moves else load_index(kb, model, init)
     reader = start_reader(model, config.seed, config.whole_words)
-    model.embedder.untie()
-    rates = {model.embedder.query: config.retriever_rate, reader: config.learning_rate}
+    if not moves:
+        model.embedder.untie()
+    rates: dict[nn.Module, float] = {
+        model.embedder if moves else model.embedder.query: config.retriever_rate,
+        reader: config.learning_rate,
+    }
     examples = Examples(kb, model, questions)
     asked = hashlib.sha256(repr((questions, dev)).encode()).hexdigest()[:16]
     names = {"init": init, "kb": kb.fingerprint, "questions": asked}
-    with TrainRun("finetune", out, config, model, rates, names) as run:
+    with (
+        TrainRun("finetune", out, config, model, rates, names) as run,
+        IndexRefresher(
+            kb, run.folder, config.refresh, config.precision, run.say, lambda: run.asked_to_stop
+        ) as refresher,
+    ):
+        version = found or refresher.first(model, run.step, run.state.get("index"))
+        if moves:
+            run.after_checkpoint = lambda: refresher.sweep(run.kept("index"))
         best = Best(run, kb, model, version, dev[: config.dev_questions], config)
         if run.step == 0:
             best.look()
@@ -85,6 +108,9 @@ def train(
                 query_BD = model.embedder.query(examples.inputs(batch).to(run.device))
                 hits = version.index.search(query_BD, config.retrieved)
                 passage_BND = version.index.rows(hits.number_BK.flatten()).view(*hits.number_BK.shape, -1)
+                if moves:  # those that are read are scored by the live model
+                    read_BKD = examples.vectors(hits.number_BK[:, : config.read])
+                    passage_BND = torch.cat([read_BKD, passage_BND[:, config.read :]], dim=1)
                 score_BN = (query_BD[:, None] * passage_BND).sum(dim=-1)
                 holds_BN = examples.holds(batch, hits.number_BK.cpu().numpy()).to(run.device)
                 retriever_loss = any_correct_loss(score_BN, holds_BN)
@@ -99,8 +125,14 @@ def train(
                     "reader_loss": reader_loss.item(),
                     "recall_read": holds_BN[:, : config.read].any(dim=1).float().mean().item(),
                     "readable": correct_BX.any(dim=1).float().mean().item(),
-                },
+                }
+                | (refresher.describe(version, step) if moves else {}),
             )
+            if moves:
+                refresher.request(model, run.step)
+                version = refresher.poll(run.step) or version
+                best.search_in(version)
+                run.state["index"] = refresher.place(version)
             if run.step % config.dev_every == 0 or run.step == config.steps:
                 best.look()
         best.restore()
@@ -154,6 +186,19 @@ class Examples:
             [[self._has(int(q), int(n)) for n in row] for q, row in zip(batch, number_BN, strict=True)]
         )
 
+    def vectors(self, number_BK: Tensor) -> Tensor:
+        """The passages as the live embedder has them, with gradient -> [B, K, D]."""
+        model, tokens = self._model, self._kb.tokens
+        distinct, place = np.unique(number_BK.cpu().numpy(), return_inverse=True)
+        inputs = passage_inputs(
+            [tokens.title.row(n) for n in distinct],
+            [tokens.body.row(n) for n in distinct],
+            model.tokenizer,
+            model.lengths,
+        )
+        passage_UD = model.embedder.passage(inputs.to(model.device))
+        return passage_UD[torch.from_numpy(place.reshape(number_BK.shape)).to(model.device)]
+
     def read(
         self, reader: SpanReader, batch: np.ndarray, number_BK: Tensor, score_BN: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -206,7 +251,14 @@ class Best:
             version,
             AnswerConfig(read=config.read, answers=1, device=config.device, precision=config.precision),
         )
-        self._parts = [model.embedder.query, model.span_reader]
+        self._parts = [
+            model.embedder if config.update_passages else model.embedder.query,
+            model.span_reader,
+        ]
+
+    def search_in(self, version: IndexVersion) -> None:
+        """Evaluates with this index from now on."""
+        self._answerer.version = version
 
     def look(self) -> None:
         """Evaluates, logs, and keeps the weights if they are the best so far."""

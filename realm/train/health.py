@@ -20,9 +20,11 @@ from realm.model.folder import Model
 from realm.qa.evaluation import Question
 from realm.qa.pipeline import question_ranks
 from realm.qa.probe import RANKS, embed_queries, first_holders, held_out_queries, read_queries, recall_at
+from realm.retrieval.embedding import embed_passages
 from realm.retrieval.index import IndexVersion
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.masked_queries import SpanIndex
+from realm.retrieval.mips import MipsIndex
 from realm.train.loop import TrainRun
 
 
@@ -44,6 +46,8 @@ class HealthConfig:
     """Probe queries whose recall judges a version."""
     read: int = 96
     """Probe queries that the reader reads for the holder gap."""
+    freshness_every: int = 0
+    """Steps between two looks at `candidate_freshness` against an index built on the spot; 0: at new versions only."""
 
 
 class HealthWatch:
@@ -87,6 +91,8 @@ class HealthWatch:
         """The version to search from now on: the built one where it is healthy, else the current one."""
         if not self.reader_ready and self.run.step % self.config.gate_every == 0:
             self._read(current)
+        if self.config.freshness_every and self.run.step % self.config.freshness_every == 0 and self.queries:
+            self.run.log({"candidate_freshness": round(self._freshness(current), 4)})
         if built is None:
             return current
         recall, top = self._look(built, current)
@@ -116,20 +122,16 @@ class HealthWatch:
         """
         if not self.queries:
             return 0.0, np.zeros((0, 0))
-        query_BD = self._embed()
+        query_BD = self._embed(self.model)
         ranks = first_holders(self.queries, query_BD, version.index, self.kb.tokens)
-        top = version.index.search(query_BD, max(RANKS)).number_BK.cpu().numpy()
+        top = self._found(version)
         line = {f"probe_recall_{k}": round(recall_at(ranks, k), 2) for k in RANKS}
         if self.questions:
             question = question_ranks(self.model, self.kb, version.index, self.questions, max(RANKS))
             line |= {f"question_recall_{k}": round(recall_at(question, k), 2) for k in RANKS}
         if old is not None:
             line["churn"] = round(1 - overlap(self.state["top"].cpu().numpy(), top), 4)
-            searcher = replace(self.model, embedder=old.embedder) if old.embedder else self.model
-            with self.run.autocast():
-                asked_BD = embed_queries(searcher, self.queries)
-            found = old.index.search(asked_BD, max(RANKS)).number_BK.cpu().numpy()
-            line["candidate_freshness"] = round(overlap(found, top), 4)
+            line["candidate_freshness"] = round(overlap(self._found(old), top), 4)
         self.run.log({"index_step": version.step, "index_number": version.number, **line, **version.cost})
         return distributed.from_first(recall_at(ranks, 5)), top
 
@@ -140,7 +142,12 @@ class HealthWatch:
         queries = self.queries[: self.config.read]
         with self.run.autocast():
             report = read_queries(
-                self.model, queries, self._embed()[: len(queries)], version.index, self.kb.tokens, self.spans
+                self.model,
+                queries,
+                self._embed(self.model)[: len(queries)],
+                version.index,
+                self.kb.tokens,
+                self.spans,
             )
         self.run.log(
             {"holder_gap": round(report.holder_gap, 4), "span_accuracy": round(report.span_accuracy, 2)}
@@ -154,9 +161,26 @@ class HealthWatch:
                 f"{self.run.step} steps, the gate is {self.config.gate}: train it longer with `realm mlm`, or lower health.gate"
             )
 
-    def _embed(self) -> Tensor:
+    def _embed(self, model: Model) -> Tensor:
         with self.run.autocast():
-            return embed_queries(self.model, self.queries)
+            return embed_queries(model, self.queries)
+
+    def _found(self, version: IndexVersion) -> np.ndarray:
+        """What the run's search finds for the probe with this version -> [B, 20]."""
+        searcher = replace(self.model, embedder=version.embedder) if version.embedder else self.model
+        return version.index.search(self._embed(searcher), max(RANKS)).number_BK.cpu().numpy()
+
+    def _freshness(self, version: IndexVersion) -> float:
+        """How much of what this version finds an index of the live model finds too, which is built here to be asked."""
+        model = self.model
+        with self.run.autocast():
+            vectors = embed_passages(
+                model.embedder.passage, self.kb.tokens, np.arange(len(self.kb)), model.tokenizer, model.lengths,
+                model.device,
+            )  # fmt: skip
+        return overlap(
+            self._found(version), self._found(IndexVersion(MipsIndex(vectors, model.device), 0, 0))
+        )
 
     def _keep(self, top: np.ndarray) -> None:
         parameters = self.model.embedder.named_parameters()

@@ -118,18 +118,23 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         model: Model,
         rates: Mapping[nn.Module, float],
         settings: Mapping[str, Any] | None = None,
+        shares: bool = False,
     ):
         """`rates` maps each part that trains to its learning rate; `settings` joins the config in what must match on resume.
 
+        `shares` says that the stage splits its batch between ranks (`realm.distributed`).
+
         Raises:
-            InputError: `out` exists, or `out`.training holds a run with other settings, one that still runs, or no
-                checkpoint that can be read.
+            InputError: several ranks run a stage that does not share; `out` exists, or `out`.training holds a run with
+                other settings, one that still runs, or no checkpoint that can be read.
             AlreadyDone: this very run had ended, and was killed while it tidied up.
         """
         self.stage, self.out, self.config, self.model = stage, out, config, model
         self.folder = out.with_name(out.name + ".training")
         self.settings = {"stage": stage, **asdict(config), **(settings or {})}
         self.device = distributed.start(choose_device(config.device))
+        if distributed.count() > 1 and not shares:
+            raise InputError(f"realm {stage} runs in one process: torchrun is for `realm pretrain`")
         distributed.check_batch(config.batch_size)
         if distributed.is_first():
             self._check_out()
@@ -164,7 +169,9 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             while self.step < self.config.steps:
                 for part in self._parts:
                     part.train()
-                torch.manual_seed((self.config.seed << 32) + self.step)
+                # Without dropout all ranks draw alike, as one process would; with it each has masks of its own.
+                own = distributed.rank() << 26 if self.config.dropout else 0
+                torch.manual_seed((self.config.seed << 32) + own + self.step)
                 yield self.step
                 bar.update(1)
                 # Here and not in `update`: what a stage does after it, an evaluation or a new index, is then saved too.

@@ -126,7 +126,7 @@ def train(
     rates = {model.embedder: config.retriever_rate, model.reader: config.reader_rate}
     names = {"init": init, "kb": kb.fingerprint, "text": source.fingerprint}
     with (
-        TrainRun("pretrain", out, config, model, rates, names) as run,
+        TrainRun("pretrain", out, config, model, rates, names, shares=True) as run,
         IndexRefresher(
             kb, run.folder, config.refresh, config.precision, run.say, lambda: run.asked_to_stop
         ) as refresher,

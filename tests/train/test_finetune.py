@@ -13,6 +13,7 @@ import torch
 from realm.config import InputError
 from realm.model.folder import load_model
 from realm.qa.evaluation import Question
+from realm.retrieval.embedding import embed_passages
 from realm.retrieval.index import load_index
 from realm.text.corpus import Document
 from realm.train import finetune
@@ -114,6 +115,59 @@ def test_no_training_question_and_no_index_are_one_line(
     with pytest.raises(InputError, match="realm index") as error:
         train(own_kb, tmp_path / "out", tiny_model_folder)
     assert "\n" not in str(error.value)
+
+
+# -- with passages that move
+
+
+UPDATE = ["update_passages=true", "refresh.every=2", "refresh.in_background=false", "read=3"]
+
+
+def test_passages_move_where_asked_and_their_index_is_refreshed(
+    tiny_kb, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    searched = []
+    look = finetune.Best.look
+
+    def watch(best) -> None:
+        searched.append((best._run.step, best._answerer.version.step))
+        look(best)
+
+    monkeypatch.setattr(finetune.Best, "look", watch)
+    out = train(tiny_kb, tmp_path / "out", tiny_model_folder, *UPDATE, dev=DEV[:2])
+    assert changed(out, tiny_model_folder) == {"embedder.query", "embedder.passage", "span_reader"}
+    after = load_model(out)
+    assert after.embedder.query is after.embedder.passage
+    (logged,) = [row for row in metrics(out) if row["loss"] is not None]
+    assert logged["index_age"] == pytest.approx(0.5)  # 0 1 0 1 0 1
+    assert searched == [(0, 0), (3, 2), (6, 6)]
+    with pytest.raises(InputError, match="has no index of"):
+        load_index(tiny_kb, after, str(out))
+
+
+def test_passages_that_are_read_are_scored_by_the_live_model(tiny_kb, tiny_model) -> None:
+    examples = Examples(tiny_kb, tiny_model, TRAIN)
+    numbers = torch.tensor([[3, 1, 3], [7, 0, 1]])
+    found = examples.vectors(numbers)
+    every = embed_passages(
+        tiny_model.embedder.passage,
+        tiny_kb.tokens,
+        np.arange(len(tiny_kb)),
+        tiny_model.tokenizer,
+        tiny_model.lengths,
+        tiny_model.device,
+    )
+    np.testing.assert_allclose(found.detach().numpy(), every[numbers.numpy()], atol=4e-3)
+    found.sum().backward()
+    assert any(p.grad is not None and p.grad.any() for p in tiny_model.embedder.passage.parameters())
+
+
+def test_stopped_run_with_moving_passages_goes_on_as_if_nothing_had_happened(
+    tiny_kb, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    one = train(tiny_kb, tmp_path / "one", tiny_model_folder, *UPDATE)
+    stopped_at(3, monkeypatch, lambda: train(tiny_kb, tmp_path / "two", tiny_model_folder, *UPDATE))
+    assert_same_result(train(tiny_kb, tmp_path / "two", tiny_model_folder, *UPDATE), one)
 
 
 # -- labels and losses

@@ -1,0 +1,140 @@
+"""Several processes train as one: same losses, swaps at the same step, and a run goes on at another number of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from realm import distributed
+from realm.config import InputError
+from tests.train.stages import metrics
+
+SETTINGS = (
+    "steps=12 batch_size=4 log_every=1 checkpoint_seconds=0 device=cpu precision=fp32 refresh.every=4 "
+    "refresh.lag=2 refresh.in_background=true health.queries=8 health.read=4 ict=0.5 ict_batch=4"
+).split()
+
+
+def test_one_process_is_left_as_it_is() -> None:
+    rows, weight = np.arange(6), torch.tensor(7.0)
+    assert distributed.count() == 1 and distributed.is_first()
+    assert distributed.share(rows) is rows and distributed.weight(weight).item() == 1
+    assert distributed.mean([1.0, 2.0]) == [1.0, 2.0] and distributed.gathered("x") == ["x"]
+    assert distributed.from_first(3) == 3
+    distributed.check_batch(5)
+    distributed.wait_for_all()
+    distributed.leave()
+
+
+def of_rank(rank: int, file: str, results: str) -> None:
+    """What each of two ranks sees, as one JSON file."""
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    one, two, none = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    one.grad = torch.tensor([1.0, 3.0]) * (rank + 1)
+    if rank == 1:
+        two.grad = torch.tensor([4.0])
+    distributed.average_gradients([one, two, none])
+    try:
+        distributed.check_batch(5)
+        refused = ""
+    except InputError as error:
+        refused = str(error)
+    seen = {
+        "share": distributed.share(list(range(5))),
+        "weight": distributed.weight(torch.tensor([3.0, 1.0][rank])).item(),
+        "mean": distributed.mean([float(rank), 5.0]),
+        "grads": [one.grad.tolist(), two.grad.tolist(), none.grad],
+        "first": distributed.from_first(f"said by {rank}"),
+        "gathered": distributed.gathered(rank * 10),
+        "refused": refused,
+    }
+    Path(f"{results}{rank}").write_text(json.dumps(seen))
+    distributed.leave()
+
+
+def test_two_ranks_share_rows_and_agree_on_means(tmp_path) -> None:
+    torch.multiprocessing.spawn(of_rank, (str(tmp_path / "meet"), str(tmp_path / "seen")), nprocs=2)
+    first, second = (json.loads((tmp_path / f"seen{rank}").read_text()) for rank in (0, 1))
+    assert (first.pop("share"), second.pop("share")) == ([0, 2, 4], [1, 3])
+    assert (first.pop("weight"), second.pop("weight")) == (1.5, 0.5)  # 3 and 1 of 4, times 2
+    assert first == second
+    assert first["mean"] == [0.5, 5.0]
+    assert first["grads"] == [[1.5, 4.5], [2.0], None]
+    assert first["first"] == "said by 0" and first["gathered"] == [0, 10]
+    assert "multiple of 2" in first["refused"]
+
+
+@pytest.fixture
+def start(tiny_kb, tiny_model_folder, tmp_path):
+    """Starts a pre-training run in so many processes."""
+
+    def begin(name: str, processes: int) -> subprocess.Popen:
+        arguments = [
+            "pretrain",
+            "--kb",
+            str(tiny_kb.folder),
+            "--model",
+            str(tiny_model_folder),
+            "--config",
+            "tiny",
+        ]
+        for setting in SETTINGS:
+            arguments += ["--set", setting]
+        launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)] if processes > 1 else []
+        with (tmp_path / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, *launch, "-m", "realm", *arguments, "--out", str(tmp_path / name)],
+                env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    return begin
+
+
+def assert_same_curve(one: Path, other: Path) -> None:
+    mine, theirs = metrics(one), metrics(other)
+    assert [row.keys() for row in mine] == [row.keys() for row in theirs]
+    for a, b in zip(mine, theirs, strict=True):
+        assert a["step"] == b["step"] and a["index_age"] == b["index_age"]
+        for key in ("loss", "gradient_norm", "retrieval_utility", "marginal_logp", "ict_loss"):
+            assert a.get(key) == pytest.approx(b.get(key), rel=1e-3, abs=1e-4), (key, a["step"])
+        assert a.get("index_step") == b.get("index_step") and a.get("index_number") == b.get("index_number")
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_and_a_run_goes_on_with_another_number(start, tmp_path) -> None:
+    for name, processes in (("one", 1), ("two", 2)):
+        assert start(name, processes).wait() == 0, (tmp_path / f"{name}.log").read_text()
+    assert_same_curve(tmp_path / "two", tmp_path / "one")
+    for name, before, after in (("fewer", 2, 1), ("more", 1, 2)):
+        process = start(name, before)
+        end = time.monotonic() + 300
+        while not list(tmp_path.glob(f"{name}.training/checkpoint-0000000[5-9].pt")):
+            assert process.poll() is None and time.monotonic() < end, (tmp_path / f"{name}.log").read_text()
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert start(name, after).wait() == 0, (tmp_path / f"{name}.log").read_text()
+        assert_same_curve(tmp_path / name, tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_signal_to_several_processes_saves_one_checkpoint(start, tmp_path) -> None:
+    process = start("stopped", 2)
+    end = time.monotonic() + 300
+    while not list(tmp_path.glob("stopped.training/checkpoint-*.pt")):
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)  # torchrun hands it on
+    assert process.wait() != 0 and not (tmp_path / "stopped").exists()
+    assert start("stopped", 1).wait() == 0, (tmp_path / "stopped.log").read_text()
+    assert start("one", 1).wait() == 0
+    assert_same_curve(tmp_path / "stopped", tmp_path / "one")
