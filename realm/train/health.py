@@ -124,14 +124,14 @@ class HealthWatch:
             return 0.0, np.zeros((0, 0))
         query_BD = self._embed(self.model)
         ranks = first_holders(self.queries, query_BD, version.index, self.kb.tokens)
-        top = self._found(version)
+        top = self._found(version, query_BD)
         line = {f"probe_recall_{k}": round(recall_at(ranks, k), 2) for k in RANKS}
         if self.questions:
             question = question_ranks(self.model, self.kb, version.index, self.questions, max(RANKS))
             line |= {f"question_recall_{k}": round(recall_at(question, k), 2) for k in RANKS}
         if old is not None:
             line["churn"] = round(1 - overlap(self.state["top"].cpu().numpy(), top), 4)
-            line["candidate_freshness"] = round(overlap(self._found(old), top), 4)
+            line["candidate_freshness"] = round(overlap(self._found(old, query_BD), top), 4)
         self.run.log({"index_step": version.step, "index_number": version.number, **line, **version.cost})
         return distributed.from_first(recall_at(ranks, 5)), top
 
@@ -165,10 +165,11 @@ class HealthWatch:
         with self.run.autocast():
             return embed_queries(model, self.queries)
 
-    def _found(self, version: IndexVersion) -> np.ndarray:
-        """What the run's search finds for the probe with this version -> [B, 20]."""
-        searcher = replace(self.model, embedder=version.embedder) if version.embedder else self.model
-        return version.index.search(self._embed(searcher), max(RANKS)).number_BK.cpu().numpy()
+    def _found(self, version: IndexVersion, query_BD: Tensor) -> np.ndarray:
+        """What the run's search finds for the probe with this version -> [B, 20]; `query_BD` are the live vectors."""
+        if version.embedder is not None:
+            query_BD = self._embed(replace(self.model, embedder=version.embedder))
+        return version.index.search(query_BD, max(RANKS)).number_BK.cpu().numpy()
 
     def _freshness(self, version: IndexVersion) -> float:
         """How much of what this version finds an index of the live model finds too, which is built here to be asked."""
@@ -178,9 +179,9 @@ class HealthWatch:
                 model.embedder.passage, self.kb.tokens, np.arange(len(self.kb)), model.tokenizer, model.lengths,
                 model.device,
             )  # fmt: skip
-        return overlap(
-            self._found(version), self._found(IndexVersion(MipsIndex(vectors, model.device), 0, 0))
-        )
+        query_BD = self._embed(model)
+        fresh = IndexVersion(MipsIndex(vectors, model.device), number=0, step=self.run.step)
+        return overlap(self._found(version, query_BD), self._found(fresh, query_BD))
 
     def _keep(self, top: np.ndarray) -> None:
         parameters = self.model.embedder.named_parameters()
