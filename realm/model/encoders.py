@@ -91,7 +91,10 @@ class Tower(nn.Module):
 
     def forward(self, tokens: Tokens) -> Tensor:
         """Vectors -> [B, D], float32 whatever the autocast."""
-        pooled_BH = self.pooled(tokens)
+        return self.project(self.pooled(tokens))
+
+    def project(self, pooled_BH: Tensor) -> Tensor:
+        """Vectors of texts with these pooled states -> [B, D] float32."""
         with torch.autocast(
             pooled_BH.device.type, enabled=False
         ):  # small differences of large numbers: not in bf16
@@ -167,12 +170,15 @@ class Embedder(nn.Module):
         if not config.shared:
             self.untie()
 
-    def score(self, queries: Tokens, passages: Tokens, place_BK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def score(
+        self, queries: Tokens, passages: Tokens | Tensor, place_BK: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Vectors of queries [B, D] and passages [U, D], and inner products of each query with those at `place_BK` [B, K].
 
-        Each distinct passage is embedded once.
+        Each distinct passage is embedded once, or comes as its vector [U, D].
         """
-        query_BD, passage_UD = self.query(queries), self.passage(passages)
+        query_BD = self.query(queries)
+        passage_UD = passages if isinstance(passages, Tensor) else self.passage(passages)
         score_BK = (query_BD[:, None] * passage_UD[place_BK]).sum(
             dim=-1
         )  # no product that autocast would round

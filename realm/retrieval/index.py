@@ -24,6 +24,7 @@ from realm.retrieval.child import end_with_parent
 from realm.retrieval.embedding import embed_passages
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.mips import MipsIndex
+from realm.retrieval.states import PassageStates
 from realm.retrieval.vectors import Vectors, VectorsInfo
 
 SIGN_OF_LIFE = 5.0
@@ -123,9 +124,14 @@ def publish(
     model_path: str,
     folder: Path,
     tell: Callable[[int], None] | None = None,
+    states: PassageStates | None = None,
 ) -> int:
-    """Embeds every passage and publishes a version -> its number; `tell` hears how many are embedded."""
-    array_ND = _embed(kb, model, np.arange(len(kb)), tell)
+    """Embeds every passage and publishes a version -> its number; `tell` hears how many are embedded.
+
+    `states`, where given, are projected instead.
+    """
+    everything = np.arange(len(kb))
+    array_ND = states.index(model.embedder.passage) if states else _embed(kb, model, everything, tell)
     info = VectorsInfo(
         model=model.passage_fingerprint,
         model_path=model_path,

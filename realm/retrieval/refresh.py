@@ -50,6 +50,7 @@ from realm.retrieval.embedding import embed_passages
 from realm.retrieval.index import IndexVersion, publish
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.mips import MipsIndex
+from realm.retrieval.states import PassageStates
 
 WARN, WIDEN = 0.5, 0.75
 """Shares of `max_age` from which an old index is said to be old, and searched with more care."""
@@ -135,6 +136,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         """`say` tells the person who watches; a run that is `stopping` does not wait for an age limit."""
         self._kb, self._config, self._precision = kb, config, precision
         self._say, self._stopping = say, stopping
+        self._states: PassageStates | None = None
         self._snapshot, self._folder = run_folder / "snapshot", run_folder / "index"
         self._log = run_folder / "index.log"
         self._child: Child | None = None
@@ -160,12 +162,19 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
 
     # -- between two steps ----------------------------------------------------------------------------------------
 
-    def first(self, model: Model, step: int, place: dict[str, Any] | None = None) -> IndexVersion:
+    def first(
+        self,
+        model: Model,
+        step: int,
+        place: dict[str, Any] | None = None,
+        states: PassageStates | None = None,
+    ) -> IndexVersion:
         """The index to start from: that of an interrupted run's `place` while it is there, else built now.
 
-        What the interrupted run built after `place` is removed; the build that was under way there starts again.
+        What the interrupted run built after `place` is removed; the build that was under way there starts again. With
+        `states` every build is one matrix product, done here and now.
         """
-        self._device = model.device
+        self._device, self._states = model.device, states
         if place is not None:
             with contextlib.suppress(InputError):  # removed by somebody, or damaged: a new one does as well
                 return self._go_on(model, place)
@@ -183,7 +192,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         self._requested = self._building = step
         self._failures, self._built = 0, False
         self._remember(model)
-        if not self._config.in_background:
+        if not self._config.in_background or self._states is not None:
             self._publish_here(model, step)
             self._built = True
         elif distributed.is_first():
@@ -374,7 +383,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         started = time.monotonic()
         self._folder.mkdir(parents=True, exist_ok=True)
         with autocast(model.device, self._precision):
-            number = publish(self._kb, model, str(self._snapshot), self._folder)
+            number = publish(self._kb, model, str(self._snapshot), self._folder, states=self._states)
         self._seconds = time.monotonic() - started
         return number
 

@@ -16,7 +16,7 @@ Letters: B rows, P predicted wordpieces, T tokens, H hidden, N passages.
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -75,12 +75,16 @@ class MlmConfig(RunConfig):
     """Starts the embedder's projection at the corpus' principal components; False: at random (paper)."""
     whiten: bool = True
     """Gives the start of the embedder's projection unit variance in every direction."""
+    sample: int = 20_000
+    """Passages whose pooled states fit the projection."""
     held_out: float = 0.03
     """Share of passages kept for the probe: nothing is trained on sentences cut from them."""
     copy_head: bool = False
     """Gives a reader that has none a copy head: it reads after minutes instead of hours (paper: no such thing)."""
     probe_every: int = 200
     """Steps between two looks at the reader on held-out sentences."""
+    embedder_start: Literal["trained", "given"] = "trained"
+    """"given": the embedder starts from the encoder as it came, where that retrieves already; a model folder keeps its own."""
     embedder: EmbedderConfig = field(default_factory=EmbedderConfig)
     """The embedder that the model gets."""
     trunk: TrunkConfig = field(default_factory=TrunkConfig)
@@ -126,17 +130,29 @@ def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = No
             run.update(-logp_P.mean(), {"target_probability": logp_P.detach().exp().mean().item()})
             if probe and (run.step % config.probe_every == 0 or run.step == config.steps):
                 run.log(reading_check(model, tokens, probe, run))
-        sample = generator(config.seed, 1).permutation(len(kb))[:20_000]
-        with run.autocast():
-            for tower in {model.embedder.query, model.embedder.passage}:
-                tower.start_from(reader.bert.bert)
-                if isinstance(tower, WordTower):
-                    # a little for the special ones: the null passage consists of them, and 0 has no direction
-                    tower.fit_importance(inverse_frequency(tokens, kb.tokenizer).clamp_min(0.01))
-                if config.principal:
-                    pooled_NH = pooled_states(tower, tokens, sample, kb.tokenizer, model.lengths, run.device)
-                    fit_projection(tower, pooled_NH, config.whiten)
+        if not keeps_embedder(config, init):
+            with run.autocast():
+                fit_embedder(model, kb, config)
         return run.finish()
+
+
+def fit_embedder(model: Model, kb: KnowledgeBase, config: MlmConfig) -> None:
+    """The embedder's start: the encoder's weights, word importances and a projection that fit the knowledge base."""
+    sample = generator(config.seed, 1).permutation(len(kb))[: config.sample]
+    for tower in {model.embedder.query, model.embedder.passage}:
+        if config.embedder_start == "trained":
+            tower.start_from(model.reader.bert.bert)
+        if isinstance(tower, WordTower):
+            # a little for the special ones: the null passage consists of them, and 0 has no direction
+            tower.fit_importance(inverse_frequency(kb.tokens, kb.tokenizer).clamp_min(0.01))
+        if config.principal:
+            pooled_NH = pooled_states(tower, kb.tokens, sample, kb.tokenizer, model.lengths, model.device)
+            fit_projection(tower, pooled_NH, config.whiten)
+
+
+def keeps_embedder(config: MlmConfig, init: str | None) -> bool:
+    """Whether the embedder of the model folder `init` passes through as it is."""
+    return config.embedder_start == "given" and init is not None and is_model(init)
 
 
 def inverse_frequency(tokens: PassageTokens, tokenizer: Tokenizer) -> Tensor:
@@ -177,6 +193,8 @@ def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model
         reader = MaskedReader(reader.bert, copy=True)
         weight_V = inverse_frequency(kb.tokens, tokenizer)
         cast(CopyHead, reader.copy_head).fit_importance(weight_V / weight_V.max().clamp_min(1e-6))
+    if keeps_embedder(config, init):
+        return Model(tokenizer, lengths, reader, saved.embedder, stages=stages)
     embedder = embedder_from(reader, config.embedder)
     if init is not None and not is_model(init) and config.embedder.pooling == "cls":
         load_pooler(embedder, init)

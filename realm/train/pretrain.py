@@ -22,7 +22,7 @@ from torch import Tensor
 
 from realm import distributed
 from realm.config import InputError
-from realm.model.encoders import MaskedReader, evaluating
+from realm.model.encoders import Embedder, MaskedReader, evaluating
 from realm.model.folder import Model, load_model
 from realm.model.losses import (
     in_batch_loss,
@@ -39,6 +39,7 @@ from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
 from realm.retrieval.masked_queries import MaskedQuery, Masking, SpanIndex, draw_queries, held_out, holds
 from realm.retrieval.mips import MipsIndex
 from realm.retrieval.refresh import IndexRefresher, RefreshConfig
+from realm.retrieval.states import PassageStates, freeze_passage_trunk, passage_states
 from realm.train.health import HealthConfig, HealthWatch
 from realm.train.ict import IctConfig, cloze_vectors
 from realm.train.loop import RunConfig, TrainRun, generator
@@ -59,6 +60,9 @@ class PretrainConfig(RunConfig):
     """Of these, how many are chosen because they hold the masked span (paper: 0)."""
     retriever_rate: float = 3e-5
     """Peak learning rate of the embedder (paper: 3e-5)."""
+    passage_trunk: Literal["trained", "frozen"] = "trained"
+    """"frozen": passages get a tower of their own whose layers stay as they are (paper: trained); its projection trains on
+    states computed once, so an index costs one matrix product. For an encoder that retrieves already, on a CPU."""
     reader_rate: float = 1e-4
     """Peak learning rate of the reader (paper: 3e-5)."""
     normalise: Literal["index", "candidates"] = "index"
@@ -123,6 +127,8 @@ def train(
         raise InputError(
             f"{source.folder} has no passage with a salient span to hide: use another tagger, or set masking"
         )
+    if config.passage_trunk == "frozen":
+        freeze_passage_trunk(model.embedder)
     rates = {model.embedder: config.retriever_rate, model.reader: config.reader_rate}
     names = {"init": init, "kb": kb.fingerprint, "text": source.fingerprint}
     with (
@@ -131,10 +137,12 @@ def train(
             kb, run.folder, config.refresh, config.precision, run.say, lambda: run.asked_to_stop
         ) as refresher,
     ):
+        frozen = config.passage_trunk == "frozen"
+        states = passage_states(kb, model, run.folder, config.precision) if frozen else None
         # A reader that does not train will not get better: it passes the gate at once, or the run ends.
         health = replace(config.health, gate_limit=0) if config.reader_gradient == "none" else config.health
         watch = HealthWatch(health, config.held_out, kb, spans, model, run, questions)
-        version = refresher.first(model, run.step, run.state.get("index"))
+        version = refresher.first(model, run.step, run.state.get("index"), states)
         run.after_checkpoint = lambda: refresher.sweep(run.kept("index"))
         watch.start(version, needs_reader=config.signal != "entity")
         for step in run.steps():
@@ -154,9 +162,7 @@ def train(
                 run.device
             )
             with run.autocast():
-                query_BD, passage_UD, score_BK = model.embedder.score(
-                    batch.queries, batch.passages, batch.place_BK
-                )
+                query_BD, passage_UD, score_BK = score(model.embedder, batch, chosen, states)
                 logp_BKM = read(model.reader, batch, queries, chosen, knowledge, config)
                 reader_loss = sampled_reader_loss(model.reader, batch, score_BK, logp_BKM, config)
                 ict_loss = warm_start_loss(model, knowledge, known, rng, config)
@@ -174,6 +180,16 @@ def train(
         if version.step < run.step:
             watch.after_step(refresher.last(model, run.step), version)  # what is saved is judged too
         return run.finish()
+
+
+def score(
+    embedder: Embedder, batch: RetrievalBatch, chosen: Candidates, states: PassageStates | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Vectors of queries and distinct passages, and scores [B, K]; passages by their `states` where these stay."""
+    if states is None:
+        return embedder.score(batch.queries, batch.passages, batch.place_BK)
+    passage_UD = states.vectors(embedder.passage, np.unique(chosen.number_BK))
+    return embedder.score(batch.queries, passage_UD, batch.place_BK)
 
 
 def read(

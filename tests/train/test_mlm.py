@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from realm.config import InputError
-from realm.model.encoders import TrunkConfig, new_reader
-from realm.model.folder import load_model
+from realm.model.encoders import TrunkConfig, new_reader, save_reader
+from realm.model.folder import Model, load_model
 from realm.retrieval.embedding import pooled_states
 from realm.retrieval.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
 from realm.retrieval.masked_queries import SpanIndex, held_out
@@ -368,3 +368,29 @@ def test_projection_stays_random_where_the_paper_wants_it(tiny_kb, tmp_path) -> 
     first = mlm.start_model(tiny_kb, settings("principal=false"), None).embedder.query.projection.weight
     out = mlm.train(tiny_kb, tmp_path / "out", settings("steps=1", "principal=false"))
     assert torch.equal(load_model(out).embedder.query.projection.weight, first)
+
+
+def test_embedder_may_start_from_the_encoder_as_it_came(tiny_kb, tiny_model, tmp_path) -> None:
+    encoder = tmp_path / "encoder"
+    save_reader(tiny_model.reader, encoder)
+    tiny_model.tokenizer.save(encoder)
+    given = mlm.train(tiny_kb, tmp_path / "given", settings('embedder_start="given"'), str(encoder))
+    assert (changed_trunk(given, tiny_model), changed_reader(given, tiny_model)) == (False, True)
+    trained = mlm.train(tiny_kb, tmp_path / "trained", settings(), str(encoder))
+    assert (changed_trunk(trained, tiny_model), changed_reader(trained, tiny_model)) == (True, True)
+
+
+def test_embedder_of_a_model_may_stay_as_it_is(tiny_kb, tiny_model_folder, tmp_path) -> None:
+    out = mlm.train(tiny_kb, tmp_path / "out", settings('embedder_start="given"'), str(tiny_model_folder))
+    assert changed(out, tiny_model_folder) == {"reader"}
+
+
+def changed_trunk(folder: Path, model: Model) -> bool:
+    trunk = load_model(folder).embedder.query.trunk.state_dict()
+    came = model.reader.bert.bert.state_dict()
+    return any(not torch.equal(value, came[name]) for name, value in trunk.items())
+
+
+def changed_reader(folder: Path, model: Model) -> bool:
+    came = model.reader.state_dict()
+    return any(not torch.equal(v, came[n]) for n, v in load_model(folder).reader.state_dict().items())

@@ -473,3 +473,41 @@ def test_more_guided_candidates_than_there_is_room_for_are_one_line() -> None:
     with pytest.raises(InputError, match="at most 3 can be guided") as error:
         settings("candidates=4", "guided=4")
     assert "\n" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def frozen(tiny_kb, tiny_model_folder, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("frozen") / "out"
+    return pretrain.train(tiny_kb, out, settings('passage_trunk="frozen"'), str(tiny_model_folder))
+
+
+def test_frozen_passage_trunk_stays_while_all_else_trains(frozen, tiny_model) -> None:
+    trained = load_model(frozen).embedder
+    assert trained.passage is not trained.query
+    before = dict(tiny_model.embedder.passage.named_parameters())
+    moved = {n for n, p in trained.passage.named_parameters() if not torch.equal(p, before[n])}
+    assert moved == {"projection.weight", "projection.bias"}
+    assert not torch.equal(
+        trained.query.trunk.encoder.layer[0].output.dense.weight,
+        before["trunk.encoder.layer.0.output.dense.weight"],
+    )
+
+
+def test_index_versions_of_frozen_passages_are_as_many_and_need_no_other_process(
+    frozen, made, monkeypatch
+) -> None:
+    versions = [
+        [line["index_step"] for line in metrics(out) if "index_step" in line] for out in (frozen, made)
+    ]
+    assert versions[0] == versions[1] == [0, 3, 6]
+
+
+def test_stopped_run_with_frozen_passages_goes_on_as_if_nothing_had_happened(
+    frozen, tiny_kb, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    def train() -> Path:
+        config = settings('passage_trunk="frozen"')
+        return pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder))
+
+    stopped_at(4, monkeypatch, train)
+    assert_same_result(train(), frozen)
