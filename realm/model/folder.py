@@ -26,6 +26,7 @@ from realm.model.encoders import (
     Embedder,
     EmbedderConfig,
     MaskedReader,
+    SpanConfig,
     SpanReader,
     load_reader,
     save_reader,
@@ -106,6 +107,7 @@ def save_model(model: Model, folder: Path, extra: Sequence[Path] = ()) -> None:
             "embedder": asdict(model.embedder.config) | {"shared": shared},
             "trunk": model.embedder.trunk_config.to_diff_dict(),
             "span_reader": model.span_reader is not None,
+            "span": asdict(model.span_reader.config) if model.span_reader else {},
             "stages": model.stages,
         },
     )
@@ -174,7 +176,8 @@ def load_model(folder: str | Path) -> Model:
             )
         span_reader = None
         if manifest["span_reader"]:
-            span_reader = SpanReader(type(reader.bert.bert)(reader.config, add_pooling_layer=False))
+            trunk = type(reader.bert.bert)(reader.config, add_pooling_layer=False)
+            span_reader = SpanReader(trunk, config=SpanConfig(**manifest.get("span", {})))
             span_reader.load_state_dict(load_file(path / "span_reader.safetensors"))
         lengths, step, stages = Lengths(**manifest["lengths"]), manifest["step"], manifest["stages"]
     except (SafetensorError, RuntimeError, OSError, KeyError, TypeError) as error:
