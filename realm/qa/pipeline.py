@@ -50,6 +50,8 @@ class AnswerConfig:
     """"auto": a GPU when there is one, else the CPU; or any torch device."""
     precision: Literal["bf16", "fp32"] = "fp32"
     """Of matrix products."""
+    mapped_index: bool = False
+    """Leaves the vectors on disk, in a file that is mapped into memory: for indexes that memory does not hold."""
     peer_compat: bool = False
     """Reads and writes as transformers 4.57.6 does with the published checkpoints, oddities and all: docs/published.md."""
 
@@ -127,7 +129,7 @@ class Answerer:
     def load(cls, kb: str, model: str, config: AnswerConfig) -> "Answerer":
         """Raises InputError when the parts do not belong together, or the index is missing or lacks passages."""
         opened, loaded = open_pair(kb, model, config.device)
-        return cls(opened, loaded, load_index(opened, loaded, model), config)
+        return cls(opened, loaded, load_index(opened, loaded, model, config.mapped_index), config)
 
     def answer(self, question: str) -> Answers:
         return self.answer_batch([question])[0]

@@ -27,11 +27,13 @@ def embedded(monkeypatch) -> list[list[int]]:
     """The passage numbers of every call that embeds."""
     calls: list[list[int]] = []
 
-    def embed(tower, tokens, numbers, *rest):
-        calls.append(numbers.tolist())
-        return embed_passages(tower, tokens, numbers, *rest)
+    embed = index_module._embed
 
-    monkeypatch.setattr(index_module, "embed_passages", embed)
+    def watched(kb, model, numbers):
+        calls.append(numbers.tolist())
+        return embed(kb, model, numbers)
+
+    monkeypatch.setattr(index_module, "_embed", watched)
     return calls
 
 
