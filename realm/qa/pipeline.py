@@ -113,7 +113,8 @@ class Answers(NamedTuple):
             marked = f"{passage.text[: answer.start]}[[{answer.text}]]{passage.text[answer.end :]}"
             lines += [
                 f"{answer.text}   (probability {answer.probability:.2f})",
-                f"    {passage.title}, rank {answer.evidence.rank}, p(z|x) {answer.evidence.probability:.2f}",
+                f"    {passage.title or passage.document_id}, rank {answer.evidence.rank}, "
+                f"p(z|x) {answer.evidence.probability:.2f}",
                 f"    {_around(marked, answer.start)}",
             ]
         return lines or ["no answer: the knowledge base has no passage to read"]

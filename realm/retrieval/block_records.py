@@ -9,7 +9,8 @@ In memory: a thousand rows, and 8 bytes per row, with which a row that the pickl
 
 import struct
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -64,6 +65,29 @@ class BlockRecords:
         if dtype != np.dtype(object) or len(shape) != 1:
             raise InputError(f"{self.path} is an array {shape} of {dtype}: a list of texts was expected")
         return int(shape[0]), file.tell()
+
+
+def _batched(texts: Iterable[str], size: int) -> Iterator[list[str]]:
+    stream = iter(texts)
+    while part := list(islice(stream, size)):
+        yield part
+
+
+def write_records(path: Path, texts: Iterable[str], count: int) -> None:
+    """Writes a `block_records.npy` that `numpy.load(allow_pickle=True)` reads, as the texts come."""
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "|O", "fortran_order": False, "shape": (count,)})
+        empty_array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
+        shape = b"J" + struct.pack("<i", count) + b"\x85"
+        dtype = b"cnumpy\ndtype\nX\x02\x00\x00\x00O8\x89\x88\x87R"
+        dtype += b"(K\x03X\x01\x00\x00\x00|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x3ftb"
+        file.write(b"\x80\x03" + empty_array + b"(K\x01" + shape + dtype + b"\x89]")
+        for part in _batched(texts, 1000):
+            file.write(b"(")
+            for record in (text.encode() for text in part):
+                file.write(b"B" + struct.pack("<I", len(record)) + record)
+            file.write(b"e")
+        file.write(b"tb.")
 
 
 class _Mark:

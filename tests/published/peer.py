@@ -362,6 +362,7 @@ def build(folder: Path) -> None:
 LOADERS = {
     "embedder": RealmEmbedder,
     "scorer": RealmScorer,
+    "towers": RealmScorer,
     "encoder": RealmKnowledgeAugEncoder,
     "reader": RealmReader,
     "openqa": RealmForOpenQA,
@@ -372,49 +373,59 @@ def judge(original: Path, exported: Path) -> dict:
     """Per exported folder: keys that the peer misses or does not know, tensors and outputs that differ."""
     verdict = {}
     for folder in sorted(path for path in exported.iterdir() if path.is_dir()):
-        cls = LOADERS[folder.name]
-        more = {}
-        mine_folder = original / folder.name / "new"
-        mine, theirs = None, None
-        if folder.name == "scorer":
-            more = {"query_embedder": RealmEmbedder(RealmConfig.from_pretrained(folder))}
-        theirs, info = cls.from_pretrained(folder, output_loading_info=True, **more)
-        if folder.name == "scorer":
-            more = {"query_embedder": RealmEmbedder(RealmConfig.from_pretrained(mine_folder))}
-        mine = cls.from_pretrained(mine_folder, **more)
+        mine, _ = loaded(original / folder.name / "new", folder.name)
+        theirs, info = loaded(folder, folder.name)
         states = theirs.state_dict()
         differ = [name for name, value in mine.state_dict().items() if not torch.equal(value, states[name])]
-        tokenizer = AutoTokenizer.from_pretrained(folder)
         texts = ["Alan Turing wrote \u00c9ngine [SEP] \u2603 science.", *QUESTIONS]
-        same_ids = tokenizer(texts).input_ids == AutoTokenizer.from_pretrained(mine_folder)(texts).input_ids
+        ids = [
+            AutoTokenizer.from_pretrained(f)(texts).input_ids
+            for f in (original / folder.name / "new", folder)
+        ]
         verdict[folder.name] = {
             "missing": sorted(info["missing_keys"]),
             "unexpected": sorted(info["unexpected_keys"]),
             "differ": sorted(differ),
-            "same_outputs": same_outputs(folder.name, mine.eval(), theirs.eval(), mine_folder, folder),
-            "same_ids": same_ids,
+            "same_outputs": same(outputs(mine, folder.name), outputs(theirs, folder.name)),
+            "same_ids": ids[0] == ids[1],
         }
     return verdict
 
 
-def same_outputs(name: str, mine, theirs, mine_folder: Path, folder: Path) -> bool:
-    runs = {
-        "embedder": run_embedder,
-        "scorer": lambda model: run_scorer(model, "scorer"),
-        "encoder": run_encoder,
-        "reader": run_reader,
-    }
-    if name in runs:
-        one, other = (runs[name](model) for model in (mine, theirs))
-    else:
-        told = []
-        for model, place in ((mine, mine_folder), (theirs, folder)):
-            model.retriever = RealmRetriever.from_pretrained(str(place))
-            told.append(run_openqa(model, model.retriever.tokenizer))
-        (one, first), (other, second) = told
-        if first != second:
-            return False
-    return one.keys() == other.keys() and all(torch.equal(v, other[k]) for k, v in one.items())
+def loaded(folder: Path, name: str) -> tuple[torch.nn.Module, dict]:
+    more = {}
+    if name in ("scorer", "towers"):  # or it keeps one tower for both
+        more = {"query_embedder": RealmEmbedder(RealmConfig.from_pretrained(folder))}
+    model, info = LOADERS[name].from_pretrained(folder, output_loading_info=True, **more)
+    if name == "openqa":
+        model.retriever = RealmRetriever.from_pretrained(str(folder))
+    return model.eval(), info
+
+
+Outputs = tuple[dict[str, torch.Tensor], list[dict]]
+
+
+def outputs(model: torch.nn.Module, name: str) -> Outputs:
+    """All numbers that a checkpoint gives, and its decisions."""
+    match name:
+        case "embedder":
+            return run_embedder(model), []
+        case "scorer" | "towers":
+            return run_scorer(model, name), []
+        case "encoder":
+            return run_encoder(model), []
+        case "reader":
+            return run_reader(model), []
+    return run_openqa(model, model.retriever.tokenizer)
+
+
+def same(one: Outputs, other: Outputs) -> bool:
+    """Decisions exactly; numbers but for the last bit, which depends on where a tensor lies in memory."""
+    if one[1] != other[1] or one[0].keys() != other[0].keys():
+        return False
+    return all(
+        torch.allclose(v, other[0][k], rtol=1e-6, atol=1e-6, equal_nan=True) for k, v in one[0].items()
+    )
 
 
 if __name__ == "__main__":

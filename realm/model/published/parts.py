@@ -119,19 +119,24 @@ def convert(
     used: set[str] = set()
     parts = _read(checkpoint, tokenizer, used)
     notes: list[str] = []
+    trained = {"embedder", "reader", "span_reader"}
     reader = _read(encoder, tokenizer).reader if encoder else parts.reader
     towers = _read(embedder, tokenizer) if embedder else Parts()
     query = parts.query or towers.query
     passage = towers.passage or parts.passage
     if reader is None:
         reader = _reader_of_embedder(checkpoint, trunk, used)
+        trained.discard("reader")
         notes.append(
             "the masked-LM reader is the embedder's own trunk: give an --encoder, or train it with `realm mlm`"
         )
     shared = query is passage
     config = EmbedderConfig(checkpoint.config["retriever_proj_size"], "cls", "layer", shared=shared)
-    model_embedder = Embedder(trunk, config)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # for what stays untrained: the same checkpoint gives the same model
+        model_embedder = Embedder(trunk, config)
     if query is None or passage is None:
+        trained.discard("embedder")
         model_embedder.query.start_from(reader.bert.bert)
         notes.append("the embedder is untrained: give an --embedder, or train it with `realm ict`")
     else:
@@ -144,9 +149,15 @@ def convert(
         )
     if checkpoint.kind == "openqa" and embedder is None:
         notes.append(
-            "one tower serves questions and passages: to add passages, name the --embedder that made the vectors"
+            "one tower serves questions and passages: before passages are added, convert with the --embedder that made "
+            "the vectors"
         )
+    if span_reader is None:
+        trained.discard("span_reader")
+    elif checkpoint.kind == "reader" and encoder is None:
+        trained.discard("reader")  # its trunk has learnt to read spans
     stage = {
+        "parts": sorted(trained),
         "kind": checkpoint.kind,
         "name": checkpoint.name,
         "encoder": encoder.name if encoder else None,
