@@ -71,6 +71,7 @@ def model() -> Model:
 
 
 def vectors(count: int) -> Iterator[np.ndarray]:
+    """As an embedder gives them."""
     draw = np.random.default_rng(1)
     for start in range(0, count, 8192):
         yield draw.standard_normal((min(8192, count - start), DIM), dtype=np.float32) * 0.08
