@@ -10,7 +10,8 @@ MODEL/span_reader.safetensors     after fine-tuning
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,12 @@ from realm.model.encoders import (
     save_reader,
     set_attention,
 )
-from realm.text.inputs import Lengths, Tokenizer
+from realm.text.inputs import Lengths, Tokenizer, from_hub
 
 FORMAT = 2
 MANIFEST = "realm.json"
+HUB_FILES = ("*.json", "*.safetensors")
+"""What is fetched of a model that is on the hub."""
 
 
 @dataclass
@@ -126,6 +129,35 @@ def replace_folder(aside: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder to write in that becomes `out` when the block ends well, and is gone otherwise.
+
+    Raises:
+        InputError: something is at `out`.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} is there already, and not empty: give another folder")
+    aside = out.with_name(out.name + ".writing")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        replace_folder(aside, out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def model_path(name: str | Path) -> Path:
+    """The folder of a model: as it is, or the hub's copy of `hf:OWNER/NAME`.
+
+    Raises:
+        InputError: it is not to be had from the hub.
+    """
+    kind, colon, rest = str(name).partition(":")
+    return Path(from_hub(rest, HUB_FILES)) if (kind, colon) == ("hf", ":") else Path(name)
+
+
 def is_model(folder: str | Path) -> bool:
     """Whether a folder says that it is one of ours."""
     return (Path(folder) / MANIFEST).is_file()
@@ -137,7 +169,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     Raises:
         InputError: no such folder, not one of ours, unreadable, or of a newer format.
     """
-    path = Path(folder)
+    path = model_path(folder)
     if not path.is_dir():
         raise InputError(f"no model at {folder}: the folder does not exist")
     if not is_model(path):
@@ -161,7 +193,7 @@ def load_model(folder: str | Path) -> Model:
     Raises:
         InputError: see `read_manifest`; or weights that are missing, damaged, or of another shape.
     """
-    manifest, path = read_manifest(folder), Path(folder)
+    manifest, path = read_manifest(folder), model_path(folder)
     tokenizer = Tokenizer.load(path)
     reader = load_reader(str(path / "encoder"))
     try:

@@ -10,7 +10,6 @@ their own, by their number from 0 on, and one sentence each unless a tagger look
 In memory while blocks are read: 24 bytes per block and those of one write.
 """
 
-import shutil
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
@@ -22,7 +21,7 @@ import pyarrow as pa
 import torch
 
 from realm.config import InputError, progress
-from realm.model.folder import Model, is_model, load_model, read_manifest, save_model
+from realm.model.folder import Model, is_model, load_model, new_folder, read_manifest, save_model
 from realm.model.published.checkpoint import CLASSES, RECORDS, Checkpoint, open_checkpoint
 from realm.model.published.export import Lazy, check_exportable, kinds_of, write_checkpoint
 from realm.model.published.parts import Conversion, convert
@@ -131,26 +130,20 @@ def export_model(source: str, out: Path, kb: str | None = None) -> dict[str, Any
     """
     model = load_model(source)
     check_exportable(model)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} is there already, and not empty: give another folder")
-    kinds = kinds_of(model)
     if kb is not None and model.span_reader is None:
         raise InputError(f"{source} has no span reader, so no open-QA folder: `realm finetune` gives it one")
+    kinds = kinds_of(model)
     opened = KnowledgeBase.open(kb) if kb else None
     found = _vectors_of(opened, model, source) if opened else None
-    aside = out.with_name(out.name + ".writing")
-    shutil.rmtree(aside, ignore_errors=True)
-    for kind in kinds:
-        write_checkpoint(model, kind, aside / kind)
-    if opened is not None and found is not None:
-        array_ND = found.array
-        parts = (array_ND[start : start + 8192] for start in range(0, len(array_ND), 8192))
-        write_checkpoint(model, "openqa", aside / "openqa", Lazy(array_ND.shape, parts))
-        write_records(aside / "openqa" / RECORDS, (passage.text for passage in opened), len(opened))
-        kinds.append("openqa")
-    if out.exists():
-        out.rmdir()
-    aside.rename(out)
+    with new_folder(out) as aside:
+        for kind in kinds:
+            write_checkpoint(model, kind, aside / kind)
+        if opened is not None and found is not None:
+            array_ND = found.array
+            parts = (array_ND[start : start + 8192] for start in range(0, len(array_ND), 8192))
+            write_checkpoint(model, "openqa", aside / "openqa", Lazy(array_ND.shape, parts))
+            write_records(aside / "openqa" / RECORDS, (passage.text for passage in opened), len(opened))
+            kinds.append("openqa")
     return {"out": str(out), "classes": {kind: CLASSES[kind] for kind in kinds}}
 
 

@@ -257,10 +257,15 @@ def encoder_folder(name: str, files: Sequence[str] = ENCODER_FILES) -> str:
         return name
     if Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise InputError(f"{name} is not a model folder")
-    return _from_hub(name, files)
+    return from_hub(name, files)
 
 
-def _from_hub(name: str, files: Sequence[str]) -> str:
+def from_hub(name: str, files: Sequence[str]) -> str:
+    """The folder of a hub repository in the hub's cache, with those of its files that fit a pattern.
+
+    Raises:
+        InputError: it is not to be had.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

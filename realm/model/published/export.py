@@ -156,8 +156,8 @@ def _kept(model: Model) -> Mapping[str, Any]:
     return dict(model.stages.get("published", {}).get("config", {}))
 
 
-def write_tokenizer(tokenizer: Tokenizer, folder: Path, longest: int) -> None:
-    """A tokenizer as the published folders have it, slow and fast."""
+def write_tokenizer(tokenizer: Tokenizer, folder: Path, longest: int, kind: str = "RealmTokenizer") -> None:
+    """A tokenizer as `transformers` has it, slow and fast, for its class `kind`."""
     pieces = tokenizer.vocabulary()
     (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
     published = tokenizer.as_published()
@@ -168,7 +168,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, longest: int) -> None:
     write_json(
         folder / "tokenizer_config.json",
         {
-            "tokenizer_class": "RealmTokenizer",
+            "tokenizer_class": kind,
             "do_lower_case": normalizer.get("lowercase", True),
             "strip_accents": normalizer.get("strip_accents"),
             "tokenize_chinese_chars": normalizer.get("handle_chinese_chars", True),
