@@ -19,7 +19,7 @@ from realm.config import TABLES, InputError, config_from, presets, read_config
 
 COMMANDS = ["demo", "kb build", "kb add", "kb delete", "kb info", "kb verify", "questions"]
 COMMANDS += ["mlm", "ict", "pretrain", "index", "finetune"]
-COMMANDS += ["retrieve", "answer", "fill", "evaluate", "probe"]
+COMMANDS += ["retrieve", "answer", "fill", "evaluate", "probe", "convert"]
 SLOW_TO_IMPORT = {
     "torch",
     "transformers",

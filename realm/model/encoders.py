@@ -261,23 +261,32 @@ class MaskedReader(nn.Module):
         return self(joint, row_PK.flatten(), position_PK.flatten()).view(*row_PK.shape, -1)
 
 
+@dataclass(frozen=True)
+class SpanConfig:
+    """The head that scores spans; defaults are the released values."""
+
+    max_width: int = 10
+    """Longest answer in wordpieces."""
+    hidden: int = 256
+    """Width of the hidden layer."""
+    norm_eps: float = 1e-3
+    """Of its LayerNorm."""
+
+
 class SpanReader(nn.Module):
     """Scores every span of up to `max_width` wordpieces: an MLP over its first and last state (ORQA eq. for S_read)."""
-
-    max_width = 10
-    width = 256
 
     continues_V: Tensor
     """True at wordpieces that continue a word: no span begins with one or ends before one. All False: the released code."""
 
-    def __init__(self, trunk: BertModel, continues_V: Tensor | None = None):
+    def __init__(self, trunk: BertModel, continues_V: Tensor | None = None, config: SpanConfig | None = None):
         super().__init__()
-        self.trunk = trunk
+        self.trunk, self.config = trunk, config or SpanConfig()
         none_V = torch.zeros(trunk.config.vocab_size, dtype=torch.bool)
         self.register_buffer("continues_V", none_V if continues_V is None else continues_V)
-        self.ends = nn.Linear(trunk.config.hidden_size, 2 * self.width)
-        self.norm = nn.LayerNorm(self.width, eps=1e-3)
-        self.score = nn.Linear(self.width, 1)
+        self.ends = nn.Linear(trunk.config.hidden_size, 2 * self.config.hidden)
+        self.norm = nn.LayerNorm(self.config.hidden, eps=self.config.norm_eps)
+        self.score = nn.Linear(self.config.hidden, 1)
         for layer in (self.ends, self.score):
             nn.init.trunc_normal_(layer.weight, std=0.02, a=-0.04, b=0.04)
             nn.init.zeros_(layer.bias)
@@ -292,7 +301,7 @@ class SpanReader(nn.Module):
         inner_BT = self.continues_V[tokens.ids_BT]
         first_BT, last_BT = body_BT & ~inner_BT, body_BT & ~F.pad(inner_BT[:, 1:], (0, 1))
         widths = []
-        for width in range(min(self.max_width, length)):
+        for width in range(min(self.config.max_width, length)):
             hidden = F.relu(start_BTS[:, : length - width] + end_BTS[:, width:])
             score = self.score(self.norm(hidden)).squeeze(-1).float()
             inside = first_BT[:, : length - width] & last_BT[:, width:]

@@ -10,7 +10,8 @@ MODEL/span_reader.safetensors     after fine-tuning
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,15 +27,18 @@ from realm.model.encoders import (
     Embedder,
     EmbedderConfig,
     MaskedReader,
+    SpanConfig,
     SpanReader,
     load_reader,
     save_reader,
     set_attention,
 )
-from realm.text.inputs import Lengths, Tokenizer
+from realm.text.inputs import Lengths, Tokenizer, from_hub
 
 FORMAT = 2
 MANIFEST = "realm.json"
+HUB_FILES = ("*.json", "*.safetensors")
+"""What is fetched of a model that is on the hub."""
 
 
 @dataclass
@@ -119,6 +123,7 @@ def _write(model: Model, aside: Path, extra: Sequence[Path]) -> None:
             "embedder": asdict(model.embedder.config) | {"shared": shared},
             "trunk": model.embedder.trunk_config.to_diff_dict(),
             "span_reader": model.span_reader is not None,
+            "span": asdict(model.span_reader.config) if model.span_reader else {},
             "stages": model.stages,
         },
     )
@@ -136,6 +141,35 @@ def replace_folder(aside: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder to write in that becomes `out` when the block ends well, and is gone otherwise.
+
+    Raises:
+        InputError: something is at `out`.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} is there already, and not empty: give another folder")
+    aside = out.with_name(out.name + ".writing")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        replace_folder(aside, out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def model_path(name: str | Path) -> Path:
+    """The folder of a model: as it is, or the hub's copy of `hf:OWNER/NAME`.
+
+    Raises:
+        InputError: it is not to be had from the hub.
+    """
+    kind, colon, rest = str(name).partition(":")
+    return Path(from_hub(rest, HUB_FILES)) if (kind, colon) == ("hf", ":") else Path(name)
+
+
 def is_model(folder: str | Path) -> bool:
     """Whether a folder says that it is one of ours."""
     return (Path(folder) / MANIFEST).is_file()
@@ -147,7 +181,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     Raises:
         InputError: no such folder, not one of ours, unreadable, or of a newer format.
     """
-    path = Path(folder)
+    path = model_path(folder)
     if not path.is_dir():
         raise InputError(f"no model at {folder}: the folder does not exist")
     if not is_model(path):
@@ -171,7 +205,7 @@ def load_model(folder: str | Path) -> Model:
     Raises:
         InputError: see `read_manifest`; or weights that are missing, damaged, or of another shape.
     """
-    manifest, path = read_manifest(folder), Path(folder)
+    manifest, path = read_manifest(folder), model_path(folder)
     tokenizer = Tokenizer.load(path)
     reader = load_reader(str(path / "encoder"))
     try:
@@ -186,7 +220,8 @@ def load_model(folder: str | Path) -> Model:
             )
         span_reader = None
         if manifest["span_reader"]:
-            span_reader = SpanReader(type(reader.bert.bert)(reader.config, add_pooling_layer=False))
+            trunk = type(reader.bert.bert)(reader.config, add_pooling_layer=False)
+            span_reader = SpanReader(trunk, config=SpanConfig(**manifest.get("span", {})))
             span_reader.load_state_dict(load_file(path / "span_reader.safetensors"))
         lengths, step, stages = Lengths(**manifest["lengths"]), manifest["step"], manifest["stages"]
     except (SafetensorError, RuntimeError, OSError, KeyError, TypeError) as error:

@@ -8,7 +8,7 @@ Letters: B questions, K passages read, N passages, W span widths, T tokens, P ma
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,20 +18,22 @@ from torch import Tensor
 
 from realm.config import InputError, progress, write_json_lines
 from realm.model.device import autocast, choose_device
-from realm.model.encoders import body_mask, evaluating
+from realm.model.encoders import evaluating
 from realm.model.folder import Model, load_model
 from realm.qa import evaluation
 from realm.qa.evaluation import Question, first_hit, normalise_answer
-from realm.qa.spans import body_start, text_span
+from realm.qa.reading import Reading, joint_reading, peer_question, peer_reading
 from realm.retrieval.bm25 import Bm25Index
 from realm.retrieval.hybrid import reciprocal_rank_fusion
 from realm.retrieval.index import IndexVersion, load_index
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.mips import MipsIndex
 from realm.text.corpus import Passage
-from realm.text.inputs import joint_inputs, query_inputs
+from realm.text.inputs import query_inputs
 
 Method = Literal["dense", "bm25", "hybrid"]
+ROWS_READ = 16
+"""Passages that the span reader takes together."""
 EVALUATION_DEPTH = 100
 """Passages retrieved per question for recall."""
 
@@ -48,6 +50,10 @@ class AnswerConfig:
     """"auto": a GPU when there is one, else the CPU; or any torch device."""
     precision: Literal["bf16", "fp32"] = "fp32"
     """Of matrix products."""
+    mapped_index: bool = False
+    """Leaves the vectors on disk, in a file that is mapped into memory: for indexes that memory does not hold."""
+    peer_compat: bool = False
+    """Reads and writes as transformers 4.57.6 does with the published checkpoints, oddities and all: docs/published.md."""
 
 
 class Evidence(NamedTuple):
@@ -107,7 +113,8 @@ class Answers(NamedTuple):
             marked = f"{passage.text[: answer.start]}[[{answer.text}]]{passage.text[answer.end :]}"
             lines += [
                 f"{answer.text}   (probability {answer.probability:.2f})",
-                f"    {passage.title}, rank {answer.evidence.rank}, p(z|x) {answer.evidence.probability:.2f}",
+                f"    {passage.title or passage.document_id}, rank {answer.evidence.rank}, "
+                f"p(z|x) {answer.evidence.probability:.2f}",
                 f"    {_around(marked, answer.start)}",
             ]
         return lines or ["no answer: the knowledge base has no passage to read"]
@@ -123,7 +130,7 @@ class Answerer:
     def load(cls, kb: str, model: str, config: AnswerConfig) -> "Answerer":
         """Raises InputError when the parts do not belong together, or the index is missing or lacks passages."""
         opened, loaded = open_pair(kb, model, config.device)
-        return cls(opened, loaded, load_index(opened, loaded, model), config)
+        return cls(opened, loaded, load_index(opened, loaded, model, config.mapped_index), config)
 
     def answer(self, question: str) -> Answers:
         return self.answer_batch([question])[0]
@@ -134,17 +141,13 @@ class Answerer:
         if self.model.span_reader is None:
             raise InputError("the model has no span reader: `realm finetune` gives it one")
         clock = _Clock(len(questions))
-        ids = self.model.tokenizer.encode(questions)
+        ids = self.tokenized(questions)
         query_BD = self.embed(ids)
         clock.lap("embed")
         hits = self.version.index.search(query_BD, self.config.read)
         clock.lap("search")
-        numbers = hits.number_BK.cpu().numpy()
-        passages = self.kb.passages(numbers.ravel())
-        read = [
-            passages[row * numbers.shape[1] : (row + 1) * numbers.shape[1]] for row in range(len(questions))
-        ]
-        found = [self._read(*one) for one in zip(ids, read, hits.score_BK, strict=True)]
+        passages = self.kb.passages(hits.number_BK.cpu().numpy().ravel())
+        found = self._read(ids, passages, hits.score_BK)
         clock.lap("read")
         version = self.version
         return [
@@ -152,39 +155,91 @@ class Answerer:
             for question, answers in zip(questions, found, strict=True)
         ]
 
+    def tokenized(self, questions: Sequence[str]) -> list[list[int]]:
+        """The wordpieces of questions, no special tokens added."""
+        if self.config.peer_compat:
+            return [peer_question(question, self.model.tokenizer) for question in questions]
+        return self.model.tokenizer.encode(questions)
+
     def embed(self, ids: Sequence[Sequence[int]]) -> Tensor:
         """Vectors of tokenized questions -> [B, D]."""
-        inputs = query_inputs(ids, self.model.tokenizer, self.model.lengths).to(self.model.device)
+        lengths = self.model.lengths
+        if self.config.peer_compat:  # it cuts no question
+            lengths = replace(lengths, query=self.model.embedder.trunk_config.max_position_embeddings)
+        inputs = query_inputs(ids, self.model.tokenizer, lengths).to(self.model.device)
         with evaluating(self.model.embedder), autocast(self.model.device, self.config.precision):
             return self.model.embedder.query(inputs)
 
-    def _read(self, question_ids: list[int], passages: list[Passage], score_K: Tensor) -> list[Answer]:
-        """The best different spans of one question's passages; none where there are no passages."""
-        if not passages:
-            return []
+    def _read(
+        self, questions: Sequence[Sequence[int]], passages: Sequence[Passage], score_BK: Tensor
+    ) -> list[list[Answer]]:
+        """The best different spans of each question's passages; none where there are no passages."""
+        read = score_BK.shape[1]
+        rows = list(range(len(passages)))
+        grids: list[Tensor] = [torch.empty(0)] * len(rows)
+        readings: list[tuple[Reading, int]] = [None] * len(rows)  # type: ignore[list-item]
+        # Rows of similar length together, those of all questions: little is padding.
+        rows.sort(key=lambda row: -len(passages[row].text))
+        for start in range(0, len(rows), ROWS_READ):
+            part = rows[start : start + ROWS_READ]
+            reading = self._reading([questions[r // read] for r in part], [passages[r].text for r in part])
+            grid_RWT = self._spans(reading)
+            for place, row in enumerate(part):
+                grids[row], readings[row] = grid_RWT[place], (reading, place)
+        return [
+            self._best(
+                grids[first : first + read],
+                readings[first : first + read],
+                passages[first : first + read],
+                score_BK[first // read] if read else score_BK,
+            )
+            for first in (question * read for question in range(len(questions)))
+        ]
+
+    def _reading(self, questions: Sequence[Sequence[int]], texts: Sequence[str]) -> Reading:
+        tokenizer, lengths = self.model.tokenizer, self.model.lengths
+        if self.config.peer_compat:
+            return peer_reading(questions, texts, tokenizer, lengths.reading or lengths.joint)
+        return joint_reading(questions, texts, tokenizer, lengths)
+
+    def _spans(self, reading: Reading) -> Tensor:
+        """Scores of all spans of some rows -> [R, W, T]."""
         model = self.model
         assert model.span_reader is not None
-        encodings = model.tokenizer.encode_with_offsets([p.text for p in passages])
-        tokens = joint_inputs(
-            [question_ids] * len(passages), [e.ids for e in encodings], model.tokenizer, model.lengths
-        ).to(model.device)
         with evaluating(model.span_reader), autocast(model.device, self.config.precision):
-            span_KWT = model.span_reader(tokens, body_mask(tokens, model.tokenizer.sep_id))
-        joint_KWT = span_KWT + score_K[:, None, None].to(span_KWT.device)
-        probability_F = joint_KWT.flatten().softmax(dim=0)
+            return model.span_reader(reading.tokens.to(model.device), reading.body_BT.to(model.device)).cpu()
+
+    def _best(
+        self,
+        grids: Sequence[Tensor],
+        readings: Sequence[tuple[Reading, int]],
+        passages: Sequence[Passage],
+        score_K: Tensor,
+    ) -> list[Answer]:
+        """The best different spans of one question's passages; `grids` hold the scores of each passage's spans, [W, T]."""
+        if not passages:
+            return []
+        score_K = score_K.cpu()
+        joint_F = torch.cat([(grid + score).flatten() for grid, score in zip(grids, score_K, strict=True)])
+        ends = np.cumsum([grid.numel() for grid in grids])
+        probability_F = joint_F.softmax(dim=0)
         prior_K = score_K.softmax(dim=0).tolist()
-        start = body_start(question_ids, model.lengths)
         answers: dict[str, Answer] = {}
-        for place in joint_KWT.flatten().argsort(descending=True).tolist():
-            score = float(joint_KWT.flatten()[place])
+        for place in joint_F.argsort(descending=True, stable=True).tolist():
+            score = float(joint_F[place])
             if score == -torch.inf or len(answers) == self.config.answers:
                 break
-            row, width, position = np.unravel_index(place, joint_KWT.shape)
-            span = text_span(encodings[row], int(position) - start, int(width))
-            text = passages[row].text[span.start : span.end]
-            evidence = Evidence(passages[row], int(row) + 1, prior_K[row])
+            row = int(np.searchsorted(ends, place, side="right"))
+            width, first = divmod(place - int(ends[row]) + grids[row].numel(), grids[row].shape[1])
+            reading, at = readings[row]
+            start, end = reading.text_span(at, first, first + width)
+            text = passages[row].text[start:end]
+            if self.config.peer_compat:
+                ids = reading.tokens.ids_BT[at, first : first + width + 1].tolist()
+                text = self.model.tokenizer.as_published().decode(ids, skip_special_tokens=False)
+            evidence = Evidence(passages[row], row + 1, prior_K[row])
             answers.setdefault(
-                normalise_answer(text), Answer(text, score, float(probability_F[place]), *span, evidence)
+                normalise_answer(text), Answer(text, score, float(probability_F[place]), start, end, evidence)
             )
         return list(answers.values())
 
@@ -203,7 +258,7 @@ class Retriever:
         rankings = []
         if self._answerer is not None and self._method != "bm25":
             with torch.no_grad():
-                query_BD = self._answerer.embed(self._answerer.model.tokenizer.encode(questions))
+                query_BD = self._answerer.embed(self._answerer.tokenized(questions))
             hits = self._answerer.version.index.search(query_BD, k)
             rankings.append((hits.score_BK.cpu().numpy(), hits.number_BK.cpu().numpy()))
         if self._bm25 is not None:

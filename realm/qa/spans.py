@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realm.model.encoders import SpanReader
+from realm.model.encoders import SpanConfig
 from realm.qa.evaluation import Question
 from realm.text.inputs import Encoding, Lengths
 
@@ -34,12 +34,16 @@ def text_span(encoding: Encoding, first: int, width: int) -> TextSpan:
 
 
 def answer_pieces(
-    question: Question, answer_ids: Sequence[Sequence[int]], text: str, body: Encoding
+    question: Question,
+    answer_ids: Sequence[Sequence[int]],
+    text: str,
+    body: Encoding,
+    max_width: int = SpanConfig.max_width,
 ) -> list[tuple[int, int]]:
     """Every (first piece, width) of a passage's body that is an answer, overlaps and all (ORQA's span label).
 
     Answers are matched as wordpiece sequences, so case and accents are the tokenizer's; patterns on the text, from the
-    first piece that a match touches to the last. An answer of more than `SpanReader.max_width` pieces cannot be read.
+    first piece that a match touches to the last. An answer of more than `max_width` pieces cannot be read.
     """
     found = set()
     if question.regex:
@@ -61,7 +65,7 @@ def answer_pieces(
                 found |= {
                     (int(i), width - 1) for i in np.flatnonzero((windows == np.asarray(answer)).all(axis=1))
                 }
-    return sorted((first, width) for first, width in found if width < SpanReader.max_width)
+    return sorted((first, width) for first, width in found if width < max_width)
 
 
 def correct_mask(

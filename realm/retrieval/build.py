@@ -18,7 +18,7 @@ import math
 import shutil
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import lance
+import pyarrow as pa
 from lance import LanceOperation
 
 from realm.config import InputError, config_from, progress
@@ -116,7 +117,7 @@ class BuildResult(NamedTuple):
     """Documents without a passage."""
 
 
-class _Read(NamedTuple):
+class ReadSoFar(NamedTuple):
     """How far a build has read; saved in each commit, so that the two never differ."""
 
     documents: int = 0
@@ -125,9 +126,9 @@ class _Read(NamedTuple):
     duplicates: int = 0
     empty: int = 0
 
-    def past(self, document: Document, duplicates: int = 0, empty: bool = False) -> "_Read":
+    def past(self, document: Document, duplicates: int = 0, empty: bool = False) -> "ReadSoFar":
         digest = hashlib.sha256(f"{self.digest} {state_of(document)} {document.id}".encode()).hexdigest()
-        return _Read(self.documents + 1, digest, self.duplicates + duplicates, self.empty + empty)
+        return ReadSoFar(self.documents + 1, digest, self.duplicates + duplicates, self.empty + empty)
 
 
 def build(
@@ -148,13 +149,13 @@ def build(
             documents that an interrupted build had read are no longer the same.
     """
     target = Path(folder)
-    _check_target(target, replace)
+    check_target(target, replace)
     work = target.with_name(f"{target.name}.building")
     settings = Settings(dataclasses.replace(config, tagger=tagger.name), tokenizer.fingerprint)
-    table = _interrupted(work, settings)
-    read = _how_far(table)
+    table = interrupted(work, settings)
+    read = how_far(table)
     seen = set(table.to_table(columns=["id"]).column("id").to_pylist()) if table else set()
-    stream = _after(read, one_text_per_id(documents), work)
+    stream = after(read, one_text_per_id(documents), work)
     rows: list[Row] = []
     bar = progress(total=None, description="build", unit="document")
     with bar, annotated(stream, tagger) as found:
@@ -178,7 +179,7 @@ def build(
     if len(table.get_fragments()) > 1:
         table = _in_few_files(work, table, read)
     table.cleanup_old_versions(older_than=timedelta(0), retain_versions=1, delete_unverified=True)
-    _put_in_place(work, target)
+    put_in_place(work, target)
     return BuildResult(read.documents, table.count_rows(), read.duplicates, read.empty)
 
 
@@ -235,7 +236,8 @@ def one_text_per_id(documents: Iterable[Document]) -> Iterator[Document]:
         yield document
 
 
-def _check_target(target: Path, replace: bool) -> None:
+def check_target(target: Path, replace: bool) -> None:
+    """Raises InputError when something else is there, or a knowledge base that is not to be replaced."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if newest_version(target / TABLE) is None:
@@ -246,7 +248,7 @@ def _check_target(target: Path, replace: bool) -> None:
         )
 
 
-def _interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
+def interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
     """What an earlier build committed, if this one can go on from it; else that is removed."""
     if not work.exists():
         return None
@@ -265,15 +267,16 @@ def _interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
     return None
 
 
-def _how_far(table: lance.LanceDataset | None) -> _Read:
+def how_far(table: lance.LanceDataset | None) -> ReadSoFar:
+    """What the newest commit says."""
     transaction = table and table.read_transaction(table.version)
     properties = (transaction and transaction.transaction_properties) or {}
-    return _Read(**json.loads(properties.get(_READ, "{}")))
+    return ReadSoFar(**json.loads(properties.get(_READ, "{}")))
 
 
-def _after(read: _Read, documents: Iterator[Document], work: Path) -> Iterator[Document]:
+def after(read: ReadSoFar, documents: Iterator[Document], work: Path) -> Iterator[Document]:
     """The documents that an interrupted build has not read; those before them must be the ones it read."""
-    again = _Read()
+    again = ReadSoFar()
     for document in progress(
         islice(documents, read.documents), total=read.documents, description="resume", unit="document"
     ):
@@ -292,23 +295,35 @@ def _commit_size(table: lance.LanceDataset | None, most: int) -> int:
     return min(most, max(most // 16, table.count_rows() // 16 if table else 0, 1))
 
 
+def commit_rows(
+    work: Path,
+    table: lance.LanceDataset | None,
+    rows: Iterable[pa.RecordBatch],
+    tokenizer: Tokenizer,
+    settings: Settings,
+    read: Callable[[], ReadSoFar],
+) -> lance.LanceDataset:
+    """Writes rows as they come, and a version with them and with how far the documents were read when they ended."""
+    if table is None:
+        tokenizer.save(work / TOKENIZER)
+    schema = SCHEMA.with_metadata({_SETTINGS: settings.to_json()})
+    fragments = write_rows(work / TABLE, rows, schema)
+    operation = LanceOperation.Append(fragments) if table else LanceOperation.Overwrite(schema, fragments)
+    return commit(work / TABLE, operation, table, {_READ: json.dumps(read()._asdict())})
+
+
 def _commit(
     work: Path,
     table: lance.LanceDataset | None,
     rows: Sequence[Row],
     tokenizer: Tokenizer,
     settings: Settings,
-    read: _Read,
+    read: ReadSoFar,
 ) -> lance.LanceDataset:
-    if table is None:
-        tokenizer.save(work / TOKENIZER)
-    schema = SCHEMA.with_metadata({_SETTINGS: settings.to_json()})
-    fragments = write_rows(work / TABLE, row_batches(rows, tokenizer), schema)
-    operation = LanceOperation.Append(fragments) if table else LanceOperation.Overwrite(schema, fragments)
-    return commit(work / TABLE, operation, table, {_READ: json.dumps(read._asdict())})
+    return commit_rows(work, table, row_batches(rows, tokenizer), tokenizer, settings, lambda: read)
 
 
-def _in_few_files(work: Path, table: lance.LanceDataset, read: _Read) -> lance.LanceDataset:
+def _in_few_files(work: Path, table: lance.LanceDataset, read: ReadSoFar) -> lance.LanceDataset:
     """The same rows in files of a million: random access costs about a millisecond for each file that it meets."""
     size = 8192
     batches = progress(
@@ -322,7 +337,8 @@ def _in_few_files(work: Path, table: lance.LanceDataset, read: _Read) -> lance.L
     return commit(work / TABLE, operation, table, {_READ: json.dumps(read._asdict())})
 
 
-def _put_in_place(work: Path, target: Path) -> None:
+def put_in_place(work: Path, target: Path) -> None:
+    """Gives a finished knowledge base its name."""
     old = target.with_name(f"{target.name}.replaced")
     if newest_version(target / TABLE) is not None:
         target.rename(old)

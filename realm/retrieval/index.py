@@ -97,14 +97,17 @@ def build_index(kb: KnowledgeBase, model_path: str, config: IndexConfig) -> dict
     }
 
 
-def load_index(kb: KnowledgeBase, model: Model, model_path: str) -> IndexVersion:
+def load_index(kb: KnowledgeBase, model: Model, model_path: str, mapped: bool = False) -> IndexVersion:
     """The newest index of this model; passages added since it was built are embedded first.
+
+    A `mapped` one stays on disk.
 
     Raises:
         InputError: the knowledge base has no index of this model.
     """
     folder = index_folder(kb, model)
-    known = vectors.read(folder, kb.keys_N) if folder.exists() else None
+    read = vectors.mapped if mapped else vectors.read
+    known = read(folder, kb.keys_N) if folder.exists() else None
     if known is None:
         raise InputError(
             f"{kb.folder} has no index of {model_path}: run `realm index --kb {kb.folder} --model {model_path}`"
@@ -156,14 +159,10 @@ def complete(kb: KnowledgeBase, model: Model, folder: Path, known: Vectors) -> V
 def _embed(
     kb: KnowledgeBase, model: Model, numbers: np.ndarray, tell: Callable[[int], None] | None = None
 ) -> np.ndarray:
+    tokens = kb.tokens if len(numbers) == len(kb) else kb.tokens_of(numbers)
+    places = np.arange(len(numbers))
     return embed_passages(
-        model.embedder.passage,
-        kb.tokens,
-        numbers,
-        model.tokenizer,
-        model.lengths,
-        model.device,
-        tell=tell,
+        model.embedder.passage, tokens, places, model.tokenizer, model.lengths, model.device, tell=tell
     )
 
 

@@ -30,12 +30,14 @@ from realm.retrieval.add import AddResult, add
 from realm.retrieval.build import TABLE, TOKENIZER, BuildResult, KnowledgeBaseConfig, Settings, build
 from realm.retrieval.passages import (
     PASSAGE_COLUMNS,
+    SCHEMA,
     PassageTokens,
     Ragged,
     fingerprint_of,
     key_of,
     load_tokens,
     to_passages,
+    to_tokens,
 )
 from realm.retrieval.tables import newest_version, open_table, reading, replace_rows, take_rows
 from realm.retrieval.verify import problems
@@ -134,7 +136,12 @@ class KnowledgeBase:
     def tokens(self) -> PassageTokens:
         """What training reads, in memory."""
         with reading(self.table):
-            return load_tokens(self.table)
+            return load_tokens(self.table, self.tokenizer)
+
+    def tokens_of(self, numbers: np.ndarray) -> PassageTokens:
+        """The same of these passages alone, at least one, in this order."""
+        with reading(self.table):
+            return to_tokens(take_rows(self.table, numbers, SCHEMA.names), self.tokenizer)
 
     @cached_property
     def fingerprint(self) -> str:

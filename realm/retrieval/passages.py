@@ -2,13 +2,15 @@
 
 A row holds a passage twice. In characters, for people: title, text, sentences, salient spans. In
 wordpieces, for networks: ids, the piece where each sentence starts, the pieces of each span. Turning the
-first into the second happens here, once, when a passage enters the knowledge base.
+first into the second happens here, once, when a passage enters the knowledge base; or, where that was left
+out because there are millions whose vectors came with them, when it is first needed.
 
 Keys are unsigned 64-bit numbers: the 16 hex digits of a passage's id, the start of the SHA-1 of a
 document's id.
 """
 
 import hashlib
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
@@ -18,6 +20,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 
+from realm.config import progress
 from realm.text.corpus import Document, Passage, Span
 from realm.text.inputs import Tokenizer
 
@@ -138,8 +141,8 @@ def fingerprint_of(keys_N: np.ndarray, tokenizer: Tokenizer) -> str:
     return digest.hexdigest()[:16]
 
 
-def row_batches(rows: Sequence[Row], tokenizer: Tokenizer, size: int = 512) -> list[pa.RecordBatch]:
-    """Rows as Arrow batches, tokenized; `size` bounds the Python lists of wordpieces alive at once."""
+def row_batches(rows: Sequence[Row], tokenizer: Tokenizer | None, size: int = 512) -> list[pa.RecordBatch]:
+    """Rows as Arrow batches, tokenized if by anything; `size` bounds the Python lists of wordpieces alive at once."""
     return [_batch(rows[start : start + size], tokenizer) for start in range(0, len(rows), size)]
 
 
@@ -148,9 +151,42 @@ def to_passages(table: pa.Table | pa.RecordBatch) -> list[Passage]:
     return list(map(_passage, *(_python(table.column(name)) for name in PASSAGE_COLUMNS)))
 
 
-def load_tokens(table: lance.LanceDataset) -> PassageTokens:
+def load_tokens(table: lance.LanceDataset, tokenizer: Tokenizer) -> PassageTokens:
     """The wordpieces of all passages in memory."""
+    if table.count_rows(filter=_UNTOKENIZED):
+        rows = progress(
+            table.to_batches(columns=SCHEMA.names, batch_size=1024),
+            total=math.ceil(table.count_rows() / 1024),
+            description="tokenize",
+            unit="batch",
+        )
+        parts = [_tokenized(batch, tokenizer) for batch in rows]
+        return PassageTokens(*(_ragged(pa.chunked_array(columns)) for columns in zip(*parts, strict=True)))
     return PassageTokens(*(_load_ragged(table, column) for column in TOKEN_COLUMNS))
+
+
+def to_tokens(table: pa.Table, tokenizer: Tokenizer) -> PassageTokens:
+    """The wordpieces of rows of the table; needs the whole `SCHEMA`."""
+    parts = [_tokenized(batch, tokenizer) for batch in table.to_batches(max_chunksize=1024)]
+    return PassageTokens(*(_ragged(pa.chunked_array(columns)) for columns in zip(*parts, strict=True)))
+
+
+_UNTOKENIZED = "body_ids IS NULL"
+
+
+def _tokenized(batch: pa.RecordBatch, tokenizer: Tokenizer) -> list[pa.Array]:
+    """The batch's `TOKEN_COLUMNS`, made now where it came without."""
+    if batch.column("body_ids").null_count:
+        facts = (batch.column(name).to_pylist() for name in ("document_state", "document_passages"))
+        rows = list(map(Row, to_passages(batch), *facts))
+        batch = _batch(rows, tokenizer)
+    return [batch.column(name) for name in TOKEN_COLUMNS]
+
+
+def _ragged(column: pa.ChunkedArray) -> Ragged:
+    array = column.combine_chunks()
+    lengths = array.value_lengths().to_numpy()
+    return Ragged(array.flatten().to_numpy(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
 
 def _load_ragged(table: lance.LanceDataset, column: str) -> Ragged:
@@ -196,14 +232,9 @@ def _passage(
     return Passage(f"{key:016x}", document_id, title, text, sentences, spans)
 
 
-def _batch(rows: Sequence[Row], tokenizer: Tokenizer) -> pa.RecordBatch:
+def _batch(rows: Sequence[Row], tokenizer: Tokenizer | None) -> pa.RecordBatch:
     passages = [row.passage for row in rows]
-    bodies = tokenizer.encode_with_offsets([passage.text for passage in passages])
-    spans = [
-        _span_pieces(body.starts, body.ends, passage.spans)
-        for body, passage in zip(bodies, passages, strict=True)
-    ]
-    columns = {
+    columns: dict[str, list[Any]] = {
         "id": [int(passage.id, 16) for passage in passages],
         "document_key": [key_of(passage.document_id) for passage in passages],
         "document_state": [row.document_state for row in rows],
@@ -216,6 +247,22 @@ def _batch(rows: Sequence[Row], tokenizer: Tokenizer) -> pa.RecordBatch:
         "span_starts": [[span.start for span in passage.spans] for passage in passages],
         "span_ends": [[span.end for span in passage.spans] for passage in passages],
         "span_labels": [[span.label for span in passage.spans] for passage in passages],
+    }
+    if tokenizer is None:
+        columns |= dict.fromkeys(TOKEN_COLUMNS, [None] * len(rows))
+    else:
+        columns |= _pieces(passages, tokenizer)
+    return pa.record_batch([pa.array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
+
+
+def _pieces(passages: Sequence[Passage], tokenizer: Tokenizer) -> dict[str, list[Any]]:
+    """The columns in wordpieces."""
+    bodies = tokenizer.encode_with_offsets([passage.text for passage in passages])
+    spans = [
+        _span_pieces(body.starts, body.ends, passage.spans)
+        for body, passage in zip(bodies, passages, strict=True)
+    ]
+    return {
         "title_ids": tokenizer.encode([passage.title for passage in passages]),
         "body_ids": [body.ids for body in bodies],
         "sentence_pieces": [
@@ -225,7 +272,6 @@ def _batch(rows: Sequence[Row], tokenizer: Tokenizer) -> pa.RecordBatch:
         "span_first_pieces": [[first for first, _ in pieces] for pieces in spans],
         "span_end_pieces": [[end for _, end in pieces] for pieces in spans],
     }
-    return pa.record_batch([pa.array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
 
 
 def _span_pieces(starts: Sequence[int], ends: Sequence[int], spans: Sequence[Span]) -> list[tuple[int, int]]:

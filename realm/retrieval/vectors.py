@@ -7,17 +7,22 @@ A version says which model made it (`VectorsInfo`, in the table's schema metadat
 without the other). Vectors are keyed by passage id, not by row, so passages come and go without them being
 written again. A vector whose passage is gone is ignored when read, and is not in the next build.
 
-Reading holds one [N, D] array of 16-bit numbers (3.4 GB for 13.35 M passages of 128), and 25 bytes per
-passage.
+Reading holds one [N, D] array of 16-bit numbers (3.4 GB for 13.35 M passages of 128; published vectors
+may have 32), and 25 bytes per passage. `mapped` leaves the array on disk, in a file of its own:
+
+    KB/indexes/<fingerprint>/mapped-<version>-<ids>.npy    a version's vectors in the order of the passages
 
 Letters: N passages, D embedding.
 """
 
 import dataclasses
+import hashlib
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import lance
 import numpy as np
@@ -37,10 +42,10 @@ from realm.retrieval.tables import (
 )
 
 TABLE = "vectors.lance"
+_MAPPED = "mapped"
 _INFO = b"realm"
 _ROWS_PER_BATCH = 8192
-_EXPONENT = 0x7C00
-"""The exponent bits of float16: all set in NaN and in both infinities."""
+_DTYPES: dict[int, np.dtype[Any]] = {16: np.dtype(np.float16), 32: np.dtype(np.float32)}
 
 
 @dataclass(frozen=True)
@@ -59,13 +64,15 @@ class VectorsInfo:
     """When, ISO 8601."""
     corpus: str
     """Fingerprint of the knowledge base they were made of."""
+    bits: int = 16
+    """Of a number; 32 where the vectors were published so."""
 
 
 class Vectors(NamedTuple):
     """A version's vectors in the order of the passages of today."""
 
     array: np.ndarray
-    """[N, D] float16; zeros where a passage has none."""
+    """[N, D] float16 or float32; zeros where a passage has none."""
     missing: np.ndarray
     """Numbers of the passages without a vector, ascending."""
     info: VectorsInfo
@@ -87,14 +94,14 @@ def folders(kb: Path) -> list[Path]:
 
 
 def publish(folder: Path, ids_N: np.ndarray, vectors_ND: np.ndarray, info: VectorsInfo) -> int:
-    """Writes a new version that holds these vectors and no others; returns its number.
+    """Writes a new version that holds these vectors, in `info.bits`, and no others; returns its number.
 
     Raises:
-        InputError: the array is not [N, info.dim] float16, or has numbers that are not finite.
+        InputError: the array is not [N, info.dim] of floats, or has numbers that are not finite in those bits.
     """
     _check(ids_N, vectors_ND, info)
     schema = _schema(info)
-    fragments = write_rows(folder / TABLE, _batches(ids_N, vectors_ND, schema), schema, new=True)
+    fragments = write_rows(folder / TABLE, _batches(ids_N, vectors_ND, info), schema, new=True)
     return int(commit(folder / TABLE, LanceOperation.Overwrite(schema, fragments)).version)
 
 
@@ -115,7 +122,7 @@ def append(folder: Path, ids_N: np.ndarray, vectors_ND: np.ndarray, model: str, 
     _check(ids_N, vectors_ND, info)
     schema = _schema(info)
     old = [fragment.metadata for fragment in table.get_fragments()]
-    new = write_rows(folder / TABLE, _batches(ids_N, vectors_ND, schema), schema)
+    new = write_rows(folder / TABLE, _batches(ids_N, vectors_ND, info), schema)
     # Overwriting with the old files and the new: an append could not change the info in the same commit.
     return int(commit(folder / TABLE, LanceOperation.Overwrite(schema, old + new), table).version)
 
@@ -129,7 +136,43 @@ def read(folder: Path, ids_N: np.ndarray, version: int | None = None) -> Vectors
         return None
     table = open_table(folder / TABLE, version)
     info = _info(table, folder)
-    vectors_ND = np.zeros((len(ids_N), info.dim), dtype=np.float16)
+    return _read(table, info, ids_N, np.zeros((len(ids_N), info.dim), dtype=_DTYPES[info.bits]))
+
+
+def mapped(folder: Path, ids_N: np.ndarray) -> Vectors | None:
+    """As `read`, but the array stays on disk and its pages come and go as they are used.
+
+    The first call writes it there, beside the table; files of other versions or passages go. Where passages have no vector
+    there is nothing to map yet, and the array is in memory.
+    """
+    if newest_version(folder / TABLE) is None:
+        return None
+    table = open_table(folder / TABLE)
+    info = _info(table, folder)
+    ids = hashlib.sha256(ids_N.tobytes()).hexdigest()[:16]
+    file = folder / f"{_MAPPED}-{table.version}-{ids}.npy"
+    missing, left_over = np.zeros(0, dtype=np.int64), 0
+    if not file.exists():
+        aside = folder / f".{file.name}.{os.getpid()}"
+        try:
+            array_ND = np.lib.format.open_memmap(
+                aside, "w+", dtype=_DTYPES[info.bits], shape=(len(ids_N), info.dim)
+            )
+            found = _read(table, info, ids_N, array_ND)
+            if len(found.missing):
+                return found._replace(array=np.array(array_ND))
+            array_ND.flush()
+            missing, left_over = found.missing, found.left_over
+            for old in folder.glob(f"{_MAPPED}-*.npy"):
+                old.unlink()
+            aside.replace(file)
+        finally:
+            aside.unlink(missing_ok=True)
+    return Vectors(np.load(file, mmap_mode="c"), missing, info, int(table.version), left_over)
+
+
+def _read(table: lance.LanceDataset, info: VectorsInfo, ids_N: np.ndarray, vectors_ND: np.ndarray) -> Vectors:
+    """Fills the array, which is all zeros, with the table's vectors."""
     found_N = np.zeros(len(ids_N), dtype=bool)
     lookup: Lookup | None = None
     row = left_over = 0
@@ -188,9 +231,8 @@ def go_back(folder: Path, version: int) -> None:
 
 
 def not_finite(vectors_ND: np.ndarray) -> np.ndarray:
-    """Rows of float16 vectors with a NaN or an infinity in them."""
-    exponents_ND = vectors_ND.view(np.uint16) & np.uint16(_EXPONENT)
-    return np.flatnonzero((exponents_ND == _EXPONENT).any(axis=1))
+    """Rows of vectors with a NaN or an infinity in them."""
+    return np.flatnonzero(~np.isfinite(vectors_ND).all(axis=1))
 
 
 def _info(table: lance.LanceDataset, folder: Path) -> VectorsInfo:
@@ -203,31 +245,37 @@ def _info(table: lance.LanceDataset, folder: Path) -> VectorsInfo:
 
 
 def _check(ids_N: np.ndarray, vectors_ND: np.ndarray, info: VectorsInfo) -> None:
-    if vectors_ND.dtype != np.float16:
-        raise InputError(f"vectors are {vectors_ND.dtype}: they must be float16")
+    if info.bits not in _DTYPES:
+        raise InputError(f"vectors of {info.bits} bits: they must have 16 or 32")
+    if vectors_ND.dtype not in _DTYPES.values():
+        raise InputError(f"vectors are {vectors_ND.dtype}: they must be float16 or float32")
     if vectors_ND.shape != (len(ids_N), info.dim):
         raise InputError(
             f"vectors are {vectors_ND.shape}: {len(ids_N)} passages of dimension {info.dim} were expected"
         )
     for start in range(0, len(vectors_ND), _ROWS_PER_BATCH):
-        bad = not_finite(np.ascontiguousarray(vectors_ND[start : start + _ROWS_PER_BATCH]))
+        bad = not_finite(_in_bits(vectors_ND[start : start + _ROWS_PER_BATCH], info))
         if len(bad):
             raise InputError(
-                f"vector {start + bad[0]} has a NaN or an infinity: the model or its 16-bit range is broken"
+                f"vector {start + bad[0]} has a NaN or an infinity: the model or its {info.bits}-bit range is broken"
             )
 
 
 def _schema(info: VectorsInfo) -> pa.Schema:
-    fields = [("id", pa.uint64()), ("vector", pa.list_(pa.float16(), info.dim))]
+    number = pa.float16() if info.bits == 16 else pa.float32()
+    fields = [("id", pa.uint64()), ("vector", pa.list_(number, info.dim))]
     return pa.schema(fields, metadata={_INFO: json.dumps(dataclasses.asdict(info)).encode()})
 
 
-def _batches(ids_N: np.ndarray, vectors_ND: np.ndarray, schema: pa.Schema) -> list[pa.RecordBatch]:
-    """Views of the arrays, where these are contiguous."""
-    batches = []
+def _batches(ids_N: np.ndarray, vectors_ND: np.ndarray, info: VectorsInfo) -> Iterator[pa.RecordBatch]:
+    """Views of the arrays, where these are contiguous and in the right bits."""
     for start in range(0, len(ids_N), _ROWS_PER_BATCH):
         rows = slice(start, start + _ROWS_PER_BATCH)
-        flat = pa.array(np.ascontiguousarray(vectors_ND[rows]).reshape(-1))
+        flat = pa.array(_in_bits(vectors_ND[rows], info).reshape(-1))
         vectors = pa.FixedSizeListArray.from_arrays(flat, vectors_ND.shape[1])
-        batches.append(pa.record_batch([pa.array(ids_N[rows]), vectors], schema=schema))
-    return batches
+        yield pa.record_batch([pa.array(ids_N[rows]), vectors], schema=_schema(info))
+
+
+def _in_bits(vectors_ND: np.ndarray, info: VectorsInfo) -> np.ndarray:
+    with np.errstate(over="ignore"):  # too large for 16 bits is an infinity, which `_check` finds
+        return np.ascontiguousarray(vectors_ND, dtype=_DTYPES[info.bits])

@@ -107,7 +107,7 @@ def _outside_text(batch: pa.RecordBatch) -> np.ndarray:
 
 
 def _outside_pieces(batch: pa.RecordBatch) -> np.ndarray:
-    length_B = batch.column("body_ids").value_lengths().to_numpy()
+    length_B = _lengths(batch.column("body_ids"))
     sentences_B = _outside(batch, "sentence_pieces", "sentence_pieces", length_B)
     return sentences_B | _outside(batch, "span_first_pieces", "span_end_pieces", length_B)
 
@@ -120,11 +120,16 @@ def _unknown_pieces(batch: pa.RecordBatch, vocab_size: int) -> np.ndarray:
 def _outside(batch: pa.RecordBatch, starts: str, ends: str, length_B: np.ndarray) -> np.ndarray:
     """Where not 0 <= start <= end <= length for all ranges of a row, or where a start has no end."""
     first, last = batch.column(starts), batch.column(ends)
-    counts_B = first.value_lengths().to_numpy()
-    failed_B = counts_B != last.value_lengths().to_numpy()
+    counts_B = _lengths(first)
+    failed_B = counts_B != _lengths(last)
     if failed_B.any():
         return failed_B
     row = np.repeat(np.arange(len(batch)), counts_B)
     start, end = first.flatten().to_numpy(), last.flatten().to_numpy()
     failed_B[row[(start < 0) | (end < start) | (end > length_B[row])]] = True
     return failed_B
+
+
+def _lengths(column: pa.ListArray) -> np.ndarray:
+    """Of the lists; 0 where a passage is not tokenized yet."""
+    return column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)

@@ -1,11 +1,12 @@
 """The only tokenization, and every layout that a network reads (reference: REALM appendix B, released featurisation).
 
 A text becomes wordpiece ids once, when it enters the knowledge base. From there on training and search work on ids:
-`pack` turns id sequences into `Tokens`, and the four layouts below are the only callers of it.
+`pack` turns id sequences into `Tokens`, and the layouts below are the only callers of it.
 
     query      [CLS] sentence [SEP]                 segments 0
     passage    [CLS] title [SEP] body [SEP]         segments 0 | 1
     joint      [CLS] sentence [SEP] body [SEP]      segments 0 | 1   (no title: it serves retrieval only)
+    reading    the same of a question, for the span reader
     null       an empty title and an empty body     [CLS] [SEP] [SEP]
 
 Letters: B rows, T tokens.
@@ -13,6 +14,7 @@ Letters: B rows, T tokens.
 
 import hashlib
 import importlib.util
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 
 from realm.config import InputError
@@ -47,6 +49,8 @@ class Lengths:
     """A masked sentence or a question."""
     passage: int = 288
     """A passage with its title."""
+    reading: int = 0
+    """What the span reader reads of a question and a passage's body; 0: as long as `joint` (released code: 320)."""
 
     @property
     def joint(self) -> int:
@@ -99,6 +103,11 @@ class Tokenizer:
         self._json = tokenizer.to_str()
         self.fingerprint = hashlib.sha256(self._json.encode()).hexdigest()[:16]
 
+    def vocabulary(self) -> list[str]:
+        """The wordpieces by id."""
+        number_of = self._tokenizer.get_vocab()
+        return sorted(number_of, key=number_of.__getitem__)
+
     def continuing_ids(self) -> list[int]:
         """Ids of the wordpieces that continue a word."""
         return sorted(i for piece, i in self._tokenizer.get_vocab().items() if piece.startswith("##"))
@@ -110,7 +119,10 @@ class Tokenizer:
         Raises:
             InputError: nothing there, or no fast tokenizer in it.
         """
-        file = Path(encoder_folder(str(name))) / "tokenizer.json"
+        folder = Path(encoder_folder(str(name)))
+        file = folder / "tokenizer.json"
+        if not file.exists() and (folder / "vocab.txt").exists():
+            return cls.from_vocabulary(folder)
         if not file.exists():
             raise InputError(f"{name} has no tokenizer.json: name a folder that holds a fast tokenizer")
         try:
@@ -119,6 +131,31 @@ class Tokenizer:
             raise
         except Exception as error:  # the Rust side raises bare Exception for anything it cannot read
             raise InputError(f"{file} is not a tokenizer: {str(error).splitlines()[0]}") from error
+
+    @classmethod
+    def from_vocabulary(cls, folder: Path) -> "Tokenizer":
+        """BERT's own tokenizer from a folder's vocab.txt and, where there is one, tokenizer_config.json.
+
+        Raises:
+            InputError: they cannot be read, or the vocabulary is no BERT's.
+        """
+        try:
+            pieces = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
+            config = folder / "tokenizer_config.json"
+            settings = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
+        except ValueError as error:
+            raise InputError(f"{folder}: its tokenizer cannot be read: {error}") from error
+        tokenizer = FastTokenizer(
+            models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
+        )
+        tokenizer.normalizer = normalizers.BertNormalizer(
+            lowercase=settings.get("do_lower_case", True),
+            strip_accents=settings.get("strip_accents"),
+            handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+        )
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+        tokenizer.add_special_tokens([name for name in SPECIAL if name in pieces])
+        return cls(tokenizer)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
@@ -166,6 +203,20 @@ class Tokenizer:
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [Encoding(e.ids, [s for s, _ in e.offsets], [t for _, t in e.offsets]) for e in encodings]
 
+    def as_published(self) -> FastTokenizer:
+        """The library's tokenizer as `transformers` drives it: [CLS] a [SEP] b [SEP], a spelled [SEP] becomes one.
+
+        For other people's conventions (`realm.model.published`, `realm.qa.reading`); ours never read special pieces in texts.
+        """
+        tokenizer = FastTokenizer.from_str(self._json)
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", self.cls_id), ("[SEP]", self.sep_id)],
+        )
+        tokenizer.add_special_tokens(list(SPECIAL))
+        return tokenizer
+
     def encode_masked(self, text: str) -> list[int]:
         """Ids of a sentence in which the user wrote [MASK] for each hidden wordpiece."""
         parts = self.encode(text.split("[MASK]"))
@@ -181,8 +232,14 @@ class Tokenizer:
         return self._tokenizer.decode([int(i) for i in ids])
 
 
-def encoder_folder(name: str) -> str:
+ENCODER_FILES = ("*.json", "*.safetensors", "vocab.txt")
+"""What is fetched of an encoder that is on the hub."""
+
+
+def encoder_folder(name: str, files: Sequence[str] = ENCODER_FILES) -> str:
     """The folder of an encoder: a local folder as it is, a packaged one by its `package:` name, else from the hub's cache.
+
+    `files` are the patterns of what is fetched from the hub.
 
     Raises:
         InputError: the package is not installed, or neither folder nor hub has the name.
@@ -200,15 +257,20 @@ def encoder_folder(name: str) -> str:
         return name
     if Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise InputError(f"{name} is not a model folder")
-    return _from_hub(name)
+    return from_hub(name, files)
 
 
-def _from_hub(name: str) -> str:
+def from_hub(name: str, files: Sequence[str]) -> str:
+    """The folder of a hub repository in the hub's cache, with those of its files that fit a pattern.
+
+    Raises:
+        InputError: it is not to be had.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "vocab.txt"])
+        return snapshot_download(name, allow_patterns=list(files))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise InputError(
             f"{name} is neither a folder here nor to be had from the hub ({type(error).__name__})"
@@ -269,5 +331,13 @@ def passage_inputs(
 def joint_inputs(
     sentences: Sequence[Ids], bodies: Sequence[Ids], tokenizer: Tokenizer, lengths: Lengths
 ) -> Tokens:
-    """What the knowledge-augmented encoder and the span reader read: a query and one passage's body."""
+    """What the knowledge-augmented encoder reads: a query and one passage's body."""
     return pack(list(zip(sentences, bodies, strict=True)), tokenizer, lengths.joint, first=lengths.query - 2)
+
+
+def reading_inputs(
+    questions: Sequence[Ids], bodies: Sequence[Ids], tokenizer: Tokenizer, lengths: Lengths
+) -> Tokens:
+    """What the span reader reads: the joint layout, in the span reader's own length."""
+    longest = lengths.reading or lengths.joint
+    return pack(list(zip(questions, bodies, strict=True)), tokenizer, longest, first=lengths.query - 2)

@@ -30,7 +30,7 @@ from realm.retrieval.index import IndexVersion, load_index
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.refresh import IndexRefresher, RefreshConfig
 from realm.text.corpus import Passage
-from realm.text.inputs import Tokens, joint_inputs, passage_inputs, query_inputs
+from realm.text.inputs import Tokens, passage_inputs, query_inputs, reading_inputs
 from realm.train.loop import RunConfig, TrainRun, generator
 
 
@@ -208,11 +208,13 @@ class Examples:
         passages = [self._passages[int(n)] for n in numbers.ravel()]
         encodings = model.tokenizer.encode_with_offsets([p.text for p in passages])
         owner = np.repeat(batch, numbers.shape[1])
-        tokens = joint_inputs(
+        tokens = reading_inputs(
             [self._ids[q] for q in owner], [e.ids for e in encodings], model.tokenizer, model.lengths
         )
         spans = [
-            answer_pieces(self._questions[q], self._answer_ids[q], passage.text, encoding)
+            answer_pieces(
+                self._questions[q], self._answer_ids[q], passage.text, encoding, reader.config.max_width
+            )
             for q, passage, encoding in zip(owner, passages, encodings, strict=True)
         ]
         starts = [body_start(self._ids[q], model.lengths) for q in owner]

@@ -27,11 +27,13 @@ def embedded(monkeypatch) -> list[list[int]]:
     """The passage numbers of every call that embeds."""
     calls: list[list[int]] = []
 
-    def embed(tower, tokens, numbers, *rest, **named):
-        calls.append(numbers.tolist())
-        return embed_passages(tower, tokens, numbers, *rest, **named)
+    embed = index_module._embed
 
-    monkeypatch.setattr(index_module, "embed_passages", embed)
+    def watched(kb, model, numbers, *rest):
+        calls.append(numbers.tolist())
+        return embed(kb, model, numbers, *rest)
+
+    monkeypatch.setattr(index_module, "_embed", watched)
     return calls
 
 

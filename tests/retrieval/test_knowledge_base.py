@@ -196,7 +196,7 @@ def stop(*_: object, **__: object) -> NoReturn:
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])
-@pytest.mark.parametrize("where", ["write_rows", "commit", "_put_in_place"])
+@pytest.mark.parametrize("where", ["write_rows", "commit", "put_in_place"])
 def test_a_build_stopped_around_any_commit_ends_the_same(
     where: str, call: int, kb: KnowledgeBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +212,7 @@ def test_a_build_stopped_around_any_commit_ends_the_same(
             assert not (tmp_path / "again").exists()
             make(tmp_path / "again")
         else:
-            assert where == "_put_in_place" and call > 1
+            assert where == "put_in_place" and call > 1
     assert list(KnowledgeBase.open(tmp_path / "again")) == list(kb)
 
 

@@ -133,7 +133,7 @@ def test_vectors_stay_with_their_passages_through_deletions(
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda v: v.astype(np.float32), "float32: they must be float16"),
+        (lambda v: v.astype(np.float64), "float64: they must be float16 or float32"),
         (lambda v: v[:, :3], r"3\): \d+ passages of dimension 4 were expected"),
         (lambda v: v[1:], r"\(\d+, 4\): \d+ passages"),
         (lambda v: np.where(np.arange(len(v))[:, None] == 5, np.float16("nan"), v), "vector 5 has a NaN"),

@@ -1,0 +1,201 @@
+"""The published checkpoints here and in transformers 4.57.6: one pre-training step, one question, memory.
+
+    python benchmarks/published.py --folder runs/published              20,000 blocks; makes the files, then runs both sides
+    python benchmarks/published.py --folder runs/million --blocks 1000000 --parts convert answer
+
+Both sides get the same weights and inputs, each measurement in a process of its own; the best round counts. Times are wall and
+processor seconds: on a busy machine compare the latter. Prints a table, and as the last line one JSON object.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]  # run as a file: the repository is the package's home
+
+from published_inputs import B, K, questions, step_inputs, tell, timed  # noqa: E402
+
+OURS = {
+    "step": ["fp32", "bf16", "bf16-sampled"],
+    "answer": ["fp32", "bf16", "fp32-batch", "bf16-batch", "bf16-mapped"],
+}
+"""Ways in which our side runs. "fp32" computes the peer's numbers; "sampled" trains the reader through one candidate."""
+BATCH = 16
+
+
+def step(folder: Path, rounds: int, way: str, queries: int) -> dict[str, float]:
+    """One forward and backward pass of scorer and encoder."""
+    import torch
+
+    from realm.model.device import autocast
+    from realm.model.losses import marginal_loss
+    from realm.model.published.checkpoint import open_checkpoint
+    from realm.model.published.parts import convert
+    from realm.model.published.peer import masked_lm_loss
+    from realm.retrieval.candidates import RetrievalBatch
+    from realm.text.inputs import Tokens
+    from realm.train.pretrain import PretrainConfig, sampled_reader_loss
+
+    device = torch.device("cpu")
+    model = convert(
+        open_checkpoint(str(folder / "scorer")), encoder=open_checkpoint(str(folder / "encoder"))
+    ).model.to(device)
+    embedder, reader = model.embedder.train(), model.reader.train()
+    given = step_inputs(queries)
+    query, candidate, joint = (
+        Tokens(*(given[n][k] for k in ("ids", "mask", "segments"))) for n in ("query", "candidate", "joint")
+    )
+    labels, mask = given["target"]["labels"], given["target"]["mask"]
+    place_BK = torch.arange(queries * K).view(queries, K)
+    position_BM = mask.nonzero()[:, 1].view(queries, -1)
+    target_BM, mask_BM = labels.gather(1, position_BM), torch.ones_like(position_BM)
+    batch = RetrievalBatch(query, candidate, place_BK, joint, position_BM, target_BM, mask_BM)
+
+    def run(_: int) -> None:
+        with autocast(device, way.split("-")[0]):
+            _, score_BK = embedder.score(query, candidate, place_BK)
+            if way.endswith("sampled"):
+                with torch.no_grad():
+                    logp_BKM = reader.token_logp(joint, position_BM, target_BM, mask_BM)
+                loss = marginal_loss(score_BK, logp_BKM, mask_BM, "token")
+                loss = loss + sampled_reader_loss(reader, batch, score_BK, logp_BKM, PretrainConfig())
+            else:
+                loss = masked_lm_loss(reader, joint, score_BK, labels, mask)
+        loss.backward()
+
+    return timed(run, rounds)
+
+
+def answer(folder: Path, rounds: int, way: str) -> dict[str, float]:
+    """Questions, one at a time or `BATCH` at once; seconds for each question."""
+    from realm.qa.pipeline import AnswerConfig, Answerer
+
+    precision, *more = way.split("-")
+    config = AnswerConfig(device="cpu", precision=precision, mapped_index="mapped" in more)  # type: ignore[arg-type]
+    answerer = Answerer.load(str(folder / "ours" / "kb"), str(folder / "ours" / "model"), config)
+    at_once = BATCH if "batch" in more else 1
+    asked = questions(folder / "openqa", (rounds + 1) * at_once)
+    found = timed(lambda n: answerer.answer_batch(asked[n * at_once : (n + 1) * at_once]), rounds)
+    return found | {key: round(found[key] / at_once, 4) for key in ("wall_s", "cpu_s")}
+
+
+def prepare(folder: Path, blocks: int) -> dict[str, float]:
+    """Makes the files, and converts them -> what the conversion took."""
+    if not (folder / "openqa" / "block_records.npy").exists():
+        _python("published_files.py", str(folder), str(blocks))
+    if (folder / "ours" / "kb").exists():
+        return {}
+    start = time.perf_counter()
+    command = [
+        sys.executable,
+        "-m",
+        "realm",
+        "convert",
+        str(folder / "openqa"),
+        str(folder / "ours"),
+        "--json",
+    ]
+    pid = os.spawnve(os.P_NOWAIT, sys.executable, command, {**os.environ, "PYTHONPATH": str(HERE.parent)})
+    _, status, used = os.wait4(pid, 0)
+    if status:
+        raise SystemExit("the conversion failed")
+    cpu = used.ru_utime + used.ru_stime
+    peak = used.ru_maxrss / 2**20
+    return {
+        "blocks": blocks,
+        "wall_s": round(time.perf_counter() - start, 1),
+        "cpu_s": round(cpu, 1),
+        "peak_gb": round(peak, 2),
+    }
+
+
+def _python(file: str, *words: str, python: str = sys.executable) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent), "TOKENIZERS_PARALLELISM": "true"}
+    done = subprocess.run(
+        [python, str(HERE / file), *words], check=True, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    return done.stdout
+
+
+def _last(said: str) -> dict[str, float]:
+    return dict(json.loads(said.strip().splitlines()[-1]))
+
+
+def compare(part: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Both sides of a part, ours in each of its ways; ratios are the peer's cost in ours."""
+    from tests.published.peer_environment import peer_python
+
+    words = [part, str(args.folder), str(args.threads), str(args.rounds)]
+    queries = [str(args.queries)] if part == "step" else []
+    result: dict[str, Any] = {
+        "peer": _last(_python("published_peer.py", *words, *queries, python=str(peer_python())))
+    }
+    for way in OURS[part]:
+        said = _python("published.py", "--side", *words, way, str(args.queries))
+        result[way] = _last(said)
+    result["ratios"] = {
+        way: {key: round(result["peer"][key] / result[way][key], 2) for key in result["peer"]}
+        for way in OURS[part]
+    }
+    return result
+
+
+def table(part: str, result: dict[str, Any]) -> None:
+    """Prints a line for each side and way."""
+    for name in ("peer", *OURS[part]):
+        one = result[name]
+        ratio = result["ratios"].get(name, {"cpu_s": 1.0, "wall_s": 1.0, "peak_gb": 1.0})
+        print(
+            f"{part:8} {name:14} {one['wall_s']:9.3f} s wall ({ratio['wall_s']:5.2f}x)  {one['cpu_s']:9.3f} s cpu "
+            f"({ratio['cpu_s']:5.2f}x)  {one['peak_gb']:6.2f} GB ({ratio['peak_gb']:5.2f}x)",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Both sides; or, started by itself, ours alone."""
+    if sys.argv[1:2] == ["--side"]:
+        side(*sys.argv[2:])
+        return
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, required=True, help="where the files are, or go")
+    parser.add_argument("--blocks", type=int, default=20_000)
+    parser.add_argument("--queries", type=int, default=B, help="of a pre-training step, 8 candidates each")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--parts", nargs="+", choices=["convert", "step", "answer"], default=["convert", "step", "answer"]
+    )
+    args = parser.parse_args()
+    results: dict[str, Any] = {"blocks": args.blocks, "queries": args.queries, "threads": args.threads}
+    converted = prepare(args.folder, args.blocks)
+    if converted:
+        results["convert"] = converted
+        print(f"convert  {converted}", flush=True)
+    for part in (part for part in args.parts if part != "convert"):
+        results[part] = compare(part, args)
+        table(part, results[part])
+    print(json.dumps(results))
+
+
+def side(part: str, folder: str, threads: str, rounds: str, way: str, queries: str) -> None:
+    """One measurement of ours."""
+    import torch
+
+    torch.set_num_threads(int(threads))
+    if part == "step":
+        tell(step(Path(folder), int(rounds), way, int(queries)))
+    else:
+        tell(answer(Path(folder), int(rounds), way))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The same inputs for both sides of `published.py`; needs nothing but torch.
+
+Letters: B queries, K candidates per query, Q tokens of a query, P of a candidate, J of both.
+"""
+
+import json
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+B, K, Q, P, J = 4, 8, 64, 288, 352
+MASKED = 5
+"""Tokens hidden in each query."""
+FIRST_WORD = 67
+"""The first id that is a word."""
+
+
+def rows(count: int, length: int, split: int, draw: torch.Generator) -> dict[str, Tensor]:
+    """Full rows of random words: [CLS] words [SEP] words [SEP], the second part from `split` on."""
+    ids = torch.randint(FIRST_WORD, 30522, (count, length), generator=draw)
+    ids[:, 0], ids[:, split - 1], ids[:, -1] = 2, 3, 3
+    segments = (torch.arange(length) >= split).long().expand(count, length).contiguous()
+    return {"ids": ids, "mask": torch.ones_like(ids), "segments": segments}
+
+
+def step_inputs(queries: int = B) -> dict[str, dict[str, Tensor]]:
+    """What a pre-training step reads: queries, candidates, both together, labels."""
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.randint(FIRST_WORD, 30522, (queries, J), generator=draw)
+    mask = torch.zeros(queries, J)
+    mask[:, 10 : 10 + MASKED] = 1
+    return {
+        "query": rows(queries, Q, Q, draw),
+        "candidate": rows(queries * K, P, 10, draw),
+        "joint": rows(queries * K, J, Q, draw),
+        "target": {"labels": labels, "mask": mask},
+    }
+
+
+def questions(folder: Path, count: int) -> list[str]:
+    """Made-up questions of twelve words from a checkpoint's vocabulary."""
+    words = (folder / "vocab.txt").read_text().split()[FIRST_WORD:]
+    places = torch.randint(0, 3000, (count, 12), generator=torch.Generator().manual_seed(1))
+    return ["who " + " ".join(words[place] for place in row) for row in places.tolist()]
+
+
+def timed(run: Callable[[int], object], rounds: int) -> dict[str, float]:
+    """The best of some rounds after a warm-up: wall and processor seconds, and the process' peak memory in GB."""
+    run(0)
+    wall, cpu = [], []
+    for number in range(1, rounds + 1):
+        before = time.perf_counter(), time.process_time()
+        run(number)
+        wall.append(time.perf_counter() - before[0])
+        cpu.append(time.process_time() - before[1])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {"wall_s": round(min(wall), 4), "cpu_s": round(min(cpu), 4), "peak_gb": round(peak, 2)}
+
+
+def tell(result: dict[str, float]) -> None:
+    """The last line of a side: its result."""
+    print(json.dumps(result))

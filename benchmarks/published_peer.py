@@ -1,0 +1,71 @@
+"""The peer's side of `published.py`: transformers 4.57.6, in its own environment."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from published_inputs import B, K, questions, step_inputs, tell, timed
+
+os.environ["TRUST_REMOTE_CODE"] = "True"  # for block records that we wrote
+from transformers import (
+    AutoTokenizer,
+    RealmForOpenQA,
+    RealmKnowledgeAugEncoder,
+    RealmRetriever,
+    RealmScorer,
+)
+
+
+def step(folder: Path, rounds: int, queries: int) -> dict[str, float]:
+    """One forward and backward pass of scorer and encoder."""
+    scorer = RealmScorer.from_pretrained(folder / "scorer").train()
+    encoder = RealmKnowledgeAugEncoder.from_pretrained(folder / "encoder").train()
+    given = step_inputs(queries)
+    query, candidate, joint, target = (given[n] for n in ("query", "candidate", "joint", "target"))
+
+    def run(_: int) -> None:
+        score = scorer(
+            query["ids"],
+            attention_mask=query["mask"],
+            token_type_ids=query["segments"],
+            candidate_input_ids=candidate["ids"].view(queries, K, -1),
+            candidate_attention_mask=candidate["mask"].view(queries, K, -1),
+            candidate_token_type_ids=candidate["segments"].view(queries, K, -1),
+        ).relevance_score
+        encoder(
+            joint["ids"].view(queries, K, -1),
+            attention_mask=joint["mask"].view(queries, K, -1),
+            token_type_ids=joint["segments"].view(queries, K, -1),
+            relevance_score=score,
+            labels=target["labels"],
+            mlm_mask=target["mask"],
+        ).loss.backward()
+
+    return timed(run, rounds)
+
+
+def answer(folder: Path, rounds: int) -> dict[str, float]:
+    """One question."""
+    retriever = RealmRetriever.from_pretrained(str(folder / "openqa"))
+    model = RealmForOpenQA.from_pretrained(folder / "openqa", retriever=retriever).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "openqa")
+    asked = questions(folder / "openqa", rounds + 1)
+
+    @torch.no_grad()
+    def run(number: int) -> None:
+        found = model(**tokenizer([asked[number]], return_tensors="pt"))
+        tokenizer.decode(found.predicted_answer_ids)
+
+    return timed(run, rounds)
+
+
+if __name__ == "__main__":
+    what, where, threads, repeats = sys.argv[1:5]
+    torch.set_num_threads(int(threads))
+    place, count = Path(where), int(repeats)
+    tell(
+        step(place, count, int(sys.argv[5]) if sys.argv[5:] else B)
+        if what == "step"
+        else answer(place, count)
+    )

@@ -1,0 +1,128 @@
+"""`realm convert`: published REALM checkpoints in, ours out, by whichever convention."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from realm.cli.arguments import Commands, Parser, add_command, report
+from realm.config import InputError
+
+TARGETS = ("realm", "huggingface-realm", "hub", "sentence-transformers")
+
+
+def add_commands(commands: "Commands[Parser]") -> None:
+    """Declares the command."""
+    convert = add_command(
+        commands,
+        "convert",
+        _convert,
+        "turn a published REALM checkpoint into a model and a knowledge base, or ours into files that others load",
+        "realm convert google/realm-orqa-nq-openqa ./nq",
+        reports=True,
+    )
+    convert.add_argument(
+        "source",
+        metavar="FROM",
+        help="published checkpoint, by folder or hub name; or a model of ours, with --to",
+    )
+    convert.add_argument(
+        "out", metavar="OUT", help="folder that is made; an open-QA one gets OUT/model and OUT/kb"
+    )
+    convert.add_argument(
+        "--to",
+        choices=TARGETS,
+        default="realm",
+        help="realm: ours (default); huggingface-realm: what transformers 4.57.6 loads, a folder per class; "
+        "hub: a model folder with its card; sentence-transformers: the embedder",
+    )
+    convert.add_argument(
+        "--encoder", metavar="NAME", help="published encoder that becomes the masked-LM reader"
+    )
+    convert.add_argument(
+        "--embedder",
+        metavar="NAME",
+        help="published embedder of the passages, and of queries where FROM has none",
+    )
+    convert.add_argument(
+        "--bits",
+        metavar="N",
+        type=int,
+        choices=(16, 32),
+        default=32,
+        help="of the numbers in the published vectors: 32, as they are (default), or 16",
+    )
+    convert.add_argument(
+        "--tagger",
+        metavar="NAME",
+        help="tags names and dates in the published texts, which only pre-training on them needs (default: none)",
+    )
+    convert.add_argument(
+        "--kb", metavar="KB", help="with --to huggingface-realm: the knowledge base of its open-QA folder"
+    )
+    convert.add_argument(
+        "--licence", metavar="ID", help="with --to hub: the licence of the weights, such as apache-2.0"
+    )
+    convert.add_argument(
+        "--data", metavar="TEXT", help="with --to hub: what text the model saw, for its card"
+    )
+    convert.add_argument(
+        "--numbers",
+        metavar="FILE",
+        nargs="+",
+        default=[],
+        help="with --to hub: reports of `realm evaluate --out` or `realm probe --out`, for its card",
+    )
+
+
+def _convert(args: argparse.Namespace) -> None:
+    if args.to == "realm":
+        if args.kb:
+            raise InputError("--kb is for --to huggingface-realm")
+
+        from realm.retrieval.published import convert_checkpoint
+        from realm.text.salient_spans import load_tagger
+
+        tagger = load_tagger(args.tagger) if args.tagger else None
+        made = convert_checkpoint(args.source, Path(args.out), args.encoder, args.embedder, args.bits, tagger)
+        report(args, made)
+        return
+    if args.encoder or args.embedder or args.tagger:
+        raise InputError(
+            f"--encoder, --embedder and --tagger are for published checkpoints, not for --to {args.to}"
+        )
+    if args.to == "huggingface-realm":
+        from realm.retrieval.published import export_model
+
+        report(args, export_model(args.source, Path(args.out), args.kb))
+        return
+
+    from realm.model import sharing
+    from realm.model.folder import load_model, model_path, new_folder
+
+    model = load_model(args.source)
+    if args.to == "hub" and not (args.licence and args.data):
+        raise InputError(
+            "a model card says under which --licence the weights are and what --data they saw: give both"
+        )
+    numbers = _numbers(args.numbers)
+    with new_folder(Path(args.out)) as aside:
+        if args.to == "hub":
+            name = Path(args.out).name
+            sharing.write_hub(model_path(args.source), aside, name, args.licence, args.data, numbers)
+        else:
+            sharing.write_sentence_transformers(model, aside)
+    report(args, {"out": args.out})
+
+
+def _numbers(files: Sequence[str]) -> dict[str, Any]:
+    """The scalar values of reports, by file name."""
+    numbers = {}
+    for file in files:
+        try:
+            found = json.loads(Path(file).read_text(encoding="utf-8"))
+            numbers[Path(file).stem] = {k: v for k, v in found.items() if not isinstance(v, list)}
+        except (OSError, ValueError, AttributeError) as error:
+            raise InputError(f"{file} is no report of `realm evaluate --out`: {error}") from error
+    return numbers

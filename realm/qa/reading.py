@@ -1,0 +1,92 @@
+"""What the span reader reads of a question and its passages, and where each wordpiece stands in a passage's text.
+
+Ours cuts the passage only, and reads what a text spells as text. `peer_reading` does as transformers 4.57.6 does, for
+numbers that are to be equal to its own: `AnswerConfig.peer_compat`.
+
+Letters: B rows, a question and a passage each; T tokens.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from realm.model.encoders import body_mask
+from realm.qa.spans import body_start
+from realm.text.inputs import Lengths, Tokenizer, Tokens, reading_inputs
+
+
+class Reading(NamedTuple):
+    """Inputs of the span reader, with the characters [start, end) of the passage behind each of their positions."""
+
+    tokens: Tokens
+    body_BT: Tensor
+    """True where an answer may stand."""
+    starts: list[list[int]]
+    ends: list[list[int]]
+
+    def text_span(self, row: int, first: int, last: int) -> tuple[int, int]:
+        """Characters of the wordpieces from position `first` to position `last`."""
+        return self.starts[row][first], self.ends[row][last]
+
+
+def joint_reading(
+    questions: Sequence[Sequence[int]], texts: Sequence[str], tokenizer: Tokenizer, lengths: Lengths
+) -> Reading:
+    """A row for each tokenized question and the passage's text beside it."""
+    bodies = tokenizer.encode_with_offsets(texts)
+    tokens = reading_inputs(questions, [body.ids for body in bodies], tokenizer, lengths)
+    before = [[0] * body_start(question, lengths) for question in questions]
+    return Reading(
+        tokens,
+        body_mask(tokens, tokenizer.sep_id),
+        [none + body.starts for none, body in zip(before, bodies, strict=True)],
+        [none + body.ends for none, body in zip(before, bodies, strict=True)],
+    )
+
+
+def peer_question(question: str, tokenizer: Tokenizer) -> list[int]:
+    """A question's wordpieces as the peer's user makes them: a special piece that it spells becomes one."""
+    return list(tokenizer.as_published().encode(question, add_special_tokens=False).ids)
+
+
+def peer_reading(
+    questions: Sequence[Sequence[int]], texts: Sequence[str], tokenizer: Tokenizer, longest: int
+) -> Reading:
+    """As transformers 4.57.6: the question decoded and tokenized again, which loses its [UNK]; longest first is cut."""
+    published = tokenizer.as_published()
+    published.enable_truncation(longest, strategy="longest_first")
+    published.enable_padding(pad_id=tokenizer.pad_id)
+    again = [published.decode(list(ids), skip_special_tokens=True) for ids in questions]
+    rows = published.encode_batch(list(zip(again, texts, strict=True)))
+    tokens = Tokens(
+        torch.tensor([row.ids for row in rows]),
+        torch.tensor([row.attention_mask for row in rows]),
+        torch.tensor([row.type_ids for row in rows]),
+    )
+    special_BT = torch.tensor([row.special_tokens_mask for row in rows], dtype=torch.bool)
+    return Reading(
+        tokens,
+        (tokens.segments_BT == 1) & ~special_BT,
+        [[start for start, _ in row.offsets] for row in rows],
+        [[end for _, end in row.offsets] for row in rows],
+    )
+
+
+def peer_places(
+    tokens: Tokens, answers: Sequence[Sequence[int]], tokenizer: Tokenizer
+) -> list[list[tuple[int, int]]]:
+    """(first, last) positions of every answer in each row, as the peer finds them: wordpieces between the two [SEP]."""
+    found = []
+    for row in tokens.ids_BT.tolist():
+        first = row.index(tokenizer.sep_id) + 1
+        end = row.index(tokenizer.sep_id, first)
+        places = [
+            (start, start + len(answer) - 1)
+            for answer in answers
+            for start in range(first, end)
+            if answer and row[start : start + len(answer)] == list(answer)
+        ]
+        found.append(places)
+    return found
