@@ -3,24 +3,28 @@
 Reading follows ORQA (Lee et al. 2019, section 3): the best passages by inner product, every span of up to ten wordpieces
 in them, score = span score + retrieval score. Answers are slices of the passage's own text.
 
-Letters: B questions, K passages read, N passages, W span widths, T tokens, P masked tokens, V vocabulary.
+Letters: B questions, K passages read, R passages read for all of them, N passages, W span widths, T tokens, P masked
+tokens, F all places of a joint score, V vocabulary.
 """
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from realm.config import InputError, progress, write_json_lines
 from realm.model.device import autocast, choose_device
 from realm.model.encoders import body_mask, evaluating
 from realm.model.folder import Model, load_model
 from realm.qa import evaluation
+from realm.qa.answers import Answer, Answers, Evidence
 from realm.qa.evaluation import Question, first_hit, normalise_answer
 from realm.qa.spans import body_start, text_span
 from realm.retrieval.bm25 import Bm25Index
@@ -28,12 +32,13 @@ from realm.retrieval.hybrid import reciprocal_rank_fusion
 from realm.retrieval.index import IndexVersion, load_index
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.mips import MipsIndex
-from realm.text.corpus import Passage
-from realm.text.inputs import joint_inputs, query_inputs
+from realm.text.inputs import Encoding, joint_inputs, passage_inputs, query_inputs
 
 Method = Literal["dense", "bm25", "hybrid"]
 EVALUATION_DEPTH = 100
 """Passages retrieved per question for recall."""
+READ_AT_ONCE = 64
+"""Passages in one pass of the reader."""
 
 
 @dataclass(frozen=True)
@@ -50,74 +55,12 @@ class AnswerConfig:
     """Of matrix products."""
 
 
-class Evidence(NamedTuple):
-    """A retrieved passage; `probability` is p(z|x) among the passages that were read."""
-
-    passage: Passage
-    rank: int
-    probability: float
-
-    def to_json(self) -> dict[str, Any]:
-        passage = self.passage
-        return {
-            "id": passage.id,
-            "title": passage.title,
-            "text": passage.text,
-            "rank": self.rank,
-            "probability": self.probability,
-        }
-
-
-class Answer(NamedTuple):
-    """A span of a passage: `evidence.passage.text[start:end]`; `probability` is over all spans of all passages read."""
-
-    text: str
-    score: float
-    probability: float
-    start: int
-    end: int
-    evidence: Evidence
-
-    def to_json(self) -> dict[str, Any]:
-        values = self._asdict()
-        return {k: v for k, v in values.items() if k != "evidence"} | {"passage": self.evidence.to_json()}
-
-
-class Answers(NamedTuple):
-    """What `realm answer` says; the JSON is a contract (docs and DESIGN section 4)."""
-
-    question: str
-    answers: list[Answer]
-    version: int
-    step: int
-    ms: dict[str, float]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "question": self.question,
-            "answers": [answer.to_json() for answer in self.answers],
-            "index": {"version": self.version, "step": self.step},
-            "ms": {stage: round(value, 2) for stage, value in self.ms.items()},
-        }
-
-    def lines(self) -> list[str]:
-        lines = []
-        for answer in self.answers:
-            passage = answer.evidence.passage
-            marked = f"{passage.text[: answer.start]}[[{answer.text}]]{passage.text[answer.end :]}"
-            lines += [
-                f"{answer.text}   (probability {answer.probability:.2f})",
-                f"    {passage.title}, rank {answer.evidence.rank}, p(z|x) {answer.evidence.probability:.2f}",
-                f"    {_around(marked, answer.start)}",
-            ]
-        return lines or ["no answer: the knowledge base has no passage to read"]
-
-
 class Answerer:
     """A model and a knowledge base, ready for questions."""
 
     def __init__(self, kb: KnowledgeBase, model: Model, version: IndexVersion, config: AnswerConfig):
         self.kb, self.model, self.version, self.config = kb, model, version, config
+        self.retriever = Retriever(kb, version.index)
 
     @classmethod
     def load(cls, kb: str, model: str, config: AnswerConfig) -> "Answerer":
@@ -129,27 +72,27 @@ class Answerer:
         return self.answer_batch([question])[0]
 
     @torch.no_grad()
-    def answer_batch(self, questions: Sequence[str]) -> list[Answers]:
-        """Answers to several questions at once; `ms` is the batch's time per question."""
+    def answer_batch(
+        self, questions: Sequence[str], method: Method = "dense", read: int | None = None
+    ) -> list[Answers]:
+        """Answers to several questions at once, each from `read` passages; `ms` is the batch's time per question.
+
+        `method` chooses and ranks the passages; p(z|x) and scores are the model's own, whatever chose them.
+        """
         if self.model.span_reader is None:
             raise InputError("the model has no span reader: `realm finetune` gives it one")
         clock = _Clock(len(questions))
         ids = self.model.tokenizer.encode(questions)
         query_BD = self.embed(ids)
         clock.lap("embed")
-        hits = self.version.index.search(query_BD, self.config.read)
+        _, number_BK = self.retriever.search(questions, read or self.config.read, method, query_BD)
         clock.lap("search")
-        numbers = hits.number_BK.cpu().numpy()
-        passages = self.kb.passages(numbers.ravel())
-        read = [
-            passages[row * numbers.shape[1] : (row + 1) * numbers.shape[1]] for row in range(len(questions))
-        ]
-        found = [self._read(*one) for one in zip(ids, read, hits.score_BK, strict=True)]
+        found = self._read(ids, query_BD, number_BK)
         clock.lap("read")
         version = self.version
         return [
-            Answers(question, answers, version.number, version.step, clock.ms)
-            for question, answers in zip(questions, found, strict=True)
+            Answers(question, answers, version.number, version.step, clock.ms, passages, null)
+            for question, (answers, passages, null) in zip(questions, found, strict=True)
         ]
 
     def embed(self, ids: Sequence[Sequence[int]]) -> Tensor:
@@ -158,56 +101,114 @@ class Answerer:
         with evaluating(self.model.embedder), autocast(self.model.device, self.config.precision):
             return self.model.embedder.query(inputs)
 
-    def _read(self, question_ids: list[int], passages: list[Passage], score_K: Tensor) -> list[Answer]:
-        """The best different spans of one question's passages; none where there are no passages."""
-        if not passages:
-            return []
+    @torch.no_grad()
+    def retrieve(self, questions: Sequence[str], k: int, method: Method) -> tuple[np.ndarray, np.ndarray]:
+        """As `Retriever.search`, which says what comes back."""
+        query_BD = None if method == "bm25" else self.embed(self.model.tokenizer.encode(questions))
+        return self.retriever.search(questions, k, method, query_BD)
+
+    @cached_property
+    def _null_D(self) -> Tensor:
+        """The vector of the null passage: no title, no text."""
+        nothing = passage_inputs([[]], [[]], self.model.tokenizer, self.model.lengths).to(self.model.device)
+        with evaluating(self.model.embedder), autocast(self.model.device, self.config.precision):
+            return self.model.embedder.passage(nothing)[0].float()
+
+    def _read(
+        self, ids: Sequence[list[int]], query_BD: Tensor, number_BK: np.ndarray
+    ) -> list[tuple[list[Answer], list[Evidence], float]]:
+        """Per question the best different spans, the passages they were looked for in, and p(null|x)."""
         model = self.model
         assert model.span_reader is not None
+        numbers = [row[row >= 0] for row in number_BK]
+        owner_R = np.repeat(np.arange(len(numbers)), [len(row) for row in numbers])
+        passages = self.kb.passages(np.concatenate(numbers)) if len(numbers) else []
         encodings = model.tokenizer.encode_with_offsets([p.text for p in passages])
-        tokens = joint_inputs(
-            [question_ids] * len(passages), [e.ids for e in encodings], model.tokenizer, model.lengths
-        ).to(model.device)
-        with evaluating(model.span_reader), autocast(model.device, self.config.precision):
-            span_KWT = model.span_reader(tokens, body_mask(tokens, model.tokenizer.sep_id))
-        joint_KWT = span_KWT + score_K[:, None, None].to(span_KWT.device)
-        probability_F = joint_KWT.flatten().softmax(dim=0)
-        prior_K = score_K.softmax(dim=0).tolist()
-        start = body_start(question_ids, model.lengths)
+        span_scores: list[Tensor] = []
+        for start in range(0, len(passages), READ_AT_ONCE):
+            rows = range(start, min(start + READ_AT_ONCE, len(passages)))
+            tokens = joint_inputs(
+                [ids[owner_R[r]] for r in rows],
+                [encodings[r].ids for r in rows],
+                model.tokenizer,
+                model.lengths,
+            ).to(model.device)
+            with evaluating(model.span_reader), autocast(model.device, self.config.precision):
+                span_scores += model.span_reader(tokens, body_mask(tokens, model.tokenizer.sep_id))
+        found, row = [], 0
+        for question_ids, query_D, own in zip(ids, query_BD.float(), numbers, strict=True):
+            part = slice(row, row := row + len(own))
+            score_K = self.version.index.rows(own) @ query_D.to(self.version.index.device)
+            null = torch.cat([(self._null_D @ query_D)[None].to(score_K.device), score_K]).softmax(dim=0)[0]
+            evidence = [
+                Evidence(passage, rank, probability)
+                for rank, (passage, probability) in enumerate(
+                    zip(passages[part], score_K.softmax(dim=0).tolist(), strict=True), start=1
+                )
+            ]
+            start = body_start(question_ids, model.lengths)
+            answers = self._best(span_scores[part], score_K, evidence, encodings[part], start)
+            found.append((answers, evidence, float(null)))
+        return found
+
+    def _best(
+        self,
+        span_KWT: Sequence[Tensor],
+        score_K: Tensor,
+        evidence: Sequence[Evidence],
+        encodings: Sequence[Encoding],
+        body: int,
+    ) -> list[Answer]:
+        """The best different spans of one question's passages, whose text begins at token `body`; none without passages."""
+        if not evidence:
+            return []
+        joint_KWT = pad_sequence([scores.T for scores in span_KWT], True, -torch.inf).transpose(1, 2)
+        joint_KWT = joint_KWT + score_K[:, None, None].to(joint_KWT.device)
+        joint_F = joint_KWT.flatten()
+        probability_F = joint_F.softmax(dim=0)
         answers: dict[str, Answer] = {}
-        for place in joint_KWT.flatten().argsort(descending=True).tolist():
-            score = float(joint_KWT.flatten()[place])
+        for place in joint_F.argsort(descending=True).tolist():
+            score = float(joint_F[place])
             if score == -torch.inf or len(answers) == self.config.answers:
                 break
-            row, width, position = np.unravel_index(place, joint_KWT.shape)
-            span = text_span(encodings[row], int(position) - start, int(width))
-            text = passages[row].text[span.start : span.end]
-            evidence = Evidence(passages[row], int(row) + 1, prior_K[row])
-            answers.setdefault(
-                normalise_answer(text), Answer(text, score, float(probability_F[place]), *span, evidence)
-            )
+            row, width, position = map(int, np.unravel_index(place, joint_KWT.shape))
+            span = text_span(encodings[row], position - body, width)
+            text = evidence[row].passage.text[span.start : span.end]
+            answer = Answer(text, score, float(probability_F[place]), *span, evidence[row])
+            answers.setdefault(normalise_answer(text), answer)
         return list(answers.values())
 
 
 class Retriever:
-    """Ranks all passages for questions by vectors, by words, or by both."""
+    """Ranks all passages for questions by vectors, by words, or by both; without an index, by words alone."""
 
-    def __init__(self, kb: KnowledgeBase, method: Method, answerer: Answerer | None):
-        self._answerer, self._method = answerer, method
-        self._bm25 = None
-        if method != "dense":
-            self._bm25 = Bm25Index(kb.titles, kb.texts())
+    def __init__(self, kb: KnowledgeBase, index: MipsIndex | None = None):
+        self._kb, self._index = kb, index
 
-    def search(self, questions: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and passage numbers, best first -> two of [B, k]; a hybrid score is that of reciprocal rank fusion."""
+    @cached_property
+    def words(self) -> Bm25Index:
+        """Made when first asked for: every passage is read, in memory at once."""
+        return Bm25Index(self._kb.titles, self._kb.texts())
+
+    @property
+    def has_words(self) -> bool:
+        """Whether `words` is there already."""
+        return "words" in self.__dict__
+
+    def search(
+        self, questions: Sequence[str], k: int, method: Method, query_BD: Tensor | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Scores and passage numbers, best first -> two of [B, k], rows with fewer end in `NULL_PASSAGE`.
+
+        A hybrid score is that of reciprocal rank fusion. Only "bm25" does without the questions' vectors.
+        """
         rankings = []
-        if self._answerer is not None and self._method != "bm25":
-            with torch.no_grad():
-                query_BD = self._answerer.embed(self._answerer.model.tokenizer.encode(questions))
-            hits = self._answerer.version.index.search(query_BD, k)
+        if method != "bm25":
+            assert self._index is not None and query_BD is not None
+            hits = self._index.search(query_BD, k)
             rankings.append((hits.score_BK.cpu().numpy(), hits.number_BK.cpu().numpy()))
-        if self._bm25 is not None:
-            ranking = self._bm25.search(questions, k)
+        if method != "dense":
+            ranking = self.words.search(questions, k)
             rankings.append((ranking.score_BK, ranking.number_BK))
         if len(rankings) == 1:
             return rankings[0]
@@ -225,14 +226,14 @@ def retrieve_to_file(
     config: AnswerConfig,
 ) -> None:
     """JSON Lines `{"id", "question", "passages": [{"id", "title", "text", "score"}]}`, written aside and renamed in."""
-    answerer = (
-        Answerer.load(str(kb.folder), model, config) if model is not None and method != "bm25" else None
-    )
-    retriever = Retriever(kb, method, answerer)
+    if model is not None and method != "bm25":
+        search = Answerer.load(str(kb.folder), model, config).retrieve
+    else:
+        search = partial(Retriever(kb).search, query_BD=None)
 
     def lines() -> Iterator[dict[str, Any]]:
         for part in _batches(questions, 64, "retrieve"):
-            scores, numbers = retriever.search([q.question for q in part], k)
+            scores, numbers = search([q.question for q in part], k, method)
             for question, score_K, number_K in zip(part, scores, numbers, strict=True):
                 passages = [
                     {"id": p.id, "title": p.title, "text": p.text, "score": round(float(score), 6)}
@@ -247,12 +248,11 @@ def evaluate(
     answerer: Answerer, questions: Sequence[Question], method: Method = "dense"
 ) -> evaluation.Report:
     """Scores a model's answers and its retrieval; without a span reader every answer is empty and only recall counts."""
-    retriever = Retriever(answerer.kb, method, answerer)
     predictions: list[str] = []
     texts: list[list[str]] = []
     for part in _batches(questions, 16, "evaluate"):
         asked = [q.question for q in part]
-        _, numbers = retriever.search(asked, EVALUATION_DEPTH)
+        _, numbers = answerer.retrieve(asked, EVALUATION_DEPTH, method)
         texts += [[p.text for p in answerer.kb.passages(row[row >= 0])] for row in numbers]
         if answerer.model.span_reader is None:
             predictions += [""] * len(part)
@@ -306,10 +306,3 @@ def _batches(questions: Sequence[Question], size: int, description: str) -> Iter
         for start in range(0, len(questions), size):
             yield questions[start : start + size]
             bar.update(len(questions[start : start + size]))
-
-
-def _around(text: str, place: int, width: int = 160) -> str:
-    """The part of a passage around its answer, on one line."""
-    first = max(0, place - width // 2)
-    part = " ".join(text[first : first + 2 * width].split())
-    return ("... " if first else "") + part + (" ..." if first + 2 * width < len(text) else "")

@@ -17,7 +17,7 @@ from realm.model.device import autocast, choose_device
 from realm.model.folder import Model, load_model
 from realm.retrieval import vectors
 from realm.retrieval.embedding import embed_passages
-from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
 from realm.retrieval.mips import MipsIndex
 from realm.retrieval.vectors import Vectors, VectorsInfo
 
@@ -47,6 +47,8 @@ class IndexVersion:
     """Of the version on disk; 0: in memory only."""
     step: int
     """Training step of the embedder that made it."""
+    created: str = ""
+    """When it was built, ISO 8601; passages that came later do not change it."""
 
 
 def build_index(kb: KnowledgeBase, model_path: str, config: IndexConfig) -> dict[str, Any]:
@@ -86,7 +88,9 @@ def load_index(kb: KnowledgeBase, model: Model, model_path: str) -> IndexVersion
             f"{kb.folder} has no index of {model_path}: run `realm index --kb {kb.folder} --model {model_path}`"
         )
     known = complete(kb, model, folder, known)
-    return IndexVersion(MipsIndex(known.array, model.device), known.version, known.info.step)
+    return IndexVersion(
+        MipsIndex(known.array, model.device), known.version, known.info.step, known.info.created
+    )
 
 
 def index_folder(kb: KnowledgeBase, model: Model) -> Path:
@@ -96,7 +100,7 @@ def index_folder(kb: KnowledgeBase, model: Model) -> Path:
 
 def publish(kb: KnowledgeBase, model: Model, model_path: str, folder: Path) -> int:
     """Embeds every passage and publishes a version -> its number."""
-    array_ND = _embed(kb, model, np.arange(len(kb)))
+    array_ND = _embed(kb.tokens, model)
     info = VectorsInfo(
         model=model.passage_fingerprint,
         model_path=model_path,
@@ -112,13 +116,14 @@ def complete(kb: KnowledgeBase, model: Model, folder: Path, known: Vectors) -> V
     """The same vectors with those of missing passages, which are embedded and published now."""
     if len(known.missing) == 0:
         return known
-    array_MD = _embed(kb, model, known.missing)
+    array_MD = _embed(kb.tokens_of(known.missing), model)
     version = vectors.append(folder, kb.keys_N[known.missing], array_MD, known.info.model, kb.fingerprint)
     known.array[known.missing] = array_MD
     return known._replace(missing=known.missing[:0], version=version)
 
 
-def _embed(kb: KnowledgeBase, model: Model, numbers: np.ndarray) -> np.ndarray:
+def _embed(tokens: PassageTokens, model: Model) -> np.ndarray:
+    numbers = np.arange(len(tokens.title.lengths))
     return embed_passages(
-        model.embedder.passage, kb.tokens, numbers, model.tokenizer, model.lengths, model.device
+        model.embedder.passage, tokens, numbers, model.tokenizer, model.lengths, model.device
     )

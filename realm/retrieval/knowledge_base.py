@@ -30,12 +30,14 @@ from realm.retrieval.add import AddResult, add
 from realm.retrieval.build import TABLE, TOKENIZER, BuildResult, KnowledgeBaseConfig, Settings, build
 from realm.retrieval.passages import (
     PASSAGE_COLUMNS,
+    TOKEN_COLUMNS,
     PassageTokens,
     Ragged,
     fingerprint_of,
     key_of,
     load_tokens,
     to_passages,
+    tokens_from,
 )
 from realm.retrieval.tables import newest_version, open_table, reading, replace_rows, take_rows
 from realm.retrieval.verify import problems
@@ -135,6 +137,11 @@ class KnowledgeBase:
         """What training reads, in memory."""
         with reading(self.table):
             return load_tokens(self.table)
+
+    def tokens_of(self, numbers: np.ndarray) -> PassageTokens:
+        """The wordpieces of these passages alone, row n of the n-th; reads them anew each time."""
+        with reading(self.table):
+            return tokens_from(take_rows(self.table, numbers, TOKEN_COLUMNS))
 
     @cached_property
     def fingerprint(self) -> str:

@@ -153,6 +153,17 @@ def load_tokens(table: lance.LanceDataset) -> PassageTokens:
     return PassageTokens(*(_load_ragged(table, column) for column in TOKEN_COLUMNS))
 
 
+def tokens_from(table: pa.Table) -> PassageTokens:
+    """The wordpieces of the table's rows; needs `TOKEN_COLUMNS`."""
+    columns = (table.column(name).combine_chunks() for name in TOKEN_COLUMNS)
+    return PassageTokens(
+        *(
+            Ragged(column.flatten().to_numpy(), np.append(0, np.cumsum(column.value_lengths().to_numpy())))
+            for column in columns
+        )
+    )
+
+
 def _load_ragged(table: lance.LanceDataset, column: str) -> Ragged:
     # Read twice, first for the lengths: half the peak memory of gathering the pieces and joining them.
     offsets = np.zeros(table.count_rows() + 1, dtype=np.int64)

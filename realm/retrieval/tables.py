@@ -14,7 +14,8 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import lance
@@ -27,6 +28,10 @@ from realm.config import InputError, progress
 CHECKSUMS = "SHA256SUMS"
 _LAST = 2**64 - 1
 """Lance names the manifest of version v after this minus v."""
+
+
+class ChangedMeanwhile(InputError):
+    """Another process changed the table that a change was made for; made anew, the change may succeed."""
 
 
 def newest_version(path: Path) -> int | None:
@@ -56,6 +61,17 @@ def open_table(path: Path, version: int | None = None) -> lance.LanceDataset:
     _refuse(path, _missing_or_cut(path, fragments))
     _refuse(path, _changed(path, _deletion_files(path, fragments)))
     return table
+
+
+def history(path: Path, most: int) -> list[tuple[int, str]]:
+    """Number and date (ISO 8601) of the newest versions that are still there, newest first, by their manifests' times."""
+    versions = []
+    for file in (path / "_versions").glob("*.manifest"):
+        if file.stem.isdecimal():
+            with suppress(FileNotFoundError):  # removed by a cleanup meanwhile
+                date = datetime.fromtimestamp(file.stat().st_mtime, UTC)
+                versions.append((_LAST - int(file.stem), date.isoformat(timespec="seconds")))
+    return sorted(versions, reverse=True)[:most]
 
 
 def damaged_files(table: lance.LanceDataset, path: Path) -> list[str]:
@@ -128,23 +144,25 @@ def commit(
     """One atomic new version; `table` is the version that the operation was made for, if there is one.
 
     Raises:
-        InputError: another process changed the table meanwhile.
+        ChangedMeanwhile: another process changed the table.
     """
     if table is not None and table.latest_version != table.version:
-        raise InputError(f"{path} was changed by another process meanwhile: run the command again")
+        raise ChangedMeanwhile(f"{path} was changed by another process meanwhile: run the command again")
     transaction = lance.Transaction(
         table.version if table else 0, operation, transaction_properties=dict(properties or {})
     )
     try:
         committed = lance.LanceDataset.commit(table or path, transaction)
     except lance.commit.CommitConflictError as error:
-        raise InputError(f"{path} was changed by another process meanwhile: run the command again") from error
+        raise ChangedMeanwhile(
+            f"{path} was changed by another process meanwhile: run the command again"
+        ) from error
     _record(path, [_manifest(path, committed.version)])
     return committed
 
 
 def take_rows(table: lance.LanceDataset, numbers: np.ndarray, columns: Sequence[str]) -> pa.Table:
-    """The rows of these numbers, at least one, in this order; a number counts the rows that are not deleted.
+    """The rows of these numbers in this order; a number counts the rows that are not deleted.
 
     Fragment by fragment, because `LanceDataset.take` walks a fragment's deletions once for every number: a
     second for 256 rows where 4,000 are gone.
@@ -158,6 +176,8 @@ def take_rows(table: lance.LanceDataset, numbers: np.ndarray, columns: Sequence[
         if len(offsets):
             parts.append(fragment.take(offsets.tolist(), columns=list(columns)))
         start = end
+    if not parts:
+        return table.to_table(columns=list(columns), limit=0)
     return pa.concat_tables(parts).take(place)
 
 
