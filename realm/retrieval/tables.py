@@ -14,8 +14,8 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from contextlib import contextmanager
+from datetime import UTC
 from pathlib import Path
 
 import lance
@@ -64,14 +64,14 @@ def open_table(path: Path, version: int | None = None) -> lance.LanceDataset:
 
 
 def history(path: Path, most: int) -> list[tuple[int, str]]:
-    """Number and date (ISO 8601) of the newest versions that are still there, newest first, by their manifests' times."""
-    versions = []
-    for file in (path / "_versions").glob("*.manifest"):
-        if file.stem.isdecimal():
-            with suppress(FileNotFoundError):  # removed by a cleanup meanwhile
-                date = datetime.fromtimestamp(file.stat().st_mtime, UTC)
-                versions.append((_LAST - int(file.stem), date.isoformat(timespec="seconds")))
-    return sorted(versions, reverse=True)[:most]
+    """Number and date (ISO 8601) of the newest versions that are still there, newest first."""
+    table = open_table(path)
+    with reading(table):
+        versions = sorted(table.versions(), key=lambda version: -version["version"])[:most]
+    return [
+        (version["version"], version["timestamp"].astimezone(UTC).isoformat(timespec="seconds"))
+        for version in versions
+    ]
 
 
 def damaged_files(table: lance.LanceDataset, path: Path) -> list[str]:
