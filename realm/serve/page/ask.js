@@ -1,6 +1,6 @@
 // Ask: the answer large, and below it why: the passages that were read, with p(z|x), the span and its score.
 
-import { age, bar, busy, choice, el, field, marked, percent, post, problem } from "./dom.js";
+import { age, bar, busy, choice, el, field, marked, percent, post, problem, waiting } from "./dom.js";
 
 const METHODS = [["dense", "Dense"], ["bm25", "BM25"], ["hybrid", "Hybrid"]];
 const SAYS = { dense: "by vectors", bm25: "by words", hybrid: "by both" };
@@ -41,6 +41,7 @@ export function askView(main, health) {
     Object.assign(last, { question: input.value, method: form.elements.method.value, read: Number(read.value), out });
     const asked = last.method === "compare" ? METHODS.map(([m]) => m) : [last.method];
     busy(form, true);
+    waiting(out, true);
     try {
       const said = await Promise.all(asked.map((method) => post("answer", { question: last.question, method, top_k: last.read })));
       out.replaceChildren(
@@ -50,6 +51,7 @@ export function askView(main, health) {
       out.replaceChildren(problem(error));
     } finally {
       busy(form, false);
+      waiting(out, false);
     }
   }
 }
@@ -76,7 +78,7 @@ function column(said, method, named) {
       source,
       others.length ? el("div", { class: "others" }, el(`h${level}`, { class: "minor" }, "Or"), el("ul", {}, others)) : null,
       facts(said)),
-    el("div", {}, el(`h${level}`, { class: "minor" }, "Evidence"), list),
+    el("div", { class: "evidence" }, el(`h${level}`, { class: "minor" }, "Evidence"), list),
   );
 
   function choose(chosen) {
