@@ -185,11 +185,11 @@ class LivingKnowledge:
 
     def _load_once(self, before: Snapshot | None) -> Snapshot:
         model_file, table = _identity(Path(self.model) / MANIFEST), _identity(self.folder / TABLE)[0]
+        kb = KnowledgeBase.open(self.folder)
         if before is not None and before.stamp.model == model_file:
             model = before.answerer.model
         else:
             model = load_model(self.model).to(choose_device(self._config.device))
-        kb = KnowledgeBase.open(self.folder)
         kb.check_tokenizer(model.tokenizer, self.model)
         version = load_index(kb, model, self.model)
         stamp = Stamp(model_file, table, int(kb.table.version), version.number)

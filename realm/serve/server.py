@@ -47,5 +47,7 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
+        reason = str(getattr(error, "strerror", None) or error).partition(" (")[
+            0
+        ]  # without the address once more
         raise InputError(f"cannot listen on {host} port {port}: {reason}; choose another --port") from None

@@ -23,7 +23,9 @@ if BROWSER is None:
     )
 playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright here: `pip install playwright`")
 
+PATIENCE = 60_000  # milliseconds: other work may share the machine
 expect = playwright.expect
+expect.set_options(timeout=PATIENCE)
 QUESTION = "who built a tower in Arden?"
 VIEWS = ("ask", "fill", "knowledge", "training")
 HOSTILE = [
@@ -110,7 +112,7 @@ class Visit:
 @pytest.fixture
 def visit(browser: Any, site: Served) -> Iterator[Visit]:
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(PATIENCE)
     seen = Visit(context.new_page(), site.url)
     yield seen
     context.close()
@@ -266,7 +268,7 @@ def test_hostile_passages_are_shown_as_text_and_nothing_runs(visit, site) -> Non
             "window.pwned === undefined && document.scripts.length === 1 && !document.querySelector('iframe, base')"
         )
         page = visit.open("fill")
-        page.get_by_label("Sentence").fill("<img src=x onerror=window.pwned=8> [MASK]")
+        page.get_by_label("Sentence").fill("[MASK] <img src=x onerror=window.pwned=8>")
         page.get_by_role("button", name="Predict").click()
         page.wait_for_selector(".predictions")
         assert page.evaluate("window.pwned === undefined")
