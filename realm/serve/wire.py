@@ -63,7 +63,9 @@ class RetrieveRequest(Asked):
 class FillRequest(_Body):
     """A sentence with [MASK] in it, once or several times."""
 
-    sentence: Text
+    sentence: Annotated[
+        Text, Field(json_schema_extra={"pattern": r"\[MASK\]"})
+    ]  # refused where it is read, in better words
 
 
 class DocumentIn(_Body):

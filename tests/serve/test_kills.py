@@ -77,7 +77,9 @@ def kill_while_writing(kb: Path, model: Path, kills: int, seed: int) -> Writer:
     """Starts a server, lets it be written to, kills it at a random moment; again and again, each time looking first."""
     draw, writer = random.Random(seed), Writer()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.serve.test_kills"])
+    context.set_forkserver_preload(
+        ["torch", "transformers", "fastapi", "uvicorn"]
+    )  # not Lance, which cannot be forked
     for kill in range(kills + 1):
         here, there = context.Pipe()
         child = context.Process(target=serve_until_killed, args=(kb, model, there), daemon=True)
@@ -87,8 +89,11 @@ def kill_while_writing(kb: Path, model: Path, kills: int, seed: int) -> Writer:
         look(url, writer)
         if kill < kills:
             thread = threading.Thread(target=writer.write, args=(url,))
+            enough = writer.count + draw.randint(0, 4)
             thread.start()
-            time.sleep(draw.uniform(0.0, 0.4))
+            while writer.count < enough:
+                time.sleep(0.001)
+            time.sleep(draw.uniform(0.0, 0.1))
         child.kill()
         child.join()
         if kill < kills:
