@@ -145,6 +145,10 @@ class LivingKnowledge:
 
         return self._change(delete)
 
+    def get_ready_to_write(self) -> None:
+        """Loads the tagger. Raises InputError where it is not here, which the first writer would hear of otherwise."""
+        self._tagger_for(self.current.kb)
+
     def read_words(self) -> None:
         """Sees to it that passages can be ranked by words."""
         with self._changing:

@@ -33,6 +33,8 @@ def serve(
         raise InputError(f"--runs {runs} is no folder")
     with _bound(host, port) as listening:
         knowledge = LivingKnowledge(kb, model, config.answering())
+        if token is not None:
+            knowledge.get_ready_to_write()
         app = create_app(knowledge, config, token, runs, own_hosts(host, config.hosts))
         shown = f"[{host}]" if ":" in host else host
         _log.info("serving %s on http://%s:%d/", kb, shown, listening.getsockname()[1])

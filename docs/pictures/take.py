@@ -1,0 +1,97 @@
+"""Takes the pictures of docs/serve.md from a running server that may be written to.
+
+REALM_TOKEN=... realm serve --kb demo/kb --model demo/models/qa --runs demo/models --writable
+REALM_TOKEN=... python docs/pictures/take.py http://127.0.0.1:8000
+"""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+from realm.serve.client import Client
+
+HERE = Path(__file__).parent
+QUESTION = "What is the currency of Atlantis?"
+ATLANTIS = "The Atlantean shell is the official currency of Atlantis. It is issued by the Bank of Poseidon since 2019."
+
+
+def ask(page: Any, token: str) -> None:
+    page.get_by_label("Question").fill("In which country is Mount Fuji?")
+    page.get_by_role("button", name="Ask").click()
+    page.wait_for_selector(".answer")
+
+
+def compare(page: Any, token: str) -> None:
+    page.get_by_label("Question").fill("What is the highest mountain in Africa?")
+    page.get_by_label("Compare").check()
+    page.wait_for_selector(".of-3")
+
+
+def fill(page: Any, token: str) -> None:
+    page.get_by_label("Sentence").fill("Mount Fuji is the highest mountain in Japan.")
+    page.get_by_role("button", name="Fuji").click() if page.get_by_role(
+        "button", name="Fuji, hidden"
+    ).count() else None
+    page.get_by_role("button", name="Japan").click()
+    page.wait_for_timeout(1500)
+
+
+def knowledge(page: Any, token: str) -> None:
+    page.get_by_label("Question").fill(QUESTION)
+    page.get_by_role("button", name="Ask now").click()
+    page.wait_for_selector(".watched li")
+    page.get_by_label("Search").fill("currency of Atlantis")
+    page.get_by_label("Title", exact=True).fill("Atlantean shell")
+    page.get_by_label("Text").fill(ATLANTIS)
+    page.get_by_label("Token").fill(token)
+    page.get_by_role("button", name="Search").click()
+    page.wait_for_selector(".found .card")
+    page.get_by_role("button", name="Add", exact=True).click()
+    page.wait_for_selector(".watched li:nth-child(2)")
+    page.wait_for_timeout(1500)
+
+
+def training(page: Any, token: str) -> None:
+    page.get_by_label("Run").select_option("realm")
+    page.wait_for_timeout(1500)
+
+
+def main(url: str) -> None:
+    token = os.environ["REALM_TOKEN"]
+    browser_path = (
+        os.environ.get("REALM_BROWSER") or shutil.which("chromium") or shutil.which("google-chrome")
+    )
+    views = (
+        ("ask", ask),
+        ("compare", compare),
+        ("fill", fill),
+        ("knowledge", knowledge),
+        ("training", training),
+    )
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=browser_path, args=[] if os.geteuid() else ["--no-sandbox"]
+        )
+        for name, act in views:
+            for size, scheme, suffix in (((1280, 860), "light", ""), ((390, 844), "dark", "-phone")):
+                page = browser.new_page(
+                    viewport={"width": size[0], "height": size[1]},
+                    color_scheme=scheme,  # type: ignore[arg-type]
+                )
+                page.set_default_timeout(300_000)
+                page.goto(f"{url}/#{'ask' if name == 'compare' else name}")
+                page.wait_for_selector("main > *")
+                act(page, token)
+                page.screenshot(path=HERE / f"{name}{suffix}.png")
+                page.close()
+                if name == "knowledge":
+                    Client(url, token).delete("Atlantean shell")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1].rstrip("/"))
