@@ -20,27 +20,28 @@ ATLANTIS = "The Atlantean shell is the official currency of Atlantis. It is issu
 
 
 def ask(page: Any, token: str) -> None:
+    """An answer with its evidence."""
     page.get_by_label("Question").fill("In which country is Mount Fuji?")
     page.get_by_role("button", name="Ask").click()
     page.wait_for_selector(".answer")
 
 
 def compare(page: Any, token: str) -> None:
-    page.get_by_label("Question").fill("What is the highest mountain in Africa?")
+    """Three rankings side by side."""
+    page.get_by_label("Question").fill("In which country is Mount Fuji?")
     page.get_by_label("Compare").check()
     page.wait_for_selector(".of-3")
 
 
 def fill(page: Any, token: str) -> None:
+    """A word is hidden, and a passage gives it away."""
     page.get_by_label("Sentence").fill("Mount Fuji is the highest mountain in Japan.")
-    page.get_by_role("button", name="Fuji").click() if page.get_by_role(
-        "button", name="Fuji, hidden"
-    ).count() else None
     page.get_by_role("button", name="Japan").click()
-    page.wait_for_timeout(1500)
+    page.wait_for_selector(".results:not([aria-busy]) .predictions")
 
 
 def knowledge(page: Any, token: str) -> None:
+    """A watched answer before and after a document came."""
     page.get_by_label("Question").fill(QUESTION)
     page.get_by_role("button", name="Ask now").click()
     page.wait_for_selector(".watched li")
@@ -52,15 +53,17 @@ def knowledge(page: Any, token: str) -> None:
     page.wait_for_selector(".found .card")
     page.get_by_role("button", name="Add", exact=True).click()
     page.wait_for_selector(".watched li:nth-child(2)")
-    page.wait_for_timeout(1500)
+    page.get_by_role("link", name="Atlantean shell").wait_for()
 
 
 def training(page: Any, token: str) -> None:
+    """The curves of pre-training."""
     page.get_by_label("Run").select_option("realm")
-    page.wait_for_timeout(1500)
+    page.wait_for_selector(".state .dot")
 
 
 def main(url: str) -> None:
+    """Every view, wide by day and on a phone by night."""
     token = os.environ["REALM_TOKEN"]
     browser_path = (
         os.environ.get("REALM_BROWSER") or shutil.which("chromium") or shutil.which("google-chrome")

@@ -16,8 +16,12 @@ import httpx
 import pytest
 import torch
 
-from realm.retrieval.index import IndexConfig, build_index
+from realm.model.folder import load_model
+from realm.retrieval import vectors
+from realm.retrieval.build import TABLE
+from realm.retrieval.index import IndexConfig, build_index, index_folder
 from realm.retrieval.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
+from realm.retrieval.tables import damaged_files, open_table
 from realm.serve.client import Client
 from tests.conftest import tiny_documents
 from tests.retrieval.tiny import TinyTagger
@@ -126,7 +130,10 @@ def test_no_kill_loses_what_was_acknowledged(rules_kb, qa_model) -> None:
     writer = kill_while_writing(rules_kb, qa_model, KILLS, seed=0)
     assert len(writer.there) > KILLS and writer.gone
     kb = KnowledgeBase.open(rules_kb)
-    assert kb.verify() == []
+    index = index_folder(kb, load_model(qa_model))
+    for table in (rules_kb / TABLE, index / vectors.TABLE):
+        assert damaged_files(open_table(table), table) == []
+    assert vectors.read(index, kb.keys_N).missing.tolist() == []
     ids = {passage.document_id for passage in kb}
     assert writer.there <= ids and not writer.gone & ids
     assert ids <= writer.there | writer.unknown | {document.id for document in tiny_documents()}
