@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC
+from datetime import UTC, datetime
 from pathlib import Path
 
 import lance
@@ -68,10 +68,12 @@ def history(path: Path, most: int) -> list[tuple[int, str]]:
     table = open_table(path)
     with reading(table):
         versions = sorted(table.versions(), key=lambda version: -version["version"])[:most]
-    return [
-        (version["version"], version["timestamp"].astimezone(UTC).isoformat(timespec="seconds"))
-        for version in versions
-    ]
+    found = []
+    for version in versions:
+        number, date = version["version"], version["timestamp"]
+        assert isinstance(number, int) and isinstance(date, datetime)
+        found.append((number, date.astimezone(UTC).isoformat(timespec="seconds")))
+    return found
 
 
 def damaged_files(table: lance.LanceDataset, path: Path) -> list[str]:
