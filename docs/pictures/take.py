@@ -7,6 +7,7 @@ REALM_TOKEN=... python docs/pictures/take.py http://127.0.0.1:8000
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from playwright.sync_api import sync_playwright
 from realm.serve.client import Client
 
 HERE = Path(__file__).parent
-QUESTION = "What is the currency of Atlantis?"
-ATLANTIS = "The Atlantean shell is the official currency of Atlantis. It is issued by the Bank of Poseidon since 2019."
+QUESTION = "In which country is Mount Zamora?"
+TITLE = "Mount Zamora"
+TEXT = "Mount Zamora is an active stratovolcano with a summit elevation of 2,911 m. It is the highest mountain in Chile."
 
 
 def ask(page: Any, token: str) -> None:
@@ -45,15 +47,15 @@ def knowledge(page: Any, token: str) -> None:
     page.get_by_label("Question").fill(QUESTION)
     page.get_by_role("button", name="Ask now").click()
     page.wait_for_selector(".watched li")
-    page.get_by_label("Search").fill("currency of Atlantis")
-    page.get_by_label("Title", exact=True).fill("Atlantean shell")
-    page.get_by_label("Text").fill(ATLANTIS)
+    page.get_by_label("Search").fill("Mount Zamora")
+    page.get_by_label("Title", exact=True).fill(TITLE)
+    page.get_by_label("Text").fill(TEXT)
     page.get_by_label("Token").fill(token)
     page.get_by_role("button", name="Search").click()
     page.wait_for_selector(".found .card")
     page.get_by_role("button", name="Add", exact=True).click()
     page.wait_for_selector(".watched li:nth-child(2)")
-    page.get_by_role("link", name="Atlantean shell").wait_for()
+    page.get_by_role("link", name=TITLE).wait_for()
 
 
 def training(page: Any, token: str) -> None:
@@ -62,8 +64,8 @@ def training(page: Any, token: str) -> None:
     page.wait_for_selector(".state .dot")
 
 
-def main(url: str) -> None:
-    """Every view, wide by day and on a phone by night."""
+def main(url: str, names: Sequence[str]) -> None:
+    """Views, all of them if none is named, wide by day and on a phone by night."""
     token = os.environ["REALM_TOKEN"]
     browser_path = (
         os.environ.get("REALM_BROWSER") or shutil.which("chromium") or shutil.which("google-chrome")
@@ -79,7 +81,7 @@ def main(url: str) -> None:
         browser = playwright.chromium.launch(
             executable_path=browser_path, args=[] if os.geteuid() else ["--no-sandbox"]
         )
-        for name, act in views:
+        for name, act in views if not names else [view for view in views if view[0] in names]:
             for size, scheme, suffix in (((1280, 860), "light", ""), ((390, 844), "dark", "-phone")):
                 page = browser.new_page(
                     viewport={"width": size[0], "height": size[1]},
@@ -89,12 +91,13 @@ def main(url: str) -> None:
                 page.goto(f"{url}/#{'ask' if name == 'compare' else name}")
                 page.wait_for_selector("main > *")
                 act(page, token)
+                page.evaluate("scrollTo(0, 0)")
                 page.screenshot(path=HERE / f"{name}{suffix}.png")
                 page.close()
                 if name == "knowledge":
-                    Client(url, token).delete("Atlantean shell")
+                    Client(url, token).delete(TITLE)
         browser.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1].rstrip("/"))
+    main(sys.argv[1].rstrip("/"), sys.argv[2:])
