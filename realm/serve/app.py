@@ -171,7 +171,7 @@ def _add_knowledge(app: FastAPI, desk: Desk, token: str | None) -> None:
                 {"WWW-Authenticate": "Bearer"},
             )
 
-    only_writers, refused = [Depends(writer)], documented(401, 403, 404, 409, 503)
+    only_writers, refused = [Depends(writer)], documented(401, 403, 404, 409, 429, 503)
 
     @app.get("/passages/{id}", response_model=wire.WholePassageOut, responses=documented(404))
     async def passage(id: str) -> Response:

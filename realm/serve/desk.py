@@ -4,13 +4,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from realm.config import InputError
 from realm.qa.pipeline import Method
 from realm.serve import wire
-from realm.serve.batching import Batcher, Done, each
+from realm.serve.batching import Batcher, Busy, Done, each
 from realm.serve.knowledge import LivingKnowledge, Snapshot
 from realm.serve.metrics import Metrics
 from realm.serve.settings import ServeConfig
@@ -36,12 +37,14 @@ class Desk:
     def __init__(self, knowledge: LivingKnowledge, config: ServeConfig):
         self.knowledge, self.config, self.metrics = knowledge, config, Metrics()
         self.batcher = Batcher(self._run, config.batch, config.queue, self.metrics.batch)
+        self._one_at_a_time = ThreadPoolExecutor(1, "changes")
+        self._changes = 0
 
     async def ask(self, kind: Kind, items: Sequence[str]) -> "list[asyncio.Future[Done]]":
         """Queues questions; those that need words wait here until passages can be ranked by them."""
         ranked_by_words = kind.method != "dense"
         if ranked_by_words and not self.knowledge.current.answerer.retriever.has_words:
-            await asyncio.to_thread(self.knowledge.read_words)
+            await self._alone(self.knowledge.read_words)
         futures = self.batcher.submit(kind, items)
         self.metrics.queue.set(len(self.batcher))
         return futures
@@ -57,10 +60,22 @@ class Desk:
                     future.cancel()
 
     async def change(self, change: Callable[[], T]) -> T:
-        """Runs a change of the knowledge in a thread; it is carried through even if nobody waits any more."""
-        result = await asyncio.wait_for(asyncio.shield(asyncio.to_thread(change)), self.config.write_seconds)
-        self._swapped()
-        return result
+        """Runs a change of the knowledge when those before it are done; it is carried through even if nobody waits any more.
+
+        Raises:
+            Busy: too many changes wait already.
+        """
+        if self._changes >= self.config.changes:
+            raise Busy(float(self._changes))
+        self._changes += 1
+        running = asyncio.ensure_future(self._alone(change))
+        running.add_done_callback(self._changed)
+        return await asyncio.wait_for(asyncio.shield(running), self.config.write_seconds)
+
+    def _changed(self, running: "asyncio.Future[Any]") -> None:
+        self._changes -= 1
+        if not running.cancelled() and running.exception() is None:
+            self._swapped()
 
     async def watch(self) -> None:
         """Takes up new versions on disk until it is cancelled."""
@@ -68,11 +83,15 @@ class Desk:
         while True:
             await asyncio.sleep(self.config.poll_seconds)
             try:
-                if await asyncio.to_thread(self.knowledge.refresh):
+                if await self._alone(self.knowledge.refresh):
                     self._swapped()
                     _log.info("serving index version %d", self.knowledge.current.stamp.index_version)
             except Exception:  # the next look may succeed, and questions are answered all the while
                 _log.exception("looking for a new version failed")
+
+    async def _alone(self, run: Callable[[], T]) -> T:
+        """In the thread of changes: they would wait for each other anyway, and here they keep no other work waiting."""
+        return await asyncio.get_running_loop().run_in_executor(self._one_at_a_time, run)
 
     def _swapped(self) -> None:
         self.metrics.swaps.inc()

@@ -40,7 +40,7 @@ def from_error(error: Exception) -> JSONResponse:
     match error:
         case Busy():
             wait = max(1, math.ceil(error.seconds))
-            return problem(429, f"too many questions wait: try again in {wait} s", {"Retry-After": str(wait)})
+            return problem(429, f"too many requests wait: try again in {wait} s", {"Retry-After": str(wait)})
         case TimeoutError():
             return problem(503, "no answer within the time limit: try again later", {"Retry-After": "5"})
         case UnknownDocument():

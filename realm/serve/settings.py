@@ -32,6 +32,8 @@ class ServeConfig:
     """Most documents that a request may add."""
     seconds: float = 30.0
     """How long a request may take to arrive, and again to be answered."""
+    changes: int = 16
+    """Most changes of the knowledge that wait; beyond, a request is refused with 429."""
     write_seconds: float = 600.0
     """How long adding or deleting documents may take."""
     poll_seconds: float = 1.0
@@ -47,6 +49,7 @@ class ServeConfig:
             "questions",
             "batch",
             "queue",
+            "changes",
             "body_bytes",
             "documents",
         )

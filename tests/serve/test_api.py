@@ -21,6 +21,7 @@ from realm.qa.pipeline import Answerer
 from realm.retrieval.index import IndexConfig, build_index
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.serve.client import ServerError
+from realm.serve.knowledge import LivingKnowledge
 from realm.text.corpus import Document
 from tests.conftest import RIVERS, TOWNS
 from tests.retrieval.tiny import TinyTagger
@@ -265,7 +266,7 @@ def test_a_full_queue_is_429_with_a_time_and_the_client_comes_back(tiny_kb, qa_m
         refused = post(served, "/answer", {"question": "b"})
         assert_problem(refused, 429, "try again in 1 s")
         assert refused.headers["retry-after"] == "1"
-        with pytest.raises(ServerError, match="too many questions wait"):
+        with pytest.raises(ServerError, match="too many requests wait"):
             served.client(patience=0).answer("c")
         threading.Timer(0.3, gate.open.set).start()
         assert served.client().answer("c").question == "c"
@@ -456,6 +457,39 @@ def test_writes_and_builds_under_load_lose_no_request_and_no_document(own_server
     there = {p.document_id for p in KnowledgeBase.open(own_server.kb)}
     assert {f"place {n}" for n in range(10) if n % 5 != 4} <= there
     assert not {f"place {n}" for n in range(10) if n % 5 == 4} & there
+
+
+def test_changes_that_wait_keep_no_reader_waiting_and_too_many_are_refused(
+    own_kb, qa_model, monkeypatch
+) -> None:
+    gate = threading.Event()
+    add = LivingKnowledge.add
+
+    def slow(*args: Any) -> Any:
+        gate.wait(20)
+        return add(*args)
+
+    monkeypatch.setattr(LivingKnowledge, "add", slow)
+    with running(own_kb.folder, qa_model, replace(CONFIG, changes=8)) as served:
+        statuses: list[int] = []
+
+        def write(number: int) -> None:
+            body = {"documents": [{"id": f"n{number}", "text": f"Text {number}."}]}
+            statuses.append(
+                post(served, "/documents", body, headers={"Authorization": f"Bearer {TOKEN}"}).status_code
+            )
+
+        threads = [threading.Thread(target=write, args=(n,)) for n in range(9)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: statuses == [429])
+        first = own_kb.ids[0]
+        assert served.client().passage(first)["id"] == first and served.client().answer(QUESTION).answers
+        gate.set()
+        for thread in threads:
+            thread.join()
+        assert sorted(statuses) == [200] * 8 + [429]
+        assert served.client().health()["documents"] == len(TOWNS) + 8
 
 
 def test_versions_are_listed_with_their_dates(own_server) -> None:
