@@ -23,7 +23,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TABLES = ("kb", "questions", "mlm", "ict", "pretrain", "index", "finetune", "answer", "probe", "demo")
+TABLES = (
+    "kb",
+    "questions",
+    "mlm",
+    "ict",
+    "pretrain",
+    "index",
+    "finetune",
+    "answer",
+    "probe",
+    "serve",
+    "demo",
+)
 """What a configuration file may have: one table for each kind of command."""
 
 

@@ -127,13 +127,14 @@ def config_classes() -> dict[str, type]:
     from realm.qa.probe import ProbeConfig
     from realm.retrieval.index import IndexConfig
     from realm.retrieval.knowledge_base import KnowledgeBaseConfig
+    from realm.serve.settings import ServeConfig
     from realm.train.finetune import FinetuneConfig
     from realm.train.ict import IctConfig
     from realm.train.mlm import MlmConfig
     from realm.train.pretrain import PretrainConfig
 
     stages = {"mlm": MlmConfig, "ict": IctConfig, "pretrain": PretrainConfig, "finetune": FinetuneConfig}
-    uses = {"index": IndexConfig, "answer": AnswerConfig, "probe": ProbeConfig}
+    uses = {"index": IndexConfig, "answer": AnswerConfig, "probe": ProbeConfig, "serve": ServeConfig}
     return {"kb": KnowledgeBaseConfig, "questions": QuestionsConfig} | stages | uses
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from realm import __version__
-from realm.cli import answering, converting, demo, knowledge_base, training
+from realm.cli import answering, converting, demo, knowledge_base, serving, training
 from realm.cli.arguments import Parser
 from realm.config import AlreadyDone, InputError
 
@@ -73,7 +73,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
-    for group in (demo, knowledge_base, training, answering, converting):
+    for group in (demo, knowledge_base, training, answering, converting, serving):
         group.add_commands(commands)
     return parser
 

@@ -48,8 +48,11 @@ def add_commands(commands: "Commands[Parser]") -> None:
         reports=True,
     )
     answer.add_argument("question", metavar="QUESTION", type=_one_text)
-    add_kb(answer)
-    add_model(answer)
+    add_kb(answer, required=False)
+    add_model(answer, required=False)
+    answer.add_argument(
+        "--server", metavar="URL", help="ask the `realm serve` at this address, in place of --kb and --model"
+    )
 
     fill = add_command(
         commands,
@@ -146,10 +149,21 @@ def _retrieve(args: argparse.Namespace) -> None:
 
 
 def _answer(args: argparse.Namespace) -> None:
-    from realm.qa import pipeline
+    if args.server is not None:
+        if args.kb is not None or args.model is not None or args.config is not None or args.set:
+            raise InputError(
+                "--server answers by its own knowledge base, model and settings: leave out all others"
+            )
+        from realm.serve.client import Client
 
-    answerer = pipeline.Answerer.load(args.kb, args.model, settings(args, pipeline.AnswerConfig))
-    answer = answerer.answer(args.question)
+        answer = Client(args.server).answer(args.question)
+    else:
+        if args.kb is None or args.model is None:
+            raise InputError("name --kb and --model, or the --server to ask")
+        from realm.qa import pipeline
+
+        config = settings(args, pipeline.AnswerConfig)
+        answer = pipeline.Answerer.load(args.kb, args.model, config).answer(args.question)
     report(args, answer.to_json(), answer.lines())
 
 

@@ -55,9 +55,9 @@ def add_command(
     return parser
 
 
-def add_kb(parser: Parser) -> None:
+def add_kb(parser: Parser, required: bool = True) -> None:
     """--kb, the knowledge base a command works on."""
-    parser.add_argument("--kb", metavar="KB", required=True, help="folder of the knowledge base")
+    parser.add_argument("--kb", metavar="KB", required=required, help="folder of the knowledge base")
 
 
 def add_model(parser: Parser, required: bool = True) -> None:

@@ -12,7 +12,8 @@ from realm.config import InputError
 from realm.model.device import autocast
 from realm.model.encoders import evaluating
 from realm.model.folder import Model
-from realm.qa.pipeline import AnswerConfig, Evidence, open_pair
+from realm.qa.answers import Evidence
+from realm.qa.pipeline import AnswerConfig, open_pair
 from realm.retrieval.candidates import read_inputs
 from realm.retrieval.index import IndexVersion, load_index
 from realm.retrieval.knowledge_base import KnowledgeBase
@@ -84,7 +85,7 @@ class Filler:
     @classmethod
     def load(cls, kb: str, model: str, config: AnswerConfig) -> "Filler":
         opened, loaded = open_pair(kb, model, config.device)
-        return cls(opened, loaded, load_index(opened, loaded, model), config)
+        return cls(opened, loaded, load_index(opened, loaded, model, config.mapped_index), config)
 
     @torch.no_grad()
     def fill(self, sentence: str) -> Filled:
@@ -93,10 +94,11 @@ class Filler:
         inputs = query_inputs([query.ids], model.tokenizer, model.lengths).to(model.device)
         with evaluating(model.embedder, model.reader), autocast(model.device, self.config.precision):
             hits = self.version.index.search(model.embedder.query(inputs), CANDIDATES - 1)
-            numbers = np.concatenate([[NULL_PASSAGE], hits.number_BK[0].cpu().numpy()])[None]
-            batch = read_inputs([query], numbers, self.kb.tokens, model.tokenizer, model.lengths).to(
-                model.device
-            )
+            numbers = hits.number_BK[0].cpu().numpy()
+            places = np.arange(NULL_PASSAGE, len(numbers))[None]  # of the null passage, then of the hits
+            batch = read_inputs(
+                [query], places, self.kb.tokens_of(numbers), model.tokenizer, model.lengths
+            ).to(model.device)
             _, _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
             logp_PKV = model.reader.vocabulary_logp(batch.joint, batch.position_BM, batch.mask_BM)
         prior_K = score_BK[0].log_softmax(dim=0)
@@ -110,7 +112,7 @@ class Filler:
                 float(likelihood_K[rank].exp()),
                 float(likelihood_K[rank] - likelihood_K[0]),
             )
-            for rank, passage in enumerate(self.kb.passages(numbers[0, 1:]), start=1)
+            for rank, passage in enumerate(self.kb.passages(numbers), start=1)
         ]
         masks = [
             [

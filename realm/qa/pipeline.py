@@ -3,12 +3,14 @@
 Reading follows ORQA (Lee et al. 2019, section 3): the best passages by inner product, every span of up to ten wordpieces
 in them, score = span score + retrieval score. Answers are slices of the passage's own text.
 
-Letters: B questions, K passages read, N passages, W span widths, T tokens, P masked tokens, V vocabulary.
+Letters: B questions, K passages read, R passages read for all of them, N passages, W span widths, T tokens, P masked
+tokens, F all places of a joint score, V vocabulary.
 """
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +23,7 @@ from realm.model.device import autocast, choose_device
 from realm.model.encoders import evaluating
 from realm.model.folder import Model, load_model
 from realm.qa import evaluation
+from realm.qa.answers import Answer, Answers, Evidence
 from realm.qa.evaluation import Question, first_hit, normalise_answer
 from realm.qa.reading import Reading, joint_reading, peer_question, peer_reading
 from realm.retrieval.bm25 import Bm25Index
@@ -28,8 +31,7 @@ from realm.retrieval.hybrid import reciprocal_rank_fusion
 from realm.retrieval.index import IndexVersion, load_index
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.mips import MipsIndex
-from realm.text.corpus import Passage
-from realm.text.inputs import query_inputs
+from realm.text.inputs import passage_inputs, query_inputs
 
 Method = Literal["dense", "bm25", "hybrid"]
 ROWS_READ = 16
@@ -56,68 +58,12 @@ class AnswerConfig:
     """Reads and writes as transformers 4.57.6 does with the published checkpoints, oddities and all: docs/published.md."""
 
 
-class Evidence(NamedTuple):
-    """A retrieved passage; `probability` is p(z|x) among the passages that were read."""
+class PassageSpans(NamedTuple):
+    """Scores [W, T] of the spans of one passage, -inf where there is none, and its row of what was read."""
 
-    passage: Passage
-    rank: int
-    probability: float
-
-    def to_json(self) -> dict[str, Any]:
-        passage = self.passage
-        return {
-            "id": passage.id,
-            "title": passage.title,
-            "text": passage.text,
-            "rank": self.rank,
-            "probability": self.probability,
-        }
-
-
-class Answer(NamedTuple):
-    """A span of a passage: `evidence.passage.text[start:end]`; `probability` is over all spans of all passages read."""
-
-    text: str
-    score: float
-    probability: float
-    start: int
-    end: int
-    evidence: Evidence
-
-    def to_json(self) -> dict[str, Any]:
-        values = self._asdict()
-        return {k: v for k, v in values.items() if k != "evidence"} | {"passage": self.evidence.to_json()}
-
-
-class Answers(NamedTuple):
-    """What `realm answer` says; the JSON is a contract (docs and DESIGN section 4)."""
-
-    question: str
-    answers: list[Answer]
-    version: int
-    step: int
-    ms: dict[str, float]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "question": self.question,
-            "answers": [answer.to_json() for answer in self.answers],
-            "index": {"version": self.version, "step": self.step},
-            "ms": {stage: round(value, 2) for stage, value in self.ms.items()},
-        }
-
-    def lines(self) -> list[str]:
-        lines = []
-        for answer in self.answers:
-            passage = answer.evidence.passage
-            marked = f"{passage.text[: answer.start]}[[{answer.text}]]{passage.text[answer.end :]}"
-            lines += [
-                f"{answer.text}   (probability {answer.probability:.2f})",
-                f"    {passage.title or passage.document_id}, rank {answer.evidence.rank}, "
-                f"p(z|x) {answer.evidence.probability:.2f}",
-                f"    {_around(marked, answer.start)}",
-            ]
-        return lines or ["no answer: the knowledge base has no passage to read"]
+    score_WT: Tensor
+    reading: Reading
+    row: int
 
 
 class Answerer:
@@ -125,6 +71,7 @@ class Answerer:
 
     def __init__(self, kb: KnowledgeBase, model: Model, version: IndexVersion, config: AnswerConfig):
         self.kb, self.model, self.version, self.config = kb, model, version, config
+        self.retriever = Retriever(kb, version.index)
 
     @classmethod
     def load(cls, kb: str, model: str, config: AnswerConfig) -> "Answerer":
@@ -136,23 +83,27 @@ class Answerer:
         return self.answer_batch([question])[0]
 
     @torch.no_grad()
-    def answer_batch(self, questions: Sequence[str]) -> list[Answers]:
-        """Answers to several questions at once; `ms` is the batch's time per question."""
+    def answer_batch(
+        self, questions: Sequence[str], method: Method = "dense", read: int | None = None
+    ) -> list[Answers]:
+        """Answers to several questions at once, each from `read` passages; `ms` is the batch's time per question.
+
+        `method` chooses and ranks the passages; p(z|x) and scores are the model's own, whatever chose them.
+        """
         if self.model.span_reader is None:
             raise InputError("the model has no span reader: `realm finetune` gives it one")
         clock = _Clock(len(questions))
         ids = self.tokenized(questions)
         query_BD = self.embed(ids)
         clock.lap("embed")
-        hits = self.version.index.search(query_BD, self.config.read)
+        _, number_BK = self.retriever.search(questions, read or self.config.read, method, query_BD)
         clock.lap("search")
-        passages = self.kb.passages(hits.number_BK.cpu().numpy().ravel())
-        found = self._read(ids, passages, hits.score_BK)
+        found = self._read(ids, query_BD, number_BK)
         clock.lap("read")
         version = self.version
         return [
-            Answers(question, answers, version.number, version.step, clock.ms)
-            for question, answers in zip(questions, found, strict=True)
+            Answers(question, answers, version.number, version.step, clock.ms, passages, null)
+            for question, (answers, passages, null) in zip(questions, found, strict=True)
         ]
 
     def tokenized(self, questions: Sequence[str]) -> list[list[int]]:
@@ -170,31 +121,58 @@ class Answerer:
         with evaluating(self.model.embedder), autocast(self.model.device, self.config.precision):
             return self.model.embedder.query(inputs)
 
+    @torch.no_grad()
+    def retrieve(self, questions: Sequence[str], k: int, method: Method) -> tuple[np.ndarray, np.ndarray]:
+        """As `Retriever.search`, which says what comes back."""
+        query_BD = None if method == "bm25" else self.embed(self.tokenized(questions))
+        return self.retriever.search(questions, k, method, query_BD)
+
+    @cached_property
+    def _null_D(self) -> Tensor:
+        """The vector of the null passage: no title, no text."""
+        nothing = passage_inputs([[]], [[]], self.model.tokenizer, self.model.lengths).to(self.model.device)
+        with evaluating(self.model.embedder), autocast(self.model.device, self.config.precision):
+            return self.model.embedder.passage(nothing)[0].float()
+
     def _read(
-        self, questions: Sequence[Sequence[int]], passages: Sequence[Passage], score_BK: Tensor
-    ) -> list[list[Answer]]:
-        """The best different spans of each question's passages; none where there are no passages."""
-        read = score_BK.shape[1]
-        rows = list(range(len(passages)))
-        grids: list[Tensor] = [torch.empty(0)] * len(rows)
-        readings: list[tuple[Reading, int]] = [None] * len(rows)  # type: ignore[list-item]
-        # Rows of similar length together, those of all questions: little is padding.
-        rows.sort(key=lambda row: -len(passages[row].text))
+        self, ids: Sequence[Sequence[int]], query_BD: Tensor, number_BK: np.ndarray
+    ) -> list[tuple[list[Answer], list[Evidence], float]]:
+        """Per question the best different spans, the passages they were looked for in, and p(null|x)."""
+        index = self.version.index
+        numbers = [row[row >= 0] for row in number_BK]
+        owner_R = np.repeat(np.arange(len(numbers)), [len(row) for row in numbers])
+        passages = self.kb.passages(np.concatenate(numbers)) if len(numbers) else []
+        spans = self._spans([ids[owner] for owner in owner_R], [passage.text for passage in passages])
+        found, end = [], 0
+        for query_D, own in zip(query_BD.float(), numbers, strict=True):
+            part = slice(end, end := end + len(own))
+            score_K = (index.rows(own) @ query_D.to(index.device)).cpu()
+            null = torch.cat([(self._null_D @ query_D)[None].cpu(), score_K]).softmax(dim=0)[0]
+            evidence = [
+                Evidence(passage, rank, probability)
+                for rank, (passage, probability) in enumerate(
+                    zip(passages[part], score_K.softmax(dim=0).tolist(), strict=True), start=1
+                )
+            ]
+            found.append((self._best(spans[part], score_K, evidence), evidence, float(null)))
+        return found
+
+    def _spans(self, questions: Sequence[Sequence[int]], texts: Sequence[str]) -> list[PassageSpans]:
+        """Every span of each text, read beside its question."""
+        model = self.model
+        assert model.span_reader is not None
+        found: dict[int, PassageSpans] = {}
+        # Texts of similar length together, those of all questions: little is padding.
+        rows = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         for start in range(0, len(rows), ROWS_READ):
             part = rows[start : start + ROWS_READ]
-            reading = self._reading([questions[r // read] for r in part], [passages[r].text for r in part])
-            grid_RWT = self._spans(reading)
+            reading = self._reading([questions[row] for row in part], [texts[row] for row in part])
+            tokens, body_BT = reading.tokens.to(model.device), reading.body_BT.to(model.device)
+            with evaluating(model.span_reader), autocast(model.device, self.config.precision):
+                score_RWT = model.span_reader(tokens, body_BT).cpu()
             for place, row in enumerate(part):
-                grids[row], readings[row] = grid_RWT[place], (reading, place)
-        return [
-            self._best(
-                grids[first : first + read],
-                readings[first : first + read],
-                passages[first : first + read],
-                score_BK[first // read] if read else score_BK,
-            )
-            for first in (question * read for question in range(len(questions)))
-        ]
+                found[row] = PassageSpans(score_RWT[place], reading, place)
+        return [found[row] for row in range(len(texts))]
 
     def _reading(self, questions: Sequence[Sequence[int]], texts: Sequence[str]) -> Reading:
         tokenizer, lengths = self.model.tokenizer, self.model.lengths
@@ -202,67 +180,65 @@ class Answerer:
             return peer_reading(questions, texts, tokenizer, lengths.reading or lengths.joint)
         return joint_reading(questions, texts, tokenizer, lengths)
 
-    def _spans(self, reading: Reading) -> Tensor:
-        """Scores of all spans of some rows -> [R, W, T]."""
-        model = self.model
-        assert model.span_reader is not None
-        with evaluating(model.span_reader), autocast(model.device, self.config.precision):
-            return model.span_reader(reading.tokens.to(model.device), reading.body_BT.to(model.device)).cpu()
-
     def _best(
-        self,
-        grids: Sequence[Tensor],
-        readings: Sequence[tuple[Reading, int]],
-        passages: Sequence[Passage],
-        score_K: Tensor,
+        self, spans: Sequence[PassageSpans], score_K: Tensor, evidence: Sequence[Evidence]
     ) -> list[Answer]:
-        """The best different spans of one question's passages; `grids` hold the scores of each passage's spans, [W, T]."""
-        if not passages:
+        """The best different spans of one question's passages; none without passages."""
+        if not evidence:
             return []
-        score_K = score_K.cpu()
-        joint_F = torch.cat([(grid + score).flatten() for grid, score in zip(grids, score_K, strict=True)])
-        ends = np.cumsum([grid.numel() for grid in grids])
+        joint_F = torch.cat(
+            [(one.score_WT + score).flatten() for one, score in zip(spans, score_K, strict=True)]
+        )
+        ends = np.cumsum([one.score_WT.numel() for one in spans])
         probability_F = joint_F.softmax(dim=0)
-        prior_K = score_K.softmax(dim=0).tolist()
         answers: dict[str, Answer] = {}
         for place in joint_F.argsort(descending=True, stable=True).tolist():
             score = float(joint_F[place])
             if score == -torch.inf or len(answers) == self.config.answers:
                 break
-            row = int(np.searchsorted(ends, place, side="right"))
-            width, first = divmod(place - int(ends[row]) + grids[row].numel(), grids[row].shape[1])
-            reading, at = readings[row]
-            start, end = reading.text_span(at, first, first + width)
-            text = passages[row].text[start:end]
+            k = int(np.searchsorted(ends, place, side="right"))
+            score_WT, reading, row = spans[k]
+            width, first = divmod(place - int(ends[k]) + score_WT.numel(), score_WT.shape[1])
+            start, end = reading.text_span(row, first, first + width)
+            text = evidence[k].passage.text[start:end]
             if self.config.peer_compat:
-                ids = reading.tokens.ids_BT[at, first : first + width + 1].tolist()
+                ids = reading.tokens.ids_BT[row, first : first + width + 1].tolist()
                 text = self.model.tokenizer.as_published().decode(ids, skip_special_tokens=False)
-            evidence = Evidence(passages[row], row + 1, prior_K[row])
-            answers.setdefault(
-                normalise_answer(text), Answer(text, score, float(probability_F[place]), start, end, evidence)
-            )
+            answer = Answer(text, score, float(probability_F[place]), start, end, evidence[k])
+            answers.setdefault(normalise_answer(text), answer)
         return list(answers.values())
 
 
 class Retriever:
-    """Ranks all passages for questions by vectors, by words, or by both."""
+    """Ranks all passages for questions by vectors, by words, or by both; without an index, by words alone."""
 
-    def __init__(self, kb: KnowledgeBase, method: Method, answerer: Answerer | None):
-        self._answerer, self._method = answerer, method
-        self._bm25 = None
-        if method != "dense":
-            self._bm25 = Bm25Index(kb.titles, kb.texts())
+    def __init__(self, kb: KnowledgeBase, index: MipsIndex | None = None):
+        self._kb, self._index = kb, index
 
-    def search(self, questions: Sequence[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and passage numbers, best first -> two of [B, k]; a hybrid score is that of reciprocal rank fusion."""
+    @cached_property
+    def words(self) -> Bm25Index:
+        """Made when first asked for: every passage is read, in memory at once."""
+        return Bm25Index(self._kb.titles, self._kb.texts())
+
+    @property
+    def has_words(self) -> bool:
+        """Whether `words` is there already."""
+        return "words" in self.__dict__
+
+    def search(
+        self, questions: Sequence[str], k: int, method: Method, query_BD: Tensor | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Scores and passage numbers, best first -> two of [B, k], rows with fewer end in `NULL_PASSAGE`.
+
+        A hybrid score is that of reciprocal rank fusion. Only "bm25" does without the questions' vectors.
+        """
         rankings = []
-        if self._answerer is not None and self._method != "bm25":
-            with torch.no_grad():
-                query_BD = self._answerer.embed(self._answerer.tokenized(questions))
-            hits = self._answerer.version.index.search(query_BD, k)
+        if method != "bm25":
+            assert self._index is not None and query_BD is not None
+            hits = self._index.search(query_BD, k)
             rankings.append((hits.score_BK.cpu().numpy(), hits.number_BK.cpu().numpy()))
-        if self._bm25 is not None:
-            ranking = self._bm25.search(questions, k)
+        if method != "dense":
+            ranking = self.words.search(questions, k)
             rankings.append((ranking.score_BK, ranking.number_BK))
         if len(rankings) == 1:
             return rankings[0]
@@ -280,14 +256,14 @@ def retrieve_to_file(
     config: AnswerConfig,
 ) -> None:
     """JSON Lines `{"id", "question", "passages": [{"id", "title", "text", "score"}]}`, written aside and renamed in."""
-    answerer = (
-        Answerer.load(str(kb.folder), model, config) if model is not None and method != "bm25" else None
-    )
-    retriever = Retriever(kb, method, answerer)
+    if model is not None and method != "bm25":
+        search = Answerer.load(str(kb.folder), model, config).retrieve
+    else:
+        search = partial(Retriever(kb).search, query_BD=None)
 
     def lines() -> Iterator[dict[str, Any]]:
         for part in _batches(questions, 64, "retrieve"):
-            scores, numbers = retriever.search([q.question for q in part], k)
+            scores, numbers = search([q.question for q in part], k, method)
             for question, score_K, number_K in zip(part, scores, numbers, strict=True):
                 passages = [
                     {"id": p.id, "title": p.title, "text": p.text, "score": round(float(score), 6)}
@@ -302,12 +278,11 @@ def evaluate(
     answerer: Answerer, questions: Sequence[Question], method: Method = "dense"
 ) -> evaluation.Report:
     """Scores a model's answers and its retrieval; without a span reader every answer is empty and only recall counts."""
-    retriever = Retriever(answerer.kb, method, answerer)
     predictions: list[str] = []
     texts: list[list[str]] = []
     for part in _batches(questions, 16, "evaluate"):
         asked = [q.question for q in part]
-        _, numbers = retriever.search(asked, EVALUATION_DEPTH)
+        _, numbers = answerer.retrieve(asked, EVALUATION_DEPTH, method)
         texts += [[p.text for p in answerer.kb.passages(row[row >= 0])] for row in numbers]
         if answerer.model.span_reader is None:
             predictions += [""] * len(part)
@@ -361,10 +336,3 @@ def _batches(questions: Sequence[Question], size: int, description: str) -> Iter
         for start in range(0, len(questions), size):
             yield questions[start : start + size]
             bar.update(len(questions[start : start + size]))
-
-
-def _around(text: str, place: int, width: int = 160) -> str:
-    """The part of a passage around its answer, on one line."""
-    first = max(0, place - width // 2)
-    part = " ".join(text[first : first + 2 * width].split())
-    return ("... " if first else "") + part + (" ..." if first + 2 * width < len(text) else "")

@@ -5,7 +5,6 @@ Letters: B rows, W span widths, T tokens.
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,21 +15,9 @@ from realm.qa.evaluation import Question
 from realm.text.inputs import Encoding, Lengths
 
 
-class TextSpan(NamedTuple):
-    """A piece of a passage's text: characters [start, end)."""
-
-    start: int
-    end: int
-
-
 def body_start(question_ids: Sequence[int], lengths: Lengths) -> int:
     """The position of a passage's first wordpiece in a joint input: behind [CLS], the question and its [SEP]."""
     return 2 + min(len(question_ids), lengths.query - 2)
-
-
-def text_span(encoding: Encoding, first: int, width: int) -> TextSpan:
-    """The characters of `width` + 1 wordpieces from the body's piece `first` on."""
-    return TextSpan(encoding.starts[first], encoding.ends[first + width])
 
 
 def answer_pieces(

@@ -22,7 +22,7 @@ from realm.model.folder import Model, load_model
 from realm.retrieval import vectors
 from realm.retrieval.child import end_with_parent
 from realm.retrieval.embedding import embed_passages
-from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
 from realm.retrieval.mips import MipsIndex
 from realm.retrieval.states import PassageStates
 from realm.retrieval.vectors import Vectors, VectorsInfo
@@ -58,6 +58,8 @@ class IndexVersion:
     """Of the version on disk; 0: in memory only."""
     step: int
     """Training step of the embedder that made it."""
+    created: str = ""
+    """When it was built, ISO 8601; passages that came later do not change it."""
     embedder: Embedder | None = None
     """That embedder, where searches are to use it and not the live one."""
     cost: dict[str, float] = field(default_factory=dict)
@@ -113,7 +115,9 @@ def load_index(kb: KnowledgeBase, model: Model, model_path: str, mapped: bool = 
             f"{kb.folder} has no index of {model_path}: run `realm index --kb {kb.folder} --model {model_path}`"
         )
     known = complete(kb, model, folder, known)
-    return IndexVersion(MipsIndex(known.array, model.device), known.version, known.info.step)
+    return IndexVersion(
+        MipsIndex(known.array, model.device), known.version, known.info.step, known.info.created
+    )
 
 
 def index_folder(kb: KnowledgeBase, model: Model) -> Path:
@@ -133,8 +137,7 @@ def publish(
 
     `states`, where given, are projected instead.
     """
-    everything = np.arange(len(kb))
-    array_ND = states.index(model.embedder.passage) if states else _embed(kb, model, everything, tell)
+    array_ND = states.index(model.embedder.passage) if states else _embed(kb.tokens, model, tell)
     info = VectorsInfo(
         model=model.passage_fingerprint,
         model_path=model_path,
@@ -150,19 +153,16 @@ def complete(kb: KnowledgeBase, model: Model, folder: Path, known: Vectors) -> V
     """The same vectors with those of missing passages, which are embedded and published now."""
     if len(known.missing) == 0:
         return known
-    array_MD = _embed(kb, model, known.missing)
+    array_MD = _embed(kb.tokens_of(known.missing), model)
     version = vectors.append(folder, kb.keys_N[known.missing], array_MD, known.info.model, kb.fingerprint)
     known.array[known.missing] = array_MD
     return known._replace(missing=known.missing[:0], version=version)
 
 
-def _embed(
-    kb: KnowledgeBase, model: Model, numbers: np.ndarray, tell: Callable[[int], None] | None = None
-) -> np.ndarray:
-    tokens = kb.tokens if len(numbers) == len(kb) else kb.tokens_of(numbers)
-    places = np.arange(len(numbers))
+def _embed(tokens: PassageTokens, model: Model, tell: Callable[[int], None] | None = None) -> np.ndarray:
+    numbers = np.arange(len(tokens.title.lengths))
     return embed_passages(
-        model.embedder.passage, tokens, places, model.tokenizer, model.lengths, model.device, tell=tell
+        model.embedder.passage, tokens, numbers, model.tokenizer, model.lengths, model.device, tell=tell
     )
 
 

@@ -139,9 +139,10 @@ class KnowledgeBase:
             return load_tokens(self.table, self.tokenizer)
 
     def tokens_of(self, numbers: np.ndarray) -> PassageTokens:
-        """The same of these passages alone, at least one, in this order."""
+        """The same of these passages alone, row n of the n-th; reads them anew each time."""
         with reading(self.table):
-            return to_tokens(take_rows(self.table, numbers, SCHEMA.names), self.tokenizer)
+            rows = take_rows(self.table, numbers, SCHEMA.names)
+            return to_tokens(rows.to_batches(max_chunksize=1024), self.tokenizer)
 
     @cached_property
     def fingerprint(self) -> str:

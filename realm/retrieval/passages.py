@@ -12,7 +12,7 @@ document's id.
 import hashlib
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -160,31 +160,30 @@ def load_tokens(table: lance.LanceDataset, tokenizer: Tokenizer) -> PassageToken
             description="tokenize",
             unit="batch",
         )
-        parts = [_tokenized(batch, tokenizer) for batch in rows]
-        return PassageTokens(*(_ragged(pa.chunked_array(columns)) for columns in zip(*parts, strict=True)))
+        return to_tokens(rows, tokenizer)
     return PassageTokens(*(_load_ragged(table, column) for column in TOKEN_COLUMNS))
 
 
-def to_tokens(table: pa.Table, tokenizer: Tokenizer) -> PassageTokens:
+def to_tokens(batches: Iterable[pa.RecordBatch], tokenizer: Tokenizer) -> PassageTokens:
     """The wordpieces of rows of the table; needs the whole `SCHEMA`."""
-    parts = [_tokenized(batch, tokenizer) for batch in table.to_batches(max_chunksize=1024)]
-    return PassageTokens(*(_ragged(pa.chunked_array(columns)) for columns in zip(*parts, strict=True)))
+    parts = [_tokenized(batch, tokenizer) for batch in batches]
+    return PassageTokens(*(_ragged([part.column(name) for part in parts]) for name in TOKEN_COLUMNS))
 
 
 _UNTOKENIZED = "body_ids IS NULL"
 
 
-def _tokenized(batch: pa.RecordBatch, tokenizer: Tokenizer) -> list[pa.Array]:
+def _tokenized(batch: pa.RecordBatch, tokenizer: Tokenizer) -> pa.RecordBatch:
     """The batch's `TOKEN_COLUMNS`, made now where it came without."""
     if batch.column("body_ids").null_count:
         facts = (batch.column(name).to_pylist() for name in ("document_state", "document_passages"))
         rows = list(map(Row, to_passages(batch), *facts))
         batch = _batch(rows, tokenizer)
-    return [batch.column(name) for name in TOKEN_COLUMNS]
+    return batch.select(list(TOKEN_COLUMNS))
 
 
-def _ragged(column: pa.ChunkedArray) -> Ragged:
-    array = column.combine_chunks()
+def _ragged(parts: Sequence[pa.Array]) -> Ragged:
+    array = pa.chunked_array(parts, _NUMBERS).combine_chunks()
     lengths = array.value_lengths().to_numpy()
     return Ragged(array.flatten().to_numpy(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 

@@ -14,6 +14,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import lance
@@ -26,6 +27,10 @@ from realm.config import InputError, progress, reason, write_lines
 CHECKSUMS = "SHA256SUMS"
 _LAST = 2**64 - 1
 """Lance names the manifest of version v after this minus v."""
+
+
+class ChangedMeanwhile(InputError):
+    """Another process changed the table that a change was made for; made anew, the change may succeed."""
 
 
 def newest_version(path: Path) -> int | None:
@@ -60,6 +65,19 @@ def open_table(path: Path, version: int | None = None) -> lance.LanceDataset:
     _refuse(path, _missing_or_cut(path, fragments))
     _refuse(path, _changed(path, _deletion_files(path, fragments)))
     return table
+
+
+def history(path: Path, most: int) -> list[tuple[int, str]]:
+    """Number and date (ISO 8601) of the newest versions that are still there, newest first."""
+    table = open_table(path)
+    with reading(table):
+        versions = sorted(table.versions(), key=lambda version: -version["version"])[:most]
+    found = []
+    for version in versions:
+        number, date = version["version"], version["timestamp"]
+        assert isinstance(number, int) and isinstance(date, datetime)
+        found.append((number, date.astimezone(UTC).isoformat(timespec="seconds")))
+    return found
 
 
 def damaged_files(table: lance.LanceDataset, path: Path) -> list[str]:
@@ -133,10 +151,10 @@ def commit(
     """One atomic new version; `table` is the version that the operation was made for, if there is one.
 
     Raises:
-        InputError: another process changed the table meanwhile.
+        ChangedMeanwhile: another process changed the table.
     """
     if table is not None and table.latest_version != table.version:
-        raise InputError(f"{path} was changed by another process meanwhile: run the command again")
+        raise ChangedMeanwhile(f"{path} was changed by another process meanwhile: run the command again")
     transaction = lance.Transaction(
         table.version if table else 0, operation, transaction_properties=dict(properties or {})
     )
@@ -144,7 +162,9 @@ def commit(
         with _writing(path):
             committed = lance.LanceDataset.commit(table or path, transaction)
     except lance.commit.CommitConflictError as error:
-        raise InputError(f"{path} was changed by another process meanwhile: run the command again") from error
+        raise ChangedMeanwhile(
+            f"{path} was changed by another process meanwhile: run the command again"
+        ) from error
     _record(path, [_manifest(path, committed.version)])
     return committed
 
@@ -169,7 +189,7 @@ def forget_after(path: Path, version: int) -> None:
 
 
 def take_rows(table: lance.LanceDataset, numbers: np.ndarray, columns: Sequence[str]) -> pa.Table:
-    """The rows of these numbers, at least one, in this order; a number counts the rows that are not deleted.
+    """The rows of these numbers in this order; a number counts the rows that are not deleted.
 
     Fragment by fragment, because `LanceDataset.take` walks a fragment's deletions once for every number: a
     second for 256 rows where 4,000 are gone.
@@ -183,6 +203,8 @@ def take_rows(table: lance.LanceDataset, numbers: np.ndarray, columns: Sequence[
         if len(offsets):
             parts.append(fragment.take(offsets.tolist(), columns=list(columns)))
         start = end
+    if not parts:
+        return table.to_table(columns=list(columns), limit=0)
     return pa.concat_tables(parts).take(place)
 
 

@@ -12,11 +12,12 @@ from realm.config import InputError
 from realm.model.encoders import body_mask
 from realm.model.folder import load_model, save_model
 from realm.qa import pipeline
+from realm.qa.answers import Answers
 from realm.qa.evaluation import Question, normalise_answer
 from realm.qa.pipeline import AnswerConfig, Answerer, evaluate, question_ranks, retrieve_to_file
 from realm.retrieval.index import load_index
 from realm.text.corpus import Document
-from realm.text.inputs import Tokenizer, joint_inputs
+from realm.text.inputs import Tokenizer, joint_inputs, passage_inputs
 from realm.train.finetune import start_reader
 from tests.conftest import GOODS, RIVERS, RULERS, TOWNS
 from tests.retrieval.tiny import TinyTagger
@@ -304,3 +305,46 @@ def test_evaluation_report_is_the_contract(answerer) -> None:
     report = evaluate(answerer, QUESTIONS).as_dict()
     assert report.keys() == {"n", "em", "em_ci95", "f1", "recall", "mrr"}
     assert list(report["recall"]) == ["1", "5", "20", "100"]
+
+
+# -- what a server asks for
+
+
+@pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
+def test_whatever_chooses_the_passages_their_probability_is_the_models(answerer, tiny_kb, method) -> None:
+    question = "who built a tower in Arden?"
+    (found,) = answerer.answer_batch([question], method, read=4)
+    _, numbers = answerer.retrieve([question], 4, method)
+    assert [one.passage.id for one in found.read] == [tiny_kb.ids[n] for n in numbers[0] if n >= 0]
+    assert [one.rank for one in found.read] == list(range(1, len(found.read) + 1))
+    query = answerer.embed(answerer.model.tokenizer.encode([question]))[0]
+    scores = answerer.version.index.rows(numbers[0]) @ query.detach()
+    np.testing.assert_allclose([one.probability for one in found.read], scores.softmax(0), rtol=1e-4)
+    nothing = answerer.model.embedder.passage(
+        passage_inputs([[]], [[]], answerer.model.tokenizer, answerer.model.lengths)
+    )[0]
+    with_null = torch.cat([(nothing @ query)[None], scores]).softmax(0).detach()
+    assert found.null_probability == pytest.approx(float(with_null[0]), rel=1e-3)
+
+
+def test_questions_asked_together_get_the_answers_they_get_alone(answerer, monkeypatch) -> None:
+    monkeypatch.setattr(pipeline, "ROWS_READ", 7)  # not a multiple of the five read per question
+    questions = random_questions(6)
+    for question, together in zip(questions, answerer.answer_batch(questions), strict=True):
+        alone = answerer.answer(question)
+        assert [a.text for a in together.answers] == [a.text for a in alone.answers]
+        np.testing.assert_allclose(
+            [a.score for a in together.answers], [a.score for a in alone.answers], rtol=1e-4, atol=1e-4
+        )
+
+
+def test_a_question_without_a_known_word_has_no_words_passages_and_no_answer(answerer) -> None:
+    found, other = answerer.answer_batch(["zzz qqq", "Arden"], "bm25")
+    assert found.answers == found.read == [] and found.null_probability == 1.0
+    assert other.answers
+
+
+def test_answers_come_back_from_their_json(answerer) -> None:
+    said = answerer.answer("who built a tower in Arden?")
+    back = Answers.from_json(json.loads(json.dumps(said.to_json())))
+    assert back.to_json() == said.to_json() and back.lines() == said.lines()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from realm.model.encoders import body_mask
 from realm.qa.evaluation import Question
-from realm.qa.spans import answer_pieces, body_start, correct_mask, text_span
+from realm.qa.spans import answer_pieces, body_start, correct_mask
 from realm.text.inputs import Encoding, Lengths, Tokenizer, joint_inputs
 
 LENGTHS = Lengths(query=8, passage=14)
@@ -30,8 +30,8 @@ def found(tokenizer: Tokenizer, text: str, asked: Question) -> list[str]:
     """The texts of all correct spans."""
     (encoding,) = tokenizer.encode_with_offsets([text])
     ids = [] if asked.regex else tokenizer.encode(asked.answers)
-    spans = [text_span(encoding, first, width) for first, width in answer_pieces(asked, ids, text, encoding)]
-    return [text[span.start : span.end] for span in spans]
+    pieces = answer_pieces(asked, ids, text, encoding)
+    return [text[encoding.starts[first] : encoding.ends[first + width]] for first, width in pieces]
 
 
 @given(st.integers(0, 30), st.integers(0, 30))

@@ -23,17 +23,15 @@ NEW = Document("Oakham", "Oakham lies on the river Tarn. Berthe sold the bells o
 
 
 @pytest.fixture
-def embedded(monkeypatch) -> list[list[int]]:
-    """The passage numbers of every call that embeds."""
-    calls: list[list[int]] = []
+def embedded(monkeypatch) -> list[list[list[int]]]:
+    """The wordpieces of every passage, for each call that embeds."""
+    calls: list[list[list[int]]] = []
 
-    embed = index_module._embed
+    def embed(tower, tokens, numbers, *rest, **options):
+        calls.append([tokens.body.row(n).tolist() for n in numbers])
+        return embed_passages(tower, tokens, numbers, *rest, **options)
 
-    def watched(kb, model, numbers, *rest):
-        calls.append(numbers.tolist())
-        return embed(kb, model, numbers, *rest)
-
-    monkeypatch.setattr(index_module, "_embed", watched)
+    monkeypatch.setattr(index_module, "embed_passages", embed)
     return calls
 
 
@@ -67,7 +65,7 @@ def test_building_again_embeds_nothing(own_kb, tiny_model_folder, embedded) -> N
 def test_only_what_was_added_is_embedded(own_kb, tiny_model, tiny_model_folder, embedded, by) -> None:
     before = len(own_kb)
     own_kb.add([NEW], TinyTagger())
-    added = list(range(before, len(own_kb)))
+    added = [own_kb.tokens.body.row(n).tolist() for n in range(before, len(own_kb))]
     assert added
     if by == "build":
         assert build_index(own_kb, str(tiny_model_folder), CONFIG)["embedded"] == len(added)

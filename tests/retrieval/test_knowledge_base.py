@@ -480,3 +480,11 @@ def test_the_fingerprint_follows_the_passages_their_order_and_the_tokenizer(tmp_
     assert prints[0] == prints[1]
     assert len(set(prints)) == 4
     assert kbs[0].ids == kbs[4].ids
+
+
+def test_wordpieces_of_some_passages_are_those_rows_of_all(tiny_kb) -> None:
+    numbers = np.array([5, 0, 27, 5])
+    some, everything = tiny_kb.tokens_of(numbers), tiny_kb.tokens
+    for mine, all_of_them in zip(some, everything, strict=True):
+        assert [mine.row(n).tolist() for n in range(4)] == [all_of_them.row(n).tolist() for n in numbers]
+    assert all(len(column.lengths) == 0 for column in tiny_kb.tokens_of(np.array([], dtype=np.int64)))

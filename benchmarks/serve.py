@@ -1,0 +1,242 @@
+"""How many questions `realm serve` answers a second, and how fast, from few and from many clients.
+
+    python benchmarks/serve.py --kb demo/kb --model demo/models/qa
+    python benchmarks/serve.py --kb demo/kb --model demo/models/qa --writes 20    # documents come and go meanwhile
+
+The server is a process of its own on loopback, on a copy of the knowledge base. Each client asks its next question when it
+has the answer to the last one. Beside it stand the pipeline asked one question at a time in this process, and a server that
+batches nothing. Prints a table, and one JSON object as the last line.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is there
+
+import numpy as np
+
+from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.serve.client import Client
+
+
+def main() -> None:
+    """Measures, prints."""
+    parser = argparse.ArgumentParser(description="Loads `realm serve` and measures it.")
+    parser.add_argument("--kb", required=True, help="knowledge base, which is copied")
+    parser.add_argument(
+        "--model", required=True, help="model with a span reader and an index in the knowledge base"
+    )
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--seconds", type=float, default=15.0, help="for each measurement (default: 15)")
+    parser.add_argument(
+        "--writes", type=int, default=0, help="documents added, and half of them deleted, during the load"
+    )
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        kb = Path(folder) / "kb"
+        shutil.copytree(args.kb, kb)
+        questions = made_up(KnowledgeBase.open(kb), 500)
+        rows = [alone(str(kb), args.model, questions, args.seconds)]
+        for batch in (16, 1):
+            for clients in args.clients:
+                if batch > 1 or clients == max(args.clients):
+                    writes = args.writes if batch > 1 else 0
+                    rows.append(
+                        through_server(str(kb), args.model, questions, clients, args.seconds, batch, writes)
+                    )
+    print(f"{'':<34}{'questions/s':>12}{'p50 ms':>9}{'p95 ms':>9}{'p99 ms':>9}{'batch':>7}{'errors':>8}")
+    for row in rows:
+        print(
+            f"{row['what']:<34}{row['per_second']:>12.1f}{row['p50']:>9.0f}{row['p95']:>9.0f}{row['p99']:>9.0f}"
+            f"{row['batch']:>7.1f}{row['errors']:>8}"
+        )
+    machine = {"cores": os.cpu_count(), "machine": platform.machine(), "load": os.getloadavg()[0]}
+    print(json.dumps({"benchmark": "serve", "rows": rows, **machine}))
+
+
+def made_up(kb: KnowledgeBase, count: int) -> list[str]:
+    """Questions about as many passages: their cost matters here, not their sense."""
+    numbers = np.random.default_rng(0).choice(len(kb), min(count, len(kb)), replace=False)
+    return [f"What is known of {p.title}, {' '.join(p.text.split()[3:8])}?" for p in kb.passages(numbers)]
+
+
+def alone(kb: str, model: str, questions: Sequence[str], seconds: float) -> dict[str, Any]:
+    """The pipeline itself, one question after another."""
+    from realm.qa.pipeline import AnswerConfig, Answerer
+
+    answerer = Answerer.load(kb, model, AnswerConfig())
+    answerer.answer(questions[0])
+    began, took = time.perf_counter(), []
+    while time.perf_counter() - began < seconds:
+        since = time.perf_counter()
+        answerer.answer(questions[len(took) % len(questions)])
+        took.append(time.perf_counter() - since)
+    return row("in process, one at a time", took, time.perf_counter() - began, 1.0, 0)
+
+
+def through_server(
+    kb: str, model: str, questions: Sequence[str], clients: int, seconds: float, batch: int, writes: int
+) -> dict[str, Any]:
+    """Clients that ask, and one that writes if there is to be writing; what it was told is there must be there."""
+    token = secrets.token_hex(16)
+    with server(kb, model, token, batch) as url:
+        Client(url).answer(questions[0])
+        before = batches(url)
+        took, errors, lasted, written = asyncio.run(load(url, token, questions, clients, seconds, writes))
+        count, total = (after - old for after, old in zip(batches(url), before, strict=True))
+        lost = [id for id, there in written.items() if there != exists(url, id)]
+    what = f"{clients} client{'s' if clients > 1 else ''}" + (", no batches" if batch == 1 else "")
+    if writes:
+        what += f", {len(written)} writes"
+    return row(what, took, lasted, total / max(1.0, count), errors) | {"lost": len(lost)}
+
+
+async def load(
+    url: str, token: str, questions: Sequence[str], clients: int, seconds: float, writes: int
+) -> tuple[list[float], int, float, dict[str, bool]]:
+    """Seconds that each answer took, failures, seconds in all, and which documents should be there."""
+    took: list[float] = []
+    errors = 0
+    end = time.perf_counter() + seconds
+
+    async def ask(number: int) -> None:
+        nonlocal errors
+        connection = await Connection.open(url)
+        place = number
+        while time.perf_counter() < end:
+            since = time.perf_counter()
+            question = questions[place % len(questions)]
+            status, body = await connection.post("/answer", {"question": question})
+            if status == 200 and body["question"] == question:
+                took.append(time.perf_counter() - since)
+            else:
+                errors += 1
+            place += clients
+        connection.close()
+
+    def write() -> dict[str, bool]:
+        client, documents = Client(url, token), {}
+        for number in range(writes):
+            id = f"benchmark {number}"
+            client.add([{"id": id, "title": id, "text": f"Document {number} came while others were asking."}])
+            documents[id] = True
+            if number % 2:
+                client.delete(id)
+                documents[id] = False
+        return documents
+
+    began = time.perf_counter()
+    *_, written = await asyncio.gather(*(ask(n) for n in range(clients)), asyncio.to_thread(write))
+    return took, errors, time.perf_counter() - began, written
+
+
+class Connection:
+    """One kept-alive HTTP connection, as little work for the client as can be: it shares the cores with the server."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def open(cls, url: str) -> "Connection":
+        address = urllib.parse.urlsplit(url)
+        return cls(*await asyncio.open_connection(address.hostname, address.port, limit=1 << 22))
+
+    async def post(self, path: str, body: Any) -> tuple[int, Any]:
+        data = json.dumps(body).encode()
+        headers = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+        self._writer.write(f"POST {path} HTTP/1.1\r\n{headers}\r\n\r\n".encode() + data)
+        head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        length = int(re.search(r"content-length: (\d+)", head, re.IGNORECASE)[1])
+        return int(head.split()[1]), json.loads(await self._reader.readexactly(length))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@contextmanager
+def server(kb: str, model: str, token: str, batch: int) -> Iterator[str]:
+    """A `realm serve` of its own, on a free port."""
+    command = [
+        sys.executable,
+        "-m",
+        "realm",
+        "serve",
+        "--kb",
+        kb,
+        "--model",
+        model,
+        "--port",
+        "0",
+        "--writable",
+    ]
+    process = subprocess.Popen(
+        [*command, "--set", f"batch={batch}"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"REALM_TOKEN": token},
+    )
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if found := re.search(r"http://\S+", line):
+                yield found[0].rstrip("/")
+                break
+        else:
+            raise SystemExit("the server did not start")
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def batches(url: str) -> tuple[float, float]:
+    """Batches so far, and the questions in them."""
+    text = urllib.request.urlopen(f"{url}/metrics").read().decode()
+    found = {
+        kind: re.search(rf'realm_batch_questions_{kind}{{kind="answer"}} (\S+)', text)
+        for kind in ("count", "sum")
+    }
+    return tuple(float(one[1]) if one else 0.0 for one in found.values())  # type: ignore[return-value]
+
+
+def exists(url: str, document: str) -> bool:
+    """Whether the document is there."""
+    try:
+        urllib.request.urlopen(f"{url}/documents/{urllib.parse.quote(document)}")
+    except urllib.error.HTTPError:
+        return False
+    return True
+
+
+def row(what: str, took: Sequence[float], lasted: float, batch: float, errors: int) -> dict[str, Any]:
+    """A line of the table."""
+    p50, p95, p99 = (1000 * np.percentile(took, [50, 95, 99])).round(1).tolist()
+    return {
+        "what": what,
+        "per_second": round(len(took) / lasted, 2),
+        "p50": p50,
+        "p95": p95,
+        "p99": p99,
+        "batch": round(batch, 2),
+        "errors": errors,
+    }
+
+
+if __name__ == "__main__":
+    main()

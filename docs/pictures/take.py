@@ -1,0 +1,103 @@
+"""Takes the pictures of docs/serve.md from a running server that may be written to.
+
+REALM_TOKEN=... realm serve --kb demo/kb --model demo/models/qa --runs demo/models --writable
+REALM_TOKEN=... python docs/pictures/take.py http://127.0.0.1:8000
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+from realm.serve.client import Client
+
+HERE = Path(__file__).parent
+QUESTION = "In which country is Mount Zamora?"
+TITLE = "Mount Zamora"
+TEXT = "Mount Zamora is an active stratovolcano with a summit elevation of 2,911 m. It is the highest mountain in Chile."
+
+
+def ask(page: Any, token: str) -> None:
+    """An answer with its evidence."""
+    page.get_by_label("Question").fill("In which country is Mount Fuji?")
+    page.get_by_role("button", name="Ask").click()
+    page.wait_for_selector(".answer")
+
+
+def compare(page: Any, token: str) -> None:
+    """Three rankings side by side."""
+    page.get_by_label("Question").fill("In which country is Mount Fuji?")
+    page.get_by_label("Compare").check()
+    page.wait_for_selector(".of-3")
+
+
+def fill(page: Any, token: str) -> None:
+    """A word is hidden, and a passage gives it away."""
+    page.get_by_label("Sentence").fill("Mount Fuji is the highest mountain in Japan.")
+    page.get_by_role("button", name="Japan").click()
+    page.wait_for_selector(".results:not([aria-busy]) .predictions")
+
+
+def knowledge(page: Any, token: str) -> None:
+    """A watched answer before and after a document came."""
+    page.get_by_label("Question").fill(QUESTION)
+    page.get_by_role("button", name="Ask now").click()
+    page.wait_for_selector(".watched li")
+    page.get_by_label("Search").fill("Mount Zamora")
+    page.get_by_label("Title", exact=True).fill(TITLE)
+    page.get_by_label("Text").fill(TEXT)
+    page.get_by_label("Token").fill(token)
+    page.get_by_role("button", name="Search").click()
+    page.wait_for_selector(".found .card")
+    page.get_by_role("button", name="Add", exact=True).click()
+    page.wait_for_selector(".watched li:nth-child(2)")
+    page.get_by_role("link", name=TITLE).wait_for()
+
+
+def training(page: Any, token: str) -> None:
+    """The curves of pre-training."""
+    page.get_by_label("Run").select_option("realm")
+    page.wait_for_selector(".state .dot")
+
+
+def main(url: str, names: Sequence[str]) -> None:
+    """Views, all of them if none is named, wide by day and on a phone by night."""
+    token = os.environ["REALM_TOKEN"]
+    browser_path = (
+        os.environ.get("REALM_BROWSER") or shutil.which("chromium") or shutil.which("google-chrome")
+    )
+    views = (
+        ("ask", ask),
+        ("compare", compare),
+        ("fill", fill),
+        ("knowledge", knowledge),
+        ("training", training),
+    )
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=browser_path, args=[] if os.geteuid() else ["--no-sandbox"]
+        )
+        for name, act in views if not names else [view for view in views if view[0] in names]:
+            for size, scheme, suffix in (((1280, 860), "light", ""), ((390, 844), "dark", "-phone")):
+                page = browser.new_page(
+                    viewport={"width": size[0], "height": size[1]},
+                    color_scheme=scheme,  # type: ignore[arg-type]
+                )
+                page.set_default_timeout(300_000)
+                page.goto(f"{url}/#{'ask' if name == 'compare' else name}")
+                page.wait_for_selector("main > *")
+                act(page, token)
+                page.evaluate("scrollTo(0, 0)")
+                page.screenshot(path=HERE / f"{name}{suffix}.png")
+                page.close()
+                if name == "knowledge":
+                    Client(url, token).delete(TITLE)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1].rstrip("/"), sys.argv[2:])

@@ -1,0 +1,80 @@
+"""`realm serve`: the REST API and the web page."""
+
+import argparse
+import os
+from pathlib import Path
+
+from realm.cli.arguments import Commands, Parser, add_command, add_kb, add_model, settings
+from realm.config import InputError
+
+TOKEN = "REALM_TOKEN"
+SHORTEST_TOKEN = 16
+
+
+def add_commands(commands: "Commands[Parser]") -> None:
+    """Declares the group."""
+    serve = add_command(
+        commands,
+        "serve",
+        _serve,
+        "serve answers, passages and the training curves as a REST API and a web page",
+        "realm serve --kb kb --model models/qa --runs models",
+        section="serve",
+    )
+    add_kb(serve)
+    add_model(serve)
+    serve.add_argument(
+        "--host", metavar="HOST", default="127.0.0.1", help="address to listen on (default: %(default)s)"
+    )
+    serve.add_argument(
+        "--port", metavar="PORT", type=_port, default=8000, help="0: any free one (default: %(default)s)"
+    )
+    serve.add_argument("--runs", metavar="FOLDER", help="show the training runs of this folder")
+    serve.add_argument(
+        "--writable",
+        action="store_true",
+        help=f"let documents be added and deleted, with the token in {TOKEN} or --token-file",
+    )
+    serve.add_argument("--token-file", metavar="FILE", help="file with the token that writers must show")
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 0 to 65535")
+    return int(text)
+
+
+def _serve(args: argparse.Namespace) -> None:
+    token = _token(args)
+    try:
+        from realm.serve.server import serve
+        from realm.serve.settings import ServeConfig
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in ("realm", "torch"):
+            raise
+        raise InputError(
+            f"`realm serve` needs {error.name}: install it with `pip install 'realm-lm[serve]'`"
+        ) from None
+
+    runs = Path(args.runs) if args.runs is not None else None
+    serve(args.kb, args.model, settings(args, ServeConfig), args.host, args.port, token, runs)
+
+
+def _token(args: argparse.Namespace) -> str | None:
+    if not args.writable:
+        if args.token_file is not None:
+            raise InputError("--token-file is for writing: say --writable too")
+        return None
+    if args.token_file is not None:
+        path = Path(args.token_file)
+        if not path.is_file():
+            raise InputError(f"--token-file {path} is no file")
+        token = path.read_text(encoding="utf-8", errors="replace").strip()
+    else:
+        token = os.environ.get(TOKEN, "").strip()
+    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise InputError(
+            f"--writable needs a token of {SHORTEST_TOKEN} or more ASCII characters in {TOKEN} or --token-file: "
+            f"export {TOKEN}=$(openssl rand -hex 16)"
+        )
+    return token

@@ -1,0 +1,313 @@
+"""The REST API and the web page over one living knowledge base. The page is static files, the API their only source.
+
+`create_app` takes what it needs; nothing happens at import. A request goes Edge -> route -> Desk -> the snapshot of the
+moment, and what it says comes from that one snapshot.
+"""
+
+import asyncio
+import hmac
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Query, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.staticfiles import StaticFiles
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+
+from realm import __version__
+from realm.config import InputError
+from realm.serve import wire
+from realm.serve.batching import Done
+from realm.serve.desk import Desk, Kind
+from realm.serve.edge import Edge
+from realm.serve.knowledge import LivingKnowledge, UnknownDocument
+from realm.serve.problems import documented, from_error, install
+from realm.serve.runs import Run, read_metrics, runs
+from realm.serve.settings import ServeConfig
+from realm.text.corpus import Document
+
+NDJSON = "application/x-ndjson"
+PAGE = Path(__file__).parent / "page"
+
+
+def create_app(
+    knowledge: LivingKnowledge,
+    config: ServeConfig,
+    token: str | None = None,
+    runs_folder: Path | None = None,
+    hosts: set[str] | None = None,
+) -> Edge:
+    """The server as an ASGI application.
+
+    `token` is what writers must show, none: nobody may write; `runs_folder` holds the training runs to be shown; `hosts`
+    are the names that the server may be called by, none: any.
+    """
+    desk = Desk(knowledge, config)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(work()) for work in (desk.batcher.work, desk.watch)]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    app = FastAPI(
+        title="realm",
+        version=__version__,
+        description="Answers with evidence from a knowledge base that can be changed while it is served.",
+        lifespan=lifespan,
+        docs_url=None,  # both would load scripts from another host
+        redoc_url=None,
+        responses=documented(400, 408, 413, 421, 422),
+        separate_input_output_schemas=False,
+    )
+    install(app)
+    _add_questions(app, desk)
+    _add_knowledge(app, desk, token)
+    _add_watching(app, desk, token is not None, runs_folder)
+    app.mount("/", StaticFiles(directory=PAGE, html=True))
+    return Edge(app, config.body_bytes, config.seconds, hosts, desk.metrics.request)
+
+
+def _add_questions(app: FastAPI, desk: Desk) -> None:
+    """`/answer`, `/retrieve` and `/fill`."""
+    config = desk.config
+    lines: dict[int | str, dict[str, Any]] = {200: {"content": {NDJSON: {"schema": {"type": "string"}}}}}
+
+    @app.post(
+        "/answer",
+        response_model=wire.AnswersOut | wire.ManyAnswersOut,
+        responses=lines | documented(429, 503),
+    )
+    async def answer(asked: wire.AnswerRequest, request: Request) -> Response:
+        """Answers with evidence. Many questions with `Accept: application/x-ndjson`: a line each, as they come."""
+        read = _within(asked.top_k or config.read, config.most_read, "top_k")
+        return await _respond(desk, Kind("answer", asked.method, read), asked, request, _answers)
+
+    @app.post(
+        "/retrieve", response_model=wire.HitsOut | wire.ManyHitsOut, responses=lines | documented(429, 503)
+    )
+    async def retrieve(asked: wire.RetrieveRequest, request: Request) -> Response:
+        """The best passages, unread."""
+        k = _within(asked.top_k, config.most_retrieved, "top_k")
+        return await _respond(desk, Kind("retrieve", asked.method, k), asked, request, _hits)
+
+    @app.post("/fill", response_model=wire.FilledOut, responses=documented(429, 503))
+    async def fill(asked: wire.FillRequest) -> Response:
+        """Predictions for each [MASK], and which passages raised or lowered them."""
+        (done,) = await desk.all_of(Kind("fill"), [asked.sentence])
+        snapshot, filled, ms = done.value
+        times = {"queue": round(done.waited_ms, 2), "fill": round(ms, 2)}
+        return JSONResponse(filled | {"index": wire.index_out(snapshot), "ms": times})
+
+
+def _answers(question: str, done: Done) -> dict[str, Any]:
+    snapshot, answers = done.value
+    return wire.answers_out(answers, snapshot, done.waited_ms)
+
+
+def _hits(question: str, done: Done) -> dict[str, Any]:
+    snapshot, passages, ms = done.value
+    times = {"queue": round(done.waited_ms, 2), "search": round(ms, 2)}
+    return {"question": question, "passages": passages, "index": wire.index_out(snapshot), "ms": times}
+
+
+async def _respond(
+    desk: Desk, kind: Kind, asked: wire.Asked, request: Request, row: Callable[[str, Done], dict[str, Any]]
+) -> Response:
+    """One object for one question; for several an object of all, or a stream of lines if the client accepts it."""
+    questions = asked.all
+    _within(len(questions), desk.config.questions, "the number of questions")
+    if asked.questions is not None and NDJSON in request.headers.get("accept", ""):
+        futures = await desk.ask(kind, questions)
+        return StreamingResponse(_stream(questions, futures, row, desk.config.seconds), media_type=NDJSON)
+    found = [
+        row(question, done)
+        for question, done in zip(questions, await desk.all_of(kind, questions), strict=True)
+    ]
+    return JSONResponse(found[0] if asked.questions is None else {"results": found})
+
+
+async def _stream(
+    questions: list[str],
+    futures: "list[asyncio.Future[Done]]",
+    row: Callable[[str, Done], dict[str, Any]],
+    seconds: float,
+) -> AsyncIterator[str]:
+    """A line per question, in their order. What fails ends the stream with a line `{"error": ...}`: the status is gone."""
+    try:
+        for question, future in zip(questions, futures, strict=True):
+            try:
+                done = await asyncio.wait_for(future, seconds)
+            except (InputError, TimeoutError) as error:
+                yield json.dumps({"error": json.loads(bytes(from_error(error).body))}) + "\n"
+                return
+            yield json.dumps(row(question, done), ensure_ascii=False) + "\n"
+    finally:
+        for future in futures:  # a client that goes away leaves no work behind
+            future.cancel()
+
+
+def _add_knowledge(app: FastAPI, desk: Desk, token: str | None) -> None:
+    """Passages and documents: looking at them, adding, deleting."""
+    knowledge = desk.knowledge
+    bearer = HTTPBearer(auto_error=False)
+
+    def writer(shown: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
+        if token is None:
+            raise HTTPException(403, "this server only reads: start it with --writable")
+        if shown is None or not hmac.compare_digest(shown.credentials.encode(), token.encode()):
+            raise HTTPException(
+                401,
+                "writing needs the server's token: Authorization: Bearer TOKEN",
+                {"WWW-Authenticate": "Bearer"},
+            )
+
+    only_writers, refused = [Depends(writer)], documented(401, 403, 404, 409, 429, 503)
+
+    @app.get("/passages/{id}", response_model=wire.WholePassageOut, responses=documented(404))
+    async def passage(id: str) -> Response:
+        """A passage by its id, and its neighbours in its document."""
+        snapshot = knowledge.current
+        number = snapshot.number_of(id)
+        if number is None:
+            raise HTTPException(404, f"no passage has the id {id!r}")
+        (found,) = await asyncio.to_thread(snapshot.kb.passages, [number])
+        family = [one.id for one in await asyncio.to_thread(snapshot.passages_of, found.document_id)]
+        place = family.index(found.id)
+        return JSONResponse(
+            {
+                "id": found.id,
+                "document": found.document_id,
+                "title": found.title,
+                "text": found.text,
+                "previous": family[place - 1] if place else None,
+                "next": family[place + 1] if place + 1 < len(family) else None,
+            }
+        )
+
+    @app.get("/documents/{id:path}", response_model=wire.DocumentOut, responses=documented(404))
+    async def document(id: str) -> Response:
+        """A document by its id, as its passages."""
+        passages = await asyncio.to_thread(knowledge.current.passages_of, id)
+        if not passages:
+            raise UnknownDocument(f"no document has the id {id!r}")
+        text = "\n".join(one.text for one in passages)
+        ids = [one.id for one in passages]
+        return JSONResponse({"id": id, "title": passages[0].title, "passages": ids, "text": text})
+
+    @app.post("/documents", response_model=wire.AddedOut, dependencies=only_writers, responses=refused)
+    async def add(body: wire.DocumentsRequest) -> Response:
+        """Adds or replaces documents, all or none; when this returns they are searchable, and on disk."""
+        _within(len(body.documents), desk.config.documents, "the number of documents")
+        documents = [Document(one.title, one.text, _id_of(one)) for one in body.documents]
+        result = await desk.change(lambda: knowledge.add(documents))
+        desk.metrics.documents.labels("added").inc(result.added)
+        desk.metrics.documents.labels("replaced").inc(result.replaced)
+        ids = [one.id for one in documents]
+        return JSONResponse(result._asdict() | {"ids": ids, "index": wire.index_out(knowledge.current)})
+
+    @app.delete(
+        "/documents/{id:path}", response_model=wire.DeletedOut, dependencies=only_writers, responses=refused
+    )
+    async def delete(id: str) -> Response:
+        """Deletes a document; no answer that begins after this returns comes from it."""
+        gone = await desk.change(lambda: knowledge.delete(id))
+        desk.metrics.documents.labels("deleted").inc()
+        return JSONResponse({"passages_removed": gone, "index": wire.index_out(knowledge.current)})
+
+    @app.get("/versions", response_model=wire.VersionsOut)
+    async def versions() -> Response:
+        """Versions of the passages and of their index on disk, and those in use."""
+        rows = {
+            name: [{"version": number, "created": created} for number, created in found]
+            for name, found in (await asyncio.to_thread(knowledge.versions)).items()
+        }
+        return JSONResponse(rows | {"in_use": wire.index_out(knowledge.current)})
+
+
+def _add_watching(app: FastAPI, desk: Desk, writable: bool, runs_folder: Path | None) -> None:
+    """How the server is, what it counts, and the training runs that it shows."""
+    config, knowledge = desk.config, desk.knowledge
+
+    @app.get("/health", response_model=wire.HealthOut)
+    async def health() -> Response:
+        """What is served, by which version, within which limits."""
+        snapshot = knowledge.current
+        return JSONResponse(
+            {
+                "status": "ok" if knowledge.problem is None else "stale",
+                "problem": knowledge.problem,
+                "version": __version__,
+                "model": Path(knowledge.model).name,
+                "answers": snapshot.answerer.model.span_reader is not None,
+                "passages": len(snapshot.kb),
+                "documents": snapshot.documents,
+                "index": wire.index_out(snapshot),
+                "queue": len(desk.batcher),
+                "writable": writable,
+                "runs": runs_folder is not None,
+                "limits": {
+                    name: getattr(config, name)
+                    for name in (
+                        "read",
+                        "most_read",
+                        "most_retrieved",
+                        "questions",
+                        "documents",
+                        "body_bytes",
+                        "seconds",
+                    )
+                },
+            }
+        )
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Counters for Prometheus."""
+        desk.metrics.queue.set(len(desk.batcher))
+        return Response(generate_latest(desk.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def shown_runs() -> list[Run]:
+        if runs_folder is None:
+            raise HTTPException(404, "no training runs are shown: start the server with --runs FOLDER")
+        return runs(runs_folder)
+
+    @app.get("/runs", response_model=wire.RunsOut, responses=documented(404))
+    async def list_runs() -> Response:
+        """Training runs, the latest first."""
+        rows = [
+            {"name": run.name, "training": run.training, "changed": run.changed}
+            for run in await asyncio.to_thread(shown_runs)
+        ]
+        return JSONResponse({"runs": rows})
+
+    @app.get("/runs/{name}", response_model=wire.MetricsOut, responses=documented(404))
+    async def run_metrics(name: str, after: Annotated[int, Query(ge=0, le=2**53)] = 0) -> Response:
+        """Metrics of a run behind byte `after`; `next` is where the ones after them begin, so that a page can follow."""
+        run = next((run for run in await asyncio.to_thread(shown_runs) if run.name == name), None)
+        if run is None:
+            raise HTTPException(404, f"no run is called {name!r}")
+        rows, end = await asyncio.to_thread(read_metrics, run, after)
+        return JSONResponse({"training": run.training, "rows": rows, "next": end})
+
+
+def _id_of(document: wire.DocumentIn) -> str:
+    name = document.id or document.title
+    if not name.strip():
+        raise InputError("a document has neither an id nor a title: give it one")
+    return name
+
+
+def _within(value: int, most: int, name: str) -> int:
+    if value > most:
+        raise HTTPException(422, f"{name} is {value}, the limit is {most}")
+    return value

@@ -1,0 +1,146 @@
+"""A client of `realm serve`, in the standard library alone: no torch, no framework, starts at once."""
+
+import http.client
+import json
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from realm import __version__
+from realm.config import InputError
+from realm.qa.answers import Answers
+
+Method = Literal["dense", "bm25", "hybrid"]
+
+
+class ServerError(InputError):
+    """The server refused a request: `status` is HTTP's, the message the server's own."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
+        self.status = status
+
+
+class Client:
+    """The server at a URL.
+
+    >>> client = Client("http://127.0.0.1:8000")
+    >>> client.answer("Who wrote The Tempest?").answers[0].text  # doctest: +SKIP
+    'William Shakespeare'
+    """
+
+    def __init__(self, url: str, token: str | None = None, timeout: float = 60.0, patience: float = 60.0):
+        """`token` is for writing; `timeout` seconds without a word from the server are an error; a busy server (429) is
+        asked again for `patience` seconds.
+
+        Raises:
+            InputError: the URL is not one of http or https.
+        """
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise InputError(f"{url} is no address of a server: write it as http://127.0.0.1:8000")
+        self.url = url.rstrip("/")
+        self._token, self._timeout, self._patience = token, timeout, patience
+
+    def answer(self, question: str, method: Method = "dense", top_k: int | None = None) -> Answers:
+        """The answers to a question, from the `top_k` best passages (none: as many as the server reads by itself)."""
+        return Answers.from_json(self._json("POST", "/answer", _asked(question, method, top_k)))
+
+    def answer_many(
+        self, questions: Sequence[str], method: Method = "dense", top_k: int | None = None
+    ) -> Iterator[Answers]:
+        """The answers to many questions, in their order, each as soon as it is there."""
+        most = int(self.health()["limits"]["questions"])
+        for start in range(0, len(questions), most):
+            body = _asked(list(questions[start : start + most]), method, top_k)
+            with self._open("POST", "/answer", body, accept="application/x-ndjson") as response:
+                for line in _lines(response):
+                    if "error" in line:
+                        raise ServerError(line["error"]["status"], line["error"]["detail"])
+                    yield Answers.from_json(line)
+
+    def retrieve(self, question: str, method: Method = "dense", top_k: int = 10) -> list[dict[str, Any]]:
+        """The best passages for a question: `{"id", "document", "title", "text", "score"}` each."""
+        found: list[dict[str, Any]] = self._json("POST", "/retrieve", _asked(question, method, top_k))[
+            "passages"
+        ]
+        return found
+
+    def fill(self, sentence: str) -> dict[str, Any]:
+        """Predictions for each [MASK] of a sentence, and what each passage did for them."""
+        return self._json("POST", "/fill", {"sentence": sentence})
+
+    def passage(self, id: str) -> dict[str, Any]:
+        """A passage by its id."""
+        return self._json("GET", f"/passages/{urllib.parse.quote(id, safe='')}")
+
+    def add(self, documents: Iterable[Mapping[str, str]]) -> dict[str, Any]:
+        """Adds documents `{"id"?, "title", "text"}`; when this returns they are searchable, and on disk."""
+        return self._json("POST", "/documents", {"documents": [dict(one) for one in documents]})
+
+    def delete(self, document: str) -> int:
+        """Deletes a document by its id -> how many passages went with it."""
+        path = f"/documents/{urllib.parse.quote(document, safe='')}"
+        return int(self._json("DELETE", path)["passages_removed"])
+
+    def health(self) -> dict[str, Any]:
+        """What is served, by which version, within which limits."""
+        return self._json("GET", "/health")
+
+    def _json(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        with self._open(method, path, body) as response:
+            for line in _lines(response):
+                return line
+        raise InputError(f"{self.url} gave no answer")
+
+    def _open(
+        self, method: str, path: str, body: object = None, accept: str = "application/json"
+    ) -> http.client.HTTPResponse:
+        headers = {"Accept": accept, "User-Agent": f"realm/{__version__}"}
+        data = None
+        if body is not None:
+            data = json.dumps(body).encode()
+            headers["Content-Type"] = "application/json"
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
+        until = time.monotonic() + self._patience
+        while True:
+            request = urllib.request.Request(self.url + path, data, headers, method=method)
+            try:
+                response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=self._timeout)
+                return response
+            except urllib.error.HTTPError as error:
+                wait = float(error.headers.get("Retry-After") or 1)
+                if error.code == 429 and time.monotonic() + wait < until:
+                    time.sleep(wait)
+                    continue
+                raise ServerError(error.code, f"{self.url}: {_detail(error)}") from None
+            except (OSError, http.client.HTTPException) as error:
+                reason = getattr(error, "reason", None) or error
+                raise InputError(
+                    f"{self.url} cannot be reached: {reason}; is `realm serve` running?"
+                ) from None
+
+
+def _asked(question: str | list[str], method: Method, top_k: int | None) -> dict[str, Any]:
+    body: dict[str, Any] = {"method": method}
+    body["question" if isinstance(question, str) else "questions"] = question
+    return body if top_k is None else body | {"top_k": top_k}
+
+
+def _lines(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    try:
+        for line in response:
+            yield json.loads(line)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise InputError(f"{response.url} is not speaking as a realm server does: {error}") from None
+
+
+def _detail(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read())["detail"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return f"{error.code} {error.reason}"

@@ -1,0 +1,139 @@
+"""Between the routes and the knowledge: questions go into batches, changes into threads, news on disk into use."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from realm.config import InputError
+from realm.qa.pipeline import Method
+from realm.serve import wire
+from realm.serve.batching import Batcher, Busy, Done, each
+from realm.serve.knowledge import LivingKnowledge, Snapshot
+from realm.serve.metrics import Metrics
+from realm.serve.settings import ServeConfig
+from realm.text.inputs import NULL_PASSAGE
+
+T = TypeVar("T")
+
+
+class Kind(NamedTuple):
+    """What may share a batch."""
+
+    name: Literal["answer", "retrieve", "fill"]
+    method: Method = "dense"
+    passages: int = 0
+
+
+_log = logging.getLogger(__name__)
+
+
+class Desk:
+    """What the routes share: the knowledge, the batcher, the limits, the counters."""
+
+    def __init__(self, knowledge: LivingKnowledge, config: ServeConfig):
+        self.knowledge, self.config, self.metrics = knowledge, config, Metrics()
+        self.batcher = Batcher(self._run, config.batch, config.queue, self.metrics.batch)
+        self._one_at_a_time = ThreadPoolExecutor(1, "changes")
+        self._changes = 0
+
+    async def ask(self, kind: Kind, items: Sequence[str]) -> "list[asyncio.Future[Done]]":
+        """Queues questions; those that need words wait here until passages can be ranked by them."""
+        ranked_by_words = kind.method != "dense"
+        if ranked_by_words and not self.knowledge.current.answerer.retriever.has_words:
+            await self._alone(self.knowledge.read_words)
+        futures = self.batcher.submit(kind, items)
+        self.metrics.queue.set(len(self.batcher))
+        return futures
+
+    async def all_of(self, kind: Kind, items: Sequence[str]) -> list[Done]:
+        """Queues questions and waits for all of them, no longer than a request may take."""
+        async with asyncio.timeout(self.config.seconds):
+            futures = await self.ask(kind, items)
+            try:
+                return await asyncio.gather(*futures)
+            finally:
+                for future in futures:  # one failed, or time is up: nobody waits for the others
+                    future.cancel()
+
+    async def change(self, change: Callable[[], T]) -> T:
+        """Runs a change of the knowledge when those before it are done; it is carried through even if nobody waits any more.
+
+        Raises:
+            Busy: too many changes wait already.
+        """
+        if self._changes >= self.config.changes:
+            raise Busy(float(self._changes))
+        self._changes += 1
+        running = asyncio.ensure_future(self._alone(change))
+        running.add_done_callback(self._changed)
+        return await asyncio.wait_for(asyncio.shield(running), self.config.write_seconds)
+
+    def _changed(self, running: "asyncio.Future[Any]") -> None:
+        self._changes -= 1
+        if not running.cancelled() and running.exception() is None:
+            self._swapped()
+
+    async def watch(self) -> None:
+        """Takes up new versions on disk until it is cancelled."""
+        self._show()
+        while True:
+            await asyncio.sleep(self.config.poll_seconds)
+            try:
+                if await self._alone(self.knowledge.refresh):
+                    self._swapped()
+                    _log.info("serving index version %d", self.knowledge.current.stamp.index_version)
+            except Exception:  # the next look may succeed, and questions are answered all the while
+                _log.exception("looking for a new version failed")
+
+    async def _alone(self, run: Callable[[], T]) -> T:
+        """In the thread of changes: they would wait for each other anyway, and here they keep no other work waiting."""
+        return await asyncio.get_running_loop().run_in_executor(self._one_at_a_time, run)
+
+    def _swapped(self) -> None:
+        self.metrics.swaps.inc()
+        self._show()
+
+    def _show(self) -> None:
+        version, metrics = self.knowledge.current.answerer.version, self.metrics
+        metrics.passages.set(len(self.knowledge.current.kb))
+        metrics.index.set(version.number)
+        metrics.step.set(version.step)
+        if version.created:
+            metrics.created.set(datetime.fromisoformat(version.created).timestamp())
+
+    def _run(self, kind: Kind, items: list[str]) -> list[Any]:
+        """One batch, in the batcher's thread, by the newest snapshot; tried again if that was replaced under it."""
+        snapshot = self.knowledge.current
+        try:
+            return self._run_on(snapshot, kind, items)
+        except InputError:
+            if not self.knowledge.refresh():
+                raise
+            return self._run_on(self.knowledge.current, kind, items)
+
+    def _run_on(self, snapshot: Snapshot, kind: Kind, items: list[str]) -> list[Any]:
+        answerer = snapshot.answerer
+        match kind:
+            case Kind("answer", method, read):
+                return [(snapshot, said) for said in answerer.answer_batch(items, method, read)]
+            case Kind("retrieve", method, k):
+                began = time.perf_counter()
+                scores, numbers = answerer.retrieve(items, k, method)
+                rows = []
+                for score_K, number_K in zip(scores, numbers, strict=True):
+                    passages = snapshot.kb.passages(number_K[number_K != NULL_PASSAGE])
+                    rows.append([wire.hit_out(p, float(s)) for p, s in zip(passages, score_K, strict=False)])
+                ms = 1000 * (time.perf_counter() - began) / len(items)
+                return [(snapshot, row, ms) for row in rows]
+            case _:  # "fill"
+                return each(lambda sentence: _timed(snapshot, sentence), items)
+
+
+def _timed(snapshot: Snapshot, sentence: str) -> tuple[Snapshot, dict[str, Any], float]:
+    began = time.perf_counter()
+    filled = snapshot.filler.fill(sentence).to_json()
+    return snapshot, filled, 1000 * (time.perf_counter() - began)

@@ -1,0 +1,119 @@
+"""What every request passes first and every response last: the host that was asked for, the body's size and time, headers.
+
+Plain ASGI, so that nothing is read or made before these checks.
+"""
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import Callable, Iterable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from realm.serve.problems import problem
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+_RAW = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+
+
+class Edge:
+    """Refuses what is not for us, too long or too slow; adds the headers; says what each request came to."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        body_bytes: int,
+        seconds: float,
+        hosts: Iterable[str] | None,
+        watch: Callable[[Scope, int, float], None],
+    ):
+        """`hosts`: the only names to be called by, or none for any; `watch` gets the status and the seconds."""
+        self._app, self._body_bytes, self._seconds, self._watch = app, body_bytes, seconds, watch
+        self._hosts = None if hosts is None else {host.lower() for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 500
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *_RAW]
+            await send(message)
+
+        try:
+            refused, body = await self._check(scope, receive)
+            if refused is not None:
+                await refused(scope, receive, send_with_headers)
+            else:
+                await self._app(scope, _again(body, receive), send_with_headers)
+        finally:
+            self._watch(scope, status, time.perf_counter() - began)
+
+    async def _check(self, scope: Scope, receive: Receive) -> tuple[ASGIApp | None, bytes]:
+        """Why the request is refused, if it is, and its whole body."""
+        headers = dict(scope["headers"])
+        host = _name(headers.get(b"host", b"").decode("latin-1"))
+        if self._hosts is not None and host not in self._hosts:
+            # Else a page of any site whose name is made to resolve to this machine could read what is served here.
+            return problem(421, f"this server is not {host!r}: name it in `hosts` if it should be"), b""
+        too_long = problem(413, f"the body is longer than {self._body_bytes} bytes", {"Connection": "close"})
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._body_bytes:
+            return too_long, b""
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._seconds):
+                while True:
+                    message = await receive()
+                    body += message.get("body", b"")
+                    if len(body) > self._body_bytes:
+                        return too_long, b""
+                    if not message.get("more_body", False):
+                        return None, bytes(body)
+        except TimeoutError:
+            return problem(
+                408, f"the body took longer than {self._seconds:g} s", {"Connection": "close"}
+            ), b""
+
+
+def own_hosts(address: str, more: Iterable[str]) -> set[str] | None:
+    """The names a server at this address may be called by: on loopback its own and `more`, elsewhere any."""
+    names = {"localhost", "127.0.0.1", "::1"}
+    try:
+        loopback = address == "localhost" or ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        loopback = False
+    return names | {address, *more} if loopback else None
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """`receive` for a body that was read already; afterwards what the connection says."""
+    told = False
+
+    async def again() -> Message:
+        nonlocal told
+        if told:
+            return await receive()
+        told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+def _name(host: str) -> str:
+    """The Host header without its port, in lower case."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.rpartition(":")[0].lower() if ":" in host else host.lower()

@@ -1,0 +1,54 @@
+"""What Prometheus is told, in a registry of the app's own."""
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.types import Scope
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    """Counters of requests and batches, and what is being served."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "realm_requests", "Requests", ["method", "route", "status"], registry=registry
+        )
+        self._latency = Histogram(
+            "realm_request_seconds", "Time of a request", ["route"], buckets=SECONDS, registry=registry
+        )
+        self._batches = Histogram(
+            "realm_batch_questions",
+            "Questions that were answered together",
+            ["kind"],
+            buckets=(1, 2, 4, 8, 16, 32, 64),
+            registry=registry,
+        )
+        self._batch_seconds = Histogram(
+            "realm_batch_seconds", "Time of a batch", ["kind"], buckets=SECONDS, registry=registry
+        )
+        self.documents = Counter(
+            "realm_documents", "Documents that came and went", ["change"], registry=registry
+        )
+        self.swaps = Counter("realm_swaps", "Snapshots that took the place of another", registry=registry)
+        self.queue = Gauge("realm_queue_questions", "Questions that wait", registry=registry)
+        self.passages = Gauge("realm_passages", "Passages in use", registry=registry)
+        self.index = Gauge("realm_index_version", "Version of the index in use", registry=registry)
+        self.step = Gauge("realm_index_step", "Training step of the index in use", registry=registry)
+        self.created = Gauge(
+            "realm_index_created_seconds", "When the index was built, since 1970", registry=registry
+        )
+
+    def request(self, scope: Scope, status: int, seconds: float) -> None:
+        """Counts a request under its route's pattern, never under what a client wrote."""
+        route = getattr(scope.get("route"), "path", None) or "none"
+        method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST", "DELETE") else "other"
+        self._requests.labels(method, route, str(status)).inc()
+        self._latency.labels(route).observe(seconds)
+
+    def batch(self, kind: Any, count: int, seconds: float) -> None:
+        """Counts a batch under what was asked."""
+        self._batches.labels(kind.name).observe(count)
+        self._batch_seconds.labels(kind.name).observe(seconds)

@@ -1,0 +1,114 @@
+// Elements and requests. Text goes in as text, never as markup: the page's policy forbids the other way.
+
+export function el(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (value === true) element.setAttribute(key, "");
+    else if (value !== false && value != null) element.setAttribute(key, value);
+  }
+  element.append(...children.flat().filter((child) => child != null && child !== false));
+  return element;
+}
+
+export function svg(name, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+
+export class Refused extends Error {
+  constructor(status, detail) {
+    super(detail);
+    this.status = status;
+  }
+}
+
+// Paths are relative, so that the page also works below a reverse proxy's prefix.
+export async function ask(method, path, body, token) {
+  const headers = {};
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  if (token) headers.Authorization = `Bearer ${token}`;
+  let response;
+  try {
+    response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  } catch {
+    throw new Refused(0, "The server cannot be reached.");
+  }
+  const said = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Refused(response.status, said.detail ?? `${response.status} ${response.statusText}`);
+  return said;
+}
+
+export const get = (path) => ask("GET", path);
+export const post = (path, body, token) => ask("POST", path, body, token);
+
+// Offsets count characters as Python does, not UTF-16 units.
+export function marked(text, spans) {
+  const characters = [...text];
+  const parts = [];
+  let place = 0;
+  for (const [start, end] of [...spans].sort((a, b) => a[0] - b[0])) {
+    if (start < place) continue;
+    parts.push(characters.slice(place, start).join(""), el("mark", {}, characters.slice(start, end).join("")));
+    place = end;
+  }
+  return [...parts, characters.slice(place).join("")];
+}
+
+export function percent(p) {
+  if (p >= 0.9995) return "100%";
+  if (p >= 0.0995) return `${(100 * p).toFixed(0)}%`;
+  if (p >= 0.001) return `${(100 * p).toFixed(1)}%`;
+  return p > 0 ? "<0.1%" : "0%";
+}
+
+// A share as a bar; the number beside it says the same to those who do not see it.
+export function bar(share, kind = "") {
+  const inner = el("span", { class: "bar-in" });
+  inner.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
+  return el("span", { class: `bar ${kind}`, "aria-hidden": "true" }, inner);
+}
+
+export function age(date) {
+  const seconds = Math.max(0, (Date.now() - new Date(date)) / 1000);
+  const [unit, size] = [["day", 86400], ["h", 3600], ["min", 60]].find(([, s]) => seconds >= s) ?? ["s", 1];
+  const count = Math.floor(seconds / size);
+  return `${count} ${unit}${unit === "day" && count !== 1 ? "s" : ""} old`;
+}
+
+export function problem(error) {
+  return el("p", { class: "problem", role: "alert" }, error.message);
+}
+
+export function busy(form, on) {
+  waiting(form, on);
+  for (const button of form.querySelectorAll("button[type=submit]")) button.disabled = on;
+}
+
+export function waiting(element, on) {
+  if (on) element.setAttribute("aria-busy", "true");
+  else element.removeAttribute("aria-busy");
+}
+
+// A wordpiece for people: what continues a word shows that it does.
+export const piece = (text) => text.replace(/^##/, "…");
+
+let count = 0;
+export function field(label, input, note) {
+  input.id ||= `field-${(count += 1)}`;
+  return el("div", { class: "field" }, el("label", { for: input.id }, label, note ? el("small", {}, ` ${note}`) : null), input);
+}
+
+// One of several, as radio buttons that look like one control.
+export function choice(legend, name, options, chosen, onchange) {
+  return el(
+    "fieldset",
+    { class: "choice" },
+    el("legend", {}, legend),
+    ...options.map(([value, text]) =>
+      el("label", {}, el("input", { type: "radio", name, value, checked: value === chosen, onchange }), el("span", {}, text)),
+    ),
+  );
+}

@@ -1,0 +1,128 @@
+// Fill: the paper's worked example. Words are buttons that hide themselves; predictions and what each passage did follow.
+
+import { age, bar, el, field, percent, piece, post, problem, waiting } from "./dom.js";
+
+const EXAMPLE = "The pound is the currency of the UK.";
+const last = { sentence: EXAMPLE, masked: new Set([1]) };
+
+export function fillView(main) {
+  const input = el("input", { type: "text", autocomplete: "off", maxlength: 1500, value: last.sentence, oninput: typed });
+  const words = el("div", { class: "words", role: "group", "aria-label": "Words to hide" });
+  const out = el("section", { class: "results", "aria-live": "polite", "aria-label": "Predictions" });
+  main.append(
+    el("form", { class: "ask", onsubmit: (event) => { event.preventDefault(); predict(); } },
+      el("h1", { class: "sr" }, "Fill"),
+      el("div", { class: "line big" }, field("Sentence", input), el("button", { type: "submit" }, "Predict")),
+      el("p", { class: "hint", id: "words-hint" }, "Hide words by pressing them. The model predicts what was hidden, and shows which passages helped."),
+      words,
+    ),
+    out,
+  );
+  let turn = 0;
+  draw();
+  predict();
+
+  function typed() {
+    const before = parts();
+    last.sentence = input.value;
+    const now = parts(); // what was hidden stays so where it still stands
+    last.masked = new Set([...last.masked].filter((n) => now[n] === before[n]));
+    draw();
+  }
+
+  // Words and what stands around them: punctuation is not hidden with its word.
+  function parts() {
+    return last.sentence.match(/\[MASK\]|[\p{L}\p{N}]+(?:['’\-][\p{L}\p{N}]+)*|[^\p{L}\p{N}\s]/gu) ?? [];
+  }
+
+  function hideable(part) {
+    return part !== "[MASK]" && /[\p{L}\p{N}]/u.test(part);
+  }
+
+  function draw() {
+    words.replaceChildren(
+      ...parts().map((part, n) =>
+        hideable(part)
+          ? el("button", {
+              type: "button", class: "word", "aria-pressed": String(last.masked.has(n)), "data-word": n,
+              "aria-label": last.masked.has(n) ? `${part}, hidden` : part, onclick: () => toggle(n),
+            }, last.masked.has(n) ? "[MASK]" : part)
+          : el("span", { class: "between" }, part),
+      ),
+    );
+  }
+
+  function toggle(n) {
+    if (!last.masked.delete(n)) last.masked.add(n);
+    draw();
+    words.querySelector(`[data-word="${n}"]`)?.focus();
+    predict();
+  }
+
+  function masked() {
+    let n = -1;
+    return last.sentence.replace(/\[MASK\]|[\p{L}\p{N}]+(?:['’\-][\p{L}\p{N}]+)*|[^\p{L}\p{N}\s]/gu, (part) => {
+      n += 1;
+      return last.masked.has(n) && hideable(part) ? "[MASK]" : part;
+    });
+  }
+
+  async function predict() {
+    const mine = (turn += 1);
+    const sentence = masked();
+    if (!sentence.includes("[MASK]")) {
+      out.replaceChildren(el("p", { class: "hint" }, "No word is hidden."));
+      return;
+    }
+    waiting(out, true);
+    try {
+      const said = await post("fill", { sentence });
+      if (mine === turn) out.replaceChildren(...results(said));
+    } catch (error) {
+      if (mine === turn) out.replaceChildren(problem(error));
+    } finally {
+      if (mine === turn) waiting(out, false);
+    }
+  }
+}
+
+function results(said) {
+  const most = Math.max(1, ...said.passages.map((passage) => Math.abs(passage.utility)));
+  const many = said.masks.length > 1;
+  return [el("div", { class: "filled" },
+    el("div", { class: "masks" }, said.masks.map((predictions, n) =>
+      el("article", { class: "mask" },
+        el("h2", { class: many ? "" : "sr" }, `[MASK] ${n + 1}`),
+        el("p", { class: "answer" }, piece(predictions[0].text)),
+        el("ol", { class: "predictions" }, predictions.map((one) =>
+          el("li", {}, el("span", { class: "name" }, piece(one.text)), bar(one.probability), el("b", {}, percent(one.probability)))))))),
+    el("div", {},
+    el("h2", {}, "What the passages did ", el("small", {}, `for “${said.masks.map(([best]) => piece(best.text)).join(" … ")}”`)),
+    el("p", { class: "hint" },
+      "Without any passage the model gives it ", el("b", {}, percent(said.null.likelihood)),
+      ". Utility is the gain over that, in nats: ", el("span", { class: "up" }, "▲ raised"), " or ", el("span", { class: "down" }, "▼ lowered"), ". ",
+      `Index version ${said.index.version}, step ${said.index.step}, ${age(said.index.created)}; ${said.ms.fill.toFixed(0)} ms.`),
+    el("ol", { class: "cards" }, said.passages.map((passage) => effect(passage, most)))),
+  )];
+}
+
+function effect(passage, most) {
+  const up = passage.utility >= 0;
+  const diverging = el("span", { class: `diverging ${up ? "up" : "down"}`, "aria-hidden": "true" }, el("span"));
+  diverging.firstChild.style.width = `${(50 * Math.abs(passage.utility)) / most}%`;
+  return el(
+    "li",
+    { class: "card" },
+    el("div", { class: "card-top" },
+      el("span", { class: "rank", "aria-label": `rank ${passage.rank}` }, String(passage.rank)),
+      el("h3", {}, el("a", { href: `#passage/${passage.id}` }, passage.title || "untitled")),
+      el("span", { class: "prior" }, "p(z|x)", bar(passage.probability), el("b", {}, percent(passage.probability))),
+    ),
+    el("div", { class: "effect" },
+      el("span", { class: up ? "up" : "down" }, `${up ? "▲ raised" : "▼ lowered"} by ${Math.abs(passage.utility).toFixed(2)} nats`),
+      diverging,
+      el("span", {}, "p(y|z,x) ", el("b", {}, percent(passage.likelihood))),
+    ),
+    el("p", { class: "text short" }, passage.text),
+  );
+}

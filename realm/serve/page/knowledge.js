@@ -1,0 +1,153 @@
+// Knowledge: search it, add to it, take from it, and see a question's answer change.
+
+import { age, ask, busy, choice, el, field, get, percent, post, problem } from "./dom.js";
+
+const last = { search: "", method: "hybrid", watched: "", answers: [] };
+const TOKEN = "realm-token";
+
+export async function knowledgeView(main, health) {
+  const found = el("section", { class: "found", "aria-live": "polite", "aria-label": "Passages found" });
+  const input = el("input", { type: "search", autocomplete: "off", maxlength: 2000, required: true, value: last.search, placeholder: "Search passages", enterkeyhint: "search" });
+  const form = el("form", { class: "ask", role: "search", onsubmit: search },
+    el("h1", { class: "sr" }, "Knowledge"),
+    el("div", { class: "line big" }, field("Search", input), el("button", { type: "submit" }, "Search")),
+    el("div", { class: "line options" }, choice("Rank", "rank", [["hybrid", "Hybrid"], ["dense", "Dense"], ["bm25", "BM25"]], last.method, () => input.value.trim() && search())),
+  );
+  const token = el("input", { type: "password", autocomplete: "off", value: sessionStorage.getItem(TOKEN) ?? "", onchange: () => sessionStorage.setItem(TOKEN, token.value) });
+  const said = el("div", { role: "status", class: "said" });
+  const watched = el("ol", { class: "watched" });
+  const question = el("input", { type: "text", autocomplete: "off", maxlength: 2000, value: last.watched, placeholder: "A question to ask again after every change" });
+  const versions = el("div", { class: "versions" });
+  const side = el("aside", { class: "side", "aria-label": "Change the knowledge" },
+    health.answers ? el("form", { class: "panel", onsubmit: watch }, el("h2", {}, "Watch an answer"), field("Question", question), el("button", { type: "submit", class: "quiet" }, "Ask now"), watched) : null,
+    health.writable ? writing() : el("div", { class: "panel" }, el("h2", {}, "Read only"), el("p", { class: "hint" }, "Start the server with ", el("code", {}, "--writable"), " to add and delete documents here.")),
+    el("div", { class: "panel" }, el("h2", {}, "Versions"), versions),
+  );
+  main.append(el("div", { class: "split" }, el("div", {}, form, found), side));
+  drawWatched();
+  await drawVersions();
+  if (last.search) await search();
+  else found.append(el("p", { class: "hint" }, `${health.passages.toLocaleString("en")} passages of ${health.documents.toLocaleString("en")} documents.`));
+
+  function writing() {
+    const title = el("input", { type: "text", maxlength: 1000, required: true });
+    const text = el("textarea", { rows: 6, required: true });
+    const id = el("input", { type: "text", maxlength: 1000 });
+    return el("form", { class: "panel", onsubmit: add }, el("h2", {}, "Add a document"),
+      field("Title", title), field("Text", text), field("Id", id, "(the title, if empty; an id that is there is replaced)"), field("Token", token),
+      el("button", { type: "submit" }, "Add"), said);
+
+    async function add(event) {
+      event.preventDefault();
+      const form = event.target;
+      busy(form, true);
+      try {
+        const document = { title: title.value, text: text.value };
+        if (id.value.trim()) document.id = id.value;
+        const done = await post("documents", { documents: [document] }, token.value);
+        const what = done.added ? "Added" : done.replaced ? "Replaced" : "Unchanged";
+        said.replaceChildren(el("p", { class: "done" }, `${what}: ${done.ids[0]}, ${done.passages_added} new passage${done.passages_added === 1 ? "" : "s"}. Searchable now.`));
+        if (!done.unchanged) form.reset();
+        token.value = sessionStorage.getItem(TOKEN) ?? "";
+        await changed(`added ${done.ids[0]}`);
+      } catch (error) {
+        said.replaceChildren(problem(error));
+      } finally {
+        busy(form, false);
+      }
+    }
+  }
+
+  async function remove(id, button) {
+    if (button.dataset.sure !== "yes") { // a second press, in place of a dialog
+      button.dataset.sure = "yes";
+      button.textContent = "Delete for good?";
+      setTimeout(() => { button.dataset.sure = ""; button.textContent = "Delete document"; }, 4000);
+      return;
+    }
+    try {
+      await ask("DELETE", `documents/${encodeURIComponent(id)}`, undefined, token.value);
+      said.replaceChildren(el("p", { class: "done" }, `Deleted: ${id}.`));
+      await changed(`deleted ${id}`);
+    } catch (error) {
+      said.replaceChildren(problem(error));
+      token.focus();
+    }
+  }
+
+  async function changed(what) {
+    dispatchEvent(new Event("realm:changed"));
+    await Promise.all([drawVersions(), last.search ? search() : null, last.watched ? again(what) : null]);
+  }
+
+  async function search(event) {
+    event?.preventDefault();
+    Object.assign(last, { search: input.value, method: form.elements.rank.value });
+    busy(form, true);
+    try {
+      const hits = await post("retrieve", { question: last.search, method: last.method, top_k: 10 });
+      found.replaceChildren(el("h2", { class: "sr" }, "Passages found"), hits.passages.length ? el("ol", { class: "cards" }, hits.passages.map(hit)) : el("p", { class: "hint" }, "Nothing found."));
+    } catch (error) {
+      found.replaceChildren(problem(error));
+    } finally {
+      busy(form, false);
+    }
+  }
+
+  function hit(passage, n) {
+    const button = el("button", { type: "button", class: "quiet danger", onclick: () => remove(passage.document, button) }, "Delete document");
+    return el("li", { class: "card" },
+      el("div", { class: "card-top" },
+        el("span", { class: "rank", "aria-label": `rank ${n + 1}` }, String(n + 1)),
+        el("h3", {}, el("a", { href: `#passage/${passage.id}` }, passage.title || "untitled")),
+        el("span", { class: "score" }, `score ${passage.score.toPrecision(3)}`)),
+      el("p", { class: "text short" }, passage.text),
+      el("div", { class: "card-end" }, el("small", {}, `document ${passage.document}`), health.writable ? button : null));
+  }
+
+  async function watch(event) {
+    event.preventDefault();
+    if (last.watched !== question.value) last.answers = [];
+    last.watched = question.value;
+    if (last.watched.trim()) await again("asked");
+  }
+
+  async function again(what) {
+    try {
+      const { answers, index } = await post("answer", { question: last.watched });
+      const [best] = answers;
+      last.answers.unshift({ what, text: best?.text ?? "no answer", title: best?.passage.title ?? "", p: best?.probability ?? 0, index });
+      last.answers.length = Math.min(last.answers.length, 6);
+      drawWatched();
+    } catch (error) {
+      watched.prepend(el("li", {}, problem(error)));
+    }
+  }
+
+  function drawWatched() {
+    watched.replaceChildren(...last.answers.map((one, n) =>
+      el("li", { class: n && one.text === last.answers[n - 1].text ? "same" : "" },
+        el("span", { class: "when" }, one.what), el("b", {}, one.text), el("small", {}, ` ${percent(one.p)} · ${one.title} · index ${one.index.version}, knowledge ${one.index.knowledge}`))));
+  }
+
+  async function drawVersions() {
+    const all = await get("versions");
+    const table = (name, rows, used) => el("table", {}, el("caption", {}, name),
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Version"), el("th", { scope: "col" }, "Committed"))),
+      el("tbody", {}, rows.slice(0, 6).map((row) => el("tr", { class: row.version === used ? "used" : "" },
+        el("td", {}, String(row.version), row.version === used ? el("small", {}, " in use") : null),
+        el("td", {}, el("time", { datetime: row.created }, new Date(row.created).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" })), el("small", {}, ` ${age(row.created)}`))))));
+    versions.replaceChildren(table("Knowledge", all.knowledge, all.in_use.knowledge), table("Index", all.index, all.in_use.version));
+  }
+}
+
+export async function passageView(main, health, [id]) {
+  const passage = await get(`passages/${encodeURIComponent(id)}`);
+  const step = (to, text) => (to ? el("a", { href: `#passage/${to}` }, text) : el("span", { class: "off" }, text));
+  main.append(el("article", { class: "passage" },
+    el("p", { class: "crumbs" }, el("a", { href: "#knowledge" }, "Knowledge"), " / ", passage.document),
+    el("h1", {}, passage.title || "untitled"),
+    el("p", { class: "text" }, passage.text),
+    el("p", { class: "steps" }, step(passage.previous, "← Previous passage"), step(passage.next, "Next passage →")),
+    el("p", { class: "hint" }, "Passage ", el("code", {}, passage.id))));
+}

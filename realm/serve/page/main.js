@@ -1,0 +1,82 @@
+// Which view is shown: the part of the address behind #. Each view is a function that fills `main`.
+
+import { age, el, get, problem } from "./dom.js";
+import { askView } from "./ask.js";
+import { fillView } from "./fill.js";
+import { knowledgeView, passageView } from "./knowledge.js";
+import { trainingView } from "./training.js";
+
+const VIEWS = { ask: askView, fill: fillView, knowledge: knowledgeView, training: trainingView, passage: passageView };
+const main = document.getElementById("main");
+const links = [...document.querySelectorAll("nav a")];
+let leave = null;
+
+export const server = { health: null };
+
+async function show() {
+  const [name, ...rest] = location.hash.slice(1).split("/");
+  const view = VIEWS[name] ?? askView;
+  const shown = VIEWS[name] ? name : "ask";
+  leave?.();
+  leave = null;
+  for (const link of links) {
+    const here = link.hash === `#${shown === "passage" ? "knowledge" : shown}`;
+    if (here) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = `${shown[0].toUpperCase()}${shown.slice(1)} · realm`;
+  main.replaceChildren();
+  try {
+    server.health ??= await get("health");
+    if (location.hash.slice(1).split("/")[0] !== name) return; // a second click was faster
+    leave = (await view(main, server.health, rest.map(decodeURIComponent))) ?? null;
+  } catch (error) {
+    main.replaceChildren(problem(error));
+  }
+}
+
+async function serving() {
+  const place = document.getElementById("serving");
+  try {
+    const health = (server.health = await get("health"));
+    place.replaceChildren(
+      el("b", {}, health.model),
+      ` ${health.passages.toLocaleString("en")} passages · index ${health.index.version}, step ${health.index.step}, ${age(health.index.created)}`,
+    );
+    place.classList.toggle("stale", health.status !== "ok");
+    place.title = health.problem ?? "";
+  } catch (error) {
+    place.replaceChildren(error.message);
+    place.classList.add("stale");
+  }
+}
+
+addEventListener("hashchange", () => {
+  show();
+  scrollTo(0, 0);
+});
+addEventListener("realm:changed", serving);
+addEventListener("keydown", (event) => {
+  const typing = event.target.closest("input:not([type=radio]), textarea, select");
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "Escape" && typing) typing.blur();
+  if (typing) return;
+  if (event.key === "/") {
+    const first = main.querySelector("input[type=text], input[type=search], textarea");
+    if (first) {
+      event.preventDefault();
+      first.focus();
+      first.select();
+    }
+  } else if (links[Number(event.key) - 1]) {
+    location.hash = links[Number(event.key) - 1].hash;
+  }
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address says which view it is
+  main.focus();
+});
+
+await serving();
+await show();
+setInterval(serving, 15000);

@@ -1,0 +1,86 @@
+"""Errors as problem+json (RFC 9457): what, the values, and the way out, in the `detail`."""
+
+import math
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from realm.config import InputError
+from realm.retrieval.tables import ChangedMeanwhile
+from realm.serve.batching import Busy
+from realm.serve.knowledge import UnknownDocument
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class Problem(BaseModel):
+    """Why a request was refused."""
+
+    type: str = "about:blank"
+    title: str
+    """The status in words."""
+    status: int
+    detail: str
+
+
+def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The response for an error."""
+    value = Problem(title=HTTPStatus(status).phrase, status=status, detail=" ".join(detail.split()))
+    return JSONResponse(value.model_dump(), status, dict(headers or {}), MEDIA_TYPE)
+
+
+def from_error(error: Exception) -> JSONResponse:
+    """The response for an exception of ours."""
+    match error:
+        case Busy():
+            wait = max(1, math.ceil(error.seconds))
+            return problem(429, f"too many requests wait: try again in {wait} s", {"Retry-After": str(wait)})
+        case TimeoutError():
+            return problem(503, "no answer within the time limit: try again later", {"Retry-After": "5"})
+        case UnknownDocument():
+            return problem(404, str(error))
+        case ChangedMeanwhile():
+            return problem(409, f"{error}")
+        case InputError():
+            return problem(400, str(error))
+        case HTTPException():
+            return problem(error.status_code, str(error.detail), error.headers)
+    return problem(500, "an error of the server, which is in its log")
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """These problems in an OpenAPI description."""
+    return {
+        status: {
+            "description": HTTPStatus(status).phrase,
+            "content": {MEDIA_TYPE: {"schema": Problem.model_json_schema()}},
+        }
+        for status in statuses
+    }
+
+
+def install(app: FastAPI) -> None:
+    """Has the app answer with problems."""
+
+    async def ours(request: Request, error: Exception) -> JSONResponse:
+        return from_error(error)
+
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return problem(422, "; ".join(map(_sentence, error.errors()[:5])))
+
+    for kind in (InputError, Busy, TimeoutError, HTTPException, Exception):
+        app.add_exception_handler(kind, ours)
+    app.add_exception_handler(RequestValidationError, invalid)
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    place: Sequence[Any] = error["loc"]
+    name = ".".join(str(part) for part in place if part != "body") or "body"
+    return f"{name}: {str(error['msg']).removeprefix('Value error, ')}"

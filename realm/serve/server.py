@@ -1,0 +1,55 @@
+"""The process that serves: it binds, loads, says where it is, and ends on Ctrl-C or SIGTERM when requests are through."""
+
+import logging
+import socket
+from pathlib import Path
+
+import uvicorn
+
+from realm.config import InputError
+from realm.serve.app import create_app
+from realm.serve.edge import own_hosts
+from realm.serve.knowledge import LivingKnowledge
+from realm.serve.settings import ServeConfig
+
+_log = logging.getLogger(__name__)
+
+
+def serve(
+    kb: str,
+    model: str,
+    config: ServeConfig,
+    host: str,
+    port: int,
+    token: str | None = None,
+    runs: Path | None = None,
+) -> None:
+    """Serves until it is told to stop.
+
+    Raises:
+        InputError: the address cannot be used, or knowledge base, model and index do not belong together.
+    """
+    if runs is not None and not runs.is_dir():
+        raise InputError(f"--runs {runs} is no folder")
+    with _bound(host, port) as listening:
+        knowledge = LivingKnowledge(kb, model, config.answering())
+        if token is not None:
+            knowledge.get_ready_to_write()
+        app = create_app(knowledge, config, token, runs, own_hosts(host, config.hosts))
+        shown = f"[{host}]" if ":" in host else host
+        _log.info("serving %s on http://%s:%d/", kb, shown, listening.getsockname()[1])
+        settings = uvicorn.Config(
+            app, log_config=None, access_log=False, server_header=False, proxy_headers=False, lifespan="on"
+        )
+        uvicorn.Server(settings).run(sockets=[listening])
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        reason = str(getattr(error, "strerror", None) or error).partition(" (")[
+            0
+        ]  # without the address once more
+        raise InputError(f"cannot listen on {host} port {port}: {reason}; choose another --port") from None

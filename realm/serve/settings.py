@@ -1,0 +1,66 @@
+"""Settings of `realm serve`."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from realm.qa.pipeline import AnswerConfig
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """How answers are made, and what is refused."""
+
+    device: str = "auto"
+    """"auto": a GPU when there is one, else the CPU; or any torch device."""
+    precision: Literal["bf16", "fp32"] = "fp32"
+    """Of matrix products."""
+    read: int = 5
+    """Passages that the reader reads, if the request does not say."""
+    most_read: int = 20
+    """Most passages that a request may have read."""
+    most_retrieved: int = 100
+    """Most passages that a request may have retrieved."""
+    questions: int = 256
+    """Most questions of a request."""
+    batch: int = 16
+    """Most questions that are answered at once, whoever asked them."""
+    queue: int = 1024
+    """Most questions that wait; beyond, a request is refused with 429."""
+    body_bytes: int = 8_388_608
+    """Longest request body."""
+    documents: int = 1000
+    """Most documents that a request may add."""
+    seconds: float = 30.0
+    """How long a request may take to arrive, and again to be answered."""
+    changes: int = 16
+    """Most changes of the knowledge that wait; beyond, a request is refused with 429."""
+    write_seconds: float = 600.0
+    """How long adding or deleting documents may take."""
+    poll_seconds: float = 1.0
+    """Between looks for a new version on disk."""
+    hosts: tuple[str, ...] = ()
+    """Names besides this machine's own by which the server may be called, where it listens on loopback."""
+
+    def __post_init__(self) -> None:
+        counts = (
+            "read",
+            "most_read",
+            "most_retrieved",
+            "questions",
+            "batch",
+            "queue",
+            "changes",
+            "body_bytes",
+            "documents",
+        )
+        for name in counts:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be 1 or more")
+        for name in ("seconds", "write_seconds", "poll_seconds"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0")
+        if self.read > self.most_read:
+            raise ValueError(f"read is {self.read}, more than most_read, {self.most_read}")
+
+    def answering(self) -> AnswerConfig:
+        return AnswerConfig(read=self.read, device=self.device, precision=self.precision)

@@ -1,0 +1,316 @@
+"""What goes over the wire: the bodies of requests and responses, as pydantic models, which make the OpenAPI description."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from realm.qa.answers import Answers
+from realm.qa.evaluation import MAX_QUESTION_CHARACTERS
+from realm.qa.pipeline import Method
+from realm.serve.knowledge import Snapshot
+from realm.text.corpus import Passage
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_QUESTION_CHARACTERS, pattern=r"\S")]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"\S")]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Asked(_Body):
+    """One question, or several."""
+
+    question: Text | None = None
+    questions: list[Text] | None = Field(None, min_length=1)
+    method: Method = "dense"
+    """What ranks the passages: vectors, words, or both."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": [name], "properties": {name: {"type": kind}}}
+                for name, kind in (("question", "string"), ("questions", "array"))
+            ]
+        }
+    )
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.question is None) == (self.questions is None):
+            raise ValueError("give `question` or `questions`, one of the two")
+        return self
+
+    @property
+    def all(self) -> list[str]:
+        return self.questions if self.questions is not None else [self.question or ""]
+
+
+class AnswerRequest(Asked):
+    """Questions to answer."""
+
+    top_k: int | None = Field(None, ge=1)
+    """Passages that are read for each."""
+
+
+class RetrieveRequest(Asked):
+    """Questions to find passages for."""
+
+    top_k: int = Field(10, ge=1)
+    """Passages for each."""
+
+
+class FillRequest(_Body):
+    """A sentence with [MASK] in it, once or several times."""
+
+    sentence: Annotated[
+        Text, Field(json_schema_extra={"pattern": r"\[MASK\]"})
+    ]  # refused where it is read, in better words
+
+
+class DocumentIn(_Body):
+    """A document to add; one with the id of another takes its place. No id means: the title."""
+
+    id: Name | None = None
+    title: Annotated[str, StringConstraints(max_length=1000)] = ""
+    text: Annotated[str, StringConstraints(min_length=1, pattern=r"\S")]
+
+
+class DocumentsRequest(_Body):
+    """Documents to add, all of them or none."""
+
+    documents: list[DocumentIn] = Field(min_length=1)
+
+
+class IndexOut(BaseModel):
+    """What answered: the index, and the version of the passages in it."""
+
+    version: int
+    step: int
+    created: str
+    knowledge: int
+
+
+class PassageOut(BaseModel):
+    """A passage and its share of p(z|x) among those that were read."""
+
+    id: str
+    title: str
+    text: str
+    rank: int
+    probability: float
+
+
+class AnswerOut(BaseModel):
+    """A span of a passage: `passage.text[start:end] == text`, counted in Unicode characters."""
+
+    text: str
+    score: float
+    probability: float
+    start: int
+    end: int
+    passage: PassageOut
+
+
+class AnswersOut(BaseModel):
+    """The answers to one question, best first, and all passages that were read for them."""
+
+    question: str
+    answers: list[AnswerOut]
+    index: IndexOut
+    ms: dict[str, float]
+    passages: list[PassageOut]
+    null_probability: float
+
+
+class HitOut(BaseModel):
+    """A passage that was found."""
+
+    id: str
+    document: str
+    title: str
+    text: str
+    score: float
+
+
+class HitsOut(BaseModel):
+    """The passages found for one question, best first."""
+
+    question: str
+    passages: list[HitOut]
+    index: IndexOut
+    ms: dict[str, float]
+
+
+class ManyAnswersOut(BaseModel):
+    """One result per question, in the order of the questions."""
+
+    results: list[AnswersOut]
+
+
+class ManyHitsOut(BaseModel):
+    """One result per question, in the order of the questions."""
+
+    results: list[HitsOut]
+
+
+class PredictionOut(BaseModel):
+    """A word for a [MASK], with p(y|x)."""
+
+    text: str
+    probability: float
+
+
+class NullOut(BaseModel):
+    """The null passage: p(z|x), and p(y|z,x) of the words predicted."""
+
+    probability: float
+    likelihood: float
+
+
+class EffectOut(PassageOut):
+    """What a passage did: p(y|z,x) of the words predicted, and its gain over the null passage in nats."""
+
+    likelihood: float
+    utility: float
+
+
+class FilledOut(BaseModel):
+    """Predictions for each [MASK], and what each passage did for the best of them."""
+
+    sentence: str
+    masks: list[list[PredictionOut]]
+    null: NullOut
+    passages: list[EffectOut]
+    index: IndexOut
+    ms: dict[str, float]
+
+
+class WholePassageOut(BaseModel):
+    """A passage, its document, and the passages before and after it in that document."""
+
+    id: str
+    document: str
+    title: str
+    text: str
+    previous: str | None
+    next: str | None
+
+
+class DocumentOut(BaseModel):
+    """A document as it is kept: its passages."""
+
+    id: str
+    title: str
+    passages: list[str]
+    """Their ids."""
+    text: str
+    """Of all passages."""
+
+
+class AddedOut(BaseModel):
+    """What became of the documents, which are searchable now."""
+
+    added: int
+    replaced: int
+    unchanged: int
+    passages_added: int
+    passages_removed: int
+    ids: list[str]
+    index: IndexOut
+
+
+class DeletedOut(BaseModel):
+    """How many passages went with the document."""
+
+    passages_removed: int
+    index: IndexOut
+
+
+class VersionOut(BaseModel):
+    """A version on disk and when it was committed."""
+
+    version: int
+    created: str
+
+
+class VersionsOut(BaseModel):
+    """The versions of the passages and of their index that are on disk, newest first."""
+
+    knowledge: list[VersionOut]
+    index: list[VersionOut]
+    in_use: IndexOut
+
+
+class HealthOut(BaseModel):
+    """What is served, and within which limits."""
+
+    status: Literal["ok", "stale"]
+    problem: str | None
+    """Why the newest version on disk is not in use, where that is so."""
+    version: str
+    model: str
+    answers: bool
+    """Whether the model has a span reader; without one it fills and retrieves."""
+    passages: int
+    documents: int
+    index: IndexOut
+    queue: int
+    writable: bool
+    runs: bool
+    limits: dict[str, float]
+
+
+class RunOut(BaseModel):
+    """A training run; `training`: it is not finished."""
+
+    name: str
+    training: bool
+    changed: float
+
+
+class RunsOut(BaseModel):
+    """The training runs of the folder that is shown, the latest first."""
+
+    runs: list[RunOut]
+
+
+class MetricsOut(BaseModel):
+    """Lines of a run's metrics, and where the next ones begin."""
+
+    training: bool
+    rows: list[dict[str, Any]]
+    next: int
+
+
+def index_out(snapshot: Snapshot) -> dict[str, Any]:
+    """The `index` of every response."""
+    version = snapshot.answerer.version
+    return {
+        "version": version.number,
+        "step": version.step,
+        "created": version.created,
+        "knowledge": snapshot.stamp.passages_version,
+    }
+
+
+def answers_out(answers: Answers, snapshot: Snapshot, waited_ms: float) -> dict[str, Any]:
+    """`realm answer --json`, and what a page shows besides."""
+    row = answers.to_json()
+    return row | {
+        "index": index_out(snapshot),
+        "ms": {"queue": round(waited_ms, 2)} | row["ms"],
+        "passages": [one.to_json() for one in answers.read],
+        "null_probability": answers.null_probability,
+    }
+
+
+def hit_out(passage: Passage, score: float) -> dict[str, Any]:
+    """A passage that was found."""
+    return {
+        "id": passage.id,
+        "document": passage.document_id,
+        "title": passage.title,
+        "text": passage.text,
+        "score": score,
+    }

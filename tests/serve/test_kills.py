@@ -1,0 +1,139 @@
+"""kill -9 while documents are written: whatever was acknowledged is there afterwards, and nothing is damaged.
+
+REALM_KILLS=1000 python -m pytest -m slow tests/serve/test_kills.py    # another number than 100
+"""
+
+import multiprocessing
+import os
+import random
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from realm.model.folder import load_model
+from realm.retrieval import vectors
+from realm.retrieval.build import TABLE
+from realm.retrieval.index import IndexConfig, build_index, index_folder
+from realm.retrieval.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
+from realm.retrieval.tables import damaged_files, open_table
+from realm.serve.client import Client
+from tests.conftest import tiny_documents
+from tests.retrieval.tiny import TinyTagger
+from tests.serve.conftest import CONFIG, TOKEN, running
+
+KILLS = int(os.environ.get("REALM_KILLS", "100"))
+
+
+def serve_until_killed(kb: Path, model: Path, told: Connection) -> None:
+    """A child: serves for ever, and says where."""
+    torch.set_num_threads(1)
+    with running(kb, model, CONFIG, tagger=lambda name: TinyTagger()) as served:
+        told.send(served.url)
+        threading.Event().wait()
+
+
+class Writer:
+    """Adds documents one after another, and deletes every third again; remembers what the server said yes to."""
+
+    def __init__(self) -> None:
+        self.there: set[str] = set()
+        self.gone: set[str] = set()
+        self.unknown: set[str] = set()
+        """Asked for when the server died: either way is right."""
+        self.count = 0
+
+    def write(self, url: str) -> None:
+        """Until the server is gone."""
+        client = Client(url, TOKEN)
+        while True:
+            id = f"document {self.count}"
+            self.unknown.add(id)
+            self.count += 1
+            try:
+                client.add(
+                    [
+                        {
+                            "id": id,
+                            "title": id.title(),
+                            "text": f"{id.title()} lies on the Ouse, says {self.count}.",
+                        }
+                    ]
+                )
+                self.unknown.discard(id)
+                if self.count % 3:
+                    self.there.add(id)
+                else:
+                    self.unknown.add(id)
+                    client.delete(id)
+                    self.unknown.discard(id)
+                    self.gone.add(id)
+            except ValueError:
+                return
+
+
+def kill_while_writing(kb: Path, model: Path, kills: int, seed: int) -> Writer:
+    """Starts a server, lets it be written to, kills it at a random moment; again and again, each time looking first."""
+    draw, writer = random.Random(seed), Writer()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["torch", "transformers", "fastapi", "uvicorn"]
+    )  # not Lance, which cannot be forked
+    for kill in range(kills + 1):
+        here, there = context.Pipe()
+        child = context.Process(target=serve_until_killed, args=(kb, model, there), daemon=True)
+        child.start()
+        assert here.poll(300), "the server did not start again"
+        url = here.recv()
+        look(url, writer)
+        if kill < kills:
+            thread = threading.Thread(target=writer.write, args=(url,))
+            enough = writer.count + draw.randint(0, 4)
+            thread.start()
+            while writer.count < enough:
+                time.sleep(0.001)
+            time.sleep(draw.uniform(0.0, 0.1))
+        child.kill()
+        child.join()
+        if kill < kills:
+            thread.join()
+    return writer
+
+
+def look(url: str, writer: Writer) -> None:
+    """All that was acknowledged is as it was said, and every passage has its vector."""
+    with httpx.Client(base_url=url, timeout=30) as client:
+        for id in writer.there | writer.gone:
+            assert client.get(f"/documents/{id}").status_code == (200 if id in writer.there else 404), id
+        passages = client.get("/health").json()["passages"]
+        found = client.post("/retrieve", json={"question": "Ouse", "top_k": 100}).json()["passages"]
+        assert len(found) == min(100, passages)
+
+
+@pytest.fixture
+def rules_kb(tiny_kb: Any, qa_model: Path, tmp_path: Path) -> Path:
+    config = KnowledgeBaseConfig(passage_tokens=48, tagger="rules")
+    build(tmp_path / "kb", tiny_documents(), config, tiny_kb.tokenizer, TinyTagger())
+    build_index(
+        KnowledgeBase.open(tmp_path / "kb"), str(qa_model), IndexConfig(device="cpu", precision="fp32")
+    )
+    return tmp_path / "kb"
+
+
+@pytest.mark.slow
+def test_no_kill_loses_what_was_acknowledged(rules_kb, qa_model) -> None:
+    writer = kill_while_writing(rules_kb, qa_model, KILLS, seed=0)
+    assert len(writer.there) > KILLS and writer.gone
+    kb = KnowledgeBase.open(rules_kb)
+    index = index_folder(kb, load_model(qa_model))
+    for table in (rules_kb / TABLE, index / vectors.TABLE):
+        assert damaged_files(open_table(table), table) == []
+    assert vectors.read(index, kb.keys_N).missing.tolist() == []
+    ids = {passage.document_id for passage in kb}
+    assert writer.there <= ids and not writer.gone & ids
+    assert ids <= writer.there | writer.unknown | {document.id for document in tiny_documents()}

@@ -1,0 +1,375 @@
+"""The page in a real headless Chromium: every view, hostile passages, keyboard, phones, and axe."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from realm.serve.client import Client
+from tests.conftest import TOWNS
+from tests.serve.conftest import TOKEN, Served, running
+
+BROWSER = os.environ.get("REALM_BROWSER") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None
+)
+if BROWSER is None:
+    pytest.skip(
+        "no Chromium here: `apt-get install chromium`, or name one in REALM_BROWSER", allow_module_level=True
+    )
+playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright here: `pip install playwright`")
+
+PATIENCE = 60_000  # milliseconds: other work may share the machine
+expect = playwright.expect
+expect.set_options(timeout=PATIENCE)
+QUESTION = "who built a tower in Arden?"
+VIEWS = ("ask", "fill", "knowledge", "training")
+HOSTILE = [
+    "<script>window.pwned = 1</script>",
+    "<img src=x onerror='window.pwned = 2'>",
+    '"><svg/onload=window.pwned=3>',
+    "<a href='javascript:window.pwned=4'>Arden</a>",
+    "<iframe srcdoc='<script>parent.pwned=5</script>'></iframe>",
+    "{{constructor.constructor('window.pwned=6')()}}",
+    "</p></main><style>*{display:none}</style><base href='https://evil.example/'>",
+    "\u202e<b onmouseover=window.pwned=7>\u0000 𝔘𝔫𝔦𝔠𝔬𝔡𝔢 🏰",
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        sandbox = [] if os.geteuid() else ["--no-sandbox"]  # Chromium refuses to be root in one
+        browser = started.chromium.launch(executable_path=BROWSER, args=sandbox)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "pretrain.training").mkdir()
+    rows = [
+        {
+            "step": n,
+            "seconds": n / 2,
+            "loss": 9 / (n + 1),
+            "retrieval_utility": n / 9,
+            "null_probability": 0.1,
+            "index_age": n % 3,
+        }
+        for n in range(6)
+    ]
+    rows[0] |= {"probe_recall_1": 10.0, "probe_recall_5": 20.0, "probe_recall_20": 30.0}
+    rows[5] |= {"probe_recall_1": 12.0, "probe_recall_5": 24.0, "probe_recall_20": 36.0, "churn": 0.25}
+    (folder / "pretrain.training" / "metrics.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows)
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(
+    tiny_kb: Any, qa_model: Path, runs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """A server that a test may write to as long as it takes its writing back."""
+    folder = tmp_path_factory.mktemp("site") / "kb"
+    shutil.copytree(tiny_kb.folder, folder)
+    with running(folder, qa_model, runs=runs) as server:
+        yield server
+
+
+class Visit:
+    """A page, and everything that went wrong in it."""
+
+    def __init__(self, page: Any, url: str):
+        self.page, self.url = page, url
+        self.wrong: list[str] = []
+        self.hosts: set[str] = set()
+        page.on("console", lambda m: self.wrong.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        page.on("dialog", lambda dialog: self.wrong.append(f"dialog {dialog.message}") or dialog.dismiss())
+        page.on("request", lambda request: self.hosts.add(request.url.split("/")[2]))
+
+    def open(self, view: str) -> Any:
+        self.page.goto(f"{self.url}/#{view}")
+        self.page.wait_for_selector("main > *")
+        return self.page
+
+    def ask(self, question: str, method: str = "Dense") -> Any:
+        page = self.open("ask")
+        page.get_by_label("Question").fill(question)
+        page.get_by_label(method).check()
+        page.get_by_role("button", name="Ask").click()
+        page.wait_for_selector(".answer")
+        return page
+
+
+@pytest.fixture
+def visit(browser: Any, site: Served) -> Iterator[Visit]:
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(PATIENCE)
+    seen = Visit(context.new_page(), site.url)
+    yield seen
+    context.close()
+    assert seen.wrong == []
+    assert seen.hosts <= {site.url.removeprefix("http://")}
+
+
+# -- the views
+
+
+def test_ask_shows_the_servers_answer_and_the_passages_it_was_read_from(visit, site) -> None:
+    said = Client(site.url).answer(QUESTION)
+    page = visit.ask(QUESTION)
+    assert page.locator(".answer").inner_text() == said.answers[0].text
+    cards = page.locator(".evidence .card")
+    assert cards.count() == len(said.read)
+    for place, evidence in enumerate(said.read):
+        assert cards.nth(place).locator(".text").inner_text() == evidence.passage.text
+        assert cards.nth(place).locator("h3").inner_text() == evidence.passage.title
+        assert cards.nth(place).locator("a").get_attribute("href") == f"#passage/{evidence.passage.id}"
+        shown = cards.nth(place).locator(".prior b").inner_text()
+        assert float(shown.strip("<%")) == pytest.approx(100 * evidence.probability, abs=0.51)
+    chosen = page.locator(".card.chosen")
+    assert chosen.locator("mark").inner_text() == said.answers[0].text
+    assert f"{said.answers[0].score:.2f}" in chosen.locator(".score").inner_text()
+    facts = page.locator(".facts").inner_text()
+    for word in ("Null passage", "queue", "embed", "search", "read", "version 1", "step 3", "old"):
+        assert word in facts
+    page.locator(".other").first.click()
+    assert page.locator(".answer").inner_text() == said.answers[1].text
+    assert page.locator(".card.chosen mark").inner_text() == said.answers[1].text
+
+
+def test_three_rankings_stand_side_by_side(visit, site) -> None:
+    page = visit.ask("Arden wool", "Compare")
+    assert page.locator(".column").count() == 3
+    for place, method in enumerate(("dense", "bm25", "hybrid")):
+        said = Client(site.url).answer("Arden wool", method)
+        titles = page.locator(".column").nth(place).locator(".card h4").all_inner_texts()
+        assert titles == [one.passage.title for one in said.read]
+    boxes = [page.locator(".column").nth(place).bounding_box() for place in range(3)]
+    assert boxes[0]["y"] == boxes[1]["y"] == boxes[2]["y"] and boxes[0]["x"] < boxes[1]["x"] < boxes[2]["x"]
+
+
+def test_words_are_hidden_by_pressing_them_and_their_passages_stand_below(visit, site) -> None:
+    page = visit.open("fill")
+    page.wait_for_selector(".predictions")  # the example of the paper is there at once
+    page.get_by_label("Sentence").fill("Arden lies on the river Ouse.")
+    page.get_by_role("button", name="Ouse").click()
+    page.get_by_role("button", name="Arden").click()
+    said = Client(site.url).fill("[MASK] lies on the river [MASK].")
+    expect(page.locator(".mask")).to_have_count(2)
+    names = page.locator(".predictions .name").all_inner_texts()
+    assert names == [p["text"].replace("##", "…") for mask in said["masks"] for p in mask]
+    assert page.locator(".card h3").all_inner_texts() == [p["title"] for p in said["passages"]]
+    effects = page.locator(".effect > span:first-child").all_inner_texts()
+    assert [e.startswith("▲ raised") for e in effects] == [p["utility"] >= 0 for p in said["passages"]]
+    page.get_by_role("button", name="Arden, hidden").click()
+    expect(page.locator(".mask")).to_have_count(1)
+
+
+def test_a_document_that_is_added_changes_the_watched_answer_and_one_deleted_is_gone(visit, site) -> None:
+    page = visit.open("knowledge")
+    page.get_by_label("Question").fill("zanzibar")
+    page.get_by_role("button", name="Ask now").click()
+    page.wait_for_selector(".watched li")
+    page.get_by_label("Title", exact=True).fill("Zanzibar")
+    page.get_by_label("Text").fill("Zanzibar sells cloves to zanzibar and zanzibar.")
+    page.get_by_role("button", name="Add", exact=True).click()
+    page.wait_for_selector(".problem")  # no token yet
+    assert "token" in page.locator(".problem").inner_text()
+    visit.wrong.clear()  # the browser notes the 401
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Add", exact=True).click()
+    page.wait_for_selector(".done")
+    assert "Added: Zanzibar, 1 new passage" in page.locator(".done").inner_text()
+    expect(page.locator(".watched li")).to_have_count(2)
+    assert "added Zanzibar" in page.locator(".watched li").first.inner_text()
+    assert page.get_by_label("Token").input_value() == TOKEN
+    page.get_by_label("Search").fill("Zanzibar cloves")
+    page.get_by_label("BM25").check()
+    page.get_by_role("button", name="Search").click()
+    page.wait_for_selector(".found .card")
+    assert page.locator(".found .card h3").first.inner_text() == "Zanzibar"
+    page.get_by_role("button", name="Delete document").first.click()
+    page.get_by_role("button", name="Delete for good?").click()
+    expect(page.locator(".watched li")).to_have_count(3)
+    assert "Zanzibar" not in page.locator(".found").inner_text()
+    assert page.locator(".versions .used").count() == 2
+    assert "Zanzibar" not in {p["title"] for p in Client(site.url).retrieve("Zanzibar cloves", "bm25")}
+
+
+def test_a_passage_has_a_page_with_its_neighbours(visit, site) -> None:
+    (first,) = Client(site.url).retrieve("Arden lies on the river", "bm25", 1)
+    page = visit.open(f"passage/{first['id']}")
+    assert page.locator(".passage .text").inner_text() == first["text"]
+    page.get_by_role("link", name="Next passage").click()
+    expect(page.locator(".passage .text")).not_to_have_text(first["text"])
+    assert page.locator("h1").inner_text() == first["title"]
+
+
+def test_curves_grow_while_the_run_trains(visit, runs) -> None:
+    page = visit.open("training")
+    page.wait_for_selector(".chart")
+    titles = page.locator(".chart b").all_inner_texts()
+    assert titles[:4] == ["Loss", "Retrieval utility", "Null passage, p(z|x)", "Masked facts found"]
+    assert "Index age" in titles and "Candidate freshness" in titles and "Questions found" not in titles
+    expect(page.locator(".state")).to_contain_text("training, step 5")
+    line = page.locator(".chart path.line").first
+    before = line.get_attribute("d").count("L")
+    with (runs / "pretrain.training" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 6, "seconds": 3, "loss": 0.125}) + "\n")
+    expect(page.locator(".chart .reading").first).to_have_text("0.125")
+    assert line.get_attribute("d").count("L") == before + 1
+    page.locator(".chart svg").first.hover(position={"x": 60, "y": 50})
+    assert "at 0" in page.locator(".chart .reading").first.inner_text()
+
+
+# -- safety
+
+
+def plain(text: str) -> str:
+    """Without the characters that a page may not or need not show."""
+    return " ".join(re.sub("[\u0000\u202e\ufffd]", "", text).split())
+
+
+def test_hostile_passages_are_shown_as_text_and_nothing_runs(visit, site) -> None:
+    client = Client(site.url, TOKEN)
+    documents = [
+        {"id": f"hostile {n}{payload}", "title": f"Hostile {payload}", "text": f"Hostile {n} {payload} end."}
+        for n, payload in enumerate(HOSTILE)
+    ]
+    client.add(documents)
+    try:
+        page = visit.ask("Hostile", "BM25")
+        page.get_by_label("Read").select_option("20")
+        expect(page.locator(".card")).to_have_count(len(client.retrieve("Hostile", "bm25", 20)))
+        shown = page.locator("main").inner_text()
+        for payload in HOSTILE:
+            assert plain(payload) in plain(shown)
+        page = visit.open("knowledge")
+        page.get_by_label("Search").fill("Hostile")
+        page.get_by_label("BM25").check()
+        page.get_by_role("button", name="Search").click()
+        page.wait_for_selector(".found .card")
+        expect(page.locator(".found .card")).to_have_count(10)
+        assert "<script>window.pwned = 1</script>" in page.locator(".found").inner_text()
+        for passage in client.retrieve("Hostile", "bm25", 20):
+            page = visit.open(f"passage/{passage['id']}")
+            page.wait_for_selector(".passage")
+        page.wait_for_timeout(100)
+        assert page.evaluate(
+            "window.pwned === undefined && document.scripts.length === 1 && !document.querySelector('iframe, base')"
+        )
+        page = visit.open("fill")
+        page.get_by_label("Sentence").fill("[MASK] <img src=x onerror=window.pwned=8>")
+        page.get_by_role("button", name="Predict").click()
+        page.wait_for_selector(".predictions")
+        assert page.evaluate("window.pwned === undefined")
+    finally:
+        for document in documents:
+            client.delete(document["id"])
+
+
+def test_offsets_count_characters_also_beyond_the_basic_plane(visit, site) -> None:
+    client = Client(site.url, TOKEN)
+    client.add([{"id": "astral", "title": "Astral", "text": "🏰🏰🏰 Quokka 𝔘 lives in Norden."}])
+    try:
+        said = client.answer("Quokka", "bm25")
+        page = visit.ask("Quokka", "BM25")
+        assert page.locator(".card.chosen mark").inner_text() == said.answers[0].text
+        assert page.locator(".answer").inner_text() == said.answers[0].text
+    finally:
+        client.delete("astral")
+
+
+def test_the_policy_stops_a_script_that_got_in_anyway(browser, site) -> None:
+    page = browser.new_page()
+    page.goto(site.url)
+    with pytest.raises(playwright.Error, match="TrustedHTML"):
+        page.evaluate("document.body.innerHTML = '<b>x</b>'")
+    with pytest.raises(playwright.Error, match="TrustedScript"):
+        page.evaluate(
+            "const s = document.createElement('script'); s.text = 'window.pwned = 1'; document.body.append(s)"
+        )
+    assert page.evaluate("fetch('http://127.0.0.2:1/').then(() => 'out', error => String(error))").startswith(
+        "TypeError"
+    )
+    assert page.evaluate("window.pwned === undefined")
+    page.close()
+
+
+# -- everybody
+
+
+def test_the_page_is_used_by_keyboard_alone(visit) -> None:
+    page = visit.open("ask")
+    page.keyboard.type(QUESTION)  # the question has the focus
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".answer")
+    page.keyboard.press("Escape")
+    page.keyboard.press("2")
+    page.wait_for_selector(".words")
+    assert page.locator("nav a[aria-current]").inner_text() == "Fill"
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.value").startswith("The pound")
+    page.keyboard.press("Tab")  # Predict
+    page.keyboard.press("Tab")  # The
+    page.keyboard.press("Space")
+    expect(page.locator(".mask")).to_have_count(2)
+    assert page.evaluate("document.activeElement.textContent") == "[MASK]"  # the focus stays on the word
+    page.keyboard.press("3")
+    page.wait_for_selector(".side")
+    page.keyboard.press("4")
+    page.wait_for_selector(".chart")
+
+
+def fill_view(visit: Visit, view: str) -> Any:
+    if view == "ask":
+        return visit.ask(QUESTION, "Compare")
+    page = visit.open(view)
+    if view == "knowledge":
+        page.get_by_label("Search").fill(" ".join(TOWNS))
+        page.keyboard.press("Enter")
+    page.wait_for_selector({"fill": ".predictions", "knowledge": ".found .card", "training": ".chart"}[view])
+    return page
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_axe_finds_nothing_serious_by_day_or_night(visit, view) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = fill_view(visit, view)
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        found = axe.run(page).response["violations"]
+        bad = [one for one in found if one["impact"] in ("serious", "critical")]
+        assert [(scheme, one["id"], one["nodes"][0]["html"]) for one in bad] == []
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_phone_has_nothing_beyond_its_edge(visit, view) -> None:
+    visit.page.set_viewport_size({"width": 360, "height": 740})
+    page = fill_view(visit, view)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    small = page.evaluate(
+        "[...document.querySelectorAll('main button, nav a, main input:not([type=radio])')]"
+        ".filter(e => e.offsetParent && e.getBoundingClientRect().height < 24).map(e => e.outerHTML)"
+    )
+    assert small == []
+
+
+def test_a_server_that_is_gone_is_said_so(browser, tiny_kb, qa_model) -> None:
+    page = browser.new_page()
+    with running(tiny_kb.folder, qa_model, token=None) as server:
+        page.goto(server.url)
+        page.get_by_label("Question").fill(QUESTION)
+    page.get_by_role("button", name="Ask").click()
+    page.wait_for_selector(".problem")
+    assert page.locator(".problem").inner_text() == "The server cannot be reached."
+    page.close()
