@@ -402,6 +402,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
             MipsIndex(found.array, self._device),
             found.version,
             found.info.step,
+            found.info.created,
             self._embedder,
             self._cost(number),
         )
