@@ -59,7 +59,7 @@ def step(folder: Path, rounds: int, way: str, queries: int) -> dict[str, float]:
 
     def run(_: int) -> None:
         with autocast(device, way.split("-")[0]):
-            _, score_BK = embedder.score(query, candidate, place_BK)
+            _, _, score_BK = embedder.score(query, candidate, place_BK)
             if way.endswith("sampled"):
                 with torch.no_grad():
                     logp_BKM = reader.token_logp(joint, position_BM, target_BM, mask_BM)

@@ -60,7 +60,7 @@ def test_embedder() -> None:
 @torch.no_grad()
 def test_scorer() -> None:
     embedder = model_of("realm-cc-news-pretrained-scorer").embedder
-    _, score_BK = embedder.score(plain(FIRST), plain(FIRST, SECOND), torch.tensor([[0, 1]]))
+    _, _, score_BK = embedder.score(plain(FIRST), plain(FIRST, SECOND), torch.tensor([[0, 1]]))
     close(score_BK, [0.7410, 0.7170])
 
 
