@@ -142,7 +142,9 @@ class Answerer:
         numbers = [row[row >= 0] for row in number_BK]
         owner_R = np.repeat(np.arange(len(numbers)), [len(row) for row in numbers])
         passages = self.kb.passages(np.concatenate(numbers)) if len(numbers) else []
-        spans = self._spans([ids[owner] for owner in owner_R.tolist()], [passage.text for passage in passages])
+        spans = self._spans(
+            [ids[owner] for owner in owner_R.tolist()], [passage.text for passage in passages]
+        )
         found, end = [], 0
         for query_D, own in zip(query_BD.float(), numbers, strict=True):
             part = slice(end, end := end + len(own))
