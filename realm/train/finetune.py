@@ -260,7 +260,8 @@ class Best:
 
     def search_in(self, version: IndexVersion) -> None:
         """Evaluates with this index from now on."""
-        self._answerer.version = version
+        before = self._answerer
+        self._answerer = Answerer(before.kb, before.model, version, before.config)
 
     def look(self) -> None:
         """Evaluates, logs, and keeps the weights if they are the best so far."""
