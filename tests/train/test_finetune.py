@@ -130,7 +130,12 @@ def test_passages_move_where_asked_and_their_index_is_refreshed(
     look = finetune.Best.look
 
     def watch(best) -> None:
-        searched.append((best._run.step, best._answerer.version.step))
+        answerer = best._answerer
+        searched.append((best._run.step, answerer.version.step))
+        found, _ = answerer.retrieve([DEV[0].question], 28, "dense")
+        query_BD = answerer.embed(answerer.tokenized([DEV[0].question]))
+        newest = answerer.version.index.search(query_BD, 28)
+        np.testing.assert_allclose(found, newest.score_BK, rtol=1e-6)
         look(best)
 
     monkeypatch.setattr(finetune.Best, "look", watch)
