@@ -117,7 +117,7 @@ def test_two_processes_train_as_one_and_a_run_goes_on_with_another_number(start,
     assert_same_curve(tmp_path / "two", tmp_path / "one")
     for name, before, after in (("fewer", 2, 1), ("more", 1, 2)):
         process = start(name, before)
-        end = time.monotonic() + 300
+        end = time.monotonic() + 900
         while not list(tmp_path.glob(f"{name}.training/checkpoint-0000000[5-9].pt")):
             assert process.poll() is None and time.monotonic() < end, (tmp_path / f"{name}.log").read_text()
             time.sleep(0.01)
@@ -130,7 +130,7 @@ def test_two_processes_train_as_one_and_a_run_goes_on_with_another_number(start,
 @pytest.mark.slow
 def test_signal_to_several_processes_saves_one_checkpoint(start, tmp_path) -> None:
     process = start("stopped", 2)
-    end = time.monotonic() + 300
+    end = time.monotonic() + 900
     while not list(tmp_path.glob("stopped.training/checkpoint-*.pt")):
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.01)

@@ -81,13 +81,14 @@ def build_index(kb: KnowledgeBase, model_path: str, config: IndexConfig) -> dict
     with autocast(model.device, config.precision):
         if known is None or known.info.model != model.passage_fingerprint:
             version, embedded = publish(kb, model, model_path, folder, tell), len(kb)
-        elif (
-            config.supervised and len(known.missing) == 0
-        ):  # a retriever that stands still: of this step all the same
-            info = replace(known.info, step=model.step)
+        elif len(known.missing):
+            version, embedded = complete(kb, model, folder, known).version, len(known.missing)
+        elif config.supervised or known.left_over:
+            # A retriever that stood still: of this step all the same. Or without the vectors of passages that are gone.
+            info = replace(known.info, step=model.step, corpus=kb.fingerprint)
             version, embedded = vectors.publish(folder, kb.keys_N, known.array, info), 0
         else:
-            version, embedded = complete(kb, model, folder, known).version, len(known.missing)
+            version, embedded = known.version, 0
     if config.keep:
         vectors.keep_versions(folder, config.keep)
     return {

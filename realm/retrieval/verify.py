@@ -69,13 +69,11 @@ def _vectors(folder: Path, keys_N: np.ndarray, fingerprint: str) -> Iterator[str
     info, version = vectors.info, f"vectors version {vectors.version}"
     if not info.model:
         yield f"{version} does not name the model that made it: run `realm index`"
-    if (len(vectors.missing) or vectors.left_over) and info.corpus != fingerprint:
+    if len(vectors.missing) and info.corpus != fingerprint:
         yield f"{version} was made for corpus {info.corpus}, and this is {fingerprint}"
     yield from _report(
         f"have no vector in version {vectors.version}: run `realm index`", vectors.missing, keys_N
     )
-    if vectors.left_over:
-        yield f"{version} has {vectors.left_over} vectors of passages that are gone: run `realm index`"
     bad = vectors_table.not_finite(vectors.array)
     yield from _report(f"have a vector with a NaN or an infinity in version {vectors.version}", bad, keys_N)
 

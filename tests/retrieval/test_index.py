@@ -84,6 +84,17 @@ def test_deleted_passages_are_gone_without_embedding(own_kb, tiny_model, tiny_mo
     assert_searches(version, own_kb, tiny_model)
 
 
+def test_building_again_drops_the_vectors_of_deleted_passages(
+    own_kb, tiny_model, tiny_model_folder, embedded
+) -> None:
+    own_kb.delete(["d0", "d7"])
+    report = build_index(own_kb, str(tiny_model_folder), CONFIG)
+    assert report["version"] == 2 and report["embedded"] == 0 and embedded == []
+    known = vectors.read(index_folder(own_kb, tiny_model), own_kb.keys_N)
+    assert known is not None and known.left_over == 0 and known.info.corpus == own_kb.fingerprint
+    assert_searches(load_index(own_kb, tiny_model, str(tiny_model_folder)), own_kb, tiny_model)
+
+
 def test_additions_and_deletions_together_keep_vectors_with_their_passages(
     own_kb, tiny_model, tiny_model_folder, embedded
 ) -> None:
