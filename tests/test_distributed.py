@@ -16,7 +16,7 @@ from torch import nn
 
 from realm import distributed
 from realm.config import InputError
-from tests.train.stages import metrics
+from tests.train.stages import children_of, metrics, pretraining
 
 SETTINGS = (
     "steps=12 batch_size=4 log_every=1 checkpoint_seconds=0 device=cpu precision=fp32 refresh.every=4 "
@@ -78,17 +78,7 @@ def start(tiny_kb, tiny_model_folder, tmp_path):
     """Starts a pre-training run in so many processes."""
 
     def begin(name: str, processes: int) -> subprocess.Popen:
-        arguments = [
-            "pretrain",
-            "--kb",
-            str(tiny_kb.folder),
-            "--model",
-            str(tiny_model_folder),
-            "--config",
-            "tiny",
-        ]
-        for setting in SETTINGS:
-            arguments += ["--set", setting]
+        arguments = pretraining(tiny_kb, tiny_model_folder, SETTINGS)
         launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)] if processes > 1 else []
         with (tmp_path / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
@@ -121,7 +111,8 @@ def test_two_processes_train_as_one_and_a_run_goes_on_with_another_number(start,
         while not list(tmp_path.glob(f"{name}.training/checkpoint-0000000[5-9].pt")):
             assert process.poll() is None and time.monotonic() < end, (tmp_path / f"{name}.log").read_text()
             time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGKILL)
+        for killed in (process.pid, *children_of(process.pid)):  # torchrun's workers live without it
+            os.kill(killed, signal.SIGKILL)
         process.wait()
         assert start(name, after).wait() == 0, (tmp_path / f"{name}.log").read_text()
         assert_same_curve(tmp_path / name, tmp_path / "one")

@@ -268,11 +268,13 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         }
         for part in self._parts:
             part.eval()
-        self._close()
+        self._close_logs()
         if distributed.is_first():
             logs = [self.folder / name for name in (METRICS, TENSORBOARD)]
             save_model(self.model, self.out, extra=[log for log in logs if log.exists()])
-            shutil.rmtree(self.folder)
+            shutil.rmtree(
+                self.folder
+            )  # still locked: nobody goes on from a checkpoint of a run that is complete
         distributed.wait_for_all()
         return self.out
 
@@ -296,7 +298,9 @@ class TrainRun(AbstractContextManager["TrainRun"]):
     def __exit__(self, *_: object) -> None:
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
-        self._close()
+        self._close_logs()
+        if distributed.is_first():
+            self._lock.close()
         distributed.leave()
 
     def _check_out(self) -> None:
@@ -318,6 +322,11 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 self._lock = (self.folder / "lock").open("ab")
                 undo.callback(self._lock.close)
                 self._take_lock()
+                if (
+                    os.fstat(self._lock.fileno()).st_nlink == 0
+                ):  # its holder has ended, and the folder with it
+                    self._check_out()
+                    raise InputError(f"{self.folder} was removed by somebody: repeat the command")
                 for aside in self.folder.glob("checkpoint-*.writing"):
                     aside.unlink()
                 write_json(self.folder / "settings.json", json.loads(json.dumps(self.settings)))
@@ -387,10 +396,9 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             raise InputError(f"{problem}: remove {self.folder} to start anew")
         return None
 
-    def _close(self) -> None:
+    def _close_logs(self) -> None:
         if distributed.is_first():
             self._metrics.close()
-            self._lock.close()
             if self._events is not None:
                 self._events.close()
 

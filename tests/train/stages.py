@@ -3,7 +3,8 @@
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import torch
 
 from realm.config import read_config
 from realm.model.folder import load_model
+from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.train.loop import TrainRun
 
 T = TypeVar("T")
@@ -55,6 +57,19 @@ def changed(one: Path, other: Path) -> set[str]:
 def assert_same_result(one: Path, other: Path) -> None:
     assert metrics(one) == metrics(other)
     assert changed(one, other) == set()
+
+
+def pretraining(kb: KnowledgeBase, model: Path, settings: Sequence[str]) -> list[str]:
+    """The words of `realm pretrain` with the tiny preset, all but --out."""
+    words = ["pretrain", "--kb", str(kb.folder), "--model", str(model), "--config", "tiny"]
+    return words + [word for setting in settings for word in ("--set", setting)]
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started and that live."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
 
 
 def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch, train: Callable[[], object]) -> None:

@@ -22,7 +22,7 @@ import torch
 
 from realm.model.folder import load_model
 from realm.retrieval import vectors
-from tests.train.stages import assert_same_result
+from tests.train.stages import assert_same_result, children_of, pretraining
 
 SMALL = (
     "steps=12 batch_size=4 log_every=2 checkpoint_seconds=0 device=cpu precision=fp32 refresh.every=4 refresh.lag=2 "
@@ -49,17 +49,8 @@ def start(tiny_kb, tiny_model_folder, tmp_path, monkeypatch):
     forks.set_forkserver_preload(["realm.cli", "realm.train.pretrain", "realm.retrieval.refresh"])
 
     def begin(name: str, background: bool):
-        argv = [
-            "pretrain",
-            "--kb",
-            str(tiny_kb.folder),
-            "--model",
-            str(tiny_model_folder),
-            "--config",
-            "tiny",
-        ]
-        for setting in [*SMALL, f"refresh.in_background={json.dumps(background)}"]:
-            argv += ["--set", setting]
+        settings = [*SMALL, f"refresh.in_background={json.dumps(background)}"]
+        argv = pretraining(tiny_kb, tiny_model_folder, settings)
         process = forks.Process(
             target=command, args=([*argv, "--out", str(tmp_path / name)], tmp_path / f"{name}.log")
         )
@@ -67,13 +58,6 @@ def start(tiny_kb, tiny_model_folder, tmp_path, monkeypatch):
         return process
 
     return begin
-
-
-def builds_of(pid: int) -> list[int]:
-    """The index builds that a trainer has started and that live."""
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
 
 
 def assert_nothing_is_corrupt(out: Path, kb) -> None:
@@ -116,7 +100,7 @@ def test_killed_at_any_moment_a_run_goes_on_and_its_curve_is_the_same(
                 process.join(draw.uniform(0, usual))
                 if not process.is_alive() or killed.total() >= wanted:
                     continue
-                builds = builds_of(process.pid)
+                builds = children_of(process.pid)  # index builds
                 victim = draw.choice([process.pid, *builds])
                 with suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGKILL)

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -422,6 +423,39 @@ def test_folder_of_a_run_that_lives_is_refused(tiny_model, tiny_model_folder, tm
     ):
         TrainRun("toy", tmp_path / "out", config(), tiny_model, parts)
     TrainRun("toy", tmp_path / "out", config(), tiny_model, parts).__exit__()
+
+
+def test_run_that_saves_what_it_made_is_not_gone_on_with(tiny_model_folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(loop, "LOCK_PATIENCE", 0.2)
+    save, refused = loop.save_model, []
+
+    def while_saving(*args, **named) -> None:
+        with pytest.raises(InputError, match="is in use by another run"):
+            train(load_model(tiny_model_folder), tmp_path / "out", config())
+        refused.append(True)
+        save(*args, **named)
+
+    monkeypatch.setattr(loop, "save_model", while_saving)
+    train(load_model(tiny_model_folder), tmp_path / "out", config())
+    assert refused == [True]
+
+
+@pytest.mark.parametrize(("complete", "message"), [(True, "exists: name another"), (False, "was removed")])
+def test_run_that_waited_for_one_that_took_its_folder_away_does_not_start_in_nothing(
+    complete, message, tiny_model, tmp_path, monkeypatch
+) -> None:
+    take_lock = TrainRun._take_lock
+
+    def after_the_other_has_ended(run: TrainRun) -> None:
+        shutil.rmtree(run.folder)
+        if complete:
+            run.out.mkdir()
+        take_lock(run)
+
+    monkeypatch.setattr(TrainRun, "_take_lock", after_the_other_has_ended)
+    with pytest.raises(InputError, match=message):
+        TrainRun("toy", tmp_path / "out", config(), tiny_model, {tiny_model.embedder.query: 0.1})
+    assert not (tmp_path / "out.training").exists()
 
 
 def test_run_with_other_settings_does_not_go_on(tiny_model_folder, tmp_path) -> None:
