@@ -25,6 +25,7 @@ from realm.retrieval.embedding import embed_passages
 from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
 from realm.retrieval.mips import MipsIndex
 from realm.retrieval.states import PassageStates
+from realm.retrieval.tables import made_anew
 from realm.retrieval.vectors import Vectors, VectorsInfo
 
 SIGN_OF_LIFE = 5.0
@@ -76,19 +77,22 @@ def build_index(kb: KnowledgeBase, model_path: str, config: IndexConfig) -> dict
     kb.check_tokenizer(model.tokenizer, model_path)
     folder = Path(config.folder) if config.folder else index_folder(kb, model)
     folder.mkdir(parents=True, exist_ok=True)
-    known = vectors.read(folder, kb.keys_N)
     tell = _sign_of_life(len(kb)) if config.supervised else None
-    with autocast(model.device, config.precision):
+
+    def build() -> tuple[int, int]:
+        known = vectors.read(folder, kb.keys_N)
         if known is None or known.info.model != model.passage_fingerprint:
-            version, embedded = publish(kb, model, model_path, folder, tell), len(kb)
-        elif len(known.missing):
-            version, embedded = complete(kb, model, folder, known).version, len(known.missing)
-        elif config.supervised or known.left_over:
+            return publish(kb, model, model_path, folder, tell), len(kb)
+        if len(known.missing):
+            return _complete(kb, model, folder, known).version, len(known.missing)
+        if config.supervised or known.left_over:
             # A retriever that stood still: of this step all the same. Or without the vectors of passages that are gone.
             info = replace(known.info, step=model.step, corpus=kb.fingerprint)
-            version, embedded = vectors.publish(folder, kb.keys_N, known.array, info), 0
-        else:
-            version, embedded = known.version, 0
+            return vectors.publish(folder, kb.keys_N, known.array, info), 0
+        return known.version, 0
+
+    with autocast(model.device, config.precision):
+        version, embedded = made_anew(build)
     if config.keep:
         vectors.keep_versions(folder, config.keep)
     return {
@@ -110,12 +114,17 @@ def load_index(kb: KnowledgeBase, model: Model, model_path: str, mapped: bool = 
     """
     folder = index_folder(kb, model)
     read = vectors.mapped if mapped else vectors.read
-    known = read(folder, kb.keys_N) if folder.exists() else None
-    if known is None:
-        raise InputError(
-            f"{kb.folder} has no index of {model_path}: run `realm index --kb {kb.folder} --model {model_path}`"
-        )
-    known = complete(kb, model, folder, known)
+
+    def load() -> Vectors:
+        known = read(folder, kb.keys_N) if folder.exists() else None
+        if known is None:
+            raise InputError(
+                f"{kb.folder} has no index of {model_path}: "
+                f"run `realm index --kb {kb.folder} --model {model_path}`"
+            )
+        return _complete(kb, model, folder, known)
+
+    known = made_anew(load)
     return IndexVersion(
         MipsIndex(known.array, model.device), known.version, known.info.step, known.info.created
     )
@@ -150,12 +159,14 @@ def publish(
     return vectors.publish(folder, kb.keys_N, array_ND, info)
 
 
-def complete(kb: KnowledgeBase, model: Model, folder: Path, known: Vectors) -> Vectors:
+def _complete(kb: KnowledgeBase, model: Model, folder: Path, known: Vectors) -> Vectors:
     """The same vectors with those of missing passages, which are embedded and published now."""
     if len(known.missing) == 0:
         return known
     array_MD = _embed(kb.tokens_of(known.missing), model)
-    version = vectors.append(folder, kb.keys_N[known.missing], array_MD, known.info.model, kb.fingerprint)
+    version = vectors.append(
+        folder, known.version, kb.keys_N[known.missing], array_MD, known.info.model, kb.fingerprint
+    )
     known.array[known.missing] = array_MD
     return known._replace(missing=known.missing[:0], version=version)
 

@@ -12,10 +12,11 @@ small files; `damaged_files` reads every byte.
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import lance
 import numpy as np
@@ -24,13 +25,30 @@ from lance.fragment import FragmentMetadata, LanceFragment, write_fragments
 
 from realm.config import InputError, progress, reason, write_lines
 
+T = TypeVar("T")
 CHECKSUMS = "SHA256SUMS"
+TRIES = 5
+"""How often a change is made anew when another process changed the same tables."""
 _LAST = 2**64 - 1
 """Lance names the manifest of version v after this minus v."""
 
 
 class ChangedMeanwhile(InputError):
     """Another process changed the table that a change was made for; made anew, the change may succeed."""
+
+
+def made_anew(change: Callable[[], T]) -> T:
+    """`change()`, begun again where another process changed the same tables before its commit.
+
+    Raises:
+        ChangedMeanwhile: they changed `TRIES` times.
+    """
+    for _ in range(TRIES - 1):
+        try:
+            return change()
+        except ChangedMeanwhile:
+            continue
+    return change()
 
 
 def newest_version(path: Path) -> int | None:
@@ -106,16 +124,18 @@ def write_rows(
 
 @contextmanager
 def discarded_on_error(path: Path, fragments: Sequence[FragmentMetadata]) -> Iterator[None]:
-    """Removes the data files of these fragments, which no version has yet, when the block fails.
-
-    Their digests stay in the list, and harm nobody.
-    """
+    """Discards these fragments when the block fails."""
     try:
         yield
     except BaseException:
-        for file in (file for fragment in fragments for file in fragment.files):
-            (path / "data" / file.path).unlink(missing_ok=True)
+        discard(path, fragments)
         raise
+
+
+def discard(path: Path, fragments: Iterable[FragmentMetadata]) -> None:
+    """Removes the data files of fragments that no version has; their digests stay in the list, and harm nobody."""
+    for file in (file for fragment in fragments for file in fragment.files):
+        (path / "data" / file.path).unlink(missing_ok=True)
 
 
 def replace_rows(

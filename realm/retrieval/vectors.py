@@ -32,8 +32,10 @@ from lance import LanceOperation
 from realm.config import InputError, config_from
 from realm.retrieval.passages import Lookup
 from realm.retrieval.tables import (
+    ChangedMeanwhile,
     commit,
     committed,
+    discard,
     forget_after,
     newest_version,
     open_table,
@@ -105,15 +107,18 @@ def publish(folder: Path, ids_N: np.ndarray, vectors_ND: np.ndarray, info: Vecto
     return int(commit(folder / TABLE, LanceOperation.Overwrite(schema, fragments)).version)
 
 
-def append(folder: Path, ids_N: np.ndarray, vectors_ND: np.ndarray, model: str, corpus: str) -> int:
-    """Writes a new version: the newest one with these vectors behind its own, and `corpus` in its info.
+def append(
+    folder: Path, version: int, ids_N: np.ndarray, vectors_ND: np.ndarray, model: str, corpus: str
+) -> int:
+    """Writes the version after this one, which must be the newest: the same with these vectors behind its own.
+
+    `corpus` goes into its info; returns its number.
 
     Raises:
-        InputError: as `publish`; or there is no version yet, or another model made it.
+        InputError: as `publish`; or there is no such version, or another model made it.
+        ChangedMeanwhile: it is not the newest any more.
     """
-    if newest_version(folder / TABLE) is None:
-        raise InputError(f"{folder} has no vectors to add to: run `realm index`")
-    table = open_table(folder / TABLE)
+    table = open_table(folder / TABLE, version)
     info = dataclasses.replace(_info(table, folder), corpus=corpus)
     if info.model != model:
         raise InputError(
@@ -124,7 +129,11 @@ def append(folder: Path, ids_N: np.ndarray, vectors_ND: np.ndarray, model: str, 
     old = [fragment.metadata for fragment in table.get_fragments()]
     new = write_rows(folder / TABLE, _batches(ids_N, vectors_ND, info), schema)
     # Overwriting with the old files and the new: an append could not change the info in the same commit.
-    return int(commit(folder / TABLE, LanceOperation.Overwrite(schema, old + new), table).version)
+    try:
+        return int(commit(folder / TABLE, LanceOperation.Overwrite(schema, old + new), table).version)
+    except ChangedMeanwhile:
+        discard(folder / TABLE, new)
+        raise
 
 
 def read(folder: Path, ids_N: np.ndarray, version: int | None = None) -> Vectors | None:

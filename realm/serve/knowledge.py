@@ -28,13 +28,11 @@ from realm.retrieval.build import TABLE
 from realm.retrieval.index import index_folder, load_index
 from realm.retrieval.knowledge_base import AddResult, KnowledgeBase
 from realm.retrieval.passages import Lookup, key_of
-from realm.retrieval.tables import ChangedMeanwhile, history, newest_version
+from realm.retrieval.tables import history, made_anew, newest_version
 from realm.text.corpus import Document, Passage
 from realm.text.salient_spans import Tagger, load_tagger
 
 T = TypeVar("T")
-TRIES = 5
-"""How often a change is made anew when another process changed the same tables."""
 _log = logging.getLogger(__name__)
 
 
@@ -161,13 +159,7 @@ class LivingKnowledge:
 
     def _change(self, change: Callable[[KnowledgeBase], T]) -> T:
         with self._changing:
-            for last in [False] * (TRIES - 1) + [True]:
-                try:
-                    result = change(KnowledgeBase.open(self.folder))
-                    break
-                except ChangedMeanwhile:
-                    if last:
-                        raise
+            result = made_anew(lambda: change(KnowledgeBase.open(self.folder)))
             self._move_on()
             return result
 
@@ -179,15 +171,6 @@ class LivingKnowledge:
         self.current, self.problem = snapshot, None
 
     def _load(self, before: Snapshot | None) -> Snapshot:
-        for last in [False] * (TRIES - 1) + [True]:
-            try:
-                return self._load_once(before)
-            except ChangedMeanwhile:
-                if last:
-                    raise
-        raise AssertionError
-
-    def _load_once(self, before: Snapshot | None) -> Snapshot:
         model_file, table = _identity(Path(self.model) / MANIFEST), _identity(self.folder / TABLE)[0]
         kb = KnowledgeBase.open(self.folder)
         if before is not None and before.stamp.model == model_file:

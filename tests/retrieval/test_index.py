@@ -14,6 +14,7 @@ from realm.retrieval import index as index_module
 from realm.retrieval import vectors
 from realm.retrieval.embedding import embed_passages
 from realm.retrieval.index import IndexConfig, build_index, index_folder, load_index
+from realm.retrieval.tables import open_table
 from realm.text.corpus import Document
 from realm.text.inputs import Tokenizer
 from tests.retrieval.tiny import TinyTagger
@@ -75,6 +76,30 @@ def test_only_what_was_added_is_embedded(own_kb, tiny_model, tiny_model_folder, 
     assert_searches(version, own_kb, tiny_model)
     load_index(own_kb, tiny_model, str(tiny_model_folder))
     assert len(embedded) == 1  # it was saved
+
+
+@pytest.mark.parametrize("by", ["load", "build"])
+def test_what_another_process_embeds_meanwhile_is_used(
+    own_kb, tiny_model, tiny_model_folder, monkeypatch, by
+) -> None:
+    own_kb.add([NEW], TinyTagger())
+
+    def embed(*arguments, **options):
+        monkeypatch.setattr(index_module, "embed_passages", embed_passages)
+        build_index(own_kb, str(tiny_model_folder), CONFIG)
+        return embed_passages(*arguments, **options)
+
+    monkeypatch.setattr(index_module, "embed_passages", embed)
+    if by == "build":
+        assert build_index(own_kb, str(tiny_model_folder), CONFIG)["embedded"] == 0
+    version = load_index(own_kb, tiny_model, str(tiny_model_folder))
+    assert version.number == 2
+    assert_searches(version, own_kb, tiny_model)
+    table = open_table(index_folder(own_kb, tiny_model) / vectors.TABLE)
+    written = {file.path for fragment in table.get_fragments() for file in fragment.data_files()}
+    assert {
+        file.name for file in (index_folder(own_kb, tiny_model) / vectors.TABLE / "data").iterdir()
+    } == written
 
 
 def test_deleted_passages_are_gone_without_embedding(own_kb, tiny_model, tiny_model_folder, embedded) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from realm.config import InputError
 from realm.retrieval import vectors as vectors_module
+from realm.retrieval.tables import ChangedMeanwhile
 from realm.retrieval.vectors import (
     Vectors,
     VectorsInfo,
@@ -102,7 +103,7 @@ def test_new_passages_get_vectors_beside_those_that_are_there(tmp_path: Path) ->
     assert_aligned(tmp_path, today, missing={0, 39})
     before = newest(tmp_path, today)
     assert before.left_over == 2
-    version = append(tmp_path, NEW, vectors_of(NEW), "m1", "c2")
+    version = append(tmp_path, before.version, NEW, vectors_of(NEW), "m1", "c2")
     assert_aligned(tmp_path, today, missing=set())
     assert newest(tmp_path).version == version > before.version
     assert newest(tmp_path).info == dataclasses.replace(INFO, corpus="c2")
@@ -114,7 +115,7 @@ def test_new_passages_get_vectors_beside_those_that_are_there(tmp_path: Path) ->
 
 def test_the_last_vector_of_a_passage_counts(tmp_path: Path) -> None:
     publish(tmp_path, IDS, vectors_of(IDS) * np.float16(2), INFO)
-    append(tmp_path, IDS[5:], vectors_of(IDS[5:]), "m1", "c1")
+    append(tmp_path, 1, IDS[5:], vectors_of(IDS[5:]), "m1", "c1")
     assert (newest(tmp_path).array[5:] == vectors_of(IDS[5:])).all()
     assert (newest(tmp_path).array[:5] == vectors_of(IDS[:5]) * np.float16(2)).all()
 
@@ -147,15 +148,25 @@ def test_vectors_that_cannot_be_searched_are_refused(tmp_path: Path, spoil, mess
     assert read(tmp_path, IDS) is None
     publish(tmp_path, IDS, vectors_of(IDS), INFO)
     with pytest.raises(InputError, match=message):
-        append(tmp_path, IDS, spoil(vectors_of(IDS)), "m1", "c1")
+        append(tmp_path, 1, IDS, spoil(vectors_of(IDS)), "m1", "c1")
+
+
+def test_vectors_come_behind_the_newest_version_only(tmp_path: Path) -> None:
+    first = publish(tmp_path, IDS, vectors_of(IDS), INFO)
+    append(tmp_path, first, NEW[:1], vectors_of(NEW[:1]), "m1", "c1")
+    files = sorted((tmp_path / "vectors.lance" / "data").iterdir())
+    with pytest.raises(ChangedMeanwhile):
+        append(tmp_path, first, NEW[1:], vectors_of(NEW[1:]), "m1", "c1")
+    assert newest(tmp_path).version == first + 1
+    assert sorted((tmp_path / "vectors.lance" / "data").iterdir()) == files
 
 
 def test_vectors_of_another_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no vectors to add to"):
-        append(tmp_path, NEW, vectors_of(NEW), "m1", "c1")
+    with pytest.raises(InputError, match="holds no table"):
+        append(tmp_path, 1, NEW, vectors_of(NEW), "m1", "c1")
     publish(tmp_path, IDS, vectors_of(IDS), INFO)
     with pytest.raises(InputError, match=r"vectors of model m1 \(models/realm\), not m2"):
-        append(tmp_path, NEW, vectors_of(NEW), "m2", "c1")
+        append(tmp_path, 1, NEW, vectors_of(NEW), "m2", "c1")
 
 
 @pytest.mark.parametrize("begun", [False, True])
