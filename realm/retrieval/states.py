@@ -55,11 +55,25 @@ def freeze_passage_trunk(embedder: Embedder) -> None:
         InputError: a tower of words has no layers to freeze.
     """
     embedder.untie()
-    if not isinstance(embedder.passage, TrunkTower):
+    _with_layers(embedder.passage, "passage_trunk").trunk.requires_grad_(False)
+
+
+def freeze_input_embeddings(embedder: Embedder) -> None:
+    """Leaves the embeddings of words, positions and segments of both towers as they are.
+
+    Raises:
+        InputError: a tower of words has nothing else that could train.
+    """
+    for tower in (embedder.query, embedder.passage):
+        _with_layers(tower, "input_embeddings").trunk.embeddings.requires_grad_(False)
+
+
+def _with_layers(tower: Tower, option: str) -> TrunkTower:
+    if not isinstance(tower, TrunkTower):
         raise InputError(
-            'passage_trunk = "frozen" needs towers with layers, this model\'s embed words alone: leave it "trained"'
+            f'{option} = "frozen" needs towers with layers, this model\'s embed words alone: leave it "trained"'
         )
-    embedder.passage.trunk.requires_grad_(False)
+    return tower
 
 
 def passage_states(kb: KnowledgeBase, model: Model, folder: Path, precision: str) -> PassageStates:

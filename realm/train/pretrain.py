@@ -39,7 +39,12 @@ from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
 from realm.retrieval.masked_queries import MaskedQuery, Masking, SpanIndex, draw_queries, held_out, holds
 from realm.retrieval.mips import MipsIndex
 from realm.retrieval.refresh import IndexRefresher, RefreshConfig
-from realm.retrieval.states import PassageStates, freeze_passage_trunk, passage_states
+from realm.retrieval.states import (
+    PassageStates,
+    freeze_input_embeddings,
+    freeze_passage_trunk,
+    passage_states,
+)
 from realm.train.health import HealthConfig, HealthWatch
 from realm.train.ict import IctConfig, cloze_vectors
 from realm.train.loop import RunConfig, TrainRun, generator
@@ -63,6 +68,8 @@ class PretrainConfig(RunConfig):
     passage_trunk: Literal["trained", "frozen"] = "trained"
     """"frozen": passages get a tower of their own whose layers stay as they are (paper: trained); its projection trains on
     states computed once, so an index costs one matrix product. For an encoder that retrieves already, on a CPU."""
+    input_embeddings: Literal["trained", "frozen"] = "trained"
+    """Of the towers: words, positions, segments (paper: trained). "frozen": rare words stay where much text put them."""
     reader_rate: float = 1e-4
     """Peak learning rate of the reader (paper: 3e-5)."""
     normalise: Literal["index", "candidates"] = "index"
@@ -129,6 +136,8 @@ def train(
         )
     if config.passage_trunk == "frozen":
         freeze_passage_trunk(model.embedder)
+    if config.input_embeddings == "frozen":
+        freeze_input_embeddings(model.embedder)
     rates = {model.embedder: config.retriever_rate, model.reader: config.reader_rate}
     names = {"init": init, "kb": kb.fingerprint, "text": source.fingerprint}
     with (

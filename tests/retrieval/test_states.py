@@ -7,7 +7,7 @@ import torch
 from realm.config import InputError
 from realm.model.encoders import Embedder, EmbedderConfig
 from realm.retrieval.embedding import embed_passages
-from realm.retrieval.states import freeze_passage_trunk, passage_states
+from realm.retrieval.states import freeze_input_embeddings, freeze_passage_trunk, passage_states
 from realm.text.inputs import NULL_PASSAGE, passage_inputs
 
 
@@ -56,5 +56,7 @@ def test_states_of_an_interrupted_run_are_used_again(states, tiny_kb, tiny_model
 
 def test_towers_of_words_have_nothing_to_freeze(tiny_model) -> None:
     words = Embedder(tiny_model.embedder.trunk_config, EmbedderConfig(dim=16, pooling="words"))
-    with pytest.raises(InputError, match="needs towers with layers"):
+    with pytest.raises(InputError, match='passage_trunk = "frozen" needs towers with layers'):
         freeze_passage_trunk(words)
+    with pytest.raises(InputError, match='input_embeddings = "frozen" needs towers with layers'):
+        freeze_input_embeddings(words)

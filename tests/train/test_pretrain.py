@@ -493,6 +493,16 @@ def test_frozen_passage_trunk_stays_while_all_else_trains(frozen, tiny_model) ->
     )
 
 
+def test_frozen_input_embeddings_stay_while_all_else_of_the_tower_trains(
+    tiny_kb, tiny_model, tiny_model_folder, tmp_path
+) -> None:
+    config = settings('input_embeddings="frozen"')
+    trained = load_model(pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder))).embedder
+    before = dict(tiny_model.embedder.query.named_parameters())
+    stood = {n for n, p in trained.query.named_parameters() if torch.equal(p, before[n])}
+    assert stood == {name for name in before if name.startswith("trunk.embeddings.")}
+
+
 def test_index_versions_of_frozen_passages_are_as_many_and_need_no_other_process(
     frozen, made, monkeypatch
 ) -> None:
