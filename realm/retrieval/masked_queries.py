@@ -21,14 +21,14 @@ TOKEN_SHARE = 0.15
 
 
 class MaskedQuery(NamedTuple):
-    """One masked sentence; `positions` count from the sentence's first wordpiece."""
+    """One masked sentence; `positions` count from the first of its `ids`."""
 
     passage: int
     """Number of the passage it was cut from."""
     ids: np.ndarray
-    """The sentence with [MASK] in it."""
+    """The sentence with [MASK] in it; its passage's title may stand before it."""
     original: np.ndarray
-    """The sentence as it stood."""
+    """The sentence as it stood, without a title."""
     positions: np.ndarray
     """Where predictions are due, at most `max_masks`, ascending."""
     targets: np.ndarray
@@ -90,16 +90,32 @@ def draw_queries(
     max_tokens: int,
     masking: Masking = "salient",
     repeats: bool = False,
+    titled: float = 0.0,
 ) -> list[MaskedQuery]:
-    """`count` masked queries from passages drawn evenly from the given numbers; those with nothing to mask are passed over."""
+    """`count` masked queries from passages drawn evenly from the given numbers; those with nothing to mask are passed over.
+
+    A share `titled` of them has its passage's title before it (`with_title`).
+    """
     queries: list[MaskedQuery] = []
     for passage in _endless(passages, rng, limit=count * 50):
         query = mask_passage(tokens, passage, rng, mask_id, max_tokens, masking, repeats=repeats)
         if query is not None:
+            if titled and rng.random() < titled:
+                query = with_title(query, tokens.title.row(passage), max_tokens)
             queries.append(query)
             if len(queries) == count:
                 break
     return queries
+
+
+def with_title(query: MaskedQuery, title: np.ndarray, max_tokens: int) -> MaskedQuery:
+    """A query with its passage's title before it, as a question names what it asks about.
+
+    As it is where a wordpiece of the title is hidden in it, or where it would get longer than `max_tokens`.
+    """
+    if len(title) + len(query.ids) > max_tokens or np.isin(title, query.targets).any():
+        return query
+    return query._replace(ids=np.concatenate([title, query.ids]), positions=query.positions + len(title))
 
 
 def held_out(ids: Sequence[str], share: float) -> np.ndarray:

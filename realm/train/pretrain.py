@@ -82,6 +82,8 @@ class PretrainConfig(RunConfig):
     """"token" and "span" are the paper's ablation."""
     mask_repeats: bool = True
     """Hides the span's other occurrences in its sentence too (released code: no)."""
+    titled: float = 0.0
+    """How often the passage's title stands before its sentence, as a question names what it asks about (paper: 0)."""
     reader_gradient: Literal["all", "sampled", "none"] = "sampled"
     """"all": through every candidate (paper). "sampled": through one drawn from p(z|x,y), the same in expectation."""
     signal: Literal["reader", "shuffled", "entity"] = "reader"
@@ -158,7 +160,7 @@ def train(
             rng = generator(config.seed, step)
             queries = draw_queries(                                        # one hidden span in each of B sentences
                 source.tokens, passages, config.batch_size, rng, model.tokenizer.mask_id,
-                model.lengths.query - 2, config.masking, config.mask_repeats,
+                model.lengths.query - 2, config.masking, config.mask_repeats, config.titled,
             )  # fmt: skip
             queries = distributed.share(queries)  # this rank's
             with run.autocast():

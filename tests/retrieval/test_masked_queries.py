@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm.retrieval.masked_queries import (
+    MaskedQuery,
     SpanIndex,
     draw_queries,
     held_out,
@@ -13,6 +14,7 @@ from realm.retrieval.masked_queries import (
     mask_passage,
     repeats_text,
     span_key,
+    with_title,
 )
 from realm.retrieval.passages import PassageTokens, Ragged
 from realm.text.corpus import passage_id
@@ -107,6 +109,28 @@ def test_draws_follow_the_generator_alone(tokens):
         return draw_queries(tokens, np.array([0, 1]), 8, np.random.default_rng(5), MASK, 50)
 
     assert all(np.array_equal(a.ids, b.ids) for a, b in zip(draw(), draw(), strict=True))
+
+
+def test_title_before_a_sentence_moves_what_is_predicted():
+    query = MaskedQuery(0, np.array([7, MASK, MASK]), np.array([7, 8, 9]), np.array([1, 2]), np.array([8, 9]))
+    titled = with_title(query, np.array([5, 6]), 5)
+    assert titled.ids.tolist() == [5, 6, 7, MASK, MASK] and titled.positions.tolist() == [3, 4]
+    assert (titled.ids[titled.positions] == MASK).all() and titled.original is query.original
+
+
+def test_title_that_is_too_long_or_tells_the_answer_is_left_out():
+    query = MaskedQuery(0, np.array([7, MASK, MASK]), np.array([7, 8, 9]), np.array([1, 2]), np.array([8, 9]))
+    assert with_title(query, np.array([5, 6]), 4) is query
+    assert with_title(query, np.array([9, 6]), 10) is query
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_titles_stand_before_as_many_sentences_as_asked(tokens, share):
+    rng = np.random.default_rng(0)
+    queries = draw_queries(tokens, np.array([0, 1]), 400, rng, MASK, 50, titled=share)
+    titled = [len(q.ids) > len(q.original) for q in queries]
+    allowed = [not np.isin(tokens.title.row(q.passage), q.targets).any() for q in queries]
+    assert abs(np.mean(titled) - share * np.mean(allowed)) < 0.06
 
 
 @given(st.lists(st.integers(0, 5), max_size=12), st.lists(st.integers(0, 5), min_size=1, max_size=4))
