@@ -152,7 +152,7 @@ def mapped(folder: Path, ids_N: np.ndarray) -> Vectors | None:
     """As `read`, but the array stays on disk and its pages come and go as they are used.
 
     The first call writes it there, beside the table; files of other versions or passages go. Where passages have no vector
-    there is nothing to map yet, and the array is in memory.
+    the file has no name: it is filled by the caller, and gone with the array.
     """
     if newest_version(folder / TABLE) is None:
         return None
@@ -169,7 +169,7 @@ def mapped(folder: Path, ids_N: np.ndarray) -> Vectors | None:
             )
             found = _read(table, info, ids_N, array_ND)
             if len(found.missing):
-                return found._replace(array=np.array(array_ND))
+                return found
             array_ND.flush()
             missing, left_over = found.missing, found.left_over
             for old in folder.glob(f"{_MAPPED}-*.npy"):

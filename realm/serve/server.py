@@ -32,7 +32,7 @@ def serve(
     if runs is not None and not runs.is_dir():
         raise InputError(f"--runs {runs} is no folder")
     with _bound(host, port) as listening:
-        knowledge = LivingKnowledge(kb, model, config.answering())
+        knowledge = LivingKnowledge(kb, model, config)
         if token is not None:
             knowledge.get_ready_to_write()
         app = create_app(knowledge, config, token, runs, own_hosts(host, config.hosts))

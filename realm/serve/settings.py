@@ -1,21 +1,14 @@
 """Settings of `realm serve`."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from realm.qa.pipeline import AnswerConfig
 
 
 @dataclass(frozen=True)
-class ServeConfig:
-    """How answers are made, and what is refused."""
+class ServeConfig(AnswerConfig):
+    """How answers are made, as `realm answer` makes them; and what is refused. `read` counts where a request says nothing."""
 
-    device: str = "auto"
-    """"auto": a GPU when there is one, else the CPU; or any torch device."""
-    precision: Literal["bf16", "fp32"] = "fp32"
-    """Of matrix products."""
-    read: int = 5
-    """Passages that the reader reads, if the request does not say."""
     most_read: int = 20
     """Most passages that a request may have read."""
     most_retrieved: int = 100
@@ -44,6 +37,7 @@ class ServeConfig:
     def __post_init__(self) -> None:
         counts = (
             "read",
+            "answers",
             "most_read",
             "most_retrieved",
             "questions",
@@ -61,6 +55,3 @@ class ServeConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0")
         if self.read > self.most_read:
             raise ValueError(f"read is {self.read}, more than most_read, {self.most_read}")
-
-    def answering(self) -> AnswerConfig:
-        return AnswerConfig(read=self.read, device=self.device, precision=self.precision)

@@ -78,6 +78,22 @@ def test_only_what_was_added_is_embedded(own_kb, tiny_model, tiny_model_folder, 
     assert len(embedded) == 1  # it was saved
 
 
+def test_a_mapped_index_is_completed_on_disk(own_kb, tiny_model, tiny_model_folder, embedded) -> None:
+    own_kb.add([NEW], TinyTagger())
+    folder = index_folder(own_kb, tiny_model)
+    known = vectors.mapped(folder, own_kb.keys_N)
+    assert known is not None and len(known.missing) and isinstance(known.array, np.memmap)
+    version = load_index(own_kb, tiny_model, str(tiny_model_folder), mapped=True)
+    assert_searches(version, own_kb, tiny_model)
+    again = load_index(own_kb, tiny_model, str(tiny_model_folder), mapped=True)
+    assert_searches(again, own_kb, tiny_model)
+    assert (
+        len(embedded) == 1
+        and len(list(folder.glob("*mapped*"))) == len(list(folder.glob("mapped-2-*.npy"))) == 1
+    )
+    assert not list(folder.glob(".mapped*"))
+
+
 @pytest.mark.parametrize("by", ["load", "build"])
 def test_what_another_process_embeds_meanwhile_is_used(
     own_kb, tiny_model, tiny_model_folder, monkeypatch, by

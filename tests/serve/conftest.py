@@ -60,7 +60,7 @@ def running(
     tagger: Callable[[str], Any] = lambda name: TinyTagger(),
 ) -> Iterator[Served]:
     """A server on a free port, until the block ends."""
-    knowledge = LivingKnowledge(str(kb), str(model), config.answering(), tagger)
+    knowledge = LivingKnowledge(str(kb), str(model), config, tagger)
     app = create_app(knowledge, config, token, runs, own_hosts("127.0.0.1", config.hosts))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -45,7 +45,7 @@ def titles(served: Served, question: str, method: str = "dense") -> set[str]:
 
 @pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
 def test_the_server_says_what_the_pipeline_says(served, method) -> None:
-    answerer = Answerer.load(str(served.kb), str(served.model), CONFIG.answering())
+    answerer = Answerer.load(str(served.kb), str(served.model), CONFIG)
     (expected,) = answerer.answer_batch([QUESTION], method, 4)
     said = post(served, "/answer", {"question": QUESTION, "method": method, "top_k": 4}).json()
     contract = expected.to_json()
@@ -80,7 +80,7 @@ def test_many_questions_are_answered_in_their_order_as_one_object_or_line_by_lin
 
 def test_fill_says_what_the_filler_says(served) -> None:
     sentence = "Arden lies on the river [MASK] between [MASK] and the hills."
-    expected = Filler.load(str(served.kb), str(served.model), CONFIG.answering()).fill(sentence).to_json()
+    expected = Filler.load(str(served.kb), str(served.model), CONFIG).fill(sentence).to_json()
     said = post(served, "/fill", {"sentence": sentence}).json()
     assert said["masks"][0][0]["text"] == expected["masks"][0][0]["text"]
     for mine, theirs in zip(said["passages"], expected["passages"], strict=True):
@@ -326,6 +326,17 @@ def test_an_added_document_answers_when_the_call_returns_and_after_a_restart(own
     assert httpx.get(own_server.url + "/documents/new").json()["text"] == "Oakham has no bells."
     with running(own_server.kb, qa_model) as again:
         assert "Oakham has no bells." in {p["text"] for p in again.client().retrieve("Oakham", top_k=100)}
+
+
+def test_an_index_left_on_disk_answers_and_changes_as_one_in_memory(own_kb, qa_model) -> None:
+    with running(own_kb.folder, qa_model, replace(CONFIG, mapped_index=True)) as served:
+        client = served.client(TOKEN)
+        expected = Answerer.load(str(own_kb.folder), str(qa_model), CONFIG).answer(QUESTION)
+        assert [a.text for a in client.answer(QUESTION).answers] == [a.text for a in expected.answers]
+        client.add([OAKHAM])
+        assert "Oakham" in titles(served, OAKHAM["text"])
+        assert client.delete("new") == 1 and client.delete("d0") == 2
+        assert not {"Oakham", "Arden"} & titles(served, OAKHAM["text"])
 
 
 def test_a_deleted_document_is_in_no_answer_any_more(own_server) -> None:

@@ -15,7 +15,6 @@ import pytest
 from realm import cli
 from realm.serve.client import Client
 from realm.serve.edge import own_hosts
-from realm.serve.settings import ServeConfig
 
 TOKEN = "sixteen-characters"
 
@@ -133,7 +132,3 @@ def test_on_loopback_a_server_has_its_own_names_elsewhere_any() -> None:
         and own_hosts("10.0.0.1", ()) is None
         and own_hosts("box", ()) is None
     )
-
-
-def test_the_defaults_hold_together() -> None:
-    assert ServeConfig().answering().read == ServeConfig().read
