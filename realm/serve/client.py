@@ -7,6 +7,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from realm import __version__
@@ -14,6 +15,7 @@ from realm.config import InputError
 from realm.qa.answers import Answers
 
 Method = Literal["dense", "bm25", "hybrid"]
+NDJSON = "application/x-ndjson"
 
 
 class ServerError(InputError):
@@ -39,35 +41,44 @@ class Client:
         Raises:
             InputError: the URL is not one of http or https.
         """
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
+        if not _is_address(url):
             raise InputError(f"{url} is no address of a server: write it as http://127.0.0.1:8000")
         self.url = url.rstrip("/")
+        self._opener = urllib.request.build_opener(_NoRedirects)
         self._token, self._timeout, self._patience = token, timeout, patience
 
     def answer(self, question: str, method: Method = "dense", top_k: int | None = None) -> Answers:
         """The answers to a question, from the `top_k` best passages (none: as many as the server reads by itself)."""
-        return Answers.from_json(self._json("POST", "/answer", _asked(question, method, top_k)))
+        row = self._json("POST", "/answer", _asked(question, method, top_k))
+        with _said_by_realm(self.url):
+            return Answers.from_json(row)
 
     def answer_many(
         self, questions: Sequence[str], method: Method = "dense", top_k: int | None = None
     ) -> Iterator[Answers]:
         """The answers to many questions, in their order, each as soon as it is there."""
-        most = int(self.health()["limits"]["questions"])
+        with _said_by_realm(self.url):
+            most = int(self.health()["limits"]["questions"])
         for start in range(0, len(questions), most):
-            body = _asked(list(questions[start : start + most]), method, top_k)
-            with self._open("POST", "/answer", body, accept="application/x-ndjson") as response:
-                for line in _lines(response):
-                    if "error" in line:
-                        raise ServerError(line["error"]["status"], line["error"]["detail"])
-                    yield Answers.from_json(line)
+            part = list(questions[start : start + most])
+            with self._open("POST", "/answer", _asked(part, method, top_k), NDJSON) as response:
+                lines = _lines(response)
+                for number in range(len(part)):
+                    with _said_by_realm(self.url):
+                        line = next(lines, None)
+                        if line is None:
+                            raise InputError(f"{self.url} ended after {number} of {len(part)} answers")
+                        if "error" in line:
+                            raise ServerError(line["error"]["status"], line["error"]["detail"])
+                        answers = Answers.from_json(line)
+                    yield answers
 
     def retrieve(self, question: str, method: Method = "dense", top_k: int = 10) -> list[dict[str, Any]]:
         """The best passages for a question: `{"id", "document", "title", "text", "score"}` each."""
-        found: list[dict[str, Any]] = self._json("POST", "/retrieve", _asked(question, method, top_k))[
-            "passages"
-        ]
-        return found
+        row = self._json("POST", "/retrieve", _asked(question, method, top_k))
+        with _said_by_realm(self.url):
+            found: list[dict[str, Any]] = row["passages"]
+            return found
 
     def fill(self, sentence: str) -> dict[str, Any]:
         """Predictions for each [MASK] of a sentence, and what each passage did for them."""
@@ -83,8 +94,9 @@ class Client:
 
     def delete(self, document: str) -> int:
         """Deletes a document by its id -> how many passages went with it."""
-        path = f"/documents/{urllib.parse.quote(document, safe='')}"
-        return int(self._json("DELETE", path)["passages_removed"])
+        row = self._json("DELETE", f"/documents/{urllib.parse.quote(document, safe='')}")
+        with _said_by_realm(self.url):
+            return int(row["passages_removed"])
 
     def health(self) -> dict[str, Any]:
         """What is served, by which version, within which limits."""
@@ -110,15 +122,16 @@ class Client:
         while True:
             request = urllib.request.Request(self.url + path, data, headers, method=method)
             try:
-                response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=self._timeout)
+                response: http.client.HTTPResponse = self._opener.open(request, timeout=self._timeout)
                 return response
             except urllib.error.HTTPError as error:
-                wait = float(error.headers.get("Retry-After") or 1)
+                said = error.headers.get("Retry-After", "")
+                wait = float(said) if said.isdecimal() else 1.0  # else a date, which no server of ours sends
                 if error.code == 429 and time.monotonic() + wait < until:
                     time.sleep(wait)
                     continue
                 raise ServerError(error.code, f"{self.url}: {_detail(error)}") from None
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, ValueError, http.client.HTTPException) as error:
                 reason = getattr(error, "reason", None) or error
                 raise InputError(
                     f"{self.url} cannot be reached: {reason}; is `realm serve` running?"
@@ -132,15 +145,43 @@ def _asked(question: str | list[str], method: Method, top_k: int | None) -> dict
 
 
 def _lines(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    with _said_by_realm(response.url):
+        try:
+            yield from map(json.loads, response)
+        except (OSError, http.client.HTTPException) as error:
+            raise InputError(f"{response.url} broke off: {error}") from None
+
+
+@contextmanager
+def _said_by_realm(url: str) -> Iterator[None]:
+    """Turns what comes of reading another server's JSON into one line."""
     try:
-        for line in response:
-            yield json.loads(line)
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise InputError(f"{response.url} is not speaking as a realm server does: {error}") from None
+        yield
+    except InputError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{url} is not speaking as a realm server does: {error!r}") from None
 
 
 def _detail(error: urllib.error.HTTPError) -> str:
+    if 300 <= error.code < 400:
+        return f"{error.code} {error.reason}, to {error.headers.get('Location')}: name that address"
     try:
-        return str(json.loads(error.read())["detail"])
-    except (ValueError, KeyError, TypeError, OSError):
+        return " ".join(str(json.loads(error.read())["detail"]).split())
+    except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
         return f"{error.code} {error.reason}"
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not close, a port that is no number
+        return False
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Following one would hand the token to whoever it names, and make a GET of a POST."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None

@@ -6,14 +6,16 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
 
 from realm import cli
-from realm.serve.client import Client
+from realm.config import InputError
+from realm.serve.client import Client, ServerError
 from realm.serve.edge import own_hosts
 
 TOKEN = "sixteen-characters"
@@ -95,6 +97,11 @@ def test_a_port_that_is_taken_is_one_line(tiny_kb, qa_model, capsys) -> None:
         (["--server", "http://127.0.0.1:1", "--set", "read=3"], "leave out all others"),
         (["--server", "127.0.0.1:8000"], "is no address of a server"),
         (["--server", "ftp://x"], "is no address of a server"),
+        (["--server", "http://[::1"], "is no address of a server"),
+        (["--server", "http://127.0.0.1:http"], "is no address of a server"),
+        (["--server", "http://:80"], "is no address of a server"),
+        (["--server", f"http://{'a' * 70}.example"], "cannot be reached"),
+        (["--server", "http://127.0.0.1:1/über"], "cannot be reached"),
         (["--server", "http://127.0.0.1:1"], "cannot be reached"),
     ],
 )
@@ -104,24 +111,69 @@ def test_asking_a_server_wrongly_is_one_line(words, says, capsys) -> None:
     assert re.fullmatch(r"realm: [^\n]+\n", error) and says in error
 
 
-def test_a_server_that_is_no_realm_is_one_line(tmp_path: Path, capsys: Any) -> None:
+@contextmanager
+def saying(*responses: bytes) -> Iterator[tuple[str, list[bytes]]]:
+    """A server that is not ours: it says these, a connection each, and keeps what it was sent."""
+    heard: list[bytes] = []
+
+    def serve() -> None:
+        for response in responses:
+            connection, _ = listening.accept()
+            with connection:
+                heard.append(connection.recv(65536))
+                connection.sendall(response)
+
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        command = [
-            sys.executable,
-            "-c",
-            f"""
-import socket
-s = socket.socket(fileno={listening.fileno()})
-c, _ = s.accept()
-c.recv(65536)
-c.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 5\\r\\n\\r\\nhello")
-c.close()
-""",
-        ]
-        with subprocess.Popen(command, pass_fds=[listening.fileno()]):
-            url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-            assert cli.main(["answer", "why?", "--server", url]) == 2
-    assert "is not speaking as a realm server does" in capsys.readouterr().err
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", heard
+        thread.join(10)
+
+
+@pytest.mark.parametrize(
+    ("response", "says"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "is not speaking as a realm server does"),
+        (b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"ok": 1}', "is not speaking as a realm server does"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n[{}]", "is not speaking as a realm server does"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhe", "broke off"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n", "gave no answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "gave no answer"),
+        (b"HTTP/1.1 502 Bad\r\nContent-Length: 2\r\n\r\n\n\n", "502 Bad"),
+        (b"SSH-2.0-x\r\n", "cannot be reached"),
+    ],
+)
+def test_a_server_that_is_no_realm_is_one_line(response, says, capsys) -> None:
+    with saying(response) as (url, _):
+        assert cli.main(["answer", "why?", "--server", url]) == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"realm: [^\n]+\n", error) and says in error
+
+
+def test_a_redirect_is_not_followed_with_the_token(capsys) -> None:
+    with saying() as (elsewhere, heard):
+        moved = f"HTTP/1.1 301 Moved\r\nLocation: {elsewhere}/\r\nContent-Length: 0\r\n\r\n".encode()
+        with (
+            saying(moved) as (url, _),
+            pytest.raises(ServerError, match=f"to {elsewhere}/: name that address"),
+        ):
+            Client(url, TOKEN).answer("why?")
+    assert heard == []
+
+
+def test_a_busy_server_that_gives_a_date_is_asked_again() -> None:
+    busy = b"HTTP/1.1 429 Busy\r\nRetry-After: Wed, 21 Oct 2026 07:28:00 GMT\r\nContent-Length: 0\r\n\r\n"
+    health = b'{"status": "ok"}'
+    with saying(busy, b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(health), health)) as (url, _):
+        assert Client(url).health() == {"status": "ok"}
+
+
+def test_a_stream_that_ends_early_is_no_complete_answer() -> None:
+    health = b'{"limits": {"questions": 5}}'
+    limits = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(health), health)
+    ended = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+    with saying(limits, ended) as (url, _), pytest.raises(InputError, match="ended after 0 of 2 answers"):
+        list(Client(url).answer_many(["a", "b"]))
 
 
 def test_on_loopback_a_server_has_its_own_names_elsewhere_any() -> None:
