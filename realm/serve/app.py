@@ -7,6 +7,7 @@ moment, and what it says comes from that one snapshot.
 import asyncio
 import hmac
 import json
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from realm import __version__
 from realm.config import InputError
 from realm.serve import wire
 from realm.serve.batching import Done
+from realm.serve.client import NDJSON
 from realm.serve.desk import Desk, Kind
 from realm.serve.edge import Edge
 from realm.serve.knowledge import LivingKnowledge, UnknownDocument
@@ -31,8 +33,8 @@ from realm.serve.runs import Run, read_metrics, runs
 from realm.serve.settings import ServeConfig
 from realm.text.corpus import Document
 
-NDJSON = "application/x-ndjson"
 PAGE = Path(__file__).parent / "page"
+_log = logging.getLogger(__name__)
 
 
 def create_app(
@@ -147,7 +149,9 @@ async def _stream(
         for question, future in zip(questions, futures, strict=True):
             try:
                 done = await asyncio.wait_for(future, seconds)
-            except (InputError, TimeoutError) as error:
+            except Exception as error:
+                if not isinstance(error, InputError | TimeoutError):
+                    _log.exception("amid a stream")
                 yield json.dumps({"error": json.loads(bytes(from_error(error).body))}) + "\n"
                 return
             yield json.dumps(row(question, done), ensure_ascii=False) + "\n"
@@ -177,7 +181,7 @@ def _add_knowledge(app: FastAPI, desk: Desk, token: str | None) -> None:
     async def passage(id: str) -> Response:
         """A passage by its id, and its neighbours in its document."""
         snapshot = knowledge.current
-        number = snapshot.number_of(id)
+        number = await asyncio.to_thread(snapshot.number_of, id)
         if number is None:
             raise HTTPException(404, f"no passage has the id {id!r}")
         (found,) = await asyncio.to_thread(snapshot.kb.passages, [number])
@@ -250,9 +254,9 @@ def _add_watching(app: FastAPI, desk: Desk, writable: bool, runs_folder: Path | 
                 "model": Path(knowledge.model).name,
                 "answers": snapshot.answerer.model.span_reader is not None,
                 "passages": len(snapshot.kb),
-                "documents": snapshot.documents,
+                "documents": await asyncio.to_thread(lambda: snapshot.documents),
                 "index": wire.index_out(snapshot),
-                "queue": len(desk.batcher),
+                "queue": desk.waiting,
                 "writable": writable,
                 "runs": runs_folder is not None,
                 "limits": {
@@ -273,7 +277,7 @@ def _add_watching(app: FastAPI, desk: Desk, writable: bool, runs_folder: Path | 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Counters for Prometheus."""
-        desk.metrics.queue.set(len(desk.batcher))
+        desk.metrics.queue.set(desk.waiting)
         return Response(generate_latest(desk.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     def shown_runs() -> list[Run]:
@@ -296,7 +300,10 @@ def _add_watching(app: FastAPI, desk: Desk, writable: bool, runs_folder: Path | 
         run = next((run for run in await asyncio.to_thread(shown_runs) if run.name == name), None)
         if run is None:
             raise HTTPException(404, f"no run is called {name!r}")
-        rows, end = await asyncio.to_thread(read_metrics, run, after)
+        try:
+            rows, end = await asyncio.to_thread(read_metrics, run, after)
+        except FileNotFoundError:
+            raise HTTPException(404, f"the run {name!r} has just ended, or gone: look again") from None
         return JSONResponse({"training": run.training, "rows": rows, "next": end})
 
 

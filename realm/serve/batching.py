@@ -54,8 +54,8 @@ class Batcher:
         self._seconds_each = 0.1  # a running mean, for Retry-After
 
     def __len__(self) -> int:
-        """Questions that wait."""
-        return len(self._waiting)
+        """Questions that wait, and are waited for."""
+        return sum(not job.future.done() for job in self._waiting)
 
     def submit(self, kind: Hashable, items: Sequence[str]) -> "list[asyncio.Future[Done]]":
         """Queues all items, or none; only items of one kind share a batch. Cancelling a future takes its item out.
@@ -63,8 +63,8 @@ class Batcher:
         Raises:
             Busy: there is no room for all of them.
         """
-        if len(self._waiting) + len(items) > self._queue:
-            raise Busy(len(self._waiting) * self._seconds_each)
+        if len(self) + len(items) > self._queue:
+            raise Busy(len(self) * self._seconds_each)
         loop = asyncio.get_running_loop()
         jobs = [_Job(kind, item, loop.create_future()) for item in items]
         self._waiting.extend(jobs)
@@ -97,6 +97,7 @@ class Batcher:
                             continue
                         if isinstance(result, Exception):
                             job.future.set_exception(result)
+                            job.future.exception()  # seen, even if nobody waits for this one any more
                         else:
                             job.future.set_result(Done(result, 1000 * (began - job.since)))
             finally:

@@ -39,15 +39,32 @@ class Desk:
         self.batcher = Batcher(self._run, config.batch, config.queue, self.metrics.batch)
         self._one_at_a_time = ThreadPoolExecutor(1, "changes")
         self._changes = 0
+        self._for_words = 0
+        """Questions that wait until passages can be ranked by words, and are in no queue yet."""
+
+    @property
+    def waiting(self) -> int:
+        """Questions that wait."""
+        return len(self.batcher) + self._for_words
 
     async def ask(self, kind: Kind, items: Sequence[str]) -> "list[asyncio.Future[Done]]":
-        """Queues questions; those that need words wait here until passages can be ranked by them."""
+        """Queues questions; those that need words wait here until passages can be ranked by them.
+
+        Raises:
+            Busy: there is no room for all of them.
+            TimeoutError: the words took longer than a request may.
+        """
         ranked_by_words = kind.method != "dense"
         if ranked_by_words and not self.knowledge.current.answerer.retriever.has_words:
-            await self._alone(self.knowledge.read_words)
-        futures = self.batcher.submit(kind, items)
-        self.metrics.queue.set(len(self.batcher))
-        return futures
+            if self._for_words + len(items) > self.config.queue:
+                raise Busy(self.config.seconds)
+            self._for_words += len(items)
+            try:
+                async with asyncio.timeout(self.config.seconds):
+                    await self._alone(self.knowledge.read_words)
+            finally:
+                self._for_words -= len(items)
+        return self.batcher.submit(kind, items)
 
     async def all_of(self, kind: Kind, items: Sequence[str]) -> list[Done]:
         """Queues questions and waits for all of them, no longer than a request may take."""
@@ -78,10 +95,13 @@ class Desk:
             self._swapped()
 
     async def watch(self) -> None:
-        """Takes up new versions on disk until it is cancelled."""
+        """Takes up new versions on disk until it is cancelled; looks less often where the newest cannot be used."""
         self._show()
+        pause = self.config.poll_seconds
         while True:
-            await asyncio.sleep(self.config.poll_seconds)
+            await asyncio.sleep(pause)
+            in_vain = self.knowledge.problem is not None
+            pause = min(2 * pause, 30 * self.config.poll_seconds) if in_vain else self.config.poll_seconds
             try:
                 if await self._alone(self.knowledge.refresh):
                     self._swapped()

@@ -1,5 +1,7 @@
 """What every request passes first and every response last: the host that was asked for, the body's size and time, headers.
 
+Whoever goes away before the answer is there has the work on it stopped.
+
 Plain ASGI, so that nothing is read or made before these checks.
 """
 
@@ -20,8 +22,11 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cache-Control": "no-cache",
 }
 _RAW = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+GONE = 499
+"""What a request is counted as whose client did not wait; the number is nginx's."""
 
 
 class Edge:
@@ -43,21 +48,34 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status = time.perf_counter(), 500
+        began, status, through = time.perf_counter(), 500, False
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # whoever sends the response leaves out its body
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal status
+            nonlocal status, through
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *_RAW]
+            through = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
         try:
             refused, body = await self._check(scope, receive)
             if refused is not None:
                 await refused(scope, receive, send_with_headers)
-            else:
-                await self._app(scope, _again(body, receive), send_with_headers)
+                return
+            left = asyncio.ensure_future(_leaves(receive))
+            answering = asyncio.ensure_future(self._app(scope, _again(body, left), send_with_headers))
+            try:
+                await asyncio.wait((answering, left), return_when=asyncio.FIRST_COMPLETED)
+                if answering.done() or through:
+                    await answering
+                else:
+                    status = GONE
+            finally:
+                answering.cancel()
+                left.cancel()
         finally:
             self._watch(scope, status, time.perf_counter() - began)
 
@@ -89,23 +107,30 @@ class Edge:
 
 
 def own_hosts(address: str, more: Iterable[str]) -> set[str] | None:
-    """The names a server at this address may be called by: on loopback its own and `more`, elsewhere any."""
+    """The names a server at this address may be called by: its own and `more`; any, if it has none and is not on loopback."""
     names = {"localhost", "127.0.0.1", "::1"}
     try:
         loopback = address == "localhost" or ipaddress.ip_address(address).is_loopback
     except ValueError:
         loopback = False
-    return names | {address, *more} if loopback else None
+    return names | {address, *more} if loopback or more else None
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """`receive` for a body that was read already; afterwards what the connection says."""
+async def _leaves(receive: Receive) -> Message:
+    """Waits until the client is gone, or has all that it asked for."""
+    while (message := await receive())["type"] != "http.disconnect":
+        pass
+    return message
+
+
+def _again(body: bytes, left: "asyncio.Future[Message]") -> Receive:
+    """`receive` for a body that was read already; afterwards all there is to hear is that the client left."""
     told = False
 
     async def again() -> Message:
         nonlocal told
         if told:
-            return await receive()
+            return await asyncio.shield(left)
         told = True
         return {"type": "http.request", "body": body, "more_body": False}
 

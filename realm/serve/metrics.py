@@ -44,7 +44,7 @@ class Metrics:
     def request(self, scope: Scope, status: int, seconds: float) -> None:
         """Counts a request under its route's pattern, never under what a client wrote."""
         route = getattr(scope.get("route"), "path", None) or "none"
-        method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST", "DELETE") else "other"
+        method = scope["method"] if scope["method"] in ("GET", "POST", "DELETE") else "other"
         self._requests.labels(method, route, str(status)).inc()
         self._latency.labels(route).observe(seconds)
 

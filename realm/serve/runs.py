@@ -4,6 +4,7 @@ A run `NAME` has its metrics in `NAME/metrics.jsonl`, and in `NAME.training/metr
 """
 
 import json
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ class Run(NamedTuple):
 
 def runs(folder: Path) -> list[Run]:
     """The runs of a folder, or the folder itself where it is one, the latest first."""
-    found = [_run(one) for one in (folder, *folder.iterdir()) if (one / METRICS).is_file()]
+    found = [run for one in (folder, *folder.iterdir()) if (run := _run(one)) is not None]
     unfinished = {run.name for run in found if run.training}
     return sorted((r for r in found if r.training or r.name not in unfinished), key=lambda r: -r.changed)
 
@@ -57,12 +58,19 @@ def _whole_lines(file: Any) -> Iterator[bytes]:
 
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(line)
+        row = json.loads(line, parse_constant=lambda name: None)  # NaN, which is no JSON
     except ValueError:
         return None
     return row if isinstance(row, dict) else None
 
 
-def _run(folder: Path) -> Run:
+def _run(folder: Path) -> Run | None:
+    """The run in this folder; none where there is none, or none that may be read, or it goes at this moment."""
     file, name = folder / METRICS, folder.resolve().name
-    return Run(name.removesuffix(_UNFINISHED), name.endswith(_UNFINISHED), file.stat().st_mtime, file)
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return Run(name.removesuffix(_UNFINISHED), name.endswith(_UNFINISHED), found.st_mtime, file)

@@ -32,7 +32,7 @@ class ServeConfig(AnswerConfig):
     poll_seconds: float = 1.0
     """Between looks for a new version on disk."""
     hosts: tuple[str, ...] = ()
-    """Names besides this machine's own by which the server may be called, where it listens on loopback."""
+    """Names besides this machine's own by which the server may be called; none, and not on loopback: any."""
 
     def __post_init__(self) -> None:
         counts = (
@@ -53,5 +53,8 @@ class ServeConfig(AnswerConfig):
         for name in ("seconds", "write_seconds", "poll_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0")
-        if self.read > self.most_read:
-            raise ValueError(f"read is {self.read}, more than most_read, {self.most_read}")
+        for part, whole in (("read", "most_read"), ("questions", "queue")):
+            if getattr(self, part) > getattr(self, whole):
+                raise ValueError(
+                    f"{part} is {getattr(self, part)}, more than {whole}, {getattr(self, whole)}"
+                )

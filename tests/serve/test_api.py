@@ -5,6 +5,7 @@ import http.client
 import json
 import logging
 import re
+import socket
 import threading
 import time
 import urllib.parse
@@ -20,6 +21,7 @@ from realm.qa.filling import Filler
 from realm.qa.pipeline import Answerer
 from realm.retrieval.index import IndexConfig, build_index
 from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.serve import app
 from realm.serve.client import ServerError
 from realm.serve.knowledge import LivingKnowledge
 from realm.text.corpus import Document
@@ -113,13 +115,9 @@ def test_passages_and_documents_are_found_by_their_ids_and_nothing_else_is(serve
 
 
 def test_questions_of_many_clients_share_batches(served) -> None:
-    def metric(name: str) -> float:
-        text = httpx.get(served.url + "/metrics").text
-        return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)[1])
-
     count, total = 'realm_batch_questions_count{kind="answer"}', 'realm_batch_questions_sum{kind="answer"}'
     post(served, "/answer", {"question": QUESTION})
-    before = metric(count), metric(total)
+    before = metric(served, count), metric(served, total)
 
     async def everybody() -> list[httpx.Response]:
         async with httpx.AsyncClient(timeout=30) as client:
@@ -129,8 +127,8 @@ def test_questions_of_many_clients_share_batches(served) -> None:
 
     responses = asyncio.run(everybody())
     assert [r.json()["question"] for r in responses] == [f"what of {t}?" for t in TOWNS * 4]
-    assert metric(total) - before[1] == 4 * len(TOWNS)
-    assert metric(count) - before[0] < 2 * len(TOWNS)
+    assert metric(served, total) - before[1] == 4 * len(TOWNS)
+    assert metric(served, count) - before[0] < 2 * len(TOWNS)
 
 
 def test_a_client_object_answers_as_the_command_line_does(served, capsys, monkeypatch) -> None:
@@ -252,7 +250,7 @@ class Gate:
 
 
 def test_a_full_queue_is_429_with_a_time_and_the_client_comes_back(tiny_kb, qa_model, monkeypatch) -> None:
-    with running(tiny_kb.folder, qa_model, replace(CONFIG, queue=3, batch=1)) as served:
+    with running(tiny_kb.folder, qa_model, replace(CONFIG, queue=3, questions=3, batch=1)) as served:
         gate = Gate(served, monkeypatch)
         answers: list[int] = []
         ask = lambda: answers.append(post(served, "/answer", {"question": "a"}).status_code)  # noqa: E731
@@ -284,6 +282,74 @@ def test_no_answer_in_time_is_503_and_leaves_no_work_behind(tiny_kb, qa_model, m
         assert post(served, "/answer", {"question": "d"}).status_code == 200
 
 
+def metric(served: Served, name: str) -> float:
+    text = httpx.get(served.url + "/metrics").text
+    return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)[1])
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
+def test_what_a_client_asked_that_has_gone_is_not_answered(tiny_kb, qa_model, monkeypatch, accept) -> None:
+    with running(tiny_kb.folder, qa_model, replace(CONFIG, batch=1)) as served:
+        gate = Gate(served, monkeypatch)
+        address = urllib.parse.urlsplit(served.url)
+        body = json.dumps({"questions": ["a"] * 50}).encode()
+        with socket.create_connection((address.hostname, address.port)) as client:
+            head = f"Host: localhost\r\nContent-Type: application/json\r\nAccept: {accept}"
+            client.sendall(
+                f"POST /answer HTTP/1.1\r\n{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+            )
+            assert gate.entered.wait(10)
+        wait_for(lambda: served.client().health()["queue"] == 0)
+        gate.open.set()
+        assert served.client().answer("d").question == "d"
+        assert metric(served, 'realm_batch_questions_sum{kind="answer"}') == 2
+
+
+def test_questions_that_nobody_waits_for_leave_their_places(tiny_kb, qa_model, monkeypatch) -> None:
+    with running(
+        tiny_kb.folder, qa_model, replace(CONFIG, seconds=0.5, queue=3, questions=3, batch=1)
+    ) as served:
+        gate = Gate(served, monkeypatch)
+        assert_problem(post(served, "/answer", {"questions": ["a", "b", "c"]}), 503, "time limit")
+        threading.Timer(0.2, gate.open.set).start()
+        assert len(post(served, "/answer", {"questions": ["d", "e", "f"]}).json()["results"]) == 3
+
+
+def test_an_error_amid_a_stream_is_its_last_line(served, monkeypatch) -> None:
+    answer = Answerer.answer_batch
+
+    def broken(self: Any, questions: Any, *more: Any) -> Any:
+        if "break" in questions:
+            raise ZeroDivisionError("secret of the house")
+        return answer(self, questions, *more)
+
+    questions = ["a"] * CONFIG.batch + ["break", "b", "c"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Answerer, "answer_batch", broken)
+        response = post(
+            served, "/answer", {"questions": questions}, headers={"Accept": "application/x-ndjson"}
+        )
+        with pytest.raises(ServerError, match="in its log") as error:
+            list(served.client().answer_many(questions))
+    lines = [json.loads(line) for line in response.iter_lines()]
+    assert [one.get("question") for one in lines] == ["a"] * CONFIG.batch + [None]
+    assert lines[-1]["error"]["status"] == error.value.status == 500 and "secret" not in response.text
+
+
+def test_a_stream_waits_no_longer_than_a_request_may_for_words(own_kb, qa_model, monkeypatch) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(LivingKnowledge, "read_words", lambda self: gate.wait(20))
+    with running(own_kb.folder, qa_model, replace(CONFIG, seconds=0.5, queue=8, questions=8)) as served:
+        body, lines = {"questions": ["a"] * 5, "method": "bm25"}, {"Accept": "application/x-ndjson"}
+        first = threading.Thread(target=post, args=(served, "/answer", body))
+        first.start()
+        wait_for(lambda: served.client().health()["queue"] == 5)
+        assert_problem(post(served, "/answer", body, headers=lines), 429, "try again")
+        first.join()
+        assert_problem(post(served, "/answer", body, headers=lines), 503, "time limit")
+        gate.set()
+
+
 def test_a_bug_is_a_500_without_its_insides_and_the_next_question_is_answered(served, monkeypatch) -> None:
     def broken(*args: Any) -> Any:
         raise ZeroDivisionError("secret of the house")
@@ -301,6 +367,18 @@ def test_on_loopback_only_its_own_names_are_answered(served) -> None:
         assert_problem(httpx.get(served.url + "/health", headers={"Host": host}), 421, "not '")
     for host in ("localhost", "LOCALHOST:1", "[::1]:8000", "127.0.0.1:9"):
         assert httpx.get(served.url + "/health", headers={"Host": host}).status_code == 200
+
+
+def test_head_says_what_get_would_without_the_body(served) -> None:
+    for path in ("/", "/style.css", "/health", "/documents/d3", "/documents/d99"):
+        told, got = httpx.head(served.url + path), httpx.get(served.url + path)
+        assert (told.status_code, told.content) == (got.status_code, b"")
+        assert told.headers["content-type"] == got.headers["content-type"]
+
+
+def test_a_page_of_another_version_is_not_kept(served) -> None:
+    for path in ("/", "/main.js", "/health"):
+        assert httpx.get(served.url + path).headers["cache-control"] == "no-cache"
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/nothing", "/openapi.json", "/app.js"])
@@ -539,3 +617,21 @@ def test_a_run_is_followed_line_by_line_while_it_grows(tiny_kb, qa_model, tmp_pa
         assert get(f"/runs/realm?after={second['next']}")["rows"] == [{"step": 1, "loss": 9.0}]
         assert httpx.get(served.url + "/runs/%2e%2e").status_code == 404
         assert_problem(httpx.get(served.url + "/runs/absent"), 404, "no run is called 'absent'")
+
+
+def test_a_run_that_went_wrong_or_ended_just_now_is_shown_as_far_as_it_is(
+    tiny_kb, qa_model, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "realm").mkdir()
+    metrics = tmp_path / "realm" / "metrics.jsonl"
+    metrics.write_text('{"step": 1, "loss": NaN, "grad": -Infinity}\n')
+    with running(tiny_kb.folder, qa_model, runs=tmp_path) as served:
+        assert httpx.get(served.url + "/runs/realm").json()["rows"] == [
+            {"step": 1, "loss": None, "grad": None}
+        ]
+        found = app.runs(tmp_path)
+        monkeypatch.setattr(app, "runs", lambda folder: found)
+        metrics.unlink()  # as when a run's working folder goes between two looks
+        assert_problem(httpx.get(served.url + "/runs/realm"), 404, "'realm' has just ended")
+        monkeypatch.undo()
+        assert app.runs(tmp_path) == []

@@ -64,6 +64,7 @@ def test_the_command_serves_until_it_is_told_to_stop(tiny_kb, qa_model) -> None:
         (["--runs", "absent"], None, "--runs absent is no folder"),
         (["--set", "batch=0"], None, "batch is 0: it must be 1 or more"),
         (["--set", "read=30"], None, "read is 30, more than most_read, 20"),
+        (["--set", "queue=9"], None, "questions is 256, more than queue, 9"),
         (["--set", "seconds=0"], None, "seconds is 0.0: it must be above 0"),
         (["--host", "no.such.host.invalid"], None, "cannot listen on no.such.host.invalid"),
         (["--port", "0"], None, "absent is no knowledge base"),
@@ -184,3 +185,7 @@ def test_on_loopback_a_server_has_its_own_names_elsewhere_any() -> None:
         and own_hosts("10.0.0.1", ()) is None
         and own_hosts("box", ()) is None
     )
+
+
+def test_elsewhere_a_server_that_is_told_its_names_answers_to_no_others() -> None:
+    assert own_hosts("0.0.0.0", ("a.example",)) == {"localhost", "127.0.0.1", "::1", "0.0.0.0", "a.example"}
