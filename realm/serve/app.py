@@ -73,8 +73,10 @@ def create_app(
     )
     install(app)
     _add_questions(app, desk)
-    _add_knowledge(app, desk, token)
-    _add_watching(app, desk, token is not None, runs_folder)
+    _add_knowledge(app, knowledge)
+    _add_changes(app, desk, token)
+    _add_watching(app, desk, token is not None, runs_folder is not None)
+    _add_runs(app, runs_folder)
     app.mount("/", StaticFiles(directory=PAGE, html=True))
     return Edge(app, config.body_bytes, config.seconds, hosts, desk.metrics.request)
 
@@ -160,22 +162,8 @@ async def _stream(
             future.cancel()
 
 
-def _add_knowledge(app: FastAPI, desk: Desk, token: str | None) -> None:
-    """Passages and documents: looking at them, adding, deleting."""
-    knowledge = desk.knowledge
-    bearer = HTTPBearer(auto_error=False)
-
-    def writer(shown: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
-        if token is None:
-            raise HTTPException(403, "this server only reads: start it with --writable")
-        if shown is None or not hmac.compare_digest(shown.credentials.encode(), token.encode()):
-            raise HTTPException(
-                401,
-                "writing needs the server's token: Authorization: Bearer TOKEN",
-                {"WWW-Authenticate": "Bearer"},
-            )
-
-    only_writers, refused = [Depends(writer)], documented(401, 403, 404, 409, 429, 503)
+def _add_knowledge(app: FastAPI, knowledge: LivingKnowledge) -> None:
+    """Passages, documents and versions, to look at."""
 
     @app.get("/passages/{id}", response_model=wire.WholePassageOut, responses=documented(404))
     async def passage(id: str) -> Response:
@@ -208,6 +196,33 @@ def _add_knowledge(app: FastAPI, desk: Desk, token: str | None) -> None:
         ids = [one.id for one in passages]
         return JSONResponse({"id": id, "title": passages[0].title, "passages": ids, "text": text})
 
+    @app.get("/versions", response_model=wire.VersionsOut)
+    async def versions() -> Response:
+        """Versions of the passages and of their index on disk, and those in use."""
+        rows = {
+            name: [{"version": number, "created": created} for number, created in found]
+            for name, found in (await asyncio.to_thread(knowledge.versions)).items()
+        }
+        return JSONResponse(rows | {"in_use": wire.index_out(knowledge.current)})
+
+
+def _add_changes(app: FastAPI, desk: Desk, token: str | None) -> None:
+    """Adding and deleting documents, for those who have the token."""
+    knowledge = desk.knowledge
+    bearer = HTTPBearer(auto_error=False)
+
+    def writer(shown: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
+        if token is None:
+            raise HTTPException(403, "this server only reads: start it with --writable")
+        if shown is None or not hmac.compare_digest(shown.credentials.encode(), token.encode()):
+            raise HTTPException(
+                401,
+                "writing needs the server's token: Authorization: Bearer TOKEN",
+                {"WWW-Authenticate": "Bearer"},
+            )
+
+    only_writers, refused = [Depends(writer)], documented(401, 403, 404, 409, 429, 503)
+
     @app.post("/documents", response_model=wire.AddedOut, dependencies=only_writers, responses=refused)
     async def add(body: wire.DocumentsRequest) -> Response:
         """Adds or replaces documents, all or none; when this returns they are searchable, and on disk."""
@@ -228,18 +243,9 @@ def _add_knowledge(app: FastAPI, desk: Desk, token: str | None) -> None:
         desk.metrics.documents.labels("deleted").inc()
         return JSONResponse({"passages_removed": gone, "index": wire.index_out(knowledge.current)})
 
-    @app.get("/versions", response_model=wire.VersionsOut)
-    async def versions() -> Response:
-        """Versions of the passages and of their index on disk, and those in use."""
-        rows = {
-            name: [{"version": number, "created": created} for number, created in found]
-            for name, found in (await asyncio.to_thread(knowledge.versions)).items()
-        }
-        return JSONResponse(rows | {"in_use": wire.index_out(knowledge.current)})
 
-
-def _add_watching(app: FastAPI, desk: Desk, writable: bool, runs_folder: Path | None) -> None:
-    """How the server is, what it counts, and the training runs that it shows."""
+def _add_watching(app: FastAPI, desk: Desk, writable: bool, shows_runs: bool) -> None:
+    """How the server is, and what it counts."""
     config, knowledge = desk.config, desk.knowledge
 
     @app.get("/health", response_model=wire.HealthOut)
@@ -258,7 +264,7 @@ def _add_watching(app: FastAPI, desk: Desk, writable: bool, runs_folder: Path | 
                 "index": wire.index_out(snapshot),
                 "queue": desk.waiting,
                 "writable": writable,
-                "runs": runs_folder is not None,
+                "runs": shows_runs,
                 "limits": {
                     name: getattr(config, name)
                     for name in (
@@ -280,10 +286,14 @@ def _add_watching(app: FastAPI, desk: Desk, writable: bool, runs_folder: Path | 
         desk.metrics.queue.set(desk.waiting)
         return Response(generate_latest(desk.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
+
+def _add_runs(app: FastAPI, folder: Path | None) -> None:
+    """The training runs of a folder, if any is shown."""
+
     def shown_runs() -> list[Run]:
-        if runs_folder is None:
+        if folder is None:
             raise HTTPException(404, "no training runs are shown: start the server with --runs FOLDER")
-        return runs(runs_folder)
+        return runs(folder)
 
     @app.get("/runs", response_model=wire.RunsOut, responses=documented(404))
     async def list_runs() -> Response:
