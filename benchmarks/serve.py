@@ -1,11 +1,12 @@
 """How many questions `realm serve` answers a second, and how fast, from few and from many clients.
 
-    python benchmarks/serve.py --kb demo/kb --model demo/models/qa
-    python benchmarks/serve.py --kb demo/kb --model demo/models/qa --writes 20    # documents come and go meanwhile
+    PYTHONPATH=. python benchmarks/serve.py --kb demo/kb --model demo/models/qa
+    PYTHONPATH=. python benchmarks/serve.py --kb demo/kb --model demo/models/qa --writes 20    # while documents come and go
 
 The server is a process of its own on loopback, on a copy of the knowledge base. Each client asks its next question when it
 has the answer to the last one. Beside it stand the pipeline asked one question at a time in this process, and a server that
-batches nothing. Prints a table, and one JSON object as the last line.
+batches nothing. `lost` counts documents that are not as the server said when it was written to. Prints a table, and one JSON
+object as the last line.
 """
 
 import argparse
@@ -16,15 +17,12 @@ import platform
 import re
 import secrets
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +32,7 @@ import numpy as np
 
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.serve.client import Client
+from tests.serve.process import serving
 
 
 def main() -> None:
@@ -61,11 +60,13 @@ def main() -> None:
                     rows.append(
                         through_server(str(kb), args.model, questions, clients, args.seconds, batch, writes)
                     )
-    print(f"{'':<34}{'questions/s':>12}{'p50 ms':>9}{'p95 ms':>9}{'p99 ms':>9}{'batch':>7}{'errors':>8}")
+    print(
+        f"{'':<34}{'questions/s':>12}{'p50 ms':>9}{'p95 ms':>9}{'p99 ms':>9}{'batch':>7}{'errors':>8}{'lost':>6}"
+    )
     for row in rows:
         print(
             f"{row['what']:<34}{row['per_second']:>12.1f}{row['p50']:>9.0f}{row['p95']:>9.0f}{row['p99']:>9.0f}"
-            f"{row['batch']:>7.1f}{row['errors']:>8}"
+            f"{row['batch']:>7.1f}{row['errors']:>8}{row.get('lost', 0):>6}"
         )
     machine = {"cores": os.cpu_count(), "machine": platform.machine(), "load": os.getloadavg()[0]}
     print(json.dumps({"benchmark": "serve", "rows": rows, **machine}))
@@ -96,7 +97,7 @@ def through_server(
 ) -> dict[str, Any]:
     """Clients that ask, and one that writes if there is to be writing; what it was told is there must be there."""
     token = secrets.token_hex(16)
-    with server(kb, model, token, batch) as url:
+    with serving(kb, model, "--writable", "--set", f"batch={batch}", REALM_TOKEN=token) as (url, _):
         Client(url).answer(questions[0])
         before = batches(url)
         took, errors, lasted, written = asyncio.run(load(url, token, questions, clients, seconds, writes))
@@ -114,13 +115,13 @@ async def load(
     """Seconds that each answer took, failures, seconds in all, and which documents should be there."""
     took: list[float] = []
     errors = 0
-    end = time.perf_counter() + seconds
+    began = time.perf_counter()
 
     async def ask(number: int) -> None:
         nonlocal errors
         connection = await Connection.open(url)
         place = number
-        while time.perf_counter() < end:
+        while time.perf_counter() < began + seconds or not writing.done():
             since = time.perf_counter()
             question = questions[place % len(questions)]
             status, body = await connection.post("/answer", {"question": question})
@@ -134,17 +135,19 @@ async def load(
     def write() -> dict[str, bool]:
         client, documents = Client(url, token), {}
         for number in range(writes):
-            id = f"benchmark {number}"
-            client.add([{"id": id, "title": id, "text": f"Document {number} came while others were asking."}])
+            id = f"benchmark {clients}-{number}"
+            client.add(
+                [{"id": id, "title": id, "text": f"Document {number} came while {clients} were asking."}]
+            )
             documents[id] = True
             if number % 2:
                 client.delete(id)
                 documents[id] = False
         return documents
 
-    began = time.perf_counter()
-    *_, written = await asyncio.gather(*(ask(n) for n in range(clients)), asyncio.to_thread(write))
-    return took, errors, time.perf_counter() - began, written
+    writing = asyncio.create_task(asyncio.to_thread(write))
+    await asyncio.gather(*(ask(n) for n in range(clients)))
+    return took, errors, time.perf_counter() - began, await writing
 
 
 class Connection:
@@ -170,41 +173,6 @@ class Connection:
         self._writer.close()
 
 
-@contextmanager
-def server(kb: str, model: str, token: str, batch: int) -> Iterator[str]:
-    """A `realm serve` of its own, on a free port."""
-    command = [
-        sys.executable,
-        "-m",
-        "realm",
-        "serve",
-        "--kb",
-        kb,
-        "--model",
-        model,
-        "--port",
-        "0",
-        "--writable",
-    ]
-    process = subprocess.Popen(
-        [*command, "--set", f"batch={batch}"],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"REALM_TOKEN": token},
-    )
-    assert process.stderr is not None
-    try:
-        for line in process.stderr:
-            if found := re.search(r"http://\S+", line):
-                yield found[0].rstrip("/")
-                break
-        else:
-            raise SystemExit("the server did not start")
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
 def batches(url: str) -> tuple[float, float]:
     """Batches so far, and the questions in them."""
     text = urllib.request.urlopen(f"{url}/metrics").read().decode()
@@ -226,6 +194,8 @@ def exists(url: str, document: str) -> bool:
 
 def row(what: str, took: Sequence[float], lasted: float, batch: float, errors: int) -> dict[str, Any]:
     """A line of the table."""
+    if not took:
+        raise SystemExit(f"{what}: none of {errors} requests was answered")
     p50, p95, p99 = (1000 * np.percentile(took, [50, 95, 99])).round(1).tolist()
     return {
         "what": what,

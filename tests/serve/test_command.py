@@ -1,11 +1,8 @@
 """`realm serve` as a process, and its bad input in one line."""
 
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,39 +14,23 @@ from realm import cli
 from realm.config import InputError
 from realm.serve.client import Client, ServerError
 from realm.serve.edge import own_hosts
+from tests.serve.process import serving
 
 TOKEN = "sixteen-characters"
 
 
 def test_the_command_serves_until_it_is_told_to_stop(tiny_kb, qa_model) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "realm",
-        "serve",
-        "--kb",
-        tiny_kb.folder,
-        "--model",
-        qa_model,
-        "--port",
-        "0",
-    ]
-    with subprocess.Popen(
-        [*command, "--set", "device=cpu"],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    ) as process:
-        assert process.stderr is not None
-        try:
-            url = re.fullmatch(r"serving .* on (http://127\.0\.0\.1:\d+)/\n", process.stderr.readline())[1]
-            assert Client(url).answer("who built a tower in Arden?").answers
-            assert httpx.get(url).headers["content-type"].startswith("text/html")
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(30) in (0, -signal.SIGTERM)
-            assert process.stderr.read() == ""
-        finally:
-            process.kill()
+    with serving(tiny_kb.folder, qa_model, "--set", "device=cpu", OMP_NUM_THREADS="1") as (url, process):
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+", url)
+        assert Client(url).answer("who built a tower in Arden?").answers
+        assert httpx.get(url).headers["content-type"].startswith("text/html")
+        questions = [f"who built tower {n}?" for n in range(200)]
+        answers = Client(url).answer_many(questions)
+        first = next(answers)
+        process.send_signal(signal.SIGTERM)  # what was asked before is answered
+        assert [one.question for one in (first, *answers)] == questions
+        assert process.wait(30) in (0, -signal.SIGTERM)
+        assert process.stderr is not None and process.stderr.read() == ""
 
 
 @pytest.mark.parametrize(
