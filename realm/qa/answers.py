@@ -31,7 +31,10 @@ class Evidence(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A span of a passage: `evidence.passage.text[start:end]`; `probability` is over all spans of all passages read."""
+    """A span of a passage: `evidence.passage.text[start:end]`; `probability` is over all spans of all passages read.
+
+    `score` is the span's and its passage's retrieval score together.
+    """
 
     text: str
     score: float
@@ -41,8 +44,16 @@ class Answer(NamedTuple):
     evidence: Evidence
 
     def to_json(self) -> dict[str, Any]:
-        values = self._asdict()
-        return {k: v for k, v in values.items() if k != "evidence"} | {"passage": self.evidence.to_json()}
+        return self.span_json() | {"passage": self.evidence.to_json()}
+
+    def span_json(self) -> dict[str, Any]:
+        """Without the passage."""
+        return {name: value for name, value in self._asdict().items() if name != "evidence"}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any], evidence: Evidence) -> Self:
+        """From either of the two."""
+        return cls(row["text"], row["score"], row["probability"], row["start"], row["end"], evidence)
 
 
 class Answers(NamedTuple):
@@ -55,6 +66,8 @@ class Answers(NamedTuple):
     ms: dict[str, float]
     read: list[Evidence]
     """All passages that were read, best first; not in the JSON."""
+    spans: list[Answer | None]
+    """The best span of each of them, if it has any; not in the JSON."""
     null_probability: float | None
     """p(z|x) of the null passage, had it been one of them: how little the model expects of what it found. Not in the JSON."""
 
@@ -69,18 +82,13 @@ class Answers(NamedTuple):
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Self:
         """The inverse of `to_json`."""
-        answers = [
-            Answer(
-                a["text"],
-                a["score"],
-                a["probability"],
-                a["start"],
-                a["end"],
-                Evidence.from_json(a["passage"]),
-            )
-            for a in row["answers"]
+        answers = [Answer.from_json(one, Evidence.from_json(one["passage"])) for one in row["answers"]]
+        passages = row.get("passages", [])
+        read = [Evidence.from_json(one) for one in passages]
+        spans = [
+            Answer.from_json(one["span"], evidence) if one["span"] else None
+            for one, evidence in zip(passages, read, strict=True)
         ]
-        read = [Evidence.from_json(one) for one in row.get("passages", [])]
         index = row["index"]
         return cls(
             row["question"],
@@ -89,6 +97,7 @@ class Answers(NamedTuple):
             index["step"],
             dict(row["ms"]),
             read,
+            spans,
             row.get("null_probability"),
         )
 

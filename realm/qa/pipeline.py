@@ -102,8 +102,8 @@ class Answerer:
         clock.lap("read")
         version = self.version
         return [
-            Answers(question, answers, version.number, version.step, clock.ms, passages, null)
-            for question, (answers, passages, null) in zip(questions, found, strict=True)
+            Answers(question, answers, version.number, version.step, clock.ms, passages, spans, null)
+            for question, (answers, passages, spans, null) in zip(questions, found, strict=True)
         ]
 
     def tokenized(self, questions: Sequence[str]) -> list[list[int]]:
@@ -136,8 +136,8 @@ class Answerer:
 
     def _read(
         self, ids: Sequence[Sequence[int]], query_BD: Tensor, number_BK: np.ndarray
-    ) -> list[tuple[list[Answer], list[Evidence], float]]:
-        """Per question the best different spans, the passages they were looked for in, and p(null|x)."""
+    ) -> list[tuple[list[Answer], list[Evidence], list[Answer | None], float]]:
+        """Per question the best different spans, the passages they were looked for in, each one's best, and p(null|x)."""
         index = self.version.index
         numbers = [row[row >= 0] for row in number_BK]
         owner_R = np.repeat(np.arange(len(numbers)), [len(row) for row in numbers])
@@ -156,7 +156,8 @@ class Answerer:
                     zip(passages[part], score_K.softmax(dim=0).tolist(), strict=True), start=1
                 )
             ]
-            found.append((self._best(spans[part], score_K, evidence), evidence, float(null)))
+            best, of_each = self._best(spans[part], score_K, evidence)
+            found.append((best, evidence, of_each, float(null)))
         return found
 
     def _spans(self, questions: Sequence[Sequence[int]], texts: Sequence[str]) -> list[PassageSpans]:
@@ -184,20 +185,20 @@ class Answerer:
 
     def _best(
         self, spans: Sequence[PassageSpans], score_K: Tensor, evidence: Sequence[Evidence]
-    ) -> list[Answer]:
-        """The best different spans of one question's passages; none without passages."""
+    ) -> tuple[list[Answer], list[Answer | None]]:
+        """The best different spans of one question's passages, and the best one of each passage, if it has any."""
         if not evidence:
-            return []
+            return [], []
         joint_F = torch.cat(
             [(one.score_WT + score).flatten() for one, score in zip(spans, score_K, strict=True)]
         )
         ends = np.cumsum([one.score_WT.numel() for one in spans])
         probability_F = joint_F.softmax(dim=0)
-        answers: dict[str, Answer] = {}
-        for place in joint_F.argsort(descending=True, stable=True).tolist():
+
+        def span(place: int) -> Answer | None:
             score = float(joint_F[place])
-            if score == -torch.inf or len(answers) == self.config.answers:
-                break
+            if score == -torch.inf:
+                return None
             k = int(np.searchsorted(ends, place, side="right"))
             score_WT, reading, row = spans[k]
             width, first = divmod(place - int(ends[k]) + score_WT.numel(), score_WT.shape[1])
@@ -206,9 +207,19 @@ class Answerer:
             if self.config.peer_compat:
                 ids = reading.tokens.ids_BT[row, first : first + width + 1].tolist()
                 text = self.model.tokenizer.as_published().decode(ids, skip_special_tokens=False)
-            answer = Answer(text, score, float(probability_F[place]), start, end, evidence[k])
-            answers.setdefault(normalise_answer(text), answer)
-        return list(answers.values())
+            return Answer(text, score, float(probability_F[place]), start, end, evidence[k])
+
+        answers: dict[str, Answer] = {}
+        for place in joint_F.argsort(descending=True, stable=True).tolist():
+            answer = span(place)
+            if answer is None or len(answers) == self.config.answers:
+                break
+            answers.setdefault(normalise_answer(answer.text), answer)
+        of_each = [
+            span(int(end - one.score_WT.numel() + one.score_WT.argmax()))
+            for one, end in zip(spans, ends, strict=True)
+        ]
+        return list(answers.values()), of_each
 
 
 class Retriever:

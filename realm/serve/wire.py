@@ -101,15 +101,26 @@ class PassageOut(BaseModel):
     probability: float
 
 
-class AnswerOut(BaseModel):
-    """A span of a passage: `passage.text[start:end] == text`, counted in Unicode characters."""
+class SpanOut(BaseModel):
+    """A span of a passage: its `text[start:end]`, counted in Unicode characters."""
 
     text: str
     score: float
     probability: float
     start: int
     end: int
+
+
+class AnswerOut(SpanOut):
+    """A span and its passage: `passage.text[start:end] == text`."""
+
     passage: PassageOut
+
+
+class ReadPassageOut(PassageOut):
+    """A passage and the best span in it, if it has any."""
+
+    span: SpanOut | None
 
 
 class AnswersOut(BaseModel):
@@ -119,7 +130,7 @@ class AnswersOut(BaseModel):
     answers: list[AnswerOut]
     index: IndexOut
     ms: dict[str, float]
-    passages: list[PassageOut]
+    passages: list[ReadPassageOut]
     null_probability: float
 
 
@@ -300,7 +311,10 @@ def answers_out(answers: Answers, snapshot: Snapshot, waited_ms: float) -> dict[
     return row | {
         "index": index_out(snapshot),
         "ms": {"queue": round(waited_ms, 2)} | row["ms"],
-        "passages": [one.to_json() for one in answers.read],
+        "passages": [
+            one.to_json() | {"span": span and span.span_json()}
+            for one, span in zip(answers.read, answers.spans, strict=True)
+        ],
         "null_probability": answers.null_probability,
     }
 

@@ -59,6 +59,12 @@ def test_the_server_says_what_the_pipeline_says(served, method) -> None:
         assert mine["score"] == pytest.approx(theirs["score"], rel=1e-4)
         assert mine["passage"]["text"][mine["start"] : mine["end"]] == mine["text"]
     assert [p["id"] for p in said["passages"]] == [e.passage.id for e in expected.read]
+    best = max(said["passages"], key=lambda passage: passage["span"]["score"])
+    assert best["id"] == said["answers"][0]["passage"]["id"]
+    assert best["span"] == {name: said["answers"][0][name] for name in best["span"]}
+    for passage in said["passages"]:
+        span = passage["span"]
+        assert passage["text"][span["start"] : span["end"]] == span["text"]
     assert said["null_probability"] == pytest.approx(expected.null_probability, rel=1e-4)
     assert said["index"]["version"] == 1 and said["index"]["step"] == 3 and said["index"]["created"]
     assert said["ms"].keys() == {"queue", "embed", "search", "read"}

@@ -133,6 +133,10 @@ def test_ask_shows_the_servers_answer_and_the_passages_it_was_read_from(visit, s
         assert cards.nth(place).locator(".text").inner_text() == evidence.passage.text
         assert cards.nth(place).locator("h3").inner_text() == evidence.passage.title
         assert cards.nth(place).locator("a").get_attribute("href") == f"#passage/{evidence.passage.id}"
+        span = said.spans[place]
+        if evidence.passage.id != said.answers[0].evidence.passage.id:
+            assert cards.nth(place).locator("mark").inner_text() == span.text
+            assert f"span score {span.score:.2f}" in cards.nth(place).locator(".score").inner_text()
         shown = cards.nth(place).locator(".prior b").inner_text()
         assert float(shown.strip("<%")) == pytest.approx(100 * evidence.probability, abs=0.51)
     chosen = page.locator(".card.chosen")
@@ -212,6 +216,39 @@ def test_a_passage_has_a_page_with_its_neighbours(visit, site) -> None:
     page.get_by_role("link", name="Next passage").click()
     expect(page.locator(".passage .text")).not_to_have_text(first["text"])
     assert page.locator("h1").inner_text() == first["title"]
+
+
+def test_what_comes_late_does_not_appear_in_another_view(visit, site) -> None:
+    (first,) = Client(site.url).retrieve("Arden lies on the river", "bm25", 1)
+    page, late = visit.open("ask"), []
+    page.route("**/passages/*", lambda route: late.append(route))
+    page.evaluate(f"location.hash = '#passage/{first['id']}'")
+    while not late:
+        page.wait_for_timeout(10)
+    page.evaluate("location.hash = '#fill'")
+    page.wait_for_selector(".words")
+    with page.expect_response("**/passages/*") as response:
+        late[0].continue_()
+    response.value.finished()
+    page.wait_for_timeout(100)
+    assert page.locator(".words").count() == 1 and page.locator(".passage").count() == 0
+
+
+def test_the_answer_shown_is_that_of_the_last_question(visit) -> None:
+    page, asked = visit.open("ask"), []
+    page.route("**/answer", lambda route: asked.append(route))
+    page.get_by_label("Question").fill(QUESTION)
+    page.get_by_role("button", name="Ask").click()
+    page.get_by_label("Read").select_option("3")  # asks again while the first is not answered
+    while len(asked) < 2:
+        page.wait_for_timeout(10)
+    asked[1].continue_()
+    expect(page.locator(".card")).to_have_count(3)
+    with page.expect_response("**/answer") as response:
+        asked[0].continue_()
+    response.value.finished()
+    page.wait_for_timeout(100)
+    assert page.locator(".card").count() == 3
 
 
 def test_curves_grow_while_the_run_trains(visit, runs) -> None:

@@ -19,7 +19,7 @@ export function askView(main, health) {
     placeholder: "Who wrote The Tempest?", enterkeyhint: "go",
   });
   const out = last.out ?? el("section", { class: "results", "aria-live": "polite", "aria-label": "Answers" });
-  const methods = choice("Passages", "method", [...METHODS, ["compare", "Compare"]], last.method, again);
+  const methods = choice("Rank by", "method", [...METHODS, ["compare", "Compare"]], last.method, again);
   const read = el("select", { onchange: again }, [3, 5, 10, 20].filter((n) => n <= health.limits.most_read).map((n) => el("option", { value: n, selected: n === last.read }, String(n))));
   const form = el(
     "form",
@@ -29,8 +29,9 @@ export function askView(main, health) {
     el("div", { class: "line options" }, methods, field("Read", read)),
   );
   main.append(form, out);
-  if (!last.out) out.append(el("p", { class: "hint" }, "Every answer is a piece of a passage, and the passages that were read stand below it."));
+  if (!last.out) out.append(el("p", { class: "hint" }, "Every answer is a piece of a passage. The passages that were read for it stand beside it, each with its best piece marked."));
   input.focus({ preventScroll: true });
+  let turn = 0;
 
   function again() {
     if (input.value.trim()) submit();
@@ -38,20 +39,24 @@ export function askView(main, health) {
 
   async function submit(event) {
     event?.preventDefault();
+    const mine = (turn += 1);
     Object.assign(last, { question: input.value, method: form.elements.method.value, read: Number(read.value), out });
     const asked = last.method === "compare" ? METHODS.map(([m]) => m) : [last.method];
     busy(form, true);
     waiting(out, true);
     try {
       const said = await Promise.all(asked.map((method) => post("answer", { question: last.question, method, top_k: last.read })));
+      if (mine !== turn) return; // another question was faster than this answer
       out.replaceChildren(
         el("div", { class: `columns of-${said.length}` }, said.map((one, n) => column(one, asked[n], said.length > 1))),
       );
     } catch (error) {
-      out.replaceChildren(problem(error));
+      if (mine === turn) out.replaceChildren(problem(error));
     } finally {
-      busy(form, false);
-      waiting(out, false);
+      if (mine === turn) {
+        busy(form, false);
+        waiting(out, false);
+      }
     }
   }
 }
@@ -59,7 +64,7 @@ export function askView(main, health) {
 function column(said, method, named) {
   const [best] = said.answers;
   const level = named ? 3 : 2; // of the headings below the method's, or the page's
-  const cards = said.passages.map((passage) => card(passage, said.answers, `h${level + 1}`));
+  const cards = said.passages.map((passage) => card(passage, `h${level + 1}`));
   const heading = named ? el("h2", { class: "method" }, METHODS.find(([m]) => m === method)[1], el("small", {}, ` ${SAYS[method]}`)) : null;
   if (!best) return el("article", { class: "column" }, heading, el("p", { class: "answer none" }, "No passage to read."));
   const others = said.answers.slice(1).map((answer) =>
@@ -104,8 +109,7 @@ function facts(said) {
   );
 }
 
-function card(passage, answers, heading) {
-  const own = answers.filter((answer) => answer.passage.id === passage.id);
+function card(passage, heading) {
   const text = el("p", { class: "text" });
   const score = el("span", { class: "score" });
   const element = el(
@@ -122,9 +126,9 @@ function card(passage, answers, heading) {
   return { element, show };
 
   function show(chosen) {
-    const shown = chosen.passage.id === passage.id ? chosen : own[0];
+    const shown = chosen.passage.id === passage.id ? chosen : passage.span;
     element.classList.toggle("chosen", chosen.passage.id === passage.id);
     text.replaceChildren(...marked(passage.text, shown ? [[shown.start, shown.end]] : []));
-    score.replaceChildren(shown ? `span score ${shown.score.toFixed(2)} · probability ${percent(shown.probability)}` : "none of the best spans");
+    score.replaceChildren(shown ? `span score ${shown.score.toFixed(2)} · probability ${percent(shown.probability)}` : "no span");
   }
 }

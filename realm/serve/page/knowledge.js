@@ -11,12 +11,12 @@ export async function knowledgeView(main, health) {
   const form = el("form", { class: "ask", role: "search", onsubmit: search },
     el("h1", { class: "sr" }, "Knowledge"),
     el("div", { class: "line big" }, field("Search", input), el("button", { type: "submit" }, "Search")),
-    el("div", { class: "line options" }, choice("Rank", "rank", [["hybrid", "Hybrid"], ["dense", "Dense"], ["bm25", "BM25"]], last.method, () => input.value.trim() && search())),
+    el("div", { class: "line options" }, choice("Rank by", "rank", [["hybrid", "Hybrid"], ["dense", "Dense"], ["bm25", "BM25"]], last.method, () => input.value.trim() && search())),
   );
   const token = el("input", { type: "password", autocomplete: "off", value: sessionStorage.getItem(TOKEN) ?? "", onchange: () => sessionStorage.setItem(TOKEN, token.value) });
   const said = el("div", { role: "status", class: "said" });
   const watched = el("ol", { class: "watched" });
-  const question = el("input", { type: "text", autocomplete: "off", maxlength: 2000, value: last.watched, placeholder: "A question to ask again after every change" });
+  const question = el("input", { type: "text", autocomplete: "off", maxlength: 2000, value: last.watched, placeholder: "Asked again after each change" });
   const versions = el("div", { class: "versions" });
   const side = el("aside", { class: "side", "aria-label": "Change the knowledge" },
     health.answers ? el("form", { class: "panel", onsubmit: watch }, el("h2", {}, "Watch an answer"), field("Question", question), el("button", { type: "submit", class: "quiet" }, "Ask now"), watched) : null,
@@ -24,6 +24,7 @@ export async function knowledgeView(main, health) {
     el("div", { class: "panel" }, el("h2", {}, "Versions"), versions),
   );
   main.append(el("div", { class: "split" }, el("div", {}, form, found), side));
+  let turn = 0;
   drawWatched();
   await drawVersions();
   if (last.search) await search();
@@ -82,15 +83,16 @@ export async function knowledgeView(main, health) {
 
   async function search(event) {
     event?.preventDefault();
+    const mine = (turn += 1);
     Object.assign(last, { search: input.value, method: form.elements.rank.value });
     busy(form, true);
     try {
       const hits = await post("retrieve", { question: last.search, method: last.method, top_k: 10 });
-      found.replaceChildren(el("h2", { class: "sr" }, "Passages found"), hits.passages.length ? el("ol", { class: "cards" }, hits.passages.map(hit)) : el("p", { class: "hint" }, "Nothing found."));
+      if (mine === turn) found.replaceChildren(el("h2", { class: "sr" }, "Passages found"), hits.passages.length ? el("ol", { class: "cards" }, hits.passages.map(hit)) : el("p", { class: "hint" }, "Nothing found."));
     } catch (error) {
-      found.replaceChildren(problem(error));
+      if (mine === turn) found.replaceChildren(problem(error));
     } finally {
-      busy(form, false);
+      if (mine === turn) busy(form, false);
     }
   }
 

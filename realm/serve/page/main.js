@@ -10,6 +10,7 @@ const VIEWS = { ask: askView, fill: fillView, knowledge: knowledgeView, training
 const main = document.getElementById("main");
 const links = [...document.querySelectorAll("nav a")];
 let leave = null;
+let turn = 0;
 
 export const server = { health: null };
 
@@ -17,6 +18,7 @@ async function show() {
   const [name, ...rest] = location.hash.slice(1).split("/");
   const view = VIEWS[name] ?? askView;
   const shown = VIEWS[name] ? name : "ask";
+  const mine = (turn += 1);
   leave?.();
   leave = null;
   for (const link of links) {
@@ -25,13 +27,16 @@ async function show() {
     else link.removeAttribute("aria-current");
   }
   document.title = `${shown[0].toUpperCase()}${shown.slice(1)} · realm`;
-  main.replaceChildren();
+  const place = el("div"); // its own: what comes late for a view that was left is seen by nobody
+  main.replaceChildren(place);
   try {
     server.health ??= await get("health");
-    if (location.hash.slice(1).split("/")[0] !== name) return; // a second click was faster
-    leave = (await view(main, server.health, rest.map(decodeURIComponent))) ?? null;
+    if (mine !== turn) return; // a second click was faster
+    const end = (await view(place, server.health, rest.map(decodeURIComponent))) ?? null;
+    if (mine === turn) leave = end;
+    else end?.();
   } catch (error) {
-    main.replaceChildren(problem(error));
+    place.replaceChildren(problem(error));
   }
 }
 
