@@ -316,9 +316,9 @@ def test_questions_that_nobody_waits_for_leave_their_places(tiny_kb, qa_model, m
         tiny_kb.folder, qa_model, replace(CONFIG, seconds=0.5, queue=3, questions=3, batch=1)
     ) as served:
         gate = Gate(served, monkeypatch)
-        assert_problem(post(served, "/answer", {"questions": ["a", "b", "c"]}), 503, "time limit")
-        threading.Timer(0.2, gate.open.set).start()
-        assert len(post(served, "/answer", {"questions": ["d", "e", "f"]}).json()["results"]) == 3
+        for _ in range(3):  # taken in each time, and given up; a place that was kept would make it 429
+            assert_problem(post(served, "/answer", {"questions": ["a", "b", "c"]}), 503, "time limit")
+        gate.open.set()
 
 
 def test_an_error_amid_a_stream_is_its_last_line(served, monkeypatch) -> None:
