@@ -342,18 +342,31 @@ def test_an_error_amid_a_stream_is_its_last_line(served, monkeypatch) -> None:
     assert lines[-1]["error"]["status"] == error.value.status == 500 and "secret" not in response.text
 
 
-def test_a_stream_waits_no_longer_than_a_request_may_for_words(own_kb, qa_model, monkeypatch) -> None:
+NEEDS_WORDS = {"questions": ["a"] * 5, "method": "bm25"}
+AS_LINES = {"Accept": "application/x-ndjson"}
+
+
+def test_a_stream_waits_no_longer_than_a_request_may_for_words(tiny_kb, qa_model, monkeypatch) -> None:
     gate = threading.Event()
     monkeypatch.setattr(LivingKnowledge, "read_words", lambda self: gate.wait(20))
-    with running(own_kb.folder, qa_model, replace(CONFIG, seconds=0.5, queue=8, questions=8)) as served:
-        body, lines = {"questions": ["a"] * 5, "method": "bm25"}, {"Accept": "application/x-ndjson"}
-        first = threading.Thread(target=post, args=(served, "/answer", body))
+    with running(tiny_kb.folder, qa_model, replace(CONFIG, seconds=0.5)) as served:
+        assert_problem(post(served, "/answer", NEEDS_WORDS, headers=AS_LINES), 503, "time limit")
+        gate.set()
+
+
+def test_questions_that_wait_for_words_count_as_waiting(tiny_kb, qa_model, monkeypatch) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(LivingKnowledge, "read_words", lambda self: gate.wait(20))
+    with running(tiny_kb.folder, qa_model, replace(CONFIG, queue=8, questions=8)) as served:
+        statuses: list[int] = []
+        ask = lambda: statuses.append(post(served, "/answer", NEEDS_WORDS).status_code)  # noqa: E731
+        first = threading.Thread(target=ask)
         first.start()
         wait_for(lambda: served.client().health()["queue"] == 5)
-        assert_problem(post(served, "/answer", body, headers=lines), 429, "try again")
-        first.join()
-        assert_problem(post(served, "/answer", body, headers=lines), 503, "time limit")
+        assert_problem(post(served, "/answer", NEEDS_WORDS, headers=AS_LINES), 429, "try again")
         gate.set()
+        first.join()
+        assert statuses == [200]
 
 
 def test_a_bug_is_a_500_without_its_insides_and_the_next_question_is_answered(served, monkeypatch) -> None:
