@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 CHUNK = 1 << 17
-"""Passages scored at a time."""
+"""Passages whose scores are ranked at a time."""
+BLOCK = 1 << 12
+"""Passages that a CPU turns into float32 at a time: 2 MB at D = 128, so that they are multiplied while in its cache."""
 
 
 class Hits(NamedTuple):
@@ -65,7 +67,7 @@ class MipsIndex:
         best_score = query_BD.new_empty(len(query_BD), 0)
         best_number = torch.empty(len(query_BD), 0, dtype=torch.int64, device=query_BD.device)
         for start in range(0, len(self), CHUNK):
-            score_BN = self._score(query_BD, self._vectors_ND[start : start + CHUNK])
+            score_BN = self._scores(query_BD, self._vectors_ND[start : start + CHUNK])
             score, number = score_BN.topk(min(k, score_BN.shape[1]), dim=1)
             best_score = torch.cat([best_score, score], dim=1)
             best_number = torch.cat([best_number, number + start], dim=1)
@@ -78,14 +80,28 @@ class MipsIndex:
 
         The gradient reaches the queries; the index is constant. Costs one [B, N] matrix: for indexes up to about 100,000.
         """
-        score_BN = self._score(query_BD, self._vectors_ND)
+        score_BN = _products(query_BD, self._vectors_ND)
         rows = np.concatenate([np.full(len(numbers), row) for row, numbers in enumerate(left_out)])
         columns = np.concatenate([np.asarray(numbers) for numbers in left_out])
         out = torch.zeros_like(score_BN, dtype=torch.bool)
         out[torch.as_tensor(rows, dtype=torch.int64), torch.as_tensor(columns, dtype=torch.int64)] = True
         return score_BN.masked_fill(out, -torch.inf).logsumexp(dim=1)
 
-    def _score(self, query_BD: Tensor, vectors_ND: Tensor) -> Tensor:
-        """Inner products in float32, also where a training step runs under autocast."""
-        with torch.autocast(self.device.type, enabled=False):
-            return query_BD.float() @ vectors_ND.float().T
+    def _scores(self, query_BD: Tensor, vectors_ND: Tensor) -> Tensor:
+        """Inner products -> [B, N], without gradient."""
+        if self.device.type != "cpu" or vectors_ND.dtype == torch.float32:
+            return _products(query_BD, vectors_ND)
+        score_BN = query_BD.new_empty(len(query_BD), len(vectors_ND))
+        space_ND = query_BD.new_empty(BLOCK, vectors_ND.shape[1])
+        for start in range(0, len(vectors_ND), BLOCK):
+            block_ND = vectors_ND[start : start + BLOCK]
+            score_BN[:, start : start + BLOCK] = _products(
+                query_BD, space_ND[: len(block_ND)].copy_(block_ND)
+            )
+        return score_BN
+
+
+def _products(query_BD: Tensor, vectors_ND: Tensor) -> Tensor:
+    """Inner products in float32, also where a training step runs under autocast -> [B, N]."""
+    with torch.autocast(query_BD.device.type, enabled=False):
+        return query_BD.float() @ vectors_ND.float().T

@@ -13,9 +13,12 @@ def vectors() -> np.ndarray:
     return np.random.default_rng(0).normal(size=(50, 8)).astype(np.float16)
 
 
-@pytest.mark.parametrize("chunk", [7, 50, 1000])
-def test_search_finds_what_sorting_all_scores_finds(vectors, chunk, monkeypatch):
+@pytest.mark.parametrize(("chunk", "block"), [(7, 3), (50, 7), (50, 50), (1000, 16)])
+@pytest.mark.parametrize("bits", [16, 32])
+def test_search_finds_what_sorting_all_scores_finds(vectors, chunk, block, bits, monkeypatch):
     monkeypatch.setattr(mips, "CHUNK", chunk)
+    monkeypatch.setattr(mips, "BLOCK", block)
+    vectors = vectors.astype(f"float{bits}")
     query = np.random.default_rng(1).normal(size=(4, 8)).astype(np.float32)
     hits = MipsIndex(vectors).search(torch.from_numpy(query), 6)
     scores = query @ vectors.astype(np.float32).T

@@ -1,0 +1,302 @@
+"""Maximum inner product search here and in faiss, ScaNN and usearch: queries per second, memory, what they find.
+
+    python benchmarks/search.py                                     # 10,000 to 1,000,000 vectors of 128
+    python benchmarks/search.py --sizes 13350000 --systems realm faiss-fp16     # Wikipedia's size: 3.4 GB in 16 bits
+
+Every system gets the same vectors (unit length, a spectrum that falls off as text's does) and the same queries, in a process
+of its own. Exact search reads the whole index once a batch, so at batch 1 the bound is memory
+bandwidth, at large batches the float32 matrix product; both are measured beside it, in the same process. The approximate
+systems (IVF, HNSW, ScaNN) are shown with the share of the 20 best that they find. Systems that are not installed are left out:
+`pip install realm-lm[peers]`. Prints a table, and one JSON object as the last line.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is there
+
+import numpy as np
+import torch
+
+from realm.retrieval.mips import MipsIndex
+
+D, K = 128, 20
+QUERIES = 256
+Find = Callable[[np.ndarray], np.ndarray]
+"""Queries [B, D] float32 -> numbers of the K best [B, K]."""
+
+
+def main() -> None:
+    """Measures what the flags ask for, each system in a process of its own, and prints it."""
+    if sys.argv[1:2] == ["--one"]:
+        print(json.dumps(one(*sys.argv[2:])))
+        return
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, QUERIES])
+    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
+    parser.add_argument(
+        "--largest-approximate", type=int, default=100_000, help="vectors; building graphs takes long"
+    )
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each measurement")
+    args = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for size in args.sizes:
+            make_vectors(Path(folder), size)
+            for name in args.systems:
+                if not SYSTEMS[name].is_here():
+                    print(f"{name}: not installed", flush=True)
+                elif SYSTEMS[name].exact or size <= args.largest_approximate:
+                    words = [name, folder, args.threads, args.seconds, *args.batches]
+                    rows += _print_rows(_in_own_process(words))
+    print(json.dumps({"threads": args.threads, "dim": D, "k": K, "rows": rows}))
+
+
+def one(name: str, folder: str, threads: str, seconds: str, *batches: str) -> list[dict[str, Any]]:
+    """One system on the vectors in a folder, one row for each way of asking it."""
+    torch.set_num_threads(int(threads))
+    vectors_ND = np.load(Path(folder) / "vectors.npy", mmap_mode="r")
+    queries, truth_file = np.load(Path(folder) / "queries.npy"), Path(folder) / "truth.npy"
+    bandwidth, flops = ceilings(float(seconds)) if SYSTEMS[name].exact else (None, None)
+    before, start = _resident(), time.perf_counter()
+    ways = dict(SYSTEMS[name].make(vectors_ND, int(threads)))
+    built, memory = time.perf_counter() - start, _resident() - before
+    rows = []
+    for way, find in ways.items():
+        found = np.concatenate([find(queries[i : i + 32]) for i in range(0, QUERIES, 32)])
+        if not truth_file.exists():  # the first system is the exact one
+            np.save(truth_file, found)
+        row = {
+            "system": f"{name} {way}".strip(),
+            "vectors": len(vectors_ND),
+            "recall_20": _recall(found, np.load(truth_file)),
+            "build_s": round(built, 2),
+            "index_mb": round(memory / 2**20, 1),
+        }
+        for batch in map(int, batches):
+            rate = per_second(find, queries, batch, float(seconds))
+            row[f"queries_per_s_{batch}"] = round(rate, 1)
+            if bandwidth and flops:
+                bytes_read = SYSTEMS[name].bits / 8 * vectors_ND.size * rate / batch
+                row[f"of_bandwidth_{batch}"] = round(bytes_read / bandwidth, 3)
+                row[f"of_flops_{batch}"] = round(2 * vectors_ND.size * rate / flops, 3)
+        rows.append(row)
+    return rows
+
+
+def make_vectors(folder: Path, size: int) -> None:
+    """vectors.npy [N, D] float16 and queries.npy, which stand near some of them; forgets older ones' truth."""
+    rng, spectrum = np.random.default_rng(0), np.arange(1, D + 1) ** -0.5
+
+    def unit(rows_ND: np.ndarray) -> np.ndarray:
+        return rows_ND / np.linalg.norm(rows_ND, axis=1, keepdims=True)
+
+    vectors_ND = np.lib.format.open_memmap(folder / "vectors.npy", "w+", dtype=np.float16, shape=(size, D))
+    for start in range(0, size, 100_000):
+        count = min(100_000, size - start)
+        vectors_ND[start : start + count] = unit(rng.standard_normal((count, D), dtype=np.float32) * spectrum)
+    near = vectors_ND[rng.integers(size, size=QUERIES)].astype(np.float32)
+    np.save(folder / "queries.npy", unit(near + 0.05 * rng.standard_normal((QUERIES, D))).astype(np.float32))
+    (folder / "truth.npy").unlink(missing_ok=True)
+
+
+def ceilings(seconds: float) -> tuple[float, float]:
+    """Bytes per second that all threads read from memory, and float32 operations per second of a matrix product."""
+    words = torch.ones(1 << 27, dtype=torch.float32)  # 512 MB: no cache holds it
+    left, right = torch.ones(2048, 2048), torch.ones(2048, 2048)
+    reads = words.nbytes / _best(lambda: words.max(), seconds)
+    return reads, 2 * 2048**3 / _best(lambda: left @ right, seconds)
+
+
+def per_second(find: Find, queries: np.ndarray, batch: int, seconds: float) -> float:
+    """Queries answered per second in batches of one size, by the best of several rounds."""
+    starts = iter(range(0, 1 << 60, batch))
+
+    def ask() -> None:
+        first = next(starts) % (QUERIES - batch + 1)
+        find(queries[first : first + batch])
+
+    return batch / _best(ask, seconds)
+
+
+def _best(run: Callable[[], object], seconds: float) -> float:
+    """Seconds of the fastest run within some seconds, three at least, after one to warm up."""
+    run()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+# -- the systems --------------------------------------------------------------------------------------------------------
+
+
+def realm(vectors_ND: np.ndarray, threads: int) -> Iterator[tuple[str, Find]]:
+    """Ours, as `realm answer` searches."""
+    index = MipsIndex(np.array(vectors_ND))
+    yield "", lambda queries: index.search(torch.from_numpy(queries), K).number_BK.numpy()
+
+
+def faiss_flat(vectors_ND: np.ndarray, threads: int) -> Iterator[tuple[str, Find]]:
+    """faiss' exact search in 32 bits."""
+    yield from _exact_faiss("Flat", vectors_ND, threads)
+
+
+def faiss_fp16(vectors_ND: np.ndarray, threads: int) -> Iterator[tuple[str, Find]]:
+    """faiss' exact search in 16 bits."""
+    yield from _exact_faiss("SQfp16", vectors_ND, threads)
+
+
+def faiss_ivf(vectors_ND: np.ndarray, threads: int) -> Iterator[tuple[str, Find]]:
+    """Inverted lists: only the `nprobe` nearest of them are read."""
+    lists = 4 * round(len(vectors_ND) ** 0.5)
+    index = _faiss(f"IVF{lists},Flat", vectors_ND, threads)
+    for probes in (1, 8, 64):
+
+        def find(queries: np.ndarray, probes: int = probes) -> np.ndarray:
+            index.nprobe = probes
+            return np.asarray(index.search(queries, K)[1])
+
+        yield f"nprobe {probes}", find
+
+
+def faiss_hnsw(vectors_ND: np.ndarray, threads: int) -> Iterator[tuple[str, Find]]:
+    """A graph of neighbours, 32 a node."""
+    index = _faiss("HNSW32", vectors_ND, threads)
+    for width in (32, 128):
+
+        def find(queries: np.ndarray, width: int = width) -> np.ndarray:
+            index.hnsw.efSearch = width
+            return np.asarray(index.search(queries, K)[1])
+
+        yield f"ef {width}", find
+
+
+def scann(vectors_ND: np.ndarray, threads: int) -> Iterator[tuple[str, Find]]:
+    """Google's: lists, codes of 4 bits learnt for inner products, the best 100 scored again."""
+    import scann as package
+
+    leaves = round(len(vectors_ND) ** 0.5)
+    builder = package.scann_ops_pybind.builder(np.array(vectors_ND, dtype=np.float32), K, "dot_product")
+    builder.set_n_training_threads(threads)
+    tree = builder.tree(num_leaves=leaves, num_leaves_to_search=max(1, leaves // 10))
+    searcher = tree.score_ah(2, anisotropic_quantization_threshold=0.2).reorder(100).build()
+    searcher.set_num_threads(threads)
+    yield "", lambda queries: np.asarray(searcher.search_batched_parallel(queries)[0])
+
+
+def usearch(vectors_ND: np.ndarray, threads: int) -> Iterator[tuple[str, Find]]:
+    """usearch's graph in 16 bits."""
+    from usearch.index import Index
+
+    index = Index(ndim=D, metric="ip", dtype="f16")
+    index.add(np.arange(len(vectors_ND)), np.array(vectors_ND), threads=threads)
+
+    def find(queries: np.ndarray) -> np.ndarray:
+        return np.asarray(index.search(queries.astype(np.float16), K, threads=threads).keys).reshape(-1, K)
+
+    yield "", find
+
+
+def _exact_faiss(factory: str, vectors_ND: np.ndarray, threads: int) -> Iterator[tuple[str, Find]]:
+    index = _faiss(factory, vectors_ND, threads)
+    yield "", lambda queries: np.asarray(index.search(queries, K)[1])
+
+
+def _faiss(factory: str, vectors_ND: np.ndarray, threads: int) -> Any:
+    import faiss
+
+    faiss.omp_set_num_threads(threads)
+    index = faiss.index_factory(D, factory, faiss.METRIC_INNER_PRODUCT)
+    if not index.is_trained:
+        index.train(np.array(vectors_ND[: 1 << 17], dtype=np.float32))
+    for start in range(0, len(vectors_ND), 1 << 17):
+        index.add(np.array(vectors_ND[start : start + (1 << 17)], dtype=np.float32))
+    return index
+
+
+class System(NamedTuple):
+    """How a system is made, and what it is."""
+
+    make: Callable[[np.ndarray, int], Iterator[tuple[str, Find]]]
+    package: str
+    exact: bool
+    bits: int = 0
+    """Of a number in the index, where the whole index is read."""
+
+    def is_here(self) -> bool:
+        return find_spec(self.package) is not None
+
+
+SYSTEMS = {
+    "realm": System(realm, "realm", True, 16),
+    "faiss-flat": System(faiss_flat, "faiss", True, 32),
+    "faiss-fp16": System(faiss_fp16, "faiss", True, 16),
+    "faiss-ivf": System(faiss_ivf, "faiss", False),
+    "faiss-hnsw": System(faiss_hnsw, "faiss", False),
+    "scann": System(scann, "scann", False),
+    "usearch-hnsw": System(usearch, "usearch", False),
+}
+
+
+def _in_own_process(words: list[Any]) -> list[dict[str, Any]]:
+    said = subprocess.run(
+        [sys.executable, __file__, "--one", *map(str, words)], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return list(json.loads(said.stdout.strip().splitlines()[-1]))
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for row in rows:
+        rates = "  ".join(
+            f"{key.rpartition('_')[2]:>4}: {row[key]:>10,.1f}/s{_bounds(row, key.rpartition('_')[2])}"
+            for key in row
+            if key.startswith("queries_per_s")
+        )
+        print(
+            f"{row['vectors']:>10,} {row['system']:20} recall {row['recall_20']:.3f}  build {row['build_s']:7.1f} s  "
+            f"{row['index_mb']:8,.0f} MB  {rates}",
+            flush=True,
+        )
+    return rows
+
+
+def _bounds(row: dict[str, Any], batch: str) -> str:
+    if f"of_bandwidth_{batch}" not in row:
+        return ""
+    return f" ({row[f'of_bandwidth_{batch}']:4.0%} of bandwidth, {row[f'of_flops_{batch}']:4.0%} of flops)"
+
+
+def _recall(found: np.ndarray, truth: np.ndarray) -> float:
+    hits = [len(np.intersect1d(a, b)) for a, b in zip(found, truth, strict=True)]
+    return round(float(np.mean(hits)) / K, 4)
+
+
+def _resident() -> int:
+    """Bytes of this process in memory; its peak, where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return pages * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main()
