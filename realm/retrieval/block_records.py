@@ -182,7 +182,8 @@ class _Machine:
         self._memoized += 1
         self._check(bool(self._stack), "an empty stack")
         top = self._stack[-1]
-        if type(top) is not bytes:
+        # Bytes come before the rows too: the b'b' that NumPy calls its constructor with.
+        if type(top) is not bytes or _Rows not in self._stack:
             self._memo[number] = top
             return
         if not self._offsets:

@@ -68,6 +68,18 @@ def test_one_object_in_several_rows_is_read_in_each(tmp_path: Path) -> None:
         assert list(BlockRecords(path)) == [row.decode() for row in rows]
 
 
+@pytest.mark.parametrize("protocol", [3, 4, 5])
+def test_rows_that_were_given_are_not_kept(tmp_path: Path, protocol: int) -> None:
+    """NumPy's pickle memoizes every row, in case that it comes again."""
+    path = write(tmp_path / "r.npy", [b"block %d" % number for number in range(3000)], protocol)
+    records = BlockRecords(path)
+    with path.open("rb") as file:
+        file.seek(records._start)
+        machine = block_records._Machine(file, path, len(records))
+        assert sum(1 for _ in machine.rows()) == 3000
+    assert len(machine._memo) < 50 and len(machine._offsets) == 3000
+
+
 def test_numpy_reads_what_we_write(tmp_path: Path) -> None:
     texts = [f"block {number} é" for number in range(2345)] + [""]
     write_records(tmp_path / "r.npy", texts, len(texts))
