@@ -80,15 +80,21 @@ def answer(folder: Path, rounds: int, way: str) -> dict[str, float]:
     config = AnswerConfig(device="cpu", precision=precision, mapped_index="mapped" in more)  # type: ignore[arg-type]
     answerer = Answerer.load(str(folder / "ours" / "kb"), str(folder / "ours" / "model"), config)
     at_once = BATCH if "batch" in more else 1
-    asked = questions(folder / "openqa", (rounds + 1) * at_once)
+    asked = questions((rounds + 1) * at_once)
     found = timed(lambda n: answerer.answer_batch(asked[n * at_once : (n + 1) * at_once]), rounds)
     return found | {key: round(found[key] / at_once, 4) for key in ("wall_s", "cpu_s")}
 
 
 def prepare(folder: Path, blocks: int) -> dict[str, float]:
     """Makes the files, and converts them -> what the conversion took."""
-    if not (folder / "openqa" / "block_records.npy").exists():
+    from realm.model.published.checkpoint import RECORDS
+    from realm.retrieval.block_records import BlockRecords
+
+    records = folder / "openqa" / RECORDS
+    if not records.exists():
         _python("published_files.py", str(folder), str(blocks))
+    if (there := len(BlockRecords(records))) != blocks:
+        raise SystemExit(f"{records} has {there} blocks: say --blocks {there}, or another --folder")
     if (folder / "ours" / "kb").exists():
         return {}
     start = time.perf_counter()

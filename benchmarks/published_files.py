@@ -2,8 +2,8 @@
 
     python benchmarks/published_files.py FOLDER BLOCKS
 
-Hidden 384, 6 layers, 12 heads, 30,522 wordpieces, vectors of 128; blocks of about 224 wordpieces. A million blocks are
-2.2 GB and take two minutes.
+Hidden 384, 6 layers, 12 heads, 30,522 wordpieces, vectors of 128; blocks of about 224 wordpieces. The records are NumPy's own
+pickle, as the published ones are; they are all in memory for that.
 """
 
 import argparse
@@ -12,31 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from published_inputs import FIRST_WORD, VOCABULARY, vocabulary
 from transformers import BertConfig, BertForMaskedLM, BertModel
 
 from realm.model.encoders import Embedder, EmbedderConfig, MaskedReader, SpanReader
 from realm.model.folder import Model
 from realm.model.published.checkpoint import RECORDS
 from realm.model.published.export import Lazy, write_checkpoint
-from realm.retrieval.block_records import write_records
-from realm.text.inputs import SPECIAL, Lengths, Tokenizer
+from realm.text.inputs import Lengths, Tokenizer
 
-VOCABULARY, DIM = 30522, 128
-
-
-def tokenizer() -> Tokenizer:
-    """BERT's own settings over made-up words of four letters."""
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    words = [f"{a}{b}{c}{d}" for a in "bdfg" for b in letters for c in letters for d in letters]
-    marks = [*letters, *"0123456789.,?'-", *(f"##{letter}" for letter in letters)]
-    pieces = [*SPECIAL, *marks, *words][:VOCABULARY]
-    fast = FastTokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
-    fast.normalizer, fast.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    fast.decoder = decoders.WordPiece()
-    fast.add_special_tokens(list(SPECIAL))
-    return Tokenizer(fast)
+DIM = 128
 
 
 def texts(count: int, words: list[str]) -> Iterator[str]:
@@ -51,7 +36,7 @@ def texts(count: int, words: list[str]) -> Iterator[str]:
         yield ". ".join(" ".join(said[at : at + 20]).capitalize() for at in range(0, length, 20)) + "."
 
 
-def model() -> Model:
+def model(tokenizer: Tokenizer) -> Model:
     """Random weights, large enough that scores differ."""
     torch.manual_seed(0)
     trunk = BertConfig(
@@ -67,7 +52,7 @@ def model() -> Model:
     reader = MaskedReader(BertForMaskedLM(trunk))
     span_reader = SpanReader(BertModel(trunk, add_pooling_layer=False))
     torch.nn.init.normal_(span_reader.ends.bias, std=0.1)
-    return Model(tokenizer(), Lengths(64, 288, 320), reader, embedder, span_reader)
+    return Model(tokenizer, Lengths(64, 288, 320), reader, embedder, span_reader)
 
 
 def vectors(count: int) -> Iterator[np.ndarray]:
@@ -79,12 +64,16 @@ def vectors(count: int) -> Iterator[np.ndarray]:
 
 def make(folder: Path, count: int) -> None:
     """Writes the open-QA folder, and embedder, scorer and encoder beside it."""
-    made = model()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(vocabulary()) + "\n")
+    made = model(Tokenizer.from_vocabulary(folder))
     for kind in ("scorer", "encoder"):
         write_checkpoint(made, kind, folder / kind)
     write_checkpoint(made, "openqa", folder / "openqa", Lazy((count, DIM), vectors(count)))
-    words = [piece for piece in made.tokenizer.vocabulary() if piece.isalpha() and len(piece) == 4]
-    write_records(folder / "openqa" / RECORDS, texts(count, words), count)
+    records_N = np.empty(count, dtype=object)
+    for number, text in enumerate(texts(count, vocabulary()[FIRST_WORD:])):
+        records_N[number] = text.encode()
+    np.save(folder / "openqa" / RECORDS, records_N)
 
 
 if __name__ == "__main__":

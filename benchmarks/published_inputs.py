@@ -7,7 +7,6 @@ import json
 import resource
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -15,14 +14,26 @@ from torch import Tensor
 B, K, Q, P, J = 4, 8, 64, 288, 352
 MASKED = 5
 """Tokens hidden in each query."""
-FIRST_WORD = 67
-"""The first id that is a word."""
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+MARKS = [*LETTERS, *"0123456789.,?'-", *(f"##{letter}" for letter in LETTERS)]
+VOCABULARY = 30522
+"""Wordpieces, as many as BERT has: special ones, marks, made-up words of four letters."""
+FIRST_WORD = len(SPECIAL) + len(MARKS)
+CLS, SEP = SPECIAL.index("[CLS]"), SPECIAL.index("[SEP]")
+
+
+def vocabulary() -> list[str]:
+    """The wordpieces by id."""
+    words = [f"{a}{b}{c}{d}" for a in "bdfg" for b in LETTERS for c in LETTERS for d in LETTERS]
+    return [*SPECIAL, *MARKS, *words][:VOCABULARY]
 
 
 def rows(count: int, length: int, split: int, draw: torch.Generator) -> dict[str, Tensor]:
     """Full rows of random words: [CLS] words [SEP] words [SEP], the second part from `split` on."""
-    ids = torch.randint(FIRST_WORD, 30522, (count, length), generator=draw)
-    ids[:, 0], ids[:, split - 1], ids[:, -1] = 2, 3, 3
+    ids = torch.randint(FIRST_WORD, VOCABULARY, (count, length), generator=draw)
+    ids[:, 0], ids[:, split - 1], ids[:, -1] = CLS, SEP, SEP
     segments = (torch.arange(length) >= split).long().expand(count, length).contiguous()
     return {"ids": ids, "mask": torch.ones_like(ids), "segments": segments}
 
@@ -30,7 +41,7 @@ def rows(count: int, length: int, split: int, draw: torch.Generator) -> dict[str
 def step_inputs(queries: int = B) -> dict[str, dict[str, Tensor]]:
     """What a pre-training step reads: queries, candidates, both together, labels."""
     draw = torch.Generator().manual_seed(0)
-    labels = torch.randint(FIRST_WORD, 30522, (queries, J), generator=draw)
+    labels = torch.randint(FIRST_WORD, VOCABULARY, (queries, J), generator=draw)
     mask = torch.zeros(queries, J)
     mask[:, 10 : 10 + MASKED] = 1
     return {
@@ -41,9 +52,9 @@ def step_inputs(queries: int = B) -> dict[str, dict[str, Tensor]]:
     }
 
 
-def questions(folder: Path, count: int) -> list[str]:
-    """Made-up questions of twelve words from a checkpoint's vocabulary."""
-    words = (folder / "vocab.txt").read_text().split()[FIRST_WORD:]
+def questions(count: int) -> list[str]:
+    """Made-up questions of twelve of the more frequent words."""
+    words = vocabulary()[FIRST_WORD:]
     places = torch.randint(0, 3000, (count, 12), generator=torch.Generator().manual_seed(1))
     return ["who " + " ".join(words[place] for place in row) for row in places.tolist()]
 

@@ -50,7 +50,7 @@ def answer(folder: Path, rounds: int) -> dict[str, float]:
     retriever = RealmRetriever.from_pretrained(str(folder / "openqa"))
     model = RealmForOpenQA.from_pretrained(folder / "openqa", retriever=retriever).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder / "openqa")
-    asked = questions(folder / "openqa", rounds + 1)
+    asked = questions(rounds + 1)
 
     @torch.no_grad()
     def run(number: int) -> None:
