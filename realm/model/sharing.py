@@ -5,6 +5,7 @@ write_sentence_transformers  the query tower as the modules that library chains;
 """
 
 import json
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,9 +21,10 @@ from realm.model.folder import MANIFEST, Model, read_manifest
 from realm.model.published.export import write_tokenizer
 
 CARD = "README.md"
-STAGE_FLAG = {"mlm": "--init", "ict": "--init", "pretrain": "--model", "finetune": "--model"}
+START = {"mlm": "--init", "ict": "--init", "pretrain": "--model", "finetune": "--model"}
 """How a stage's command names the model it starts from."""
 NOT_SETTINGS = {"stage", "init", "kb", "text", "questions", "seconds"}
+"""What a stage remembers beside its settings."""
 NORM_SCALE = 1000.0
 """What goes into LayerNorm is this much larger there: its epsilon is fixed at 1e-5, and ours is 1e-12."""
 
@@ -66,21 +68,37 @@ def card(manifest: Mapping[str, Any], name: str, licence: str, data: str, number
 def commands(stages: Mapping[str, Any]) -> list[str]:
     """The command of each stage that led to a model, oldest first, with every setting.
 
+    Folders that only their maker knows are in capitals, with their fingerprints behind.
+
     >>> commands({"ict": {"stage": "ict", "steps": 3, "init": "models/a", "kb": "0123", "refresh": {"every": 5}}})
     ['realm ict --kb KB --init models/a --out MODEL --set steps=3 --set refresh.every=5  # KB: 0123']
     """
-    lines = []
-    for stage, settings in stages.items():
-        if stage == "published":
-            flags = "".join(f" --{key} {settings[key]}" for key in ("encoder", "embedder") if settings[key])
-            lines.append(f"realm convert {settings['name']} MODEL{flags}")
-            continue
-        init = settings.get("init")
-        start = f" {STAGE_FLAG[stage]} {init}" if init and stage in STAGE_FLAG else ""
-        values = {key: value for key, value in settings.items() if key not in NOT_SETTINGS}
-        sets = "".join(f" --set {key}={_plain(value)}" for key, value in _flat(values).items())
-        lines.append(f"realm {stage} --kb KB{start} --out MODEL{sets}  # KB: {settings.get('kb')}")
-    return lines
+    return [
+        _convert_command(settings) if stage == "published" else _stage_command(stage, settings)
+        for stage, settings in stages.items()
+    ]
+
+
+def _convert_command(settings: Mapping[str, Any]) -> str:
+    others = (word for key in ("encoder", "embedder") if settings[key] for word in (f"--{key}", settings[key]))
+    return shlex.join(["realm", "convert", settings["name"], "MODEL", *others])
+
+
+def _stage_command(stage: str, settings: Mapping[str, Any]) -> str:
+    words, known = ["realm", stage, "--kb", "KB"], {"KB": settings.get("kb")}
+    if settings.get("text", settings.get("kb")) != settings.get("kb"):
+        words += ["--text", "TEXT"]
+        known["TEXT"] = settings["text"]
+    if settings.get("init"):
+        words += [START[stage], settings["init"]]
+    if "questions" in settings:
+        words += ["--train", "TRAIN", "--dev", "DEV"]
+        known["TRAIN and DEV"] = settings["questions"]
+    words += ["--out", "MODEL"]
+    for key, value in _flat({k: v for k, v in settings.items() if k not in NOT_SETTINGS}).items():
+        if value is not None:  # TOML has no such value: it can only be the default
+            words += ["--set", f"{key}={_plain(value)}"]
+    return f"{shlex.join(words)}  # {', '.join(f'{name}: {value}' for name, value in known.items())}"
 
 
 def write_sentence_transformers(model: Model, out: Path) -> None:

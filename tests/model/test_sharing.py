@@ -1,19 +1,27 @@
 """Our models elsewhere: sentence-transformers gives the same vectors, and a hub folder comes back as it was."""
 
 import json
+import shlex
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from realm import cli
+from realm.cli.arguments import settings
 from realm.config import InputError
 from realm.model import folder as folder_module
 from realm.model.encoders import EmbedderConfig, TrunkConfig, embedder_from, new_reader
 from realm.model.folder import Model, load_model, save_model
-from realm.model.sharing import write_sentence_transformers
+from realm.model.sharing import commands, write_sentence_transformers
 from realm.text.inputs import Lengths, passage_inputs, query_inputs
+from realm.train.finetune import FinetuneConfig
+from realm.train.ict import IctConfig
+from realm.train.mlm import MlmConfig
+from realm.train.pretrain import PretrainConfig
 from tests.retrieval.tiny import tiny_tokenizer
 
 TEXTS = ["the town is in ruritania", "it has two inns?", "", "the capital " * 8]
@@ -59,6 +67,28 @@ def test_words_have_no_modules_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="weighted words"):
         cli.run(words)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_cards_commands_are_what_the_command_line_takes() -> None:
+    stages: dict[str, tuple[Any, dict[str, str]]] = {
+        "mlm": (MlmConfig(steps=7), {}),
+        "ict": (IctConfig(learning_rate=3e-5), {"init": "my models/a"}),
+        "pretrain": (PretrainConfig(steps=9), {"init": "b", "text": "89ab"}),
+        "finetune": (FinetuneConfig(whole_words=False), {"init": "c", "questions": "cdef"}),
+    }
+    remembered = {
+        stage: {"stage": stage, **asdict(config), "kb": "0123", **names, "seconds": 1.5}
+        for stage, (config, names) in stages.items()
+    }
+    remembered["published"] = {"name": "google/x", "encoder": "google/y z", "embedder": None}
+    told = [shlex.split(line, comments=True) for line in commands(remembered)]
+    parsed = [cli._parser().parse_args(words[1:]) for words in told]
+    assert [args.command for args in parsed] == [*stages, "convert"]
+    for args, (config, names) in zip(parsed, stages.values(), strict=False):
+        assert settings(args, type(config)) == config
+        assert (getattr(args, "init", None) or getattr(args, "model", None)) == names.get("init")
+    assert (parsed[2].text, parsed[3].train, parsed[3].dev) == ("TEXT", "TRAIN", "DEV")
+    assert (parsed[4].source, parsed[4].encoder, parsed[4].embedder) == ("google/x", "google/y z", None)
 
 
 def test_a_hub_folder_has_a_card_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
