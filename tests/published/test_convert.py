@@ -326,9 +326,10 @@ def test_checkpoints_that_do_not_belong_together_are_refused(tmp_path: Path) -> 
         convert_checkpoint(str(encoder), tmp_path / "out", encoder=str(reader))
     small = shutil.copytree(encoder, tmp_path / "small")
     config = json.loads((small / "config.json").read_text())
-    (small / "config.json").write_text(json.dumps(config | {"hidden_size": 8}))
-    with pytest.raises(InputError, match=r"has hidden_size 8, .* 16"):
-        convert_checkpoint(str(FIXTURES / "embedder" / "new"), tmp_path / "out", encoder=str(small))
+    for name, value in {"hidden_size": 8, "num_attention_heads": 4, "hidden_act": "relu"}.items():
+        (small / "config.json").write_text(json.dumps(config | {name: value}))
+        with pytest.raises(InputError, match=rf"has {name} {value}, .* {config[name]}"):
+            convert_checkpoint(str(FIXTURES / "embedder" / "new"), tmp_path / "out", encoder=str(small))
     assert not (tmp_path / "out").exists()
 
 

@@ -30,19 +30,23 @@ CLASSES = {
 }
 """Kind -> the class of transformers 4.57.6 that has it."""
 
-DEFAULTS: dict[str, Any] = {
+TRUNK: dict[str, Any] = {
     "vocab_size": 30522,
     "hidden_size": 768,
     "num_hidden_layers": 12,
     "num_attention_heads": 12,
     "intermediate_size": 3072,
     "hidden_act": "gelu_new",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
     "max_position_embeddings": 512,
     "type_vocab_size": 2,
-    "initializer_range": 0.02,
     "layer_norm_eps": 1e-12,
+}
+"""What a trunk computes with: the parts of one model agree in it."""
+
+DEFAULTS: dict[str, Any] = TRUNK | {
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "initializer_range": 0.02,
     "retriever_proj_size": 128,
     "num_candidates": 8,
     "span_hidden_size": 256,

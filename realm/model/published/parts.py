@@ -30,7 +30,7 @@ from realm.model.encoders import (
     new_tower,
 )
 from realm.model.folder import Model
-from realm.model.published.checkpoint import Checkpoint
+from realm.model.published.checkpoint import TRUNK, Checkpoint
 from realm.text.inputs import Lengths, Tokenizer
 
 TOWER = {"trunk.": "realm.", "projection.": "cls.dense.", "norm.": "cls.LayerNorm."}
@@ -85,10 +85,7 @@ def published_names(network: nn.Module, table: Mapping[str, str], prefix: str = 
 
 def bert_config(config: Mapping[str, Any], tokenizer: Tokenizer) -> BertConfig:
     """The settings of the trunk. The published padding id, 1, is wrong for the vocabulary and has no say here."""
-    same = (
-        "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob "
-        "attention_probs_dropout_prob max_position_embeddings type_vocab_size initializer_range layer_norm_eps"
-    ).split()
+    same = (*TRUNK, "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
     return BertConfig(**{name: config[name] for name in same}, pad_token_id=tokenizer.pad_id)
 
 
@@ -256,7 +253,7 @@ def _check_fits(
 ) -> None:
     if other.kind not in kinds:
         raise InputError(f"{other.name} is a {other.kind}: {' or '.join(sorted(kinds))} was expected there")
-    for name in ("hidden_size", "num_hidden_layers", "retriever_proj_size", "vocab_size"):
+    for name in (*TRUNK, "retriever_proj_size"):
         if other.config[name] != checkpoint.config[name]:
             raise InputError(
                 f"{other.name} has {name} {other.config[name]}, {checkpoint.name} {checkpoint.config[name]}"
