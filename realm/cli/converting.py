@@ -10,6 +10,17 @@ from realm.cli.arguments import Commands, Parser, add_command, report
 from realm.config import InputError
 
 TARGETS = ("realm", "huggingface-realm", "hub", "sentence-transformers")
+ONLY_FOR = {
+    "encoder": "realm",
+    "embedder": "realm",
+    "bits": "realm",
+    "tagger": "realm",
+    "kb": "huggingface-realm",
+    "licence": "hub",
+    "data": "hub",
+    "numbers": "hub",
+}
+"""Flag -> the one target that it means something for."""
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
@@ -50,7 +61,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
         metavar="N",
         type=int,
         choices=(16, 32),
-        default=32,
         help="of the numbers in the published vectors: 32, as they are (default), or 16",
     )
     convert.add_argument(
@@ -71,49 +81,52 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "--numbers",
         metavar="FILE",
         nargs="+",
-        default=[],
         help="with --to hub: reports of `realm evaluate --out` or `realm probe --out`, for its card",
     )
 
 
 def _convert(args: argparse.Namespace) -> None:
-    if args.to == "realm":
-        if args.kb:
-            raise InputError("--kb is for --to huggingface-realm")
+    for flag, target in ONLY_FOR.items():
+        if getattr(args, flag) is not None and target != args.to:
+            raise InputError(f"--{flag} is for --to {target}, not for --to {args.to}")
+    out = Path(args.out)
+    match args.to:
+        case "realm":
+            from realm.retrieval.published import convert_checkpoint
+            from realm.text.salient_spans import load_tagger
 
-        from realm.retrieval.published import convert_checkpoint
-        from realm.text.salient_spans import load_tagger
+            tagger = load_tagger(args.tagger) if args.tagger else None
+            bits = args.bits or 32
+            made = convert_checkpoint(args.source, out, args.encoder, args.embedder, bits, tagger)
+        case "huggingface-realm":
+            from realm.retrieval.published import export_model
 
-        tagger = load_tagger(args.tagger) if args.tagger else None
-        made = convert_checkpoint(args.source, Path(args.out), args.encoder, args.embedder, args.bits, tagger)
-        report(args, made)
-        return
-    if args.encoder or args.embedder or args.tagger:
-        raise InputError(
-            f"--encoder, --embedder and --tagger are for published checkpoints, not for --to {args.to}"
-        )
-    if args.to == "huggingface-realm":
-        from realm.retrieval.published import export_model
+            made = export_model(args.source, out, args.kb)
+        case "hub":
+            made = _to_hub(args, out)
+        case _:
+            from realm.model.folder import load_model, new_folder
+            from realm.model.sharing import write_sentence_transformers
 
-        report(args, export_model(args.source, Path(args.out), args.kb))
-        return
+            model = load_model(args.source)
+            with new_folder(out) as aside:
+                write_sentence_transformers(model, aside)
+            made = {"out": args.out}
+    report(args, made)
 
-    from realm.model import sharing
-    from realm.model.folder import load_model, model_path, new_folder
 
-    model = load_model(args.source)
-    if args.to == "hub" and not (args.licence and args.data):
+def _to_hub(args: argparse.Namespace, out: Path) -> dict[str, Any]:
+    from realm.model.folder import model_path, new_folder
+    from realm.model.sharing import write_hub
+
+    if not (args.licence and args.data):
         raise InputError(
             "a model card says under which --licence the weights are and what --data they saw: give both"
         )
-    numbers = _numbers(args.numbers)
-    with new_folder(Path(args.out)) as aside:
-        if args.to == "hub":
-            name = Path(args.out).name
-            sharing.write_hub(model_path(args.source), aside, name, args.licence, args.data, numbers)
-        else:
-            sharing.write_sentence_transformers(model, aside)
-    report(args, {"out": args.out})
+    numbers = _numbers(args.numbers or [])
+    with new_folder(out) as aside:
+        write_hub(model_path(args.source), aside, out.name, args.licence, args.data, numbers)
+    return {"out": args.out}
 
 
 def _numbers(files: Sequence[str]) -> dict[str, Any]:

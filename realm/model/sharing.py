@@ -80,7 +80,9 @@ def commands(stages: Mapping[str, Any]) -> list[str]:
 
 
 def _convert_command(settings: Mapping[str, Any]) -> str:
-    others = (word for key in ("encoder", "embedder") if settings[key] for word in (f"--{key}", settings[key]))
+    others = (
+        word for key in ("encoder", "embedder") if settings[key] for word in (f"--{key}", settings[key])
+    )
     return shlex.join(["realm", "convert", settings["name"], "MODEL", *others])
 
 
