@@ -53,7 +53,7 @@ class KnowledgeBaseConfig:
     passage_tokens: int = 288
     """Longest passage in wordpieces, its title and three special tokens included (paper: 288)."""
     tagger: str = "spacy:en_core_web_sm"
-    """What finds sentences and salient spans."""
+    """What finds sentences and salient spans; "" where nothing looked at the passages, as in converted ones."""
     tagger_processes: int = 1
     """Processes of the tagger."""
     sources: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ The published texts have no titles, but their vectors were made with them. So a 
 again is told apart by the title "block 4711", for knowledge bases keep the same title and text once. Blocks are documents of
 their own, by their number from 0 on, and one sentence each unless a tagger looks at them.
 
-In memory while blocks are read: 24 bytes per block and those of one write.
+In memory while blocks are read: about 30 bytes per block and those of one write.
 """
 
 from collections.abc import Iterable, Iterator
@@ -52,8 +52,6 @@ from realm.text.salient_spans import Tagger
 
 BLOCKS_AT_ONCE = 1 << 18
 """Blocks of a commit, and of a file: what a killed conversion has to read again."""
-ADDED_TAGGER = "rules"
-"""What tags documents that are added later, where the blocks were not tagged."""
 
 
 def convert_checkpoint(
@@ -98,10 +96,10 @@ def import_blocks(
     Raises:
         InputError: the records are damaged, have changed since the interruption, or `target` holds something else.
     """
-    config = KnowledgeBaseConfig(sources=(source,), tagger=tagger.name if tagger else ADDED_TAGGER)
+    config = KnowledgeBaseConfig(sources=(source,), tagger=tagger.name if tagger else "")
     if newest_version(target / TABLE) is not None:
         kb = KnowledgeBase.open(target)
-        if kb.config.sources == config.sources and len(kb) == len(records):
+        if kb.config == config and len(kb) == len(records):
             return kb
     check_target(target, replace=False)
     settings = Settings(config, tokenizer.fingerprint)
@@ -188,8 +186,8 @@ def _repeated(records: BlockRecords) -> np.ndarray:
     for number, text in enumerate(progress(records, total=len(records), description="survey", unit="block")):
         keys_N[number] = int(passage_id("", text), 16)
     order_N = np.argsort(keys_N, kind="stable")
-    same_N = np.concatenate([[False], keys_N[order_N][1:] == keys_N[order_N][:-1]])
-    return np.sort(order_N[same_N])
+    sorted_N = keys_N[order_N]
+    return np.sort(order_N[1:][sorted_N[1:] == sorted_N[:-1]])
 
 
 def _batches(documents: Iterable[Document], tagger: Tagger | None, bar: Any) -> Iterator[pa.RecordBatch]:
@@ -236,9 +234,9 @@ def _save(model: Model, folder: Path) -> None:
 def _publish(kb: KnowledgeBase, model: Model, path: str, block_emb: torch.Tensor, bits: int) -> int:
     """The published vectors as a version of the model's index -> its number."""
     folder = index_folder(kb, model)
-    there = vectors.info_of(folder)
-    if there is not None and there.bits == bits:
-        return newest_version(folder / vectors.TABLE) or 0
+    version, there = vectors.newest(folder), vectors.info_of(folder)
+    if version is not None and there is not None and there.bits == bits:
+        return version
     folder.mkdir(parents=True, exist_ok=True)
     info = VectorsInfo(
         model=model.passage_fingerprint,

@@ -284,6 +284,19 @@ def test_a_tagger_gives_blocks_the_spans_that_pretraining_hides(tmp_path: Path) 
     assert len(kb.passages([0])[0].sentences) == 2
 
 
+def test_blocks_that_were_not_tagged_are_not_taken_for_tagged_ones(nq: Path, tmp_path: Path) -> None:
+    kb = shutil.copytree(nq / "kb", tmp_path / "nq" / "kb")
+    assert KnowledgeBase.open(kb).config.tagger == ""
+    words = ["convert", str(FIXTURES / "openqa" / "old"), str(tmp_path / "nq")]
+    with pytest.raises(InputError, match="is a knowledge base already"):
+        cli.run([*words, "--tagger", "rules"])
+    cli.run(words)  # the same as before: nothing is left to do
+    (tmp_path / "news.jsonl").write_text('{"title": "Bridge", "text": "Ada built it in 1903. It is old."}')
+    cli.run(["kb", "add", str(tmp_path / "news.jsonl"), "--kb", str(kb)])
+    (added,) = KnowledgeBase.open(kb).passages([40])
+    assert len(added.sentences) == 2 and [span.label for span in added.spans] == ["DATE"]
+
+
 # -- what is refused
 
 
