@@ -34,6 +34,9 @@ IMPORTANCE_RATE = 10.0
 ROWS_AT_ONCE = 64
 """Joint rows that the reader takes together; more only adds padding and memory."""
 
+Pooling = Literal["cls", "mean", "words"]
+Norm = Literal["layer", "unit"]
+
 
 @dataclass(frozen=True)
 class EmbedderConfig:
@@ -41,11 +44,11 @@ class EmbedderConfig:
 
     dim: int = 128
     """Width of the vectors (paper: 128)."""
-    pooling: Literal["cls", "mean", "words"] = "mean"
+    pooling: Pooling = "mean"
     """"cls": BERT's pooled output, tanh(dense([CLS])) (released code). "mean": mean of the states of all tokens.
     "words": mean of the word embeddings, each weighted by how telling its word is, no layers: what a trunk that has read
     too little to embed sentences is replaced by, and what a CPU can train in minutes."""
-    norm: Literal["layer", "unit"] = "unit"
+    norm: Norm = "unit"
     """"layer": LayerNorm, raw inner products (released code). "unit": unit vectors, scores are `scale` x cosine."""
     scale: float = 20.0
     """Scores lie in +-scale with norm "unit"; unused with "layer"."""

@@ -194,6 +194,7 @@ class Answerer:
         )
         ends = np.cumsum([one.score_WT.numel() for one in spans])
         probability_F = joint_F.softmax(dim=0)
+        published = self.model.tokenizer.as_published() if self.config.peer_compat else None
 
         def span(place: int) -> Answer | None:
             score = float(joint_F[place])
@@ -204,9 +205,9 @@ class Answerer:
             width, first = divmod(place - int(ends[k]) + score_WT.numel(), score_WT.shape[1])
             start, end = reading.text_span(row, first, first + width)
             text = evidence[k].passage.text[start:end]
-            if self.config.peer_compat:
+            if published is not None:
                 ids = reading.tokens.ids_BT[row, first : first + width + 1].tolist()
-                text = self.model.tokenizer.as_published().decode(ids, skip_special_tokens=False)
+                text = published.decode(ids, skip_special_tokens=False)
             return Answer(text, score, float(probability_F[place]), start, end, evidence[k])
 
         answers: dict[str, Answer] = {}

@@ -72,21 +72,3 @@ def peer_reading(
         [[start for start, _ in row.offsets] for row in rows],
         [[end for _, end in row.offsets] for row in rows],
     )
-
-
-def peer_places(
-    tokens: Tokens, answers: Sequence[Sequence[int]], tokenizer: Tokenizer
-) -> list[list[tuple[int, int]]]:
-    """(first, last) positions of every answer in each row, as the peer finds them: wordpieces between the two [SEP]."""
-    found = []
-    for row in tokens.ids_BT.tolist():
-        first = row.index(tokenizer.sep_id) + 1
-        end = row.index(tokenizer.sep_id, first)
-        places = [
-            (start, start + len(answer) - 1)
-            for answer in answers
-            for start in range(first, end)
-            if answer and row[start : start + len(answer)] == list(answer)
-        ]
-        found.append(places)
-    return found

@@ -14,7 +14,7 @@ from realm import cli
 from realm.cli.arguments import settings
 from realm.config import InputError
 from realm.model import folder as folder_module
-from realm.model.encoders import EmbedderConfig, TrunkConfig, embedder_from, new_reader
+from realm.model.encoders import EmbedderConfig, Norm, Pooling, TrunkConfig, embedder_from, new_reader
 from realm.model.folder import Model, load_model, save_model
 from realm.model.sharing import commands, write_sentence_transformers
 from realm.text.inputs import Lengths, passage_inputs, query_inputs
@@ -27,11 +27,11 @@ from tests.retrieval.tiny import tiny_tokenizer
 TEXTS = ["the town is in ruritania", "it has two inns?", "", "the capital " * 8]
 
 
-def model_of(pooling: str, norm: str) -> Model:
+def model_of(pooling: Pooling, norm: Norm) -> Model:
     torch.manual_seed(0)
     tokenizer = tiny_tokenizer()
     reader = new_reader(TrunkConfig(layers=2, hidden=32, heads=2, positions=64), tokenizer)
-    embedder = embedder_from(reader, EmbedderConfig(dim=16, pooling=pooling, norm=norm))  # type: ignore[arg-type]
+    embedder = embedder_from(reader, EmbedderConfig(dim=16, pooling=pooling, norm=norm))
     for parameter in embedder.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return Model(tokenizer, Lengths(query=32, passage=48), reader, embedder.eval())
@@ -40,7 +40,7 @@ def model_of(pooling: str, norm: str) -> Model:
 @pytest.mark.parametrize(
     ("pooling", "norm"), [("mean", "unit"), ("cls", "layer"), ("mean", "layer"), ("cls", "unit")]
 )
-def test_sentence_transformers_gives_our_vectors(pooling: str, norm: str, tmp_path: Path) -> None:
+def test_sentence_transformers_gives_our_vectors(pooling: Pooling, norm: Norm, tmp_path: Path) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     model = model_of(pooling, norm)
     write_sentence_transformers(model, tmp_path)

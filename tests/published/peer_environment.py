@@ -6,16 +6,31 @@
 Everything but torch is installed there; torch is found in the environment that runs this, or it would be gigabytes twice.
 """
 
+import json
 import subprocess
 import sys
 import sysconfig
 import venv
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 HERE = Path(__file__).parent
 FIXTURES = HERE / "fixtures"
 PEER = HERE.parents[1] / ".peer"
 REQUIREMENT = "transformers==4.57.6"
+
+
+def block_texts() -> list[str]:
+    """The texts of the open-QA fixture, as NumPy unpickles them."""
+    records = np.load(FIXTURES / "openqa" / "new" / "block_records.npy", allow_pickle=True)
+    return [record.decode() for record in records]
+
+
+def peer_says() -> list[dict[str, Any]]:
+    """What the peer said to each question about the open-QA fixture."""
+    return list(json.loads((FIXTURES / "expected.json").read_text()))
 
 
 def peer_python() -> Path:

@@ -5,7 +5,6 @@ import os
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from realm.retrieval import published as published_module
 from realm.retrieval import vectors
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.published import convert_checkpoint
-from tests.published.peer_environment import FIXTURES
+from tests.published.peer_environment import FIXTURES, block_texts, peer_says
 from tests.retrieval.tiny import TinyTagger
 
 KINDS = {
@@ -34,7 +33,7 @@ KINDS = {
     "reader": "reader",
     "openqa": "openqa",
 }
-TOLD: list[dict[str, Any]] = json.loads((FIXTURES / "expected.json").read_text())
+TOLD = peer_says()
 
 
 def converted(folder: Path) -> Conversion:
@@ -130,13 +129,8 @@ def nq(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def texts() -> list[str]:
-    records = np.load(FIXTURES / "openqa" / "new" / "block_records.npy", allow_pickle=True)
-    return [record.decode() for record in records]
-
-
 def test_blocks_and_vectors_are_the_published_ones(nq: Path) -> None:
-    kb, wanted = KnowledgeBase.open(nq / "kb"), texts()
+    kb, wanted = KnowledgeBase.open(nq / "kb"), block_texts()
     assert kb.texts() == wanted
     assert [passage.document_id for passage in kb] == [str(number) for number in range(40)]
     repeated = [number for number, text in enumerate(wanted) if text in wanted[:number]]
@@ -169,7 +163,9 @@ def test_peer_compat_reads_what_the_peer_reads(nq: Path) -> None:
     model = load_model(nq / "model")
     for told in TOLD:
         question = peer_question(told["question"], model.tokenizer)
-        reading = peer_reading([question] * 3, [texts()[n] for n in told["blocks"]], model.tokenizer, 32)
+        reading = peer_reading(
+            [question] * 3, [block_texts()[n] for n in told["blocks"]], model.tokenizer, 32
+        )
         assert reading.tokens.ids_BT.tolist() == told["joint_ids"]
         assert reading.body_BT.long().tolist() == told["block_mask"]
 
@@ -239,7 +235,7 @@ def test_documents_come_and_go_in_a_converted_knowledge_base(nq: Path, tmp_path:
 def test_wordpieces_are_made_when_they_are_first_needed(nq: Path) -> None:
     kb = KnowledgeBase.open(nq / "kb")
     assert kb.table.count_rows(filter="body_ids IS NULL") == 40
-    wanted = kb.tokenizer.encode(texts())
+    wanted = kb.tokenizer.encode(block_texts())
     assert [kb.tokens.body.row(n).tolist() for n in range(40)] == wanted
     assert [kb.tokens_of(np.array([7, 0])).body.row(n).tolist() for n in range(2)] == [wanted[7], wanted[0]]
 
@@ -271,7 +267,7 @@ def test_an_interrupted_conversion_goes_on_where_it_was(
 
     report = convert_checkpoint(source, out)
     assert sum(rows) == 8  # 32 of 40 were there
-    assert report["passages"] == 40 and KnowledgeBase.open(out / "kb").texts() == texts()
+    assert report["passages"] == 40 and KnowledgeBase.open(out / "kb").texts() == block_texts()
     again = convert_checkpoint(source, out)  # nothing is left to do
     assert sum(rows) == 8 and again["version"] == report["version"] == 1
 

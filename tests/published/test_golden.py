@@ -85,7 +85,7 @@ def test_reader() -> None:
 
 
 def test_open_question_answering(tmp_path: Path) -> None:
-    """Minutes, and 20 GB of disk."""
+    """Converts all of Wikipedia: the texts and 6.8 GB of vectors go to disk once more."""
     convert_checkpoint(place_of("realm-orqa-nq-openqa"), tmp_path / "nq")
     config = AnswerConfig(device="cpu", peer_compat=True, mapped_index=True)
     answerer = Answerer.load(str(tmp_path / "nq" / "kb"), str(tmp_path / "nq" / "model"), config)

@@ -3,7 +3,7 @@
 `fixtures/` is the work of `peer.py` in the peer's own environment; nothing in it comes from this package.
 """
 
-import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +17,12 @@ from realm.model.losses import any_correct_loss
 from realm.model.published.checkpoint import open_checkpoint
 from realm.model.published.parts import MASKED_READER, SPAN_READER, TOWER, convert, published_names
 from realm.model.published.peer import masked_lm_loss
-from realm.qa.reading import peer_places, peer_question, peer_reading
-from realm.text.inputs import Tokens, query_inputs
-from tests.published.peer_environment import FIXTURES
+from realm.qa.reading import peer_question, peer_reading
+from realm.text.inputs import Tokenizer, Tokens, query_inputs
+from tests.published.peer_environment import FIXTURES, block_texts, peer_says
 
 EXPECTED = load_file(FIXTURES / "expected.safetensors")
-TOLD: list[dict[str, Any]] = json.loads((FIXTURES / "expected.json").read_text())
+TOLD = peer_says()
 
 
 def expected(name: str) -> dict[str, Tensor]:
@@ -167,21 +167,31 @@ def openqa() -> Model:
 
 
 @pytest.fixture(scope="module")
-def blocks() -> list[str]:
-    import numpy as np
-
-    records = np.load(FIXTURES / "openqa" / "new" / "block_records.npy", allow_pickle=True)
-    return [record.decode() for record in records]
-
-
-@pytest.fixture(scope="module")
 def block_emb() -> Tensor:
     return torch.load(FIXTURES / "openqa" / "new" / "pytorch_model.bin", weights_only=True)["block_emb"]
 
 
+def peer_places(
+    tokens: Tokens, answers: Sequence[Sequence[int]], tokenizer: Tokenizer
+) -> list[list[tuple[int, int]]]:
+    """(first, last) positions of every answer in each row, as the peer finds them: wordpieces between the two [SEP]."""
+    found = []
+    for row in tokens.ids_BT.tolist():
+        first = row.index(tokenizer.sep_id) + 1
+        end = row.index(tokenizer.sep_id, first)
+        places = [
+            (start, start + len(answer) - 1)
+            for answer in answers
+            for start in range(first, end)
+            if answer and row[start : start + len(answer)] == list(answer)
+        ]
+        found.append(places)
+    return found
+
+
 @pytest.mark.parametrize("number", range(len(TOLD)))
 def test_fine_tuning_losses_and_gradients_are_the_peers(
-    number: int, openqa: Model, blocks: list[str], block_emb: Tensor
+    number: int, openqa: Model, block_emb: Tensor
 ) -> None:
     told, values = TOLD[number], expected(f"openqa/{number}")
     tokenizer, reader = openqa.tokenizer, openqa.span_reader
@@ -194,7 +204,8 @@ def test_fine_tuning_losses_and_gradients_are_the_peers(
     close(query_BD[0], values["vector"])
     wide = (query_BD[0] @ block_emb.T).topk(len(told["wide"])).indices.tolist()
     assert wide == told["wide"]
-    reading = peer_reading([ids] * len(wide), [blocks[n] for n in wide], tokenizer, openqa.lengths.reading)
+    texts = block_texts()
+    reading = peer_reading([ids] * len(wide), [texts[n] for n in wide], tokenizer, openqa.lengths.reading)
     answers = [peer_question(answer, tokenizer) for answer in told["answers"]]
     places = peer_places(reading.tokens, answers, tokenizer)
     theirs = [

@@ -35,10 +35,11 @@ def test_pretraining_goes_on_from_published_weights_and_back(start: Path, tmp_pa
     kb = KnowledgeBase.open(start / "kb")
     config = tiny(pretrain.PretrainConfig, "pretrain", "steps=3", "refresh.every=100", "health.queries=4")
     pretrain.train(kb, tmp_path / "trained", config, str(start / "model"))
-    assert [line["step"] for line in metrics(tmp_path / "trained") if "loss" in line]
+    assert {line["step"] for line in metrics(tmp_path / "trained") if "loss" in line} == {0, 3}
     made = export_model(str(tmp_path / "trained"), tmp_path / "out")
     assert made["classes"].keys() == {"embedder", "scorer", "encoder"}
     trained = load_model(tmp_path / "trained")
+    assert trained.step == 3
     exported = load_file(tmp_path / "out" / "encoder" / "model.safetensors")
     before = load_file(FIXTURES / "encoder" / "safetensors" / "model.safetensors")
     name = "realm.encoder.layer.0.output.dense.weight"

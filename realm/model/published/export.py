@@ -8,7 +8,7 @@ import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from realm.config import InputError, write_json
 from realm.model.encoders import MaskedReader, SpanReader, Tower
 from realm.model.folder import Model
 from realm.model.published.checkpoint import CLASSES, DEFAULTS
-from realm.model.published.parts import KEPT, MASKED_READER, SPAN_READER, TIED, TOWER, tensors_of
+from realm.model.published.parts import MASKED_READER, SPAN_READER, TIED, TOWER, tensors_of
 from realm.text.inputs import SPECIAL, Tokenizer
 
 WEIGHTS = "model.safetensors"
@@ -96,19 +96,22 @@ def _tower(tower: Tower) -> Iterator[tuple[str, Tensor]]:
 def _masked_reader(reader: MaskedReader) -> Iterator[tuple[str, Tensor]]:
     tensors = dict(tensors_of(reader.bert, MASKED_READER))
     yield from tensors.items()
-    for left, right in TIED.items():
-        yield left, tensors[right]
+    yield from _tied(tensors)
     yield from _plain_pooler(reader.config)
 
 
 def _span_reader(reader: SpanReader, masked: MaskedReader) -> Iterator[tuple[str, Tensor]]:
     tensors = dict(tensors_of(reader, SPAN_READER))
+    # The head of the encoder that it was fine-tuned from, as in the published ones.
+    tensors |= {k: v for k, v in tensors_of(masked.bert, MASKED_READER) if k.startswith("cls.")}
     yield from tensors.items()
-    head = {k: v for k, v in tensors_of(masked.bert, MASKED_READER) if k.startswith("cls.")}
-    yield from head.items()  # of the encoder that it was fine-tuned from, as in the published ones
-    yield "cls.predictions.decoder.weight", tensors["realm.embeddings.word_embeddings.weight"]
-    yield "cls.predictions.decoder.bias", head["cls.predictions.bias"]
+    yield from _tied(tensors)
     yield from _plain_pooler(masked.config)
+
+
+def _tied(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    for left, right in TIED.items():
+        yield left, tensors[right]
 
 
 def _plain_head(words_VH: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -136,7 +139,7 @@ def _prefixed(prefix: str, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tu
 def _config(model: Model, kind: str, block_emb: Lazy | None) -> dict[str, Any]:
     trunk, spans = model.embedder.trunk_config.to_dict(), model.span_reader and model.span_reader.config
     config = {name: trunk.get(name, default) for name, default in DEFAULTS.items()}
-    config |= {name: value for name, value in _kept(model).items() if name in KEPT}
+    config |= model.stages.get("published", {}).get("config", {})  # what a converted model remembers
     config["retriever_proj_size"] = model.embedder.config.dim
     if spans:
         config |= {
@@ -149,11 +152,6 @@ def _config(model: Model, kind: str, block_emb: Lazy | None) -> dict[str, Any]:
         config["num_block_records"] = block_emb.shape[0]
     ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}  # as published, wrong as they are
     return {"architectures": [CLASSES[kind]], "model_type": "realm", "dtype": "float32", **ids, **config}
-
-
-def _kept(model: Model) -> Mapping[str, Any]:
-    """The published settings that a converted model remembers."""
-    return dict(model.stages.get("published", {}).get("config", {}))
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, longest: int, kind: str = "RealmTokenizer") -> None:
@@ -198,7 +196,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], lazy: Mapping[s
             _write_parts(file, name, one)
 
 
-def _write_parts(file: Any, name: str, lazy: Lazy) -> None:
+def _write_parts(file: BinaryIO, name: str, lazy: Lazy) -> None:
     rows = 0
     for part in lazy.parts:
         file.write(np.ascontiguousarray(part, dtype="<f4").tobytes())
