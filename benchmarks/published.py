@@ -3,18 +3,20 @@
     python benchmarks/published.py --folder runs/published              20,000 blocks; makes the files, then runs both sides
     python benchmarks/published.py --folder runs/million --blocks 1000000 --parts convert answer
 
-Both sides get the same weights and inputs, each measurement in a process of its own; the best round counts. Times are wall and
+Both sides get the same weights and inputs, each measurement in a process of its own; the best round counts. Before they are
+timed, both sides' losses without dropout and their first answers are compared: "fp32" must give the peer's. Times are wall and
 processor seconds: on a busy machine compare the latter. Prints a table, and as the last line one JSON object.
 """
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # run as a file: the repository is the package's home
@@ -25,11 +27,11 @@ OURS = {
     "step": ["fp32", "bf16", "bf16-sampled"],
     "answer": ["fp32", "bf16", "fp32-batch", "bf16-batch", "bf16-mapped"],
 }
-"""Ways in which our side runs. "fp32" computes the peer's numbers; "sampled" trains the reader through one candidate."""
+"""Ways in which our side runs; "sampled" trains the reader through one candidate."""
 BATCH = 16
 
 
-def step(folder: Path, rounds: int, way: str, queries: int) -> dict[str, float]:
+def step(folder: Path, rounds: int, way: str, queries: int) -> dict[str, Any]:
     """One forward and backward pass of scorer and encoder."""
     import torch
 
@@ -46,7 +48,7 @@ def step(folder: Path, rounds: int, way: str, queries: int) -> dict[str, float]:
     model = convert(
         open_checkpoint(str(folder / "scorer")), encoder=open_checkpoint(str(folder / "encoder"))
     ).model.to(device)
-    embedder, reader = model.embedder.train(), model.reader.train()
+    embedder, reader = model.embedder, model.reader
     given = step_inputs(queries)
     query, candidate, joint = (
         Tokens(*(given[n][k] for k in ("ids", "mask", "segments"))) for n in ("query", "candidate", "joint")
@@ -57,7 +59,9 @@ def step(folder: Path, rounds: int, way: str, queries: int) -> dict[str, float]:
     target_BM, mask_BM = labels.gather(1, position_BM), torch.ones_like(position_BM)
     batch = RetrievalBatch(query, candidate, place_BK, joint, position_BM, target_BM, mask_BM)
 
-    def run(_: int) -> None:
+    def run(number: int) -> float:
+        embedder.train(number > 0)
+        reader.train(number > 0)
         with autocast(device, way.split("-")[0]):
             _, _, score_BK = embedder.score(query, candidate, place_BK)
             if way.endswith("sampled"):
@@ -68,20 +72,27 @@ def step(folder: Path, rounds: int, way: str, queries: int) -> dict[str, float]:
             else:
                 loss = masked_lm_loss(reader, joint, score_BK, labels, mask)
         loss.backward()
+        return float(loss)
 
     return timed(run, rounds)
 
 
-def answer(folder: Path, rounds: int, way: str) -> dict[str, float]:
+def answer(folder: Path, rounds: int, way: str) -> dict[str, Any]:
     """Questions, one at a time or `BATCH` at once; seconds for each question."""
     from realm.qa.pipeline import AnswerConfig, Answerer
 
-    precision, *more = way.split("-")
-    config = AnswerConfig(device="cpu", precision=precision, mapped_index="mapped" in more)  # type: ignore[arg-type]
+    first, *more = way.split("-")
+    precision: Literal["bf16", "fp32"] = "fp32" if first == "fp32" else "bf16"
+    config = AnswerConfig(device="cpu", precision=precision, mapped_index="mapped" in more)
     answerer = Answerer.load(str(folder / "ours" / "kb"), str(folder / "ours" / "model"), config)
     at_once = BATCH if "batch" in more else 1
     asked = questions((rounds + 1) * at_once)
-    found = timed(lambda n: answerer.answer_batch(asked[n * at_once : (n + 1) * at_once]), rounds)
+
+    def run(number: int) -> str:
+        found = answerer.answer_batch(asked[number * at_once : (number + 1) * at_once])
+        return found[0].answers[0].text
+
+    found = timed(run, rounds)
     return found | {key: round(found[key] / at_once, 4) for key in ("wall_s", "cpu_s")}
 
 
@@ -129,7 +140,7 @@ def _python(file: str, *words: str, python: str = sys.executable) -> str:
     return done.stdout
 
 
-def _last(said: str) -> dict[str, float]:
+def _last(said: str) -> dict[str, Any]:
     return dict(json.loads(said.strip().splitlines()[-1]))
 
 
@@ -145,11 +156,20 @@ def compare(part: str, args: argparse.Namespace) -> dict[str, Any]:
     for way in OURS[part]:
         said = _python("published.py", "--side", *words, way, str(args.queries))
         result[way] = _last(said)
+    if not _same(result["peer"]["says"], result["fp32"]["says"]):
+        raise SystemExit(f"the peer says {result['peer']['says']!r}, fp32 here {result['fp32']['says']!r}")
     result["ratios"] = {
-        way: {key: round(result["peer"][key] / result[way][key], 2) for key in result["peer"]}
+        way: {key: round(result["peer"][key] / result[way][key], 2) for key in ("wall_s", "cpu_s", "peak_gb")}
         for way in OURS[part]
     }
     return result
+
+
+def _same(theirs: float | str, ours: float | str) -> bool:
+    """Losses to 1e-5; answers by their letters, for the peer's are wordpieces joined in lower case."""
+    if isinstance(theirs, float) and isinstance(ours, float):
+        return math.isclose(theirs, ours, rel_tol=1e-5)
+    return "".join(str(theirs).split()) == "".join(str(ours).lower().split())
 
 
 def table(part: str, result: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import json
 import resource
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,9 +60,12 @@ def questions(count: int) -> list[str]:
     return ["who " + " ".join(words[place] for place in row) for row in places.tolist()]
 
 
-def timed(run: Callable[[int], object], rounds: int) -> dict[str, float]:
-    """The best of some rounds after a warm-up: wall and processor seconds, and the process' peak memory in GB."""
-    run(0)
+def timed(run: Callable[[int], float | str], rounds: int) -> dict[str, Any]:
+    """The best of some rounds after a warm-up: wall and processor seconds, the process' peak memory in GB.
+
+    `run(0)` is the warm-up, and `says` what it gave: the loss without dropout, or an answer. The sides must agree in that.
+    """
+    says = run(0)
     wall, cpu = [], []
     for number in range(1, rounds + 1):
         before = time.perf_counter(), time.process_time()
@@ -69,9 +73,14 @@ def timed(run: Callable[[int], object], rounds: int) -> dict[str, float]:
         wall.append(time.perf_counter() - before[0])
         cpu.append(time.process_time() - before[1])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {"wall_s": round(min(wall), 4), "cpu_s": round(min(cpu), 4), "peak_gb": round(peak, 2)}
+    return {
+        "wall_s": round(min(wall), 4),
+        "cpu_s": round(min(cpu), 4),
+        "peak_gb": round(peak, 2),
+        "says": says,
+    }
 
 
-def tell(result: dict[str, float]) -> None:
+def tell(result: dict[str, Any]) -> None:
     """The last line of a side: its result."""
     print(json.dumps(result))

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from published_inputs import B, K, questions, step_inputs, tell, timed
@@ -17,14 +18,16 @@ from transformers import (
 )
 
 
-def step(folder: Path, rounds: int, queries: int) -> dict[str, float]:
+def step(folder: Path, rounds: int, queries: int) -> dict[str, Any]:
     """One forward and backward pass of scorer and encoder."""
-    scorer = RealmScorer.from_pretrained(folder / "scorer").train()
-    encoder = RealmKnowledgeAugEncoder.from_pretrained(folder / "encoder").train()
+    scorer = RealmScorer.from_pretrained(folder / "scorer")
+    encoder = RealmKnowledgeAugEncoder.from_pretrained(folder / "encoder")
     given = step_inputs(queries)
     query, candidate, joint, target = (given[n] for n in ("query", "candidate", "joint", "target"))
 
-    def run(_: int) -> None:
+    def run(number: int) -> float:
+        scorer.train(number > 0)
+        encoder.train(number > 0)
         score = scorer(
             query["ids"],
             attention_mask=query["mask"],
@@ -33,19 +36,21 @@ def step(folder: Path, rounds: int, queries: int) -> dict[str, float]:
             candidate_attention_mask=candidate["mask"].view(queries, K, -1),
             candidate_token_type_ids=candidate["segments"].view(queries, K, -1),
         ).relevance_score
-        encoder(
+        loss = encoder(
             joint["ids"].view(queries, K, -1),
             attention_mask=joint["mask"].view(queries, K, -1),
             token_type_ids=joint["segments"].view(queries, K, -1),
             relevance_score=score,
             labels=target["labels"],
             mlm_mask=target["mask"],
-        ).loss.backward()
+        ).loss
+        loss.backward()
+        return float(loss)
 
     return timed(run, rounds)
 
 
-def answer(folder: Path, rounds: int) -> dict[str, float]:
+def answer(folder: Path, rounds: int) -> dict[str, Any]:
     """One question."""
     retriever = RealmRetriever.from_pretrained(str(folder / "openqa"))
     model = RealmForOpenQA.from_pretrained(folder / "openqa", retriever=retriever).eval()
@@ -53,9 +58,9 @@ def answer(folder: Path, rounds: int) -> dict[str, float]:
     asked = questions(rounds + 1)
 
     @torch.no_grad()
-    def run(number: int) -> None:
+    def run(number: int) -> str:
         found = model(**tokenizer([asked[number]], return_tensors="pt"))
-        tokenizer.decode(found.predicted_answer_ids)
+        return tokenizer.decode(found.predicted_answer_ids)
 
     return timed(run, rounds)
 
