@@ -15,6 +15,7 @@ ONLY_FOR = {
     "embedder": "realm",
     "bits": "realm",
     "tagger": "realm",
+    "tokenizer": "realm",
     "kb": "huggingface-realm",
     "licence": "hub",
     "data": "hub",
@@ -36,7 +37,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     convert.add_argument(
         "source",
         metavar="FROM",
-        help="published checkpoint, by folder or hub name; or a model of ours, with --to",
+        help="published checkpoint, by folder or hub name, or the prefix of TensorFlow's files; or a model of ours, with --to",
     )
     convert.add_argument(
         "out", metavar="OUT", help="folder that is made; an open-QA one gets OUT/model and OUT/kb"
@@ -69,6 +70,11 @@ def add_commands(commands: "Commands[Parser]") -> None:
         help="tags names and dates in the published texts, which only pre-training on them needs (default: none)",
     )
     convert.add_argument(
+        "--tokenizer",
+        metavar="NAME",
+        help="of a checkpoint of Google's own that has no vocabulary beside it: a folder with vocab.txt, or a hub name",
+    )
+    convert.add_argument(
         "--kb", metavar="KB", help="with --to huggingface-realm: the knowledge base of its open-QA folder"
     )
     convert.add_argument(
@@ -96,8 +102,9 @@ def _convert(args: argparse.Namespace) -> None:
             from realm.text.salient_spans import load_tagger
 
             tagger = load_tagger(args.tagger) if args.tagger else None
-            bits = args.bits or 32
-            made = convert_checkpoint(args.source, out, args.encoder, args.embedder, bits, tagger)
+            made = convert_checkpoint(
+                args.source, out, args.encoder, args.embedder, args.bits or 32, tagger, args.tokenizer
+            )
         case "huggingface-realm":
             from realm.retrieval.published import export_model
 

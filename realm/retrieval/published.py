@@ -61,16 +61,19 @@ def convert_checkpoint(
     embedder: str | None = None,
     bits: int = 32,
     tagger: Tagger | None = None,
+    tokenizer: str | None = None,
 ) -> dict[str, Any]:
     """Writes a published checkpoint as ours, and says what became of it; repeated, it goes on where it was stopped.
+
+    Google's own open-QA checkpoints come without vectors and texts: they become a model alone.
 
     Raises:
         InputError: see `open_checkpoint` and `convert`; texts and vectors differ in number; or `out` holds something else.
     """
-    checkpoint = open_checkpoint(name)
-    others = (open_checkpoint(other) if other else None for other in (encoder, embedder))
+    checkpoint = open_checkpoint(name, tokenizer)
+    others = (open_checkpoint(other, tokenizer) if other else None for other in (encoder, embedder))
     conversion = convert(checkpoint, *others)
-    if checkpoint.kind != "openqa":
+    if "block_emb" not in checkpoint.tensors:
         _save(conversion.model, out)
         return _report(checkpoint, conversion, model=str(out))
     records, block_emb = BlockRecords(checkpoint.folder / RECORDS), checkpoint.tensors["block_emb"]

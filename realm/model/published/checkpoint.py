@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from realm.config import InputError
+from realm.model.published import google
 from realm.text.inputs import Tokenizer, encoder_folder
 
 RECORDS = "block_records.npy"
@@ -80,16 +81,29 @@ class Checkpoint(NamedTuple):
         return tokenizer
 
 
-def open_checkpoint(name: str) -> Checkpoint:
-    """A published checkpoint by folder or hub name.
+def open_checkpoint(name: str, tokenizer: str | None = None) -> Checkpoint:
+    """A published checkpoint by folder or hub name, or Google's own by the prefix of its files or a module's folder.
+
+    `tokenizer` names the tokenizer of one of Google's that has no vocabulary beside it.
 
     Raises:
         InputError: not there, not a REALM checkpoint, damaged, or a file that holds more than tensors.
     """
+    if prefix := google.prefix_of(name):
+        return _googles(name, prefix, tokenizer)
     folder = Path(encoder_folder(name, FILES))
     config = _config(name, folder)
     tensors = _tensors(name, folder)
     return Checkpoint(name, folder, _kind(name, tensors), config, tensors)
+
+
+def _googles(name: str, prefix: Path, tokenizer: str | None) -> Checkpoint:
+    folder = Path(encoder_folder(tokenizer)) if tokenizer else Path(name) / "assets"
+    if not tokenizer and not (folder / "vocab.txt").is_file():
+        raise InputError(f"{name} has no vocabulary, {folder / 'vocab.txt'}: name one with --tokenizer")
+    tensors = google.read_variables(prefix)
+    config = DEFAULTS | google.settings(tensors, folder)
+    return Checkpoint(name, folder, _kind(name, tensors), _checked(config, folder), tensors)
 
 
 def _config(name: str, folder: Path) -> dict[str, Any]:
@@ -105,10 +119,15 @@ def _config(name: str, folder: Path) -> dict[str, Any]:
         )
     if config.get("position_embedding_type", "absolute") != "absolute" or config.get("is_decoder"):
         raise InputError(f"{name} has relative positions or is a decoder, which no published REALM is")
-    config = DEFAULTS | {key: value for key, value in config.items() if value is not None}
+    return _checked(
+        DEFAULTS | {key: value for key, value in config.items() if value is not None}, folder / "config.json"
+    )
+
+
+def _checked(config: dict[str, Any], file: Path) -> dict[str, Any]:
     for key, default in DEFAULTS.items():
         if not isinstance(config[key], (int, float) if isinstance(default, int | float) else type(default)):
-            raise InputError(f"{folder / 'config.json'}: {key} is {config[key]!r}")
+            raise InputError(f"{file}: {key} is {config[key]!r}")
     return config
 
 
@@ -167,7 +186,7 @@ def _pickled(file: Path) -> dict[str, Tensor]:
 def _kind(name: str, tensors: dict[str, Tensor]) -> str:
     """By the names of the tensors, which cannot err as a config.json can."""
     roots = {re.sub(r"^((?:query_)?embedder\.|reader\.)?(\w+)\..*$", r"\1\2", key) for key in tensors}
-    if "block_emb" in tensors:
+    if "block_emb" in tensors or "reader.qa_outputs" in roots:
         return "openqa"
     if "query_embedder.realm" in roots or "embedder.realm" in roots:
         return "scorer"

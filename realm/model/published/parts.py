@@ -1,15 +1,15 @@
 """Published tensors to networks and back: the table of names, and what is dead in each kind of checkpoint.
 
-    kind       becomes                                 dead weights in it
-    embedder   Tower                                   cls.predictions
-    scorer     two Towers, one where they are equal    cls.predictions, twice
-    encoder    MaskedReader                            the pooler; the decoder, which is the word embeddings
-    reader     SpanReader                              the pooler, cls.predictions.decoder
-    openqa     Tower, SpanReader, MaskedReader         as in embedder and reader
+    kind       becomes                                 what its own forward pass does not use
+    embedder   Tower                                   the masked-LM head, cls.predictions
+    scorer     two Towers, one where they are equal    that head, twice
+    encoder    MaskedReader                            the pooler
+    reader     SpanReader, MaskedReader                the pooler, the masked-LM head
+    openqa     Tower, SpanReader, MaskedReader         as embedder and reader
 
-The head of a reader, `cls.predictions`, is not used to read spans; with the word embeddings as its decoder it is the head of
-the encoder that the reader was fine-tuned from, so it becomes a masked-LM reader. The decoders that embedders and readers
-hold were never trained.
+The head of a reader, with the word embeddings as its decoder, is the head of the encoder that the reader was fine-tuned from,
+so it becomes a masked-LM reader; that of an embedder is the start of one where nothing else is. Dead is what then has no use:
+poolers, heads of embedders beside a reader, and the decoders of both, which were never trained.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -128,7 +128,8 @@ def convert(
             "the masked-LM reader is the embedder's own trunk: give an --encoder, or train it with `realm mlm`"
         )
     shared = query is passage
-    config = EmbedderConfig(checkpoint.config["retriever_proj_size"], "cls", "layer", shared=shared)
+    dim = (embedder or checkpoint).config["retriever_proj_size"]
+    config = EmbedderConfig(dim, "cls", "layer", shared=shared)
     with torch.random.fork_rng():
         torch.manual_seed(0)  # for what stays untrained: the same checkpoint gives the same model
         model_embedder = Embedder(trunk, config)
@@ -143,6 +144,10 @@ def convert(
         span_reader = None
         notes.append(
             "the head of the span reader was never trained and is left out: `realm finetune` gives a new one"
+        )
+    if checkpoint.kind == "openqa" and "block_emb" not in checkpoint.tensors:
+        notes.append(
+            "no vectors and no texts came with it: `realm kb build` and `realm index` make them of a corpus"
         )
     if checkpoint.kind == "openqa" and embedder is None:
         notes.append(
@@ -253,7 +258,10 @@ def _check_fits(
 ) -> None:
     if other.kind not in kinds:
         raise InputError(f"{other.name} is a {other.kind}: {' or '.join(sorted(kinds))} was expected there")
-    for name in (*TRUNK, "retriever_proj_size"):
+    names = [*TRUNK]
+    if not {checkpoint.kind, other.kind} & {"encoder", "reader"}:
+        names.append("retriever_proj_size")
+    for name in names:
         if other.config[name] != checkpoint.config[name]:
             raise InputError(
                 f"{other.name} has {name} {other.config[name]}, {checkpoint.name} {checkpoint.config[name]}"
