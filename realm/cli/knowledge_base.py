@@ -143,7 +143,7 @@ def _add(args: argparse.Namespace) -> None:
     from realm.text.salient_spans import load_tagger
 
     kb = KnowledgeBase.open(args.kb)
-    tagger = load_tagger(args.tagger or kb.config.tagger, args.processes or kb.config.tagger_processes)
+    tagger = load_tagger(args.tagger or kb.config.later_tagger, args.processes or kb.config.tagger_processes)
     documents = read_documents(args.sources, kb.config.max_document_chars)
     report(args, kb.add(documents, tagger)._asdict())
 

@@ -63,6 +63,11 @@ class KnowledgeBaseConfig:
     commit_every: int = 8192
     """Most passages of a commit, which are held in memory, and which a killed build has to make again."""
 
+    @property
+    def later_tagger(self) -> str:
+        """What tags documents that are added later."""
+        return self.tagger or "rules"
+
     def __post_init__(self) -> None:
         least = {"passage_tokens": 16, "tagger_processes": 1, "max_document_chars": 1, "commit_every": 1}
         for name, bound in least.items():

@@ -192,8 +192,9 @@ class LivingKnowledge:
 
     def _tagger_for(self, kb: KnowledgeBase) -> Tagger:
         """The one that the knowledge base was built with, loaded once."""
-        if self._tagger is None or self._tagger[0] != kb.config.tagger:
-            self._tagger = (kb.config.tagger, self._tagger_of(kb.config.tagger))
+        name = kb.config.later_tagger
+        if self._tagger is None or self._tagger[0] != name:
+            self._tagger = (name, self._tagger_of(name))
         return self._tagger[1]
 
 

@@ -66,7 +66,7 @@ def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1) -> Tagger:
 
     - `spacy:MODEL` or `MODEL`: a spaCy pipeline with a named entity recogniser, by package name or folder.
     - `hf:MODEL`: a transformers token classifier, by hub name or folder; sentences end by punctuation.
-    - `rules`, or nothing: dates alone; sentences end by punctuation. Names are not guessed.
+    - `rules`: dates alone; sentences end by punctuation. Names are not guessed.
 
     `processes` tag in parallel, where the platform can fork; a token classifier runs in this one.
 
@@ -75,7 +75,7 @@ def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1) -> Tagger:
     """
     kind, colon, model = name.partition(":")
     if not colon:
-        kind, model = ("rules", "") if name in ("rules", "") else ("spacy", name)
+        kind, model = ("rules", "") if name == "rules" else ("spacy", name)
     if kind == "rules" and not model:
         return _SpacyTagger("rules", _sentence_splitter(), processes)
     if kind == "spacy" and model:
