@@ -72,7 +72,7 @@ def step(folder: Path, rounds: int, way: str, queries: int) -> dict[str, Any]:
             else:
                 loss = masked_lm_loss(reader, joint, score_BK, labels, mask)
         loss.backward()
-        return float(loss)
+        return loss.item()
 
     return timed(run, rounds)
 

@@ -45,7 +45,7 @@ def step(folder: Path, rounds: int, queries: int) -> dict[str, Any]:
             mlm_mask=target["mask"],
         ).loss
         loss.backward()
-        return float(loss)
+        return loss.item()
 
     return timed(run, rounds)
 
