@@ -171,10 +171,12 @@ def table(pairs: Mapping[bytes, bytes], block: bytes | None = None, compression:
     return data + summed(index) + footer.ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57)
 
 
-def entry(shape: tuple[int, ...] = (2,), size: int | None = None, offset: int = 0, dtype: int = 1) -> bytes:
-    """A tensor's entry over eight bytes of zeros."""
+def entry(
+    shape: tuple[int, ...] = (2,), size: int | None = None, offset: int = 0, dtype: int = 1, zeros: int = 8
+) -> bytes:
+    """A tensor's entry, with the sum of some zeros."""
     dims = b"".join(b"\x12" + bytes([len(varint(n)) + 1]) + b"\x08" + varint(n) for n in shape)
-    crc = google_crc32c.value(bytes(8))
+    crc = google_crc32c.value(bytes(zeros))
     masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
     length = varint(4 * math.prod(shape) if size is None else size)
     return (
@@ -197,6 +199,8 @@ ONE_SHARD = b"\x08\x01"
         (ONE_SHARD, entry(shape=(2**62, 2)), "is behind the file's"),
         (ONE_SHARD, entry(dtype=7), "its type is 7"),
         (ONE_SHARD, entry(shape=(1,)), "checksum"),
+        (ONE_SHARD, entry(shape=(0, 2**69), zeros=0), r"a shape of \[0, 5902"),
+        (ONE_SHARD, entry(shape=(0,) * 99, zeros=0), r"a shape of \[0, 0"),
         (ONE_SHARD, entry() + b"\x3a\x00", "stored in slices"),
         (ONE_SHARD, entry() + b"\x18\x05", "data-00005-of-00001 is missing"),
         (ONE_SHARD + b"\x10\x01", entry(), "big-endian"),
@@ -216,6 +220,13 @@ def test_an_entry_that_cannot_be_is_named(
         return
     with pytest.raises(InputError, match=says):
         everything(tmp_path / "a")
+
+
+def test_a_checkpoint_of_something_else_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.index").write_bytes(table({b"": ONE_SHARD, b"one": entry()}))
+    (tmp_path / "a.data-00000-of-00001").write_bytes(bytes(8))
+    with pytest.raises(InputError, match=r"has no BERT in it, but one \.\.\."):
+        open_checkpoint(str(tmp_path / "a"), str(NQ.parent))
 
 
 def test_a_compressed_table_is_refused(tmp_path: Path) -> None:

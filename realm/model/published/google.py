@@ -31,6 +31,7 @@ PLACES = {
     r"bert/": "realm.",
 }
 """Beginnings of Google's names -> of the published ones."""
+WORDS = "realm.embeddings.word_embeddings.weight"
 LEAVES = {"kernel": "weight", "gamma": "weight", "beta": "bias", "output_bias": "bias"}
 BERT_CONFIG = "bert_config.json"
 """Lies beside the vocabulary where a BERT was published."""
@@ -51,10 +52,12 @@ def read_variables(prefix: Path) -> dict[str, Tensor]:
     """The variables under their published names, without those of the optimizer.
 
     Raises:
-        InputError: see `read_bundle`.
+        InputError: see `read_bundle`; or there is no BERT.
     """
     found = read_bundle(prefix, lambda name: not _OPTIMIZER.search(name))
     tensors = {published_name(name): _as_published(name, value) for name, value in found.items()}
+    if not any(name.endswith(WORDS) and value.dim() == 2 for name, value in tensors.items()):
+        raise InputError(f"{prefix} has no BERT in it, but {', '.join(sorted(found)[:2]) or 'nothing'} ...")
     if any(name.startswith("reader.") for name in tensors):
         return tensors
     return {name.removeprefix("embedder."): value for name, value in tensors.items()}
@@ -89,9 +92,9 @@ def settings(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
     Raises:
         InputError: those do not say it, or there are none and the states are of another width than a BERT's.
     """
-    root = "embedder." if "embedder.realm.embeddings.word_embeddings.weight" in tensors else ""
+    root = "embedder." if f"embedder.{WORDS}" in tensors else ""
     sizes = {
-        "realm.embeddings.word_embeddings.weight": ("vocab_size", "hidden_size"),
+        WORDS: ("vocab_size", "hidden_size"),
         "realm.embeddings.position_embeddings.weight": ("max_position_embeddings",),
         "realm.embeddings.token_type_embeddings.weight": ("type_vocab_size",),
         "realm.encoder.layer.0.intermediate.dense.bias": ("intermediate_size",),
@@ -108,7 +111,7 @@ def settings(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
     }
     found["num_hidden_layers"] = len(layers)
     if (ends := tensors.get("reader.qa_outputs.dense_intermediate.bias")) is not None:
-        found["span_hidden_size"] = len(ends) // 2
+        found["span_hidden_size"] = ends.numel() // 2
     file, hidden = folder / BERT_CONFIG, found.get("hidden_size", 0)
     if file.is_file():
         try:

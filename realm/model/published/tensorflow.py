@@ -95,7 +95,13 @@ def _tensor(entry: "_Message", shard: Callable[[int], np.ndarray]) -> Tensor:
     _check_sum(sum_, _first(entry, 6))
     if start % 4:
         found = found.copy()
-    return torch.from_numpy(found.view("<f4").reshape(shape))
+    try:
+        return torch.from_numpy(found.view("<f4").reshape(shape))
+    except (
+        ValueError,
+        OverflowError,
+    ) as error:  # no elements, in more or longer dimensions than an array has
+        raise _Damaged(f"a shape of {shape}") from error
 
 
 # -- the table: entries in blocks, an index of the blocks, and a footer that says where that is
