@@ -1,13 +1,19 @@
-"""What index refreshes cost and what they keep fresh: a table for people, then one line of JSON.
+"""What index refreshes cost and what they keep fresh: tables for people, then one line of JSON.
 
-    python benchmarks/refresh.py                                                # a corpus made up here, tiny networks
-    python benchmarks/refresh.py --kb demo/kb --model demo/models/ict --config demo --every 50 500 1500 --steps 1500
+    python benchmarks/refresh.py                                    # a corpus made here: ten minutes on two quiet cores
+    python benchmarks/refresh.py --parts freshness --steps 300 --every 10 100 300 \
+        --kb demo/kb --model demo/models/ict --config demo --set retriever_rate=1e-3
+    python benchmarks/refresh.py --results refresh.jsonl            # keeps each row; started again, it does the others
 
-Every number comes from `realm pretrain` itself, run into a temporary folder: steps per second with no build, beside
-background builds and between foreground ones; passages per second of a build against bare forward passes of the same
-batches; seconds from a version's commit to its use; and how much of what the run retrieves an index of the moment would
-retrieve too (`candidate_freshness`, top 20 of the probe), for several refresh intervals, with and without write-through, and
-for the two query towers that can search.
+Every number comes from `realm pretrain` itself, run into a temporary folder.
+
+speed: steps per second with no build, with foreground builds and beside background ones, for each split of the threads
+    between the two; passages per second of a build; seconds from a version's commit to its use.
+embedding: passages per second of a build's work against bare forward passes of the same batches, which are its ceiling.
+freshness: how much of what the run retrieves an index of the moment would retrieve too (`candidate_freshness`, top 20 of
+    the probe), and the recall where it ends, by refresh interval; with the live query tower, the same with write-through,
+    and with the snapshot's query tower. Passages that hold the hidden span are the credit: no reader's time, and no luck of
+    its start. All runs of an interval take the same steps and the same builds.
 """
 
 import argparse
@@ -16,16 +22,20 @@ import json
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: the repository is the package's home
+
 from realm.cli import main as cli
-from realm.config import read_config
+from realm.config import progress, read_config
 from realm.model.device import autocast, choose_device
 from realm.model.encoders import evaluating
 from realm.model.folder import load_model
@@ -34,100 +44,140 @@ from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.text.inputs import passage_inputs
 from realm.train import pretrain
 
+Row = dict[str, Any]
+LOOKS = 12
+"""How often a run is asked how fresh its candidates are."""
+SEARCHES = {
+    "live": ("refresh.write_through=false",),
+    "live, write-through": ("refresh.write_through=true",),
+    "snapshot": ("refresh.search=snapshot",),
+}
+MADE_HERE = ("batch_size=16", "candidates=5", "guided=2", "warmup=10")
+"""Pre-training on the corpus made here, beside what `tiny` says."""
+
 
 def main() -> None:
     """Measures what the flags ask for and prints it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="default: all")
     parser.add_argument("--kb", help="a knowledge base; default: a small one, made here")
-    parser.add_argument("--model", help="the model to start from")
+    parser.add_argument("--model", help="with --kb: the model to start from")
     parser.add_argument("--config", default="tiny", help="preset or file with a [pretrain] table")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="one more setting")
-    parser.add_argument("--steps", type=int, default=60, help="steps of a run that measures freshness")
+    parser.add_argument("--towns", type=int, default=1000, help="documents of the corpus made here")
+    parser.add_argument("--steps", type=int, default=1500, help="steps of a run that measures freshness")
     parser.add_argument(
-        "--every", type=int, nargs="+", default=[10, 30, 60], help="refresh intervals to compare"
+        "--every", type=int, nargs="+", default=[50, 500, 1500], help="refresh intervals to compare"
     )
-    parser.add_argument("--speed-steps", type=int, default=60, help="steps of a run that measures speed")
+    parser.add_argument("--speed-steps", type=int, default=300, help="steps of a run that measures speed")
     parser.add_argument("--seeds", type=int, default=1, help="runs per row of the freshness table")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="rows that are done, to go on from")
     args = parser.parse_args()
+    if (args.kb is None) != (args.model is None):
+        parser.error("--kb and --model go together")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with tempfile.TemporaryDirectory() as folder:
-        kb_folder, model = (args.kb, args.model) if args.kb else _made_up(Path(folder))
-        kb = KnowledgeBase.open(kb_folder)
-        runs = Runs(kb, model, args.config, args.set, Path(folder))
+        bench = Bench(args, Path(folder))
+        rows = {part: [bench.row(part, *one) for one in PARTS[part](bench)] for part in args.parts}
         result = {
-            "passages": len(kb),
+            "passages": len(bench.kb),
             "cpus": os.cpu_count(),
             "torch_threads": torch.get_num_threads(),
             "device": str(choose_device("auto")),
             "torch": torch.__version__,
-            "speed": speed(runs, args.speed_steps),
-            "embedding": embedding(kb, model),
-            "freshness": freshness(runs, args.steps, args.every, args.seeds),
+            **rows,
         }
-    _print_table(result)
+    for part, done in rows.items():
+        print(f"\n{part}\n")
+        _print_table(done)
     print(json.dumps(result))
 
 
-class Runs:
-    """Pre-training runs that differ in a few settings."""
+class Bench:
+    """The corpus, the two models to start from, and the rows that are done."""
 
-    def __init__(self, kb: KnowledgeBase, model: str, config: str, settings: list[str], folder: Path):
-        self._kb, self._model, self._config, self._settings, self._folder = (
-            kb,
-            model,
-            config,
-            settings,
-            folder,
+    def __init__(self, args: argparse.Namespace, folder: Path):
+        self.args, self._folder, self._runs = args, folder, 0
+        kb_folder, self.layers, self.words = (
+            (args.kb, args.model, args.model) if args.kb else made_up(folder, args.towns)
         )
-        self._count = 0
+        self.kb = KnowledgeBase.open(kb_folder)
+        self._settings = [*([] if args.kb else MADE_HERE), *args.set]
+        self._file: Path | None = args.results
+        self._done: dict[str, Row] = {}
+        if self._file is not None and self._file.exists():
+            kept = [json.loads(line) for line in self._file.read_text().splitlines()]
+            self._done = {line["key"]: line["row"] for line in kept}
 
-    def lines(self, *settings: str) -> list[dict[str, Any]]:
-        """metrics.jsonl of a run with these settings."""
-        self._count += 1
-        common = ["health.gate=0", "health.margin=-1", "checkpoint_seconds=1e9"]
+    def row(self, part: str, name: str, measure: Callable[[], Row]) -> Row:
+        """What `measure` finds; not again where an earlier run with the same arguments did."""
+        asked = {k: v for k, v in vars(self.args).items() if k not in ("parts", "results", "every")}
+        key = f"{part}: {name}, {json.dumps(asked)}"
+        if key not in self._done:
+            began = time.monotonic()
+            self._done[key] = measure()
+            print(f"{part}: {name}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+            if self._file is not None:
+                with self._file.open("a") as file:
+                    file.write(json.dumps({"key": key, "row": self._done[key]}) + "\n")
+        return self._done[key]
+
+    def lines(self, model: str, *settings: str) -> list[Row]:
+        """metrics.jsonl of a pre-training run with these settings."""
+        self._runs += 1
+        common = ["health.gate=0", "health.margin=-1", "health.read=1", "checkpoint_seconds=1e9"]
         config = read_config(
-            pretrain.PretrainConfig, self._config, "pretrain", [*common, *self._settings, *settings]
+            pretrain.PretrainConfig, self.args.config, "pretrain", [*common, *settings, *self._settings]
         )
-        out = pretrain.train(self._kb, self._folder / f"run{self._count}", config, self._model)
+        out = pretrain.train(self.kb, self._folder / f"run{self._runs}", config, model)
         return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def speed(runs: Runs, steps: int) -> list[dict[str, Any]]:
-    """Steps per second: none, background and foreground builds; several thread splits for the background."""
-    rows = []
-    least = max(1, steps // 6)
-    for name, *settings in (
-        ("no build", "refresh.every=0"),
-        ("foreground", f"refresh.every={least}", "refresh.in_background=false"),
-        *(
-            (f"background, {threads} thread(s)", "refresh.every=1", "refresh.in_background=true", f"refresh.threads={threads}")
-            for threads in range(1, min(3, (os.cpu_count() or 1) + 1))
-        ),
-    ):  # fmt: skip
-        lines = runs.lines(f"steps={steps}", "log_every=1", "health.queries=50", "health.read=1", *settings)
-        logged = [line for line in lines if line["loss"] is not None]
-        passed = [b["seconds"] - a["seconds"] for a, b in itertools.pairwise(logged)]
-        beside = [s for s, line in zip(passed, logged[1:], strict=False) if line["building"]]
-        versions = [line for line in lines if "build_seconds" in line][1:-1]  # not the first and the last
-        rows.append(
-            {
-                "what": name,
-                "steps_per_second": (len(logged) - 1) / sum(passed),
-                "median_step_seconds": statistics.median(passed),
-                "median_step_seconds_beside_build": statistics.median(beside) if beside else None,
-                "builds": len(versions),
-                "build_seconds": _median([v["build_seconds"] for v in versions]),
-                "build_passages_per_second": _median([v["build_passages_per_second"] for v in versions]),
-                "commit_to_swap_seconds": _median([v["swap_seconds"] for v in versions]),
-            }
+def speed(bench: Bench) -> Iterator[tuple[str, Callable[[], Row]]]:
+    """No build, foreground builds, background ones; each with every number of threads for the trainer and for the build."""
+    steps, cpus = bench.args.speed_steps, os.cpu_count() or 1
+    some = sorted({1, cpus // 2, cpus} - {0})
+    foreground = f"refresh.every={max(1, steps // 4)}", "refresh.in_background=false"
+    for threads in some:
+        yield f"no build, {threads} thread(s)", lambda t=threads: _speed(bench, t, "refresh.every=0")
+    yield f"foreground, {cpus} thread(s)", lambda: _speed(bench, cpus, *foreground)
+    for threads, other in itertools.product(some, some):
+        yield (
+            f"background, {threads} + {other} thread(s)",
+            lambda t=threads, o=other: _speed(bench, t, "refresh.every=1", f"refresh.threads={o}"),
         )
-    return rows
 
 
-def embedding(kb: KnowledgeBase, model_path: str) -> dict[str, float]:
-    """Passages per second of the whole embedding, and of nothing but the forward passes over the same batches."""
+def _speed(bench: Bench, threads: int, *settings: str) -> Row:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    background = "refresh.in_background=true"
+    few = f"steps={bench.args.speed_steps}", "log_every=1", "health.queries=50"
+    lines = bench.lines(bench.layers, *few, background, *settings)
+    torch.set_num_threads(before)
+    logged = [line for line in lines if line["loss"] is not None]
+    passed = [b["seconds"] - a["seconds"] for a, b in itertools.pairwise(logged)]
+    beside = [s for s, line in zip(passed, logged[1:], strict=False) if line["building"]]
+    versions = [line for line in lines if "build_seconds" in line][1:-1]  # not the first and the last
+    return {
+        "steps/s": (len(logged) - 1) / sum(passed),
+        "step, s": statistics.median(passed),
+        "step beside a build, s": statistics.median(beside) if beside else None,
+        "builds": len(versions),
+        "s/build": _median([v["build_seconds"] for v in versions]),
+        "passages/s": _median([v["build_passages_per_second"] for v in versions]),
+        "commit to swap, s": _median([v["swap_seconds"] for v in versions]),
+    }
+
+
+def embedding(bench: Bench) -> Iterator[tuple[str, Callable[[], Row]]]:
+    """The same batches, by everything that a build does to them and by their forward passes alone."""
+    yield "all threads", lambda: _embedding(bench.kb, bench.layers)
+
+
+def _embedding(kb: KnowledgeBase, model_path: str) -> Row:
     model = load_model(model_path).to(choose_device("auto"))
     tokens, tower = kb.tokens, model.embedder.passage
     numbers = np.arange(min(len(kb), 20_000))
@@ -150,73 +200,89 @@ def embedding(kb: KnowledgeBase, model_path: str) -> dict[str, float]:
         embed_passages(tower, tokens, numbers, model.tokenizer, model.lengths, model.device)
 
     with autocast(model.device, "bf16"):
-        rates = {name: len(numbers) / _seconds(do) for name, do in (("forward", forward), ("whole", whole))}
-    return {
-        "forward_passages_per_second": rates["forward"],
-        "embed_passages_per_second": rates["whole"],
-        "share_of_ceiling": rates["whole"] / rates["forward"],
-    }
+        bare, all_of_it = (len(numbers) / _seconds(do) for do in (forward, whole))
+    return {"forward, passages/s": bare, "build, passages/s": all_of_it, "share": all_of_it / bare}
 
 
-def freshness(runs: Runs, steps: int, intervals: list[int], seeds: int) -> list[dict[str, Any]]:
-    """Mean freshness of candidates over a run, and where its retriever ends, by interval and by what searches."""
-    rows = []
-    look = max(1, steps // 12)
-    for every in intervals:
-        for name, setting in (
-            ("live", "refresh.write_through=false"),
-            ("live, write-through", "refresh.write_through=true"),
-            ("snapshot", "refresh.search=snapshot"),
-        ):
-            found = []
-            for seed in range(seeds):
-                began = time.monotonic()
-                lines = runs.lines(
-                    f"steps={steps}", f"refresh.every={every}", "refresh.in_background=false", f"seed={seed}",
-                    f"health.freshness_every={look}", setting,
-                )  # fmt: skip
-                seen = [x for x in lines if "candidate_freshness" in x and "index_step" not in x]
-                last = [x for x in lines if "probe_recall_5" in x][-1]
-                found.append(
-                    {
-                        "freshness": statistics.mean(x["candidate_freshness"] for x in seen),
-                        "least": min(x["candidate_freshness"] for x in seen),
-                        "probe_recall_5": last["probe_recall_5"],
-                        "probe_recall_20": last["probe_recall_20"],
-                        "seconds": time.monotonic() - began,
-                        "over_steps": [(x["step"], x["candidate_freshness"]) for x in seen],
-                    }
-                )
-            row = {k: statistics.mean(f[k] for f in found) for k in found[0] if k != "over_steps"}
-            rows.append({"every": every, "search": name, **row, "over_steps": found[0]["over_steps"]})
-    return rows
+def freshness(bench: Bench) -> Iterator[tuple[str, Callable[[], Row]]]:
+    """Every interval with everything that can search."""
+    for every, name in itertools.product(bench.args.every, SEARCHES):
+        yield f"every {every}, {name}", lambda e=every, n=name: _freshness(bench, e, n)
 
 
-def _made_up(folder: Path) -> tuple[str, str]:
-    """A knowledge base of 600 invented towns and a tiny model with random weights, by our own commands."""
+def _freshness(bench: Bench, every: int, search: str) -> Row:
+    """Means over the seeds."""
+    steps = bench.args.steps
+    asked = (
+        f"steps={steps}", f"refresh.every={every}", "refresh.in_background=false", "signal=entity",
+        "reader_gradient=none", "retriever_rate=1e-3", f"health.freshness_every={max(1, steps // LOOKS)}",
+    )  # fmt: skip
+    found: list[Row] = []
+    for seed in range(bench.args.seeds):
+        lines = bench.lines(bench.words, *asked, f"seed={seed}", *SEARCHES[search])
+        seen = [x for x in lines if "candidate_freshness" in x and "index_step" not in x]
+        first, *_, last = (x for x in lines if "probe_recall_5" in x)
+        found.append(
+            {
+                "freshness": statistics.mean(x["candidate_freshness"] for x in seen),
+                "least": min(x["candidate_freshness"] for x in seen),
+                "recall@5 before": first["probe_recall_5"],
+                "recall@5": last["probe_recall_5"],
+                "recall@20": last["probe_recall_20"],
+                "over steps": [(x["step"], x["candidate_freshness"]) for x in seen],
+            }
+        )
+    row = {k: statistics.mean(f[k] for f in found) for k in found[0] if k != "over steps"}
+    return {"refresh every": every, "search": search, **row, "over steps": found[0]["over steps"]}
+
+
+PARTS: dict[str, Callable[[Bench], Iterator[tuple[str, Callable[[], Row]]]]] = {
+    "speed": speed,
+    "embedding": embedding,
+    "freshness": freshness,
+}
+
+
+def made_up(folder: Path, towns: int) -> tuple[str, str, str]:
+    """A knowledge base of invented towns and two models of random weights, by our own commands: one whose embedder has
+    layers, and one whose embedder has words alone. Names of rulers, rivers and towns stand in several passages each."""
     draw = random.Random(0)
-    words = ["".join(draw.choices("abcdefghiklmnoprstuvw", k=draw.randint(4, 9))) for _ in range(2000)]
+
+    def name() -> str:
+        return "".join(draw.choice("bdfgklmnprst") + draw.choice("aeiou") for _ in range(draw.randint(2, 4)))
+
+    names = [name().capitalize() for _ in range(towns)]
+    rulers, rivers, wares = ([name() for _ in range(towns // share)] for share in (6, 12, 12))
     with (folder / "towns.jsonl").open("w", encoding="utf-8") as file:
-        for number in range(600):
-            sentences = [
-                f"In {draw.randint(1100, 1990)} the {' '.join(draw.choices(words, k=12))} of {draw.choice(words)}."
-                for _ in range(5)
-            ]
-            file.write(json.dumps({"title": f"Town {number}", "text": " ".join(sentences)}) + "\n")
-    kb, model = str(folder / "kb"), str(folder / "start")
+        for town in names:
+            near, far, third = draw.sample(names, 3)
+            ruler, other = (draw.choice(rulers).capitalize() for _ in range(2))
+            river, (ware, more) = draw.choice(rivers).capitalize(), draw.sample(wares, 2)
+            text = (
+                f"{town} lies on the river {river} between the walls of {near} and the hills of {far}. "
+                f"A tower was built in {town} by {ruler}, who kept {draw.randint(2, 99)} horses there. "
+                f"Its market sells {ware} and {more} to people from {third} every autumn. "
+                f"The old bridge over the {river} was burnt by {other} of {far} in {draw.randint(1100, 1990)}. "
+                f"A school that {ruler} founded teaches the making of {ware} to the children of {near}. "
+                f"The town of {third} and {town} share a mint, and {other} is buried beside its gate."
+            )
+            file.write(json.dumps({"title": town, "text": text}) + "\n")
+    kb, layers, words = (str(folder / part) for part in ("kb", "layers", "words"))
+    mlm = ["mlm", "--kb", kb, "--config", "tiny", "--set", "steps=0"]
     for command in (
         ["kb", "build", str(folder / "towns.jsonl"), "--out", kb, "--config", "tiny", "--vocab-size", "3000"],
-        ["mlm", "--kb", kb, "--out", model, "--config", "tiny"],
+        [*mlm, "--out", layers, "--set", "trunk.hidden=128", "--set", "trunk.layers=4"],
+        [*mlm, "--out", words, "--set", "embedder.pooling=words"],
     ):
         if code := cli(command):
             raise SystemExit(code)
-    return kb, model
+    return kb, layers, words
 
 
-def _seconds(do: Any) -> float:
+def _seconds(do: Callable[[], None]) -> float:
     """The best of three."""
     times = []
-    for _ in range(3):
+    for _ in progress(range(3), total=3, description="embedding", unit="round"):
         began = time.monotonic()
         do()
         times.append(time.monotonic() - began)
@@ -227,29 +293,15 @@ def _median(values: list[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _print_table(result: dict[str, Any]) -> None:
-    print(
-        "| builds | steps/s | step, s | beside a build, s | seconds/build | passages/s | commit to swap, s |"
-    )
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for row in result["speed"]:
-        cells = [
-            row["what"],
-            *(f"{row[k]:.3g}" if row[k] is not None else "-" for k in list(row)[1:] if k != "builds"),
-        ]
-        print("| " + " | ".join(cells) + " |")
-    rates = result["embedding"]
-    print(
-        f"\nembedding: {rates['embed_passages_per_second']:.0f} passages/s, {100 * rates['share_of_ceiling']:.0f} % of bare "
-        f"forward passes ({rates['forward_passages_per_second']:.0f})\n"
-    )
-    print("| refresh every | search | candidate freshness, mean | least | probe recall@5 / 20 | seconds |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for row in result["freshness"]:
-        print(
-            f"| {row['every']} | {row['search']} | {row['freshness']:.3f} | {row['least']:.3f} | "
-            f"{row['probe_recall_5']:.1f} / {row['probe_recall_20']:.1f} | {row['seconds']:.0f} |"
-        )
+def _print_table(rows: list[Row]) -> None:
+    def cell(value: Any) -> str:
+        return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+    shown = [name for name in rows[0] if name != "over steps"]
+    print("| " + " | ".join(shown) + " |")
+    print("| " + " | ".join("---" for _ in shown) + " |")
+    for row in rows:
+        print("| " + " | ".join(cell(row[name]) for name in shown) + " |")
 
 
 if __name__ == "__main__":
