@@ -65,6 +65,11 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
     add_kb(index)
     add_model(index)
+    index.add_argument(
+        "--supervised",
+        action="store_true",
+        help="as training runs start it: says how far it is every few seconds, ends when standard input does",
+    )
 
     finetune = add_command(
         commands,
@@ -109,10 +114,15 @@ def _pretrain(args: argparse.Namespace) -> None:
 
 
 def _index(args: argparse.Namespace) -> None:
+    if args.supervised:
+        from realm.retrieval.child import end_with_parent
+
+        end_with_parent()  # before torch is imported: that takes seconds in which a trainer can die
     from realm.retrieval.index import IndexConfig, build_index
     from realm.retrieval.knowledge_base import KnowledgeBase
 
-    report(args, build_index(KnowledgeBase.open(args.kb), args.model, settings(args, IndexConfig)))
+    config = settings(args, IndexConfig)
+    report(args, build_index(KnowledgeBase.open(args.kb), args.model, config, args.supervised))
 
 
 def _finetune(args: argparse.Namespace) -> None:

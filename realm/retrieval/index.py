@@ -20,7 +20,6 @@ from realm.model.device import autocast, choose_device
 from realm.model.encoders import Embedder
 from realm.model.folder import Model, load_model
 from realm.retrieval import vectors
-from realm.retrieval.child import end_with_parent
 from realm.retrieval.embedding import embed_passages
 from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
 from realm.retrieval.mips import MipsIndex
@@ -46,8 +45,6 @@ class IndexConfig:
     """Index versions of this model that stay; 0: all."""
     folder: str = ""
     """Where the index goes, if not into the knowledge base (training keeps its own)."""
-    supervised: bool = False
-    """Started by a training run: says how far it is every few seconds, and ends when standard input does."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +64,20 @@ class IndexVersion:
     """What building it took, for the log."""
 
 
-def build_index(kb: KnowledgeBase, model_path: str, config: IndexConfig) -> dict[str, Any]:
-    """Embeds what the model's index lacks, everything if there is none, and publishes a version by one atomic commit."""
-    if config.supervised:
-        end_with_parent()
+def build_index(
+    kb: KnowledgeBase, model_path: str, config: IndexConfig, supervised: bool = False
+) -> dict[str, Any]:
+    """Embeds what the model's index lacks, everything if there is none, and publishes a version by one atomic commit.
+
+    A build that a training run supervises says how far it is every few seconds, and always publishes.
+    """
     if config.threads:
         torch.set_num_threads(config.threads)
     model = load_model(model_path).to(choose_device(config.device))
     kb.check_tokenizer(model.tokenizer, model_path)
     folder = Path(config.folder) if config.folder else index_folder(kb, model)
     folder.mkdir(parents=True, exist_ok=True)
-    tell = _sign_of_life(len(kb)) if config.supervised else None
+    tell = _sign_of_life(len(kb)) if supervised else None
 
     def build() -> tuple[int, int]:
         known = vectors.read(folder, kb.keys_N)
@@ -85,7 +85,7 @@ def build_index(kb: KnowledgeBase, model_path: str, config: IndexConfig) -> dict
             return publish(kb, model, model_path, folder, tell), len(kb)
         if len(known.missing):
             return _complete(kb, model, folder, known).version, len(known.missing)
-        if config.supervised or known.left_over:
+        if supervised or known.left_over:
             # A retriever that stood still: of this step all the same. Or without the vectors of passages that are gone.
             info = replace(known.info, step=model.step, corpus=kb.fingerprint)
             return vectors.publish(folder, kb.keys_N, known.array, info), 0

@@ -8,27 +8,23 @@ A refresh is `realm index` run on a snapshot of the model, into the run's own fo
     looks between two steps   <-------------
     swaps to the new version
 
-Training waits for the first index only, and where it is told to: `lag`, `max_age`. A build that dies, falls silent or takes
-too long is killed, named with its log, and started again from the same snapshot; then the run stops or goes on with the old
-index, as `on_failure` says. A build ends when its trainer does. With several ranks, rank 0 runs the builds and all ranks
-swap at the same step.
+This file is what the trainer sees: which version it searches, what it waits for (the first index only, and where it is told
+to: `lag`, `max_age`), how an index ages, and how an interrupted run goes on. `realm.retrieval.builds` sees a build to its
+end. With several ranks, rank 0 runs the builds and all ranks swap at the same step.
 
 What a checkpoint needs to go on exactly is `place`: the version in use, and the build under way. What came after it is
 forgotten by `first`: a run that was killed finds its index as the checkpoint left it.
 
 Candidates found by an index that is some steps old do no harm by their age alone: they are scored anew by the live model.
-docs/refresh.md has the picture and the measurements.
+docs/refresh.md has the picture.
 """
 
 import contextlib
 import copy
 import math
-import shlex
 import shutil
-import statistics
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -45,7 +41,7 @@ from realm.model.device import autocast
 from realm.model.encoders import Embedder
 from realm.model.folder import Model, read_manifest, save_model
 from realm.retrieval import vectors
-from realm.retrieval.child import Child
+from realm.retrieval.builds import BuildConfig, Builder, StepTimes
 from realm.retrieval.embedding import embed_passages
 from realm.retrieval.index import IndexVersion, publish
 from realm.retrieval.knowledge_base import KnowledgeBase
@@ -59,7 +55,7 @@ WIDER = 4
 
 
 @dataclass(frozen=True)
-class RefreshConfig:
+class RefreshConfig(BuildConfig):
     """When and where the index is rebuilt while training, and what happens when a build fails."""
 
     every: int = 500
@@ -78,40 +74,12 @@ class RefreshConfig:
     """Puts the passage vectors of every step into the index in memory: they are fresh for free."""
     keep: int = 2
     """Index versions of a run that stay on disk; those that a checkpoint needs always do."""
-    threads: int = 1
-    """CPU threads of a background build."""
-    device: str = ""
-    """Where a background build runs: "cuda:1", say; "": where training does."""
-    launch: str = ""
-    """Words put before a background build's command: "nice -n 10", or "ssh other-machine" where that shares the folders."""
-    silence: float = 300.0
-    """Seconds without a sign of life after which a build is stuck."""
-    deadline: float = 86400.0
-    """Seconds that a build may take."""
-    restarts: int = 3
-    """How often a failed build is started again."""
-    backoff: float = 10.0
-    """Seconds before the first restart; twice as long before each one after it."""
-    on_failure: Literal["stop", "continue"] = "stop"
-    """When restarts are used up: end the run, whose last checkpoint stays, or train on with the old index until the next
-    build is due."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("every", 0),
-            ("lag", 0),
-            ("max_age", 0),
-            ("keep", 1),
-            ("threads", 1),
-            ("restarts", 0),
-        ):
+        super().__post_init__()
+        for name, least in (("every", 0), ("lag", 0), ("max_age", 0), ("keep", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be {least} or more")
-        if min(self.silence, self.deadline) <= 0 or self.backoff < 0:
-            raise ValueError(
-                f"silence, deadline and backoff are {self.silence}, {self.deadline} and {self.backoff}: "
-                "the first two must be above 0, the last 0 or more"
-            )
         if self.every and self.lag >= self.every:
             raise ValueError(f"lag is {self.lag}: it must be smaller than every, {self.every}")
         if self.every and 0 < self.max_age < self.every + self.lag:
@@ -137,16 +105,14 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         self._kb, self._config, self._precision = kb, config, precision
         self._say, self._stopping = say, stopping
         self._states: PassageStates | None = None
-        self._snapshot, self._folder = run_folder / "snapshot", run_folder / "index"
-        self._log = run_folder / "index.log"
-        self._child: Child | None = None
+        self._builder = Builder(kb.folder, run_folder, config, precision, say)
+        self._folder = self._builder.folder
         self._requested = 0
         """Step of the last snapshot."""
         self._building: int | None = None
         """The same while its index is not in use yet."""
         self._built = False
         """Whether that one is on disk."""
-        self._failures, self._retry_at = 0, 0.0
         self._newest = 0
         """Number of the last version that the trainer has seen."""
         self._age_limit_at = math.inf
@@ -154,11 +120,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         self._warned = -1
         self._embedder: Embedder | None = None
         """As it was at the last snapshot, where that one searches."""
-        self._times: dict[bool, deque[float]] = {b: deque(maxlen=100) for b in (False, True)}
-        """Seconds of the last steps, by whether a build was running beside them."""
-        self._stepped: tuple[float, bool] | None = None
-        self._seconds = 0.0
-        """What the last build took."""
+        self._times = StepTimes()
 
     # -- between two steps ----------------------------------------------------------------------------------------
 
@@ -190,15 +152,15 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         if not every or step - self._requested < every or self._building is not None:
             return
         self._requested = self._building = step
-        self._failures, self._built = 0, False
+        self._built = False
         self._remember(model)
         if not self._config.in_background or self._states is not None:
             self._publish_here(model, step)
             self._built = True
         elif distributed.is_first():
             model.step = step
-            save_model(model, self._snapshot)
-            self._start()
+            save_model(model, self._builder.snapshot)
+            self._builder.begin(step, self._newest, str(self._device))
 
     def poll(self, step: int) -> IndexVersion | None:
         """A version to use from now on, `step` steps being done; waits only for `lag` and `max_age`.
@@ -206,7 +168,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         Raises:
             InputError: builds failed more often than they may; the message names their log.
         """
-        self._time_step()
+        self._times.end(self._builder.running)
         number = distributed.from_first(self._look(step)) if self._building is not None else None
         version = None
         if number == 0:  # given up
@@ -214,12 +176,12 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         elif number is not None:
             version = self._load(number)
             self._building, self._built = None, False
-        self._stepped = time.monotonic(), self._child is not None
+        self._times.begin(self._builder.running)
         return version
 
     def place(self, version: IndexVersion) -> dict[str, Any]:
         """What `first` needs to go on from here with this version in use; plain values and tensors."""
-        self._age_limit_at = version.step + (self._config.max_age or math.inf)
+        self._age_limit_at = version.step + (self._config.max_age or math.inf)  # this one was not refused
         place: dict[str, Any] = {
             "version": version.number,
             "newest": self._newest,
@@ -235,7 +197,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
 
     def last(self, model: Model, step: int) -> IndexVersion:
         """The index of the finished model, built now; an older build that still runs is stopped."""
-        self._stop()
+        self._builder.stop()
         self._requested, self._building = step, None
         self._remember(model)
         return self._load(distributed.from_first(self._publish_here(model, step)))
@@ -260,7 +222,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         if self._warned != version.step:
             self._warned = version.step
             self._say(
-                f"the index is {age} steps old, {limit} are allowed: its build is slow, see {self._log}"
+                f"the index is {age} steps old, {limit} are allowed: its build is slow, see {self._builder.log}"
             )
         if age < WIDEN * limit:
             return
@@ -287,12 +249,13 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
 
     def describe(self, version: IndexVersion, step: int) -> dict[str, float]:
         """What a step's metrics say of its index: its age in steps, and whether a build runs beside it."""
-        beside = distributed.count() * (
-            self._child is not None
-        )  # rank 0 alone has one, and metrics are means
+        beside = distributed.count() * self._builder.running  # rank 0 alone has one, and metrics are means
         return {"index_age": step - version.step, "building": float(beside)}
 
-    # -- builds ---------------------------------------------------------------------------------------------------
+    # -- edges ----------------------------------------------------------------------------------------------------
+
+    def __exit__(self, *_: object) -> None:
+        self._builder.stop()
 
     def _look(self, step: int) -> int | None:
         """Rank 0: the number of a version to swap in; 0 where its build was given up, none while it is not ready."""
@@ -302,77 +265,17 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         lag = self._config.lag
         due = step >= self._building + lag
         while True:
-            if not self._done():
-                if self._building is None:
+            if not self._built:
+                how = self._builder.look()
+                if how == "given up":
                     return 0
-            elif due:
+                self._built = how == "done"
+            if self._built and due:
                 return vectors.newest(self._folder)
             too_old = step > self._age_limit_at and not self._built and not self._stopping()
             if not too_old and not (due and lag):
                 return None
             time.sleep(0.02)
-
-    def _done(self) -> bool:
-        """Whether the build under way is on disk; restarts one that failed, or gives it up."""
-        if self._built:
-            return True
-        if self._child is None:
-            if time.monotonic() >= self._retry_at:
-                self._start()
-            return False
-        if self._child.running():
-            return False
-        child, self._child = self._child, None
-        self._seconds = child.seconds
-        self._built = not child.failure or self._committed()
-        if not self._built:
-            self._failed(child.failure)
-        return self._built
-
-    def _committed(self) -> bool:
-        """Whether the build under way got as far as its commit, which is all that is wanted of it."""
-        newest, info = vectors.newest(self._folder), vectors.info_of(self._folder)
-        return (
-            newest is not None and newest > self._newest and info is not None and info.step == self._building
-        )
-
-    def _failed(self, how: str) -> None:
-        self._failures += 1
-        what = f"the index build of step {self._building} {how}: see {self._log}"
-        if self._failures <= self._config.restarts:
-            wait = self._config.backoff * 2 ** (self._failures - 1)
-            self._retry_at = time.monotonic() + wait
-            self._say(f"{what}; starting it again in {wait:g} s")
-        elif self._config.on_failure == "stop":
-            raise InputError(
-                f"{what}; it was tried {self._failures} times, the run stops at its last checkpoint"
-            )
-        else:
-            self._building = None
-            self._say(f"{what}; going on with the old index until the next build is due")
-
-    def _start(self) -> None:
-        settings = {
-            "folder": self._folder,
-            "threads": self._config.threads,
-            "precision": self._precision,
-            "keep": 0,  # `sweep` knows which are needed
-            "device": self._config.device or self._device,
-            "supervised": "true",
-        }
-        command = [*shlex.split(self._config.launch), sys.executable, "-m", "realm", "index"]
-        command += ["--kb", str(self._kb.folder), "--model", str(self._snapshot)]
-        for name, value in settings.items():
-            command += ["--set", f"{name}={value}"]
-        self._child = Child(command, self._log, self._config.deadline, self._config.silence)
-
-    def __exit__(self, *_: object) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
-        if self._child is not None:
-            self._child.stop()
-            self._child = None
 
     @torch.no_grad()
     def _publish_here(self, model: Model, step: int) -> int:
@@ -383,9 +286,14 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         started = time.monotonic()
         self._folder.mkdir(parents=True, exist_ok=True)
         with autocast(model.device, self._precision):
-            number = publish(self._kb, model, str(self._snapshot), self._folder, states=self._states)
-        self._seconds = time.monotonic() - started
+            number = publish(self._kb, model, str(self._builder.snapshot), self._folder, states=self._states)
+        self._builder.seconds = time.monotonic() - started
         return number
+
+    def _remember(self, model: Model) -> None:
+        """Keeps the embedder as it is now, where that one is to search its index."""
+        if self._config.search == "snapshot":
+            self._embedder = copy.deepcopy(model.embedder)
 
     def _load(self, number: int) -> IndexVersion:
         found = vectors.read(self._folder, self._kb.keys_N, number)
@@ -407,6 +315,21 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
             self._cost(number),
         )
 
+    def _cost(self, number: int) -> dict[str, float]:
+        """What a version cost: seconds, passages per second over all of them, seconds from its commit to here, and how many
+        times longer a step takes beside a build."""
+        seconds, slowdown = self._builder.seconds, self._times.slowdown()
+        if not seconds:  # an earlier sitting built it, or another rank
+            return {}
+        cost = {
+            "build_seconds": seconds,
+            "build_passages_per_second": len(self._kb) / seconds,
+            "swap_seconds": time.time() - vectors.committed_at(self._folder, number),
+        }
+        return cost if slowdown is None else {**cost, "build_slowdown": slowdown}
+
+    # -- an interrupted run ----------------------------------------------------------------------------------------
+
     def _go_on(self, model: Model, place: dict[str, Any]) -> IndexVersion:
         self._newest, self._requested, self._building = place["newest"], place["requested"], place["building"]
         there = distributed.from_first(self._rewound(place["newest"]) if distributed.is_first() else False)
@@ -419,6 +342,8 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         self._embedder = self._restored(model, place.get("will_search")) or self._embedder
         if self._building is not None and not distributed.from_first(self._built or self._has_snapshot()):
             self._building = None  # the next one is due `every` steps after it
+        if self._building is not None and not self._built and distributed.is_first():
+            self._builder.begin(self._building, self._newest, str(self._device))
         return version
 
     def _rewound(self, number: int) -> bool:
@@ -442,15 +367,9 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
     def _has_snapshot(self) -> bool:
         """Whether the snapshot is that of the build under way; it is, unless somebody removed it."""
         try:
-            return bool(read_manifest(self._snapshot)["step"] == self._building)
+            return bool(read_manifest(self._builder.snapshot)["step"] == self._building)
         except InputError:
             return False
-
-    # -- what is measured -----------------------------------------------------------------------------------------
-
-    def _remember(self, model: Model) -> None:
-        if self._config.search == "snapshot":
-            self._embedder = copy.deepcopy(model.embedder)
 
     def _restored(self, model: Model, states: dict[str, Tensor] | None) -> Embedder | None:
         if states is None:
@@ -458,25 +377,3 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         embedder = copy.deepcopy(model.embedder)
         embedder.load_state_dict(states)
         return embedder
-
-    def _time_step(self) -> None:
-        """Notes how long it is since the last look, by whether a build ran all the time."""
-        if self._stepped is not None:
-            since, beside_build = self._stepped
-            if beside_build == (self._child is not None):
-                self._times[beside_build].append(time.monotonic() - since)
-
-    def _cost(self, number: int) -> dict[str, float]:
-        """What a version cost: seconds, passages per second over all of them, seconds from its commit to here, and how many
-        times longer a step takes beside a build."""
-        if not self._seconds:  # an earlier sitting built it, or another rank
-            return {}
-        cost = {
-            "build_seconds": self._seconds,
-            "build_passages_per_second": len(self._kb) / self._seconds,
-            "swap_seconds": time.time() - vectors.committed_at(self._folder, number),
-        }
-        alone, beside = self._times[False], self._times[True]
-        if alone and beside:
-            cost["build_slowdown"] = statistics.median(beside) / statistics.median(alone)
-        return cost

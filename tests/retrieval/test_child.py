@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from realm.retrieval.child import Child
+from tests.retrieval.refreshing import alive
 
 
 @pytest.fixture
@@ -28,13 +29,6 @@ def ended(child: Child, seconds: float = 30) -> str:
         assert time.monotonic() < end, "it goes on"
         time.sleep(0.01)
     return child.failure
-
-
-def alive(pid: int) -> bool:
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()  # an orphan may wait for its reaper
-    except FileNotFoundError:
-        return False
 
 
 def test_child_that_ends_well_has_no_failure_and_its_output_in_the_log(start, tmp_path) -> None:
