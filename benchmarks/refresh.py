@@ -45,6 +45,7 @@ from realm.text.inputs import passage_inputs
 from realm.train import pretrain
 
 Row = dict[str, Any]
+WARM_UP = "--set steps=200 --set batch_size=64 --set learning_rate=1e-3".split()
 LOOKS = 12
 """How often a run is asked how fresh its candidates are."""
 SEARCHES = {
@@ -52,7 +53,9 @@ SEARCHES = {
     "live, write-through": ("refresh.write_through=true",),
     "snapshot": ("refresh.search=snapshot",),
 }
-MADE_HERE = ("batch_size=16", "candidates=5", "guided=2", "warmup=10")
+MADE_HERE = (
+    "batch_size=16", "candidates=5", "guided=2", "warmup=10", "ict=1.0", "ict_batch=32", "health.queries=400",
+)  # fmt: skip
 """Pre-training on the corpus made here, beside what `tiny` says."""
 
 
@@ -244,35 +247,44 @@ PARTS: dict[str, Callable[[Bench], Iterator[tuple[str, Callable[[], Row]]]]] = {
 
 
 def made_up(folder: Path, towns: int) -> tuple[str, str, str]:
-    """A knowledge base of invented towns and two models of random weights, by our own commands: one whose embedder has
-    layers, and one whose embedder has words alone. Names of rulers, rivers and towns stand in several passages each."""
+    """A knowledge base of invented towns and two models, by our own commands: one of random weights whose embedder
+    has layers, and one whose embedder has words alone and can retrieve. Rulers and rivers stand in several passages each, with the same words
+    about them: a hidden name can be found by those."""
     draw = random.Random(0)
 
     def name() -> str:
-        return "".join(draw.choice("bdfgklmnprst") + draw.choice("aeiou") for _ in range(draw.randint(2, 4)))
+        letters = (draw.choice("bdfgklmnprst") + draw.choice("aeiou") for _ in range(draw.randint(3, 4)))
+        return "".join(letters).capitalize()
 
-    names = [name().capitalize() for _ in range(towns)]
-    rulers, rivers, wares = ([name() for _ in range(towns // share)] for share in (6, 12, 12))
+    def several(*lists: list[str]) -> list[str]:
+        return [draw.choice(words) for words in lists]
+
+    wares, places, deeds = (
+        [name().lower() for _ in range(count)] for count in (towns // 8, towns // 8, towns // 8)
+    )
+    rulers = [(name(), *several(wares, places, deeds)) for _ in range(towns // 5)]
+    rivers = [(name(), *several(wares, places)) for _ in range(towns // 10)]
+    names = [name() for _ in range(towns)]
     with (folder / "towns.jsonl").open("w", encoding="utf-8") as file:
         for town in names:
-            near, far, third = draw.sample(names, 3)
-            ruler, other = (draw.choice(rulers).capitalize() for _ in range(2))
-            river, (ware, more) = draw.choice(rivers).capitalize(), draw.sample(wares, 2)
+            (river, fish, bank), (ruler, ware, home, deed), (other, more, seat, work) = (
+                draw.choice(rivers), *draw.sample(rulers, 2),
+            )  # fmt: skip
             text = (
-                f"{town} lies on the river {river} between the walls of {near} and the hills of {far}. "
-                f"A tower was built in {town} by {ruler}, who kept {draw.randint(2, 99)} horses there. "
-                f"Its market sells {ware} and {more} to people from {third} every autumn. "
-                f"The old bridge over the {river} was burnt by {other} of {far} in {draw.randint(1100, 1990)}. "
-                f"A school that {ruler} founded teaches the making of {ware} to the children of {near}. "
-                f"The town of {third} and {town} share a mint, and {other} is buried beside its gate."
+                f"{town} lies on the river {river}, which is full of {fish} and runs through the {bank}. "
+                f"Here {ruler}, who came from a {home} and dealt in {ware}, did the {deed} of which people tell. "
+                f"The market stands where it stood then, and the bridge was built again in {draw.randint(1100, 1990)}. "
+                f"In its school hangs a picture of {other} with some {more}, made in a {seat} after the {work}. "
+                f"Every spring there is {draw.choice(wares)} to be had from {draw.choice(names)} and its neighbours."
             )
             file.write(json.dumps({"title": town, "text": text}) + "\n")
-    kb, layers, words = (str(folder / part) for part in ("kb", "layers", "words"))
+    kb, layers, start, words = (str(folder / part) for part in ("kb", "layers", "start", "words"))
     mlm = ["mlm", "--kb", kb, "--config", "tiny", "--set", "steps=0"]
     for command in (
         ["kb", "build", str(folder / "towns.jsonl"), "--out", kb, "--config", "tiny", "--vocab-size", "3000"],
         [*mlm, "--out", layers, "--set", "trunk.hidden=128", "--set", "trunk.layers=4"],
-        [*mlm, "--out", words, "--set", "embedder.pooling=words"],
+        [*mlm, "--out", start, "--set", "embedder.pooling=words"],
+        ["ict", "--kb", kb, "--init", start, "--out", words, "--config", "tiny", *WARM_UP],
     ):
         if code := cli(command):
             raise SystemExit(code)

@@ -32,9 +32,9 @@ class BuildConfig:
     """Where a build in the background runs, and what happens when it fails."""
 
     threads: int = 1
-    """Its CPU threads."""
+    """Its CPU threads, on each device."""
     device: str = ""
-    """Where it runs: "cuda:1", say; "": where training does."""
+    """Where it runs: "cuda:1", say, or several, "cuda:1,cuda:2"; "": where training does."""
     launch: str = ""
     """Words put before its command: "nice -n 10", or "ssh other-machine" where that shares the folders."""
     silence: float = 300.0

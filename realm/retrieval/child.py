@@ -47,7 +47,7 @@ class Child(AbstractContextManager["Child"]):
             return False
         code = self._process.poll()
         if code is not None:
-            self.failure = "" if code == 0 else f"failed with {_in_words(code)}"
+            self.failure = "" if code == 0 else f"failed with {in_words(code)}"
         elif self.seconds > self._deadline:
             self.failure = f"took longer than {self._deadline:g} s"
         elif self._silent() > self._silence:
@@ -93,7 +93,8 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _in_words(code: int) -> str:
+def in_words(code: int) -> str:
+    """How a process ended, by what the system says of it."""
     if code >= 0:
         return f"exit code {code}"
     return f"signal {signal.Signals(-code).name}"

@@ -27,10 +27,12 @@ def embed_passages(
     tokenizer: Tokenizer,
     lengths: Lengths,
     device: torch.device,
-    description: str = "embed",
+    description: str | None = "embed",
     tell: Callable[[int], None] | None = None,
 ) -> np.ndarray:
     """Vectors of the given passages, in their order -> [n, D] float16; `tell` hears after each batch how many are done.
+
+    Without a `description` there is no progress bar.
 
     Raises:
         InputError: a vector is not finite.
@@ -79,13 +81,15 @@ def _embed(
     tokenizer: Tokenizer,
     lengths: Lengths,
     device: torch.device,
-    description: str,
+    description: str | None,
     tell: Callable[[int], None] | None = None,
 ) -> Tensor:
     length_N = np.minimum(tokens.title.lengths[numbers] + tokens.body.lengths[numbers] + 3, lengths.passage)
     result: Tensor | None = None
     done = 0
-    with evaluating(tower), progress(total=len(numbers), description=description, unit="passage") as bar:
+    bar = progress(total=len(numbers), description=description or "", unit="passage")
+    bar.disable |= description is None
+    with evaluating(tower), bar:
         for batch in batches_by_length(length_N):
             inputs = passage_inputs(
                 [tokens.title.row(n) for n in numbers[batch]],

@@ -20,10 +20,10 @@ from realm.model.device import autocast, choose_device
 from realm.model.encoders import Embedder
 from realm.model.folder import Model, load_model
 from realm.retrieval import vectors
+from realm.retrieval.devices import embed_on_devices
 from realm.retrieval.embedding import embed_passages
 from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
 from realm.retrieval.mips import MipsIndex
-from realm.retrieval.states import PassageStates
 from realm.retrieval.tables import made_anew
 from realm.retrieval.vectors import Vectors, VectorsInfo
 
@@ -36,11 +36,12 @@ class IndexConfig:
     """How a knowledge base is embedded."""
 
     device: str = "auto"
-    """"auto": a GPU when there is one, else the CPU; or any torch device."""
+    """"auto": a GPU when there is one, else the CPU; or any torch device; or several, "cuda:0,cuda:1", each with a process
+    of its own and a share of the passages."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """Of matrix products; vectors are stored in 16 bits either way."""
     threads: int = 0
-    """CPU threads; 0: as many as torch takes by itself."""
+    """CPU threads of each process; 0: as many as torch takes by itself."""
     keep: int = 2
     """Index versions of this model that stay; 0: all."""
     folder: str = ""
@@ -73,7 +74,10 @@ def build_index(
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    model = load_model(model_path).to(choose_device(config.device))
+    devices = [name.strip() for name in config.device.split(",")]
+    for name in devices[1:]:
+        choose_device(name)  # all are there, or none begins
+    model = load_model(model_path).to(choose_device(devices[0]))
     kb.check_tokenizer(model.tokenizer, model_path)
     folder = Path(config.folder) if config.folder else index_folder(kb, model)
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +86,11 @@ def build_index(
     def build() -> tuple[int, int]:
         known = vectors.read(folder, kb.keys_N)
         if known is None or known.info.model != model.passage_fingerprint:
-            return publish(kb, model, model_path, folder, tell), len(kb)
+            if len(devices) == 1:
+                array_ND = _embed(kb.tokens, model, tell)
+            else:
+                array_ND = embed_on_devices(kb, model_path, devices, config.precision, config.threads, tell)
+            return publish(kb, model, model_path, folder, array_ND), len(kb)
         if len(known.missing):
             return _complete(kb, model, folder, known).version, len(known.missing)
         if supervised or known.left_over:
@@ -140,14 +148,11 @@ def publish(
     model: Model,
     model_path: str,
     folder: Path,
-    tell: Callable[[int], None] | None = None,
-    states: PassageStates | None = None,
+    array_ND: np.ndarray | None = None,
 ) -> int:
-    """Embeds every passage and publishes a version -> its number; `tell` hears how many are embedded.
-
-    `states`, where given, are projected instead.
-    """
-    array_ND = states.index(model.embedder.passage) if states else _embed(kb.tokens, model, tell)
+    """Publishes a version with these vectors of all passages, or embeds them now -> its number."""
+    if array_ND is None:
+        array_ND = _embed(kb.tokens, model)
     info = VectorsInfo(
         model=model.passage_fingerprint,
         model_path=model_path,

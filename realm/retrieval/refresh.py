@@ -286,7 +286,8 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         started = time.monotonic()
         self._folder.mkdir(parents=True, exist_ok=True)
         with autocast(model.device, self._precision):
-            number = publish(self._kb, model, str(self._builder.snapshot), self._folder, states=self._states)
+            array_ND = self._states.index(model.embedder.passage) if self._states else None
+            number = publish(self._kb, model, str(self._builder.snapshot), self._folder, array_ND)
         self._builder.seconds = time.monotonic() - started
         return number
 
