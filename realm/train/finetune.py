@@ -6,7 +6,7 @@ retrieval score. Passage vectors stay as they are and only the question side of 
 `update_passages`: then the passages that are read are embedded anew with gradient, and the index is refreshed as in
 pre-training (`realm.retrieval.refresh`). Later work gains most from that (Sachan et al. 2021, EMDR2, section 4).
 
-Letters: B questions, N retrieved passages, K passages read, W span widths, T tokens, D embedding.
+Letters: B questions, N retrieved passages, K passages read, U distinct ones, W span widths, T tokens, D embedding.
 """
 
 import hashlib
@@ -105,18 +105,24 @@ def train(
         for step in run.steps():
             batch = examples.batch(config.seed, step, config.batch_size)
             with run.autocast():
-                query_BD = model.embedder.query(examples.inputs(batch).to(run.device))
-                hits = version.index.search(query_BD, config.retrieved)
+                asked = examples.inputs(batch).to(run.device)
+                query_BD = search_BD = model.embedder.query(asked)
+                if moves:
+                    if version.embedder is not None:  # refresh.search
+                        search_BD = version.embedder.query(asked)
+                    refresher.freshen(
+                        version, model, search_BD, config.read, step
+                    )  # only near refresh.max_age
+                hits = version.index.search(search_BD, config.retrieved)
+                read_BK = hits.number_BK[:, : config.read]
                 passage_BND = version.index.rows(hits.number_BK.flatten()).view(*hits.number_BK.shape, -1)
                 if moves:  # those that are read are scored by the live model
-                    read_BKD = examples.vectors(hits.number_BK[:, : config.read])
-                    passage_BND = torch.cat([read_BKD, passage_BND[:, config.read :]], dim=1)
+                    passage_UD, place_BK = examples.vectors(read_BK)
+                    passage_BND = torch.cat([passage_UD[place_BK], passage_BND[:, config.read :]], dim=1)
                 score_BN = (query_BD[:, None] * passage_BND).sum(dim=-1)
                 holds_BN = examples.holds(batch, hits.number_BK.cpu().numpy()).to(run.device)
                 retriever_loss = any_correct_loss(score_BN, holds_BN)
-                logit_BX, correct_BX = examples.read(
-                    reader, batch, hits.number_BK[:, : config.read], score_BN
-                )
+                logit_BX, correct_BX = examples.read(reader, batch, read_BK, score_BN)
                 reader_loss = any_correct_loss(logit_BX, correct_BX)
             run.update(
                 retriever_loss + reader_loss,
@@ -129,6 +135,7 @@ def train(
                 | (refresher.describe(version, step) if moves else {}),
             )
             if moves:
+                refresher.write_through(version, read_BK.cpu().numpy(), passage_UD)
                 refresher.request(model, run.step)
                 version = refresher.poll(run.step) or version
                 best.search_in(version)
@@ -186,8 +193,8 @@ class Examples:
             [[self._has(int(q), int(n)) for n in row] for q, row in zip(batch, number_BN, strict=True)]
         )
 
-    def vectors(self, number_BK: Tensor) -> Tensor:
-        """The passages as the live embedder has them, with gradient -> [B, K, D]."""
+    def vectors(self, number_BK: Tensor) -> tuple[Tensor, Tensor]:
+        """The distinct passages as the live embedder has them, with gradient -> [U, D], and which is where -> [B, K]."""
         model, tokens = self._model, self._kb.tokens
         distinct, place = np.unique(number_BK.cpu().numpy(), return_inverse=True)
         inputs = passage_inputs(
@@ -197,7 +204,7 @@ class Examples:
             model.lengths,
         )
         passage_UD = model.embedder.passage(inputs.to(model.device))
-        return passage_UD[torch.from_numpy(place.reshape(number_BK.shape)).to(model.device)]
+        return passage_UD, torch.from_numpy(place.reshape(number_BK.shape)).to(model.device)
 
     def read(
         self, reader: SpanReader, batch: np.ndarray, number_BK: Tensor, score_BN: Tensor

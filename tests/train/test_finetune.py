@@ -15,6 +15,7 @@ from realm.model.folder import load_model
 from realm.qa.evaluation import Question
 from realm.retrieval.embedding import embed_passages
 from realm.retrieval.index import load_index
+from realm.retrieval.mips import MipsIndex
 from realm.text.corpus import Document
 from realm.train import finetune
 from realm.train.finetune import Examples, FinetuneConfig, start_reader
@@ -153,7 +154,9 @@ def test_passages_move_where_asked_and_their_index_is_refreshed(
 def test_passages_that_are_read_are_scored_by_the_live_model(tiny_kb, tiny_model) -> None:
     examples = Examples(tiny_kb, tiny_model, TRAIN)
     numbers = torch.tensor([[3, 1, 3], [7, 0, 1]])
-    found = examples.vectors(numbers)
+    passage_UD, place_BK = examples.vectors(numbers)
+    found = passage_UD[place_BK]
+    assert len(passage_UD) == 4
     every = embed_passages(
         tiny_model.embedder.passage,
         tiny_kb.tokens,
@@ -165,6 +168,52 @@ def test_passages_that_are_read_are_scored_by_the_live_model(tiny_kb, tiny_model
     np.testing.assert_allclose(found.detach().numpy(), every[numbers.numpy()], atol=4e-3)
     found.sum().backward()
     assert any(p.grad is not None and p.grad.any() for p in tiny_model.embedder.passage.parameters())
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_vectors_of_passages_that_are_read_are_written_through_where_asked(
+    tiny_kb, tiny_model_folder, tmp_path, monkeypatch, on
+) -> None:
+    versions = []
+    monkeypatch.setattr(finetune.Best, "search_in", lambda _, version: versions.append(version))
+    asked = "refresh.every=0", f"refresh.write_through={str(on).lower()}", "retriever_rate=1e-6"
+    out = train(tiny_kb, tmp_path / "out", tiny_model_folder, *UPDATE, *asked, dev=[])
+    written = versions[-1].index.written()
+    assert versions[-1].step == 0 and (written is not None) == on
+    if on:
+        model = load_model(out)
+        every = embed_passages(
+            model.embedder.passage, tiny_kb.tokens, np.arange(len(tiny_kb)), model.tokenizer, model.lengths, model.device
+        )  # fmt: skip
+        numbers, vectors_UD = written
+        assert 3 <= len(numbers) < len(tiny_kb)
+        np.testing.assert_allclose(vectors_UD.float(), every[numbers], atol=0.03)  # a few tiny steps ago
+
+
+@pytest.mark.parametrize("which", ["live", "snapshot"])
+def test_question_tower_that_is_asked_for_searches(
+    tiny_kb, tiny_model, tiny_model_folder, tmp_path, monkeypatch, which
+) -> None:
+    searched = []
+    search = MipsIndex.search
+
+    def watch(index: MipsIndex, query_BD: torch.Tensor, k: int):
+        searched.append(query_BD.detach().clone())
+        return search(index, query_BD, k)
+
+    monkeypatch.setattr(MipsIndex, "search", watch)
+    asked = "refresh.every=0", f"refresh.search={which}", "retriever_rate=1e-2"
+    train(tiny_kb, tmp_path / "out", tiny_model_folder, *UPDATE, *asked, dev=[])
+    config = settings(*UPDATE, *asked)
+    assert len(searched) == config.steps
+    examples = Examples(tiny_kb, tiny_model, TRAIN)
+    with torch.no_grad():
+        start = [
+            tiny_model.embedder.query(examples.inputs(examples.batch(config.seed, step, config.batch_size)))
+            for step in range(config.steps)
+        ]
+    same = [torch.allclose(a, b, atol=1e-5) for a, b in zip(searched, start, strict=True)]
+    assert same == [which == "snapshot" or step == 0 for step in range(config.steps)]
 
 
 def test_stopped_run_with_moving_passages_goes_on_as_if_nothing_had_happened(
