@@ -247,9 +247,9 @@ PARTS: dict[str, Callable[[Bench], Iterator[tuple[str, Callable[[], Row]]]]] = {
 
 
 def made_up(folder: Path, towns: int) -> tuple[str, str, str]:
-    """A knowledge base of invented towns and two models, by our own commands: one of random weights whose embedder
-    has layers, and one whose embedder has words alone and can retrieve. Rulers and rivers stand in several passages each, with the same words
-    about them: a hidden name can be found by those."""
+    """A knowledge base of invented towns and two models, by our own commands: one of random weights whose embedder has layers,
+    and one whose embedder has words alone and can retrieve. Rulers and rivers stand in several passages each, with the same
+    words about them: a hidden name can be found by those."""
     draw = random.Random(0)
 
     def name() -> str:
