@@ -248,34 +248,32 @@ PARTS: dict[str, Callable[[Bench], Iterator[tuple[str, Callable[[], Row]]]]] = {
 
 def made_up(folder: Path, towns: int) -> tuple[str, str, str]:
     """A knowledge base of invented towns and two models, by our own commands: one of random weights whose embedder has layers,
-    and one whose embedder has words alone and can retrieve. Rulers and rivers stand in several passages each, with the same
-    words about them: a hidden name can be found by those."""
+    and one whose embedder has words alone and can retrieve. Rulers, painters and rivers stand in several passages each, with
+    the same year and words about them: a hidden year can be found by those, and nothing but years is hidden."""
     draw = random.Random(0)
 
     def name() -> str:
         letters = (draw.choice("bdfgklmnprst") + draw.choice("aeiou") for _ in range(draw.randint(3, 4)))
         return "".join(letters).capitalize()
 
-    def several(*lists: list[str]) -> list[str]:
-        return [draw.choice(words) for words in lists]
-
-    wares, places, deeds = (
-        [name().lower() for _ in range(count)] for count in (towns // 8, towns // 8, towns // 8)
-    )
-    rulers = [(name(), *several(wares, places, deeds)) for _ in range(towns // 5)]
-    rivers = [(name(), *several(wares, places)) for _ in range(towns // 10)]
+    words = [name().lower() for _ in range(towns // 4)]
     names = [name() for _ in range(towns)]
+    years = draw.sample(range(1100, 2000), min(900, towns // 4))
+    people = [(name(), *draw.sample(words, 3), year) for year in years]
+    rivers = [(name(), *draw.sample(words, 2), year) for year in draw.sample(years, len(years) // 2)]
     with (folder / "towns.jsonl").open("w", encoding="utf-8") as file:
         for town in names:
-            (river, fish, bank), (ruler, ware, home, deed), (other, more, seat, work) = (
-                draw.choice(rivers), *draw.sample(rulers, 2),
-            )  # fmt: skip
+            (river, fish, bank, flood), (ruler, ware, deed, home, then) = (
+                draw.choice(rivers),
+                draw.choice(people),
+            )
+            painter, colour, work, school, year = draw.choice(people)
             text = (
-                f"{town} lies on the river {river}, which is full of {fish} and runs through the {bank}. "
-                f"Here {ruler}, who came from a {home} and dealt in {ware}, did the {deed} of which people tell. "
-                f"The market stands where it stood then, and the bridge was built again in {draw.randint(1100, 1990)}. "
-                f"In its school hangs a picture of {other} with some {more}, made in a {seat} after the {work}. "
-                f"Every spring there is {draw.choice(wares)} to be had from {draw.choice(names)} and its neighbours."
+                f"{town} lies on the river {river}, whose flood of {flood} took the {fish} from its {bank}. "
+                f"In {then} {ruler}, who had come from a {home} and dealt in {ware}, did the {deed} here. "
+                f"Every spring there is some {draw.choice(words)} to be had from {draw.choice(names)}. "
+                f"In its school hangs a picture by {painter} of {school}, made in {year} with much {colour}. "
+                f"It shows the {work} on the hill behind {draw.choice(names)} and a herd of sheep."
             )
             file.write(json.dumps({"title": town, "text": text}) + "\n")
     kb, layers, start, words = (str(folder / part) for part in ("kb", "layers", "start", "words"))

@@ -137,7 +137,10 @@ def train(
             if moves:
                 refresher.write_through(version, read_BK.cpu().numpy(), passage_UD)
                 refresher.request(model, run.step)
-                version = refresher.poll(run.step) or version
+                built = refresher.poll(run.step)
+                if built is not None:
+                    version = built
+                    run.log({"index_step": version.step, "index_number": version.number, **version.cost})
                 best.search_in(version)
                 run.state["index"] = refresher.place(version)
             if run.step % config.dev_every == 0 or run.step == config.steps:

@@ -48,8 +48,11 @@ from realm.model.folder import Model, is_model, read_manifest, save_model
 
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
-SHOWN = ("loss", "retrieval_utility", "index_age", "building", "accuracy", "recall_read", "retriever_loss")
-"""What the progress line shows of the logged means, where a stage has it."""
+SHOWN = (
+    "loss", "retrieval_utility", "index_age", "building", "build_seconds", "build_passages_per_second", "build_slowdown",
+    "accuracy", "recall_read", "retriever_loss",
+)  # fmt: skip
+"""What the progress line shows of what was logged last, where a stage has it."""
 LOCK_PATIENCE = 10.0
 """Seconds that a run waits for another one to leave its folder: a killed one may take a moment to die."""
 WATCHED = ("loss", "retrieval_utility", "null_probability", "index_age")
@@ -151,6 +154,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         self.after_checkpoint: Callable[[], None] = lambda: None
         """Called when a checkpoint is on disk: what only older ones needed may go."""
         self._sums: dict[str, list[float]] = {}
+        self._shown: dict[str, float] = {}
         self._stop_signal: int | None = None
         self._stop_agreed = False
         self._old_handlers: dict[int, Any] = {}
@@ -237,6 +241,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             return
         line = {"step": self.step, "seconds": self.seconds(), **dict.fromkeys(WATCHED), **values}
         line = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in line.items()}
+        self._shown |= {name: line[name] for name in SHOWN if line.get(name) is not None}
         self._metrics.write(json.dumps(line) + "\n")
         self._metrics.flush()
         if self._events is not None:
@@ -406,7 +411,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         means = {name: sum(values) / len(values) for name, values in self._sums.items()}
         self._sums = {}
         self.log(means)
-        self._bar.set_postfix({name: f"{means[name]:.3g}" for name in SHOWN if name in means})
+        self._bar.set_postfix({name: f"{self._shown[name]:.3g}" for name in SHOWN if name in self._shown})
 
     def _set_rates(self) -> None:
         """This step's learning rates; without bias correction, such that the optimizer's own cancels out."""

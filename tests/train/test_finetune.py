@@ -147,6 +147,11 @@ def test_passages_move_where_asked_and_their_index_is_refreshed(
     (logged,) = [row for row in metrics(out) if row["loss"] is not None]
     assert logged["index_age"] == pytest.approx(0.5)  # 0 1 0 1 0 1
     assert searched == [(0, 0), (3, 2), (6, 6)]
+    built = [
+        json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines() if "index_step" in line
+    ]
+    assert [(row["index_step"], row["index_number"]) for row in built] == [(2, 2), (4, 3), (6, 4)]
+    assert all(row["build_seconds"] > 0 and row["build_passages_per_second"] > 0 for row in built)
     with pytest.raises(InputError, match="has no index of"):
         load_index(tiny_kb, after, str(out))
 

@@ -522,6 +522,22 @@ def test_metrics_are_means_over_logged_steps_with_the_keys_of_the_contract(plain
     assert seconds == sorted(seconds)
 
 
+def test_progress_line_shows_what_a_build_cost_until_the_next_one(tiny_model, tmp_path) -> None:
+    shown = []
+    with TrainRun(
+        "ict", tmp_path / "out", config(steps=4, log_every=2), tiny_model, {tiny_model.embedder: 1e-3}
+    ) as run:
+        for step in run.steps():
+            if step == 1:
+                run.log({"build_seconds": 12.345, "build_passages_per_second": 678.9, "index_step": 1})
+            loss = sum(p.sum() for p in tiny_model.embedder.parameters())
+            run.update(loss, {"index_age": float(step)})
+            shown.append(getattr(run._bar, "postfix", None))
+    assert shown[0] is None
+    for line, age in ((shown[1], "0.5"), (shown[3], "2.5")):
+        assert f"index_age={age}, build_seconds=12.3, build_passages_per_second=679" in line
+
+
 def test_tensorboard_has_the_numbers_of_metrics_jsonl(tiny_model_folder, tmp_path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
