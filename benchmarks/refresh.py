@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument(
         "--every", type=int, nargs="+", default=[50, 500, 1500], help="refresh intervals to compare"
     )
-    parser.add_argument("--speed-steps", type=int, default=300, help="steps of a run that measures speed")
+    parser.add_argument("--speed-steps", type=int, default=200, help="steps of a run that measures speed")
     parser.add_argument("--seeds", type=int, default=1, help="runs per row of the freshness table")
     parser.add_argument("--results", type=Path, metavar="FILE", help="rows that are done, to go on from")
     args = parser.parse_args()
@@ -107,7 +107,6 @@ class Bench:
             (args.kb, args.model, args.model) if args.kb else made_up(folder, args.towns)
         )
         self.kb = KnowledgeBase.open(kb_folder)
-        self._settings = [*([] if args.kb else MADE_HERE), *args.set]
         self._file: Path | None = args.results
         self._done: dict[str, Row] = {}
         if self._file is not None and self._file.exists():
@@ -131,8 +130,9 @@ class Bench:
         """metrics.jsonl of a pre-training run with these settings."""
         self._runs += 1
         common = ["health.gate=0", "health.margin=-1", "health.read=1", "checkpoint_seconds=1e9"]
+        common += [] if self.args.kb else MADE_HERE
         config = read_config(
-            pretrain.PretrainConfig, self.args.config, "pretrain", [*common, *settings, *self._settings]
+            pretrain.PretrainConfig, self.args.config, "pretrain", [*common, *settings, *self.args.set]
         )
         out = pretrain.train(self.kb, self._folder / f"run{self._runs}", config, model)
         return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
