@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is there
+
 import numpy as np
 import torch
 
@@ -80,7 +82,6 @@ def main() -> None:
     args = parser.parse_args()
     if (args.kb is None) != (args.model is None):
         parser.error("--kb and --model go together")
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(args, Path(folder))
         rows = {part: [bench.row(part, *one) for one in PARTS[part](bench)] for part in args.parts}
