@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument(
         "--every", type=int, nargs="+", default=[50, 500, 1500], help="refresh intervals to compare"
     )
-    parser.add_argument("--speed-steps", type=int, default=200, help="steps of a run that measures speed")
+    parser.add_argument("--speed-steps", type=int, default=100, help="steps of a run that measures speed")
     parser.add_argument("--seeds", type=int, default=1, help="runs per row of the freshness table")
     parser.add_argument("--results", type=Path, metavar="FILE", help="rows that are done, to go on from")
     args = parser.parse_args()
@@ -120,7 +120,7 @@ class Bench:
         key = f"{part}: {name}, {json.dumps(asked)}"
         if key not in self._done:
             began = time.monotonic()
-            self._done[key] = measure()
+            self._done[key] = {"what": name, **measure()}
             print(f"{part}: {name}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
             if self._file is not None:
                 with self._file.open("a") as file:
@@ -237,7 +237,7 @@ def _freshness(bench: Bench, every: int, search: str) -> Row:
             }
         )
     row = {k: statistics.mean(f[k] for f in found) for k in found[0] if k != "over steps"}
-    return {"refresh every": every, "search": search, **row, "over steps": found[0]["over steps"]}
+    return {**row, "over steps": found[0]["over steps"]}
 
 
 PARTS: dict[str, Callable[[Bench], Iterator[tuple[str, Callable[[], Row]]]]] = {

@@ -105,14 +105,12 @@ def train(
         for step in run.steps():
             batch = examples.batch(config.seed, step, config.batch_size)
             with run.autocast():
-                asked = examples.inputs(batch).to(run.device)
-                query_BD = search_BD = model.embedder.query(asked)
+                tokens = examples.inputs(batch).to(run.device)
+                query_BD = search_BD = model.embedder.query(tokens)
                 if moves:
                     if version.embedder is not None:  # refresh.search
-                        search_BD = version.embedder.query(asked)
-                    refresher.freshen(
-                        version, model, search_BD, config.read, step
-                    )  # only near refresh.max_age
+                        search_BD = version.embedder.query(tokens)
+                    refresher.freshen(version, model, search_BD, config.read, step)
                 hits = version.index.search(search_BD, config.retrieved)
                 read_BK = hits.number_BK[:, : config.read]
                 passage_BND = version.index.rows(hits.number_BK.flatten()).view(*hits.number_BK.shape, -1)
