@@ -35,6 +35,8 @@ test-slow: install
 	$(BIN)/python -m pytest -m slow
 
 bench: install
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[peers]'
+	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/refresh.py
 
 clean:
