@@ -29,9 +29,9 @@ from realm.model.encoders import (
     MaskedReader,
     SpanConfig,
     SpanReader,
+    choose_kernels,
     load_reader,
     save_reader,
-    set_attention,
 )
 from realm.text.inputs import Lengths, Tokenizer, from_hub
 
@@ -59,7 +59,7 @@ class Model:
         """Moves every part; attention becomes the kind that is fastest there."""
         for part in self.parts().values():
             part.to(device)
-            set_attention(part, device)
+            choose_kernels(part, device)
         return self
 
     @property

@@ -1,5 +1,6 @@
 """The networks against plain transformers forwards, explicit loops and numpy."""
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, BertModel, DistilBertConfig, DistilBertModel
+from transformers.activations import NewGELUActivation
 
 from realm.config import InputError
 from realm.model import encoders
@@ -20,13 +22,13 @@ from realm.model.encoders import (
     TrunkTower,
     WordTower,
     body_mask,
+    choose_kernels,
     embedder_from,
     evaluating,
     fit_projection,
     load_pooler,
     load_reader,
     new_tower,
-    set_attention,
     set_dropout,
 )
 from realm.text.inputs import Lengths, Tokenizer, Tokens, joint_inputs, passage_inputs
@@ -538,10 +540,28 @@ def test_attention_of_a_cpu_gives_what_that_of_a_gpu_gives(
     batch = masked_batch(tokenizer, queries=3, candidates=3)
     found = []
     for device in ("cpu", "cuda"):  # the kind of attention, not the device
-        set_attention(reader, torch.device(device))
+        choose_kernels(reader, torch.device(device))
         with torch.no_grad():
             found.append(reader.token_logp(*batch))
     assert torch.allclose(*found, atol=1e-4)
+
+
+def test_one_kernel_of_the_published_activation_gives_what_its_formula_gives() -> None:
+    config = BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        hidden_act="gelu_new", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    plain = BertForMaskedLM(config)
+    chosen = copy.deepcopy(plain)
+    choose_kernels(chosen, torch.device("cpu"))
+    kinds = {type(part) for part in chosen.modules()}
+    assert nn.GELU in kinds and NewGELUActivation not in kinds
+    assert chosen.config.hidden_act == "gelu_new"  # what is saved is as it was
+    ids = torch.randint(50, (3, 7))
+    for network in (plain, chosen):
+        network(ids).logits.square().sum().backward()
+    for one, other in zip(plain.parameters(), chosen.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
 
 
 def test_evaluating_gives_back_the_mode_even_after_an_error() -> None:

@@ -128,7 +128,9 @@ def rules_kb(tiny_kb: Any, qa_model: Path, tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_no_kill_loses_what_was_acknowledged(rules_kb, qa_model) -> None:
     writer = kill_while_writing(rules_kb, qa_model, KILLS, seed=0)
-    assert len(writer.there) > KILLS // 2 and writer.gone  # how many there is time for between two kills varies
+    assert (
+        len(writer.there) > KILLS // 2 and writer.gone
+    )  # how many there is time for between two kills varies
     kb = KnowledgeBase.open(rules_kb)
     index = index_folder(kb, load_model(qa_model))
     for table in (rules_kb / TABLE, index / vectors.TABLE):
