@@ -47,6 +47,7 @@ class Writer:
         self.unknown: set[str] = set()
         """Asked for when the server died: either way is right."""
         self.count = 0
+        self.acknowledged = 0
 
     def write(self, url: str) -> None:
         """Until the server is gone."""
@@ -66,6 +67,7 @@ class Writer:
                     ]
                 )
                 self.unknown.discard(id)
+                self.acknowledged += 1
                 if self.count % 3:
                     self.there.add(id)
                 else:
@@ -93,9 +95,10 @@ def kill_while_writing(kb: Path, model: Path, kills: int, seed: int) -> Writer:
         look(url, writer)
         if kill < kills:
             thread = threading.Thread(target=writer.write, args=(url,))
-            enough = writer.count + draw.randint(0, 4)
+            enough = writer.acknowledged + draw.randint(0, 6)  # however slow the machine is
             thread.start()
-            while writer.count < enough:
+            while writer.acknowledged < enough:
+                assert thread.is_alive(), "the writer gave up before the kill"
                 time.sleep(0.001)
             time.sleep(draw.uniform(0.0, 0.1))
         child.kill()
@@ -128,9 +131,7 @@ def rules_kb(tiny_kb: Any, qa_model: Path, tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_no_kill_loses_what_was_acknowledged(rules_kb, qa_model) -> None:
     writer = kill_while_writing(rules_kb, qa_model, KILLS, seed=0)
-    assert (
-        len(writer.there) > KILLS // 2 and writer.gone
-    )  # how many there is time for between two kills varies
+    assert len(writer.there) > KILLS and writer.gone
     kb = KnowledgeBase.open(rules_kb)
     index = index_folder(kb, load_model(qa_model))
     for table in (rules_kb / TABLE, index / vectors.TABLE):
