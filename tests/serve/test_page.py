@@ -105,7 +105,7 @@ class Visit:
         page.get_by_label("Question").fill(question)
         page.get_by_label(method).check()
         page.get_by_role("button", name="Ask").click()
-        page.wait_for_selector(".answer")
+        page.wait_for_selector(".results:not([aria-busy]) .answer")  # and not the one of the method before
         return page
 
 
@@ -378,15 +378,33 @@ def fill_view(visit: Visit, view: str) -> Any:
     return page
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_axe_finds_nothing_serious_by_day_or_night(visit, view) -> None:
+def serious_findings(page: Any) -> list[tuple[str, str, str]]:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    page = fill_view(visit, view)
+    bad = []
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
-        found = axe.run(page).response["violations"]
-        bad = [one for one in found if one["impact"] in ("serious", "critical")]
-        assert [(scheme, one["id"], one["nodes"][0]["html"]) for one in bad] == []
+        for one in axe.run(page).response["violations"]:
+            if one["impact"] in ("serious", "critical"):
+                bad.append((scheme, one["id"], one["nodes"][0]["html"]))
+    return bad
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_axe_finds_nothing_serious_by_day_or_night(visit, view) -> None:
+    assert serious_findings(fill_view(visit, view)) == []
+
+
+def test_the_answer_before_is_readable_while_the_next_is_awaited(visit) -> None:
+    page = visit.ask(QUESTION, "Compare")
+    awaited: list[Any] = []
+    page.route("**/answer", lambda route: awaited.append(route))
+    page.get_by_role("button", name="Ask").click()
+    page.wait_for_selector(".results[aria-busy] .method")
+    assert serious_findings(page) == []
+    for route in awaited:
+        route.continue_()
+    page.wait_for_selector(".results:not([aria-busy]) .answer")
+    assert len(awaited) == 3
 
 
 @pytest.mark.parametrize("view", VIEWS)
