@@ -1,5 +1,6 @@
 """`realm serve` as a process, and its bad input in one line."""
 
+import itertools
 import re
 import signal
 import socket
@@ -93,6 +94,14 @@ def test_asking_a_server_wrongly_is_one_line(words, says, capsys) -> None:
     assert re.fullmatch(r"realm: [^\n]+\n", error) and says in error
 
 
+def whole_request(connection: socket.socket) -> bytes:
+    """To its end: a connection that is closed with bytes unread is reset, and the answer lost."""
+    with connection.makefile("rb") as sent:
+        head = b"".join(itertools.takewhile(lambda line: line != b"\r\n", sent))
+        length = re.search(rb"(?im)^content-length: (\d+)", head)
+        return head + sent.read(int(length[1]) if length else 0)
+
+
 @contextmanager
 def saying(*responses: bytes) -> Iterator[tuple[str, list[bytes]]]:
     """A server that is not ours: it says these, a connection each, and keeps what it was sent."""
@@ -102,7 +111,7 @@ def saying(*responses: bytes) -> Iterator[tuple[str, list[bytes]]]:
         for response in responses:
             connection, _ = listening.accept()
             with connection:
-                heard.append(connection.recv(65536))
+                heard.append(whole_request(connection))
                 connection.sendall(response)
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
