@@ -21,7 +21,7 @@ from typing import Any, Literal
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # run as a file: the repository is the package's home
 
-from published_inputs import B, K, questions, step_inputs, tell, timed  # noqa: E402
+from published_inputs import B, questions, tell, timed  # noqa: E402
 
 OURS = {
     "step": ["fp32", "bf16", "bf16-sampled"],
@@ -29,52 +29,6 @@ OURS = {
 }
 """Ways in which our side runs; "sampled" trains the reader through one candidate."""
 BATCH = 16
-
-
-def step(folder: Path, rounds: int, way: str, queries: int) -> dict[str, Any]:
-    """One forward and backward pass of scorer and encoder."""
-    import torch
-
-    from realm.model.device import autocast
-    from realm.model.losses import marginal_loss
-    from realm.model.published.checkpoint import open_checkpoint
-    from realm.model.published.parts import convert
-    from realm.model.published.peer import masked_lm_loss
-    from realm.retrieval.candidates import RetrievalBatch
-    from realm.text.inputs import Tokens
-    from realm.train.pretrain import PretrainConfig, sampled_reader_loss
-
-    device = torch.device("cpu")
-    model = convert(
-        open_checkpoint(str(folder / "scorer")), encoder=open_checkpoint(str(folder / "encoder"))
-    ).model.to(device)
-    embedder, reader = model.embedder, model.reader
-    given = step_inputs(queries)
-    query, candidate, joint = (
-        Tokens(*(given[n][k] for k in ("ids", "mask", "segments"))) for n in ("query", "candidate", "joint")
-    )
-    labels, mask = given["target"]["labels"], given["target"]["mask"]
-    place_BK = torch.arange(queries * K).view(queries, K)
-    position_BM = mask.nonzero()[:, 1].view(queries, -1)
-    target_BM, mask_BM = labels.gather(1, position_BM), torch.ones_like(position_BM)
-    batch = RetrievalBatch(query, candidate, place_BK, joint, position_BM, target_BM, mask_BM)
-
-    def run(number: int) -> float:
-        embedder.train(number > 0)
-        reader.train(number > 0)
-        with autocast(device, way.split("-")[0]):
-            _, _, score_BK = embedder.score(query, candidate, place_BK)
-            if way.endswith("sampled"):
-                with torch.no_grad():
-                    logp_BKM = reader.token_logp(joint, position_BM, target_BM, mask_BM)
-                loss = marginal_loss(score_BK, logp_BKM, mask_BM, "token")
-                loss = loss + sampled_reader_loss(reader, batch, score_BK, logp_BKM, PretrainConfig())
-            else:
-                loss = masked_lm_loss(reader, joint, score_BK, labels, mask)
-        loss.backward()
-        return loss.item()
-
-    return timed(run, rounds)
 
 
 def answer(folder: Path, rounds: int, way: str) -> dict[str, Any]:
@@ -158,7 +112,7 @@ def compare(part: str, args: argparse.Namespace) -> dict[str, Any]:
     from tests.published.peer_environment import peer_python
 
     words = [part, str(args.folder), str(args.threads), str(args.rounds)]
-    queries = [str(args.queries)] if part == "step" else []
+    queries = [str(args.queries), "full"] if part == "step" else []
     result: dict[str, Any] = {
         "peer": _last(_python("published_peer.py", *words, *queries, python=str(peer_python())))
     }
@@ -227,7 +181,9 @@ def side(part: str, folder: str, threads: str, rounds: str, way: str, queries: s
 
     torch.set_num_threads(int(threads))
     if part == "step":
-        tell(step(Path(folder), int(rounds), way, int(queries)))
+        from train_step import step
+
+        tell(step(Path(folder), int(rounds), way, int(queries), full=True))
     else:
         tell(answer(Path(folder), int(rounds), way))
 

@@ -36,15 +36,15 @@ def texts(count: int, words: list[str]) -> Iterator[str]:
         yield ". ".join(" ".join(said[at : at + 20]).capitalize() for at in range(0, length, 20)) + "."
 
 
-def model(tokenizer: Tokenizer) -> Model:
+def model(tokenizer: Tokenizer, hidden: int = 384, layers: int = 6) -> Model:
     """Random weights, large enough that scores differ."""
     torch.manual_seed(0)
     trunk = BertConfig(
         vocab_size=VOCABULARY,
-        hidden_size=384,
-        num_hidden_layers=6,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
         num_attention_heads=12,
-        intermediate_size=1536,
+        intermediate_size=4 * hidden,
         hidden_act="gelu_new",
         layer_norm_eps=1e-12,
     )
@@ -62,13 +62,19 @@ def vectors(count: int) -> Iterator[np.ndarray]:
         yield draw.standard_normal((min(8192, count - start), DIM), dtype=np.float32) * 0.08
 
 
-def make(folder: Path, count: int) -> None:
-    """Writes the open-QA folder, and embedder, scorer and encoder beside it."""
+def make_step(folder: Path, hidden: int = 384, layers: int = 6) -> Model:
+    """Writes scorer and encoder, what a pre-training step needs."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(vocabulary()) + "\n")
-    made = model(Tokenizer.from_vocabulary(folder))
+    made = model(Tokenizer.from_vocabulary(folder), hidden, layers)
     for kind in ("scorer", "encoder"):
         write_checkpoint(made, kind, folder / kind)
+    return made
+
+
+def make(folder: Path, count: int) -> None:
+    """Writes the open-QA folder, and scorer and encoder beside it."""
+    made = make_step(folder)
     write_checkpoint(made, "openqa", folder / "openqa", Lazy((count, DIM), vectors(count)))
     records_N = np.empty(count, dtype=object)
     for number, text in enumerate(texts(count, vocabulary()[FIRST_WORD:])):

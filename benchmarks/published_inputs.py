@@ -1,4 +1,4 @@
-"""The same inputs for both sides of `published.py`; needs nothing but torch.
+"""The same inputs for all sides of `published.py` and `train_step.py`; needs nothing but torch.
 
 Letters: B queries, K candidates per query, Q tokens of a query, P of a candidate, J of both.
 """
@@ -31,25 +31,45 @@ def vocabulary() -> list[str]:
     return [*SPECIAL, *MARKS, *words][:VOCABULARY]
 
 
-def rows(count: int, length: int, split: int, draw: torch.Generator) -> dict[str, Tensor]:
-    """Full rows of random words: [CLS] words [SEP] words [SEP], the second part from `split` on."""
-    ids = torch.randint(FIRST_WORD, VOCABULARY, (count, length), generator=draw)
-    ids[:, 0], ids[:, split - 1], ids[:, -1] = CLS, SEP, SEP
-    segments = (torch.arange(length) >= split).long().expand(count, length).contiguous()
-    return {"ids": ids, "mask": torch.ones_like(ids), "segments": segments}
+def rows(ids_n: list[list[Tensor]], length: int) -> dict[str, Tensor]:
+    """[CLS] part [SEP] part [SEP] ... for each row's parts, padded to `length`; a part's number is its segment."""
+    shape = len(ids_n), length
+    filled = {name: torch.zeros(shape, dtype=torch.int64) for name in ("ids", "mask", "segments")}
+    for row, parts in enumerate(ids_n):
+        closed = [torch.cat([part, torch.tensor([SEP])]) for part in parts]
+        ids = torch.cat([torch.tensor([CLS]), *closed])
+        filled["ids"][row, : len(ids)] = ids
+        filled["mask"][row, : len(ids)] = 1
+        filled["segments"][row, 1 : len(ids)] = torch.cat(
+            [torch.full((len(part),), number) for number, part in enumerate(closed)]
+        )
+    return filled
 
 
-def step_inputs(queries: int = B) -> dict[str, dict[str, Tensor]]:
-    """What a pre-training step reads: queries, candidates, both together, labels."""
+def step_inputs(queries: int = B, full: bool = True) -> dict[str, dict[str, Tensor]]:
+    """What a pre-training step reads: queries, candidates, both together, labels.
+
+    Rows of random words: all as long as may be, or of unlike lengths as sentences and passages are (a third to the whole).
+    """
     draw = torch.Generator().manual_seed(0)
-    labels = torch.randint(FIRST_WORD, VOCABULARY, (queries, J), generator=draw)
+
+    def words(longest: int, shortest: int) -> Tensor:
+        count = longest if full else int(torch.randint(shortest, longest + 1, (), generator=draw))
+        return torch.randint(FIRST_WORD, VOCABULARY, (count,), generator=draw)
+
+    asked = [words(Q - 2, Q // 3) for _ in range(queries)]
+    titles = [words(8, 2) for _ in range(queries * K)]
+    bodies = [words(J - Q - 1, P // 3) for _ in range(queries * K)]
     mask = torch.zeros(queries, J)
     mask[:, 10 : 10 + MASKED] = 1
     return {
-        "query": rows(queries, Q, Q, draw),
-        "candidate": rows(queries * K, P, 10, draw),
-        "joint": rows(queries * K, J, Q, draw),
-        "target": {"labels": labels, "mask": mask},
+        "query": rows([[part] for part in asked], Q),
+        "candidate": rows([[t, body[: P - 3 - len(t)]] for t, body in zip(titles, bodies, strict=True)], P),
+        "joint": rows([[asked[place // K], body] for place, body in enumerate(bodies)], J),
+        "target": {
+            "labels": torch.randint(FIRST_WORD, VOCABULARY, (queries, J), generator=draw),
+            "mask": mask,
+        },
     }
 
 

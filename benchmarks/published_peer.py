@@ -1,4 +1,4 @@
-"""The peer's side of `published.py`: transformers 4.57.6, in its own environment."""
+"""The peer's side of `published.py` and `train_step.py`: transformers 4.57.6, in its own environment."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from published_inputs import B, K, questions, step_inputs, tell, timed
+from published_inputs import K, questions, step_inputs, tell, timed
 
 os.environ["TRUST_REMOTE_CODE"] = "True"  # for block records that we wrote
 from transformers import (
@@ -18,11 +18,11 @@ from transformers import (
 )
 
 
-def step(folder: Path, rounds: int, queries: int) -> dict[str, Any]:
+def step(folder: Path, rounds: int, queries: int, full: bool) -> dict[str, Any]:
     """One forward and backward pass of scorer and encoder."""
     scorer = RealmScorer.from_pretrained(folder / "scorer")
     encoder = RealmKnowledgeAugEncoder.from_pretrained(folder / "encoder")
-    given = step_inputs(queries)
+    given = step_inputs(queries, full)
     query, candidate, joint, target = (given[n] for n in ("query", "candidate", "joint", "target"))
 
     def run(number: int) -> float:
@@ -70,7 +70,7 @@ if __name__ == "__main__":
     torch.set_num_threads(int(threads))
     place, count = Path(where), int(repeats)
     tell(
-        step(place, count, int(sys.argv[5]) if sys.argv[5:] else B)
+        step(place, count, int(sys.argv[5]), sys.argv[6] == "full")
         if what == "step"
         else answer(place, count)
     )

@@ -2,7 +2,9 @@
 
 import shutil
 import socket
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,8 +75,14 @@ def running(
             yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}", knowledge, kb, model)
         finally:
             server.should_exit = True
-            thread.join(20)
-            assert not thread.is_alive()
+            thread.join(2 * config.seconds)  # what a request may take to arrive and to be answered
+            assert not thread.is_alive(), where(thread)
+
+
+def where(thread: threading.Thread) -> str:
+    """What a thread that does not end is doing."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "".join(traceback.format_stack(frame)) if frame else "it has just ended"
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,223 @@
+"""One pre-training step, forward and backward: here, straightforward and padded, and in transformers 4.57.6.
+
+    python benchmarks/train_step.py                            # hidden 384, 6 layers, 4 queries x 8 candidates, 64 + 288 tokens
+    python benchmarks/train_step.py --full                     # every row as long as may be: what is left without padding
+    python benchmarks/train_step.py --hidden 768 --layers 12 --queries 64      # BERT-base, for a GPU
+
+All sides get the same weights and inputs, dropout 0.1, each in a process of its own; the best round counts.
+
+padded    every row padded to 64, 288 and 352 tokens, words predicted at every position, transformers' own layers and torch's
+          dropout: how one writes it down first. In float32, and in bf16 autocast.
+fp32 ...  ours; "sampled" trains the reader through one candidate, drawn from p(z|x,y) (`pretrain.reader_gradient`).
+peer      RealmScorer and RealmKnowledgeAugEncoder, where tests/published/peer_environment.py has made their environment.
+
+The losses without dropout are compared first. Model FLOPs count the tokens that are no padding, products only, twice for what
+is multiplied and added, and are given as a share of what this machine multiplies (2048 x 2048, the same precision, measured
+beside it). Prints a table, and one JSON object as the last line.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]  # run as a file: the repository is the package's home
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is there
+
+import torch  # noqa: E402
+from published_inputs import B, K, step_inputs, tell, timed  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from realm.model.device import autocast, choose_device  # noqa: E402
+from realm.model.folder import Model  # noqa: E402
+from realm.model.losses import marginal_loss  # noqa: E402
+from realm.model.published.checkpoint import open_checkpoint  # noqa: E402
+from realm.model.published.parts import convert  # noqa: E402
+from realm.retrieval.candidates import RetrievalBatch  # noqa: E402
+from realm.text.inputs import Tokens  # noqa: E402
+from realm.train.pretrain import PretrainConfig, read, sampled_reader_loss  # noqa: E402
+
+PEER = HERE.parent / ".peer" / "bin" / "python"
+WAYS = ("padded-fp32", "padded-bf16", "fp32", "bf16", "bf16-sampled")
+
+
+def step(folder: Path, rounds: int, way: str, queries: int, full: bool) -> dict[str, Any]:
+    """One way's seconds, memory and loss without dropout, tokens and FLOPs."""
+    device = choose_device("auto")
+    model = convert(
+        open_checkpoint(str(folder / "scorer")), encoder=open_checkpoint(str(folder / "encoder"))
+    ).model
+    given = step_inputs(queries, full)
+    tokens = {
+        name: Tokens(*(given[name][part].to(device) for part in ("ids", "mask", "segments")))
+        for name in ("query", "candidate", "joint")
+    }
+    label_BT, mask_BT = (given["target"][name].to(device) for name in ("labels", "mask"))
+    position_BM = mask_BT.nonzero()[:, 1].view(queries, -1)
+    place_BK = torch.arange(queries * K, device=device).view(queries, K)
+    batch = RetrievalBatch(
+        tokens["query"], tokens["candidate"], place_BK, tokens["joint"],
+        position_BM, label_BT.gather(1, position_BM), mask_BT.gather(1, position_BM),
+    )  # fmt: skip
+    padded, sampled = way.startswith("padded"), way.endswith("sampled")
+    precision = "bf16" if "bf16" in way else "fp32"
+    if padded:
+        for part in model.parts().values():
+            part.to(device)
+    else:
+        model.to(device)  # with the kernels that are chosen for it
+
+    def run(number: int) -> float:
+        for part in (model.embedder, model.reader):
+            part.train(number > 0)
+            part.zero_grad()
+        with autocast(device, precision):
+            loss = padded_loss(model, batch) if padded else our_loss(model, batch, sampled and number > 0)
+        loss.backward()
+        return loss.item()  # also waits for a GPU
+
+    found = timed(run, rounds)
+    if device.type == "cuda":
+        found["peak_gb"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+    count = sum(int(part.mask_BT.sum()) for part in tokens.values())
+    flops = step_flops(model, tokens, sampled)
+    ceiling = matmul_ceiling(device, precision)
+    return found | {
+        "tokens_s": round(count / found["wall_s"]),
+        "gflop": round(flops / 1e9),
+        "ceiling_gflop_s": round(ceiling / 1e9),
+        "utilisation": round(flops / found["wall_s"] / ceiling, 3),
+    }
+
+
+def our_loss(model: Model, batch: RetrievalBatch, sampled: bool) -> Tensor:
+    """As `realm pretrain` computes it."""
+    config = PretrainConfig(marginal="token", reader_gradient="sampled" if sampled else "all")
+    _, _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
+    logp_BKM = read(model.reader, batch, [], None, None, config)
+    loss = marginal_loss(score_BK, logp_BKM, batch.mask_BM, "token")
+    return loss + sampled_reader_loss(model.reader, batch, score_BK, logp_BKM, config)
+
+
+def padded_loss(model: Model, batch: RetrievalBatch) -> Tensor:
+    """REALM eq. 1 and 2 as they stand, on transformers' layers: no length, position or passage is treated apart."""
+    tower, reader = model.embedder.query, model.reader
+
+    def vectors(tokens: Tokens) -> Tensor:
+        pooled = tower.trunk(tokens.ids_BT, tokens.mask_BT, tokens.segments_BT).pooler_output
+        return tower.project(pooled)
+
+    query_BD = vectors(batch.queries)
+    passage_BKD = vectors(batch.passages).view(len(query_BD), K, -1)
+    score_BK = (query_BD[:, None] * passage_BKD).sum(dim=-1)
+    logits = reader.bert(batch.joint.ids_BT, batch.joint.mask_BT, batch.joint.segments_BT).logits
+    logp_BKTV = logits.float().log_softmax(dim=-1).view(len(query_BD), K, logits.shape[1], -1)
+    position = batch.position_BM[:, None, :, None].expand(-1, K, -1, logp_BKTV.shape[-1])
+    target = batch.target_BM[:, None, :, None].expand(-1, K, -1, -1)
+    logp_BKM = logp_BKTV.gather(2, position).gather(3, target).squeeze(3)
+    joint_BKM = score_BK.log_softmax(dim=1)[:, :, None] + logp_BKM
+    return -joint_BKM.logsumexp(dim=1).mean()
+
+
+def step_flops(model: Model, tokens: dict[str, Tokens], sampled: bool) -> float:
+    """Products of a step: backward costs twice what forward does; a sampled reader reads all and trains on one in K."""
+    trunk = model.reader.config
+    hidden, layers = trunk.hidden_size, trunk.num_hidden_layers
+
+    def forward(part: Tokens) -> float:
+        length = part.mask_BT.sum(dim=1).double()
+        per_token = 2 * (4 * hidden**2 + 2 * hidden * trunk.intermediate_size)
+        return float(layers * (per_token * length + 4 * hidden * length**2).sum())
+
+    embedding = 3 * (forward(tokens["query"]) + forward(tokens["candidate"]))
+    return embedding + (1 + 3 / K if sampled else 3) * forward(tokens["joint"])
+
+
+def matmul_ceiling(device: torch.device, precision: str, size: int = 2048, seconds: float = 1.0) -> float:
+    """Products and sums per second of one large matrix product."""
+    a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    best, end = 0.0, time.perf_counter() + seconds
+    a @ a
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        (a @ a)[0, 0].item()
+        best = max(best, 2 * size**3 / (time.perf_counter() - start))
+    return best
+
+
+def main() -> None:
+    """All sides; or, started by itself, one of ours."""
+    if sys.argv[1:2] == ["--side"]:
+        folder, threads, rounds, way, queries, full = sys.argv[2:]
+        torch.set_num_threads(int(threads))
+        tell(step(Path(folder), int(rounds), way, int(queries), full == "full"))
+        return
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--hidden", type=int, default=384)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--queries", type=int, default=B, help="8 candidates each")
+    parser.add_argument("--full", action="store_true", help="every row as long as may be")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--ways", nargs="+", choices=["peer", *WAYS], default=["peer", *WAYS])
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        from published_files import make_step
+
+        make_step(Path(folder), args.hidden, args.layers)
+        words = [folder, args.threads, args.rounds]
+        results = {}
+        for way in (way for way in args.ways if way != "peer" or PEER.exists()):
+            results[way] = side(way, [str(word) for word in words], str(args.queries), args.full)
+            print(row(way, results), flush=True)
+    check(results)
+    print(json.dumps({"settings": vars(args), "ways": results}))
+
+
+def side(way: str, words: list[str], queries: str, full: bool) -> dict[str, Any]:
+    """One way in a process of its own."""
+    last = [queries, "full" if full else "mixed"]
+    command = (
+        [str(PEER), str(HERE / "published_peer.py"), "step", *words, *last]
+        if way == "peer"
+        else [sys.executable, __file__, "--side", *words, way, *last]
+    )
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def row(way: str, results: dict[str, dict[str, Any]]) -> str:
+    """A line of the table; ratios are against the first line."""
+    one, first = results[way], next(iter(results.values()))
+    line = (
+        f"{way:13} {one['wall_s']:8.2f} s ({first['wall_s'] / one['wall_s']:5.1f}x)  {one['cpu_s']:8.2f} s cpu"
+        f" ({first['cpu_s'] / one['cpu_s']:5.1f}x)  {one['peak_gb']:6.2f} GB ({first['peak_gb'] / one['peak_gb']:4.1f}x)"
+    )
+    if "tokens_s" not in one:
+        return line
+    return (
+        f"{line}  {one['tokens_s']:7,} tokens/s  {one['gflop']:6,} GFLOP,"
+        f" {one['utilisation']:4.0%} of {one['ceiling_gflop_s']:,}/s"
+    )
+
+
+def check(results: dict[str, dict[str, Any]]) -> None:
+    """All ways must say the same loss: float32 to 1e-5, bf16 to 1 %."""
+    expected = next(iter(results.values()))["says"]
+    for way, one in results.items():
+        tolerance = 1e-2 if "bf16" in way else 1e-5
+        if not math.isclose(one["says"], expected, rel_tol=tolerance):
+            raise SystemExit(f"{way} says {one['says']}, {next(iter(results))} {expected}")
+
+
+if __name__ == "__main__":
+    main()
