@@ -87,7 +87,7 @@ def step(folder: Path, rounds: int, way: str, queries: int, full: bool) -> dict[
     if device.type == "cuda":
         found["peak_gb"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     count = sum(int(part.mask_BT.sum()) for part in tokens.values())
-    flops = step_flops(model, tokens, sampled)
+    flops = step_flops(model, tokens, position_BM.shape[1], sampled)
     ceiling = matmul_ceiling(device, precision)
     return found | {
         "tokens_s": round(count / found["wall_s"]),
@@ -126,18 +126,25 @@ def padded_loss(model: Model, batch: RetrievalBatch) -> Tensor:
     return -joint_BKM.logsumexp(dim=1).mean()
 
 
-def step_flops(model: Model, tokens: dict[str, Tokens], sampled: bool) -> float:
-    """Products of a step: backward costs twice what forward does; a sampled reader reads all and trains on one in K."""
+def step_flops(model: Model, tokens: dict[str, Tokens], masked: int, sampled: bool) -> float:
+    """Products of a step: backward costs twice what forward does; a sampled reader reads all and trains on one in K.
+
+    Of the last layer, keys and values are counted for every token, the rest where its states are read: [CLS], masked words.
+    """
     trunk = model.reader.config
-    hidden, layers = trunk.hidden_size, trunk.num_hidden_layers
+    hidden, wide, layers = trunk.hidden_size, trunk.intermediate_size, trunk.num_hidden_layers
 
-    def forward(part: Tokens) -> float:
+    def forward(part: Tokens, read: int) -> float:
         length = part.mask_BT.sum(dim=1).double()
-        per_token = 2 * (4 * hidden**2 + 2 * hidden * trunk.intermediate_size)
-        return float(layers * (per_token * length + 4 * hidden * length**2).sum())
+        asking = 2 * (2 * hidden**2 + 2 * hidden * wide) + 4 * hidden * length  # for each token of a row
+        asked = 4 * hidden**2
+        return float((layers * asked * length + ((layers - 1) * length + read) * asking).sum())
 
-    embedding = 3 * (forward(tokens["query"]) + forward(tokens["candidate"]))
-    return embedding + (1 + 3 / K if sampled else 3) * forward(tokens["joint"])
+    joint = forward(tokens["joint"], masked) + 2 * masked * len(tokens["joint"].ids_BT) * hidden * (
+        hidden + trunk.vocab_size
+    )
+    embedding = 3 * (forward(tokens["query"], 1) + forward(tokens["candidate"], 1))
+    return embedding + (1 + 3 / K if sampled else 3) * joint
 
 
 def matmul_ceiling(device: torch.device, precision: str, size: int = 2048, seconds: float = 1.0) -> float:

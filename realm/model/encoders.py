@@ -25,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 from realm.config import InputError
 from realm.model.copying import CopyHead, mixed_target_logp, mixed_vocabulary_logp
 from realm.model.dropout import FastDropout
-from realm.model.trunk import hidden_states
+from realm.model.trunk import hidden_states, states_at
 from realm.text.inputs import Tokenizer, Tokens, encoder_folder
 
 COPY_HEAD = "copy_head.safetensors"
@@ -118,9 +118,11 @@ class TrunkTower(Tower):
         self.trunk = BertModel(trunk, add_pooling_layer=config.pooling == "cls")
 
     def pooled(self, tokens: Tokens) -> Tensor:
-        states_BTH = hidden_states(self.trunk, tokens)
         if self.trunk.pooler is not None:
-            return self.trunk.pooler(states_BTH)
+            rows_B = torch.arange(len(tokens.ids_BT), device=tokens.ids_BT.device)
+            cls_BH = states_at(self.trunk, tokens, rows_B, torch.zeros_like(rows_B))
+            return self.trunk.pooler(cls_BH[:, None])
+        states_BTH = hidden_states(self.trunk, tokens)
         real_BT1 = tokens.mask_BT[:, :, None].float()
         return (states_BTH * real_BT1).sum(dim=1) / real_BT1.sum(dim=1)
 
@@ -209,31 +211,32 @@ class MaskedReader(nn.Module):
     def config(self) -> BertConfig:
         return self.bert.config
 
-    def states(self, tokens: Tokens) -> Tensor:
-        """Hidden states -> [B, T, H]."""
-        return hidden_states(self.bert.bert, tokens)
-
-    def _words(self, tokens: Tokens) -> Tensor:
-        return cast(Tensor, self.bert.bert.embeddings.word_embeddings(tokens.ids_BT))
-
     def forward(self, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
         """log p(word) for the whole vocabulary at the given (row, position) pairs -> [P, V]; [B, T, V] never exists."""
-        states_BTH = self.states(tokens)
-        word_logp_PV = self.bert.cls(states_BTH[row_P, position_P]).float().log_softmax(dim=-1)
-        if self.copy_head is None:
+        logits_PV, copied = self._read(tokens, row_P, position_P)
+        word_logp_PV = logits_PV.log_softmax(dim=-1)
+        if copied is None:
             return word_logp_PV
-        copy_logp_PT, keep_P = self.copy_head(states_BTH, self._words(tokens), tokens, row_P, position_P)
-        return mixed_vocabulary_logp(word_logp_PV, copy_logp_PT, keep_P, tokens.ids_BT[row_P])
+        return mixed_vocabulary_logp(word_logp_PV, *copied, tokens.ids_BT[row_P])
 
     def target_logp(self, tokens: Tokens, row_P: Tensor, position_P: Tensor, target_P: Tensor) -> Tensor:
         """log p(target) at the given (row, position) pairs -> [P]."""
-        states_BTH = self.states(tokens)
-        logits_PV = self.bert.cls(states_BTH[row_P, position_P]).float()
+        logits_PV, copied = self._read(tokens, row_P, position_P)
         word_logp_P = -F.cross_entropy(logits_PV, target_P, reduction="none")
-        if self.copy_head is None:
+        if copied is None:
             return word_logp_P
-        copy_logp_PT, keep_P = self.copy_head(states_BTH, self._words(tokens), tokens, row_P, position_P)
-        return mixed_target_logp(word_logp_P, copy_logp_PT, keep_P, tokens.ids_BT[row_P], target_P)
+        return mixed_target_logp(word_logp_P, *copied, tokens.ids_BT[row_P], target_P)
+
+    def _read(
+        self, tokens: Tokens, row_P: Tensor, position_P: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Logits of words [P, V] float32; and what the copy head says, where there is one: it looks at all states."""
+        if self.copy_head is None:
+            return self.bert.cls(states_at(self.bert.bert, tokens, row_P, position_P)).float(), None
+        states_BTH = hidden_states(self.bert.bert, tokens)
+        words_BTH = self.bert.bert.embeddings.word_embeddings(tokens.ids_BT)
+        copied = self.copy_head(states_BTH, words_BTH, tokens, row_P, position_P)
+        return self.bert.cls(states_BTH[row_P, position_P]).float(), copied
 
     def token_logp(self, joint: Tokens, position_BM: Tensor, target_BM: Tensor, mask_BM: Tensor) -> Tensor:
         """log p(y_m|z_k,x) of every masked token beside every candidate -> [B, K, M]; 0 where `mask_BM` is.

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import BertConfig, BertModel
 
 from realm.model.encoders import choose_kernels, set_dropout
-from realm.model.trunk import hidden_states
+from realm.model.trunk import hidden_states, states_at
 from realm.text.inputs import Tokens
 
 CPU = torch.device("cpu")
@@ -58,6 +58,38 @@ def test_states_and_gradients_are_those_of_transformers_at_every_token(lengths, 
         assert (one.grad is None) == (other.grad is None), name
         if one.grad is not None and other.grad is not None:
             torch.testing.assert_close(one.grad, other.grad)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.data())
+def test_states_at_some_tokens_are_those_among_all_of_them(lengths, data) -> None:
+    """In any order, some twice, rows left out."""
+    pairs = data.draw(
+        st.lists(
+            st.integers(0, len(lengths) - 1).flatmap(
+                lambda row: st.tuples(st.just(row), st.integers(0, lengths[row] - 1))
+            ),
+            min_size=1,
+            max_size=8,
+        )
+    )
+    bert, tokens = small_bert(), rows_of(lengths)
+    row_P, position_P = torch.tensor(pairs).T
+    weight_PH = torch.randn(len(pairs), 12, dtype=torch.float64)
+    found = states_at(bert, tokens, row_P, position_P)
+    expected = theirs(bert, tokens)[row_P, position_P]
+    torch.testing.assert_close(found, expected)
+    gradients = [
+        torch.autograd.grad((states * weight_PH).sum(), list(bert.parameters()))
+        for states in (found, expected)
+    ]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_states_at_no_token_are_none() -> None:
+    nothing = torch.zeros(0, dtype=torch.int64)
+    assert states_at(small_bert(), rows_of([3, 2]), nothing, nothing).shape == (0, 12)
 
 
 def test_gradients_beside_dropout_are_those_of_the_pass_that_was_made() -> None:
