@@ -7,7 +7,7 @@
 Letters: B rows, T tokens, H hidden, D embedding, V vocabulary, P predicted positions, W span widths.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertForMaskedLM, BertModel
 from transformers.activations import NewGELUActivation
 from transformers.utils import logging as transformers_logging
@@ -76,6 +77,9 @@ class TrunkConfig:
 class Tower(nn.Module):
     """One side of the embedder: tokens -> vectors whose inner product is the retrieval score."""
 
+    kept_rows: int = 0
+    """See `keep_rows`."""
+
     def __init__(self, trunk: BertConfig, config: EmbedderConfig):
         super().__init__()
         self.config = config
@@ -97,7 +101,15 @@ class Tower(nn.Module):
 
     def forward(self, tokens: Tokens) -> Tensor:
         """Vectors -> [B, D], float32 whatever the autocast."""
-        return self.project(self.pooled(tokens))
+        if not (self.kept_rows and torch.is_grad_enabled()):
+            return self.project(self.pooled(tokens))
+        rows = torch.arange(len(tokens.ids_BT), device=tokens.ids_BT.device)
+        return torch.cat(
+            [
+                recomputed(lambda part: self.project(self.pooled(part)), tokens.rows(chunk))
+                for chunk in rows.split(self.kept_rows)
+            ]
+        )
 
     def project(self, pooled_BH: Tensor) -> Tensor:
         """Vectors of texts with these pooled states -> [B, D] float32."""
@@ -202,6 +214,9 @@ class Embedder(nn.Module):
 class MaskedReader(nn.Module):
     """p(y|z,x): a BERT with its masked-LM head, read at masked positions only; with a copy head where `copy` is set."""
 
+    kept_rows: int = 0
+    """See `keep_rows`."""
+
     def __init__(self, bert: BertForMaskedLM, copy: bool = False):
         super().__init__()
         self.bert = bert
@@ -221,6 +236,17 @@ class MaskedReader(nn.Module):
 
     def target_logp(self, tokens: Tokens, row_P: Tensor, position_P: Tensor, target_P: Tensor) -> Tensor:
         """log p(target) at the given (row, position) pairs -> [P]."""
+        if not (self.kept_rows and torch.is_grad_enabled()):
+            return self._target_logp(tokens, row_P, position_P, target_P)
+        logp_P = torch.zeros(len(row_P), device=row_P.device)
+        for rows in torch.arange(len(tokens.ids_BT), device=row_P.device).split(self.kept_rows):
+            of_P = torch.isin(row_P, rows).nonzero().squeeze(1)
+            if len(of_P):
+                part = tokens.rows(rows), row_P[of_P] - rows[0], position_P[of_P], target_P[of_P]
+                logp_P = logp_P.index_put((of_P,), recomputed(self._target_logp, *part))
+        return logp_P
+
+    def _target_logp(self, tokens: Tokens, row_P: Tensor, position_P: Tensor, target_P: Tensor) -> Tensor:
         logits_PV, copied = self._read(tokens, row_P, position_P)
         word_logp_P = -F.cross_entropy(logits_PV, target_P, reduction="none")
         if copied is None:
@@ -451,6 +477,21 @@ def set_dropout(module: nn.Module, probability: float) -> None:
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.p = probability
+
+
+def keep_rows(module: nn.Module, rows: int) -> None:
+    """Keeps the activations of so many rows at a time and computes them again for the backward pass; 0: keeps all.
+
+    The gradient is the same (gradient caching, Gao et al. 2021), so a batch of any size fits, for a forward pass more.
+    """
+    for part in module.modules():
+        if isinstance(part, Tower | MaskedReader):
+            part.kept_rows = rows
+
+
+def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """`function(*inputs)`, whose intermediate results are not kept for the backward pass but made again, draws included."""
+    return cast(Tensor, checkpoint(function, *inputs, use_reentrant=False))
 
 
 @contextmanager

@@ -132,7 +132,9 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scaled_MH, key_NH, value_NH = ctx.saved_tensors
         to_mixed_MH = gradients[0] / (1 - ctx.dropout)
-        to_query_MH, to_key_NH, to_value_NH = (torch.empty_like(part) for part in ctx.saved_tensors)
+        to_query_MH, to_key_NH, to_value_NH = (
+            torch.empty_like(part) for part in (scaled_MH, key_NH, value_NH)
+        )
         draws = np.random.SFC64(ctx.seed)
         asking = _rows(ctx.asking, ctx.heads, scaled_MH, to_mixed_MH, to_query_MH)
         asked = _rows(ctx.lengths, ctx.heads, key_NH, value_NH, to_key_NH, to_value_NH)

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from realm import distributed
 from realm.config import AlreadyDone, InputError, progress, reason, write_json
 from realm.model.device import autocast, choose_device
-from realm.model.encoders import set_dropout
+from realm.model.encoders import keep_rows, set_dropout
 from realm.model.folder import Model, is_model, read_manifest, save_model
 
 METRICS = "metrics.jsonl"
@@ -81,6 +81,9 @@ class RunConfig:
     """Adam's bias correction; the released optimizer leaves it out."""
     dropout: float = 0.1
     """Dropout of every network while it trains; 0 suits runs of a few hundred steps."""
+    kept_rows: int = 0
+    """Rows whose activations towers and masked reader keep at a time; the others' are computed again for the backward pass,
+    so that a batch of any size fits, for a third more time. 0: all are kept."""
     seed: int = 0
     """Everything random follows from it."""
     device: str = "auto"
@@ -97,7 +100,9 @@ class RunConfig:
     """Writes what goes to metrics.jsonl as TensorBoard events too (needs the package `tensorboard`)."""
 
     def __post_init__(self) -> None:
-        least_values = (("steps", 0), ("batch_size", 1), ("log_every", 1), ("checkpoints", 1), ("seed", 0))
+        least_values = (
+            ("steps", 0), ("batch_size", 1), ("log_every", 1), ("checkpoints", 1), ("kept_rows", 0), ("seed", 0),
+        )  # fmt: skip
         for name, least in least_values:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be {least} or more")
@@ -144,6 +149,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         model.to(self.device)
         for part in rates:
             set_dropout(part, config.dropout)
+            keep_rows(part, config.kept_rows)
         self.optimizer = torch.optim.AdamW(
             _parameter_groups(rates, config.weight_decay), betas=BETAS, fused=True
         )

@@ -27,6 +27,7 @@ from realm.model.encoders import (
     embedder_from,
     evaluating,
     fit_projection,
+    keep_rows,
     load_pooler,
     load_reader,
     new_tower,
@@ -572,3 +573,61 @@ def test_evaluating_gives_back_the_mode_even_after_an_error() -> None:
     with pytest.raises(RuntimeError):
         fail()
     assert one.training and not other.training
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("kept", [1, 2, 5])
+def test_a_batch_whose_activations_are_made_again_gives_the_same_loss_and_gradients(
+    reader: MaskedReader, tokenizer: Tokenizer, dropout: float, kept: int
+) -> None:
+    """With dropout the draws are those of parts of so many rows, whether they are kept or made again."""
+    choose_kernels(reader, torch.device("cpu"))
+    set_dropout(reader.train(), dropout)
+    embedder = embedder_from(reader, EmbedderConfig(dim=5, pooling="mean")).train()
+    joint, position, target, mask = masked_batch(tokenizer, queries=2, candidates=3)
+    found = []
+    for recompute in (False, True):
+        keep_rows(reader, kept)
+        keep_rows(embedder, kept)
+        torch.manual_seed(0)
+        with pytest.MonkeyPatch.context() as patch:
+            if not recompute:
+                patch.setattr("realm.model.encoders.recomputed", lambda function, *inputs: function(*inputs))
+            loss = (
+                -reader.token_logp(joint, position, target, mask).sum() + embedder.query(joint).square().sum()
+            )
+            loss.backward()
+        parameters = [*reader.parameters(), *embedder.parameters()]
+        found.append([loss.detach(), *(p.grad.clone() for p in parameters if p.grad is not None)])
+        for parameter in parameters:
+            parameter.grad = None
+    assert len(found[0]) == len(found[1]) > 20
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+    if not dropout:
+        keep_rows(reader, 0)
+        keep_rows(embedder, 0)
+        whole = -reader.token_logp(joint, position, target, mask).sum() + embedder.query(joint).square().sum()
+        torch.testing.assert_close(whole, found[0][0])
+
+
+def test_a_batch_whose_activations_are_made_again_keeps_few_of_them(
+    reader: MaskedReader, tokenizer: Tokenizer
+) -> None:
+    joint, *_ = masked_batch(tokenizer, queries=4, candidates=8)
+    embedder = embedder_from(reader, EmbedderConfig(dim=5, pooling="mean")).train()
+    kept_bytes = []
+    for rows in (0, 2):
+        keep_rows(embedder, rows)
+        saved: dict[int, int] = {}
+
+        def note(tensor: torch.Tensor, saved: dict[int, int] = saved) -> torch.Tensor:
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            vectors = embedder.query(joint)
+        weights = {p.untyped_storage().data_ptr() for p in embedder.parameters()}
+        kept_bytes.append(sum(size for place, size in saved.items() if place not in weights))
+        vectors.sum().backward()
+    assert kept_bytes[1] < kept_bytes[0] / 10
