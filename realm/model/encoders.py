@@ -457,14 +457,12 @@ def fit_projection(tower: Tower, pooled_NH: Tensor, whiten: bool) -> None:
 def choose_kernels(module: nn.Module, device: torch.device) -> None:
     """The fastest forms of what a BERT computes; the numbers are the same but for rounding and what dropout draws.
 
-    Attention: fused on a GPU; on a CPU `hidden_states` has its own. Dropout on a CPU: `FastDropout`. `gelu_new`, the
-    activation of published checkpoints: one kernel instead of eight, which each keep a copy of the widest states for the
-    backward pass.
+    Dropout on a CPU: `FastDropout`. `gelu_new`, the activation of published checkpoints: one kernel instead of eight, which
+    each keep a copy of the widest states for the backward pass. Attention is transformers' fused one, and on a CPU that of
+    `realm.model.trunk`.
     """
     dropout = FastDropout if device.type == "cpu" else nn.Dropout
     for part in list(module.modules()):
-        if isinstance(part, BertModel):
-            part.set_attn_implementation("eager" if device.type == "cpu" else "sdpa")
         for name, child in part.named_children():
             if isinstance(child, NewGELUActivation):
                 setattr(part, name, nn.GELU(approximate="tanh"))
