@@ -14,13 +14,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import BertConfig
+from torch.overrides import TorchFunctionMode
+from transformers import BertConfig, BertModel
 
 from realm.config import InputError, reason, write_json
 from realm.model.encoders import (
@@ -47,7 +49,8 @@ class Model:
 
     tokenizer: Tokenizer
     lengths: Lengths
-    reader: MaskedReader
+    masked_reader: MaskedReader | None
+    """None where it was left on disk."""
     embedder: Embedder
     span_reader: SpanReader | None = None
     step: int = 0
@@ -63,12 +66,22 @@ class Model:
         return self
 
     @property
+    def reader(self) -> MaskedReader:
+        """The masked-LM reader of a model that was loaded with it."""
+        assert self.masked_reader is not None, "the model was loaded without its reader"
+        return self.masked_reader
+
+    @property
     def device(self) -> torch.device:
         return self.embedder.query.projection.weight.device
 
     def parts(self) -> dict[str, nn.Module]:
-        parts: dict[str, nn.Module] = {"reader": self.reader, "embedder": self.embedder}
-        return parts | ({"span_reader": self.span_reader} if self.span_reader else {})
+        parts: dict[str, nn.Module | None] = {
+            "reader": self.masked_reader,
+            "embedder": self.embedder,
+            "span_reader": self.span_reader,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
 
     @property
     def passage_fingerprint(self) -> str:
@@ -199,37 +212,69 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         raise InputError(f"{path / MANIFEST} is damaged: {error}") from error
 
 
-def load_model(folder: str | Path) -> Model:
+def load_model(folder: str | Path, reader: bool = True) -> Model:
     """The model in a folder, in evaluation mode, on the CPU.
+
+    Without `reader` the masked-LM reader, which neither embeds passages nor answers questions, is looked at and left on disk.
 
     Raises:
         InputError: see `read_manifest`; or weights that are missing, damaged, or of another shape.
     """
     manifest, path = read_manifest(folder), model_path(folder)
     tokenizer = Tokenizer.load(path)
-    reader = load_reader(str(path / "encoder"))
+    masked_reader = load_reader(str(path / "encoder")) if reader else None
+    if masked_reader is None:
+        _look_at_reader(path / "encoder")
     try:
         if tokenizer.fingerprint != manifest["tokenizer"]:
             raise InputError(f"{folder}: tokenizer.json is not the one that the model was trained with")
         config = EmbedderConfig(**manifest["embedder"])
-        embedder = Embedder(BertConfig(**manifest["trunk"]), config)
-        embedder.query.load_state_dict(_with_prefix(load_file(path / "embedder.safetensors"), "query."))
+        with _ReadNext():
+            embedder = Embedder(BertConfig(**manifest["trunk"]), config)
+        states = load_file(path / "embedder.safetensors")
+        embedder.query.load_state_dict(_with_prefix(states, "query."))
         if not config.shared:
-            embedder.passage.load_state_dict(
-                _with_prefix(load_file(path / "embedder.safetensors"), "passage.")
-            )
+            embedder.passage.load_state_dict(_with_prefix(states, "passage."))
         span_reader = None
         if manifest["span_reader"]:
-            trunk = type(reader.bert.bert)(reader.config, add_pooling_layer=False)
-            span_reader = SpanReader(trunk, config=SpanConfig(**manifest.get("span", {})))
+            with _ReadNext():
+                trunk = BertModel(BertConfig.from_pretrained(path / "encoder"), add_pooling_layer=False)
+                span_reader = SpanReader(trunk, config=SpanConfig(**manifest.get("span", {})))
             span_reader.load_state_dict(load_file(path / "span_reader.safetensors"))
         lengths, step, stages = Lengths(**manifest["lengths"]), manifest["step"], manifest["stages"]
     except (SafetensorError, RuntimeError, OSError, KeyError, TypeError) as error:
         raise InputError(f"{folder} is damaged: {str(error).splitlines()[0]}") from error
-    model = Model(tokenizer, lengths, reader, embedder, span_reader, step, stages)
+    model = Model(tokenizer, lengths, masked_reader, embedder, span_reader, step, stages)
     for part in model.parts().values():
         part.eval()
     return model
+
+
+def _look_at_reader(encoder: Path) -> None:
+    """Raises InputError where `load_reader` would over a file that is missing or cut short."""
+    weights = sorted(encoder.glob("*.safetensors"))
+    try:
+        if not weights:
+            raise FileNotFoundError(f"no *.safetensors in {encoder}")
+        for file in weights:
+            with safe_open(file, "pt"):
+                pass
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{encoder} does not load as a BERT: {reason(error)}") from error
+
+
+class _ReadNext(TorchFunctionMode):
+    """Networks made inside draw few weights or none: those are read next, and drawing takes longer than reading."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # kaiming_uniform_ and its like, torch's or what transformers puts in their place; not the method of tensors of that
+        # name, which others draw with until they like what they got
+        if isinstance(func, FunctionType) and func.__name__.endswith(("normal_", "uniform_")):
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 def _with_prefix(states: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

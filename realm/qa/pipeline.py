@@ -76,7 +76,7 @@ class Answerer:
     @classmethod
     def load(cls, kb: str, model: str, config: AnswerConfig) -> "Answerer":
         """Raises InputError when the parts do not belong together, or the index is missing or lacks passages."""
-        opened, loaded = open_pair(kb, model, config.device)
+        opened, loaded = open_pair(kb, model, config.device, reader=False)
         return cls(opened, loaded, load_index(opened, loaded, model, config.mapped_index), config)
 
     def answer(self, question: str) -> Answers:
@@ -325,9 +325,9 @@ def question_ranks(
     return np.array(ranks)
 
 
-def open_pair(kb: str, model: str, device: str) -> tuple[KnowledgeBase, Model]:
-    """A knowledge base and a model that share a tokenizer, the model on its device."""
-    opened, loaded = KnowledgeBase.open(Path(kb)), load_model(model)
+def open_pair(kb: str, model: str, device: str, reader: bool = True) -> tuple[KnowledgeBase, Model]:
+    """A knowledge base and a model that share a tokenizer, the model on its device; `reader` as in `load_model`."""
+    opened, loaded = KnowledgeBase.open(Path(kb)), load_model(model, reader)
     opened.check_tokenizer(loaded.tokenizer, model)
     return opened, loaded.to(choose_device(device))
 

@@ -110,7 +110,7 @@ def _embed(share: Share, tell: Callable[[int], None]) -> np.ndarray:
     kb = KnowledgeBase.open(share.kb)
     if kb.fingerprint != share.corpus:
         raise InputError(f"{share.kb} was changed while its index was built: build it again")
-    model = load_model(share.model_path).to(choose_device(share.device))
+    model = load_model(share.model_path, reader=False).to(choose_device(share.device))
     numbers = np.arange(share.first, len(kb), share.step)
     with autocast(model.device, share.precision):
         return embed_passages(

@@ -77,7 +77,7 @@ def build_index(
     devices = [name.strip() for name in config.device.split(",")]
     for name in devices[1:]:
         choose_device(name)  # all are there, or none begins
-    model = load_model(model_path).to(choose_device(devices[0]))
+    model = load_model(model_path, reader=False).to(choose_device(devices[0]))
     kb.check_tokenizer(model.tokenizer, model_path)
     folder = Path(config.folder) if config.folder else index_folder(kb, model)
     folder.mkdir(parents=True, exist_ok=True)

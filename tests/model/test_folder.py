@@ -81,6 +81,18 @@ def test_two_towers_and_a_span_reader_come_back_bit_for_bit(
     assert_same_weights(loaded, model)
 
 
+def test_the_reader_may_stay_on_disk_but_not_a_damaged_one(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = small_model(tokenizer)
+    save_model(model, tmp_path / "model")
+    loaded = load_model(tmp_path / "model", reader=False)
+    assert loaded.parts().keys() == {"embedder"}
+    model.masked_reader = None
+    assert_same_weights(loaded, model)
+    (tmp_path / "model" / "encoder" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(InputError, match="does not load as a BERT"):
+        load_model(tmp_path / "model", reader=False)
+
+
 def test_saving_again_changes_nothing(tokenizer: Tokenizer, tmp_path: Path) -> None:
     save_model(small_model(tokenizer), tmp_path / "one")
     save_model(load_model(tmp_path / "one"), tmp_path / "two")
