@@ -14,7 +14,7 @@ from torch import Tensor
 from realm.config import InputError, progress
 from realm.model.encoders import Tower, evaluating
 from realm.retrieval.knowledge_base import PassageTokens
-from realm.text.inputs import Lengths, Tokenizer, Tokens, passage_inputs
+from realm.text.inputs import Lengths, Tokenizer, Tokens, passage_rows
 
 BATCH_TOKENS = 4096
 """Tokens of a batch, padding counted."""
@@ -37,12 +37,17 @@ def embed_passages(
     Raises:
         InputError: a vector is not finite.
     """
-    vectors = _embed(
-        tower, tower.forward, tokens, numbers, tokenizer, lengths, device, description, tell
-    ).numpy()
-    if not np.isfinite(vectors).all():
-        raise InputError("the embedder gives vectors that are not finite numbers: its weights are damaged")
-    return vectors.astype(np.float16)
+
+    def checked(inputs: Tokens) -> Tensor:
+        vector_BD = tower(inputs)
+        if not vector_BD.isfinite().all():
+            raise InputError(
+                "the embedder gives vectors that are not finite numbers: its weights are damaged"
+            )
+        return vector_BD.half()
+
+    vectors = _embed(tower, checked, tokens, numbers, tokenizer, lengths, device, description, tell)
+    return vectors.half().numpy()
 
 
 def pooled_states(
@@ -54,7 +59,11 @@ def pooled_states(
     device: torch.device,
 ) -> Tensor:
     """The tower's pooled states before projection, for fitting one -> [n, H] float32."""
-    return _embed(tower, tower.pooled, tokens, numbers, tokenizer, lengths, device, "pool").float()
+
+    def pooled(inputs: Tokens) -> Tensor:
+        return tower.pooled(inputs).float()
+
+    return _embed(tower, pooled, tokens, numbers, tokenizer, lengths, device, "pool")
 
 
 def batches_by_length(length_N: np.ndarray, budget: int = BATCH_TOKENS) -> list[np.ndarray]:
@@ -84,22 +93,17 @@ def _embed(
     description: str | None,
     tell: Callable[[int], None] | None = None,
 ) -> Tensor:
-    length_N = np.minimum(tokens.title.lengths[numbers] + tokens.body.lengths[numbers] + 3, lengths.passage)
+    title, body = tokens.title, tokens.body
+    length_N = np.minimum(title.lengths_of(numbers) + body.lengths_of(numbers) + 3, lengths.passage)
     result: Tensor | None = None
     done = 0
     bar = progress(total=len(numbers), description=description or "", unit="passage")
     bar.disable |= description is None
     with evaluating(tower), bar:
         for batch in batches_by_length(length_N):
-            inputs = passage_inputs(
-                [tokens.title.row(n) for n in numbers[batch]],
-                [tokens.body.row(n) for n in numbers[batch]],
-                tokenizer,
-                lengths,
-            ).to(device)
-            values = function(inputs).float().cpu()
+            values = function(passage_rows(title, body, numbers[batch], tokenizer, lengths).to(device)).cpu()
             if result is None:
-                result = torch.empty(len(numbers), values.shape[1])
+                result = values.new_empty(len(numbers), values.shape[1])
             result[torch.from_numpy(batch)] = values
             bar.update(len(batch))
             done += len(batch)

@@ -32,7 +32,6 @@ from realm.retrieval.passages import (
     PASSAGE_COLUMNS,
     SCHEMA,
     PassageTokens,
-    Ragged,
     fingerprint_of,
     key_of,
     load_tokens,
@@ -42,7 +41,7 @@ from realm.retrieval.passages import (
 from realm.retrieval.tables import newest_version, open_table, reading, replace_rows, take_rows
 from realm.retrieval.verify import problems
 from realm.text.corpus import Document, Passage
-from realm.text.inputs import Tokenizer
+from realm.text.inputs import Ragged, Tokenizer
 from realm.text.salient_spans import Tagger
 
 __all__ = [

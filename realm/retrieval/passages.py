@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from realm.config import progress
 from realm.text.corpus import Document, Passage, Span
-from realm.text.inputs import Tokenizer
+from realm.text.inputs import Ragged, Tokenizer
 
 _NUMBERS = pa.list_(pa.int32())
 SCHEMA = pa.schema(
@@ -61,26 +61,6 @@ PASSAGE_COLUMNS = (
 )
 TOKEN_COLUMNS = ("title_ids", "body_ids", "sentence_pieces", "span_first_pieces", "span_end_pieces")
 """In the order of the fields of `PassageTokens`."""
-
-
-class Ragged(NamedTuple):
-    """Rows of different lengths: row i is `values[offsets[i]:offsets[i + 1]]`.
-
-    >>> ragged = Ragged(np.array([5, 6, 7]), np.array([0, 2, 2, 3]))
-    >>> [ragged.row(i).tolist() for i in range(3)]
-    [[5, 6], [], [7]]
-    """
-
-    values: np.ndarray
-    offsets: np.ndarray
-
-    def row(self, number: int) -> np.ndarray:
-        """A view, not a copy."""
-        return self.values[self.offsets[number] : self.offsets[number + 1]]
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.diff(self.offsets)
 
 
 class PassageTokens(NamedTuple):

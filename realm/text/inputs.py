@@ -66,6 +66,30 @@ class Encoding(NamedTuple):
     ends: list[int]
 
 
+class Ragged(NamedTuple):
+    """Rows of different lengths: row i is `values[offsets[i]:offsets[i + 1]]`.
+
+    >>> ragged = Ragged(np.array([5, 6, 7]), np.array([0, 2, 2, 3]))
+    >>> [ragged.row(i).tolist() for i in range(3)]
+    [[5, 6], [], [7]]
+    """
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+    def row(self, number: int) -> np.ndarray:
+        """A view, not a copy."""
+        return self.values[self.offsets[number] : self.offsets[number + 1]]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.offsets)
+
+    def lengths_of(self, numbers: np.ndarray) -> np.ndarray:
+        """Of these rows alone."""
+        return self.offsets[numbers + 1] - self.offsets[numbers]
+
+
 class Tokens(NamedTuple):
     """What a network reads: ids, attention mask (1 = real) and segment ids, each [B, T] int64."""
 
@@ -326,6 +350,34 @@ def passage_inputs(
 ) -> Tokens:
     """What the embedder reads of a passage: the only place where its title is seen."""
     return pack(list(zip(titles, bodies, strict=True)), tokenizer, lengths.passage)
+
+
+def passage_rows(
+    titles: Ragged, bodies: Ragged, number_B: np.ndarray, tokenizer: Tokenizer, lengths: Lengths
+) -> Tokens:
+    """`passage_inputs` of these rows of a corpus, without a step of Python for each: a third of its time."""
+    title_B = np.minimum(titles.lengths_of(number_B), lengths.passage - 3)
+    body_B = np.minimum(bodies.lengths_of(number_B), lengths.passage - 3 - title_B)
+    title_end_B1, body_end_B1 = (1 + title_B)[:, None], (2 + title_B + body_B)[:, None]
+    place_T = np.arange(body_end_B1.max() + 1)
+    # Everywhere what the corpus holds around the body, then over it the title, the special tokens and the padding.
+    ids_BT = _around(bodies, bodies.offsets[number_B][:, None] - title_end_B1 - 1 + place_T).astype(np.int64)
+    front_T = place_T[: title_B.max() + 1]
+    title_BT = _around(titles, titles.offsets[number_B][:, None] - 1 + front_T)
+    np.copyto(ids_BT[:, : len(front_T)], title_BT, where=front_T < title_end_B1)
+    ids_BT[:, 0] = tokenizer.cls_id
+    ends_B2 = np.concatenate([title_end_B1, body_end_B1], axis=1)
+    np.put_along_axis(ids_BT, ends_B2, tokenizer.sep_id, axis=1)
+    mask_BT = place_T <= body_end_B1
+    np.copyto(ids_BT, tokenizer.pad_id, where=~mask_BT)
+    segments_BT = mask_BT & (place_T > title_end_B1)
+    return Tokens(*(torch.from_numpy(part.astype(np.int64)) for part in (ids_BT, mask_BT, segments_BT)))
+
+
+def _around(rows: Ragged, places: np.ndarray) -> np.ndarray:
+    """The values at these places, any where there are none."""
+    values = rows.values if len(rows.values) else np.zeros(1, dtype=np.int32)
+    return values.take(places, mode="clip")
 
 
 def joint_inputs(

@@ -2,14 +2,25 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from realm.config import InputError
-from realm.text.inputs import Lengths, Tokenizer, joint_inputs, pack, passage_inputs, query_inputs
+from realm.text.inputs import (
+    Lengths,
+    Ragged,
+    Tokenizer,
+    joint_inputs,
+    pack,
+    passage_inputs,
+    passage_rows,
+    query_inputs,
+)
 
 TEXTS = ["The pound sterling is the currency of the United Kingdom.", "Paris, in France: a city!"] * 20
 LENGTHS = Lengths(query=8, passage=12)
+IDS = st.lists(st.integers(5, 99), max_size=15)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +86,19 @@ def test_packing_spends_its_budget_left_to_right(sequences, max_length):
             expected_segments += [number] * (len(kept) + 1)
         assert (ids, segments) == (expected, expected_segments)
         assert len(ids) <= max_length
+
+
+@given(st.lists(st.tuples(IDS, IDS), min_size=1, max_size=6), st.integers(3, 30), st.randoms())
+def test_passages_packed_together_are_those_packed_one_by_one(passages, longest, random):
+    tokenizer, lengths = Tokenizer.train(TEXTS, vocab_size=120), Lengths(query=8, passage=longest)
+    titles, bodies = (
+        Ragged(np.array([i for row in rows for i in row], dtype=np.int32), np.cumsum([0, *map(len, rows)]))
+        for rows in zip(*passages, strict=True)
+    )
+    numbers = np.array(random.choices(range(len(passages)), k=4))
+    together = passage_rows(titles, bodies, numbers, tokenizer, lengths)
+    one_by_one = passage_inputs(*zip(*(passages[n] for n in numbers), strict=True), tokenizer, lengths)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(together, one_by_one, strict=True))
 
 
 @given(st.text(max_size=60))
