@@ -9,7 +9,6 @@ Every number comes from `realm pretrain` itself, run into a temporary folder.
 
 speed: steps per second with no build, with foreground builds and beside background ones, for each split of the threads
     between the two; passages per second of a build; seconds from a version's commit to its use.
-embedding: passages per second of a build's work against bare forward passes of the same batches, which are its ceiling.
 freshness: how much of what the run retrieves an index of the moment would retrieve too (`candidate_freshness`, top 20 of
     the probe), and the recall where it ends, by refresh interval; with the live query tower, the same with write-through,
     and with the snapshot's query tower. Passages that hold the hidden span are the credit: no reader's time, and no luck of
@@ -20,34 +19,25 @@ import argparse
 import itertools
 import json
 import os
-import random
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is there
 
-import numpy as np
 import torch
+from shared import Row, made_up, print_table
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: the repository is the package's home
 
-from realm.cli import main as cli
-from realm.config import progress, read_config
-from realm.model.device import autocast, choose_device
-from realm.model.encoders import evaluating
-from realm.model.folder import load_model
-from realm.retrieval.embedding import batches_by_length, embed_passages
+from realm.config import read_config
+from realm.model.device import choose_device
 from realm.retrieval.knowledge_base import KnowledgeBase
-from realm.text.inputs import passage_inputs
 from realm.train import pretrain
 
-Row = dict[str, Any]
-WARM_UP = "--set steps=200 --set batch_size=64 --set learning_rate=1e-3".split()
 LOOKS = 12
 """How often a run is asked how fresh its candidates are."""
 SEARCHES = {
@@ -95,7 +85,7 @@ def main() -> None:
         }
     for part, done in rows.items():
         print(f"\n{part}\n")
-        _print_table(done)
+        print_table(done)
     print(json.dumps(result))
 
 
@@ -176,38 +166,6 @@ def _speed(bench: Bench, threads: int, *settings: str) -> Row:
     }
 
 
-def embedding(bench: Bench) -> Iterator[tuple[str, Callable[[], Row]]]:
-    """The same batches, by everything that a build does to them and by their forward passes alone."""
-    yield "all threads", lambda: _embedding(bench.kb, bench.layers)
-
-
-def _embedding(kb: KnowledgeBase, model_path: str) -> Row:
-    model = load_model(model_path).to(choose_device("auto"))
-    tokens, tower = kb.tokens, model.embedder.passage
-    numbers = np.arange(min(len(kb), 20_000))
-    length_N = np.minimum(
-        tokens.title.lengths[numbers] + tokens.body.lengths[numbers] + 3, model.lengths.passage
-    )
-    batches = [
-        passage_inputs(
-            [tokens.title.row(n) for n in batch], [tokens.body.row(n) for n in batch], model.tokenizer, model.lengths
-        ).to(model.device)
-        for batch in batches_by_length(length_N)
-    ]  # fmt: skip
-
-    def forward() -> None:
-        with torch.no_grad(), evaluating(tower):
-            for batch in batches:
-                tower(batch).float().cpu()
-
-    def whole() -> None:
-        embed_passages(tower, tokens, numbers, model.tokenizer, model.lengths, model.device)
-
-    with autocast(model.device, "bf16"):
-        bare, all_of_it = (len(numbers) / _seconds(do) for do in (forward, whole))
-    return {"forward, passages/s": bare, "build, passages/s": all_of_it, "share": all_of_it / bare}
-
-
 def freshness(bench: Bench) -> Iterator[tuple[str, Callable[[], Row]]]:
     """Every interval with everything that can search."""
     for every, name in itertools.product(bench.args.every, SEARCHES):
@@ -242,77 +200,12 @@ def _freshness(bench: Bench, every: int, search: str) -> Row:
 
 PARTS: dict[str, Callable[[Bench], Iterator[tuple[str, Callable[[], Row]]]]] = {
     "speed": speed,
-    "embedding": embedding,
     "freshness": freshness,
 }
 
 
-def made_up(folder: Path, towns: int) -> tuple[str, str, str]:
-    """A knowledge base of invented towns and two models, by our own commands: one of random weights whose embedder has layers,
-    and one whose embedder has words alone and can retrieve. Rulers, painters and rivers stand in several passages each, with
-    the same year and words about them: a hidden year can be found by those, and nothing but years is hidden."""
-    draw = random.Random(0)
-
-    def name() -> str:
-        letters = (draw.choice("bdfgklmnprst") + draw.choice("aeiou") for _ in range(draw.randint(3, 4)))
-        return "".join(letters).capitalize()
-
-    words = [name().lower() for _ in range(towns // 4)]
-    names = [name() for _ in range(towns)]
-    years = draw.sample(range(1100, 2000), min(900, towns // 4))
-    people = [(name(), *draw.sample(words, 3), year) for year in years]
-    rivers = [(name(), *draw.sample(words, 2), year) for year in draw.sample(years, len(years) // 2)]
-    with (folder / "towns.jsonl").open("w", encoding="utf-8") as file:
-        for town in names:
-            (river, fish, bank, flood), (ruler, ware, deed, home, then) = (
-                draw.choice(rivers),
-                draw.choice(people),
-            )
-            painter, colour, work, school, year = draw.choice(people)
-            text = (
-                f"{town} lies on the river {river}, whose flood of {flood} took the {fish} from its {bank}. "
-                f"In {then} {ruler}, who had come from a {home} and dealt in {ware}, did the {deed} here. "
-                f"Every spring there is some {draw.choice(words)} to be had from {draw.choice(names)}. "
-                f"In its school hangs a picture by {painter} of {school}, made in {year} with much {colour}. "
-                f"It shows the {work} on the hill behind {draw.choice(names)} and a herd of sheep."
-            )
-            file.write(json.dumps({"title": town, "text": text}) + "\n")
-    kb, layers, start, words = (str(folder / part) for part in ("kb", "layers", "start", "words"))
-    mlm = ["mlm", "--kb", kb, "--config", "tiny", "--set", "steps=0"]
-    for command in (
-        ["kb", "build", str(folder / "towns.jsonl"), "--out", kb, "--config", "tiny", "--vocab-size", "3000"],
-        [*mlm, "--out", layers, "--set", "trunk.hidden=128", "--set", "trunk.layers=4"],
-        [*mlm, "--out", start, "--set", "embedder.pooling=words"],
-        ["ict", "--kb", kb, "--init", start, "--out", words, "--config", "tiny", *WARM_UP],
-    ):
-        if code := cli(command):
-            raise SystemExit(code)
-    return kb, layers, words
-
-
-def _seconds(do: Callable[[], None]) -> float:
-    """The best of three."""
-    times = []
-    for _ in progress(range(3), total=3, description="embedding", unit="round"):
-        began = time.monotonic()
-        do()
-        times.append(time.monotonic() - began)
-    return min(times)
-
-
 def _median(values: list[float]) -> float | None:
     return statistics.median(values) if values else None
-
-
-def _print_table(rows: list[Row]) -> None:
-    def cell(value: Any) -> str:
-        return "-" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
-
-    shown = [name for name in rows[0] if name != "over steps"]
-    print("| " + " | ".join(shown) + " |")
-    print("| " + " | ".join("---" for _ in shown) + " |")
-    for row in rows:
-        print("| " + " | ".join(cell(row[name]) for name in shown) + " |")
 
 
 if __name__ == "__main__":

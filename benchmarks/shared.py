@@ -1,0 +1,204 @@
+"""What several benchmarks share: commands measured from outside, a knowledge base and models made here, tables.
+
+Nothing here imports torch: a process that measures the memory of others is to be small itself.
+"""
+
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HOME = Path(__file__).parent.parent
+Row = dict[str, Any]
+WARM_UP = "--set steps=200 --set batch_size=64 --set learning_rate=1e-3".split()
+
+
+class Spent(NamedTuple):
+    """What a process took, and what it wrote to standard output."""
+
+    seconds: float
+    cpu_seconds: float
+    """Of all its threads and its children."""
+    peak_mb: float
+    """Largest memory of one of its processes; pages of mapped files that were read are counted."""
+    output: str
+
+
+def spent_by(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Spent:
+    """Runs a command to its end, in the repository.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    with tempfile.TemporaryFile("w+") as out:
+        began = time.perf_counter()
+        process = subprocess.Popen(
+            list(command), stdout=out, cwd=HOME, env={**os.environ, **(environment or {})}
+        )
+        _, status, used = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)  # it is reaped: Popen is not to look for it
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+        out.seek(0)
+        kilobyte = 1 if platform.system() == "Darwin" else 1024
+        return Spent(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * kilobyte / 2**20, out.read())
+
+
+def realm(*words: str) -> list[str]:
+    """The command line of one of our commands."""
+    return [sys.executable, "-m", "realm", *words]
+
+
+def run(*words: str) -> Spent:
+    """One of our commands, to its end."""
+    return spent_by(realm(*words))
+
+
+def machine() -> Row:
+    """Where the numbers come from."""
+    return {
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    """Rows with the same names, as Markdown; lists are left to the JSON."""
+
+    def cell(value: Any) -> str:
+        if value is None:
+            return "-"
+        if isinstance(value, float):
+            return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+        return f"{value:,}" if isinstance(value, int) else str(value)
+
+    shown = [name for name in rows[0] if not isinstance(rows[0][name], list)]
+    print("| " + " | ".join(shown) + " |")
+    print("| " + " | ".join("---" for _ in shown) + " |")
+    for row in rows:
+        print("| " + " | ".join(cell(row[name]) for name in shown) + " |", flush=True)
+
+
+class Asked(NamedTuple):
+    """A knowledge base, a model that answers from it, and questions."""
+
+    kb: str
+    model: str
+    questions: list[str]
+    name: str
+    """What they are, in words."""
+
+
+@contextmanager
+def to_ask(kb: str | None, model: str | None) -> Iterator[Asked]:
+    """What is named; else the demo's, if it was run here; else a small one, made in a folder that goes with the block."""
+    demo = HOME / "demo"
+    if kb is not None and model is not None:
+        yield Asked(kb, model, questions_about(kb, 500), kb)
+    elif (demo / "models" / "qa" / "realm.json").is_file():
+        found = str(demo / "kb"), str(demo / "models" / "qa")
+        lines = (demo / "questions" / "dev.jsonl").read_text(encoding="utf-8").splitlines()
+        yield Asked(*found, [json.loads(line)["question"] for line in lines], "the demo's")
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            kb, model = like_the_demo(Path(folder))
+            yield Asked(kb, model, questions_about(kb, 500), "made here")
+
+
+def questions_about(kb: str, count: int) -> list[str]:
+    """Questions about as many passages, made in a process of its own: their cost matters here, not their sense."""
+    made: list[str] = json.loads(spent_by([sys.executable, __file__, kb, str(count)]).output)
+    return made
+
+
+def _questions_about(kb: str, count: str) -> list[str]:
+    sys.path.insert(0, str(HOME))
+    from realm.retrieval.knowledge_base import KnowledgeBase
+
+    opened = KnowledgeBase.open(kb)
+    numbers = random.Random(0).sample(range(len(opened)), min(int(count), len(opened)))
+    return [f"What is known of {p.title}, {' '.join(p.text.split()[3:8])}?" for p in opened.passages(numbers)]
+
+
+def like_the_demo(folder: Path) -> tuple[str, str]:
+    """A knowledge base of invented towns and a model of the demo's size that answers from it, however badly."""
+    kb, start, model = (str(folder / part) for part in ("kb", "start", "qa"))
+    towns, asked = made_up_towns(folder, 3000), folder / "questions.jsonl"
+    question = {"question": f"which river does {towns[0]} lie on?", "answers": [towns[0]]}
+    asked.write_text(json.dumps(question) + "\n", encoding="utf-8")
+    given = "--train", str(asked), "--dev", str(asked)
+    few = "--set steps=1 --set batch_size=1 --set dev_every=1".split()
+    for command in (
+        ["kb", "build", str(folder / "towns.jsonl"), "--out", kb, "--config", "demo", "--tagger", "rules"],
+        ["mlm", "--kb", kb, "--init", "package:realm-mini", "--out", start, "--config", "demo"],
+        ["index", "--kb", kb, "--model", start],
+        ["finetune", "--kb", kb, "--model", start, "--out", model, "--config", "demo", *given, *few],
+    ):
+        run(*command)
+    return kb, model
+
+
+def made_up(folder: Path, towns: int) -> tuple[str, str, str]:
+    """A knowledge base of invented towns and two small models, by our own commands: one of random weights whose embedder has
+    layers, and one whose embedder has words alone and can retrieve."""
+    made_up_towns(folder, towns)
+    kb, layers, start, trained = (str(folder / part) for part in ("kb", "layers", "start", "words"))
+    mlm = ["mlm", "--kb", kb, "--config", "tiny", "--set", "steps=0"]
+    for command in (
+        ["kb", "build", str(folder / "towns.jsonl"), "--out", kb, "--config", "tiny", "--vocab-size", "3000"],
+        [*mlm, "--out", layers, "--set", "trunk.hidden=128", "--set", "trunk.layers=4"],
+        [*mlm, "--out", start, "--set", "embedder.pooling=words"],
+        ["ict", "--kb", kb, "--init", start, "--out", trained, "--config", "tiny", *WARM_UP],
+    ):
+        run(*command)
+    return kb, layers, trained
+
+
+def made_up_towns(folder: Path, count: int) -> list[str]:
+    """Writes towns.jsonl, a document for each invented town -> their names.
+
+    Rulers, painters and rivers stand in several documents each, with the same year and words about them: a hidden year can be
+    found by those, and nothing but years is hidden.
+    """
+    draw = random.Random(0)
+
+    def name() -> str:
+        letters = (draw.choice("bdfgklmnprst") + draw.choice("aeiou") for _ in range(draw.randint(3, 4)))
+        return "".join(letters).capitalize()
+
+    words = [name().lower() for _ in range(count // 4)]
+    names = [name() for _ in range(count)]
+    years = draw.sample(range(1100, 2000), min(900, count // 4))
+    people = [(name(), *draw.sample(words, 3), year) for year in years]
+    rivers = [(name(), *draw.sample(words, 2), year) for year in draw.sample(years, len(years) // 2)]
+    with (folder / "towns.jsonl").open("w", encoding="utf-8") as file:
+        for town in names:
+            (river, fish, bank, flood), (ruler, ware, deed, home, then) = (
+                draw.choice(rivers),
+                draw.choice(people),
+            )
+            painter, colour, work, school, year = draw.choice(people)
+            text = (
+                f"{town} lies on the river {river}, whose flood of {flood} took the {fish} from its {bank}. "
+                f"In {then} {ruler}, who had come from a {home} and dealt in {ware}, did the {deed} here. "
+                f"Every spring there is some {draw.choice(words)} to be had from {draw.choice(names)}. "
+                f"In its school hangs a picture by {painter} of {school}, made in {year} with much {colour}. "
+                f"It shows the {work} on the hill behind {draw.choice(names)} and a herd of sheep."
+            )
+            file.write(json.dumps({"title": town, "text": text}) + "\n")
+    return names
+
+
+if __name__ == "__main__":
+    print(json.dumps(_questions_about(*sys.argv[1:])))
