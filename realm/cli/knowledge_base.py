@@ -112,7 +112,7 @@ def _add_tagger(parser: Parser, default: str) -> None:
         help=f"finds names and dates: spacy:MODEL, hf:MODEL, or rules (dates only) (default: {default})",
     )
     parser.add_argument(
-        "--processes", metavar="N", type=positive, help="processes of the tagger (default: 1)"
+        "--processes", metavar="N", type=positive, help="processes of the tagger (default: one for each core)"
     )
 
 

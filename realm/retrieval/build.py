@@ -54,8 +54,8 @@ class KnowledgeBaseConfig:
     """Longest passage in wordpieces, its title and three special tokens included (paper: 288)."""
     tagger: str = "spacy:en_core_web_sm"
     """What finds sentences and salient spans; "" where nothing looked at the passages, as in converted ones."""
-    tagger_processes: int = 1
-    """Processes of the tagger."""
+    tagger_processes: int = 0
+    """Processes of the tagger, which takes most of the time; 0: one for each core."""
     sources: tuple[str, ...] = ()
     """Where the documents came from, as the command was given them."""
     max_document_chars: int = 1_000_000
@@ -69,7 +69,7 @@ class KnowledgeBaseConfig:
         return self.tagger or "rules"
 
     def __post_init__(self) -> None:
-        least = {"passage_tokens": 16, "tagger_processes": 1, "max_document_chars": 1, "commit_every": 1}
+        least = {"passage_tokens": 16, "tagger_processes": 0, "max_document_chars": 1, "commit_every": 1}
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be {bound} or more")

@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from itertools import chain, islice
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -68,11 +68,13 @@ def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1) -> Tagger:
     - `hf:MODEL`: a transformers token classifier, by hub name or folder; sentences end by punctuation.
     - `rules`: dates alone; sentences end by punctuation. Names are not guessed.
 
-    `processes` tag in parallel, where the platform can fork; a token classifier runs in this one.
+    `processes` tag in parallel, where the platform can fork; 0: one for each core that this process may use. A token
+    classifier runs in this one, and so do all where the texts are few.
 
     Raises:
         InputError: no such tagger here, or a model that finds no entities.
     """
+    processes = processes or _cores()
     kind, colon, model = name.partition(":")
     if not colon:
         kind, model = ("rules", "") if name == "rules" else ("spacy", name)
@@ -317,6 +319,13 @@ def _in_processes(annotate: _AnnotatePieces, pieces: Iterator[tuple[str, _Place]
             connection.close()
 
 
+def _cores() -> int:
+    """Processes that are worth having here."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _fork(annotate: _AnnotatePieces, processes: int) -> list[tuple[ForkProcess, Connection]]:
     """Processes that inherit `annotate` with its model, each with the connection to it."""
     fork = multiprocessing.get_context("fork")
@@ -368,7 +377,15 @@ class _SpacyTagger:
         if "fork" not in multiprocessing.get_all_start_methods():
             _log.warning("tagging in one process: this platform cannot fork %d", self._processes)
             return _joined(self._annotate_pieces(pieces))
-        return _joined(_in_processes(self._annotate_pieces, pieces, self._processes))
+        return _joined(self._annotate_in_processes(pieces))
+
+    def _annotate_in_processes(self, pieces: Iterator[tuple[str, _Place]]) -> _Found:
+        first = list(islice(pieces, GROUP + 1))  # one group is tagged before another process has begun
+        pieces = chain(first, pieces)
+        if len(first) <= GROUP:
+            yield from self._annotate_pieces(pieces)
+        else:
+            yield from _in_processes(self._annotate_pieces, pieces, self._processes)
 
     def _annotate_pieces(self, pieces: Iterator[tuple[str, _Place]]) -> _Found:
         docs = self._pipeline.pipe(pieces, as_tuples=True, batch_size=GROUP)
