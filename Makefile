@@ -37,6 +37,10 @@ test-slow: install
 bench: install
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[peers]'
 	$(BIN)/python benchmarks/search.py
+	$(BIN)/python benchmarks/embed.py
+	$(BIN)/python benchmarks/answer.py
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/refresh.py
 
 clean:

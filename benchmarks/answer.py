@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--kb", help="knowledge base (default: the demo's, or one made here)")
     parser.add_argument("--model", help="with --kb: the model that answers")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], help="questions together")
-    parser.add_argument("--seconds", type=float, default=8.0, help="for each batch size (default: 8)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="for each batch size (default: 5)")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default=AnswerConfig.precision)
     args = parser.parse_args()
     if (args.kb is None) != (args.model is None):
