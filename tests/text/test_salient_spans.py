@@ -169,6 +169,22 @@ def test_two_processes_find_the_same_in_the_same_order(count: int, tagger, monke
     assert not multiprocessing.active_children()
 
 
+def test_few_texts_start_no_process_and_more_than_a_group_start_one_for_each_core(
+    tagger, monkeypatch
+) -> None:
+    texts = ["Ada."] * (salient_spans.GROUP + 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda who: {0, 3, 5})
+    every_core = tagger({"Ada": "PERSON"}, 0)
+    annotations = every_core.annotate(texts[1:])
+    next(annotations)
+    assert not multiprocessing.active_children()
+    annotations.close()
+    annotations = every_core.annotate(texts)
+    next(annotations)
+    assert len(multiprocessing.active_children()) == 3
+    annotations.close()
+
+
 def test_an_error_of_the_texts_or_an_early_end_leaves_no_process(tagger) -> None:
     def texts():
         yield from ["Ada."] * 500
