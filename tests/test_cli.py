@@ -1,6 +1,7 @@
 """The command line from outside: help, exit codes, what is printed where, and what is imported when."""
 
 import dataclasses
+import gc
 import json
 import os
 import re
@@ -179,6 +180,31 @@ def test_help_is_instant_and_imports_nothing_heavy() -> None:
     assert "argparse" in imported
     assert imported & SLOW_TO_IMPORT == set()
     assert seconds < 1
+
+
+def test_networks_leave_no_cycles_for_a_collector_that_seldom_comes(tiny_model: Any) -> None:
+    import torch
+
+    from realm.text.inputs import passage_inputs
+
+    inputs = passage_inputs([[5, 6]], [[7, 8, 9]], tiny_model.tokenizer, tiny_model.lengths)
+    first = torch.zeros(1, dtype=torch.int64)
+
+    def step() -> None:
+        loss = tiny_model.embedder.passage(inputs).sum() + tiny_model.reader.target_logp(
+            inputs, first, first, first
+        )
+        loss.sum().backward()
+
+    step()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            step()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
