@@ -301,15 +301,26 @@ def _in_processes(annotate: _AnnotatePieces, pieces: Iterator[tuple[str, _Place]
             raise annotations
         return annotations
 
+    broken: list[Exception] = []
+
+    def next_group() -> list[tuple[str, _Place]]:
+        try:
+            return list(islice(pieces, GROUP))
+        except Exception as error:  # what was read before it counts, as it does in one process
+            broken.append(error)
+            return []
+
     pending: deque[Future[list[tuple[Annotations, _Place]]]] = deque()
     threads = ThreadPoolExecutor(processes, "tagger")
     try:
-        while group := list(islice(pieces, GROUP)):
+        while group := next_group():
             pending.append(threads.submit(found, group))
             if len(pending) > 2 * processes:
                 yield from pending.popleft().result()
         while pending:
             yield from pending.popleft().result()
+        if broken:
+            raise broken[0]
     finally:
         for process, _ in workers:
             process.kill()  # what it is tagging, if anything, is no longer wanted
