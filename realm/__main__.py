@@ -2,6 +2,6 @@
 
 import sys
 
-from realm.cli import main
+from realm.cli import program
 
-sys.exit(main())
+sys.exit(program())
