@@ -6,17 +6,19 @@
 
 All sides get the same weights and inputs, dropout 0.1, each in a process of its own; the best round counts.
 
-padded    every row padded to 64, 288 and 352 tokens, words predicted at every position, transformers' own layers and torch's
-          dropout: how one writes it down first. In float32, and in bf16 autocast.
+padded    every row padded to 64, 288 and 352 tokens, transformers' own layers, torch's dropout; words are predicted at masked
+          positions, as BERT's first code did: how one writes it down first. In float32, and in bf16 autocast.
 fp32 ...  ours; "sampled" trains the reader through one candidate, drawn from p(z|x,y) (`pretrain.reader_gradient`).
-peer      RealmScorer and RealmKnowledgeAugEncoder, where tests/published/peer_environment.py has made their environment.
+peer      RealmScorer and RealmKnowledgeAugEncoder on the CPU, where tests/published/peer_environment.py has made their
+          environment; they predict words at every position.
 
-The losses without dropout are compared first. Model FLOPs count the tokens that are no padding, products only, twice for what
-is multiplied and added, and are given as a share of what this machine multiplies (2048 x 2048, the same precision, measured
-beside it). Prints a table, and one JSON object as the last line.
+All must give the same loss without dropout: float32 to 1e-5, bf16 to 1 %. Model FLOPs count the tokens that are no padding,
+products only, twice for what is multiplied and added, and are given as a share of what this machine multiplies (2048 x 2048,
+the same precision, measured beside it). Prints a table, and one JSON object as the last line.
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -30,6 +32,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # run as a file: the repository is the package's home
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is there
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 
 import torch  # noqa: E402
 from published_inputs import B, K, step_inputs, tell, timed  # noqa: E402
@@ -43,8 +46,10 @@ from realm.model.published.parts import convert  # noqa: E402
 from realm.retrieval.candidates import RetrievalBatch  # noqa: E402
 from realm.text.inputs import Tokens  # noqa: E402
 from realm.train.pretrain import PretrainConfig, read, sampled_reader_loss  # noqa: E402
+from tests.published import peer_environment  # noqa: E402
+from tests.published.peer_environment import PEER  # noqa: E402
 
-PEER = HERE.parent / ".peer" / "bin" / "python"
+PEER_FILE = Path(peer_environment.__file__).relative_to(HERE.parent)
 WAYS = ("padded-fp32", "padded-bf16", "fp32", "bf16", "bf16-sampled")
 
 
@@ -107,7 +112,7 @@ def our_loss(model: Model, batch: RetrievalBatch, sampled: bool) -> Tensor:
 
 
 def padded_loss(model: Model, batch: RetrievalBatch) -> Tensor:
-    """REALM eq. 1 and 2 as they stand, on transformers' layers: no length, position or passage is treated apart."""
+    """REALM eq. 1 and 2 as they stand, on transformers' layers: no length is treated apart."""
     tower, reader = model.embedder.query, model.reader
 
     def vectors(tokens: Tokens) -> Tensor:
@@ -117,11 +122,12 @@ def padded_loss(model: Model, batch: RetrievalBatch) -> Tensor:
     query_BD = vectors(batch.queries)
     passage_BKD = vectors(batch.passages).view(len(query_BD), K, -1)
     score_BK = (query_BD[:, None] * passage_BKD).sum(dim=-1)
-    logits = reader.bert(batch.joint.ids_BT, batch.joint.mask_BT, batch.joint.segments_BT).logits
-    logp_BKTV = logits.float().log_softmax(dim=-1).view(len(query_BD), K, logits.shape[1], -1)
-    position = batch.position_BM[:, None, :, None].expand(-1, K, -1, logp_BKTV.shape[-1])
-    target = batch.target_BM[:, None, :, None].expand(-1, K, -1, -1)
-    logp_BKM = logp_BKTV.gather(2, position).gather(3, target).squeeze(3)
+    states_BTH = reader.bert.bert(batch.joint.ids_BT, batch.joint.mask_BT, batch.joint.segments_BT)[0]
+    position_RM = batch.position_BM.repeat_interleave(K, dim=0)
+    masked_RMH = states_BTH.gather(1, position_RM[:, :, None].expand(-1, -1, states_BTH.shape[2]))
+    logp_RMV = reader.bert.cls(masked_RMH).float().log_softmax(dim=-1)
+    target_RM = batch.target_BM.repeat_interleave(K, dim=0)
+    logp_BKM = logp_RMV.gather(2, target_RM[:, :, None]).view(len(query_BD), K, -1)
     joint_BKM = score_BK.log_softmax(dim=1)[:, :, None] + logp_BKM
     return -joint_BKM.logsumexp(dim=1).mean()
 
@@ -183,18 +189,22 @@ def main() -> None:
         make_step(Path(folder), args.hidden, args.layers)
         words = [folder, args.threads, args.rounds]
         results = {}
-        for way in (way for way in args.ways if way != "peer" or PEER.exists()):
+        for way in args.ways:
+            if way == "peer" and not (PEER / "bin" / "python").exists():
+                print(f"peer: not there; python {PEER_FILE} makes its environment")
+                continue
             results[way] = side(way, [str(word) for word in words], str(args.queries), args.full)
             print(row(way, results), flush=True)
     check(results)
-    print(json.dumps({"settings": vars(args), "ways": results}))
+    machine = {"device": str(choose_device("auto")), "torch": torch.__version__}
+    print(json.dumps(machine | {"settings": vars(args), "ways": results}))
 
 
 def side(way: str, words: list[str], queries: str, full: bool) -> dict[str, Any]:
     """One way in a process of its own."""
     last = [queries, "full" if full else "mixed"]
     command = (
-        [str(PEER), str(HERE / "published_peer.py"), "step", *words, *last]
+        [str(PEER / "bin" / "python"), str(HERE / "published_peer.py"), "step", *words, *last]
         if way == "peer"
         else [sys.executable, __file__, "--side", *words, way, *last]
     )
@@ -218,12 +228,11 @@ def row(way: str, results: dict[str, dict[str, Any]]) -> str:
 
 
 def check(results: dict[str, dict[str, Any]]) -> None:
-    """All ways must say the same loss: float32 to 1e-5, bf16 to 1 %."""
-    expected = next(iter(results.values()))["says"]
-    for way, one in results.items():
-        tolerance = 1e-2 if "bf16" in way else 1e-5
-        if not math.isclose(one["says"], expected, rel_tol=tolerance):
-            raise SystemExit(f"{way} says {one['says']}, {next(iter(results))} {expected}")
+    """Ends with an error unless all ways say the same loss."""
+    for (one, first), (other, second) in itertools.combinations(results.items(), 2):
+        tolerance = 1e-2 if "bf16" in one + other else 1e-5
+        if not math.isclose(first["says"], second["says"], rel_tol=tolerance):
+            raise SystemExit(f"{one} says {first['says']}, {other} {second['says']}")
 
 
 if __name__ == "__main__":

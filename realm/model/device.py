@@ -24,5 +24,9 @@ def choose_device(name: str) -> torch.device:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """bf16 matrix products with float32 weights where `precision` is "bf16"; nothing otherwise."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+    """bf16 matrix products with float32 weights where `precision` is "bf16"; nothing otherwise.
+
+    Each use of a weight has a bf16 copy of its own: gradients of a copy that a hundred parts of a batch share would be added
+    up in bf16, where small ones vanish beside the sum.
+    """
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)

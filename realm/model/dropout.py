@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 DRAWS = 1 << 16
 """Probabilities are multiples of one in so many."""
@@ -20,9 +21,11 @@ SIGNED = {2: (np.int16, torch.int16), 4: (np.int32, torch.int32), 8: (np.int64, 
 
 
 class FastDropout(nn.Dropout):
-    """Dropout of tensors on a CPU; the distribution is `nn.Dropout`'s, the draws are others."""
+    """`nn.Dropout` whose draws on a CPU are others; elsewhere it is `nn.Dropout`."""
 
     def forward(self, values: Tensor) -> Tensor:
+        if values.device.type != "cpu":
+            return super().forward(values)
         if not self.training or self.p == 0:
             return values
         dropped: Tensor = _Dropped.apply(values, self.p, new_seed())
@@ -37,6 +40,7 @@ class _Dropped(torch.autograd.Function):
         return clear(scaled, kept(scaled, np.random.SFC64(seed), probability))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         return _Dropped.forward(ctx, gradients[0], ctx.probability, ctx.seed), None, None
 
@@ -55,7 +59,7 @@ def kept(values: Tensor, draws: np.random.SFC64, probability: float) -> Tensor:
     return torch.from_numpy(bits_n).view(values.shape)
 
 
-def clear(values: Tensor, kept: Tensor) -> Tensor:
-    """`values` themselves, zero where `kept` is."""
-    values.view(SIGNED[values.element_size()][1]).bitwise_and_(kept)
+def clear(values: Tensor, bits: Tensor) -> Tensor:
+    """`values` themselves, zero where `bits` are."""
+    values.view(SIGNED[values.element_size()][1]).bitwise_and_(bits)
     return values

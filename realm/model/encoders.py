@@ -1,4 +1,4 @@
-"""The networks: a BERT three ways. This is the one place that imports `transformers` models.
+"""The networks: a BERT three ways.
 
     Embedder       text -> vector                     the knowledge retriever of REALM section 3.2
     MaskedReader   query + passage -> words           the knowledge-augmented encoder of REALM section 3.2
@@ -359,6 +359,8 @@ def load_reader(name: str) -> MaskedReader:
         config = BertConfig.from_pretrained(folder)
     except Exception as error:
         raise InputError(f"{name} has no readable config.json: {_first_line(error)}") from error
+    if config.is_decoder:
+        raise InputError(f"{name} is a decoder: REALM reads in both directions")
     if config.model_type != "bert":
         raise InputError(
             f"{name} is a {config.model_type!r} model: REALM here runs on the BERT family (model_type 'bert')"
@@ -454,20 +456,18 @@ def fit_projection(tower: Tower, pooled_NH: Tensor, whiten: bool) -> None:
             parameter[: len(start)].copy_(start)
 
 
-def choose_kernels(module: nn.Module, device: torch.device) -> None:
+def choose_kernels(module: nn.Module) -> None:
     """The fastest forms of what a BERT computes; the numbers are the same but for rounding and what dropout draws.
 
-    Dropout on a CPU: `FastDropout`. `gelu_new`, the activation of published checkpoints: one kernel instead of eight, which
-    each keep a copy of the widest states for the backward pass. Attention is transformers' fused one, and on a CPU that of
-    `realm.model.trunk`.
+    `FastDropout`; and for `gelu_new`, the activation of published checkpoints, one kernel instead of eight, which each keep a
+    copy of the widest states for the backward pass.
     """
-    dropout = FastDropout if device.type == "cpu" else nn.Dropout
     for part in list(module.modules()):
         for name, child in part.named_children():
             if isinstance(child, NewGELUActivation):
                 setattr(part, name, nn.GELU(approximate="tanh"))
-            elif isinstance(child, nn.Dropout) and type(child) is not dropout:
-                setattr(part, name, dropout(child.p).train(child.training))
+            elif type(child) is nn.Dropout:
+                setattr(part, name, FastDropout(child.p).train(child.training))
 
 
 def set_dropout(module: nn.Module, probability: float) -> None:
@@ -480,7 +480,8 @@ def set_dropout(module: nn.Module, probability: float) -> None:
 def keep_rows(module: nn.Module, rows: int) -> None:
     """Keeps the activations of so many rows at a time and computes them again for the backward pass; 0: keeps all.
 
-    The gradient is the same (gradient caching, Gao et al. 2021), so a batch of any size fits, for a forward pass more.
+    The gradient is the same but for rounding (gradient caching, Gao et al. 2021), so a batch of any size fits, for a forward
+    pass more.
     """
     for part in module.modules():
         if isinstance(part, Tower | MaskedReader):

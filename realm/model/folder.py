@@ -59,10 +59,10 @@ class Model:
     """Stage -> its resolved settings, oldest first: where this model comes from."""
 
     def to(self, device: torch.device) -> "Model":
-        """Moves every part; attention becomes the kind that is fastest there."""
+        """Moves every part, with `choose_kernels`."""
         for part in self.parts().values():
             part.to(device)
-            choose_kernels(part, device)
+            choose_kernels(part)
         return self
 
     @property

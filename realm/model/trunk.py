@@ -1,36 +1,41 @@
-"""A BERT's layers on a CPU without padding: the tokens of all rows in one array, attention a row at a time.
+"""A BERT's layers on a CPU without padding: the tokens of all rows in one array, attention a few rows at a time.
 
 The weights and the numbers are those of transformers' `BertModel`, which runs on every other device. What it costs there is
 padding in every layer, scores [B, A, T, T] that go to memory and back for each of the mask, the softmax and the dropout, and
-float32 scores wherever a row is padded. Here a row's scores stay in the cache, nothing is computed for padding, and the
-backward pass forms the scores again instead of keeping them.
+float32 scores wherever a row is padded. Here rows of the same length are multiplied together, as many as have scores that stay
+in the cache; nothing is computed for padding, and the backward pass forms the scores again instead of keeping them.
 
 Letters: B rows, T tokens of the longest row, N tokens of all rows, n of one row, M and m those that ask, P wanted ones,
-H hidden, A heads, d hidden of a head.
+H hidden, A heads, d hidden of a head, G heads of all rows that are multiplied together.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from transformers import BertModel
 
 from realm.model.dropout import clear, kept, new_seed
 from realm.text.inputs import Tokens
 
+SCORES = 1 << 18
+"""Attention scores that are formed together, where more than one row has them."""
+
 
 def hidden_states(trunk: BertModel, tokens: Tokens) -> Tensor:
     """States of the last layer -> [B, T, H]; those of padding mean nothing."""
     if tokens.ids_BT.device.type != "cpu":
-        states = trunk(tokens.ids_BT, attention_mask=tokens.mask_BT, token_type_ids=tokens.segments_BT)
-        return states.last_hidden_state
-    place_N = tokens.mask_BT.flatten().nonzero().squeeze(1)
-    state_NH = _run(trunk, tokens, place_N, None)
-    rows, length = tokens.ids_BT.shape
-    padded = state_NH.new_zeros(rows * length, state_NH.shape[1]).index_copy(0, place_N, state_NH)
-    return padded.view(rows, length, -1)
+        return _padded_states(trunk, tokens)
+    rows = _Rows.of(tokens)
+    state_NH = _run(trunk, tokens, rows, None)
+    padded = state_NH.new_zeros(tokens.ids_BT.numel(), state_NH.shape[1]).index_copy(
+        0, rows.place_N, state_NH
+    )
+    return padded.view(*tokens.ids_BT.shape, -1)
 
 
 def states_at(trunk: BertModel, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
@@ -38,26 +43,48 @@ def states_at(trunk: BertModel, tokens: Tokens, row_P: Tensor, position_P: Tenso
 
     On a CPU the last layer computes nothing but keys and values for the other tokens: of 6 layers, a seventh is saved.
     """
-    if tokens.ids_BT.device.type != "cpu":
-        return hidden_states(trunk, tokens)[row_P, position_P]
-    place_N = tokens.mask_BT.flatten().nonzero().squeeze(1)
-    order_P = row_P.argsort(stable=True)
-    number_P = torch.searchsorted(place_N, row_P * tokens.ids_BT.shape[1] + position_P)
-    wanted = _Wanted(number_P[order_P], row_P.bincount(minlength=len(tokens.ids_BT)).tolist())
-    return _run(trunk, tokens, place_N, wanted)[order_P.argsort()]
+    if tokens.ids_BT.device.type != "cpu" or not tokens.mask_BT[row_P, position_P].all():
+        return _padded_states(trunk, tokens)[
+            row_P, position_P
+        ]  # also what padding would be told, if it is asked
+    rows = _Rows.of(tokens, row_P)
+    number_BT = torch.zeros_like(tokens.ids_BT)
+    number_BT.view(-1)[rows.place_N] = torch.arange(len(rows.place_N))
+    order_P = rows.rank_B[row_P].argsort(stable=True)
+    wanted_P = number_BT[row_P, position_P][order_P]
+    return _run(trunk, tokens, rows, wanted_P)[order_P.argsort()]
 
 
-class _Wanted(NamedTuple):
-    """Tokens whose last state is asked for: their numbers among all tokens, row by row, and how many each row has."""
+def _padded_states(trunk: BertModel, tokens: Tokens) -> Tensor:
+    states = trunk(tokens.ids_BT, attention_mask=tokens.mask_BT, token_type_ids=tokens.segments_BT)
+    return states.last_hidden_state
 
-    number_P: Tensor
+
+class _Rows(NamedTuple):
+    """Where the rows' tokens stand: rows of the same length, and with as many wanted tokens, follow one another."""
+
+    place_N: Tensor
+    """Of each token among the padded rows."""
+    rank_B: Tensor
+    """Of each row among the sorted ones."""
     lengths: list[int]
+    """Tokens of each sorted row."""
+    asking: list[int]
+    """Its tokens that are wanted of the last layer."""
+
+    @classmethod
+    def of(cls, tokens: Tokens, wanted_row_P: Tensor | None = None) -> "_Rows":
+        length_B = tokens.mask_BT.sum(dim=1)
+        asking_B = length_B if wanted_row_P is None else wanted_row_P.bincount(minlength=len(length_B))
+        order_B = (length_B * (asking_B.max() + 1) + asking_B).argsort(stable=True)
+        row_N, column_N = tokens.mask_BT[order_B].nonzero(as_tuple=True)
+        place_N = order_B[row_N] * tokens.mask_BT.shape[1] + column_N
+        return cls(place_N, order_B.argsort(), length_B[order_B].tolist(), asking_B[order_B].tolist())
 
 
-def _run(trunk: BertModel, tokens: Tokens, place_N: Tensor, wanted: _Wanted | None) -> Tensor:
-    """Last states of the tokens at `place_N` of the padded rows, or of those that are wanted -> [N or P, H]."""
-    state_NH = _embeddings(trunk, tokens, place_N)
-    lengths = tokens.mask_BT.sum(dim=1).tolist()
+def _run(trunk: BertModel, tokens: Tokens, rows: _Rows, wanted_P: Tensor | None) -> Tensor:
+    """Last states of all tokens, or of those with the numbers `wanted_P` -> [N or P, H]."""
+    state_NH = _embeddings(trunk, tokens, rows.place_N)
     last = len(trunk.encoder.layer) - 1
     for number, layer in enumerate(trunk.encoder.layer):
         attention = layer.attention.self
@@ -65,17 +92,15 @@ def _run(trunk: BertModel, tokens: Tokens, place_N: Tensor, wanted: _Wanted | No
         read_NH = (
             state_NH.to(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else state_NH
         )
-        asking_NH, asking = read_NH, lengths
-        if wanted is not None and number == last:
-            asking_NH, state_NH, asking = read_NH[wanted.number_P], state_NH[wanted.number_P], wanted.lengths
+        asking_NH, asking = read_NH, rows.lengths
+        if wanted_P is not None and number == last:
+            asking_NH, state_NH, asking = read_NH[wanted_P], state_NH[wanted_P], rows.asking
         dropout = attention.dropout.p if attention.training else 0.0
         mixed_NH = _Attention.apply(
             attention.query(asking_NH),
             attention.key(read_NH),
             attention.value(read_NH),
-            asking,
-            lengths,
-            attention.num_attention_heads,
+            list(_groups(asking, rows.lengths, attention.num_attention_heads)),
             dropout,
             new_seed() if dropout else 0,
         )
@@ -95,6 +120,40 @@ def _embeddings(trunk: BertModel, tokens: Tokens, place_N: Tensor) -> Tensor:
     return parts.dropout(parts.LayerNorm(state_NH))
 
 
+class _Part(NamedTuple):
+    """Tokens of some rows of one length, by heads, among the tokens of all rows [N, H]."""
+
+    start: int
+    rows: int
+    length: int
+    heads: int
+
+    def of(self, all_NH: Tensor) -> Tensor:
+        """A copy of theirs -> [G, n, d]."""
+        return self._view(all_NH).reshape(self.rows * self.heads, self.length, all_NH.shape[1] // self.heads)
+
+    def put(self, part_Gnd: Tensor, all_NH: Tensor) -> None:
+        """Writes theirs."""
+        view = self._view(all_NH)
+        view.copy_(part_Gnd.view(view.shape))
+
+    def _view(self, all_NH: Tensor) -> Tensor:
+        own_NH = all_NH[self.start : self.start + self.rows * self.length]
+        width = all_NH.shape[1] // self.heads
+        return own_NH.view(self.rows, self.length, self.heads, width).transpose(1, 2)
+
+
+def _groups(asking: Sequence[int], lengths: Sequence[int], heads: int) -> Iterator[tuple[_Part, _Part]]:
+    """Rows that are multiplied together: the tokens that ask, the tokens that are asked."""
+    asking_start = start = 0
+    for (wanted, length), alike in groupby(zip(asking, lengths, strict=True)):
+        left = len(list(alike))
+        while left:
+            rows = min(left, max(1, SCORES // max(1, heads * wanted * length)))
+            yield _Part(asking_start, rows, wanted, heads), _Part(start, rows, length, heads)
+            asking_start, start, left = asking_start + rows * wanted, start + rows * length, left - rows
+
+
 class _Attention(torch.autograd.Function):
     """Queries [M, H], keys and values [N, H] of all rows -> softmax(q k / sqrt(d)) v [M, H], each row for itself."""
 
@@ -104,64 +163,48 @@ class _Attention(torch.autograd.Function):
         query_MH: Tensor,
         key_NH: Tensor,
         value_NH: Tensor,
-        asking: Sequence[int],
-        lengths: Sequence[int],
-        heads: int,
+        groups: list[tuple[_Part, _Part]],
         dropout: float,
         seed: int,
     ) -> Tensor:
-        """`asking` and `lengths` are each row's share of the queries and of the keys."""
-        scaled_MH = query_MH * (query_MH.shape[1] // heads) ** -0.5
-        ctx.save_for_backward(scaled_MH, key_NH, value_NH)
-        ctx.asking, ctx.lengths, ctx.heads, ctx.dropout, ctx.seed = asking, lengths, heads, dropout, seed
+        ctx.save_for_backward(query_MH, key_NH, value_NH)
+        ctx.groups, ctx.dropout, ctx.seed = groups, dropout, seed
         mixed_MH = torch.empty_like(query_MH)
         draws = np.random.SFC64(seed)
         with torch.autocast("cpu", enabled=False):
-            for (query_Amd, mixed_Amd), (key_And, value_And) in zip(
-                _rows(asking, heads, scaled_MH, mixed_MH),
-                _rows(lengths, heads, key_NH, value_NH),
-                strict=True,
-            ):
-                share_Amn = torch.bmm(query_Amd, key_And.transpose(1, 2)).softmax(dim=-1)
+            for asking, asked in groups:
+                share_Gmn = _shares(asking.of(query_MH), asked.of(key_NH))
                 if dropout:
-                    clear(share_Amn, kept(share_Amn, draws, dropout))
-                mixed_Amd.copy_(torch.bmm(share_Amn, value_And))
+                    clear(share_Gmn, kept(share_Gmn, draws, dropout))
+                asking.put(torch.bmm(share_Gmn, asked.of(value_NH)), mixed_MH)
         return mixed_MH.div_(1 - dropout)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        scaled_MH, key_NH, value_NH = ctx.saved_tensors
+        query_MH, key_NH, value_NH = ctx.saved_tensors
         to_mixed_MH = gradients[0] / (1 - ctx.dropout)
-        to_query_MH, to_key_NH, to_value_NH = (
-            torch.empty_like(part) for part in (scaled_MH, key_NH, value_NH)
-        )
+        to_query_MH, to_key_NH, to_value_NH = map(torch.empty_like, (query_MH, key_NH, value_NH))
         draws = np.random.SFC64(ctx.seed)
-        asking = _rows(ctx.asking, ctx.heads, scaled_MH, to_mixed_MH, to_query_MH)
-        asked = _rows(ctx.lengths, ctx.heads, key_NH, value_NH, to_key_NH, to_value_NH)
         with torch.autocast("cpu", enabled=False):
-            for (query_Amd, to_mixed_Amd, to_query_Amd), (
-                key_And,
-                value_And,
-                to_key_And,
-                to_value_And,
-            ) in zip(asking, asked, strict=True):
-                share_Amn = torch.bmm(query_Amd, key_And.transpose(1, 2)).softmax(dim=-1)
-                to_share_Amn = torch.bmm(to_mixed_Amd, value_And.transpose(1, 2))
-                used_Amn = share_Amn
+            for asking, asked in ctx.groups:
+                query_Gmd, to_mixed_Gmd = asking.of(query_MH), asking.of(to_mixed_MH)
+                key_Gnd = asked.of(key_NH)
+                share_Gmn = _shares(query_Gmd, key_Gnd)
+                to_share_Gmn = torch.bmm(to_mixed_Gmd, asked.of(value_NH).transpose(1, 2))
+                used_Gmn = share_Gmn
                 if ctx.dropout:
-                    kept_Amn = kept(share_Amn, draws, ctx.dropout)
-                    clear(to_share_Amn, kept_Amn)
-                    used_Amn = clear(share_Amn.clone(), kept_Amn)
-                to_value_And.copy_(torch.bmm(used_Amn.transpose(1, 2), to_mixed_Amd))
-                to_score_Amn = torch._softmax_backward_data(to_share_Amn, share_Amn, -1, share_Amn.dtype)
-                to_query_Amd.copy_(torch.bmm(to_score_Amn, key_And))
-                to_key_And.copy_(torch.bmm(to_score_Amn.transpose(1, 2), query_Amd))
-        to_query_MH *= (scaled_MH.shape[1] // ctx.heads) ** -0.5
-        return to_query_MH, to_key_NH, to_value_NH, None, None, None, None, None
+                    kept_Gmn = kept(share_Gmn, draws, ctx.dropout)
+                    clear(to_share_Gmn, kept_Gmn)
+                    used_Gmn = clear(share_Gmn.clone(), kept_Gmn)
+                asked.put(torch.bmm(used_Gmn.transpose(1, 2), to_mixed_Gmd), to_value_NH)
+                to_score_Gmn = torch._softmax_backward_data(to_share_Gmn, share_Gmn, -1, share_Gmn.dtype)
+                scale = query_Gmd.shape[2] ** -0.5
+                asking.put(torch.bmm(to_score_Gmn, key_Gnd).mul_(scale), to_query_MH)
+                asked.put(torch.bmm(to_score_Gmn.transpose(1, 2), query_Gmd).mul_(scale), to_key_NH)
+        return to_query_MH, to_key_NH, to_value_NH, None, None, None
 
 
-def _rows(lengths: Sequence[int], heads: int, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Each row's share of every part [N, H], by heads -> views [A, n, d]."""
-    width = parts[0].shape[1] // heads
-    split = [part.view(len(part), heads, width).transpose(0, 1).split(lengths, dim=1) for part in parts]
-    return zip(*split, strict=True)
+def _shares(query_Gmd: Tensor, key_Gnd: Tensor) -> Tensor:
+    """How much each asking token takes of each other -> [G, m, n]."""
+    return torch.bmm(query_Gmd * query_Gmd.shape[2] ** -0.5, key_Gnd.transpose(1, 2)).softmax(dim=-1)

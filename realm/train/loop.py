@@ -89,7 +89,7 @@ class RunConfig:
     device: str = "auto"
     """"auto": a GPU when there is one, else the CPU; or any torch device."""
     precision: Literal["bf16", "fp32"] = "bf16"
-    """Of matrix products; weights, softmaxes and losses stay float32."""
+    """Of matrix products; weights, norms and losses stay float32."""
     log_every: int = 10
     """Steps averaged into one line of metrics.jsonl."""
     checkpoint_seconds: float = 60.0
@@ -106,6 +106,8 @@ class RunConfig:
         for name, least in least_values:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be {least} or more")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}: it must be 0 or more, and less than 1")
         if self.seed >= 2**31:
             raise ValueError(f"seed is {self.seed}: it must be below {2**31}")
 

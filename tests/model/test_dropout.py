@@ -50,6 +50,10 @@ def test_evaluation_drops_nothing_and_draws_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_elsewhere_than_on_a_cpu_it_is_torchs_own() -> None:
+    assert FastDropout(0.5)(torch.empty(3, device="meta")).device.type == "meta"
+
+
 def test_whoever_sets_probabilities_finds_it() -> None:
     assert isinstance(FastDropout(), nn.Dropout)
 

@@ -13,8 +13,6 @@ from realm.model.encoders import choose_kernels, set_dropout
 from realm.model.trunk import hidden_states, states_at
 from realm.text.inputs import Tokens
 
-CPU = torch.device("cpu")
-
 
 def small_bert(dropout: float = 0.0, **more: object) -> BertModel:
     torch.manual_seed(1)
@@ -46,7 +44,7 @@ def test_states_and_gradients_are_those_of_transformers_at_every_token(lengths, 
     plain = small_bert()
     plain.set_attn_implementation(attention)
     fast = copy.deepcopy(plain)
-    choose_kernels(fast, CPU)
+    choose_kernels(fast)
     tokens = rows_of(lengths)
     real_BT1 = tokens.mask_BT[:, :, None].bool()
     weight_BTH = torch.randn(*real_BT1.shape[:2], 12, generator=torch.Generator().manual_seed(5)).double()
@@ -87,6 +85,14 @@ def test_states_at_some_tokens_are_those_among_all_of_them(lengths, data) -> Non
         torch.testing.assert_close(one, other)
 
 
+def test_padding_that_is_asked_says_what_transformers_says_and_never_another_row() -> None:
+    bert, tokens = small_bert(), rows_of([9, 6, 4, 4])
+    row_P, position_P = torch.tensor([0, 1, 1, 3]), torch.tensor([3, 2, 7, 4])
+    torch.testing.assert_close(
+        states_at(bert, tokens, row_P, position_P), theirs(bert, tokens)[row_P, position_P]
+    )
+
+
 def test_states_at_no_token_are_none() -> None:
     nothing = torch.zeros(0, dtype=torch.int64)
     assert states_at(small_bert(), rows_of([3, 2]), nothing, nothing).shape == (0, 12)
@@ -95,7 +101,7 @@ def test_states_at_no_token_are_none() -> None:
 def test_gradients_beside_dropout_are_those_of_the_pass_that_was_made() -> None:
     """Against differences: the backward pass must draw again what the forward pass dropped, in every layer and head."""
     bert = small_bert(dropout=0.3).train()
-    choose_kernels(bert, CPU)
+    choose_kernels(bert)
     tokens = rows_of([7, 3, 5])
     weight_BTH = torch.randn(3, 7, 12, dtype=torch.float64)
 
@@ -121,7 +127,7 @@ def test_gradients_beside_dropout_are_those_of_the_pass_that_was_made() -> None:
 
 def test_dropout_inside_attention_leaves_its_mean_where_it_was() -> None:
     bert = small_bert(num_hidden_layers=1).train()
-    choose_kernels(bert, CPU)
+    choose_kernels(bert)
     bert.encoder.layer[0].attention.self.dropout.p = 0.5
     layer = bert.encoder.layer[0]
     seen: list[Tensor] = []
@@ -138,10 +144,17 @@ def test_dropout_inside_attention_leaves_its_mean_where_it_was() -> None:
     assert ((drawn_SNH.mean(dim=0) - plain_NH).abs() / error_NH).max() < 5
 
 
+def test_rows_of_one_length_are_multiplied_together_and_apart_with_the_same_result(monkeypatch) -> None:
+    bert, tokens = small_bert(), rows_of([5, 9, 5, 5, 9, 1, 5])
+    together = hidden_states(bert, tokens)
+    monkeypatch.setattr("realm.model.trunk.SCORES", 2 * 3 * 5 * 5)  # two rows of 5
+    torch.testing.assert_close(hidden_states(bert, tokens), together)
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_a_row_is_read_alike_whatever_stands_beside_it(dropout) -> None:
     bert = small_bert(dropout).train(dropout > 0)
-    choose_kernels(bert, CPU)
+    choose_kernels(bert)
     one, other = rows_of([9, 6, 4], seed=1), rows_of([9, 6, 4], seed=2)
     other.ids_BT[0], other.segments_BT[0] = one.ids_BT[0], one.segments_BT[0]
     found = []
@@ -155,7 +168,7 @@ def test_a_row_is_read_alike_whatever_stands_beside_it(dropout) -> None:
 def test_bf16_is_as_near_to_float32_as_transformers_is() -> None:
     plain = small_bert(hidden_size=96, num_attention_heads=4, intermediate_size=192).float()
     fast = copy.deepcopy(plain)
-    choose_kernels(fast, CPU)
+    choose_kernels(fast)
     tokens = rows_of([20, 13, 2, 20])
     real_BT1 = tokens.mask_BT[:, :, None].bool()
     exact = theirs(plain, tokens)

@@ -500,7 +500,17 @@ def test_gradient_that_is_no_number_is_one_line_and_changes_nothing(tiny_model, 
 
 @pytest.mark.parametrize(
     "values",
-    [{"steps": -1}, {"batch_size": 0}, {"log_every": 0}, {"checkpoints": 0}, {"seed": -1}, {"seed": 2**40}],
+    [
+        {"steps": -1},
+        {"batch_size": 0},
+        {"log_every": 0},
+        {"checkpoints": 0},
+        {"seed": -1},
+        {"seed": 2**40},
+        {"kept_rows": -1},
+        {"dropout": 1.0},
+        {"dropout": -0.1},
+    ],
 )
 def test_impossible_settings_are_one_line(values) -> None:
     with pytest.raises(InputError, match=next(iter(values))) as error:
