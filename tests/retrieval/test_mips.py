@@ -3,9 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from realm.retrieval import mips
+from realm.retrieval import codes, mips
 from realm.retrieval.mips import MipsIndex
+
+needs_codes = pytest.mark.skipif(
+    not codes.are_fast(), reason="this CPU has no sums of products of 8-bit numbers"
+)
 
 
 @pytest.fixture
@@ -25,6 +31,96 @@ def test_search_finds_what_sorting_all_scores_finds(vectors, chunk, block, bits,
     expected = np.argsort(-scores, axis=1, kind="stable")[:, :6]
     assert np.array_equal(hits.number_BK, expected)
     np.testing.assert_allclose(hits.score_BK, np.take_along_axis(scores, expected, 1), rtol=1e-5)
+
+
+KINDS = "gaussian falling repeated alike huge tiny outlier zero ordered".split()
+
+
+def made(kind: str, count: int, dim: int, draw: np.random.Generator) -> np.ndarray:
+    """Vectors [count, dim] float16 of a kind that could mislead a search."""
+    vectors = draw.standard_normal((count, dim))
+    if kind == "falling":
+        vectors *= np.arange(1, dim + 1) ** -1.0
+    elif kind == "repeated":
+        vectors = vectors[draw.integers(max(1, count // 50), size=count)]
+    elif kind == "alike":  # a retriever that has collapsed
+        vectors = 1 + 0.001 * vectors
+    elif kind == "huge":  # products are far beyond what 16 bits hold
+        vectors = np.clip(vectors * 30_000, -65_000, 65_000)
+    elif kind == "tiny":  # numbers with one or two bits
+        vectors *= 1e-7
+    elif kind == "outlier":
+        vectors[draw.integers(count)] *= 1000
+    elif kind == "zero":
+        vectors *= 0
+    elif kind == "ordered":  # what is found last is best
+        vectors = np.sort(vectors, axis=0)
+    return vectors.astype(np.float16)
+
+
+def assert_exact(index: MipsIndex, vectors: np.ndarray, query: np.ndarray, k: int) -> None:
+    """The best by products in 64 bits, up to what float32 rounds; equal scores in any order."""
+    hits = index.search(torch.from_numpy(query), k)
+    truth = query.astype(np.float64) @ vectors.astype(np.float64).T
+    k = min(k, len(vectors))
+    assert hits.score_BK.shape == hits.number_BK.shape == (len(query), k)
+    lengths = (
+        np.linalg.norm(query.astype(np.float64), axis=1),
+        np.linalg.norm(vectors.astype(np.float64), axis=1),
+    )
+    near = 1e-6 * lengths[0][:, None] * lengths[1].max() + 1e-37
+    numbers = hits.number_BK.numpy()
+    assert all(len(set(row)) == k for row in numbers.tolist())
+    best = -np.sort(-truth, axis=1)[:, :k]
+    assert (np.abs(np.take_along_axis(truth, numbers, 1) - best) <= near).all()
+    assert (np.abs(hits.score_BK.numpy() - best) <= near).all()
+
+
+@given(
+    kind=st.sampled_from(KINDS),
+    query_kind=st.sampled_from(KINDS),
+    count=st.integers(1, 1500),
+    dim=st.sampled_from([1, 7, 8, 9, 33]),
+    queries=st.integers(0, 9),
+    k=st.integers(1, 40),
+    bits=st.sampled_from([16, 32]),
+    seed=st.integers(0, 1000),
+)
+def test_search_is_exact_whatever_the_vectors(kind, query_kind, count, dim, queries, k, bits, seed):
+    draw = np.random.default_rng(seed)
+    vectors = made(kind, count, dim, draw).astype(f"float{bits}")
+    query = made(query_kind, max(queries, 1), dim, draw).astype(np.float32)[:queries]
+    index = MipsIndex(vectors.copy())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mips, "SMALL", 1)
+        patch.setattr(mips, "CHUNK", 512)
+        assert_exact(index, vectors, query, k)
+        changed = draw.permutation(count)[: count // 3]
+        vectors[changed] = made(query_kind, count, dim, draw)[: len(changed)]
+        index.write(changed, torch.from_numpy(vectors[changed]))
+        assert_exact(index, vectors, query, k)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize(("count", "queries"), [(9_000, 1), (9_000, 300), (40_000, 70)])
+def test_search_in_chunks_of_its_own_size_is_exact(count, queries, fast, monkeypatch):
+    if not fast:  # a CPU without products of 8-bit numbers
+        monkeypatch.setattr(codes, "are_fast", lambda: False)
+    draw = np.random.default_rng(3)
+    vectors = made("falling", count, 32, draw)
+    assert_exact(MipsIndex(vectors), vectors, made("falling", queries, 32, draw).astype(np.float32), 20)
+
+
+@needs_codes
+def test_codes_leave_few_passages_to_be_scored(monkeypatch):
+    draw = np.random.default_rng(4)
+    vectors, query = made("gaussian", 20_000, 64, draw), made("gaussian", 16, 64, draw).astype(np.float32)
+    scored = []
+    rows = MipsIndex.rows
+    monkeypatch.setattr(MipsIndex, "rows", lambda self, n: scored.append(len(n)) or rows(self, n))
+    monkeypatch.setattr(MipsIndex, "_scores", None)
+    assert_exact(MipsIndex(vectors), vectors, query, 10)
+    assert 160 <= sum(scored) < 20_000 * 16 / 50
 
 
 def test_search_gives_no_more_than_the_index_has(vectors):

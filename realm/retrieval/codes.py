@@ -1,0 +1,157 @@
+"""Which passages can be among the best, told from 8 bits a number: what search on a CPU asks before it reads the vectors.
+
+A product of 8-bit numbers costs a CPU with such instructions a quarter of one in float32, and half of the bytes that 16 bits
+are. What rounding loses of a vector has a known length, so by Cauchy and Schwarz a score is off by a known amount at most:
+
+    q v - q' v' = q (v - v') + (q - q') v'  <=  |q| |v - v'| + |q - q'| |v'|
+
+A passage whose rough score lies further than that under what the k best reach is not among them, whatever its vector is. The
+others, a few times k, are handed out to be scored. Vectors and queries are rotated before they are rounded, which spreads them
+evenly over the dimensions and leaves their products as they are: so rounding loses least.
+
+Letters: B queries, N passages, D embedding, U passages written, G groups of passages, C candidates of all queries.
+"""
+
+import threading
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+GROUP = 16
+"""Passages of which the best rough score is looked at first."""
+EVEN = 256
+"""The codes are filled up to a multiple of this many passages, so that they divide into groups."""
+BLOCK = 1 << 11
+"""Passages rounded at a time: 1 MB in float32 at D = 128."""
+
+
+_KEPT = threading.local()
+"""A thread's space for scores: memory that is new costs more than filling it."""
+
+
+class Candidates(NamedTuple):
+    """Passages that can be among the best of a query; queries in rising order."""
+
+    query_C: np.ndarray
+    number_C: np.ndarray
+
+
+@cache
+def are_fast() -> bool:
+    """Whether this CPU sums products of 8-bit numbers in one instruction; without it sums may also be clipped to 16 bits."""
+    return bool(torch.cpu._is_vnni_supported())
+
+
+class Codes:
+    """All vectors in 8 bits a number, rotated, in one scale: a byte for every dimension of every passage."""
+
+    def __init__(self, vectors_ND: Tensor):
+        count, dim = vectors_ND.shape
+        noise_DD = torch.randn(dim, dim, generator=torch.Generator().manual_seed(0))
+        self.turn_DD = torch.linalg.qr(noise_DD).Q.contiguous()
+        self.double_DD = self.turn_DD.double()
+        self.code_ND = torch.zeros(_even(count), dim, dtype=torch.int8)
+        sample_ND = vectors_ND[:: max(1, count // BLOCK)].double() @ self.double_DD
+        self.scale = max(1.1 * float(sample_ND.abs().max()) / 127, 1e-30)
+        self.length = self.error = 0.0
+        """The longest |v'| and |v - v'|."""
+        for start in range(0, count, BLOCK):
+            part = slice(start, min(start + BLOCK, count))
+            self.write(part, vectors_ND[part])
+
+    def write(self, place: slice | Tensor, vectors_UD: Tensor) -> None:
+        """Rounds vectors and puts them in the place of others; clips what is beyond the scale, which the error then says."""
+        if not vectors_UD.numel():
+            return
+        with torch.autocast("cpu", enabled=False):
+            turned_UD = vectors_UD.float() @ self.turn_DD
+        code_UD = (turned_UD / self.scale).round_().clamp_(-127, 127)
+        self.code_ND[place] = code_UD.to(torch.int8)
+        self.length = max(self.length, float(code_UD.mul_(self.scale).norm(dim=1).max()))
+        self.error = max(self.error, float(turned_UD.sub_(code_UD).norm(dim=1).max()))
+
+    def ask(self, query_BD: Tensor) -> "Question":
+        return Question(self, (query_BD.double() @ self.double_DD).numpy())  # which autocast leaves alone
+
+
+class Question:
+    """Some queries, rounded, and what the codes say to them."""
+
+    def __init__(self, codes: Codes, turned_BD: np.ndarray):
+        scale_B = np.maximum(np.abs(turned_BD).max(1), 1e-30) / 127
+        code_BD = np.rint(turned_BD / scale_B[:, None])
+        lost_BD = turned_BD - code_BD * scale_B[:, None]
+        length_B, lost_B = (np.sqrt(np.einsum("bd,bd->b", rows, rows)) for rows in (turned_BD, lost_BD))
+        # 2 % and a unit more than exact arithmetic needs, and what float32 adds in rotating.
+        error_B = 1.02 * (length_B * codes.error + lost_B * codes.length) + 1e-5 * length_B * codes.length
+        self._codes = codes
+        # A new array has the strides of its shape, also where that is 1: _int_mm needs them (pytorch issue 195066).
+        self._code_BD = torch.from_numpy(np.array(code_BD, dtype=np.int8, order="C"))
+        self._unit_B = scale_B * codes.scale
+        """What a rough score is to be multiplied by to be like the product."""
+        self._error_B = error_B / self._unit_B + 1
+        """Largest difference between the two, in these units."""
+
+    def candidates(self, start: int, stop: int, floor_B: Tensor | None, k: int) -> Candidates | None:
+        """What can be among the k best of the passages from `start` up to `stop`, and, where `floor_B` says what k others
+        reach, better than that. None where too little is ruled out to be worth it.
+        """
+        queries, width = self._code_BD.shape[0], _even(stop - start)
+        groups = width // GROUP
+        if groups < 4 * k:
+            return None
+        score_BN, above_BN = _space(queries, width)
+        torch._int_mm(self._code_BD, self._codes.code_ND[start : start + width].T, out=score_BN)
+        if stop - start < width:
+            score_BN[:, stop - start :] = -(2**31)
+        top_BG = (
+            score_BN.view(queries, GROUP, groups).amax(1).numpy()
+        )  # a group's passages stand `groups` apart
+        score = score_BN.view(-1).numpy()
+        if floor_B is None:
+            least_B1 = _whole(_kth(top_BG, k) - 2 * self._error_B)
+            place_C = np.greater_equal(score_BN.numpy(), least_B1, out=above_BN).ravel().nonzero()[0]
+        else:
+            least_B1 = _whole(floor_B.numpy() / self._unit_B - self._error_B)
+            group_C = (top_BG >= least_B1).ravel().nonzero()[0]
+            if 2 * len(group_C) > top_BG.size:
+                return None
+            query_C = group_C // groups
+            place_CG = (group_C + query_C * (width - groups))[:, None] + np.arange(0, width, groups)
+            place_C = place_CG[score.take(place_CG) >= least_B1[query_C]]
+        if 16 * len(place_C) > len(score):
+            return None
+        query_C = place_C // width
+        return Candidates(query_C, place_C + (start - query_C * width))
+
+
+def _space(queries: int, width: int) -> tuple[Tensor, np.ndarray]:
+    """Room for scores and for what is asked of each -> two of [B, N]."""
+    size = queries * width
+    if getattr(_KEPT, "size", 0) < size:
+        _KEPT.size, _KEPT.scores, _KEPT.above = (
+            size,
+            torch.empty(size, dtype=torch.int32),
+            np.empty(size, bool),
+        )
+    return _KEPT.scores[:size].view(queries, width), _KEPT.above[:size].reshape(queries, width)
+
+
+def _even(count: int) -> int:
+    return -(-count // EVEN) * EVEN
+
+
+def _kth(top_BG: np.ndarray, k: int) -> np.ndarray:
+    """A score that k passages reach at least, each the best of groups of its own -> [B]."""
+    queries, groups = top_BG.shape
+    while groups % 2 == 0 and groups >= 8 * k:
+        groups //= 2
+    return np.partition(top_BG.reshape(queries, -1, groups).max(1), -k, axis=1)[:, -k]
+
+
+def _whole(least_B: np.ndarray) -> np.ndarray:
+    """Cut to whole numbers, which takes less than the unit that the error has more, and to their range -> [B, 1]."""
+    return np.maximum(least_B, -(2.0**30)).astype(np.int32)[:, None]
