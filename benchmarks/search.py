@@ -2,12 +2,15 @@
 
     python benchmarks/search.py                                     # 10,000 to 1,000,000 vectors of 128
     python benchmarks/search.py --sizes 13350000 --systems realm faiss-fp16     # Wikipedia's size: 3.4 GB in 16 bits
+    python benchmarks/search.py --sizes 13350000 --systems realm --batches 512 --device cuda        # ms_512 on a GPU
 
-Every system gets the same vectors (unit length, a spectrum that falls off as text's does) and the same queries, in a process
-of its own. Exact search reads the whole index once a batch, so at batch 1 the bound is memory
-bandwidth, at large batches the float32 matrix product; both are measured beside it, in the same process. The approximate
-systems (IVF, HNSW, ScaNN) are shown with the share of the 20 best that they find. Systems that are not installed are left out:
-`pip install realm-lm[peers]`. Prints a table, and one JSON object as the last line.
+Every system gets the same vectors (unit length, a spectrum that falls off as text's does), the same queries and as many
+threads, in a process of its own. Exact search reads its whole index once a batch (ours on most CPUs: a copy in 8 bits, and
+the few vectors that this cannot rule out; faiss once a query, unless it multiplies matrices), so at batch 1 the bound is memory
+bandwidth, at large batches the float32 matrix product; both are measured beside it, in the same process, and GB/s are
+the bytes of the index times the batches in a second. faiss-flat is shown as it comes and with matrix products in tiles of 1,024
+vectors. The approximate systems (IVF, HNSW, ScaNN) are shown with the share of the 20 best that they find. Systems that are
+not installed are left out: `pip install realm-lm[peers]`. Prints a table, and one JSON object as the last line.
 """
 
 import argparse
@@ -23,15 +26,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is there
+if sys.argv[1:3] == [
+    "--one",
+    "realm",
+]:  # as the command line does, before torch is there; the others as they come
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 import torch
 
+from realm.retrieval import codes
 from realm.retrieval.mips import MipsIndex
 
 D, K = 128, 20
-QUERIES = 256
+JUDGED = 256
+"""Queries whose 20 best are known."""
 Find = Callable[[np.ndarray], np.ndarray]
 """Queries [B, D] float32 -> numbers of the K best [B, K]."""
 
@@ -45,39 +54,45 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, QUERIES])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 256])
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
     parser.add_argument(
         "--largest-approximate", type=int, default=100_000, help="vectors; building graphs takes long"
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each measurement")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each measurement")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda"
+    )
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for size in args.sizes:
-            make_vectors(Path(folder), size)
+            make_vectors(Path(folder), size, max(JUDGED, *args.batches))
             for name in args.systems:
                 if not SYSTEMS[name].is_here():
                     print(f"{name}: not installed", flush=True)
                 elif SYSTEMS[name].exact or size <= args.largest_approximate:
-                    words = [name, folder, args.threads, args.seconds, *args.batches]
+                    words = [name, folder, args.device, args.threads, args.seconds, *args.batches]
                     rows += _print_rows(_in_own_process(words))
-    print(json.dumps({"threads": args.threads, "dim": D, "k": K, "rows": rows}))
+    print(json.dumps({"device": args.device, "threads": args.threads, "dim": D, "k": K, "rows": rows}))
 
 
-def one(name: str, folder: str, threads: str, seconds: str, *batches: str) -> list[dict[str, Any]]:
+def one(
+    name: str, folder: str, device: str, threads: str, seconds: str, *batches: str
+) -> list[dict[str, Any]]:
     """One system on the vectors in a folder, one row for each way of asking it."""
     torch.set_num_threads(int(threads))
     vectors_ND = np.load(Path(folder) / "vectors.npy", mmap_mode="r")
     queries, truth = np.load(Path(folder) / "queries.npy"), np.load(Path(folder) / "truth.npy")
-    bandwidth, flops = ceilings(float(seconds)) if SYSTEMS[name].exact else (None, None)
+    machine, system = Machine(device, int(threads)), SYSTEMS[name]
+    bandwidth, flops = ceilings(device, float(seconds)) if system.exact else (0.0, 0.0)
     before, start = _resident(), time.perf_counter()
-    ways = dict(SYSTEMS[name].make(vectors_ND, int(threads)))
+    ways = dict(system.make(vectors_ND, machine))
     built, memory = time.perf_counter() - start, _resident() - before
     rows = []
     for way, find in ways.items():
-        found = np.concatenate([find(queries[i : i + 32]) for i in range(0, QUERIES, 32)])
+        found = np.concatenate([find(queries[i : i + 32]) for i in range(0, JUDGED, 32)])
         row = {
             "system": f"{name} {way}".strip(),
             "vectors": len(vectors_ND),
@@ -85,18 +100,21 @@ def one(name: str, folder: str, threads: str, seconds: str, *batches: str) -> li
             "build_s": round(built, 2),
             "index_mb": round(memory / 2**20, 1),
         }
+        if system.exact:
+            row |= {"memory_gb_per_s": round(bandwidth / 1e9, 1), "gflops": round(flops / 1e9, 1)}
         for batch in map(int, batches):
             rate = per_second(find, queries, batch, float(seconds))
-            row[f"queries_per_s_{batch}"] = round(rate, 1)
-            if bandwidth and flops:
-                bytes_read = SYSTEMS[name].bits / 8 * vectors_ND.size * rate / batch
+            row |= {f"queries_per_s_{batch}": round(rate, 1), f"ms_{batch}": round(1e3 * batch / rate, 3)}
+            if system.exact:
+                bytes_read = system.bits(machine) / 8 * vectors_ND.size * rate / batch
+                row[f"gb_per_s_{batch}"] = round(bytes_read / 1e9, 2)
                 row[f"of_bandwidth_{batch}"] = round(bytes_read / bandwidth, 3)
                 row[f"of_flops_{batch}"] = round(2 * vectors_ND.size * rate / flops, 3)
         rows.append(row)
     return rows
 
 
-def make_vectors(folder: Path, size: int) -> None:
+def make_vectors(folder: Path, size: int, count: int) -> None:
     """vectors.npy [N, D] float16 and queries.npy, which stand near some of them, and truth.npy, what they should find."""
     rng, spectrum = np.random.default_rng(0), np.arange(1, D + 1) ** -0.5
 
@@ -105,11 +123,12 @@ def make_vectors(folder: Path, size: int) -> None:
 
     vectors_ND = np.lib.format.open_memmap(folder / "vectors.npy", "w+", dtype=np.float16, shape=(size, D))
     for start in range(0, size, 100_000):
-        count = min(100_000, size - start)
-        vectors_ND[start : start + count] = unit(rng.standard_normal((count, D), dtype=np.float32) * spectrum)
-    near = vectors_ND[rng.integers(size, size=QUERIES)].astype(np.float32)
-    np.save(folder / "queries.npy", unit(near + 0.05 * rng.standard_normal((QUERIES, D))).astype(np.float32))
-    np.save(folder / "truth.npy", best(vectors_ND, np.load(folder / "queries.npy")))
+        part_ND = vectors_ND[start : start + 100_000]
+        part_ND[:] = unit(rng.standard_normal(part_ND.shape, dtype=np.float32) * spectrum)
+    near = vectors_ND[rng.integers(size, size=count)].astype(np.float32)
+    queries = unit(near + 0.05 * rng.standard_normal((count, D))).astype(np.float32)
+    np.save(folder / "queries.npy", queries)
+    np.save(folder / "truth.npy", best(vectors_ND, queries[:JUDGED]))
 
 
 def best(vectors_ND: np.ndarray, queries: np.ndarray) -> np.ndarray:
@@ -125,12 +144,12 @@ def best(vectors_ND: np.ndarray, queries: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def ceilings(seconds: float) -> tuple[float, float]:
-    """Bytes per second that all threads read from memory, and float32 operations per second of a matrix product."""
-    words = torch.ones(1 << 27, dtype=torch.float32)  # 512 MB: no cache holds it
-    left, right = torch.ones(2048, 2048), torch.ones(2048, 2048)
-    reads = words.nbytes / _best(lambda: words.max(), seconds)
-    return reads, 2 * 2048**3 / _best(lambda: left @ right, seconds)
+def ceilings(device: str, seconds: float) -> tuple[float, float]:
+    """Bytes per second that are read from memory, and float32 operations per second of a matrix product."""
+    words = torch.ones(1 << 27, dtype=torch.float32, device=device)  # 512 MB: no cache holds it
+    left = torch.ones(4096 if device == "cuda" else 2048, 2048, device=device)
+    reads = words.nbytes / _best(lambda: words.max().item(), seconds)
+    return reads, 2 * len(left) ** 2 * 2048 / _best(lambda: (left @ left.T)[0, 0].item(), seconds)
 
 
 def per_second(find: Find, queries: np.ndarray, batch: int, seconds: float) -> float:
@@ -138,7 +157,7 @@ def per_second(find: Find, queries: np.ndarray, batch: int, seconds: float) -> f
     starts = iter(range(0, 1 << 60, batch))
 
     def ask() -> None:
-        first = next(starts) % (QUERIES - batch + 1)
+        first = next(starts) % (len(queries) - batch + 1)
         find(queries[first : first + batch])
 
     return batch / _best(ask, seconds)
@@ -159,26 +178,53 @@ def _best(run: Callable[[], object], seconds: float) -> float:
 # -- the systems --------------------------------------------------------------------------------------------------------
 
 
-def realm(vectors_ND: np.ndarray, threads: int) -> Iterator[tuple[str, Find]]:
+class Machine(NamedTuple):
+    """Where a system is to run."""
+
+    device: str
+    threads: int
+
+    def codes(self) -> bool:
+        """Whether ours reads its 8-bit copy."""
+        return self.device == "cpu" and codes.are_fast()
+
+
+def realm(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]]:
     """Ours, as `realm answer` searches."""
-    index = MipsIndex(np.array(vectors_ND))
-    yield "", lambda queries: index.search(torch.from_numpy(queries), K).number_BK.numpy()
+    index = MipsIndex(np.array(vectors_ND), torch.device(machine.device))
+    index.search(torch.zeros(1, D), K)  # makes what the first search makes
+    yield "", lambda queries: index.search(torch.from_numpy(queries), K).number_BK.cpu().numpy()
 
 
-def faiss_flat(vectors_ND: np.ndarray, threads: int) -> Iterator[tuple[str, Find]]:
-    """faiss' exact search in 32 bits."""
-    yield from _exact_faiss("Flat", vectors_ND, threads)
+def faiss_flat(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]]:
+    """faiss' exact search in 32 bits; its own choice between sums and matrix products is not always the faster one."""
+    import faiss
+
+    usual = faiss.cvar.distance_compute_blas_threshold, faiss.cvar.distance_compute_blas_database_bs
+    index = _faiss("Flat", vectors_ND, machine)
+    for way, settings in {"": usual, "matrix": (1, 1024)}.items():
+
+        def find(queries: np.ndarray, settings: tuple[int, int] = settings) -> np.ndarray:
+            faiss.cvar.distance_compute_blas_threshold, faiss.cvar.distance_compute_blas_database_bs = (
+                settings
+            )
+            return np.asarray(index.search(queries, K)[1])
+
+        yield way, find
+        if machine.device == "cuda":
+            return
 
 
-def faiss_fp16(vectors_ND: np.ndarray, threads: int) -> Iterator[tuple[str, Find]]:
+def faiss_fp16(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]]:
     """faiss' exact search in 16 bits."""
-    yield from _exact_faiss("SQfp16", vectors_ND, threads)
+    index = _faiss("SQfp16", vectors_ND, machine)
+    yield "", lambda queries: np.asarray(index.search(queries, K)[1])
 
 
-def faiss_ivf(vectors_ND: np.ndarray, threads: int) -> Iterator[tuple[str, Find]]:
+def faiss_ivf(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]]:
     """Inverted lists: only the `nprobe` nearest of them are read."""
     lists = 4 * round(len(vectors_ND) ** 0.5)
-    index = _faiss(f"IVF{lists},Flat", vectors_ND, threads)
+    index = _faiss(f"IVF{lists},Flat", vectors_ND, machine)
     for probes in (1, 8, 64):
 
         def find(queries: np.ndarray, probes: int = probes) -> np.ndarray:
@@ -188,9 +234,9 @@ def faiss_ivf(vectors_ND: np.ndarray, threads: int) -> Iterator[tuple[str, Find]
         yield f"nprobe {probes}", find
 
 
-def faiss_hnsw(vectors_ND: np.ndarray, threads: int) -> Iterator[tuple[str, Find]]:
+def faiss_hnsw(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]]:
     """A graph of neighbours, 32 a node."""
-    index = _faiss("HNSW32", vectors_ND, threads)
+    index = _faiss("HNSW32", vectors_ND, machine)
     for width in (32, 128):
 
         def find(queries: np.ndarray, width: int = width) -> np.ndarray:
@@ -200,42 +246,42 @@ def faiss_hnsw(vectors_ND: np.ndarray, threads: int) -> Iterator[tuple[str, Find
         yield f"ef {width}", find
 
 
-def scann(vectors_ND: np.ndarray, threads: int) -> Iterator[tuple[str, Find]]:
+def scann(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]]:
     """Google's: lists, codes of 4 bits learnt for inner products, the best 100 scored again."""
     import scann as package
 
     leaves = round(len(vectors_ND) ** 0.5)
     builder = package.scann_ops_pybind.builder(np.array(vectors_ND, dtype=np.float32), K, "dot_product")
-    builder.set_n_training_threads(threads)
+    builder.set_n_training_threads(machine.threads)
     tree = builder.tree(num_leaves=leaves, num_leaves_to_search=max(1, leaves // 10))
     searcher = tree.score_ah(2, anisotropic_quantization_threshold=0.2).reorder(100).build()
-    searcher.set_num_threads(threads)
+    searcher.set_num_threads(machine.threads)
     yield "", lambda queries: np.asarray(searcher.search_batched_parallel(queries)[0])
 
 
-def usearch(vectors_ND: np.ndarray, threads: int) -> Iterator[tuple[str, Find]]:
+def usearch(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]]:
     """usearch's graph in 16 bits."""
     from usearch.index import Index
 
     index = Index(ndim=D, metric="ip", dtype="f16")
-    index.add(np.arange(len(vectors_ND)), np.array(vectors_ND), threads=threads)
+    index.add(np.arange(len(vectors_ND)), np.array(vectors_ND), threads=machine.threads)
+    for width in (64, 256):
 
-    def find(queries: np.ndarray) -> np.ndarray:
-        return np.asarray(index.search(queries.astype(np.float16), K, threads=threads).keys).reshape(-1, K)
+        def find(queries: np.ndarray, width: int = width) -> np.ndarray:
+            index.expansion_search = width
+            found = index.search(queries.astype(np.float16), K, threads=machine.threads)
+            return np.asarray(found.keys).reshape(-1, K)
 
-    yield "", find
-
-
-def _exact_faiss(factory: str, vectors_ND: np.ndarray, threads: int) -> Iterator[tuple[str, Find]]:
-    index = _faiss(factory, vectors_ND, threads)
-    yield "", lambda queries: np.asarray(index.search(queries, K)[1])
+        yield f"ef {width}", find
 
 
-def _faiss(factory: str, vectors_ND: np.ndarray, threads: int) -> Any:
+def _faiss(factory: str, vectors_ND: np.ndarray, machine: Machine) -> Any:
     import faiss
 
-    faiss.omp_set_num_threads(threads)
+    faiss.omp_set_num_threads(machine.threads)
     index = faiss.index_factory(D, factory, faiss.METRIC_INNER_PRODUCT)
+    if machine.device == "cuda" and factory == "Flat" and hasattr(faiss, "index_cpu_to_all_gpus"):
+        index = faiss.index_cpu_to_all_gpus(index)
     if not index.is_trained:
         index.train(np.array(vectors_ND[: 1 << 17], dtype=np.float32))
     for start in range(0, len(vectors_ND), 1 << 17):
@@ -246,20 +292,20 @@ def _faiss(factory: str, vectors_ND: np.ndarray, threads: int) -> Any:
 class System(NamedTuple):
     """How a system is made, and what it is."""
 
-    make: Callable[[np.ndarray, int], Iterator[tuple[str, Find]]]
+    make: Callable[[np.ndarray, Machine], Iterator[tuple[str, Find]]]
     package: str
     exact: bool
-    bits: int = 0
-    """Of a number in the index, where the whole index is read."""
+    bits: Callable[[Machine], int] = lambda machine: 0
+    """Of a number in what is read whole."""
 
     def is_here(self) -> bool:
         return find_spec(self.package) is not None
 
 
 SYSTEMS = {
-    "realm": System(realm, "realm", True, 16),
-    "faiss-flat": System(faiss_flat, "faiss", True, 32),
-    "faiss-fp16": System(faiss_fp16, "faiss", True, 16),
+    "realm": System(realm, "realm", True, lambda machine: 8 if machine.codes() else 16),
+    "faiss-flat": System(faiss_flat, "faiss", True, lambda machine: 32),
+    "faiss-fp16": System(faiss_fp16, "faiss", True, lambda machine: 16),
     "faiss-ivf": System(faiss_ivf, "faiss", False),
     "faiss-hnsw": System(faiss_hnsw, "faiss", False),
     "scann": System(scann, "scann", False),
@@ -292,7 +338,10 @@ def _print_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _bounds(row: dict[str, Any], batch: str) -> str:
     if f"of_bandwidth_{batch}" not in row:
         return ""
-    return f" ({row[f'of_bandwidth_{batch}']:4.0%} of bandwidth, {row[f'of_flops_{batch}']:4.0%} of flops)"
+    return (
+        f" ({row[f'gb_per_s_{batch}']:.1f} GB/s, {row[f'of_bandwidth_{batch}']:.0%} of bandwidth, "
+        f"{row[f'of_flops_{batch}']:.0%} of flops)"
+    )
 
 
 def _recall(found: np.ndarray, truth: np.ndarray) -> float:
@@ -301,12 +350,12 @@ def _recall(found: np.ndarray, truth: np.ndarray) -> float:
 
 
 def _resident() -> int:
-    """Bytes of this process in memory; its peak, where the system does not tell."""
+    """Bytes of this process in memory that are not a file's; its peak, where the system does not tell."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        _, pages, of_files, *_ = map(int, Path("/proc/self/statm").read_text().split())
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return pages * resource.getpagesize()
+    return (pages - of_files) * resource.getpagesize()
 
 
 if __name__ == "__main__":
