@@ -641,10 +641,10 @@ def test_activations_that_are_made_again_drop_what_was_dropped(
 def test_gradients_of_many_small_parts_in_bf16_are_added_up_in_float32(
     reader: MaskedReader, tokenizer: Tokenizer
 ) -> None:
-    """The same row a thousand times, one at a time: in bf16 the sum stops growing at a few hundred."""
+    """The same row 400 times, one at a time: in bf16 the sum stops growing before."""
     embedder = embedder_from(reader, EmbedderConfig(dim=5, pooling="mean")).eval()
     joint, *_ = masked_batch(tokenizer, queries=1, candidates=1)
-    many = Tokens(*(part[:1].expand(1000, -1) for part in joint))
+    many = Tokens(*(part[:1].expand(400, -1) for part in joint))
     weight_D = torch.randn(5)
     dense = embedder.query.trunk.encoder.layer[0].attention.self.query.weight
     norms = []
@@ -653,7 +653,7 @@ def test_gradients_of_many_small_parts_in_bf16_are_added_up_in_float32(
         with autocast(torch.device("cpu"), "bf16"):
             (gradient,) = torch.autograd.grad((embedder.query(tokens) * weight_D).sum(), dense)
         norms.append(gradient.norm().item())
-    assert norms[1] / norms[0] == pytest.approx(1000, rel=0.01)
+    assert norms[1] / norms[0] == pytest.approx(400, rel=0.01)
 
 
 def test_a_batch_whose_activations_are_made_again_keeps_few_of_them(

@@ -133,7 +133,7 @@ def test_dropout_inside_attention_leaves_its_mean_where_it_was() -> None:
     seen: list[Tensor] = []
     layer.attention.output.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
     tokens = rows_of([16, 9])
-    for seed in range(2000):
+    for seed in range(800):
         torch.manual_seed(seed)
         hidden_states(bert, tokens)
     bert.eval()
