@@ -41,6 +41,7 @@ bench: install
 	$(BIN)/python benchmarks/answer.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/train_step.py
 	$(BIN)/python benchmarks/refresh.py
 
 clean:
