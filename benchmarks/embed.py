@@ -79,7 +79,7 @@ def main() -> None:
     with autocast(device, args.precision):
         for what, tower, corpus in asked(args):
             tower.to(device).eval()
-            choose_kernels(tower, device)
+            choose_kernels(tower)
             row = measured(tower, corpus, device, args.rounds, args.most)
             rows.append({"tower": what, "passages": len(corpus.tokens.body.lengths), **row})
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)

@@ -112,7 +112,10 @@ def _add_tagger(parser: Parser, default: str) -> None:
         help=f"finds names and dates: spacy:MODEL, hf:MODEL, or rules (dates only) (default: {default})",
     )
     parser.add_argument(
-        "--processes", metavar="N", type=positive, help="processes of the tagger (default: one for each core)"
+        "--processes",
+        metavar="N",
+        type=positive,
+        help="processes of the tagger (default: one for each core, up to 8)",
     )
 
 
@@ -143,7 +146,7 @@ def _add(args: argparse.Namespace) -> None:
     from realm.text.salient_spans import load_tagger
 
     kb = KnowledgeBase.open(args.kb)
-    tagger = load_tagger(args.tagger or kb.config.later_tagger, args.processes or kb.config.tagger_processes)
+    tagger = load_tagger(args.tagger or kb.config.later_tagger, args.processes or 0)
     documents = read_documents(args.sources, kb.config.max_document_chars)
     report(args, kb.add(documents, tagger)._asdict())
 

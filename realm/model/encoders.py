@@ -344,6 +344,29 @@ def body_mask(tokens: Tokens, sep_id: int) -> Tensor:
     return (tokens.segments_BT == 1) & (tokens.ids_BT != sep_id) & (tokens.mask_BT == 1)
 
 
+def reader_config(name: str, folder: str) -> BertConfig:
+    """The sizes of the encoder in `folder`, which messages call `name`.
+
+    Raises:
+        InputError: not of the BERT family, or no such config.
+    """
+    try:
+        config = BertConfig.from_pretrained(folder)
+    except Exception as error:
+        raise InputError(f"{name} has no readable config.json: {_first_line(error)}") from error
+    if config.is_decoder:
+        raise InputError(f"{name} is a decoder: REALM reads in both directions")
+    if config.model_type != "bert":
+        raise InputError(
+            f"{name} is a {config.model_type!r} model: REALM here runs on the BERT family (model_type 'bert')"
+        )
+    if config.hidden_size % config.num_attention_heads:
+        raise InputError(
+            f"{name}: {config.num_attention_heads} attention heads do not divide {config.hidden_size} states"
+        )
+    return config
+
+
 def load_reader(name: str) -> MaskedReader:
     """The masked-LM reader of a BERT by folder, `package:` or hub name.
 
@@ -355,16 +378,7 @@ def load_reader(name: str) -> MaskedReader:
     folder = encoder_folder(name)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    try:
-        config = BertConfig.from_pretrained(folder)
-    except Exception as error:
-        raise InputError(f"{name} has no readable config.json: {_first_line(error)}") from error
-    if config.is_decoder:
-        raise InputError(f"{name} is a decoder: REALM reads in both directions")
-    if config.model_type != "bert":
-        raise InputError(
-            f"{name} is a {config.model_type!r} model: REALM here runs on the BERT family (model_type 'bert')"
-        )
+    config = reader_config(name, folder)
     try:
         bert, loading = cast(
             tuple[BertForMaskedLM, dict[str, Any]],

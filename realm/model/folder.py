@@ -33,6 +33,7 @@ from realm.model.encoders import (
     SpanReader,
     choose_kernels,
     load_reader,
+    reader_config,
     save_reader,
 )
 from realm.text.inputs import Lengths, Tokenizer, from_hub
@@ -223,8 +224,7 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
     manifest, path = read_manifest(folder), model_path(folder)
     tokenizer = Tokenizer.load(path)
     masked_reader = load_reader(str(path / "encoder")) if reader else None
-    if masked_reader is None:
-        _look_at_reader(path / "encoder")
+    encoder = masked_reader.config if masked_reader else _look_at_reader(path / "encoder")
     try:
         if tokenizer.fingerprint != manifest["tokenizer"]:
             raise InputError(f"{folder}: tokenizer.json is not the one that the model was trained with")
@@ -238,11 +238,11 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
         span_reader = None
         if manifest["span_reader"]:
             with _ReadNext():
-                trunk = BertModel(BertConfig.from_pretrained(path / "encoder"), add_pooling_layer=False)
+                trunk = BertModel(encoder, add_pooling_layer=False)
                 span_reader = SpanReader(trunk, config=SpanConfig(**manifest.get("span", {})))
             span_reader.load_state_dict(load_file(path / "span_reader.safetensors"))
         lengths, step, stages = Lengths(**manifest["lengths"]), manifest["step"], manifest["stages"]
-    except (SafetensorError, RuntimeError, OSError, KeyError, TypeError) as error:
+    except (SafetensorError, RuntimeError, OSError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder} is damaged: {str(error).splitlines()[0]}") from error
     model = Model(tokenizer, lengths, masked_reader, embedder, span_reader, step, stages)
     for part in model.parts().values():
@@ -250,8 +250,8 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
     return model
 
 
-def _look_at_reader(encoder: Path) -> None:
-    """Raises InputError where `load_reader` would over a file that is missing or cut short."""
+def _look_at_reader(encoder: Path) -> BertConfig:
+    """The sizes of a reader that stays on disk; raises InputError where its files are missing or cut short."""
     weights = sorted(encoder.glob("*.safetensors"))
     try:
         if not weights:
@@ -261,6 +261,7 @@ def _look_at_reader(encoder: Path) -> None:
                 pass
     except (SafetensorError, OSError) as error:
         raise InputError(f"{encoder} does not load as a BERT: {reason(error)}") from error
+    return reader_config(str(encoder), str(encoder))
 
 
 class _ReadNext(TorchFunctionMode):

@@ -9,7 +9,7 @@ A passage whose rough score lies further than that under what the k best reach i
 others, a few times k, are handed out to be scored. Vectors and queries are rotated before they are rounded, which spreads them
 evenly over the dimensions and leaves their products as they are: so rounding loses least.
 
-Letters: B queries, N passages, D embedding, U passages written, G groups of passages, C candidates of all queries.
+Letters: B queries, N passages, D embedding, U passages written, G groups of passages, C that remain of all queries.
 """
 
 import threading
@@ -32,7 +32,7 @@ _KEPT = threading.local()
 """A thread's space for scores: memory that is new costs more than filling it."""
 
 
-class Candidates(NamedTuple):
+class Remaining(NamedTuple):
     """Passages that can be among the best of a query; queries in rising order."""
 
     query_C: np.ndarray
@@ -70,14 +70,22 @@ class Codes:
             turned_UD = vectors_UD.float() @ self.turn_DD
         code_UD = (turned_UD / self.scale).round_().clamp_(-127, 127)
         self.code_ND[place] = code_UD.to(torch.int8)
-        self.length = max(self.length, float(code_UD.mul_(self.scale).norm(dim=1).max()))
-        self.error = max(self.error, float(turned_UD.sub_(code_UD).norm(dim=1).max()))
+        # NumPy's maximum passes on what is no number, so that `sound` sees it.
+        self.length = float(np.maximum(self.length, code_UD.mul_(self.scale).norm(dim=1).max().item()))
+        self.error = float(np.maximum(self.error, turned_UD.sub_(code_UD).norm(dim=1).max().item()))
 
-    def ask(self, query_BD: Tensor) -> "Question":
-        return Question(self, (query_BD.double() @ self.double_DD).numpy())  # which autocast leaves alone
+    @property
+    def sound(self) -> bool:
+        """Whether the bounds are numbers: a vector that is not finite has none."""
+        return bool(np.isfinite(self.length) and np.isfinite(self.error))
+
+    def ask(self, query_BD: Tensor) -> "RoundedQueries":
+        return RoundedQueries(
+            self, (query_BD.double() @ self.double_DD).numpy()
+        )  # which autocast leaves alone
 
 
-class Question:
+class RoundedQueries:
     """Some queries, rounded, and what the codes say to them."""
 
     def __init__(self, codes: Codes, turned_BD: np.ndarray):
@@ -95,7 +103,7 @@ class Question:
         self._error_B = error_B / self._unit_B + 1
         """Largest difference between the two, in these units."""
 
-    def candidates(self, start: int, stop: int, floor_B: Tensor | None, k: int) -> Candidates | None:
+    def remaining(self, start: int, stop: int, floor_B: Tensor | None, k: int) -> Remaining | None:
         """What can be among the k best of the passages from `start` up to `stop`, and, where `floor_B` says what k others
         reach, better than that. None where too little is ruled out to be worth it.
         """
@@ -107,9 +115,8 @@ class Question:
         torch._int_mm(self._code_BD, self._codes.code_ND[start : start + width].T, out=score_BN)
         if stop - start < width:
             score_BN[:, stop - start :] = -(2**31)
-        top_BG = (
-            score_BN.view(queries, GROUP, groups).amax(1).numpy()
-        )  # a group's passages stand `groups` apart
+        # A group's passages stand `groups` apart.
+        top_BG = score_BN.view(queries, GROUP, groups).amax(1).numpy()
         score = score_BN.view(-1).numpy()
         if floor_B is None:
             least_B1 = _whole(_kth(top_BG, k) - 2 * self._error_B)
@@ -125,7 +132,7 @@ class Question:
         if 16 * len(place_C) > len(score):
             return None
         query_C = place_C // width
-        return Candidates(query_C, place_C + (start - query_C * width))
+        return Remaining(query_C, place_C + (start - query_C * width))
 
 
 def _space(queries: int, width: int) -> tuple[Tensor, np.ndarray]:
@@ -153,5 +160,5 @@ def _kth(top_BG: np.ndarray, k: int) -> np.ndarray:
 
 
 def _whole(least_B: np.ndarray) -> np.ndarray:
-    """Cut to whole numbers, which takes less than the unit that the error has more, and to their range -> [B, 1]."""
+    """As int32 -> [B, 1]: rounding moves a bound by less than the unit that was added to the error."""
     return np.maximum(least_B, -(2.0**30)).astype(np.int32)[:, None]

@@ -4,7 +4,7 @@ Vectors stay in 16 bits; products and comparisons are float32. A chunk of the in
 matrix never exists in `search`. On a CPU that multiplies 8-bit numbers fast, only the passages are scored that their codes
 (`codes.py`) do not rule out.
 
-Letters: B queries, K hits per query, N passages, D embedding, G groups of passages, C candidates of all queries.
+Letters: B queries, K hits per query, N passages, D embedding, G groups of passages, C that remain of all queries.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from realm.retrieval import codes
-from realm.retrieval.codes import Candidates, Codes
+from realm.retrieval.codes import Codes, Remaining, RoundedQueries
 
 QUERIES = 256
 """Queries that a CPU searches for together."""
@@ -27,6 +27,8 @@ BLOCK = 1 << 12
 """Passages that a CPU turns into float32 at a time: 2 MB at D = 128, so that they are multiplied while in its cache."""
 SMALL = 1 << 12
 """Passages that are scored sooner than their codes are asked."""
+FEW = 32
+"""Queries whose scores cost less than the codes of all passages do."""
 GROUP = 64
 """Passages of which the best score is ranked first."""
 
@@ -45,7 +47,8 @@ class MipsIndex:
         self._vectors_ND = torch.as_tensor(vectors_ND).to(device or torch.device("cpu"))
         self._written_N: Tensor | None = None
         self._codes: Codes | None = None
-        """Made at the first search."""
+        self._asked = 0
+        """Queries since there were no codes."""
 
     def __len__(self) -> int:
         return self._vectors_ND.shape[0]
@@ -67,7 +70,10 @@ class MipsIndex:
         self._written_N[number_U] = True
         self._vectors_ND[number_U] = vectors_UD.to(self.device, self._vectors_ND.dtype)
         if self._codes is not None:
+            before = self._codes.error
             self._codes.write(number_U, self._vectors_ND[number_U])
+            if not self._codes.error <= 2 * before:  # made for shorter vectors, they rule out too little now
+                self._codes, self._asked = None, 0
 
     def written(self) -> tuple[Tensor, Tensor] | None:
         """Numbers and vectors of what was replaced, for `write`; none where nothing was."""
@@ -75,6 +81,13 @@ class MipsIndex:
             return None
         number_U = self._written_N.nonzero().squeeze(1)
         return number_U, self._vectors_ND[number_U]
+
+    def prepare(self) -> None:
+        """Makes the codes now, where they pay, which search does after `FEW` queries: no question waits for them then."""
+        passages, dim = self._vectors_ND.shape
+        pay = self.device.type == "cpu" and passages >= SMALL and dim >= 8 and codes.are_fast()
+        if pay and self._codes is None:
+            self._codes = Codes(self._vectors_ND)
 
     @torch.no_grad()
     def search(self, query_BD: Tensor, k: int) -> Hits:
@@ -100,14 +113,14 @@ class MipsIndex:
     def _search(self, query_BD: Tensor, k: int) -> Hits:
         queries = query_BD.shape[0]
         best = Hits(query_BD.new_empty(queries, 0), query_BD.new_empty((queries, 0), dtype=torch.int64))
-        question = self._question(query_BD)
+        question = self._question(query_BD) if len(query_BD) and k else None
         size = CHUNK
         if self.device.type == "cpu":
             size = min(CHUNK, SCORES // max(1, queries) // codes.EVEN * codes.EVEN)
         for start in range(0, len(self), size):
             stop = min(start + size, len(self))
-            floor_B = best.score_BK[:, -1] if start >= k else None
-            found = question.candidates(start, stop, floor_B, k) if question else None
+            floor_B = best.score_BK[:, -1] if start and start >= k else None
+            found = question.remaining(start, stop, floor_B, k) if question else None
             if found is not None:
                 more = self._scored(query_BD, found)
             else:
@@ -119,26 +132,20 @@ class MipsIndex:
             best = Hits(top.values, more.number_BK.gather(1, top.indices))
         return best
 
-    def _question(self, query_BD: Tensor) -> codes.Question | None:
+    def _question(self, query_BD: Tensor) -> RoundedQueries | None:
         """The queries as the codes are asked; none where scoring everything is faster."""
-        passages, dim = self._vectors_ND.shape
-        if (
-            self.device.type != "cpu"
-            or passages < SMALL
-            or dim < 8
-            or not len(query_BD)
-            or not codes.are_fast()
-        ):
+        self._asked += len(query_BD)
+        if self._codes is None and self._asked > FEW:
+            self.prepare()
+        if self._codes is None or not self._codes.sound or not query_BD.isfinite().all():
             return None
-        if self._codes is None:
-            self._codes = Codes(self._vectors_ND)
         return self._codes.ask(query_BD)
 
-    def _scored(self, query_BD: Tensor, found: Candidates) -> Hits:
-        """Candidates with their scores, a row for each query, filled up with minus infinity."""
+    def _scored(self, query_BD: Tensor, found: Remaining) -> Hits:
+        """What remains with its scores, a row for each query, filled up with minus infinity."""
         query_C, number_C = torch.from_numpy(found.query_C), torch.from_numpy(found.number_C)
         if query_BD.shape[0] == 1:
-            return Hits((self.rows(number_C) @ query_BD[0])[None], number_C[None])
+            return Hits(_products(query_BD, self.rows(number_C)), number_C[None])
         parts = zip(query_C.split(BLOCK // 2), number_C.split(BLOCK // 2), strict=True)
         score_C = torch.cat([self.rows(n).mul_(query_BD.index_select(0, q)).sum(1) for q, n in parts])
         count_B = np.bincount(found.query_C, minlength=query_BD.shape[0])
@@ -174,9 +181,8 @@ def _top(score_BN: Tensor, k: int) -> Hits:
     groups = passages // GROUP
     if groups < 4 * k:
         return Hits(*score_BN.topk(min(k, passages), dim=1))
-    score_BGN = score_BN[:, : GROUP * groups].unflatten(
-        1, (GROUP, groups)
-    )  # a group's passages stand `groups` apart
+    # A group's passages stand `groups` apart.
+    score_BGN = score_BN[:, : GROUP * groups].unflatten(1, (GROUP, groups))
     group_BK = score_BGN.amax(1).topk(k, dim=1).indices
     place = group_BK[:, None, :] + groups * torch.arange(GROUP, device=score_BN.device)[:, None]
     rest = torch.arange(GROUP * groups, passages, device=score_BN.device).expand(queries, -1)

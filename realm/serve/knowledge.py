@@ -179,6 +179,7 @@ class LivingKnowledge:
             model = load_model(self.model).to(choose_device(self._config.device))
         kb.check_tokenizer(model.tokenizer, self.model)
         version = load_index(kb, model, self.model, self._config.mapped_index)
+        version.index.prepare()  # here, where no question waits
         stamp = Stamp(model_file, table, int(kb.table.version), version.number)
         return Snapshot(Answerer(kb, model, version, self._config), stamp)
 

@@ -330,11 +330,16 @@ def _in_processes(annotate: _AnnotatePieces, pieces: Iterator[tuple[str, _Place]
             connection.close()
 
 
+MOST_PROCESSES = 8
+"""Unless more are asked for: each holds the model, and a container may show cores that it does not give."""
+
+
 def _cores() -> int:
     """Processes that are worth having here."""
     if "fork" not in multiprocessing.get_all_start_methods():
         return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_PROCESSES)
 
 
 def _fork(annotate: _AnnotatePieces, processes: int) -> list[tuple[ForkProcess, Connection]]:

@@ -253,3 +253,14 @@ def test_extra_files_travel_with_the_model(tokenizer: Tokenizer, tmp_path: Path)
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     save_model(small_model(tokenizer), tmp_path / "model", extra=[tmp_path / "metrics.jsonl"])
     assert (tmp_path / "model" / "metrics.jsonl").read_text() == "{}\n"
+
+
+@pytest.mark.parametrize("reader", [True, False])
+@pytest.mark.parametrize("damage", [{"hidden_size": "abc"}, {"num_attention_heads": 5}])
+def test_an_encoder_whose_sizes_make_no_sense_is_refused(tokenizer, tmp_path, damage, reader) -> None:
+    folder = tmp_path / "model"
+    save_model(small_model(tokenizer), folder)
+    config = folder / "encoder" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | damage))
+    with pytest.raises(InputError, match=r"encoder"):
+        load_model(folder, reader)

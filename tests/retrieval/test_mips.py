@@ -93,6 +93,7 @@ def test_search_is_exact_whatever_the_vectors(kind, query_kind, count, dim, quer
     index = MipsIndex(vectors.copy())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mips, "SMALL", 1)
+        patch.setattr(mips, "FEW", 0)
         patch.setattr(mips, "CHUNK", 512)
         assert_exact(index, vectors, query, k)
         changed = draw.permutation(count)[: count // 3]
@@ -106,6 +107,7 @@ def test_search_is_exact_whatever_the_vectors(kind, query_kind, count, dim, quer
 def test_search_in_chunks_of_its_own_size_is_exact(count, queries, fast, monkeypatch):
     if not fast:  # a CPU without products of 8-bit numbers
         monkeypatch.setattr(codes, "are_fast", lambda: False)
+    monkeypatch.setattr(mips, "FEW", 0)
     draw = np.random.default_rng(3)
     vectors = made("falling", count, 32, draw)
     assert_exact(MipsIndex(vectors), vectors, made("falling", queries, 32, draw).astype(np.float32), 20)
@@ -119,6 +121,7 @@ def test_codes_leave_few_passages_to_be_scored(monkeypatch):
     rows = MipsIndex.rows
     monkeypatch.setattr(MipsIndex, "rows", lambda self, n: scored.append(len(n)) or rows(self, n))
     monkeypatch.setattr(MipsIndex, "_scores", None)
+    monkeypatch.setattr(mips, "FEW", 0)
     assert_exact(MipsIndex(vectors), vectors, query, 10)
     assert 160 <= sum(scored) < 20_000 * 16 / 50
 
@@ -127,12 +130,58 @@ def test_search_gives_no_more_than_the_index_has(vectors):
     assert MipsIndex(vectors).search(torch.ones(1, 8), 80).number_BK.shape == (1, 50)
 
 
-def test_search_stays_in_float32_under_autocast(vectors):
-    query = torch.from_numpy(np.random.default_rng(1).normal(size=(4, 8)).astype(np.float32))
-    index = MipsIndex(vectors)
+@pytest.mark.parametrize("queries", [1, 4, 257])
+def test_search_stays_in_float32_under_autocast(queries, monkeypatch):
+    monkeypatch.setattr(mips, "CHUNK", 4096)
+    draw = np.random.default_rng(1)
+    index = MipsIndex(made("falling", 10_000, 32, draw))
+    index.prepare()
+    query = torch.from_numpy(made("falling", queries, 32, draw)).float()
     plain = index.search(query, 5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(index.search(query, 5).score_BK, plain.score_BK)
+
+
+@needs_codes
+def test_codes_are_made_when_more_than_a_few_queries_came_and_anew_when_they_no_longer_fit():
+    draw = np.random.default_rng(2)
+    vectors = made("gaussian", 6_000, 16, draw)
+    index, query = MipsIndex(vectors), made("gaussian", 20, 16, draw).astype(np.float32)
+    for made_by_now in (False, True):
+        assert_exact(index, vectors, query, 5)
+        assert (index._codes is not None) == made_by_now
+    vectors[3] *= 30
+    index.write(np.array([3]), torch.from_numpy(vectors[3:4]))
+    assert index._codes is None
+    for _ in range(2):
+        assert_exact(index, vectors, query, 5)
+    assert index._codes is not None
+
+
+@needs_codes
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_vectors_and_queries_that_are_no_numbers_spoil_nothing_but_themselves(broken):
+    draw = np.random.default_rng(5)
+    vectors, query = made("gaussian", 6_000, 16, draw), made("gaussian", 40, 16, draw).astype(np.float32)
+    index = MipsIndex(vectors)
+    index.prepare()
+    sound = index.search(torch.from_numpy(query), 5)
+    query[7] = broken
+    found = index.search(torch.from_numpy(query), 5)
+    others = [row for row in range(40) if row != 7]
+    assert torch.equal(found.number_BK[others], sound.number_BK[others])
+    vectors = vectors.copy()
+    vectors[4_999] = broken
+    index = MipsIndex(vectors)
+    index.prepare()
+    best = index.search(torch.from_numpy(query[:7]), 5)
+    expected = [[n for n in row if n != 4_999] for row in sound.number_BK[:7].tolist()]
+    for row, numbers in zip(best.number_BK.tolist(), expected, strict=True):
+        assert [n for n in row if n != 4_999][:4] == numbers[:4]
+
+
+def test_nothing_is_found_where_nothing_is_asked_for(vectors):
+    assert MipsIndex(vectors).search(torch.ones(2, 8), 0).number_BK.shape == (2, 0)
 
 
 def test_rest_is_the_logsumexp_of_everything_not_left_out(vectors):
