@@ -190,9 +190,9 @@ class Machine(NamedTuple):
 
 
 def realm(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]]:
-    """Ours, as `realm answer` searches."""
+    """Ours, as a server and training search."""
     index = MipsIndex(np.array(vectors_ND), torch.device(machine.device))
-    index.search(torch.zeros(1, D), K)  # makes what the first search makes
+    index.prepare()
     yield "", lambda queries: index.search(torch.from_numpy(queries), K).number_BK.cpu().numpy()
 
 
