@@ -55,7 +55,7 @@ class KnowledgeBaseConfig:
     tagger: str = "spacy:en_core_web_sm"
     """What finds sentences and salient spans; "" where nothing looked at the passages, as in converted ones."""
     tagger_processes: int = 0
-    """Processes of the tagger, which takes most of the time; 0: one for each core."""
+    """Processes of the tagger, which takes most of the time; 0: one for each core, up to 8."""
     sources: tuple[str, ...] = ()
     """Where the documents came from, as the command was given them."""
     max_document_chars: int = 1_000_000

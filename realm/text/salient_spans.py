@@ -68,8 +68,8 @@ def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1) -> Tagger:
     - `hf:MODEL`: a transformers token classifier, by hub name or folder; sentences end by punctuation.
     - `rules`: dates alone; sentences end by punctuation. Names are not guessed.
 
-    `processes` tag in parallel, where the platform can fork; 0: one for each core that this process may use. A token
-    classifier runs in this one, and so do all where the texts are few.
+    `processes` tag in parallel, where the platform can fork; 0: one for each core that this process may use, up to
+    `MOST_PROCESSES`. A token classifier runs in this one, and so do all where the texts are few.
 
     Raises:
         InputError: no such tagger here, or a model that finds no entities.

@@ -83,7 +83,7 @@ class RunConfig:
     """Dropout of every network while it trains; 0 suits runs of a few hundred steps."""
     kept_rows: int = 0
     """Rows whose activations towers and masked reader keep at a time; the others' are computed again for the backward pass,
-    so that a batch of any size fits, for a third more time. 0: all are kept."""
+    so that a batch of any size fits, for a forward pass more. 0: all are kept."""
     seed: int = 0
     """Everything random follows from it."""
     device: str = "auto"
