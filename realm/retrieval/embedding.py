@@ -39,12 +39,12 @@ def embed_passages(
     """
 
     def checked(inputs: Tokens) -> Tensor:
-        vector_BD = tower(inputs)
+        vector_BD = tower(inputs).half()
         if not vector_BD.isfinite().all():
             raise InputError(
                 "the embedder gives vectors that are not finite numbers: its weights are damaged"
             )
-        return vector_BD.half()
+        return vector_BD
 
     vectors = _embed(tower, checked, tokens, numbers, tokenizer, lengths, device, description, tell)
     return vectors.half().numpy()

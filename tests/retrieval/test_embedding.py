@@ -77,6 +77,13 @@ def test_damaged_weights_are_noticed(tiny_kb, tiny_model) -> None:
         embed(tiny_model, tiny_kb, np.arange(3))
 
 
+def test_a_vector_too_long_for_16_bits_is_noticed(tiny_kb, tiny_model, monkeypatch) -> None:
+    tower = tiny_model.embedder.passage
+    monkeypatch.setattr(tower, "project", lambda pooled_BH: torch.full((len(pooled_BH), 16), 1e5))
+    with pytest.raises(InputError, match="not finite"):
+        embed(tiny_model, tiny_kb, np.arange(3))
+
+
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 120))
 def test_batches_hold_every_row_once_and_keep_to_their_budget(lengths, budget) -> None:
     length_N = np.array(lengths, dtype=np.int64)
