@@ -44,9 +44,8 @@ def states_at(trunk: BertModel, tokens: Tokens, row_P: Tensor, position_P: Tenso
     On a CPU the last layer computes nothing but keys and values for the other tokens: of 6 layers, a seventh is saved.
     """
     if tokens.ids_BT.device.type != "cpu" or not tokens.mask_BT[row_P, position_P].all():
-        return _padded_states(trunk, tokens)[
-            row_P, position_P
-        ]  # also what padding would be told, if it is asked
+        states_BTH = _padded_states(trunk, tokens)  # on a CPU because padding is asked, which rows leave out
+        return states_BTH[row_P, position_P]
     rows = _Rows.of(tokens, row_P)
     number_BT = torch.zeros_like(tokens.ids_BT)
     number_BT.view(-1)[rows.place_N] = torch.arange(len(rows.place_N))

@@ -113,14 +113,14 @@ class MipsIndex:
     def _search(self, query_BD: Tensor, k: int) -> Hits:
         queries = query_BD.shape[0]
         best = Hits(query_BD.new_empty(queries, 0), query_BD.new_empty((queries, 0), dtype=torch.int64))
-        question = self._question(query_BD) if len(query_BD) and k else None
+        rounded = self._rounded(query_BD) if len(query_BD) and k else None
         size = CHUNK
         if self.device.type == "cpu":
             size = min(CHUNK, SCORES // max(1, queries) // codes.EVEN * codes.EVEN)
         for start in range(0, len(self), size):
             stop = min(start + size, len(self))
             floor_B = best.score_BK[:, -1] if start and start >= k else None
-            found = question.remaining(start, stop, floor_B, k) if question else None
+            found = rounded.remaining(start, stop, floor_B, k) if rounded else None
             if found is not None:
                 more = self._scored(query_BD, found)
             else:
@@ -132,7 +132,7 @@ class MipsIndex:
             best = Hits(top.values, more.number_BK.gather(1, top.indices))
         return best
 
-    def _question(self, query_BD: Tensor) -> RoundedQueries | None:
+    def _rounded(self, query_BD: Tensor) -> RoundedQueries | None:
         """The queries as the codes are asked; none where scoring everything is faster."""
         self._asked += len(query_BD)
         if self._codes is None and self._asked > FEW:

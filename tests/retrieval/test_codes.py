@@ -6,14 +6,15 @@ import torch
 
 from realm.retrieval.codes import Codes, are_fast
 
-pytestmark = pytest.mark.skipif(not are_fast(), reason="this CPU has no sums of products of 8-bit numbers")
+needs_codes = pytest.mark.skipif(not are_fast(), reason="this CPU has no sums of products of 8-bit numbers")
+pytestmark = needs_codes
 
 
 def rough_scores(codes: Codes, query: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Rough scores in the products' units, and how far off they can be."""
-    question = codes.ask(query)
-    whole = question._code_BD.numpy().astype(np.int64) @ codes.code_ND.numpy().astype(np.int64).T
-    return whole * question._unit_B[:, None], (question._error_B * question._unit_B)[:, None]
+    rounded = codes.ask(query)
+    whole = rounded._code_BD.numpy().astype(np.int64) @ codes.code_ND.numpy().astype(np.int64).T
+    return whole * rounded._unit_B[:, None], (rounded._error_B * rounded._unit_B)[:, None]
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])

@@ -8,10 +8,7 @@ from hypothesis import strategies as st
 
 from realm.retrieval import codes, mips
 from realm.retrieval.mips import MipsIndex
-
-needs_codes = pytest.mark.skipif(
-    not codes.are_fast(), reason="this CPU has no sums of products of 8-bit numbers"
-)
+from tests.retrieval.test_codes import needs_codes
 
 
 @pytest.fixture
