@@ -48,7 +48,7 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status, through = time.perf_counter(), 500, False
+        began, status, through = time.perf_counter(), 0, False
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # whoever sends the response leaves out its body
 
@@ -76,8 +76,12 @@ class Edge:
             finally:
                 answering.cancel()
                 left.cancel()
+        except asyncio.CancelledError:  # the server ends, and was patient
+            if not status:
+                ends = problem(503, "the server ends", {"Connection": "close"})
+                await ends(scope, receive, send_with_headers)
         finally:
-            self._watch(scope, status, time.perf_counter() - began)
+            self._watch(scope, status or 500, time.perf_counter() - began)
 
     async def _check(self, scope: Scope, receive: Receive) -> tuple[ASGIApp | None, bytes]:
         """Why the request is refused, if it is, and its whole body."""

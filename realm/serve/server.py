@@ -1,6 +1,7 @@
 """The process that serves: it binds, loads, says where it is, and ends on Ctrl-C or SIGTERM when requests are through."""
 
 import logging
+import math
 import socket
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import uvicorn
 
 from realm.config import InputError
 from realm.serve.app import create_app
-from realm.serve.edge import own_hosts
+from realm.serve.edge import Edge, own_hosts
 from realm.serve.knowledge import LivingKnowledge
 from realm.serve.settings import ServeConfig
 
@@ -38,10 +39,26 @@ def serve(
         app = create_app(knowledge, config, token, runs, own_hosts(host, config.hosts))
         shown = f"[{host}]" if ":" in host else host
         _log.info("serving %s on http://%s:%d/", kb, shown, listening.getsockname()[1])
-        settings = uvicorn.Config(
-            app, log_config=None, access_log=False, server_header=False, proxy_headers=False, lifespan="on"
+        http_server(app, config).run(sockets=[listening])
+
+
+def http_server(app: Edge, config: ServeConfig) -> uvicorn.Server:
+    """What carries the app over sockets. Told to end, it answers what it was asked, for at most `write_seconds`.
+
+    Whoever has not sent all of a request by then, or not read all of its answer, is left: else one such client would keep
+    the server from ever ending.
+    """
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            lifespan="on",
+            timeout_graceful_shutdown=math.ceil(config.write_seconds),
         )
-        uvicorn.Server(settings).run(sockets=[listening])
+    )
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -12,19 +12,19 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import uvicorn
 
 from realm.model.folder import load_model, save_model
 from realm.serve.app import create_app
 from realm.serve.client import Client
 from realm.serve.edge import own_hosts
 from realm.serve.knowledge import LivingKnowledge
+from realm.serve.server import http_server
 from realm.serve.settings import ServeConfig
 from realm.train.finetune import start_reader
 from tests.retrieval.tiny import TinyTagger
 
 TOKEN = "the towns' own token"
-CONFIG = ServeConfig(device="cpu", poll_seconds=0.05)
+CONFIG = ServeConfig(device="cpu", poll_seconds=0.05, write_seconds=15)
 
 
 class Served(NamedTuple):
@@ -64,7 +64,7 @@ def running(
     """A server on a free port, until the block ends."""
     knowledge = LivingKnowledge(str(kb), str(model), config, tagger)
     app = create_app(knowledge, config, token, runs, own_hosts("127.0.0.1", config.hosts))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))
+    server = http_server(app, config)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
@@ -75,7 +75,7 @@ def running(
             yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}", knowledge, kb, model)
         finally:
             server.should_exit = True
-            thread.join(2 * config.seconds)  # what a request may take to arrive and to be answered
+            thread.join(20)
             assert not thread.is_alive(), where(thread)
 
 

@@ -240,6 +240,19 @@ def test_a_body_that_does_not_come_is_given_up(tiny_kb, qa_model) -> None:
         connection.close()
 
 
+def test_a_client_that_never_ends_does_not_keep_the_server_from_ending(tiny_kb, qa_model, caplog) -> None:
+    with socket.socket() as client:
+        with running(tiny_kb.folder, qa_model, replace(CONFIG, seconds=60, write_seconds=0.5)) as served:
+            address = urllib.parse.urlsplit(served.url)
+            client.connect((address.hostname, address.port))
+            client.sendall(b'POST /answer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"ques')
+            assert served.client().answer(QUESTION).answers  # the other request is in the server's hands by now
+            told = time.monotonic()
+        assert time.monotonic() - told < 15
+        assert client.recv(1000).startswith(b"HTTP/1.1 503 ")
+        assert len(caplog.messages) == 1 and caplog.messages[0].startswith("Cancel 1 running task")
+
+
 class Gate:
     """Holds the batcher's thread until it is opened."""
 
