@@ -12,20 +12,19 @@ table, and one JSON object as the last line.
 import argparse
 import itertools
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is there
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: the repository is the package's home
+from realm.config import before_torch
+
+before_torch()  # as the command line does
 
 import numpy as np
 import shared
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: the repository is the package's home
 
 from realm.model.device import autocast
 from realm.qa.pipeline import ROWS_READ, AnswerConfig, Answerer

@@ -12,22 +12,20 @@ a batch's tokens that are none. Prints a table, and one JSON object as the last 
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is there
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: the repository is the package's home
+from realm.config import before_torch
+
+before_torch()  # as the command line does
 
 import numpy as np
 import shared
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: the repository is the package's home
-
 from transformers import BertConfig
 
 from realm.model.device import autocast, choose_device

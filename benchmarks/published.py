@@ -21,7 +21,7 @@ from typing import Any, Literal
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # run as a file: the repository is the package's home
 
-from published_inputs import B, questions, tell, timed  # noqa: E402
+from published_inputs import B, questions, tell, timed
 
 OURS = {
     "step": ["fp32", "bf16", "bf16-sampled"],

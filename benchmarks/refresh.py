@@ -26,12 +26,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is there
+sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: the repository is the package's home
+from realm.config import before_torch
+
+before_torch()  # as the command line does
 
 import torch
 from shared import Row, made_up, print_table
-
-sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: the repository is the package's home
 
 from realm.config import read_config
 from realm.model.device import choose_device

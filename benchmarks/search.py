@@ -26,11 +26,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-if sys.argv[1:3] == [
-    "--one",
-    "realm",
-]:  # as the command line does, before torch is there; the others as they come
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+from realm.config import before_torch
+
+if sys.argv[1:3] == ["--one", "realm"]:  # as the command line does; the others as they come
+    before_torch()
 
 import numpy as np
 import torch

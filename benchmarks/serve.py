@@ -26,7 +26,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is there
+from realm.config import before_torch
+
+before_torch()  # as the command line does
 
 import numpy as np
 

@@ -31,23 +31,24 @@ from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # run as a file: the repository is the package's home
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch is there
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+from realm.config import before_torch
 
-import torch  # noqa: E402
-from published_inputs import B, K, step_inputs, tell, timed  # noqa: E402
-from torch import Tensor  # noqa: E402
+before_torch()  # as the command line does
 
-from realm.model.device import autocast, choose_device  # noqa: E402
-from realm.model.folder import Model  # noqa: E402
-from realm.model.losses import marginal_loss  # noqa: E402
-from realm.model.published.checkpoint import open_checkpoint  # noqa: E402
-from realm.model.published.parts import convert  # noqa: E402
-from realm.retrieval.candidates import RetrievalBatch  # noqa: E402
-from realm.text.inputs import Tokens  # noqa: E402
-from realm.train.pretrain import PretrainConfig, read, sampled_reader_loss  # noqa: E402
-from tests.published import peer_environment  # noqa: E402
-from tests.published.peer_environment import PEER  # noqa: E402
+import torch
+from published_inputs import B, K, step_inputs, tell, timed
+from torch import Tensor
+
+from realm.model.device import autocast, choose_device
+from realm.model.folder import Model
+from realm.model.losses import marginal_loss
+from realm.model.published.checkpoint import open_checkpoint
+from realm.model.published.parts import convert
+from realm.retrieval.candidates import RetrievalBatch
+from realm.text.inputs import Tokens
+from realm.train.pretrain import PretrainConfig, read, sampled_reader_loss
+from tests.published import peer_environment
+from tests.published.peer_environment import PEER
 
 PEER_FILE = Path(peer_environment.__file__).relative_to(HERE.parent)
 WAYS = ("padded-fp32", "padded-bf16", "fp32", "bf16", "bf16-sampled")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from realm import __version__
 from realm.cli import answering, converting, demo, knowledge_base, serving, training
 from realm.cli.arguments import Parser
-from realm.config import AlreadyDone, InputError
+from realm.config import AlreadyDone, InputError, before_torch
 
 _OUTSIDE = {
     errno.EACCES,
@@ -41,11 +41,7 @@ def program() -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command -> exit code: 0 success, 2 bad use or bad input (one line on standard error)."""
-    # Before torch is imported: its threads must not spin at barriers while an index build or another program wants the
-    # cores. Seen on 2 cores with one busy neighbour: 3.8 s a step spinning, 0.7 s without.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Texts have many lengths, and a program for each of the last 1,024 that were multiplied is half a gigabyte.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+    before_torch()
     _log_to_stderr()
     try:
         run(argv)

@@ -246,7 +246,7 @@ def test_a_client_that_never_ends_does_not_keep_the_server_from_ending(tiny_kb, 
             address = urllib.parse.urlsplit(served.url)
             client.connect((address.hostname, address.port))
             client.sendall(b'POST /answer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"ques')
-            assert served.client().answer(QUESTION).answers  # the other request is in the server's hands by now
+            served.client().answer(QUESTION)  # by now the other request is in the server's hands
             told = time.monotonic()
         assert time.monotonic() - told < 15
         assert client.recv(1000).startswith(b"HTTP/1.1 503 ")
