@@ -10,6 +10,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from subprocess import PIPE
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,13 +92,14 @@ def write_corpus(file: Path) -> list[str]:
 
 def write_encoder(folder: Path, texts: Sequence[str]) -> None:
     """A BERT of one layer with random weights, in Hugging Face layout."""
+    from realm.model.bert import save_bert
     from realm.model.encoders import TrunkConfig, new_reader
     from realm.text.inputs import Tokenizer
 
     tokenizer = Tokenizer.train(texts, 250)
     tokenizer.save(folder)
     trunk = TrunkConfig(layers=1, hidden=32, heads=2, positions=128)
-    new_reader(trunk, tokenizer).bert.save_pretrained(folder)
+    save_bert(new_reader(trunk, tokenizer).bert, folder)
 
 
 def run_demo(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
@@ -285,7 +287,8 @@ def test_an_interrupted_stage_is_run_again_and_its_seconds_add_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
+    # the stage's clock alone: an event loop in another thread that saw time go back would sleep for ever
+    monkeypatch.setattr("realm.demo.telling.time", SimpleNamespace(monotonic=lambda: now))
     stages = [stage_that_makes(tmp_path / "first"), stage_that_makes(tmp_path / "second")]
     stopped = False
 

@@ -2,9 +2,7 @@
 
 import shutil
 import socket
-import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +22,7 @@ from realm.train.finetune import start_reader
 from tests.retrieval.tiny import TinyTagger
 
 TOKEN = "the towns' own token"
-CONFIG = ServeConfig(device="cpu", poll_seconds=0.05, write_seconds=15)
+CONFIG = ServeConfig(device="cpu", poll_seconds=0.05)
 
 
 class Served(NamedTuple):
@@ -76,13 +74,7 @@ def running(
         finally:
             server.should_exit = True
             thread.join(20)
-            assert not thread.is_alive(), where(thread)
-
-
-def where(thread: threading.Thread) -> str:
-    """What a thread that does not end is doing."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    return "".join(traceback.format_stack(frame)) if frame else "it has just ended"
+            assert not thread.is_alive()
 
 
 @pytest.fixture(scope="session")
