@@ -26,10 +26,10 @@ before_torch()  # as the command line does
 import numpy as np
 import shared
 import torch
-from transformers import BertConfig
 
+from realm.model.bert import BertConfig
 from realm.model.device import autocast, choose_device
-from realm.model.encoders import EmbedderConfig, Tower, choose_kernels, new_tower
+from realm.model.encoders import EmbedderConfig, Tower, new_tower
 from realm.model.folder import load_model
 from realm.retrieval.embedding import batches_by_length, embed_passages
 from realm.retrieval.knowledge_base import KnowledgeBase
@@ -77,7 +77,6 @@ def main() -> None:
     with autocast(device, args.precision):
         for what, tower, corpus in asked(args):
             tower.to(device).eval()
-            choose_kernels(tower)
             row = measured(tower, corpus, device, args.rounds, args.most)
             rows.append({"tower": what, "passages": len(corpus.tokens.body.lengths), **row})
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from published_inputs import FIRST_WORD, VOCABULARY, vocabulary
-from transformers import BertConfig, BertForMaskedLM, BertModel
 
+from realm.model.bert import Bert, BertConfig, MaskedBert
 from realm.model.encoders import Embedder, EmbedderConfig, MaskedReader, SpanReader
 from realm.model.folder import Model
 from realm.model.published.checkpoint import RECORDS
@@ -49,8 +49,8 @@ def model(tokenizer: Tokenizer, hidden: int = 384, layers: int = 6) -> Model:
         layer_norm_eps=1e-12,
     )
     embedder = Embedder(trunk, EmbedderConfig(DIM, "cls", "layer"))
-    reader = MaskedReader(BertForMaskedLM(trunk))
-    span_reader = SpanReader(BertModel(trunk, add_pooling_layer=False))
+    reader = MaskedReader(MaskedBert(trunk))
+    span_reader = SpanReader(Bert(trunk))
     torch.nn.init.normal_(span_reader.ends.bias, std=0.1)
     return Model(tokenizer, Lengths(64, 288, 320), reader, embedder, span_reader)
 

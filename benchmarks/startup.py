@@ -25,11 +25,11 @@ import shared
 
 LIBRARIES = (
     "import atexit, gc; gc.set_threshold(50_000); atexit.register(gc.freeze); "  # as the command line does
-    "import lance, safetensors.torch, tokenizers, torch; from transformers import BertModel"
+    "import lance, safetensors.torch, tokenizers, torch"
 )
 MOST = 12
 """Packages in the table of imports."""
-PACKAGES = ("lance", "numpy", "pyarrow", "pydantic", "tokenizers", "torch", "transformers")
+PACKAGES = ("lance", "numpy", "pyarrow", "pydantic", "tokenizers", "torch")
 """Whose files an answer reads."""
 
 

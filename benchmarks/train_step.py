@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # run as a file: the repository is the package's home
@@ -38,8 +38,10 @@ before_torch()  # as the command line does
 import torch
 from published_inputs import B, K, step_inputs, tell, timed
 from torch import Tensor
+from transformers import BertForMaskedLM, BertModel
 
 from realm.model.device import autocast, choose_device
+from realm.model.encoders import Tower
 from realm.model.folder import Model
 from realm.model.losses import marginal_loss
 from realm.model.published.checkpoint import open_checkpoint
@@ -49,6 +51,7 @@ from realm.text.inputs import Tokens
 from realm.train.pretrain import PretrainConfig, read, sampled_reader_loss
 from tests.published import peer_environment
 from tests.published.peer_environment import PEER
+from tests.transformers_twin import masked_twin, twin
 
 PEER_FILE = Path(peer_environment.__file__).relative_to(HERE.parent)
 WAYS = ("padded-fp32", "padded-bf16", "fp32", "bf16", "bf16-sampled")
@@ -74,18 +77,16 @@ def step(folder: Path, rounds: int, way: str, queries: int, full: bool) -> dict[
     )  # fmt: skip
     padded, sampled = way.startswith("padded"), way.endswith("sampled")
     precision = "bf16" if "bf16" in way else "fp32"
-    if padded:
-        for part in model.parts().values():
-            part.to(device)
-    else:
-        model.to(device)  # with the kernels that are chosen for it
+    model.to(device)
+    plain = Plain(twin(model.embedder.query.trunk), masked_twin(model.reader.bert), model.embedder.query)
+    networks = plain if padded else (model.embedder, model.reader)
 
     def run(number: int) -> float:
-        for part in (model.embedder, model.reader):
-            part.train(number > 0)
+        for part in networks:
+            part.to(device).train(number > 0)
             part.zero_grad()
         with autocast(device, precision):
-            loss = padded_loss(model, batch) if padded else our_loss(model, batch, sampled and number > 0)
+            loss = padded_loss(plain, batch) if padded else our_loss(model, batch, sampled and number > 0)
         loss.backward()
         return loss.item()  # also waits for a GPU
 
@@ -112,21 +113,28 @@ def our_loss(model: Model, batch: RetrievalBatch, sampled: bool) -> Tensor:
     return loss + sampled_reader_loss(model.reader, batch, score_BK, logp_BKM, config)
 
 
-def padded_loss(model: Model, batch: RetrievalBatch) -> Tensor:
+class Plain(NamedTuple):
+    """Our model's weights in transformers' layers, with torch's dropout; the tower for what comes after its layers."""
+
+    embedder: BertModel
+    reader: BertForMaskedLM
+    tower: Tower
+
+
+def padded_loss(plain: Plain, batch: RetrievalBatch) -> Tensor:
     """REALM eq. 1 and 2 as they stand, on transformers' layers: no length is treated apart."""
-    tower, reader = model.embedder.query, model.reader
 
     def vectors(tokens: Tokens) -> Tensor:
-        pooled = tower.trunk(tokens.ids_BT, tokens.mask_BT, tokens.segments_BT).pooler_output
-        return tower.project(pooled)
+        found = plain.embedder(tokens.ids_BT, tokens.mask_BT, tokens.segments_BT)
+        return plain.tower.project(found.pooler_output)
 
     query_BD = vectors(batch.queries)
     passage_BKD = vectors(batch.passages).view(len(query_BD), K, -1)
     score_BK = (query_BD[:, None] * passage_BKD).sum(dim=-1)
-    states_BTH = reader.bert.bert(batch.joint.ids_BT, batch.joint.mask_BT, batch.joint.segments_BT)[0]
+    states_BTH = plain.reader.bert(batch.joint.ids_BT, batch.joint.mask_BT, batch.joint.segments_BT)[0]
     position_RM = batch.position_BM.repeat_interleave(K, dim=0)
     masked_RMH = states_BTH.gather(1, position_RM[:, :, None].expand(-1, -1, states_BTH.shape[2]))
-    logp_RMV = reader.bert.cls(masked_RMH).float().log_softmax(dim=-1)
+    logp_RMV = plain.reader.cls(masked_RMH).float().log_softmax(dim=-1)
     target_RM = batch.target_BM.repeat_interleave(K, dim=0)
     logp_BKM = logp_RMV.gather(2, target_RM[:, :, None]).view(len(query_BD), K, -1)
     joint_BKM = score_BK.log_softmax(dim=1)[:, :, None] + logp_BKM

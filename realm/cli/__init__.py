@@ -32,7 +32,7 @@ _OUTSIDE = {
 
 def program() -> int:
     """`main` as a process of its own."""
-    # Importing torch and transformers makes a million objects that all stay. Looked through for cycles every 700 of them, and
+    # Importing torch makes hundreds of thousands of objects that all stay. Looked through for cycles every 700 of them, and
     # once more at the end, that was a third of the time of a short command. Networks leave no cycles: memory does not grow.
     gc.set_threshold(50_000)
     atexit.register(gc.freeze)

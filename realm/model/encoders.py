@@ -19,11 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import BertConfig, BertForMaskedLM, BertModel
-from transformers.activations import NewGELUActivation
-from transformers.utils import logging as transformers_logging
 
-from realm.config import InputError
+from realm.config import InputError, reason
+from realm.model.bert import Bert, BertConfig, MaskedBert, load_bert, read_weights, save_bert
 from realm.model.copying import CopyHead, mixed_target_logp, mixed_vocabulary_logp
 from realm.model.dropout import FastDropout
 from realm.model.trunk import hidden_states, states_at
@@ -87,7 +85,7 @@ class Tower(nn.Module):
         self.norm = (
             nn.LayerNorm(config.dim, eps=trunk.layer_norm_eps) if config.norm == "layer" else nn.Identity()
         )
-        self.dropout = nn.Dropout(trunk.hidden_dropout_prob)
+        self.dropout = FastDropout(trunk.hidden_dropout_prob)
         nn.init.xavier_uniform_(self.projection.weight)
         nn.init.zeros_(self.projection.bias)
 
@@ -95,7 +93,7 @@ class Tower(nn.Module):
         """One state per row -> [B, H]."""
         raise NotImplementedError
 
-    def start_from(self, bert: BertModel) -> None:
+    def start_from(self, bert: Bert) -> None:
         """Takes what it needs of an encoder's weights."""
         raise NotImplementedError
 
@@ -127,18 +125,18 @@ class TrunkTower(Tower):
 
     def __init__(self, trunk: BertConfig, config: EmbedderConfig):
         super().__init__(trunk, config)
-        self.trunk = BertModel(trunk, add_pooling_layer=config.pooling == "cls")
+        self.trunk = Bert(trunk, pooler=config.pooling == "cls")
 
     def pooled(self, tokens: Tokens) -> Tensor:
         if self.trunk.pooler is not None:
             rows_B = torch.arange(len(tokens.ids_BT), device=tokens.ids_BT.device)
             cls_BH = states_at(self.trunk, tokens, rows_B, torch.zeros_like(rows_B))
-            return self.trunk.pooler(cls_BH[:, None])
+            return self.trunk.pooler(cls_BH)
         states_BTH = hidden_states(self.trunk, tokens)
         real_BT1 = tokens.mask_BT[:, :, None].float()
         return (states_BTH * real_BT1).sum(dim=1) / real_BT1.sum(dim=1)
 
-    def start_from(self, bert: BertModel) -> None:
+    def start_from(self, bert: Bert) -> None:
         states = {k: v for k, v in bert.state_dict().items() if not k.startswith("pooler.")}
         self.trunk.load_state_dict(states, strict=self.config.pooling != "cls")
 
@@ -158,7 +156,7 @@ class WordTower(Tower):
         total_B1 = weight_BT.sum(dim=1, keepdim=True).clamp_min(1.0)
         return (self.words(tokens.ids_BT) * weight_BT[:, :, None]).sum(dim=1) / total_B1
 
-    def start_from(self, bert: BertModel) -> None:
+    def start_from(self, bert: Bert) -> None:
         self.words.load_state_dict(bert.embeddings.word_embeddings.state_dict())
 
     def importance(self, ids: Tensor) -> Tensor:
@@ -217,7 +215,7 @@ class MaskedReader(nn.Module):
     kept_rows: int = 0
     """See `keep_rows`."""
 
-    def __init__(self, bert: BertForMaskedLM, copy: bool = False):
+    def __init__(self, bert: MaskedBert, copy: bool = False):
         super().__init__()
         self.bert = bert
         self.copy_head = CopyHead(bert.config.hidden_size, bert.config.vocab_size) if copy else None
@@ -311,7 +309,7 @@ class SpanReader(nn.Module):
     continues_V: Tensor
     """True at wordpieces that continue a word: no span begins with one or ends before one. All False: the released code."""
 
-    def __init__(self, trunk: BertModel, continues_V: Tensor | None = None, config: SpanConfig | None = None):
+    def __init__(self, trunk: Bert, continues_V: Tensor | None = None, config: SpanConfig | None = None):
         super().__init__()
         self.trunk, self.config = trunk, config or SpanConfig()
         none_V = torch.zeros(trunk.config.vocab_size, dtype=torch.bool)
@@ -344,29 +342,6 @@ def body_mask(tokens: Tokens, sep_id: int) -> Tensor:
     return (tokens.segments_BT == 1) & (tokens.ids_BT != sep_id) & (tokens.mask_BT == 1)
 
 
-def reader_config(name: str, folder: str) -> BertConfig:
-    """The sizes of the encoder in `folder`, which messages call `name`.
-
-    Raises:
-        InputError: not of the BERT family, or no such config.
-    """
-    try:
-        config = BertConfig.from_pretrained(folder)
-    except Exception as error:
-        raise InputError(f"{name} has no readable config.json: {_first_line(error)}") from error
-    if config.is_decoder:
-        raise InputError(f"{name} is a decoder: REALM reads in both directions")
-    if config.model_type != "bert":
-        raise InputError(
-            f"{name} is a {config.model_type!r} model: REALM here runs on the BERT family (model_type 'bert')"
-        )
-    if config.hidden_size % config.num_attention_heads:
-        raise InputError(
-            f"{name}: {config.num_attention_heads} attention heads do not divide {config.hidden_size} states"
-        )
-    return config
-
-
 def load_reader(name: str) -> MaskedReader:
     """The masked-LM reader of a BERT by folder, `package:` or hub name.
 
@@ -375,42 +350,21 @@ def load_reader(name: str) -> MaskedReader:
     Raises:
         InputError: no such encoder, not of the BERT family, or damaged files.
     """
-    folder = encoder_folder(name)
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    config = reader_config(name, folder)
-    try:
-        bert, loading = cast(
-            tuple[BertForMaskedLM, dict[str, Any]],
-            BertForMaskedLM.from_pretrained(
-                folder, config=config, use_safetensors=True, output_loading_info=True, dtype=torch.float32
-            ),
-        )
-    except Exception as error:
-        raise InputError(f"{name} does not load as a BERT: {_first_line(error)}") from error
-    has_head = not any(key.startswith("cls.predictions.transform") for key in loading["missing_keys"])
-    if any(key.startswith("bert.encoder") for key in loading["missing_keys"]):
-        raise InputError(
-            f"{name} does not hold a BERT's weights: {sorted(loading['missing_keys'])[0]} is missing"
-        )
-    if not has_head:
-        nn.init.eye_(bert.cls.predictions.transform.dense.weight)
-        nn.init.zeros_(bert.cls.predictions.transform.dense.bias)
-    reader = MaskedReader(bert, copy=(Path(folder) / COPY_HEAD).is_file())
+    folder = Path(encoder_folder(name))
+    reader = MaskedReader(load_bert(folder, name), copy=(folder / COPY_HEAD).is_file())
     if reader.copy_head is not None:
         try:
-            reader.copy_head.load_state_dict(load_file(Path(folder) / COPY_HEAD))
+            reader.copy_head.load_state_dict(load_file(folder / COPY_HEAD))
         except (SafetensorError, RuntimeError) as error:
             raise InputError(
-                f"{Path(folder) / COPY_HEAD} is damaged or of another version: {_first_line(error)}"
+                f"{folder / COPY_HEAD} is damaged or of another version: {reason(error)}"
             ) from error
     return reader
 
 
 def save_reader(reader: MaskedReader, folder: Path) -> None:
     """Writes a reader in Hugging Face layout, its copy head beside it."""
-    transformers_logging.disable_progress_bar()
-    reader.bert.save_pretrained(folder)
+    save_bert(reader.bert, folder)
     if reader.copy_head is not None:
         save_file(reader.copy_head.state_dict(), folder / COPY_HEAD)
 
@@ -418,7 +372,7 @@ def save_reader(reader: MaskedReader, folder: Path) -> None:
 def new_reader(trunk: TrunkConfig, tokenizer: Tokenizer) -> MaskedReader:
     """A reader from random weights, for text that no published encoder knows."""
     return MaskedReader(
-        BertForMaskedLM(
+        MaskedBert(
             BertConfig(
                 vocab_size=tokenizer.vocab_size,
                 hidden_size=trunk.hidden,
@@ -442,9 +396,8 @@ def embedder_from(reader: MaskedReader, config: EmbedderConfig) -> Embedder:
 
 def load_pooler(embedder: Embedder, name: str) -> None:
     """Gives towers that pool [CLS] the pooler that a BERT was published with; without one theirs stays random."""
-    states: dict[str, Tensor] = {}
-    for file in sorted(Path(encoder_folder(name)).glob("*.safetensors")):
-        states |= {k.split("pooler.dense.")[1]: v for k, v in load_file(file).items() if "pooler.dense." in k}
+    weights = read_weights(Path(encoder_folder(name)), name)
+    states = {k.split("pooler.dense.")[1]: v for k, v in weights.items() if "pooler.dense." in k}
     if states:
         for tower in {embedder.query, embedder.passage}:
             if isinstance(tower, TrunkTower) and tower.trunk.pooler is not None:
@@ -468,20 +421,6 @@ def fit_projection(tower: Tower, pooled_NH: Tensor, whiten: bool) -> None:
         for parameter, start in ((tower.projection.weight, kept_DH), (tower.projection.bias, bias_D)):
             parameter.zero_()
             parameter[: len(start)].copy_(start)
-
-
-def choose_kernels(module: nn.Module) -> None:
-    """The fastest forms of what a BERT computes; the numbers are the same but for rounding and what dropout draws.
-
-    `FastDropout`; and for `gelu_new`, the activation of published checkpoints, one kernel instead of eight, which each keep a
-    copy of the widest states for the backward pass.
-    """
-    for part in list(module.modules()):
-        for name, child in part.named_children():
-            if isinstance(child, NewGELUActivation):
-                setattr(part, name, nn.GELU(approximate="tanh"))
-            elif type(child) is nn.Dropout:
-                setattr(part, name, FastDropout(child.p).train(child.training))
 
 
 def set_dropout(module: nn.Module, probability: float) -> None:
@@ -518,7 +457,3 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
     finally:
         for module, training in zip(modules, before, strict=True):
             module.train(training)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -14,26 +14,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from transformers import BertConfig, BertModel
 
 from realm.config import InputError, reason, write_json
+from realm.model.bert import Bert, BertConfig, bert_config, read_bert_config, undrawn, weight_files
 from realm.model.encoders import (
     Embedder,
     EmbedderConfig,
     MaskedReader,
     SpanConfig,
     SpanReader,
-    choose_kernels,
     load_reader,
-    reader_config,
     save_reader,
 )
 from realm.text.inputs import Lengths, Tokenizer, from_hub
@@ -60,10 +56,9 @@ class Model:
     """Stage -> its resolved settings, oldest first: where this model comes from."""
 
     def to(self, device: torch.device) -> "Model":
-        """Moves every part, with `choose_kernels`."""
+        """Moves every part."""
         for part in self.parts().values():
             part.to(device)
-            choose_kernels(part)
         return self
 
     @property
@@ -135,7 +130,7 @@ def _write(model: Model, aside: Path, extra: Sequence[Path]) -> None:
             "passage_fingerprint": model.passage_fingerprint,
             "lengths": asdict(model.lengths),
             "embedder": asdict(model.embedder.config) | {"shared": shared},
-            "trunk": model.embedder.trunk_config.to_diff_dict(),
+            "trunk": asdict(model.embedder.trunk_config),
             "span_reader": model.span_reader is not None,
             "span": asdict(model.span_reader.config) if model.span_reader else {},
             "stages": model.stages,
@@ -229,16 +224,16 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
         if tokenizer.fingerprint != manifest["tokenizer"]:
             raise InputError(f"{folder}: tokenizer.json is not the one that the model was trained with")
         config = EmbedderConfig(**manifest["embedder"])
-        with _ReadNext():
-            embedder = Embedder(BertConfig(**manifest["trunk"]), config)
+        with undrawn():
+            embedder = Embedder(bert_config(manifest["trunk"], f"{folder}: trunk"), config)
         states = load_file(path / "embedder.safetensors")
         embedder.query.load_state_dict(_with_prefix(states, "query."))
         if not config.shared:
             embedder.passage.load_state_dict(_with_prefix(states, "passage."))
         span_reader = None
         if manifest["span_reader"]:
-            with _ReadNext():
-                trunk = BertModel(encoder, add_pooling_layer=False)
+            with undrawn():
+                trunk = Bert(encoder)
                 span_reader = SpanReader(trunk, config=SpanConfig(**manifest.get("span", {})))
             span_reader.load_state_dict(load_file(path / "span_reader.safetensors"))
         lengths, step, stages = Lengths(**manifest["lengths"]), manifest["step"], manifest["stages"]
@@ -252,30 +247,13 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
 
 def _look_at_reader(encoder: Path) -> BertConfig:
     """The sizes of a reader that stays on disk; raises InputError where its files are missing or cut short."""
-    weights = sorted(encoder.glob("*.safetensors"))
     try:
-        if not weights:
-            raise FileNotFoundError(f"no *.safetensors in {encoder}")
-        for file in weights:
+        for file in weight_files(encoder):
             with safe_open(file, "pt"):
                 pass
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise InputError(f"{encoder} does not load as a BERT: {reason(error)}") from error
-    return reader_config(str(encoder), str(encoder))
-
-
-class _ReadNext(TorchFunctionMode):
-    """Networks made inside draw few weights or none: those are read next, and drawing takes longer than reading."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        # kaiming_uniform_ and its like, torch's or what transformers puts in their place; not the method of tensors of that
-        # name, which others draw with until they like what they got
-        if isinstance(func, FunctionType) and func.__name__.endswith(("normal_", "uniform_")):
-            return kwargs["tensor"] if "tensor" in kwargs else args[0]
-        return func(*args, **kwargs)
+    return read_bert_config(encoder, str(encoder))
 
 
 def _with_prefix(states: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

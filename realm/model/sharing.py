@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from realm.config import InputError, write_json
+from realm.model.bert import save_bert
 from realm.model.encoders import TrunkTower
 from realm.model.folder import MANIFEST, Model, read_manifest
 from realm.model.published.export import write_tokenizer
@@ -117,7 +118,7 @@ def write_sentence_transformers(model: Model, out: Path) -> None:
             "the towers are weighted words, which sentence-transformers has no module for: it takes cls and mean pooling"
         )
     modules = [("Transformer", "")]
-    tower.trunk.save_pretrained(out)
+    save_bert(tower.trunk, out)
     write_tokenizer(model.tokenizer, out, model.lengths.passage, kind="BertTokenizer")
     write_json(
         out / "sentence_bert_config.json", {"max_seq_length": model.lengths.passage, "do_lower_case": False}

@@ -1,6 +1,6 @@
 """A BERT's layers on a CPU without padding: the tokens of all rows in one array, attention a few rows at a time.
 
-The weights and the numbers are those of transformers' `BertModel`, which runs on every other device. What it costs there is
+The weights and the numbers are those of `Bert`, whose own forward pass runs on every other device. What that costs here is
 padding in every layer, scores [B, A, T, T] that go to memory and back for each of the mask, the softmax and the dropout, and
 float32 scores wherever a row is padded. Here rows of the same length are multiplied together, as many as have scores that stay
 in the cache; nothing is computed for padding, and the backward pass forms the scores again instead of keeping them.
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from transformers import BertModel
 
+from realm.model.bert import Bert
 from realm.model.dropout import clear, kept, new_seed
 from realm.text.inputs import Tokens
 
@@ -26,7 +26,7 @@ SCORES = 1 << 18
 """Attention scores that are formed together, where more than one row has them."""
 
 
-def hidden_states(trunk: BertModel, tokens: Tokens) -> Tensor:
+def hidden_states(trunk: Bert, tokens: Tokens) -> Tensor:
     """States of the last layer -> [B, T, H]; those of padding mean nothing."""
     if tokens.ids_BT.device.type != "cpu":
         return _padded_states(trunk, tokens)
@@ -38,7 +38,7 @@ def hidden_states(trunk: BertModel, tokens: Tokens) -> Tensor:
     return padded.view(*tokens.ids_BT.shape, -1)
 
 
-def states_at(trunk: BertModel, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
+def states_at(trunk: Bert, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
     """States of the last layer at the given (row, position) pairs -> [P, H].
 
     On a CPU the last layer computes nothing but keys and values for the other tokens: of 6 layers, a seventh is saved.
@@ -54,9 +54,9 @@ def states_at(trunk: BertModel, tokens: Tokens, row_P: Tensor, position_P: Tenso
     return _run(trunk, tokens, rows, wanted_P)[order_P.argsort()]
 
 
-def _padded_states(trunk: BertModel, tokens: Tokens) -> Tensor:
-    states = trunk(tokens.ids_BT, attention_mask=tokens.mask_BT, token_type_ids=tokens.segments_BT)
-    return states.last_hidden_state
+def _padded_states(trunk: Bert, tokens: Tokens) -> Tensor:
+    states_BTH: Tensor = trunk(tokens.ids_BT, tokens.mask_BT, tokens.segments_BT)
+    return states_BTH
 
 
 class _Rows(NamedTuple):
@@ -81,9 +81,13 @@ class _Rows(NamedTuple):
         return cls(place_N, order_B.argsort(), length_B[order_B].tolist(), asking_B[order_B].tolist())
 
 
-def _run(trunk: BertModel, tokens: Tokens, rows: _Rows, wanted_P: Tensor | None) -> Tensor:
+def _run(trunk: Bert, tokens: Tokens, rows: _Rows, wanted_P: Tensor | None) -> Tensor:
     """Last states of all tokens, or of those with the numbers `wanted_P` -> [N or P, H]."""
-    state_NH = _embeddings(trunk, tokens, rows.place_N)
+    state_NH = trunk.embeddings(
+        tokens.ids_BT.flatten()[rows.place_N],
+        tokens.segments_BT.flatten()[rows.place_N],
+        rows.place_N % tokens.ids_BT.shape[1],
+    )
     last = len(trunk.encoder.layer) - 1
     for number, layer in enumerate(trunk.encoder.layer):
         attention = layer.attention.self
@@ -106,17 +110,6 @@ def _run(trunk: BertModel, tokens: Tokens, rows: _Rows, wanted_P: Tensor | None)
         state_NH = layer.attention.output(mixed_NH, state_NH)
         state_NH = layer.output(layer.intermediate(state_NH), state_NH)
     return state_NH
-
-
-def _embeddings(trunk: BertModel, tokens: Tokens, place_N: Tensor) -> Tensor:
-    """What the first layer reads of the tokens at `place_N` -> [N, H]."""
-    parts = trunk.embeddings
-    state_NH = (
-        parts.word_embeddings(tokens.ids_BT.flatten()[place_N])
-        + parts.token_type_embeddings(tokens.segments_BT.flatten()[place_N])
-        + parts.position_embeddings(place_N % tokens.ids_BT.shape[1])
-    )
-    return parts.dropout(parts.LayerNorm(state_NH))
 
 
 class _Part(NamedTuple):

@@ -483,8 +483,10 @@ def _entity(entity: dict[str, Any], offset: int) -> Span:
 
 
 def _load_token_classifier(model: str) -> Tagger:
-    from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
-
+    try:
+        from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
+    except ImportError:
+        raise InputError(f"the tagger hf:{model} needs transformers: pip install 'realm-lm[hf]'") from None
     try:
         network = AutoModelForTokenClassification.from_pretrained(model, use_safetensors=True)
         tokenizer = AutoTokenizer.from_pretrained(model)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from realm.config import InputError
+from realm.model.bert import Bert
 from realm.model.device import choose_device
 from realm.model.encoders import SpanReader, body_mask
 from realm.model.folder import Model, load_model
@@ -150,7 +151,7 @@ def train(
 def start_reader(model: Model, seed: int, whole_words: bool = True) -> SpanReader:
     """A span reader on a copy of the masked-LM reader's trunk, with a fresh span head; part of the model from now on."""
     torch.manual_seed(seed)
-    trunk = type(model.reader.bert.bert)(model.reader.config, add_pooling_layer=False)
+    trunk = Bert(model.reader.config)
     trunk.load_state_dict(model.reader.bert.bert.state_dict())
     continues_V = torch.zeros(trunk.config.vocab_size, dtype=torch.bool)
     if whole_words:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertForMaskedLM
 
 from realm.config import InputError
+from realm.model.bert import BertConfig, MaskedBert
 from realm.model.copying import REACH, CopyHead, passage_mask
 from realm.model.encoders import MaskedReader, load_reader, save_reader
 from realm.text.inputs import Lengths, Tokenizer, Tokens, joint_inputs
+from tests.transformers_twin import twin
 
 VOCAB, HIDDEN = 40, 16
 LENGTHS = Lengths(query=16, passage=20)
@@ -39,7 +40,7 @@ def reader() -> MaskedReader:
         max_position_embeddings=64,
         initializer_range=0.5,
     )
-    reader = MaskedReader(BertForMaskedLM(config), copy=True).eval()
+    reader = MaskedReader(MaskedBert(config), copy=True).eval()
     with torch.no_grad():
         reader.bert.bert.embeddings.word_embeddings.weight[0].normal_()
         for parameter in reader.copy_head.parameters():
@@ -98,7 +99,7 @@ def by_hand(reader: MaskedReader, tokens: Tokens, row: int, place: int) -> np.nd
     ids, segments = tokens.ids_BT[row, :real], tokens.segments_BT[row, :real]
     words = reader.bert.bert.embeddings.word_embeddings.weight[ids]
     with torch.no_grad():
-        states = reader.bert.bert(ids[None], token_type_ids=segments[None]).last_hidden_state[0]
+        states = twin(reader.bert.bert)(ids[None], token_type_ids=segments[None]).last_hidden_state[0]
         plain = reader.bert.cls(states[place]).softmax(-1).double().numpy()
         copied, keep = plain_mixture(reader.copy_head, states, words, tokens, row, place)
     mixed = keep.item() * plain

@@ -1,22 +1,21 @@
 """The networks against plain transformers forwards, explicit loops and numpy."""
 
-import copy
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM, BertModel, DistilBertConfig, DistilBertModel
-from transformers.activations import NewGELUActivation
+from transformers import BertForMaskedLM, DistilBertConfig, DistilBertModel
 
 from realm.config import InputError
 from realm.model import encoders
+from realm.model.bert import Bert, BertConfig, MaskedBert, save_bert
 from realm.model.device import autocast
-from realm.model.dropout import FastDropout
 from realm.model.encoders import (
     Embedder,
     EmbedderConfig,
@@ -25,7 +24,6 @@ from realm.model.encoders import (
     TrunkTower,
     WordTower,
     body_mask,
-    choose_kernels,
     embedder_from,
     evaluating,
     fit_projection,
@@ -36,6 +34,7 @@ from realm.model.encoders import (
     set_dropout,
 )
 from realm.text.inputs import Lengths, Tokenizer, Tokens, joint_inputs, passage_inputs
+from tests.transformers_twin import masked_twin, twin
 
 VOCAB = 40
 CONFIG = BertConfig(
@@ -58,7 +57,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture
 def reader() -> MaskedReader:
     torch.manual_seed(0)
-    return MaskedReader(BertForMaskedLM(CONFIG)).eval()
+    return MaskedReader(MaskedBert(CONFIG)).eval()
 
 
 def some_ids(*lengths: int, seed: int = 0) -> list[np.ndarray]:
@@ -70,11 +69,11 @@ def passages(tokenizer: Tokenizer, seed: int = 0) -> Tokens:
     return passage_inputs(some_ids(1, 2, 0), some_ids(9, 3, 0, seed=seed), tokenizer, LENGTHS)
 
 
-def plain_states(trunk: BertModel, tokens: Tokens, row: int) -> torch.Tensor:
-    """One row through the trunk by itself, without padding."""
+def plain_states(trunk: Bert, tokens: Tokens, row: int) -> torch.Tensor:
+    """One row through transformers' layers by itself, without padding."""
     real = int(tokens.mask_BT[row].sum())
     with torch.no_grad():
-        return trunk(
+        return twin(trunk)(
             tokens.ids_BT[row : row + 1, :real], token_type_ids=tokens.segments_BT[row : row + 1, :real]
         )
 
@@ -256,14 +255,14 @@ def masked_batch(tokenizer: Tokenizer, queries: int, candidates: int):
     return joint, *map(torch.from_numpy, (position, target, mask))
 
 
-def plain_logp(reader: MaskedReader, joint: Tokens, position_BM, target_BM, mask_BM) -> torch.Tensor:
+def plain_logp(bert: BertForMaskedLM, joint: Tokens, position_BM, target_BM, mask_BM) -> torch.Tensor:
     """Row by row, mask by mask, through the whole BertForMaskedLM."""
     queries, most = position_BM.shape
     candidates = len(joint.ids_BT) // queries
     rows = []
     for row in range(len(joint.ids_BT)):
         real = int(joint.mask_BT[row].sum())
-        logits = reader.bert(
+        logits = bert(
             joint.ids_BT[row : row + 1, :real], token_type_ids=joint.segments_BT[row : row + 1, :real]
         ).logits[0]
         query = row // candidates
@@ -282,7 +281,9 @@ def test_token_logp_equals_a_plain_loop_over_unpadded_rows(reader, tokenizer, mo
     monkeypatch.setattr(encoders, "ROWS_AT_ONCE", at_once)
     batch = masked_batch(tokenizer, queries=5, candidates=3)
     with torch.no_grad():
-        assert torch.allclose(reader.token_logp(*batch), plain_logp(reader, *batch), atol=1e-4)
+        assert torch.allclose(
+            reader.token_logp(*batch), plain_logp(masked_twin(reader.bert), *batch), atol=1e-4
+        )
 
 
 def test_token_logp_passes_on_the_gradient_of_the_plain_loop(reader, tokenizer, monkeypatch) -> None:
@@ -290,13 +291,13 @@ def test_token_logp_passes_on_the_gradient_of_the_plain_loop(reader, tokenizer, 
     batch = masked_batch(tokenizer, queries=3, candidates=3)
     weights = torch.randn(3, 3, 3)
     gradients = []
-    for function in (reader.token_logp, lambda *b: plain_logp(reader, *b)):
-        reader.zero_grad()
+    plain = masked_twin(reader.bert)
+    for network, function in ((reader, reader.token_logp), (plain, partial(plain_logp, plain))):
         (function(*batch) * weights).sum().backward()
-        gradients.append([p.grad.clone() for p in reader.parameters() if p.grad is not None])
+        gradients.append([p.grad for p in network.parameters() if p.grad is not None])
     assert len(gradients[0]) > 10
-    for mine, plain in zip(*gradients, strict=True):
-        assert torch.allclose(mine, plain, atol=1e-3)
+    for mine, theirs in zip(*gradients, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-3)
 
 
 def test_token_logp_is_the_targets_part_of_vocabulary_logp(reader, tokenizer) -> None:
@@ -312,7 +313,7 @@ def test_token_logp_is_the_targets_part_of_vocabulary_logp(reader, tokenizer) ->
 
 def test_no_span_begins_or_ends_inside_a_word(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
-    trunk = BertModel(CONFIG, add_pooling_layer=False)
+    trunk = Bert(CONFIG)
     inner = set(range(10, VOCAB, 3))
     continues_V = torch.tensor([i in inner for i in range(VOCAB)])
     free, whole = SpanReader(trunk).eval(), SpanReader(trunk, continues_V).eval()
@@ -336,7 +337,7 @@ def test_no_span_begins_or_ends_inside_a_word(tokenizer: Tokenizer) -> None:
 
 def test_span_scores_equal_a_double_loop_over_first_and_last_piece(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
-    reader = SpanReader(BertModel(CONFIG, add_pooling_layer=False)).eval()
+    reader = SpanReader(Bert(CONFIG)).eval()
     nn.init.normal_(reader.ends.weight)
     nn.init.normal_(reader.score.weight)
     tokens = joint_inputs(some_ids(4, 2, 1), some_ids(13, 3, 0), tokenizer, LENGTHS)
@@ -365,7 +366,7 @@ def test_span_scores_equal_a_double_loop_over_first_and_last_piece(tokenizer: To
 
 
 def test_short_inputs_have_no_spans_wider_than_themselves(tokenizer: Tokenizer) -> None:
-    reader = SpanReader(BertModel(CONFIG, add_pooling_layer=False)).eval()
+    reader = SpanReader(Bert(CONFIG)).eval()
     tokens = joint_inputs(some_ids(1), some_ids(2), tokenizer, LENGTHS)
     score = reader(tokens, body_mask(tokens, tokenizer.sep_id))
     assert score.shape == (1, 6, 6)
@@ -386,7 +387,7 @@ def test_body_mask_leaves_out_question_separators_and_padding(tokenizer: Tokeniz
 def test_masked_lm_loads_with_its_own_head(
     reader: MaskedReader, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    reader.bert.save_pretrained(tmp_path)
+    masked_twin(reader.bert).save_pretrained(tmp_path)
     loaded = load_reader(str(tmp_path))
     batch = masked_batch(tokenizer, queries=2, candidates=2)
     with torch.no_grad():
@@ -395,7 +396,7 @@ def test_masked_lm_loads_with_its_own_head(
 
 def test_headless_bert_gets_a_head_that_changes_nothing(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    trunk = BertModel(CONFIG)
+    trunk = twin(Bert(CONFIG, pooler=True))
     trunk.save_pretrained(tmp_path)
     loaded = load_reader(str(tmp_path))
     for name, value in loaded.bert.bert.state_dict().items():
@@ -408,7 +409,7 @@ def test_headless_bert_gets_a_head_that_changes_nothing(tmp_path: Path) -> None:
 
 def test_pooler_of_a_published_bert_is_kept_for_cls_towers(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    published = BertModel(CONFIG)
+    published = twin(Bert(CONFIG, pooler=True))
     published.save_pretrained(tmp_path)
     for shared in (True, False):
         embedder = embedder_from(
@@ -421,7 +422,9 @@ def test_pooler_of_a_published_bert_is_kept_for_cls_towers(tmp_path: Path) -> No
 
 
 def test_a_decoder_is_refused(tmp_path) -> None:
-    BertForMaskedLM(BertConfig(**{**CONFIG.to_diff_dict(), "is_decoder": True})).save_pretrained(tmp_path)
+    save_bert(MaskedBert(CONFIG), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"is_decoder": True}))
     with pytest.raises(InputError, match="is a decoder"):
         load_reader(str(tmp_path))
 
@@ -460,7 +463,7 @@ def write_other_shapes(folder: Path) -> None:
     ],
 )
 def test_damaged_encoder_is_one_line(reader: MaskedReader, tmp_path: Path, damage) -> None:
-    reader.bert.save_pretrained(tmp_path)
+    save_bert(reader.bert, tmp_path)
     damage(tmp_path)
     with pytest.raises(InputError) as error:
         load_reader(str(tmp_path))
@@ -531,40 +534,13 @@ def test_word_tower_starts_on_a_copy_of_the_readers_words(reader: MaskedReader, 
 
 
 def test_networks_without_dropout_train_as_they_evaluate(reader: MaskedReader, tokenizer: Tokenizer) -> None:
-    """Also inside the attention, whose probability transformers keeps elsewhere."""
-    choose_kernels(reader)
+    """Also inside the attention."""
     joint, position, target, mask = masked_batch(tokenizer, queries=2, candidates=2)
     with torch.no_grad():
         evaluated = reader.token_logp(joint, position, target, mask)
         assert not torch.allclose(reader.train().token_logp(joint, position, target, mask), evaluated)
         set_dropout(reader, 0.0)
         assert torch.equal(reader.train().token_logp(joint, position, target, mask), evaluated)
-
-
-def test_every_dropout_becomes_the_fast_one_as_it_was(reader: MaskedReader) -> None:
-    set_dropout(reader.eval(), 0.3)
-    choose_kernels(reader)
-    found = [part for part in reader.modules() if isinstance(part, nn.Dropout)]
-    assert len(found) == 1 + 3 * CONFIG.num_hidden_layers
-    assert {(type(part), part.p, part.training) for part in found} == {(FastDropout, 0.3, False)}
-
-
-def test_one_kernel_of_the_published_activation_gives_what_its_formula_gives() -> None:
-    config = BertConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-        hidden_act="gelu_new", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    plain = BertForMaskedLM(config)
-    chosen = copy.deepcopy(plain)
-    choose_kernels(chosen)
-    kinds = {type(part) for part in chosen.modules()}
-    assert nn.GELU in kinds and NewGELUActivation not in kinds
-    assert chosen.config.hidden_act == "gelu_new"  # what is saved is as it was
-    ids = torch.randint(50, (3, 7))
-    for network in (plain, chosen):
-        network(ids).logits.square().sum().backward()
-    for one, other in zip(plain.parameters(), chosen.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
 
 
 def test_evaluating_gives_back_the_mode_even_after_an_error() -> None:
@@ -596,10 +572,8 @@ def parts_of_a_step(
     reader: MaskedReader, tokenizer: Tokenizer, pooling: str, dropout: float
 ) -> tuple[Embedder, Loss]:
     """A loss in which each text's vector and each masked word has a weight of its own."""
-    choose_kernels(reader)
     embedder = embedder_from(reader, EmbedderConfig(dim=5, pooling=pooling))
     for network in (reader, embedder):
-        choose_kernels(network)
         set_dropout(network.train(), dropout)
     joint, position, target, mask = masked_batch(tokenizer, queries=2, candidates=3)
     weight = torch.randn(6, 5)

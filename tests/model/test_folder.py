@@ -10,9 +10,11 @@ from transformers import BertForMaskedLM
 
 from realm.config import InputError
 from realm.model import folder as folder_module
+from realm.model.bert import Bert, save_bert
 from realm.model.encoders import EmbedderConfig, SpanReader, TrunkConfig, embedder_from, new_reader
 from realm.model.folder import Model, load_model, save_model
 from realm.text.inputs import Lengths, Tokenizer, query_inputs
+from tests.transformers_twin import masked_twin
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def test_two_towers_and_a_span_reader_come_back_bit_for_bit(
     model = small_model(tokenizer, pooling=pooling, norm="layer")
     model.embedder.untie()
     change(model.embedder.query)
-    trunk = type(model.reader.bert.bert)(model.reader.config, add_pooling_layer=False)
+    trunk = Bert(model.reader.config)
     model.span_reader = SpanReader(trunk)
     save_model(model, tmp_path / "model")
     loaded = load_model(tmp_path / "model")
@@ -144,7 +146,7 @@ def test_encoder_folder_loads_in_transformers(tokenizer: Tokenizer, tmp_path: Pa
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
     ids = torch.tensor([[2, 7, 8, 3]])
     with torch.no_grad():
-        assert torch.equal(bert.eval()(ids).logits, model.reader.bert(ids).logits)
+        assert torch.equal(bert.eval()(ids).logits, masked_twin(model.reader.bert)(ids).logits)
     assert Tokenizer.load(tmp_path / "model" / "encoder").fingerprint == tokenizer.fingerprint
 
 
@@ -223,7 +225,7 @@ def test_damaged_model_is_one_line(tokenizer: Tokenizer, tmp_path: Path, damage)
 def test_folders_of_others_are_told_apart(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         load_model(tmp_path / "absent")
-    small_model(tokenizer).reader.bert.save_pretrained(tmp_path / "hf")
+    save_bert(small_model(tokenizer).reader.bert, tmp_path / "hf")
     with pytest.raises(InputError, match=r"not a realm model.*realm mlm --init"):
         load_model(tmp_path / "hf")
 

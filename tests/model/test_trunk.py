@@ -1,24 +1,24 @@
 """Layers without padding, against transformers' own forward pass and plain loops."""
 
-import copy
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import BertConfig, BertModel
+from transformers import BertModel
 
-from realm.model.encoders import choose_kernels, set_dropout
+from realm.model.bert import Bert, BertConfig
+from realm.model.encoders import set_dropout
 from realm.model.trunk import hidden_states, states_at
 from realm.text.inputs import Tokens
+from tests.transformers_twin import twin
 
 
-def small_bert(dropout: float = 0.0, **more: object) -> BertModel:
+def small_bert(dropout: float = 0.0, **more: object) -> Bert:
     torch.manual_seed(1)
     sizes = {"vocab_size": 60, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3}
     config = BertConfig(**{**sizes, "intermediate_size": 24, "max_position_embeddings": 32, **more})
-    bert = BertModel(config, add_pooling_layer=False).double()
+    bert = Bert(config).double()
     for parameter in bert.parameters():
         torch.nn.init.normal_(parameter, std=0.4)  # far from the start, where every layer says the same
     set_dropout(bert, dropout)
@@ -41,10 +41,9 @@ def theirs(bert: BertModel, tokens: Tokens) -> Tensor:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=6), st.sampled_from(["eager", "sdpa"]))
 def test_states_and_gradients_are_those_of_transformers_at_every_token(lengths, attention) -> None:
-    plain = small_bert()
+    fast = small_bert()
+    plain = twin(fast)
     plain.set_attn_implementation(attention)
-    fast = copy.deepcopy(plain)
-    choose_kernels(fast)
     tokens = rows_of(lengths)
     real_BT1 = tokens.mask_BT[:, :, None].bool()
     weight_BTH = torch.randn(*real_BT1.shape[:2], 12, generator=torch.Generator().manual_seed(5)).double()
@@ -75,11 +74,12 @@ def test_states_at_some_tokens_are_those_among_all_of_them(lengths, data) -> Non
     row_P, position_P = torch.tensor(pairs).T
     weight_PH = torch.randn(len(pairs), 12, dtype=torch.float64)
     found = states_at(bert, tokens, row_P, position_P)
-    expected = theirs(bert, tokens)[row_P, position_P]
+    plain = twin(bert)
+    expected = theirs(plain, tokens)[row_P, position_P]
     torch.testing.assert_close(found, expected)
     gradients = [
-        torch.autograd.grad((states * weight_PH).sum(), list(bert.parameters()))
-        for states in (found, expected)
+        torch.autograd.grad((states * weight_PH).sum(), list(network.parameters()))
+        for network, states in ((bert, found), (plain, expected))
     ]
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
@@ -89,7 +89,7 @@ def test_padding_that_is_asked_says_what_transformers_says_and_never_another_row
     bert, tokens = small_bert(), rows_of([9, 6, 4, 4])
     row_P, position_P = torch.tensor([0, 1, 1, 3]), torch.tensor([3, 2, 7, 4])
     torch.testing.assert_close(
-        states_at(bert, tokens, row_P, position_P), theirs(bert, tokens)[row_P, position_P]
+        states_at(bert, tokens, row_P, position_P), theirs(twin(bert), tokens)[row_P, position_P]
     )
 
 
@@ -101,7 +101,6 @@ def test_states_at_no_token_are_none() -> None:
 def test_gradients_beside_dropout_are_those_of_the_pass_that_was_made() -> None:
     """Against differences: the backward pass must draw again what the forward pass dropped, in every layer and head."""
     bert = small_bert(dropout=0.3).train()
-    choose_kernels(bert)
     tokens = rows_of([7, 3, 5])
     weight_BTH = torch.randn(3, 7, 12, dtype=torch.float64)
 
@@ -127,7 +126,6 @@ def test_gradients_beside_dropout_are_those_of_the_pass_that_was_made() -> None:
 
 def test_dropout_inside_attention_leaves_its_mean_where_it_was() -> None:
     bert = small_bert(num_hidden_layers=1).train()
-    choose_kernels(bert)
     bert.encoder.layer[0].attention.self.dropout.p = 0.5
     layer = bert.encoder.layer[0]
     seen: list[Tensor] = []
@@ -154,7 +152,6 @@ def test_rows_of_one_length_are_multiplied_together_and_apart_with_the_same_resu
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_a_row_is_read_alike_whatever_stands_beside_it(dropout) -> None:
     bert = small_bert(dropout).train(dropout > 0)
-    choose_kernels(bert)
     one, other = rows_of([9, 6, 4], seed=1), rows_of([9, 6, 4], seed=2)
     other.ids_BT[0], other.segments_BT[0] = one.ids_BT[0], one.segments_BT[0]
     found = []
@@ -166,9 +163,8 @@ def test_a_row_is_read_alike_whatever_stands_beside_it(dropout) -> None:
 
 
 def test_bf16_is_as_near_to_float32_as_transformers_is() -> None:
-    plain = small_bert(hidden_size=96, num_attention_heads=4, intermediate_size=192).float()
-    fast = copy.deepcopy(plain)
-    choose_kernels(fast)
+    fast = small_bert(hidden_size=96, num_attention_heads=4, intermediate_size=192).float()
+    plain = twin(fast)
     tokens = rows_of([20, 13, 2, 20])
     real_BT1 = tokens.mask_BT[:, :, None].bool()
     exact = theirs(plain, tokens)

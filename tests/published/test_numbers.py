@@ -88,9 +88,7 @@ def test_scorer_gives_the_peers_relevance_and_gradients(name: str) -> None:
 def test_encoder_gives_the_peers_logits() -> None:
     values, reader = expected("encoder"), model_of("encoder").reader
     tokens = tokens_of(values)
-    logits_BTV = reader.bert(
-        tokens.ids_BT, attention_mask=tokens.mask_BT, token_type_ids=tokens.segments_BT
-    ).logits
+    logits_BTV = reader.bert.cls(reader.bert.bert(tokens.ids_BT, tokens.mask_BT, tokens.segments_BT))
     close(logits_BTV, values["logits"].view_as(logits_BTV))
 
 

@@ -12,6 +12,7 @@ from realm.qa.filling import Filler
 from realm.qa.pipeline import AnswerConfig
 from realm.retrieval.embedding import embed_passages
 from realm.text.inputs import passage_inputs, query_inputs
+from tests.transformers_twin import masked_twin
 
 CONFIG = AnswerConfig(device="cpu")
 SENTENCE = "Arden lies on the river [MASK] between [MASK] and the hills."
@@ -43,13 +44,11 @@ def by_hand(filler: Filler, sentence: str):
         prior = (
             model.embedder.passage(passage_inputs(titles, bodies, tokenizer, model.lengths)) @ query
         ).log_softmax(0)
-        rows = []
+        rows, plain = [], masked_twin(model.reader.bert)
         for body in bodies:
             joint = [tokenizer.cls_id, *ids, tokenizer.sep_id, *body, tokenizer.sep_id]
             segments = [0] * (len(ids) + 2) + [1] * (len(body) + 1)
-            logits = model.reader.bert(torch.tensor([joint]), token_type_ids=torch.tensor([segments])).logits[
-                0
-            ]
+            logits = plain(torch.tensor([joint]), token_type_ids=torch.tensor([segments])).logits[0]
             rows.append(logits[[place + 1 for place in places]].log_softmax(-1))
     return best, prior, torch.stack(rows)
 

@@ -21,6 +21,7 @@ from realm.retrieval.candidates import choose_candidates
 from realm.retrieval.index import load_index
 from realm.retrieval.masked_queries import SpanIndex, held_out, holds, repeats_text
 from realm.text.inputs import joint_inputs, passage_inputs, query_inputs
+from tests.transformers_twin import masked_twin
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +121,7 @@ def test_reading_report_is_that_of_a_plain_loop(tiny_kb, model, index, queries) 
     vectors = embed_queries(model, queries)
     report = read_queries(model, queries, vectors, index, tokens, spans, candidates=5, at_once=4)
     chosen = choose_candidates(queries, vectors, index, tokens, 5, True, 2, spans)
+    plain = masked_twin(model.reader.bert)
     right, right_without, utility, null = [], [], [], []
     gains: dict[bool, list[float]] = {True: [], False: []}
     for query, vector, numbers in zip(queries, vectors, chosen.number_BK.tolist(), strict=True):
@@ -131,7 +133,7 @@ def test_reading_report_is_that_of_a_plain_loop(tiny_kb, model, index, queries) 
             rows = []
             for body in bodies:
                 joint = joint_inputs([query.ids], [body], model.tokenizer, model.lengths)
-                logits = model.reader.bert(joint.ids_BT, token_type_ids=joint.segments_BT).logits[0]
+                logits = plain(joint.ids_BT, token_type_ids=joint.segments_BT).logits[0]
                 rows.append(logits[query.positions + 1].log_softmax(-1))
         logp_KMV = torch.stack(rows)
         marginal_MV = (prior[:, None, None] + logp_KMV).logsumexp(0)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from realm.config import InputError
+from realm.model.bert import save_bert
 from realm.model.encoders import TrunkConfig, new_reader, save_reader
 from realm.model.folder import Model, load_model
 from realm.retrieval.embedding import pooled_states
@@ -99,7 +100,7 @@ def test_no_sentence_of_a_held_out_passage_is_trained_on(tiny_kb, tmp_path, monk
 def test_no_steps_wrap_an_encoder_as_it_is(tiny_kb, tmp_path) -> None:
     torch.manual_seed(5)
     reader = new_reader(TrunkConfig(layers=1, hidden=16, heads=2, positions=96), tiny_kb.tokenizer)
-    reader.bert.save_pretrained(tmp_path / "hf")
+    save_bert(reader.bert, tmp_path / "hf")
     tiny_kb.tokenizer.save(tmp_path / "hf")
     out = mlm.train(tiny_kb, tmp_path / "out", settings("steps=0"), str(tmp_path / "hf"))
     loaded = load_model(out).reader.state_dict()
@@ -127,7 +128,7 @@ def test_bf16_training_is_close_to_full_precision(made, tiny_kb, tmp_path) -> No
 
 def test_encoder_with_another_tokenizer_is_one_line(tiny_kb, tmp_path) -> None:
     tokenizer = Tokenizer.train(["quite other words"], vocab_size=40)
-    new_reader(TrunkConfig(layers=1, hidden=16, heads=2), tokenizer).bert.save_pretrained(tmp_path / "hf")
+    save_bert(new_reader(TrunkConfig(layers=1, hidden=16, heads=2), tokenizer).bert, tmp_path / "hf")
     tokenizer.save(tmp_path / "hf")
     with pytest.raises(InputError, match="tokenizer") as error:
         mlm.train(tiny_kb, tmp_path / "out", settings(), str(tmp_path / "hf"))

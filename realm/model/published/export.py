@@ -7,15 +7,16 @@ that nothing is missing. Tensors that matter are written bit by bit as they are.
 import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import BertConfig
 
 from realm.config import InputError, write_json
+from realm.model.bert import BertConfig
 from realm.model.encoders import MaskedReader, SpanReader, Tower
 from realm.model.folder import Model
 from realm.model.published.checkpoint import CLASSES, DEFAULTS
@@ -137,7 +138,7 @@ def _prefixed(prefix: str, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tu
 
 
 def _config(model: Model, kind: str, block_emb: Lazy | None) -> dict[str, Any]:
-    trunk, spans = model.embedder.trunk_config.to_dict(), model.span_reader and model.span_reader.config
+    trunk, spans = asdict(model.embedder.trunk_config), model.span_reader and model.span_reader.config
     config = {name: trunk.get(name, default) for name, default in DEFAULTS.items()}
     config |= model.stages.get("published", {}).get("config", {})  # what a converted model remembers
     config["retriever_proj_size"] = model.embedder.config.dim

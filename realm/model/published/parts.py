@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertForMaskedLM, BertModel
 
 from realm.config import InputError
+from realm.model.bert import Bert, BertConfig, MaskedBert, bert_config
 from realm.model.encoders import (
     Embedder,
     EmbedderConfig,
@@ -83,10 +83,11 @@ def published_names(network: nn.Module, table: Mapping[str, str], prefix: str = 
     return names
 
 
-def bert_config(config: Mapping[str, Any], tokenizer: Tokenizer) -> BertConfig:
+def trunk_config(checkpoint: Checkpoint, tokenizer: Tokenizer) -> BertConfig:
     """The settings of the trunk. The published padding id, 1, is wrong for the vocabulary and has no say here."""
     same = (*TRUNK, "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-    return BertConfig(**{name: config[name] for name in same}, pad_token_id=tokenizer.pad_id)
+    sizes = {name: checkpoint.config[name] for name in same}
+    return bert_config(sizes | {"pad_token_id": tokenizer.pad_id}, checkpoint.name)
 
 
 def lengths_of(config: Mapping[str, Any]) -> Lengths:
@@ -112,7 +113,7 @@ def convert(
     for other, wanted in ((encoder, {"encoder", "openqa"}), (embedder, {"embedder", "scorer", "openqa"})):
         if other is not None:
             _check_fits(checkpoint, other, wanted, tokenizer)
-    trunk = bert_config(checkpoint.config, tokenizer)
+    trunk = trunk_config(checkpoint, tokenizer)
     used: set[str] = set()
     parts = _read(checkpoint, tokenizer, used)
     notes: list[str] = []
@@ -182,7 +183,7 @@ KEPT = ("num_candidates", "reader_beam_size", "reader_seq_len", "searcher_beam_s
 def _read(checkpoint: Checkpoint, tokenizer: Tokenizer, used: set[str] | None = None) -> Parts:
     """The networks that a checkpoint holds; the names of the tensors that they use are added to `used`."""
     used = set() if used is None else used
-    trunk = bert_config(checkpoint.config, tokenizer)
+    trunk = trunk_config(checkpoint, tokenizer)
     match checkpoint.kind:
         case "embedder":
             tower = _tower(checkpoint, "", trunk, used)
@@ -210,13 +211,13 @@ def _tower(checkpoint: Checkpoint, prefix: str, trunk: BertConfig, used: set[str
 
 
 def _masked_reader(checkpoint: Checkpoint, prefix: str, trunk: BertConfig, used: set[str]) -> MaskedReader:
-    return MaskedReader(_filled(BertForMaskedLM(trunk), MASKED_READER, checkpoint, prefix, used))
+    return MaskedReader(_filled(MaskedBert(trunk), MASKED_READER, checkpoint, prefix, used))
 
 
 def _span_reader(checkpoint: Checkpoint, prefix: str, trunk: BertConfig, used: set[str]) -> SpanReader:
     config = checkpoint.config
     spans = SpanConfig(config["max_span_width"], config["span_hidden_size"], config["reader_layer_norm_eps"])
-    reader = SpanReader(BertModel(trunk, add_pooling_layer=False), config=spans)
+    reader = SpanReader(Bert(trunk), config=spans)
     return _filled(reader, SPAN_READER, checkpoint, prefix, used)
 
 
