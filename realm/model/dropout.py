@@ -13,8 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from realm.model.workers import share_out
+
 DRAWS = 1 << 16
 """Probabilities are multiples of one in so many."""
+
+PIECE = 1 << 18
+"""Elements that one thread draws for at once."""
 
 SIGNED = {2: (np.int16, torch.int16), 4: (np.int32, torch.int32), 8: (np.int64, torch.int64)}
 """Integers as wide as a float, by its bytes."""
@@ -36,8 +41,13 @@ class _Dropped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, probability: float, seed: int) -> Tensor:
         ctx.probability, ctx.seed = probability, seed
-        scaled = values / (1 - probability)
-        return clear(scaled, kept(scaled, np.random.SFC64(seed), probability))
+        scaled = (values / (1 - probability)).contiguous()
+
+        def drop(number: int, part_n: Tensor) -> None:
+            clear(part_n, kept(part_n, np.random.SFC64((seed, number)), probability))
+
+        share_out(drop, list(enumerate(scaled.view(-1).split(PIECE))))
+        return scaled
 
     @staticmethod
     @once_differentiable

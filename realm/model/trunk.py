@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from realm.model.bert import Bert
 from realm.model.dropout import clear, kept, new_seed
+from realm.model.workers import share_out
 from realm.text.inputs import Tokens
 
 SCORES = 1 << 18
@@ -103,7 +104,10 @@ def _run(trunk: Bert, tokens: Tokens, rows: _Rows, wanted_P: Tensor | None) -> T
             attention.query(asking_NH),
             attention.key(read_NH),
             attention.value(read_NH),
-            list(_groups(asking, rows.lengths, attention.num_attention_heads)),
+            [
+                (number, *group)
+                for number, group in enumerate(_groups(asking, rows.lengths, attention.num_attention_heads))
+            ],
             dropout,
             new_seed() if dropout else 0,
         )
@@ -155,20 +159,21 @@ class _Attention(torch.autograd.Function):
         query_MH: Tensor,
         key_NH: Tensor,
         value_NH: Tensor,
-        groups: list[tuple[_Part, _Part]],
+        groups: list[tuple[int, _Part, _Part]],
         dropout: float,
         seed: int,
     ) -> Tensor:
         ctx.save_for_backward(query_MH, key_NH, value_NH)
         ctx.groups, ctx.dropout, ctx.seed = groups, dropout, seed
         mixed_MH = torch.empty_like(query_MH)
-        draws = np.random.SFC64(seed)
-        with torch.autocast("cpu", enabled=False):
-            for asking, asked in groups:
-                share_Gmn = _shares(asking.of(query_MH), asked.of(key_NH))
-                if dropout:
-                    clear(share_Gmn, kept(share_Gmn, draws, dropout))
-                asking.put(torch.bmm(share_Gmn, asked.of(value_NH)), mixed_MH)
+
+        def mix(number: int, asking: _Part, asked: _Part) -> None:
+            share_Gmn = _shares(asking.of(query_MH), asked.of(key_NH))
+            if dropout:
+                clear(share_Gmn, kept(share_Gmn, np.random.SFC64((seed, number)), dropout))
+            asking.put(torch.bmm(share_Gmn, asked.of(value_NH)), mixed_MH)
+
+        share_out(mix, groups)
         return mixed_MH.div_(1 - dropout)
 
     @staticmethod
@@ -177,23 +182,24 @@ class _Attention(torch.autograd.Function):
         query_MH, key_NH, value_NH = ctx.saved_tensors
         to_mixed_MH = gradients[0] / (1 - ctx.dropout)
         to_query_MH, to_key_NH, to_value_NH = map(torch.empty_like, (query_MH, key_NH, value_NH))
-        draws = np.random.SFC64(ctx.seed)
-        with torch.autocast("cpu", enabled=False):
-            for asking, asked in ctx.groups:
-                query_Gmd, to_mixed_Gmd = asking.of(query_MH), asking.of(to_mixed_MH)
-                key_Gnd = asked.of(key_NH)
-                share_Gmn = _shares(query_Gmd, key_Gnd)
-                to_share_Gmn = torch.bmm(to_mixed_Gmd, asked.of(value_NH).transpose(1, 2))
-                used_Gmn = share_Gmn
-                if ctx.dropout:
-                    kept_Gmn = kept(share_Gmn, draws, ctx.dropout)
-                    clear(to_share_Gmn, kept_Gmn)
-                    used_Gmn = clear(share_Gmn.clone(), kept_Gmn)
-                asked.put(torch.bmm(used_Gmn.transpose(1, 2), to_mixed_Gmd), to_value_NH)
-                to_score_Gmn = torch._softmax_backward_data(to_share_Gmn, share_Gmn, -1, share_Gmn.dtype)
-                scale = query_Gmd.shape[2] ** -0.5
-                asking.put(torch.bmm(to_score_Gmn, key_Gnd).mul_(scale), to_query_MH)
-                asked.put(torch.bmm(to_score_Gmn.transpose(1, 2), query_Gmd).mul_(scale), to_key_NH)
+
+        def unmix(number: int, asking: _Part, asked: _Part) -> None:
+            query_Gmd, to_mixed_Gmd = asking.of(query_MH), asking.of(to_mixed_MH)
+            key_Gnd = asked.of(key_NH)
+            share_Gmn = _shares(query_Gmd, key_Gnd)
+            to_share_Gmn = torch.bmm(to_mixed_Gmd, asked.of(value_NH).transpose(1, 2))
+            used_Gmn = share_Gmn
+            if ctx.dropout:
+                kept_Gmn = kept(share_Gmn, np.random.SFC64((ctx.seed, number)), ctx.dropout)
+                clear(to_share_Gmn, kept_Gmn)
+                used_Gmn = clear(share_Gmn.clone(), kept_Gmn)
+            asked.put(torch.bmm(used_Gmn.transpose(1, 2), to_mixed_Gmd), to_value_NH)
+            to_score_Gmn = torch._softmax_backward_data(to_share_Gmn, share_Gmn, -1, share_Gmn.dtype)
+            scale = query_Gmd.shape[2] ** -0.5
+            asking.put(torch.bmm(to_score_Gmn, key_Gnd).mul_(scale), to_query_MH)
+            asked.put(torch.bmm(to_score_Gmn.transpose(1, 2), query_Gmd).mul_(scale), to_key_NH)
+
+        share_out(unmix, ctx.groups)
         return to_query_MH, to_key_NH, to_value_NH, None, None, None
 
 

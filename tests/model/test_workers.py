@@ -1,0 +1,98 @@
+"""Pieces shared out among threads: all of them, once each, whoever computes them."""
+
+import multiprocessing
+import threading
+
+import pytest
+import torch
+
+from realm.model.dropout import FastDropout
+from realm.model.workers import share_out
+
+
+@pytest.fixture
+def two_threads():
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+def squares(numbers: range) -> list[int]:
+    found = [0] * len(numbers)
+
+    def square(number: int) -> None:
+        found[number] = number**2
+
+    share_out(square, [(number,) for number in numbers])
+    return found
+
+
+def test_every_piece_is_computed_by_threads_whose_torch_is_single_threaded(two_threads) -> None:
+    seen: set[tuple[str, int, bool, bool]] = set()
+    all_here = threading.Barrier(2)
+
+    def look(number: int) -> None:
+        if number < 2:
+            all_here.wait(20)
+        name, alone = threading.current_thread().name, torch.get_num_threads()
+        seen.add((name, alone, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        share_out(look, [(number,) for number in range(50)])
+    assert len(seen) == 2 and {one[1:] for one in seen} == {(1, False, False)}
+    assert torch.get_num_threads() == 2
+    assert squares(range(1000)) == [number**2 for number in range(1000)]
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 9])
+def test_one_thread_does_it_itself(pieces) -> None:
+    seen: set[str] = set()
+    share_out(lambda _: seen.add(threading.current_thread().name), [(n,) for n in range(pieces)])
+    assert seen == ({threading.current_thread().name} if pieces else set())
+
+
+def test_what_a_piece_raises_is_raised(two_threads) -> None:
+    def fail(number: int) -> None:
+        if number == 7:
+            raise ZeroDivisionError(number)
+
+    with pytest.raises(ZeroDivisionError):
+        share_out(fail, [(number,) for number in range(20)])
+    assert squares(range(20)) == [number**2 for number in range(20)]
+
+
+def test_tensors_of_inference_mode_may_be_written(two_threads) -> None:
+    with torch.inference_mode():
+        values = torch.zeros(8)
+        share_out(lambda n: values[n].fill_(n), [(n,) for n in range(8)])
+    assert values.tolist() == list(range(8))
+
+
+def work_after_fork(told) -> None:
+    told.send(squares(range(30)))
+
+
+def test_a_forked_process_has_threads_of_its_own(two_threads) -> None:
+    squares(range(30))
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=work_after_fork, args=(theirs,))
+    child.start()
+    try:
+        assert ours.poll(30) and ours.recv() == [number**2 for number in range(30)]
+    finally:
+        child.kill()
+        child.join()
+
+
+def test_dropout_draws_the_same_with_one_thread_and_two() -> None:
+    values, drawn = torch.ones(3, 1 << 18, requires_grad=True), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        torch.manual_seed(4)
+        dropped = FastDropout(0.25).train()(values)
+        (gradient,) = torch.autograd.grad(dropped.sum(), values)
+        assert torch.equal(gradient, dropped)
+        drawn.append(dropped)
+    torch.set_num_threads(1)
+    assert torch.equal(*drawn)
+    assert abs((drawn[0] == 0).float().mean().item() - 0.25) < 0.003
