@@ -26,8 +26,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # run as a file: the repository is the package's home
@@ -37,11 +38,10 @@ before_torch()  # as the command line does
 
 import torch
 from published_inputs import B, K, step_inputs, tell, timed
-from torch import Tensor
-from transformers import BertForMaskedLM, BertModel
+from torch import Tensor, nn
 
 from realm.model.device import autocast, choose_device
-from realm.model.encoders import Tower
+from realm.model.encoders import Tower, TrunkTower
 from realm.model.folder import Model
 from realm.model.losses import marginal_loss
 from realm.model.published.checkpoint import open_checkpoint
@@ -51,7 +51,6 @@ from realm.text.inputs import Tokens
 from realm.train.pretrain import PretrainConfig, read, sampled_reader_loss
 from tests.published import peer_environment
 from tests.published.peer_environment import PEER
-from tests.transformers_twin import masked_twin, twin
 
 PEER_FILE = Path(peer_environment.__file__).relative_to(HERE.parent)
 WAYS = ("padded-fp32", "padded-bf16", "fp32", "bf16", "bf16-sampled")
@@ -78,15 +77,15 @@ def step(folder: Path, rounds: int, way: str, queries: int, full: bool) -> dict[
     padded, sampled = way.startswith("padded"), way.endswith("sampled")
     precision = "bf16" if "bf16" in way else "fp32"
     model.to(device)
-    plain = Plain(twin(model.embedder.query.trunk), masked_twin(model.reader.bert), model.embedder.query)
-    networks = plain if padded else (model.embedder, model.reader)
+    plain = in_transformers(model) if padded else None
+    networks: Sequence[nn.Module] = plain or (model.embedder, model.reader)
 
     def run(number: int) -> float:
         for part in networks:
             part.to(device).train(number > 0)
             part.zero_grad()
         with autocast(device, precision):
-            loss = padded_loss(plain, batch) if padded else our_loss(model, batch, sampled and number > 0)
+            loss = padded_loss(plain, batch) if plain else our_loss(model, batch, sampled and number > 0)
         loss.backward()
         return loss.item()  # also waits for a GPU
 
@@ -116,9 +115,17 @@ def our_loss(model: Model, batch: RetrievalBatch, sampled: bool) -> Tensor:
 class Plain(NamedTuple):
     """Our model's weights in transformers' layers, with torch's dropout; the tower for what comes after its layers."""
 
-    embedder: BertModel
-    reader: BertForMaskedLM
+    embedder: Any
+    reader: Any
     tower: Tower
+
+
+def in_transformers(model: Model) -> Plain:
+    """The same weights there; imported here, for the other ways' memory is measured without."""
+    from tests.transformers_twin import masked_twin, twin
+
+    tower = model.embedder.query
+    return Plain(twin(cast(TrunkTower, tower).trunk), masked_twin(model.reader.bert), tower)
 
 
 def padded_loss(plain: Plain, batch: RetrievalBatch) -> Tensor:

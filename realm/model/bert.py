@@ -9,7 +9,7 @@ Letters: B rows, T tokens, H hidden, A heads, d hidden of a head, P predicted po
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import partial
@@ -30,13 +30,17 @@ from realm.model.dropout import FastDropout
 WEIGHTS = "model.safetensors"
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
+    "gelu_python": nn.GELU,
     # One formula; transformers computes it in eight steps, each of which keeps the widest states for the backward pass.
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), partial(nn.GELU, approximate="tanh")),
     "relu": nn.ReLU,
     "silu": nn.SiLU,
     "swish": nn.SiLU,
 }
-TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
+TIED = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
 """Second names of the word embeddings and of the head's bias; not saved."""
 
 
@@ -72,9 +76,14 @@ class BertConfig:
     """The wordpiece whose embedding is not trained."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be 1 or more")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type is int and not 1 <= value < 2**31:
+                raise ValueError(f"{field.name} is {value}: it must be 1 or more, and fit 32 bits")
+            if field.name.endswith("_prob") and not 0 <= value < 1:
+                raise ValueError(f"{field.name} is {value}: it must be 0 or more, and below 1")
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
+            raise ValueError(f"pad_token_id is {self.pad_token_id}: there are {self.vocab_size} wordpieces")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"{self.num_attention_heads} attention heads do not divide {self.hidden_size} states"
@@ -83,12 +92,14 @@ class BertConfig:
             raise ValueError(f"hidden_act is {self.hidden_act!r}: known are {', '.join(ACTIVATIONS)}")
 
 
-def bert_config(values: Mapping[str, Any], where: str) -> BertConfig:
+def bert_config(values: object, where: str) -> BertConfig:
     """The sizes in a `config.json`, whatever else is in it; errors begin with `where`.
 
     Raises:
-        InputError: not the BERT family, or one of its kinds that works otherwise.
+        InputError: no JSON object, not the BERT family, or one of its kinds that works otherwise.
     """
+    if not isinstance(values, dict):
+        raise InputError(f"{where} has no sizes: {values!r} is no object")
     if values.get("is_decoder"):
         raise InputError(f"{where} is a decoder: REALM reads in both directions")
     if (family := values.get("model_type", "bert")) != "bert":
@@ -114,10 +125,10 @@ class Bert(nn.Module):
 
     def forward(self, ids_BT: Tensor, mask_BT: Tensor, segments_BT: Tensor) -> Tensor:
         """States of the last layer -> [B, T, H]; 1 in the mask is a token, 0 padding, whose states mean nothing."""
-        position_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
+        position_T, real_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device), mask_BT.bool()
         state_BTH = self.embeddings(ids_BT, segments_BT, position_T)
         for layer in self.encoder.layer:
-            state_BTH = layer(state_BTH, mask_BT.bool())
+            state_BTH = layer(state_BTH, real_BT)
         return state_BTH
 
 
@@ -156,6 +167,9 @@ def load_bert(folder: Path, name: str) -> MaskedBert:
         elif states[key].shape != value.shape:
             shapes = f"{tuple(states[key].shape)}, its config.json says {tuple(value.shape)}"
             raise InputError(f"{name} does not load as a BERT: {key} is {shapes}")
+    for second, first in TIED.items():
+        if second in states and not torch.equal(states.setdefault(first, states[second]), states[second]):
+            raise InputError(f"{name} has {second} beside another {first}: here they are one")
     network.load_state_dict({key: value for key, value in states.items() if key in own}, strict=False)
     return network.eval()
 
@@ -164,8 +178,6 @@ def read_bert_config(folder: Path, name: str) -> BertConfig:
     """The sizes of the BERT in a folder, which messages call `name`; raises as `bert_config` does."""
     try:
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError("it is no JSON object")
     except (OSError, ValueError) as error:
         raise InputError(f"{name} has no readable config.json: {reason(error)}") from error
     return bert_config(values, name)

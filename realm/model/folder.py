@@ -225,7 +225,7 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
             raise InputError(f"{folder}: tokenizer.json is not the one that the model was trained with")
         config = EmbedderConfig(**manifest["embedder"])
         with undrawn():
-            embedder = Embedder(bert_config(manifest["trunk"], f"{folder}: trunk"), config)
+            embedder = Embedder(bert_config(manifest["trunk"], "trunk"), config)
         states = load_file(path / "embedder.safetensors")
         embedder.query.load_state_dict(_with_prefix(states, "query."))
         if not config.shared:

@@ -485,7 +485,9 @@ def _entity(entity: dict[str, Any], offset: int) -> Span:
 def _load_token_classifier(model: str) -> Tagger:
     try:
         from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
         raise InputError(f"the tagger hf:{model} needs transformers: pip install 'realm-lm[hf]'") from None
     try:
         network = AutoModelForTokenClassification.from_pretrained(model, use_safetensors=True)

@@ -140,6 +140,19 @@ def test_names_of_berts_first_years_and_half_precision_load(tmp_path) -> None:
     assert_same(network, tmp_path)
 
 
+def test_the_second_name_of_the_heads_bias_is_enough_and_second_values_are_refused(tmp_path) -> None:
+    network = MaskedBert(CONFIG)
+    torch.nn.init.normal_(network.cls.predictions.bias)
+    save_bert(network, tmp_path)
+    states = load_file(tmp_path / "model.safetensors")
+    states["cls.predictions.decoder.bias"] = states.pop("cls.predictions.bias")
+    save_file(states, tmp_path / "model.safetensors")
+    assert_same(network, tmp_path)
+    save_file(states | {"cls.predictions.decoder.weight": torch.ones(50, 12)}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"it has cls\.predictions\.decoder\.weight beside another"):
+        load_bert(tmp_path, "it")
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -150,6 +163,11 @@ def test_names_of_berts_first_years_and_half_precision_load(tmp_path) -> None:
         ({"hidden_size": 13}, "3 attention heads do not divide 13"),
         ({"hidden_size": "12"}, "hidden_size"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"max_position_embeddings": -1}, "max_position_embeddings is -1"),
+        ({"vocab_size": 10**30}, "vocab_size is 1000"),
+        ({"pad_token_id": 50}, "pad_token_id is 50: there are 50"),
+        ({"hidden_dropout_prob": 1.5}, r"hidden_dropout_prob is 1\.5"),
         ({"num_hidden_layers": 3}, r"layer\.2\.attention\S+ is missing"),
         ({"vocab_size": 51}, r"word_embeddings\.weight is \(50, 12\), its config\.json says \(51, 12\)"),
     ],

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -351,7 +352,7 @@ def test_token_classifier_answers_for_each_text_in_order(classifier: Path) -> No
 # --- names of taggers -----------------------------------------------------------------------------
 
 
-def test_unknown_tagger_is_an_error(tmp_path: Path) -> None:
+def test_unknown_tagger_is_an_error(tmp_path: Path, monkeypatch) -> None:
     for name in ("flair:ner", "spacy:", "hf:", "rules:x", ""):
         with pytest.raises(InputError, match="unknown tagger"):
             load_tagger(name)
@@ -362,6 +363,9 @@ def test_unknown_tagger_is_an_error(tmp_path: Path) -> None:
     spacy.blank("en").to_disk(tmp_path / "blank")
     with pytest.raises(InputError, match="has no named entity recogniser, only nothing"):
         load_tagger(f"spacy:{tmp_path}/blank")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(InputError, match="needs transformers: pip install"):
+        load_tagger(f"hf:{tmp_path}")
 
 
 def test_packaged_copy_stands_in_for_spacys_small_english_model(monkeypatch) -> None:
