@@ -1,11 +1,12 @@
 """What every test shares: one thread, properties checked without a clock, and a tiny corpus with its model and index.
 
-The rooms are imported inside the fixtures, so that tests of plain text need no `transformers`.
+The rooms are imported inside the fixtures, so that tests of plain text need no networks.
 """
 
 import random
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,14 @@ torch.set_num_threads(1)  # the tests' tensors are tiny, and other work may shar
 
 hypothesis.settings.register_profile("realm", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("realm")
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Lets torch use two."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

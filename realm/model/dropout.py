@@ -43,7 +43,8 @@ class _Dropped(torch.autograd.Function):
         ctx.probability, ctx.seed = probability, seed
         scaled = (values / (1 - probability)).contiguous()
 
-        def drop(number: int, part_n: Tensor) -> None:
+        def drop(piece: tuple[int, Tensor]) -> None:
+            number, part_n = piece
             clear(part_n, kept(part_n, np.random.SFC64((seed, number)), probability))
 
         share_out(drop, list(enumerate(scaled.view(-1).split(PIECE))))

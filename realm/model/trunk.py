@@ -167,7 +167,8 @@ class _Attention(torch.autograd.Function):
         ctx.groups, ctx.dropout, ctx.seed = groups, dropout, seed
         mixed_MH = torch.empty_like(query_MH)
 
-        def mix(number: int, asking: _Part, asked: _Part) -> None:
+        def mix(group: tuple[int, _Part, _Part]) -> None:
+            number, asking, asked = group
             share_Gmn = _shares(asking.of(query_MH), asked.of(key_NH))
             if dropout:
                 clear(share_Gmn, kept(share_Gmn, np.random.SFC64((seed, number)), dropout))
@@ -183,7 +184,8 @@ class _Attention(torch.autograd.Function):
         to_mixed_MH = gradients[0] / (1 - ctx.dropout)
         to_query_MH, to_key_NH, to_value_NH = map(torch.empty_like, (query_MH, key_NH, value_NH))
 
-        def unmix(number: int, asking: _Part, asked: _Part) -> None:
+        def unmix(group: tuple[int, _Part, _Part]) -> None:
+            number, asking, asked = group
             query_Gmd, to_mixed_Gmd = asking.of(query_MH), asking.of(to_mixed_MH)
             key_Gnd = asked.of(key_NH)
             share_Gmn = _shares(query_Gmd, key_Gnd)

@@ -9,29 +9,39 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from threading import Barrier
-from typing import Any
+from typing import TypeVar
 
 import torch
 
+P = TypeVar("P")
+R = TypeVar("R")
 
-def share_out(work: Callable[..., None], pieces: Sequence[tuple[Any, ...]]) -> None:
-    """`work(*piece)` for every piece, in any order, by as many threads as torch may use here; without gradients or autocast.
 
-    Raises whatever a piece raises first.
+def share_out(work: Callable[[P], R], pieces: Sequence[P]) -> list[R]:
+    """`work(piece)` for every piece, in its order, by as many threads as torch may use here; without gradients or autocast.
+
+    Raises what a piece raises; those that nobody has begun are left then.
     """
-    waiting, inference = iter(pieces), torch.is_inference_mode_enabled()
+    waiting, inference = iter(range(len(pieces))), torch.is_inference_mode_enabled()
+    results: dict[int, R] = {}
 
     def take() -> None:
-        with torch.inference_mode(inference), torch.no_grad(), torch.autocast("cpu", enabled=False):
-            for piece in waiting:  # one iterator for all threads: each takes the next when it is done
-                work(*piece)
+        with torch.inference_mode(inference), torch.no_grad():
+            try:
+                for number in waiting:  # one iterator for all threads: each takes the next when it is done
+                    results[number] = work(pieces[number])
+            finally:
+                for _ in waiting:
+                    pass
 
     threads = torch.get_num_threads()
-    if threads == 1 or len(pieces) == 1:
-        take()
+    if threads == 1:
+        with torch.autocast("cpu", enabled=False):  # which other threads have not begun
+            take()
     else:
-        for done in [_pool(threads).submit(take) for _ in range(threads)]:
+        for done in [_pool(threads).submit(take) for _ in range(min(threads, len(pieces)))]:
             done.result()
+    return [results[number] for number in range(len(pieces))]
 
 
 @cache
@@ -44,9 +54,14 @@ def _pool(threads: int) -> ThreadPoolExecutor:
         torch.set_num_threads(1)
         all_here.wait()
 
-    for done in [pool.submit(prepare) for _ in range(threads)]:
-        done.result()
-    torch.set_num_threads(threads)  # a part of what each of them has set is everybody's
+    try:
+        for done in [pool.submit(prepare) for _ in range(threads)]:
+            done.result()
+    except BaseException:
+        all_here.abort()  # else those that are here would wait for ever
+        raise
+    finally:
+        torch.set_num_threads(threads)  # a part of what each of them has set is everybody's
     return pool
 
 

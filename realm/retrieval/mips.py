@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from realm.model.workers import share_out
 from realm.retrieval import codes
 from realm.retrieval.codes import Codes, Remaining, RoundedQueries
 
@@ -25,6 +26,10 @@ CHUNK = 1 << 18
 """Passages whose scores are ranked at a time, at most."""
 BLOCK = 1 << 12
 """Passages that a CPU turns into float32 at a time: 2 MB at D = 128, so that they are multiplied while in its cache."""
+CACHED = 1 << 24
+"""Numbers of an index that a core's share of the cache holds in 8 bits: there each thread searches for queries of its own."""
+ALONE = 16
+"""Queries that one thread is done with before another one is awake."""
 SMALL = 1 << 12
 """Passages that are scored sooner than their codes are asked."""
 FEW = 32
@@ -93,9 +98,16 @@ class MipsIndex:
     def search(self, query_BD: Tensor, k: int) -> Hits:
         """The k passages with the largest inner product; k is cut to the size of the index."""
         query_BD = query_BD.detach().float().to(self.device)
-        if self.device.type != "cpu" or query_BD.shape[0] <= QUERIES:
+        self._asked += len(query_BD)
+        if self._codes is None and self._asked > FEW:
+            self.prepare()
+        if self.device.type != "cpu" or len(query_BD) < 2:
             return self._search(query_BD, k)
-        found = [self._search(part_BD, k) for part_BD in query_BD.split(QUERIES)]
+        if self._vectors_ND.numel() > CACHED:  # all threads read one part of it after the other
+            found = [self._search(part_BD, k) for part_BD in query_BD.split(QUERIES)]
+        else:
+            each = min(QUERIES, max(ALONE, -(-len(query_BD) // torch.get_num_threads())))
+            found = share_out(lambda part_BD: self._search(part_BD, k), query_BD.split(each))
         return Hits(*map(torch.cat, zip(*found, strict=True)))
 
     def rest_logsumexp(self, query_BD: Tensor, left_out: Sequence[np.ndarray]) -> Tensor:
@@ -134,9 +146,6 @@ class MipsIndex:
 
     def _rounded(self, query_BD: Tensor) -> RoundedQueries | None:
         """The queries as the codes are asked; none where scoring everything is faster."""
-        self._asked += len(query_BD)
-        if self._codes is None and self._asked > FEW:
-            self.prepare()
         if self._codes is None or not self._codes.sound or not query_BD.isfinite().all():
             return None
         return self._codes.ask(query_BD)

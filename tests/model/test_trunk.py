@@ -150,6 +150,20 @@ def test_rows_of_one_length_are_multiplied_together_and_apart_with_the_same_resu
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_two_threads_give_the_states_and_gradients_of_one(dropout, two_threads, monkeypatch) -> None:
+    monkeypatch.setattr("realm.model.trunk.SCORES", 64)
+    bert, tokens = small_bert(dropout).train(), rows_of([9, 6, 4, 6, 12, 1])
+    found = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        states = hidden_states(bert, tokens)
+        found.append([states, *torch.autograd.grad(states.square().sum(), list(bert.parameters()))])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)  # products beside attention add in another order
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_a_row_is_read_alike_whatever_stands_beside_it(dropout) -> None:
     bert = small_bert(dropout).train(dropout > 0)
     one, other = rows_of([9, 6, 4], seed=1), rows_of([9, 6, 4], seed=2)

@@ -6,25 +6,13 @@ import threading
 import pytest
 import torch
 
+from realm.model import workers
 from realm.model.dropout import FastDropout
 from realm.model.workers import share_out
 
 
-@pytest.fixture
-def two_threads():
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(1)
-
-
 def squares(numbers: range) -> list[int]:
-    found = [0] * len(numbers)
-
-    def square(number: int) -> None:
-        found[number] = number**2
-
-    share_out(square, [(number,) for number in numbers])
-    return found
+    return share_out(lambda number: number**2, numbers)
 
 
 def test_every_piece_is_computed_by_threads_whose_torch_is_single_threaded(two_threads) -> None:
@@ -38,7 +26,7 @@ def test_every_piece_is_computed_by_threads_whose_torch_is_single_threaded(two_t
         seen.add((name, alone, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        share_out(look, [(number,) for number in range(50)])
+        share_out(look, range(50))
     assert len(seen) == 2 and {one[1:] for one in seen} == {(1, False, False)}
     assert torch.get_num_threads() == 2
     assert squares(range(1000)) == [number**2 for number in range(1000)]
@@ -47,7 +35,7 @@ def test_every_piece_is_computed_by_threads_whose_torch_is_single_threaded(two_t
 @pytest.mark.parametrize("pieces", [0, 1, 9])
 def test_one_thread_does_it_itself(pieces) -> None:
     seen: set[str] = set()
-    share_out(lambda _: seen.add(threading.current_thread().name), [(n,) for n in range(pieces)])
+    share_out(lambda _: seen.add(threading.current_thread().name), range(pieces))
     assert seen == ({threading.current_thread().name} if pieces else set())
 
 
@@ -57,14 +45,32 @@ def test_what_a_piece_raises_is_raised(two_threads) -> None:
             raise ZeroDivisionError(number)
 
     with pytest.raises(ZeroDivisionError):
-        share_out(fail, [(number,) for number in range(20)])
+        share_out(fail, range(20))
     assert squares(range(20)) == [number**2 for number in range(20)]
+
+
+def test_a_thread_that_cannot_be_had_is_an_error_and_nobody_waits(two_threads, monkeypatch) -> None:
+    workers._pool.cache_clear()
+    start, started = threading.Thread.start, []
+
+    def start_one(thread: threading.Thread) -> None:
+        started.append(thread)
+        if len(started) > 1:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_one)
+        with pytest.raises(RuntimeError, match="can't start"):
+            squares(range(5))
+    assert torch.get_num_threads() == 2
+    assert squares(range(5)) == [0, 1, 4, 9, 16]
 
 
 def test_tensors_of_inference_mode_may_be_written(two_threads) -> None:
     with torch.inference_mode():
         values = torch.zeros(8)
-        share_out(lambda n: values[n].fill_(n), [(n,) for n in range(8)])
+        share_out(lambda n: values[n].fill_(n), range(8))
     assert values.tolist() == list(range(8))
 
 
@@ -84,7 +90,7 @@ def test_a_forked_process_has_threads_of_its_own(two_threads) -> None:
         child.join()
 
 
-def test_dropout_draws_the_same_with_one_thread_and_two() -> None:
+def test_dropout_draws_the_same_with_one_thread_and_two(two_threads) -> None:
     values, drawn = torch.ones(3, 1 << 18, requires_grad=True), []
     for threads in (1, 2):
         torch.set_num_threads(threads)
@@ -93,6 +99,5 @@ def test_dropout_draws_the_same_with_one_thread_and_two() -> None:
         (gradient,) = torch.autograd.grad(dropped.sum(), values)
         assert torch.equal(gradient, dropped)
         drawn.append(dropped)
-    torch.set_num_threads(1)
     assert torch.equal(*drawn)
     assert abs((drawn[0] == 0).float().mean().item() - 0.25) < 0.003
