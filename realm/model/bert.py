@@ -9,8 +9,7 @@ Letters: B rows, T tokens, H hidden, A heads, d hidden of a head, P predicted po
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -155,7 +154,7 @@ def load_bert(folder: Path, name: str) -> MaskedBert:
     """
     config = read_bert_config(folder, name)
     states = read_weights(folder, name)
-    with undrawn():
+    with Undrawn():
         network = MaskedBert(config)
     if "cls.predictions.transform.dense.weight" not in states:
         nn.init.eye_(network.cls.predictions.transform.dense.weight)
@@ -191,27 +190,29 @@ def read_weights(folder: Path, name: str) -> dict[str, Tensor]:
     """
     states: dict[str, Tensor] = {}
     try:
-        for file in weight_files(folder):
+        for file in weight_files(folder, name):
             states |= load_file(file)
-    except (SafetensorError, OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (SafetensorError, OSError) as error:
         raise InputError(f"{name} does not load as a BERT: {reason(error)}") from error
     return {_own_name(key): value for key, value in states.items()}
 
 
-def weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path, name: str) -> list[Path]:
     """The files that hold a BERT's weights: one, or those that an index lists.
 
     Raises:
-        FileNotFoundError: neither.
-        ValueError, KeyError, AttributeError, TypeError: the index is damaged.
+        InputError: neither, or the index is damaged.
     """
     index = folder / f"{WEIGHTS}.index.json"
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not index.is_file():
-        raise FileNotFoundError(f"no {WEIGHTS} in {folder}")
-    parts = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    return [folder / Path(part).name for part in parts]
+        raise InputError(f"{name} does not load as a BERT: no {WEIGHTS} in {folder}")
+    try:
+        parts = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        return [folder / Path(part).name for part in parts]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise InputError(f"{name} does not load as a BERT: {index} is damaged") from error
 
 
 def save_bert(network: Bert | MaskedBert, folder: Path) -> None:
@@ -224,14 +225,9 @@ def save_bert(network: Bert | MaskedBert, folder: Path) -> None:
     write_json(folder / "config.json", settings | asdict(network.config))
 
 
-@contextmanager
-def undrawn() -> Iterator[None]:
+class Undrawn(TorchFunctionMode):
     """Networks made inside draw few weights or none: those are read next, and drawing takes longer than reading."""
-    with _Undrawn():
-        yield
 
-
-class _Undrawn(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

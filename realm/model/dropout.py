@@ -45,7 +45,7 @@ class _Dropped(torch.autograd.Function):
 
         def drop(piece: tuple[int, Tensor]) -> None:
             number, part_n = piece
-            clear(part_n, kept(part_n, np.random.SFC64((seed, number)), probability))
+            clear(part_n, kept(part_n, (seed, number), probability))
 
         share_out(drop, list(enumerate(scaled.view(-1).split(PIECE))))
         return scaled
@@ -61,10 +61,13 @@ def new_seed() -> int:
     return int(torch.randint(2**62, ()))
 
 
-def kept(values: Tensor, draws: np.random.SFC64, probability: float) -> Tensor:
-    """All bits set where an element stays, none where it is dropped -> integers of the shape and width of `values`."""
+def kept(values: Tensor, seed: tuple[int, int], probability: float) -> Tensor:
+    """All bits set where an element stays, none where it is dropped -> integers of the shape and width of `values`.
+
+    The seed is that of all pieces and the number of this one.
+    """
     count = values.numel()
-    draw_n = draws.random_raw(-(-count // 4)).view(np.uint16)[:count]
+    draw_n = np.random.SFC64(seed).random_raw(-(-count // 4)).view(np.uint16)[:count]
     stays_n = (draw_n >= round(probability * DRAWS)).view(np.int8)
     bits_n = np.negative(stays_n, dtype=SIGNED[values.element_size()][0])
     return torch.from_numpy(bits_n).view(values.shape)

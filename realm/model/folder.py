@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from realm.config import InputError, reason, write_json
-from realm.model.bert import Bert, BertConfig, bert_config, read_bert_config, undrawn, weight_files
+from realm.model.bert import Bert, BertConfig, Undrawn, bert_config, read_bert_config, weight_files
 from realm.model.encoders import (
     Embedder,
     EmbedderConfig,
@@ -224,7 +224,7 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
         if tokenizer.fingerprint != manifest["tokenizer"]:
             raise InputError(f"{folder}: tokenizer.json is not the one that the model was trained with")
         config = EmbedderConfig(**manifest["embedder"])
-        with undrawn():
+        with Undrawn():
             embedder = Embedder(bert_config(manifest["trunk"], "trunk"), config)
         states = load_file(path / "embedder.safetensors")
         embedder.query.load_state_dict(_with_prefix(states, "query."))
@@ -232,7 +232,7 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
             embedder.passage.load_state_dict(_with_prefix(states, "passage."))
         span_reader = None
         if manifest["span_reader"]:
-            with undrawn():
+            with Undrawn():
                 trunk = Bert(encoder)
                 span_reader = SpanReader(trunk, config=SpanConfig(**manifest.get("span", {})))
             span_reader.load_state_dict(load_file(path / "span_reader.safetensors"))
@@ -248,10 +248,10 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
 def _look_at_reader(encoder: Path) -> BertConfig:
     """The sizes of a reader that stays on disk; raises InputError where its files are missing or cut short."""
     try:
-        for file in weight_files(encoder):
+        for file in weight_files(encoder, str(encoder)):
             with safe_open(file, "pt"):
                 pass
-    except (SafetensorError, OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (SafetensorError, OSError) as error:
         raise InputError(f"{encoder} does not load as a BERT: {reason(error)}") from error
     return read_bert_config(encoder, str(encoder))
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -104,10 +103,7 @@ def _run(trunk: Bert, tokens: Tokens, rows: _Rows, wanted_P: Tensor | None) -> T
             attention.query(asking_NH),
             attention.key(read_NH),
             attention.value(read_NH),
-            [
-                (number, *group)
-                for number, group in enumerate(_groups(asking, rows.lengths, attention.num_attention_heads))
-            ],
+            list(_groups(asking, rows.lengths, attention.num_attention_heads)),
             dropout,
             new_seed() if dropout else 0,
         )
@@ -159,7 +155,7 @@ class _Attention(torch.autograd.Function):
         query_MH: Tensor,
         key_NH: Tensor,
         value_NH: Tensor,
-        groups: list[tuple[int, _Part, _Part]],
+        groups: list[tuple[_Part, _Part]],
         dropout: float,
         seed: int,
     ) -> Tensor:
@@ -167,14 +163,14 @@ class _Attention(torch.autograd.Function):
         ctx.groups, ctx.dropout, ctx.seed = groups, dropout, seed
         mixed_MH = torch.empty_like(query_MH)
 
-        def mix(group: tuple[int, _Part, _Part]) -> None:
-            number, asking, asked = group
+        def mix(numbered: tuple[int, tuple[_Part, _Part]]) -> None:
+            number, (asking, asked) = numbered
             share_Gmn = _shares(asking.of(query_MH), asked.of(key_NH))
             if dropout:
-                clear(share_Gmn, kept(share_Gmn, np.random.SFC64((seed, number)), dropout))
+                clear(share_Gmn, kept(share_Gmn, (seed, number), dropout))
             asking.put(torch.bmm(share_Gmn, asked.of(value_NH)), mixed_MH)
 
-        share_out(mix, groups)
+        share_out(mix, list(enumerate(groups)))
         return mixed_MH.div_(1 - dropout)
 
     @staticmethod
@@ -184,15 +180,15 @@ class _Attention(torch.autograd.Function):
         to_mixed_MH = gradients[0] / (1 - ctx.dropout)
         to_query_MH, to_key_NH, to_value_NH = map(torch.empty_like, (query_MH, key_NH, value_NH))
 
-        def unmix(group: tuple[int, _Part, _Part]) -> None:
-            number, asking, asked = group
+        def unmix(numbered: tuple[int, tuple[_Part, _Part]]) -> None:
+            number, (asking, asked) = numbered
             query_Gmd, to_mixed_Gmd = asking.of(query_MH), asking.of(to_mixed_MH)
             key_Gnd = asked.of(key_NH)
             share_Gmn = _shares(query_Gmd, key_Gnd)
             to_share_Gmn = torch.bmm(to_mixed_Gmd, asked.of(value_NH).transpose(1, 2))
             used_Gmn = share_Gmn
             if ctx.dropout:
-                kept_Gmn = kept(share_Gmn, np.random.SFC64((ctx.seed, number)), ctx.dropout)
+                kept_Gmn = kept(share_Gmn, (ctx.seed, number), ctx.dropout)
                 clear(to_share_Gmn, kept_Gmn)
                 used_Gmn = clear(share_Gmn.clone(), kept_Gmn)
             asked.put(torch.bmm(used_Gmn.transpose(1, 2), to_mixed_Gmd), to_value_NH)
@@ -201,7 +197,7 @@ class _Attention(torch.autograd.Function):
             asking.put(torch.bmm(to_score_Gmn, key_Gnd).mul_(scale), to_query_MH)
             asked.put(torch.bmm(to_score_Gmn.transpose(1, 2), query_Gmd).mul_(scale), to_key_NH)
 
-        share_out(unmix, ctx.groups)
+        share_out(unmix, list(enumerate(ctx.groups)))
         return to_query_MH, to_key_NH, to_value_NH, None, None, None
 
 

@@ -1,6 +1,5 @@
 """Dropout by the word: nn.Dropout's distribution, from bits that the backward pass draws again."""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -60,7 +59,7 @@ def test_whoever_sets_probabilities_finds_it() -> None:
 
 def test_draws_have_no_pattern_from_one_element_to_the_next() -> None:
     """Four draws come from one word of the generator: neighbours at every distance up to 16 are independent."""
-    bits = kept(torch.empty(1 << 18), np.random.SFC64(7), 0.5).bool().float() - 0.5
+    bits = kept(torch.empty(1 << 18), (7, 0), 0.5).bool().float() - 0.5
     for distance in range(1, 17):
         assert (
             abs((bits[distance:] * bits[:-distance]).mean().item()) < 0.0025

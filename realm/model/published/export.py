@@ -16,14 +16,12 @@ import torch
 from torch import Tensor
 
 from realm.config import InputError, write_json
-from realm.model.bert import BertConfig
+from realm.model.bert import WEIGHTS, BertConfig
 from realm.model.encoders import MaskedReader, SpanReader, Tower
 from realm.model.folder import Model
 from realm.model.published.checkpoint import CLASSES, DEFAULTS
 from realm.model.published.parts import MASKED_READER, SPAN_READER, TIED, TOWER, tensors_of
 from realm.text.inputs import SPECIAL, Tokenizer
-
-WEIGHTS = "model.safetensors"
 
 
 class Lazy(NamedTuple):
