@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: the repository is the package's home
 from realm.config import before_torch
@@ -28,7 +28,7 @@ import shared
 import torch
 
 from realm.model.bert import BertConfig
-from realm.model.device import autocast, choose_device
+from realm.model.device import Precision, autocast, choose_device
 from realm.model.encoders import EmbedderConfig, Tower, new_tower
 from realm.model.folder import load_model
 from realm.retrieval.embedding import batches_by_length, embed_passages
@@ -64,7 +64,7 @@ def main() -> None:
     )
     parser.add_argument("--kb", help="a knowledge base, whole, in place of passages made here")
     parser.add_argument("--model", help="with --kb: whose passage tower")
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
+    parser.add_argument("--precision", choices=get_args(Precision), default="auto")
     parser.add_argument(
         "--rounds", type=int, default=3, help="of each measurement that is short, the best counts"
     )

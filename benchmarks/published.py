@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # run as a file: the repository is the package's home
@@ -24,7 +24,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]  # run as a file: the repository is
 from published_inputs import B, questions, tell, timed
 
 OURS = {
-    "step": ["fp32", "bf16", "bf16-sampled"],
+    "step": ["fp32", "fp32-sampled", "bf16", "bf16-sampled"],
     "answer": ["fp32", "bf16", "fp32-batch", "bf16-batch", "bf16-mapped"],
 }
 """Ways in which our side runs; "sampled" trains the reader through one candidate."""
@@ -36,8 +36,9 @@ def answer(folder: Path, rounds: int, way: str) -> dict[str, Any]:
     from realm.qa.pipeline import AnswerConfig, Answerer
 
     first, *more = way.split("-")
-    precision: Literal["bf16", "fp32"] = "fp32" if first == "fp32" else "bf16"
-    config = AnswerConfig(device="cpu", precision=precision, mapped_index="mapped" in more)
+    config = AnswerConfig(
+        device="cpu", precision="fp32" if first == "fp32" else "bf16", mapped_index="mapped" in more
+    )
     answerer = Answerer.load(str(folder / "ours" / "kb"), str(folder / "ours" / "model"), config)
     at_once = BATCH if "batch" in more else 1
     asked = questions((rounds + 1) * at_once)
@@ -107,6 +108,13 @@ def _last(said: str) -> dict[str, Any]:
     return dict(json.loads(said.strip().splitlines()[-1]))
 
 
+def ways(part: str) -> list[str]:
+    """Those of ours that run here: bf16 only where the CPU has instructions for it."""
+    from realm.model.device import multiplies_bf16
+
+    return [way for way in OURS[part] if "bf16" not in way or multiplies_bf16("cpu")]
+
+
 def compare(part: str, args: argparse.Namespace) -> dict[str, Any]:
     """Both sides of a part, ours in each of its ways; ratios are the peer's cost in ours."""
     from tests.published.peer_environment import peer_python
@@ -116,14 +124,14 @@ def compare(part: str, args: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {
         "peer": _last(_python("published_peer.py", *words, *queries, python=str(peer_python())))
     }
-    for way in OURS[part]:
+    for way in ways(part):
         said = _python("published.py", "--side", *words, way, str(args.queries))
         result[way] = _last(said)
     if not _same(result["peer"]["says"], result["fp32"]["says"]):
         raise SystemExit(f"the peer says {result['peer']['says']!r}, fp32 here {result['fp32']['says']!r}")
     result["ratios"] = {
         way: {key: round(result["peer"][key] / result[way][key], 2) for key in ("wall_s", "cpu_s", "peak_gb")}
-        for way in OURS[part]
+        for way in ways(part)
     }
     return result
 
@@ -137,7 +145,7 @@ def _same(theirs: float | str, ours: float | str) -> bool:
 
 def table(part: str, result: dict[str, Any]) -> None:
     """Prints a line for each side and way."""
-    for name in ("peer", *OURS[part]):
+    for name in ("peer", *ways(part)):
         one = result[name]
         ratio = result["ratios"].get(name, {"cpu_s": 1.0, "wall_s": 1.0, "peak_gb": 1.0})
         print(

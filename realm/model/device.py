@@ -1,10 +1,16 @@
 """Where networks run and in which precision."""
 
+import platform
 from contextlib import AbstractContextManager
+from functools import cache
+from typing import Literal
 
 import torch
 
 from realm.config import InputError
+
+Precision = Literal["auto", "bf16", "fp32"]
+"""Of matrix products; "auto" is bf16 where a device has instructions for it, else float32."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -23,10 +29,23 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """bf16 matrix products with float32 weights where `precision` is "bf16"; nothing otherwise.
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
+    """bf16 matrix products with float32 weights where `precision` says so; nothing otherwise.
 
     Each use of a weight has a bf16 copy of its own: gradients of a copy that a hundred parts of a batch share would be added
     up in bf16, where small ones vanish beside the sum.
     """
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+    bf16 = precision == "bf16" or (precision == "auto" and multiplies_bf16(device.type))
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16, cache_enabled=False)
+
+
+@cache
+def multiplies_bf16(device_type: str) -> bool:
+    """Whether such devices have instructions for bf16 products: a CPU without is a hundred times slower than in float32."""
+    if device_type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device_type != "cpu":
+        return False
+    if platform.machine().lower() in ("x86_64", "amd64"):  # where torch calls it supported with AVX-512 alone
+        return bool(torch.cpu._is_avx512_bf16_supported())
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from realm.config import InputError, progress, write_json_lines
-from realm.model.device import autocast, choose_device
+from realm.model.device import Precision, autocast, choose_device
 from realm.model.encoders import evaluating
 from realm.model.folder import Model, load_model
 from realm.qa import evaluation
@@ -50,7 +50,7 @@ class AnswerConfig:
     """Different answers returned, best first."""
     device: str = "auto"
     """"auto": a GPU when there is one, else the CPU; or any torch device."""
-    precision: Literal["bf16", "fp32"] = "fp32"
+    precision: Precision = "fp32"
     """Of matrix products."""
     mapped_index: bool = False
     """Leaves the vectors on disk, in a file that is mapped into memory: for indexes that memory does not hold."""

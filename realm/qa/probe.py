@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from realm.config import InputError, progress
-from realm.model.device import autocast, choose_device
+from realm.model.device import Precision, autocast, choose_device
 from realm.model.encoders import evaluating
 from realm.model.folder import Model, load_model
 from realm.model.losses import passage_utility, retrieval_utility
@@ -45,7 +45,7 @@ class ProbeConfig:
     """Of these, how many are read."""
     device: str = "auto"
     """"auto": a GPU when there is one, else the CPU; or any torch device."""
-    precision: Literal["bf16", "fp32"] = "bf16"
+    precision: Precision = "auto"
     """Of matrix products."""
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from realm.config import InputError
+from realm.model.device import Precision
 from realm.retrieval import vectors
 from realm.retrieval.child import Child
 
@@ -66,7 +67,12 @@ class Builder(AbstractContextManager["Builder"]):
     """Builds the index of one snapshot at a time; leaving the `with` block stops a build that is still going."""
 
     def __init__(
-        self, kb: Path, run_folder: Path, config: BuildConfig, precision: str, say: Callable[[str], None]
+        self,
+        kb: Path,
+        run_folder: Path,
+        config: BuildConfig,
+        precision: Precision,
+        say: Callable[[str], None],
     ):
         """`say` tells the person who watches."""
         self._kb, self._config, self._precision, self._say = kb, config, precision, say

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from realm.config import InputError, progress
-from realm.model.device import autocast, choose_device
+from realm.model.device import Precision, autocast, choose_device
 from realm.model.folder import load_model
 from realm.retrieval.child import in_words
 from realm.retrieval.embedding import embed_passages
@@ -33,7 +33,7 @@ class Share(NamedTuple):
     """Fingerprint of the knowledge base: passages have the same numbers in all processes."""
     model_path: str
     device: str
-    precision: str
+    precision: Precision
     threads: int
     first: int
     step: int
@@ -44,7 +44,7 @@ def embed_on_devices(
     kb: KnowledgeBase,
     model_path: str,
     devices: Sequence[str],
-    precision: str,
+    precision: Precision,
     threads: int = 0,
     tell: Callable[[int], None] | None = None,
 ) -> np.ndarray:

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from realm.config import InputError
-from realm.model.device import autocast, choose_device
+from realm.model.device import Precision, autocast, choose_device
 from realm.model.encoders import Embedder
 from realm.model.folder import Model, load_model
 from realm.retrieval import vectors
@@ -38,7 +38,7 @@ class IndexConfig:
     device: str = "auto"
     """"auto": a GPU when there is one, else the CPU; or any torch device; or several, "cuda:0,cuda:1", each with a process
     of its own and a share of the passages."""
-    precision: Literal["bf16", "fp32"] = "bf16"
+    precision: Precision = "auto"
     """Of matrix products; vectors are stored in 16 bits either way."""
     threads: int = 0
     """CPU threads of each process; 0: as many as torch takes by itself."""

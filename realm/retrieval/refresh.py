@@ -37,7 +37,7 @@ from torch import Tensor
 
 from realm import distributed
 from realm.config import InputError
-from realm.model.device import autocast
+from realm.model.device import Precision, autocast
 from realm.model.encoders import Embedder
 from realm.model.folder import Model, read_manifest, save_model
 from realm.retrieval import vectors
@@ -97,7 +97,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         kb: KnowledgeBase,
         run_folder: Path,
         config: RefreshConfig,
-        precision: str,
+        precision: Precision,
         say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
         stopping: Callable[[], bool] = lambda: False,
     ):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from realm import distributed
 from realm.config import InputError
-from realm.model.device import autocast
+from realm.model.device import Precision, autocast
 from realm.model.encoders import Embedder, Tower, TrunkTower, evaluating
 from realm.model.folder import Model
 from realm.retrieval.embedding import pooled_states
@@ -76,7 +76,7 @@ def _with_layers(tower: Tower, option: str) -> TrunkTower:
     return tower
 
 
-def passage_states(kb: KnowledgeBase, model: Model, folder: Path, precision: str) -> PassageStates:
+def passage_states(kb: KnowledgeBase, model: Model, folder: Path, precision: Precision) -> PassageStates:
     """The states that an interrupted run left in its folder, else computed now and kept there."""
     file = folder / "states.npy"
     if distributed.is_first() and not file.exists():
@@ -89,7 +89,7 @@ def passage_states(kb: KnowledgeBase, model: Model, folder: Path, precision: str
 
 
 @torch.no_grad()
-def _compute(kb: KnowledgeBase, model: Model, precision: str) -> np.ndarray:
+def _compute(kb: KnowledgeBase, model: Model, precision: Precision) -> np.ndarray:
     tower, nothing = model.embedder.passage, [np.zeros(0, dtype=np.int64)]
     with autocast(model.device, precision), evaluating(tower):
         states_NH = pooled_states(

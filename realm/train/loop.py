@@ -34,7 +34,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from torch import Tensor, nn
 
 from realm import distributed
 from realm.config import AlreadyDone, InputError, progress, reason, write_json
-from realm.model.device import autocast, choose_device
+from realm.model.device import Precision, autocast, choose_device
 from realm.model.encoders import keep_rows, set_dropout
 from realm.model.folder import Model, is_model, read_manifest, save_model
 
@@ -88,7 +88,7 @@ class RunConfig:
     """Everything random follows from it."""
     device: str = "auto"
     """"auto": a GPU when there is one, else the CPU; or any torch device."""
-    precision: Literal["bf16", "fp32"] = "bf16"
+    precision: Precision = "auto"
     """Of matrix products; weights, norms and losses stay float32."""
     log_every: int = 10
     """Steps averaged into one line of metrics.jsonl."""

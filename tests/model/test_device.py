@@ -1,0 +1,53 @@
+"""Where networks run, and in which precision."""
+
+import time
+
+import pytest
+import torch
+
+from realm.model import device
+from realm.model.device import autocast, multiplies_bf16
+
+CPU = torch.device("cpu")
+
+
+def product_type(precision: device.Precision) -> torch.dtype:
+    with autocast(CPU, precision):
+        return (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+
+
+@pytest.mark.parametrize(("has", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_auto_is_bf16_only_where_the_device_has_instructions_for_it(has, expected, monkeypatch) -> None:
+    monkeypatch.setattr(device, "multiplies_bf16", lambda kind: has)
+    assert product_type("auto") == expected
+    assert product_type("bf16") == torch.bfloat16
+    assert product_type("fp32") == torch.float32
+
+
+def test_what_auto_chooses_on_this_cpu_is_no_fallback_without_instructions() -> None:
+    """Without them torch multiplies bf16 some hundred times slower than float32."""
+
+    def seconds(dtype: torch.dtype) -> float:
+        square, best = torch.ones(256, 256, dtype=dtype), float("inf")
+        for _ in range(5):
+            start = time.perf_counter()
+            square @ square
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    chosen = torch.bfloat16 if multiplies_bf16("cpu") else torch.float32
+    assert seconds(chosen) < 5 * seconds(torch.float32)
+
+
+def test_a_gpu_counts_as_able_only_without_emulation(monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation: asked.append(including_emulation) or True
+    )
+    multiplies_bf16.cache_clear()
+    try:
+        assert multiplies_bf16("cuda")
+        assert not multiplies_bf16("mps")
+    finally:
+        multiplies_bf16.cache_clear()
+    assert asked == [False]
