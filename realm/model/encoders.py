@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from realm.config import InputError, reason
-from realm.model.bert import Bert, BertConfig, MaskedBert, load_bert, read_weights, save_bert
+from realm.model.bert import Bert, BertConfig, MaskedBert
+from realm.model.bert_files import load_bert, read_weights, save_bert
 from realm.model.copying import CopyHead, mixed_target_logp, mixed_vocabulary_logp
 from realm.model.dropout import FastDropout
 from realm.model.trunk import hidden_states, states_at

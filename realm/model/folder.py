@@ -22,7 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from realm.config import InputError, reason, write_json
-from realm.model.bert import Bert, BertConfig, Undrawn, bert_config, read_bert_config, weight_files
+from realm.model.bert import Bert, BertConfig
+from realm.model.bert_files import Undrawn, bert_config, read_bert_config, weight_files
 from realm.model.encoders import (
     Embedder,
     EmbedderConfig,

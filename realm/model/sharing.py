@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from realm.config import InputError, write_json
-from realm.model.bert import save_bert
+from realm.model.bert_files import save_bert
 from realm.model.encoders import TrunkTower
 from realm.model.folder import MANIFEST, Model, read_manifest
 from realm.model.published.export import write_tokenizer

@@ -53,7 +53,7 @@ class Codes:
         noise_DD = torch.randn(dim, dim, generator=torch.Generator().manual_seed(0))
         self.turn_DD = torch.linalg.qr(noise_DD).Q.contiguous()
         self.double_DD = self.turn_DD.double()
-        self.code_ND = torch.zeros(_even(count), dim, dtype=torch.int8)
+        self.code_ND = torch.zeros(even(count), dim, dtype=torch.int8)
         sample_ND = vectors_ND[:: max(1, count // BLOCK)].double() @ self.double_DD
         self.scale = max(1.1 * float(sample_ND.abs().max()) / 127, 1e-30)
         self.length = self.error = 0.0
@@ -107,7 +107,7 @@ class RoundedQueries:
         """What can be among the k best of the passages from `start` up to `stop`, and, where `floor_B` says what k others
         reach, better than that. None where too little is ruled out to be worth it.
         """
-        queries, width = self._code_BD.shape[0], _even(stop - start)
+        queries, width = self._code_BD.shape[0], even(stop - start)
         groups = width // GROUP
         if groups < 4 * k:
             return None
@@ -147,7 +147,8 @@ def _space(queries: int, width: int) -> tuple[Tensor, np.ndarray]:
     return _KEPT.scores[:size].view(queries, width), _KEPT.above[:size].reshape(queries, width)
 
 
-def _even(count: int) -> int:
+def even(count: int) -> int:
+    """The multiple of `EVEN` that holds so many passages."""
     return -(-count // EVEN) * EVEN
 
 

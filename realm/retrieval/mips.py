@@ -30,6 +30,12 @@ CACHED = 1 << 24
 """Numbers of an index that a core's share of the cache holds in 8 bits: there each thread searches for queries of its own."""
 ALONE = 16
 """Queries that one thread is done with before another one is awake."""
+SHARED = 1 << 16
+"""Passages from which on threads each search a part of them, where they have no queries of their own."""
+WIDE = 1 << 21
+"""Numbers of an index that a CPU keeps in float32 too: 8 MB."""
+CHEAP = 1 << 17
+"""Scores that such an index gives sooner than its codes are asked."""
 SMALL = 1 << 12
 """Passages that are scored sooner than their codes are asked."""
 FEW = 32
@@ -52,6 +58,7 @@ class MipsIndex:
         self._vectors_ND = torch.as_tensor(vectors_ND).to(device or torch.device("cpu"))
         self._written_N: Tensor | None = None
         self._codes: Codes | None = None
+        self._wide_ND: Tensor | None = None
         self._asked = 0
         """Queries since there were no codes."""
 
@@ -74,6 +81,8 @@ class MipsIndex:
             self._written_N = torch.zeros(len(self), dtype=torch.bool, device=self.device)
         self._written_N[number_U] = True
         self._vectors_ND[number_U] = vectors_UD.to(self.device, self._vectors_ND.dtype)
+        if self._wide_ND is not None:
+            self._wide_ND[number_U] = self._vectors_ND[number_U].float()
         if self._codes is not None:
             before = self._codes.error
             self._codes.write(number_U, self._vectors_ND[number_U])
@@ -88,10 +97,13 @@ class MipsIndex:
         return number_U, self._vectors_ND[number_U]
 
     def prepare(self) -> None:
-        """Makes the codes now, where they pay, which search does after `FEW` queries: no question waits for them then."""
+        """Makes what a CPU searches faster with now, which search does after `FEW` queries: no question waits for it then."""
         passages, dim = self._vectors_ND.shape
-        pay = self.device.type == "cpu" and passages >= SMALL and dim >= 8 and codes.are_fast()
-        if pay and self._codes is None:
+        if self.device.type != "cpu":
+            return
+        if self._wide_ND is None and self._vectors_ND.numel() <= WIDE:
+            self._wide_ND = self._vectors_ND.float()
+        if self._codes is None and passages >= SMALL and dim >= 8 and codes.are_fast():
             self._codes = Codes(self._vectors_ND)
 
     @torch.no_grad()
@@ -101,13 +113,15 @@ class MipsIndex:
         self._asked += len(query_BD)
         if self._codes is None and self._asked > FEW:
             self.prepare()
-        if self.device.type != "cpu" or len(query_BD) < 2:
-            return self._search(query_BD, k)
-        if self._vectors_ND.numel() > CACHED:  # all threads read one part of it after the other
-            found = [self._search(part_BD, k) for part_BD in query_BD.split(QUERIES)]
-        else:
+        if self.device.type != "cpu":
+            return self._search(query_BD, range(len(self)), k)
+        if len(query_BD) > 1 and self._vectors_ND.numel() <= CACHED:
             each = min(QUERIES, max(ALONE, -(-len(query_BD) // torch.get_num_threads())))
-            found = share_out(lambda part_BD: self._search(part_BD, k), query_BD.split(each))
+            found = share_out(
+                lambda part_BD: self._search(part_BD, range(len(self)), k), query_BD.split(each)
+            )
+        else:
+            found = [self._search_shares(part_BD, k) for part_BD in query_BD.split(QUERIES)]
         return Hits(*map(torch.cat, zip(*found, strict=True)))
 
     def rest_logsumexp(self, query_BD: Tensor, left_out: Sequence[np.ndarray]) -> Tensor:
@@ -122,31 +136,39 @@ class MipsIndex:
         out[torch.as_tensor(rows, dtype=torch.int64), torch.as_tensor(columns, dtype=torch.int64)] = True
         return score_BN.masked_fill(out, -torch.inf).logsumexp(dim=1)
 
-    def _search(self, query_BD: Tensor, k: int) -> Hits:
+    def _search_shares(self, query_BD: Tensor, k: int) -> Hits:
+        """Where passages are many, each thread searches a share of them."""
+        everything = range(len(self))
+        if len(self) < SHARED:
+            return self._search(query_BD, everything, k)
+        size = codes.even(-(-len(self) // torch.get_num_threads()))
+        shares = [everything[start : start + size] for start in range(0, len(self), size)]
+        return _best(share_out(lambda share: self._search(query_BD, share, k), shares), k)
+
+    def _search(self, query_BD: Tensor, share: range, k: int) -> Hits:
+        """The best of some passages."""
         queries = query_BD.shape[0]
         best = Hits(query_BD.new_empty(queries, 0), query_BD.new_empty((queries, 0), dtype=torch.int64))
-        rounded = self._rounded(query_BD) if len(query_BD) and k else None
+        rounded = self._rounded(query_BD) if queries and k else None
+        vectors_ND = self._vectors_ND if self._wide_ND is None else self._wide_ND
         size = CHUNK
         if self.device.type == "cpu":
-            size = min(CHUNK, SCORES // max(1, queries) // codes.EVEN * codes.EVEN)
-        for start in range(0, len(self), size):
-            stop = min(start + size, len(self))
-            floor_B = best.score_BK[:, -1] if start and start >= k else None
-            found = rounded.remaining(start, stop, floor_B, k) if rounded else None
+            size = min(CHUNK, codes.even(SCORES // max(1, queries)))
+        for part in (share[start : start + size] for start in range(0, len(share), size)):
+            floor_B = best.score_BK[:, -1] if best.score_BK.shape[1] >= k > 0 else None
+            found = rounded.remaining(part.start, part.stop, floor_B, k) if rounded else None
             if found is not None:
                 more = self._scored(query_BD, found)
             else:
-                more = _top(self._scores(query_BD, self._vectors_ND[start:stop]), k)
-                more = Hits(more.score_BK, more.number_BK + start)
-            if start:
-                more = Hits(*(torch.cat(both, dim=1) for both in zip(best, more, strict=True)))
-            top = more.score_BK.topk(min(k, more.score_BK.shape[1]), dim=1)
-            best = Hits(top.values, more.number_BK.gather(1, top.indices))
+                more = _top(self._scores(query_BD, vectors_ND[part.start : part.stop]), k)
+                more = Hits(more.score_BK, more.number_BK + part.start)
+            best = _best([best, more], k)
         return best
 
     def _rounded(self, query_BD: Tensor) -> RoundedQueries | None:
         """The queries as the codes are asked; none where scoring everything is faster."""
-        if self._codes is None or not self._codes.sound or not query_BD.isfinite().all():
+        cheap = self._wide_ND is not None and len(query_BD) * len(self) <= CHEAP
+        if cheap or self._codes is None or not self._codes.sound or not query_BD.isfinite().all():
             return None
         return self._codes.ask(query_BD)
 
@@ -179,6 +201,13 @@ class MipsIndex:
                 query_BD, space_ND[: len(block_ND)].copy_(block_ND)
             )
         return score_BN
+
+
+def _best(found: Sequence[Hits], k: int) -> Hits:
+    """The k largest of several searches' hits; all of them where they are fewer."""
+    score_BN, number_BN = (torch.cat(rows, dim=1) for rows in zip(*found, strict=True))
+    top = score_BN.topk(min(k, score_BN.shape[1]), dim=1)
+    return Hits(top.values, number_BN.gather(1, top.indices))
 
 
 def _top(score_BN: Tensor, k: int) -> Hits:

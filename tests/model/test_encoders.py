@@ -14,7 +14,8 @@ from transformers import BertForMaskedLM, DistilBertConfig, DistilBertModel
 
 from realm.config import InputError
 from realm.model import encoders
-from realm.model.bert import Bert, BertConfig, MaskedBert, save_bert
+from realm.model.bert import Bert, BertConfig, MaskedBert
+from realm.model.bert_files import save_bert
 from realm.model.device import autocast
 from realm.model.encoders import (
     Embedder,

@@ -10,7 +10,8 @@ from transformers import BertForMaskedLM
 
 from realm.config import InputError
 from realm.model import folder as folder_module
-from realm.model.bert import Bert, save_bert
+from realm.model.bert import Bert
+from realm.model.bert_files import save_bert
 from realm.model.encoders import EmbedderConfig, SpanReader, TrunkConfig, embedder_from, new_reader
 from realm.model.folder import Model, load_model, save_model
 from realm.text.inputs import Lengths, Tokenizer, query_inputs

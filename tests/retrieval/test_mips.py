@@ -81,9 +81,10 @@ def assert_exact(index: MipsIndex, vectors: np.ndarray, query: np.ndarray, k: in
     queries=st.integers(0, 9),
     k=st.integers(1, 40),
     bits=st.sampled_from([16, 32]),
+    wide=st.sampled_from([0, mips.WIDE]),
     seed=st.integers(0, 1000),
 )
-def test_search_is_exact_whatever_the_vectors(kind, query_kind, count, dim, queries, k, bits, seed):
+def test_search_is_exact_whatever_the_vectors(kind, query_kind, count, dim, queries, k, bits, wide, seed):
     draw = np.random.default_rng(seed)
     vectors = made(kind, count, dim, draw).astype(f"float{bits}")
     query = made(query_kind, max(queries, 1), dim, draw).astype(np.float32)[:queries]
@@ -92,6 +93,7 @@ def test_search_is_exact_whatever_the_vectors(kind, query_kind, count, dim, quer
         patch.setattr(mips, "SMALL", 1)
         patch.setattr(mips, "FEW", 0)
         patch.setattr(mips, "CHUNK", 512)
+        patch.setattr(mips, "WIDE", wide)
         assert_exact(index, vectors, query, k)
         changed = draw.permutation(count)[: count // 3]
         vectors[changed] = made(query_kind, count, dim, draw)[: len(changed)]
@@ -108,6 +110,19 @@ def test_search_in_chunks_of_its_own_size_is_exact(count, queries, fast, monkeyp
     draw = np.random.default_rng(3)
     vectors = made("falling", count, 32, draw)
     assert_exact(MipsIndex(vectors), vectors, made("falling", queries, 32, draw).astype(np.float32), 20)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("count", [1, 700, 9_001, 20_000])
+@pytest.mark.parametrize("queries", [1, 40, 300])
+def test_search_by_threads_that_share_the_passages_is_exact(count, queries, fast, two_threads, monkeypatch):
+    if not fast:
+        monkeypatch.setattr(codes, "are_fast", lambda: False)
+    for name in ("FEW", "WIDE", "CACHED", "SHARED"):
+        monkeypatch.setattr(mips, name, 0)
+    draw = np.random.default_rng(6)
+    vectors = made("ordered", count, 32, draw)
+    assert_exact(MipsIndex(vectors), vectors, made("gaussian", queries, 32, draw).astype(np.float32), 20)
 
 
 @needs_codes

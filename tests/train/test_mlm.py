@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from realm.config import InputError
-from realm.model.bert import save_bert
+from realm.model.bert_files import save_bert
 from realm.model.encoders import TrunkConfig, new_reader, save_reader
 from realm.model.folder import Model, load_model
 from realm.retrieval.embedding import pooled_states

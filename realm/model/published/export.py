@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from realm.config import InputError, write_json
-from realm.model.bert import WEIGHTS, BertConfig
+from realm.model.bert import BertConfig
+from realm.model.bert_files import WEIGHTS
 from realm.model.encoders import MaskedReader, SpanReader, Tower
 from realm.model.folder import Model
 from realm.model.published.checkpoint import CLASSES, DEFAULTS

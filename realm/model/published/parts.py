@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from realm.config import InputError
-from realm.model.bert import Bert, BertConfig, MaskedBert, bert_config
+from realm.model.bert import Bert, BertConfig, MaskedBert
+from realm.model.bert_files import bert_config
 from realm.model.encoders import (
     Embedder,
     EmbedderConfig,

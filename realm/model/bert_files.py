@@ -1,0 +1,146 @@
+"""A BERT's files: `config.json` and `model.safetensors`, as published checkpoints have them and as transformers reads them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from realm.config import InputError, config_from, reason, write_json
+from realm.model.bert import Bert, BertConfig, MaskedBert
+
+WEIGHTS = "model.safetensors"
+TIED = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+"""Second names of the word embeddings and of the head's bias; not saved."""
+
+
+def bert_config(values: object, where: str) -> BertConfig:
+    """The sizes in a `config.json`, whatever else is in it; errors begin with `where`.
+
+    Raises:
+        InputError: no JSON object, not the BERT family, or one of its kinds that works otherwise.
+    """
+    if not isinstance(values, dict):
+        raise InputError(f"{where} has no sizes: {values!r} is no object")
+    if values.get("is_decoder"):
+        raise InputError(f"{where} is a decoder: REALM reads in both directions")
+    if (family := values.get("model_type", "bert")) != "bert":
+        raise InputError(
+            f"{where} is a {family!r} model: REALM here runs on the BERT family (model_type 'bert')"
+        )
+    if (kind := values.get("position_embedding_type", "absolute")) != "absolute":
+        raise InputError(f"{where} has positions of the kind {kind!r}: 'absolute' ones are known here")
+    own = {field.name for field in fields(BertConfig)}
+    return config_from(BertConfig, {name: values[name] for name in own & values.keys()}, where)
+
+
+def load_bert(folder: Path, name: str) -> MaskedBert:
+    """The BERT in a folder, in evaluation mode, float32.
+
+    A missing head starts as the identity, so that a state close to a word's embedding predicts that word. Messages call
+    the folder `name`.
+
+    Raises:
+        InputError: not of the BERT family, or files that are missing, damaged or of other sizes.
+    """
+    config = read_bert_config(folder, name)
+    states = read_weights(folder, name)
+    with Undrawn():
+        network = MaskedBert(config)
+    if "cls.predictions.transform.dense.weight" not in states:
+        nn.init.eye_(network.cls.predictions.transform.dense.weight)
+    own = {key: value for key, value in network.state_dict().items() if key not in TIED}
+    for key, value in own.items():
+        if key not in states:
+            if key.startswith("bert."):
+                raise InputError(f"{name} does not hold a BERT's weights: {key} is missing")
+        elif states[key].shape != value.shape:
+            shapes = f"{tuple(states[key].shape)}, its config.json says {tuple(value.shape)}"
+            raise InputError(f"{name} does not load as a BERT: {key} is {shapes}")
+    for second, first in TIED.items():
+        if second in states and not torch.equal(states.setdefault(first, states[second]), states[second]):
+            raise InputError(f"{name} has {second} beside another {first}: here they are one")
+    network.load_state_dict({key: value for key, value in states.items() if key in own}, strict=False)
+    return network.eval()
+
+
+def read_bert_config(folder: Path, name: str) -> BertConfig:
+    """The sizes of the BERT in a folder, which messages call `name`; raises as `bert_config` does."""
+    try:
+        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name} has no readable config.json: {reason(error)}") from error
+    return bert_config(values, name)
+
+
+def read_weights(folder: Path, name: str) -> dict[str, Tensor]:
+    """The tensors of a BERT by the names that `MaskedBert` has for them, its pooler and other heads too.
+
+    Raises:
+        InputError: no weights, or damaged ones.
+    """
+    states: dict[str, Tensor] = {}
+    try:
+        for file in weight_files(folder, name):
+            states |= load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{name} does not load as a BERT: {reason(error)}") from error
+    return {_own_name(key): value for key, value in states.items()}
+
+
+def weight_files(folder: Path, name: str) -> list[Path]:
+    """The files that hold a BERT's weights: one, or those that an index lists.
+
+    Raises:
+        InputError: neither, or the index is damaged.
+    """
+    index = folder / f"{WEIGHTS}.index.json"
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if not index.is_file():
+        raise InputError(f"{name} does not load as a BERT: no {WEIGHTS} in {folder}")
+    try:
+        parts = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        return [folder / Path(part).name for part in parts]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise InputError(f"{name} does not load as a BERT: {index} is damaged") from error
+
+
+def save_bert(network: Bert | MaskedBert, folder: Path) -> None:
+    """Writes a network as transformers does: `config.json` and `model.safetensors`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kind = "BertForMaskedLM" if isinstance(network, MaskedBert) else "BertModel"
+    settings = {"architectures": [kind], "model_type": "bert", "dtype": "float32"}
+    states = {k: v.detach().cpu().contiguous() for k, v in network.state_dict().items() if k not in TIED}
+    save_file(states, folder / WEIGHTS, metadata={"format": "pt"})
+    write_json(folder / "config.json", settings | asdict(network.config))
+
+
+class Undrawn(TorchFunctionMode):
+    """Networks made inside draw few weights or none: those are read next, and drawing takes longer than reading."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # kaiming_uniform_ and its like; not the method of tensors of that name, which others draw with until they like
+        # what they got
+        if isinstance(func, FunctionType) and func.__name__.endswith(("normal_", "uniform_")):
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
+
+
+def _own_name(name: str) -> str:
+    """`MaskedBert`'s name for a tensor of a checkpoint with or without a head, of today or of BERT's first years."""
+    name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+    return name if name.startswith(("bert.", "cls.")) else f"bert.{name}"
