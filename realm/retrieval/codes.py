@@ -12,7 +12,6 @@ evenly over the dimensions and leaves their products as they are: so rounding lo
 Letters: B queries, N passages, D embedding, U passages written, G groups of passages, C that remain of all queries.
 """
 
-import threading
 from functools import cache
 from typing import NamedTuple
 
@@ -20,16 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-GROUP = 16
-"""Passages of which the best rough score is looked at first."""
+from realm.retrieval.ranking import reaching, space
+
 EVEN = 256
-"""The codes are filled up to a multiple of this many passages, so that they divide into groups."""
+"""The codes are filled up to a multiple of this many passages, which groups divide."""
 BLOCK = 1 << 11
 """Passages rounded at a time: 1 MB in float32 at D = 128."""
-
-
-_KEPT = threading.local()
-"""A thread's space for scores: memory that is new costs more than filling it."""
 
 
 class Remaining(NamedTuple):
@@ -108,58 +103,18 @@ class RoundedQueries:
         reach, better than that. None where too little is ruled out to be worth it.
         """
         queries, width = self._code_BD.shape[0], even(stop - start)
-        groups = width // GROUP
-        if groups < 4 * k:
-            return None
-        score_BN, above_BN = _space(queries, width)
+        score_BN = space("codes", queries, width, torch.int32)
         torch._int_mm(self._code_BD, self._codes.code_ND[start : start + width].T, out=score_BN)
         if stop - start < width:
             score_BN[:, stop - start :] = -(2**31)
-        # A group's passages stand `groups` apart.
-        top_BG = score_BN.view(queries, GROUP, groups).amax(1).numpy()
-        score = score_BN.view(-1).numpy()
-        if floor_B is None:
-            least_B1 = _whole(_kth(top_BG, k) - 2 * self._error_B)
-            place_C = np.greater_equal(score_BN.numpy(), least_B1, out=above_BN).ravel().nonzero()[0]
-        else:
-            least_B1 = _whole(floor_B.numpy() / self._unit_B - self._error_B)
-            group_C = (top_BG >= least_B1).ravel().nonzero()[0]
-            if 2 * len(group_C) > top_BG.size:
-                return None
-            query_C = group_C // groups
-            place_CG = (group_C + query_C * (width - groups))[:, None] + np.arange(0, width, groups)
-            place_C = place_CG[score.take(place_CG) >= least_B1[query_C]]
-        if 16 * len(place_C) > len(score):
+        floor_in_units_B = None if floor_B is None else floor_B.numpy() / self._unit_B
+        place_C = reaching(score_BN, k, floor_in_units_B, self._error_B)
+        if place_C is None:
             return None
         query_C = place_C // width
         return Remaining(query_C, place_C + (start - query_C * width))
 
 
-def _space(queries: int, width: int) -> tuple[Tensor, np.ndarray]:
-    """Room for scores and for what is asked of each -> two of [B, N]."""
-    size = queries * width
-    if getattr(_KEPT, "size", 0) < size:
-        _KEPT.size, _KEPT.scores, _KEPT.above = (
-            size,
-            torch.empty(size, dtype=torch.int32),
-            np.empty(size, bool),
-        )
-    return _KEPT.scores[:size].view(queries, width), _KEPT.above[:size].reshape(queries, width)
-
-
 def even(count: int) -> int:
     """The multiple of `EVEN` that holds so many passages."""
     return -(-count // EVEN) * EVEN
-
-
-def _kth(top_BG: np.ndarray, k: int) -> np.ndarray:
-    """A score that k passages reach at least, each the best of groups of its own -> [B]."""
-    queries, groups = top_BG.shape
-    while groups % 2 == 0 and groups >= 8 * k:
-        groups //= 2
-    return np.partition(top_BG.reshape(queries, -1, groups).max(1), -k, axis=1)[:, -k]
-
-
-def _whole(least_B: np.ndarray) -> np.ndarray:
-    """As int32 -> [B, 1]: rounding moves a bound by less than the unit that was added to the error."""
-    return np.maximum(least_B, -(2.0**30)).astype(np.int32)[:, None]

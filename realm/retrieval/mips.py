@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from realm.model.workers import share_out
-from realm.retrieval import codes
+from realm.retrieval import codes, ranking
 from realm.retrieval.codes import Codes, Remaining, RoundedQueries
+from realm.retrieval.ranking import reaching, space
 
 QUERIES = 256
 """Queries that a CPU searches for together."""
@@ -160,7 +161,7 @@ class MipsIndex:
             if found is not None:
                 more = self._scored(query_BD, found)
             else:
-                more = _top(self._scores(query_BD, vectors_ND[part.start : part.stop]), k)
+                more = _ranked(query_BD, vectors_ND[part.start : part.stop], floor_B, k)
                 more = Hits(more.score_BK, more.number_BK + part.start)
             best = _best([best, more], k)
         return best
@@ -179,28 +180,52 @@ class MipsIndex:
             return Hits(_products(query_BD, self.rows(number_C)), number_C[None])
         parts = zip(query_C.split(BLOCK // 2), number_C.split(BLOCK // 2), strict=True)
         score_C = torch.cat([self.rows(n).mul_(query_BD.index_select(0, q)).sum(1) for q, n in parts])
-        count_B = np.bincount(found.query_C, minlength=query_BD.shape[0])
-        shape = query_BD.shape[0], int(count_B.max())
-        place_C = np.arange(len(number_C)) - (
-            count_B.cumsum() - count_B - shape[1] * np.arange(shape[0])
-        ).take(found.query_C)
-        hits = Hits(score_C.new_full(shape, -torch.inf), number_C.new_zeros(shape))
-        for rows, values in zip(hits, (score_C, number_C), strict=True):
-            rows.view(-1)[torch.from_numpy(place_C)] = values
-        return hits
+        return _in_rows(found, score_C, query_BD.shape[0])
 
-    def _scores(self, query_BD: Tensor, vectors_ND: Tensor) -> Tensor:
-        """Inner products -> [B, N], without gradient."""
-        if self.device.type != "cpu" or vectors_ND.dtype == torch.float32:
-            return _products(query_BD, vectors_ND)
-        score_BN = query_BD.new_empty(len(query_BD), len(vectors_ND))
-        space_ND = query_BD.new_empty(BLOCK, vectors_ND.shape[1])
+
+def _ranked(query_BD: Tensor, vectors_ND: Tensor, floor_B: Tensor | None, k: int) -> Hits:
+    """The k best of some passages, and perhaps more; without those under `floor_B`, which k others reach."""
+    if query_BD.device.type != "cpu":
+        return _top(_products(query_BD, vectors_ND), k)
+    passages = len(vectors_ND)
+    width = -(-passages // ranking.GROUP) * ranking.GROUP
+    score_BN = space("scores", len(query_BD), width, torch.float32)
+    score_BN[:, passages:] = -torch.inf
+    _fill(score_BN, query_BD, vectors_ND)
+    place_C = reaching(score_BN, k, None if floor_B is None else floor_B.numpy(), 0.0)
+    if place_C is None:
+        return _top(score_BN[:, :passages], k)
+    query_C = place_C // width
+    score_C = torch.from_numpy(score_BN.view(-1).numpy().take(place_C))
+    return _in_rows(Remaining(query_C, place_C - query_C * width), score_C, len(query_BD))
+
+
+def _fill(score_BN: Tensor, query_BD: Tensor, vectors_ND: Tensor) -> None:
+    """Writes the inner products, in float32 also where a training step runs under autocast."""
+    with torch.autocast("cpu", enabled=False):
+        if vectors_ND.dtype == torch.float32:
+            torch.mm(query_BD, vectors_ND.T, out=score_BN[:, : len(vectors_ND)])
+            return
         for start in range(0, len(vectors_ND), BLOCK):
             block_ND = vectors_ND[start : start + BLOCK]
-            score_BN[:, start : start + BLOCK] = _products(
-                query_BD, space_ND[: len(block_ND)].copy_(block_ND)
-            )
-        return score_BN
+            wide_ND = space("block", len(block_ND), block_ND.shape[1], torch.float32).copy_(block_ND)
+            torch.mm(query_BD, wide_ND.T, out=score_BN[:, start : start + len(block_ND)])
+
+
+def _in_rows(found: Remaining, score_C: Tensor, queries: int) -> Hits:
+    """What remains, a row for each query, filled up with minus infinity."""
+    number_C = torch.from_numpy(found.number_C)
+    if queries == 1:
+        return Hits(score_C[None], number_C[None])
+    count_B = np.bincount(found.query_C, minlength=queries)
+    width = int(count_B.max())
+    place_C = np.arange(len(number_C)) - (count_B.cumsum() - count_B - width * np.arange(queries)).take(
+        found.query_C
+    )
+    hits = Hits(score_C.new_full((queries, width), -torch.inf), number_C.new_zeros((queries, width)))
+    for rows, values in zip(hits, (score_C, number_C), strict=True):
+        rows.view(-1)[torch.from_numpy(place_C)] = values
+    return hits
 
 
 def _best(found: Sequence[Hits], k: int) -> Hits:

@@ -132,7 +132,7 @@ def test_codes_leave_few_passages_to_be_scored(monkeypatch):
     scored = []
     rows = MipsIndex.rows
     monkeypatch.setattr(MipsIndex, "rows", lambda self, n: scored.append(len(n)) or rows(self, n))
-    monkeypatch.setattr(MipsIndex, "_scores", None)
+    monkeypatch.setattr(mips, "_ranked", None)
     monkeypatch.setattr(mips, "FEW", 0)
     assert_exact(MipsIndex(vectors), vectors, query, 10)
     assert 160 <= sum(scored) < 20_000 * 16 / 50
