@@ -1,0 +1,268 @@
+"""What the REST API refuses, and how it bears clients that are many, slow or gone."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+import urllib.parse
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from realm.qa.pipeline import Answerer
+from realm.serve.client import ServerError
+from realm.serve.knowledge import LivingKnowledge
+from tests.serve.asking import QUESTION, assert_problem, metric, post, wait_for
+from tests.serve.conftest import CONFIG, Served, running
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        ("/answer", {}, 422, "give `question` or `questions`"),
+        ("/answer", {"question": "a", "questions": ["b"]}, 422, "one of the two"),
+        ("/answer", {"question": "  "}, 422, "question"),
+        ("/answer", {"question": "x" * 2001}, 422, "2000"),
+        ("/answer", {"question": 5}, 422, "string"),
+        ("/answer", {"question": "\ud800"}, 422, "question"),
+        ("/answer", {"questions": []}, 422, "questions"),
+        ("/answer", {"questions": ["a"] * 257}, 422, "257, the limit is 256"),
+        ("/answer", {"question": "a", "top_k": 21}, 422, "21, the limit is 20"),
+        ("/answer", {"question": "a", "top_k": 0}, 422, "top_k"),
+        ("/answer", {"question": "a", "method": "magic"}, 422, "method"),
+        ("/answer", {"question": "a", "colour": 1}, 422, "colour"),
+        ("/answer", [[]], 422, "body"),
+        ("/retrieve", {"question": "a", "top_k": 101}, 422, "101, the limit is 100"),
+        ("/fill", {"sentence": "no mask here"}, 400, r"no \[MASK\]"),
+        ("/fill", {"sentence": "wool " * 40 + "[MASK]"}, 400, "shorten the sentence"),
+        ("/nothing", {}, 405, ""),
+        ("/health", {}, 405, ""),
+    ],
+)
+def test_what_cannot_be_served_is_a_problem_that_says_why(served, path, body, status, says) -> None:
+    data = json.dumps(body)
+    response = httpx.post(served.url + path, content=data, headers={"Content-Type": "application/json"})
+    assert_problem(response, status, says)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"question": NaN}', b"null"])
+def test_a_body_that_is_no_json_is_a_problem(served, body) -> None:
+    response = httpx.post(served.url + "/answer", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code in (400, 422)
+    assert response.headers["content-type"] == "application/problem+json"
+
+
+def test_one_bad_sentence_does_not_spoil_the_batch_it_is_in(served) -> None:
+    results: dict[int, int] = {}
+
+    def fill(number: int) -> None:
+        sentence = "Arden lies on [MASK]." if number % 2 else "Arden lies."
+        results[number] = post(served, "/fill", {"sentence": sentence}).status_code
+
+    threads = [threading.Thread(target=fill, args=(n,)) for n in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {n: 200 if n % 2 else 400 for n in range(12)}
+
+
+def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_its_length(tiny_kb, qa_model) -> None:
+    with running(tiny_kb.folder, qa_model, replace(CONFIG, body_bytes=1000)) as served:
+        big = json.dumps({"question": "x" * 1500}).encode()
+        assert_problem(httpx.post(served.url + "/answer", content=big), 413, "longer than 1000 bytes")
+
+        def in_pieces():
+            for start in range(0, len(big), 100):
+                yield big[start : start + 100]
+
+        assert_problem(httpx.post(served.url + "/answer", content=in_pieces()), 413, "longer than 1000 bytes")
+
+
+def test_a_body_that_does_not_come_is_given_up(tiny_kb, qa_model) -> None:
+    with running(tiny_kb.folder, qa_model, replace(CONFIG, seconds=0.3)) as served:
+        address = urllib.parse.urlsplit(served.url)
+        connection = http.client.HTTPConnection(address.hostname, address.port, timeout=10)
+        connection.putrequest("POST", "/answer")
+        connection.putheader("Content-Length", "100")
+        connection.endheaders(b'{"ques')
+        response = connection.getresponse()
+        assert response.status == 408 and b"took longer than 0.3 s" in response.read()
+        connection.close()
+
+
+def test_a_client_that_never_ends_does_not_keep_the_server_from_ending(tiny_kb, qa_model, caplog) -> None:
+    with socket.socket() as client:
+        with running(tiny_kb.folder, qa_model, replace(CONFIG, seconds=60, write_seconds=0.5)) as served:
+            address = urllib.parse.urlsplit(served.url)
+            client.connect((address.hostname, address.port))
+            client.sendall(b'POST /answer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"ques')
+            served.client().answer(QUESTION)  # by now the other request is in the server's hands
+            told = time.monotonic()
+        assert time.monotonic() - told < 15
+        assert client.recv(1000).startswith(b"HTTP/1.1 503 ")
+        assert len(caplog.messages) == 1 and caplog.messages[0].startswith("Cancel 1 running task")
+
+
+class Gate:
+    """Holds the batcher's thread until it is opened."""
+
+    def __init__(self, served: Served, monkeypatch: pytest.MonkeyPatch):
+        self.open, self.entered = threading.Event(), threading.Event()
+        answer = Answerer.answer_batch
+
+        def wait(*args: Any) -> Any:
+            self.entered.set()
+            self.open.wait(20)
+            return answer(*args)
+
+        monkeypatch.setattr(Answerer, "answer_batch", wait)
+
+
+def test_a_full_queue_is_429_with_a_time_and_the_client_comes_back(tiny_kb, qa_model, monkeypatch) -> None:
+    with running(tiny_kb.folder, qa_model, replace(CONFIG, queue=3, questions=3, batch=1)) as served:
+        gate = Gate(served, monkeypatch)
+        answers: list[int] = []
+        ask = lambda: answers.append(post(served, "/answer", {"question": "a"}).status_code)  # noqa: E731
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        threads[0].start()
+        assert gate.entered.wait(10)
+        for thread in threads[1:]:
+            thread.start()
+        while httpx.get(served.url + "/health").json()["queue"] < 3:
+            time.sleep(0.01)
+        refused = post(served, "/answer", {"question": "b"})
+        assert_problem(refused, 429, "try again in 1 s")
+        assert refused.headers["retry-after"] == "1"
+        with pytest.raises(ServerError, match="too many requests wait"):
+            served.client(patience=0).answer("c")
+        threading.Timer(0.3, gate.open.set).start()
+        assert served.client().answer("c").question == "c"
+        for thread in threads:
+            thread.join()
+        assert answers == [200] * 4
+
+
+def test_no_answer_in_time_is_503_and_leaves_no_work_behind(tiny_kb, qa_model, monkeypatch) -> None:
+    with running(tiny_kb.folder, qa_model, replace(CONFIG, seconds=0.5, batch=1)) as served:
+        gate = Gate(served, monkeypatch)
+        assert_problem(post(served, "/answer", {"questions": ["a", "b", "c"]}), 503, "time limit")
+        assert httpx.get(served.url + "/health").json()["queue"] in (0, 2)
+        gate.open.set()
+        assert post(served, "/answer", {"question": "d"}).status_code == 200
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
+def test_what_a_client_asked_that_has_gone_is_not_answered(tiny_kb, qa_model, monkeypatch, accept) -> None:
+    with running(tiny_kb.folder, qa_model, replace(CONFIG, batch=1)) as served:
+        gate = Gate(served, monkeypatch)
+        address = urllib.parse.urlsplit(served.url)
+        body = json.dumps({"questions": ["a"] * 50}).encode()
+        with socket.create_connection((address.hostname, address.port)) as client:
+            head = f"Host: localhost\r\nContent-Type: application/json\r\nAccept: {accept}"
+            client.sendall(
+                f"POST /answer HTTP/1.1\r\n{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+            )
+            assert gate.entered.wait(10)
+        wait_for(lambda: served.client().health()["queue"] == 0)
+        gate.open.set()
+        assert served.client().answer("d").question == "d"
+        assert metric(served, 'realm_batch_questions_sum{kind="answer"}') == 2
+
+
+def test_questions_that_nobody_waits_for_leave_their_places(tiny_kb, qa_model, monkeypatch) -> None:
+    with running(
+        tiny_kb.folder, qa_model, replace(CONFIG, seconds=0.5, queue=3, questions=3, batch=1)
+    ) as served:
+        gate = Gate(served, monkeypatch)
+        for _ in range(3):  # taken in each time, and given up; a place that was kept would make it 429
+            assert_problem(post(served, "/answer", {"questions": ["a", "b", "c"]}), 503, "time limit")
+        gate.open.set()
+
+
+def test_an_error_amid_a_stream_is_its_last_line(served, monkeypatch) -> None:
+    answer = Answerer.answer_batch
+
+    def broken(self: Any, questions: Any, *more: Any) -> Any:
+        if "break" in questions:
+            raise ZeroDivisionError("secret of the house")
+        return answer(self, questions, *more)
+
+    questions = ["a"] * CONFIG.batch + ["break", "b", "c"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Answerer, "answer_batch", broken)
+        response = post(
+            served, "/answer", {"questions": questions}, headers={"Accept": "application/x-ndjson"}
+        )
+        with pytest.raises(ServerError, match="in its log") as error:
+            list(served.client().answer_many(questions))
+    lines = [json.loads(line) for line in response.iter_lines()]
+    assert [one.get("question") for one in lines] == ["a"] * CONFIG.batch + [None]
+    assert lines[-1]["error"]["status"] == error.value.status == 500 and "secret" not in response.text
+
+
+NEEDS_WORDS = {"questions": ["a"] * 5, "method": "bm25"}
+AS_LINES = {"Accept": "application/x-ndjson"}
+
+
+def test_a_stream_waits_no_longer_than_a_request_may_for_words(tiny_kb, qa_model, monkeypatch) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(LivingKnowledge, "read_words", lambda self: gate.wait(20))
+    with running(tiny_kb.folder, qa_model, replace(CONFIG, seconds=0.5)) as served:
+        assert_problem(post(served, "/answer", NEEDS_WORDS, headers=AS_LINES), 503, "time limit")
+        gate.set()
+
+
+def test_questions_that_wait_for_words_count_as_waiting(tiny_kb, qa_model, monkeypatch) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(LivingKnowledge, "read_words", lambda self: gate.wait(20))
+    with running(tiny_kb.folder, qa_model, replace(CONFIG, queue=8, questions=8)) as served:
+        statuses: list[int] = []
+        ask = lambda: statuses.append(post(served, "/answer", NEEDS_WORDS).status_code)  # noqa: E731
+        first = threading.Thread(target=ask)
+        first.start()
+        wait_for(lambda: served.client().health()["queue"] == 5)
+        assert_problem(post(served, "/answer", NEEDS_WORDS, headers=AS_LINES), 429, "try again")
+        gate.set()
+        first.join()
+        assert statuses == [200]
+
+
+def test_a_bug_is_a_500_without_its_insides_and_the_next_question_is_answered(served, monkeypatch) -> None:
+    def broken(*args: Any) -> Any:
+        raise ZeroDivisionError("secret of the house")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Answerer, "answer_batch", broken)
+        response = post(served, "/answer", {"question": QUESTION})
+    assert_problem(response, 500, "in its log")
+    assert "secret" not in response.text and "content-security-policy" in response.headers
+    assert post(served, "/answer", {"question": QUESTION}).status_code == 200
+
+
+def test_on_loopback_only_its_own_names_are_answered(served) -> None:
+    for host in ("evil.example", "127.0.0.1.evil.example:8000", "localhost.evil.example"):
+        assert_problem(httpx.get(served.url + "/health", headers={"Host": host}), 421, "not '")
+    for host in ("localhost", "LOCALHOST:1", "[::1]:8000", "127.0.0.1:9"):
+        assert httpx.get(served.url + "/health", headers={"Host": host}).status_code == 200
+
+
+def test_head_says_what_get_would_without_the_body(served) -> None:
+    for path in ("/", "/style.css", "/health", "/documents/d3", "/documents/d99"):
+        told, got = httpx.head(served.url + path), httpx.get(served.url + path)
+        assert (told.status_code, told.content) == (got.status_code, b"")
+        assert told.headers["content-type"] == got.headers["content-type"]
+
+
+def test_a_page_of_another_version_is_not_kept(served) -> None:
+    for path in ("/", "/main.js", "/health"):
+        assert httpx.get(served.url + path).headers["cache-control"] == "no-cache"
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/nothing", "/openapi.json", "/app.js"])
+def test_every_response_forbids_scripts_from_elsewhere(served, path) -> None:
+    policy = httpx.get(served.url + path).headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
