@@ -56,10 +56,10 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 256])
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
     parser.add_argument(
-        "--largest-approximate", type=int, default=100_000, help="vectors; building graphs takes long"
+        "--largest-approximate", type=int, default=10_000, help="vectors; building graphs takes long"
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each measurement")
+    parser.add_argument("--seconds", type=float, default=0.5, help="for each measurement")
     parser.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda"
     )

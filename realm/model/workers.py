@@ -39,8 +39,12 @@ def share_out(work: Callable[[P], R], pieces: Sequence[P]) -> list[R]:
         with torch.autocast("cpu", enabled=False):  # which other threads have not begun
             take()
     else:
-        for done in [_pool(threads).submit(take) for _ in range(min(threads, len(pieces)))]:
-            done.result()
+        try:
+            for done in [_pool(threads).submit(take) for _ in range(min(threads, len(pieces)))]:
+                done.result()
+        finally:
+            for _ in waiting:  # who interrupts this thread means the others too
+                pass
     return [results[number] for number in range(len(pieces))]
 
 

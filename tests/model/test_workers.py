@@ -1,7 +1,9 @@
 """Pieces shared out among threads: all of them, once each, whoever computes them."""
 
 import multiprocessing
+import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -47,6 +49,23 @@ def test_what_a_piece_raises_is_raised(two_threads) -> None:
     with pytest.raises(ZeroDivisionError):
         share_out(fail, range(20))
     assert squares(range(20)) == [number**2 for number in range(20)]
+
+
+def test_pieces_that_nobody_has_begun_are_left_when_the_user_interrupts(two_threads) -> None:
+    done: list[int] = []
+    first = threading.Lock()
+
+    def work(number: int) -> None:
+        if first.acquire(blocking=False):
+            time.sleep(0.1)  # until this test waits: a signal on the way there is seen late
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.01)
+        done.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        share_out(work, range(1000))
+    assert squares(range(20)) == [number**2 for number in range(20)]  # after what was begun then
+    assert len(done) < 500
 
 
 def test_a_thread_that_cannot_be_had_is_an_error_and_nobody_waits(two_threads, monkeypatch) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm.config import InputError
+from realm.model.device import Precision, autocast
 from realm.model.encoders import EmbedderConfig, embedder_from
 from realm.retrieval import embedding
 from realm.retrieval.embedding import batches_by_length, embed_passages, pooled_states
@@ -47,6 +48,29 @@ def test_vectors_come_in_the_order_asked_for_whatever_the_batches(
     numbers = np.random.default_rng(0).permutation(len(tiny_kb))
     alone = np.concatenate([embed(tiny_model, tiny_kb, np.array([n])) for n in numbers])
     np.testing.assert_allclose(embed(tiny_model, tiny_kb, numbers), alone, atol=4e-3)
+
+
+def test_threads_that_take_whole_batches_give_the_vectors_of_one(
+    tiny_kb, tiny_model, monkeypatch, request
+) -> None:
+    """Under autocast too, which a thread does not take over by itself."""
+    monkeypatch.setattr(batches_by_length, "__defaults__", (60,))
+    told: list[int] = []
+
+    def embed_all(precision: Precision) -> np.ndarray:
+        told.clear()
+        with autocast(torch.device("cpu"), precision):
+            return embed_passages(
+                tiny_model.embedder.passage, tiny_kb.tokens, np.arange(len(tiny_kb)), tiny_model.tokenizer,
+                tiny_model.lengths, tiny_model.device, tell=told.append,
+            )  # fmt: skip
+
+    alone = embed_all("fp32"), embed_all("bf16")
+    assert not np.array_equal(*alone)
+    request.getfixturevalue("two_threads")
+    assert np.array_equal(embed_all("fp32"), alone[0])
+    assert np.array_equal(embed_all("bf16"), alone[1])
+    assert told == sorted(told) and told[-1] == len(tiny_kb) and len(told) > 4
 
 
 def test_projected_pooled_states_are_the_vectors(tiny_kb, tiny_model) -> None:
