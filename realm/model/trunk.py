@@ -10,7 +10,7 @@ H hidden, A heads, d hidden of a head, G heads of all rows that are multiplied t
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +24,10 @@ from realm.text.inputs import Tokens
 
 SCORES = 1 << 18
 """Attention scores that are formed together, where more than one row has them."""
+SHARED = 1 << 8
+"""Tokens from which on threads are sooner done with rows of their own."""
+EVENLY = 1.15
+"""Times an even share that the largest may be, else threads that share products are sooner done."""
 
 
 def hidden_states(trunk: Bert, tokens: Tokens) -> Tensor:
@@ -80,9 +84,31 @@ class _Rows(NamedTuple):
         place_N = order_B[row_N] * tokens.mask_BT.shape[1] + column_N
         return cls(place_N, order_B.argsort(), length_B[order_B].tolist(), asking_B[order_B].tolist())
 
+    def parts(self, count: int, wanted_P: Tensor | None) -> Iterator[tuple["_Rows", Tensor | None]]:
+        """At most so many parts of about as many tokens, each with the wanted ones of its own."""
+        ends, asked = [0, *accumulate(self.lengths)], [0, *accumulate(self.asking)]
+        even = [ends[-1] * part / count for part in range(count + 1)]
+        cuts = sorted({min(range(len(ends)), key=lambda row: abs(ends[row] - cut)) for cut in even})
+        for start, stop in pairwise(cuts):
+            lengths, asking = self.lengths[start:stop], self.asking[start:stop]
+            rows = _Rows(self.place_N[ends[start] : ends[stop]], self.rank_B, lengths, asking)
+            yield rows, None if wanted_P is None else wanted_P[asked[start] : asked[stop]] - ends[start]
+
 
 def _run(trunk: Bert, tokens: Tokens, rows: _Rows, wanted_P: Tensor | None) -> Tensor:
-    """Last states of all tokens, or of those with the numbers `wanted_P` -> [N or P, H]."""
+    """Last states of all tokens, or of those with the numbers `wanted_P` -> [N or P, H].
+
+    Where nothing is learnt each thread takes some of the rows; where something is, the threads share each product.
+    """
+    if torch.is_grad_enabled() or trunk.training or len(rows.place_N) < SHARED:
+        return _run_rows(trunk, tokens, rows, wanted_P)
+    parts = list(rows.parts(torch.get_num_threads(), wanted_P))
+    if max(len(part.place_N) for part, _ in parts) * torch.get_num_threads() > EVENLY * len(rows.place_N):
+        return _run_rows(trunk, tokens, rows, wanted_P)
+    return torch.cat(share_out(lambda part: _run_rows(trunk, tokens, *part), parts, autocast=True))
+
+
+def _run_rows(trunk: Bert, tokens: Tokens, rows: _Rows, wanted_P: Tensor | None) -> Tensor:
     state_NH = trunk.embeddings(
         tokens.ids_BT.flatten()[rows.place_N],
         tokens.segments_BT.flatten()[rows.place_N],

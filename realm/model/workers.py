@@ -17,16 +17,21 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 
-def share_out(work: Callable[[P], R], pieces: Sequence[P]) -> list[R]:
-    """`work(piece)` for every piece, in its order, by as many threads as torch may use here; without gradients or autocast.
+def share_out(work: Callable[[P], R], pieces: Sequence[P], autocast: bool = False) -> list[R]:
+    """`work(piece)` for every piece, in its order, by as many threads as torch may use here; without gradients.
 
-    Raises what a piece raises; those that nobody has begun are left then.
+    Autocast is off, or with `autocast` as it is here. Raises what a piece raises; those that nobody has begun are left then.
     """
     waiting, inference = iter(range(len(pieces))), torch.is_inference_mode_enabled()
     results: dict[int, R] = {}
+    cast, dtype = autocast and torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
     def take() -> None:
-        with torch.inference_mode(inference), torch.no_grad():
+        with (
+            torch.inference_mode(inference),
+            torch.no_grad(),
+            torch.autocast("cpu", dtype, cast, cache_enabled=False),
+        ):
             try:
                 for number in waiting:  # one iterator for all threads: each takes the next when it is done
                     results[number] = work(pieces[number])
@@ -36,8 +41,7 @@ def share_out(work: Callable[[P], R], pieces: Sequence[P]) -> list[R]:
 
     threads = torch.get_num_threads()
     if threads == 1:
-        with torch.autocast("cpu", enabled=False):  # which other threads have not begun
-            take()
+        take()
     else:
         try:
             for done in [_pool(threads).submit(take) for _ in range(min(threads, len(pieces)))]:

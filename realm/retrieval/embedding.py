@@ -103,7 +103,6 @@ def _embed(
     done, one_at_a_time = 0, threading.Lock()
     bar = progress(total=len(numbers), description=description or "", unit="passage")
     bar.disable |= description is None
-    bf16 = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")  # which threads do not take over
 
     def embed(batch: np.ndarray) -> None:
         nonlocal result, done
@@ -118,13 +117,9 @@ def _embed(
             if tell is not None:
                 tell(done)
 
-    def embed_in_thread(batch: np.ndarray) -> None:
-        with torch.autocast("cpu", enabled=bf16[0], dtype=bf16[1], cache_enabled=False):
-            embed(batch)
-
     with evaluating(tower), bar:
         if device.type == "cpu" and len(batches) >= 2 * torch.get_num_threads():
-            share_out(embed_in_thread, batches)
+            share_out(embed, batches, autocast=True)
         else:
             for batch in batches:
                 embed(batch)

@@ -1,5 +1,7 @@
 """Layers without padding, against transformers' own forward pass and plain loops."""
 
+import threading
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import BertModel
 
+from realm.model import trunk
 from realm.model.bert import Bert, BertConfig
 from realm.model.encoders import set_dropout
 from realm.model.trunk import hidden_states, states_at
@@ -161,6 +164,33 @@ def test_two_threads_give_the_states_and_gradients_of_one(dropout, two_threads, 
         found.append([states, *torch.autograd.grad(states.square().sum(), list(bert.parameters()))])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)  # products beside attention add in another order
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shared"),
+    [([7, 6, 5, 6, 7, 5], True), ([4, 4, 4, 4], True), ([30, 2, 2], False), ([5], False)],
+)
+@pytest.mark.parametrize("bf16", [False, True])
+def test_threads_that_read_rows_of_their_own_find_what_one_finds(
+    lengths, shared, bf16, two_threads, monkeypatch
+) -> None:
+    """Also where one of them is asked for nothing."""
+    monkeypatch.setattr("realm.model.trunk.SHARED", 0)
+    bert, tokens = small_bert().float().eval(), rows_of(lengths)
+    row_P, position_P = torch.tensor([0, 0, len(lengths) - 1]), torch.tensor([3, 0, 0])
+    readers: set[str] = set()
+    watched = trunk._run_rows
+    monkeypatch.setattr(
+        trunk, "_run_rows", lambda *a: readers.add(threading.current_thread().name) or watched(*a)
+    )
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        together = hidden_states(bert, tokens), states_at(bert, tokens, row_P, position_P)
+        assert (len(readers) > 1) == shared
+        torch.set_num_threads(1)
+        alone = hidden_states(bert, tokens), states_at(bert, tokens, row_P, position_P)
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(one, other, **({"rtol": 2e-2, "atol": 2e-2} if bf16 else {}))
+        assert one.dtype == other.dtype
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
