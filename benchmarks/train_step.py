@@ -4,7 +4,7 @@
     python benchmarks/train_step.py --full                     # every row as long as may be: what is left without padding
     python benchmarks/train_step.py --hidden 768 --layers 12 --queries 64      # BERT-base, for a GPU
 
-All sides get the same weights and inputs, dropout 0.1, each in a process of its own; after one to warm up, the best round counts.
+All sides get the same weights and inputs, dropout 0.1, each in a process of its own; the best round after the first counts.
 
 padded    every row padded to 64, 288 and 352 tokens, transformers' own layers, torch's dropout; words are predicted at masked
           positions, as BERT's first code did: how one writes it down first.
