@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from realm.model.bert import MaskedBert
-from realm.model.encoders import (
-    MaskedReader,
-)
+from realm.model.encoders import MaskedReader
 from realm.text.inputs import Tokenizer
 from tests.model.networks import CONFIG, VOCAB
 

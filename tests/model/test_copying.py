@@ -22,11 +22,6 @@ VOCAB, HIDDEN = 40, 16
 LENGTHS = Lengths(query=16, passage=20)
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.train(["a b c d e f g h"], vocab_size=VOCAB)
-
-
 @pytest.fixture
 def reader() -> MaskedReader:
     """Everything random, [PAD]'s embedding and the kernel's middle too: what must not count would show."""
