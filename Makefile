@@ -42,7 +42,7 @@ bench: install
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/train_step.py
-	$(BIN)/python benchmarks/refresh.py --speed-steps 40 --steps 300 --every 50 300
+	$(BIN)/python benchmarks/refresh.py --speed-steps 20 --steps 300 --every 50 300
 
 clean:
 	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
