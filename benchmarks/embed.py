@@ -5,9 +5,10 @@
     python benchmarks/embed.py --kb demo/kb --model demo/models/ict
 
 `layers` is a BERT whose states are pooled, `words` an embedder without layers, as the demo's. Passages are random wordpieces of
-lengths as `kb build` makes them. The forward passes get their batches ready made, and are the ceiling; of a large corpus they
-take every so many-th batch. A size that would take a tower longer than `--most` seconds is left out. `padding` is the share of
-a batch's tokens that are none. Prints a table, and one JSON object as the last line.
+lengths as `kb build` makes them. The forward passes get their batches ready made, one after the other with all of torch's
+threads; a build on a CPU, whose threads each pack and embed batches of their own, can be faster. Of a large corpus the forward
+passes take every so many-th batch. A size that would take a tower longer than `--most` seconds is left out. `padding` is the
+share of a batch's tokens that are none. Prints a table, and one JSON object as the last line.
 """
 
 import argparse
@@ -28,7 +29,7 @@ import shared
 import torch
 
 from realm.model.bert import BertConfig
-from realm.model.device import Precision, autocast, choose_device
+from realm.model.device import Precision, autocast, choose_device, chosen
 from realm.model.encoders import EmbedderConfig, Tower, new_tower
 from realm.model.folder import load_model
 from realm.retrieval.embedding import batches_by_length, embed_passages
@@ -82,7 +83,7 @@ def main() -> None:
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     shared.print_table(rows)
     result = {"benchmark": "embed", "device": str(device), "torch_threads": torch.get_num_threads()}
-    result |= {"precision": args.precision, "layers": args.layers, "hidden": args.hidden}
+    result |= {"precision": chosen(device, args.precision), "layers": args.layers, "hidden": args.hidden}
     print(json.dumps(result | {"rows": rows} | shared.machine()))
 
 

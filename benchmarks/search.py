@@ -5,12 +5,13 @@
     python benchmarks/search.py --sizes 13350000 --systems realm --batches 512 --device cuda        # ms_512 on a GPU
 
 Every system gets the same vectors (unit length, a spectrum that falls off as text's does), the same queries and as many
-threads, in a process of its own. Exact search reads its whole index once a batch (ours on most CPUs: a copy in 8 bits, and
-the few vectors that this cannot rule out; faiss once a query, unless it multiplies matrices), so at batch 1 the bound is memory
-bandwidth, at large batches the float32 matrix product; both are measured beside it, in the same process, and GB/s are
-the bytes of the index times the batches in a second. faiss-flat is shown as it comes and with matrix products in tiles of 1,024
-vectors. The approximate systems (IVF, HNSW, ScaNN) are shown with the share of the 20 best that they find. Systems that are
-not installed are left out: `pip install realm-lm[peers]`. Prints a table, and one JSON object as the last line.
+threads, in a process of its own. Exact search reads its whole index once a batch (ours on CPUs that multiply 8-bit numbers: a
+copy in 8 bits, and the few vectors that this cannot rule out; faiss once a query, unless it multiplies matrices), so at batch 1
+the bound is memory bandwidth, at large batches the float32 matrix product; both are measured beside it, in the same process,
+and GB/s are the bytes of the index times the batches in a second (a small index of ours, kept in 32 bits too, counts as if it
+were not). faiss-flat is shown as it comes and with matrix products in tiles of 1,024 vectors. The approximate systems (IVF,
+HNSW, ScaNN) are shown with the share of the 20 best that they find. Systems that are not installed are left out:
+`pip install realm-lm[peers]`. Prints a table, and one JSON object as the last line.
 """
 
 import argparse

@@ -4,7 +4,8 @@
     python benchmarks/train_step.py --full                     # every row as long as may be: what is left without padding
     python benchmarks/train_step.py --hidden 768 --layers 12 --queries 64      # BERT-base, for a GPU
 
-All sides get the same weights and inputs, dropout 0.1, each in a process of its own; the best round after the first counts.
+All sides get the same weights and inputs, dropout 0.1, each in a process of its own. After one round to warm up, the best of
+ours counts (`--rounds`) and one of the others, which take minutes.
 
 padded    every row padded to 64, 288 and 352 tokens, transformers' own layers, torch's dropout; words are predicted at masked
           positions, as BERT's first code did: how one writes it down first.
@@ -211,7 +212,7 @@ def main() -> None:
             if way == "peer" and not (PEER / "bin" / "python").exists():
                 print(f"peer: not there; python {PEER_FILE} makes its environment")
                 continue
-            rounds = args.rounds if way in OURS else 1  # the others take minutes
+            rounds = args.rounds if way in OURS else 1
             words = [str(word) for word in (folder, args.threads, rounds)]
             results[way] = side(way, words, str(args.queries), args.full)
             print(row(way, results), flush=True)

@@ -35,8 +35,15 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
     Each use of a weight has a bf16 copy of its own: gradients of a copy that a hundred parts of a batch share would be added
     up in bf16, where small ones vanish beside the sum.
     """
-    bf16 = precision == "bf16" or (precision == "auto" and multiplies_bf16(device.type))
+    bf16 = chosen(device, precision) == "bf16"
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16, cache_enabled=False)
+
+
+def chosen(device: torch.device, precision: Precision) -> Literal["bf16", "fp32"]:
+    """What `precision` means on this device."""
+    if precision != "auto":
+        return precision
+    return "bf16" if multiplies_bf16(device.type) else "fp32"
 
 
 @cache

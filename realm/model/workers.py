@@ -6,12 +6,14 @@ the next of many pieces, and computes it alone.
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
-from threading import Barrier
+from threading import Barrier, Lock
 from typing import TypeVar
 
 import torch
+
+_pool_is_taken = Lock()
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -21,6 +23,7 @@ def share_out(work: Callable[[P], R], pieces: Sequence[P], autocast: bool = Fals
     """`work(piece)` for every piece, in its order, by as many threads as torch may use here; without gradients.
 
     Autocast is off, or with `autocast` as it is here. Raises what a piece raises; those that nobody has begun are left then.
+    While another thread has its pieces computed, or within a piece, the caller computes its own: nobody waits for others' work.
     """
     waiting, inference = iter(range(len(pieces))), torch.is_inference_mode_enabled()
     results: dict[int, R] = {}
@@ -40,15 +43,22 @@ def share_out(work: Callable[[P], R], pieces: Sequence[P], autocast: bool = Fals
                     pass
 
     threads = torch.get_num_threads()
-    if threads == 1:
+    if threads == 1 or not _pool_is_taken.acquire(blocking=False):
         take()
     else:
+        begun: list[Future[None]] = []
         try:
-            for done in [_pool(threads).submit(take) for _ in range(min(threads, len(pieces)))]:
+            for _ in range(min(threads, len(pieces))):
+                begun.append(_pool(threads).submit(take))
+            for done in begun:
                 done.result()
         finally:
-            for _ in waiting:  # who interrupts this thread means the others too
-                pass
+            try:
+                for _ in waiting:  # who interrupts this thread means the others too
+                    pass
+                wait(begun)  # for what they have begun: what it reads may change after this
+            finally:
+                _pool_is_taken.release()
     return [results[number] for number in range(len(pieces))]
 
 
@@ -73,4 +83,10 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return pool
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # whose threads are not there
+def _forget_pool() -> None:
+    global _pool_is_taken
+    _pool.cache_clear()
+    _pool_is_taken = Lock()
+
+
+os.register_at_fork(after_in_child=_forget_pool)  # where its threads are not

@@ -9,7 +9,7 @@ A passage whose rough score lies further than that under what the k best reach i
 others, a few times k, are handed out to be scored. Vectors and queries are rotated before they are rounded, which spreads them
 evenly over the dimensions and leaves their products as they are: so rounding loses least.
 
-Letters: B queries, N passages, D embedding, U passages written, G groups of passages, C that remain of all queries.
+Letters: B queries, N passages, D embedding, U passages written, C that remain of all queries.
 """
 
 from functools import cache
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realm.retrieval.ranking import reaching, space
+from realm.retrieval.ranking import GROUP, reaching, space
 
 EVEN = 256
 """The codes are filled up to a multiple of this many passages, which groups divide."""
@@ -103,7 +103,9 @@ class RoundedQueries:
         reach, better than that. None where too little is ruled out to be worth it.
         """
         queries, width = self._code_BD.shape[0], even(stop - start)
-        score_BN = space("codes", queries, width, torch.int32)
+        if k > width // GROUP // 4:  # before anything is computed
+            return None
+        score_BN = space("scores", queries, width, torch.int32)
         torch._int_mm(self._code_BD, self._codes.code_ND[start : start + width].T, out=score_BN)
         if stop - start < width:
             score_BN[:, stop - start :] = -(2**31)

@@ -1,8 +1,8 @@
 """Exact maximum inner product search: vectors in, the best passage numbers out. Knows nothing of text or networks.
 
-Vectors stay in 16 bits; products and comparisons are float32. A chunk of the index is scored at a time, so the [B, N]
-matrix never exists in `search`. On a CPU that multiplies 8-bit numbers fast, only the passages are scored that their codes
-(`codes.py`) do not rule out.
+Vectors are in 16 bits, those of small indexes on a CPU in 32 too; products and comparisons are float32. A chunk of the index is
+scored at a time, so the [B, N] matrix never exists in `search`. On a CPU that multiplies 8-bit numbers fast, only the passages
+are scored that their codes (`codes.py`) do not rule out; which scores can be among the best, `ranking.py` tells.
 
 Letters: B queries, K hits per query, N passages, D embedding, G groups of passages, C that remain of all queries.
 """
@@ -22,7 +22,7 @@ from realm.retrieval.ranking import reaching, space
 QUERIES = 256
 """Queries that a CPU searches for together."""
 SCORES = 1 << 22
-"""Scores that a CPU ranks at a time: 16 MB, which its last cache holds."""
+"""Scores that a thread of a CPU ranks at a time: 16 MB, about what its last cache holds."""
 CHUNK = 1 << 18
 """Passages whose scores are ranked at a time, at most."""
 BLOCK = 1 << 12
@@ -32,7 +32,7 @@ CACHED = 1 << 24
 ALONE = 16
 """Queries that one thread is done with before another one is awake."""
 SHARED = 1 << 16
-"""Passages from which on threads each search a part of them, where they have no queries of their own."""
+"""Passages from which on threads each search a part of them, half as many at least, where they have no queries of their own."""
 WIDE = 1 << 21
 """Numbers of an index that a CPU keeps in float32 too: 8 MB."""
 CHEAP = 1 << 17
@@ -41,8 +41,8 @@ SMALL = 1 << 12
 """Passages that are scored sooner than their codes are asked."""
 FEW = 32
 """Queries whose scores cost less than the codes of all passages do."""
-GROUP = 64
-"""Passages of which the best score is ranked first."""
+TOP_GROUP = 64
+"""Passages of which the best score is ranked first, on a GPU and where a bound rules out too little."""
 
 
 class Hits(NamedTuple):
@@ -102,10 +102,11 @@ class MipsIndex:
         passages, dim = self._vectors_ND.shape
         if self.device.type != "cpu":
             return
-        if self._wide_ND is None and self._vectors_ND.numel() <= WIDE:
-            self._wide_ND = self._vectors_ND.float()
-        if self._codes is None and passages >= SMALL and dim >= 8 and codes.are_fast():
-            self._codes = Codes(self._vectors_ND)
+        with torch.inference_mode(False):  # `write` may come outside of it
+            if self._wide_ND is None and self._vectors_ND.numel() <= WIDE:
+                self._wide_ND = self._vectors_ND.float()
+            if self._codes is None and passages >= SMALL and dim >= 8 and codes.are_fast():
+                self._codes = Codes(self._vectors_ND)
 
     @torch.no_grad()
     def search(self, query_BD: Tensor, k: int) -> Hits:
@@ -142,7 +143,7 @@ class MipsIndex:
         everything = range(len(self))
         if len(self) < SHARED:
             return self._search(query_BD, everything, k)
-        size = codes.even(-(-len(self) // torch.get_num_threads()))
+        size = codes.even(max(SHARED // 2, -(-len(self) // torch.get_num_threads())))
         shares = [everything[start : start + size] for start in range(0, len(self), size)]
         return _best(share_out(lambda share: self._search(query_BD, share, k), shares), k)
 
@@ -189,7 +190,7 @@ def _ranked(query_BD: Tensor, vectors_ND: Tensor, floor_B: Tensor | None, k: int
         return _top(_products(query_BD, vectors_ND), k)
     passages = len(vectors_ND)
     width = -(-passages // ranking.GROUP) * ranking.GROUP
-    score_BN = space("scores", len(query_BD), width, torch.float32)
+    score_BN = space("scores", len(query_BD), width, torch.int32).view(torch.float32)  # the room of codes
     score_BN[:, passages:] = -torch.inf
     _fill(score_BN, query_BD, vectors_ND)
     place_C = reaching(score_BN, k, None if floor_B is None else floor_B.numpy(), 0.0)
@@ -241,14 +242,14 @@ def _top(score_BN: Tensor, k: int) -> Hits:
     They stand in the k groups whose best are largest: ranking those first is several times faster than ranking all.
     """
     queries, passages = score_BN.shape
-    groups = passages // GROUP
+    groups = passages // TOP_GROUP
     if groups < 4 * k:
         return Hits(*score_BN.topk(min(k, passages), dim=1))
     # A group's passages stand `groups` apart.
-    score_BGN = score_BN[:, : GROUP * groups].unflatten(1, (GROUP, groups))
+    score_BGN = score_BN[:, : TOP_GROUP * groups].unflatten(1, (TOP_GROUP, groups))
     group_BK = score_BGN.amax(1).topk(k, dim=1).indices
-    place = group_BK[:, None, :] + groups * torch.arange(GROUP, device=score_BN.device)[:, None]
-    rest = torch.arange(GROUP * groups, passages, device=score_BN.device).expand(queries, -1)
+    place = group_BK[:, None, :] + groups * torch.arange(TOP_GROUP, device=score_BN.device)[:, None]
+    rest = torch.arange(TOP_GROUP * groups, passages, device=score_BN.device).expand(queries, -1)
     number_BN = torch.cat([place.flatten(1), rest], dim=1)
     top = score_BN.gather(1, number_BN).topk(k, dim=1)
     return Hits(top.values, number_BN.gather(1, top.indices))

@@ -42,7 +42,7 @@ from torch import Tensor, nn
 
 from realm import distributed
 from realm.config import AlreadyDone, InputError, progress, reason, write_json
-from realm.model.device import Precision, autocast, choose_device
+from realm.model.device import Precision, autocast, choose_device, chosen
 from realm.model.encoders import keep_rows, set_dropout
 from realm.model.folder import Model, is_model, read_manifest, save_model
 
@@ -141,8 +141,11 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         """
         self.stage, self.out, self.config, self.model = stage, out, config, model
         self.folder = out.with_name(out.name + ".training")
-        self.settings = {"stage": stage, **asdict(config), **(settings or {})}
         self.device = distributed.start(choose_device(config.device))
+        self.settings = {"stage": stage, **asdict(config), **(settings or {})}
+        self.settings["precision"] = chosen(
+            self.device, config.precision
+        )  # on another machine it may be another
         if distributed.count() > 1 and not shares:
             raise InputError(f"realm {stage} runs in one process: torchrun is for `realm pretrain`")
         distributed.check_batch(config.batch_size)

@@ -68,6 +68,41 @@ def test_pieces_that_nobody_has_begun_are_left_when_the_user_interrupts(two_thre
     assert len(done) < 500
 
 
+def test_nobody_waits_for_the_pieces_of_others(two_threads) -> None:
+    """As a question while a server embeds what was added, or what a piece shares out itself."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def long(number: int) -> list[int]:
+        begun.set()
+        assert go_on.wait(20)
+        return squares(range(number))
+
+    other = threading.Thread(target=share_out, args=(long, range(4)))
+    other.start()
+    assert begun.wait(20)
+    assert squares(range(50)) == [number**2 for number in range(50)]
+    assert other.is_alive()
+    go_on.set()
+    other.join(20)
+    assert not other.is_alive()
+    assert share_out(lambda number: squares(range(number)), range(9))[8] == squares(range(8))
+
+
+def test_an_error_comes_when_no_piece_is_being_computed_any_more(two_threads) -> None:
+    both, ended = threading.Barrier(2), threading.Event()
+
+    def work(number: int) -> None:
+        both.wait(20)
+        if number == 0:
+            raise ZeroDivisionError
+        time.sleep(0.1)
+        ended.set()
+
+    with pytest.raises(ZeroDivisionError):
+        share_out(work, range(2))
+    assert ended.is_set()
+
+
 def test_a_thread_that_cannot_be_had_is_an_error_and_nobody_waits(two_threads, monkeypatch) -> None:
     workers._pool.cache_clear()
     start, started = threading.Thread.start, []

@@ -101,6 +101,18 @@ def test_damaged_weights_are_noticed(tiny_kb, tiny_model) -> None:
         embed(tiny_model, tiny_kb, np.arange(3))
 
 
+def test_damaged_weights_are_noticed_by_whichever_thread(
+    tiny_kb, tiny_model, two_threads, monkeypatch
+) -> None:
+    monkeypatch.setattr(batches_by_length, "__defaults__", (60,))
+    tower = tiny_model.embedder.passage.train()
+    with torch.no_grad():
+        tower.projection.bias[3] = torch.nan
+    with pytest.raises(InputError, match="not finite"):
+        embed(tiny_model, tiny_kb, np.arange(len(tiny_kb)))
+    assert tower.training
+
+
 def test_a_vector_too_long_for_16_bits_is_noticed(tiny_kb, tiny_model, monkeypatch) -> None:
     tower = tiny_model.embedder.passage
     monkeypatch.setattr(tower, "project", lambda pooled_BH: torch.full((len(pooled_BH), 16), 1e5))

@@ -120,9 +120,23 @@ def test_search_by_threads_that_share_the_passages_is_exact(count, queries, fast
         monkeypatch.setattr(codes, "are_fast", lambda: False)
     for name in ("FEW", "WIDE", "CACHED", "SHARED"):
         monkeypatch.setattr(mips, name, 0)
+    shares, search = [], MipsIndex._search
+    monkeypatch.setattr(MipsIndex, "_search", lambda self, *a: shares.append(a[1]) or search(self, *a))
     draw = np.random.default_rng(6)
     vectors = made("ordered", count, 32, draw)
     assert_exact(MipsIndex(vectors), vectors, made("gaussian", queries, 32, draw).astype(np.float32), 20)
+    assert len(set(shares)) == (2 if count > codes.EVEN else 1)
+
+
+def test_an_index_that_was_prepared_in_inference_mode_can_be_written():
+    draw = np.random.default_rng(7)
+    vectors, query = made("gaussian", 6_000, 16, draw), made("gaussian", 40, 16, draw).astype(np.float32)
+    index = MipsIndex(vectors.copy())
+    with torch.inference_mode():
+        index.search(torch.from_numpy(query), 5)
+    vectors[7] = 3 * query[0]
+    index.write(np.array([7]), torch.from_numpy(vectors[7:8]))
+    assert_exact(index, vectors, query, 5)
 
 
 @needs_codes

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from realm.config import AlreadyDone, InputError, config_from
+from realm.model import device
 from realm.model.folder import load_model
 from realm.train import loop
 from realm.train.loop import RunConfig, TrainRun
@@ -456,6 +457,19 @@ def test_run_that_waited_for_one_that_took_its_folder_away_does_not_start_in_not
     with pytest.raises(InputError, match=message):
         TrainRun("toy", tmp_path / "out", config(), tiny_model, {tiny_model.embedder.query: 0.1})
     assert not (tmp_path / "out.training").exists()
+
+
+def test_run_does_not_go_on_in_another_precision(tiny_model_folder, tmp_path, monkeypatch) -> None:
+    """As on a machine where "auto" means another one."""
+    out, given = tmp_path / "out", config(precision="auto")
+    monkeypatch.setattr(device, "multiplies_bf16", lambda kind: False)
+    with pytest.raises(KeyboardInterrupt):
+        train(load_model(tiny_model_folder), out, given, before_update=at(4, stop))
+    monkeypatch.setattr(device, "multiplies_bf16", lambda kind: True)
+    with pytest.raises(InputError, match=r"other settings \(precision\)"):
+        train(load_model(tiny_model_folder), out, given)
+    train(load_model(tiny_model_folder), out, config(precision="fp32"))
+    assert json.loads((out / "realm.json").read_text())["stages"]["toy"]["precision"] == "fp32"
 
 
 def test_run_with_other_settings_does_not_go_on(tiny_model_folder, tmp_path) -> None:
