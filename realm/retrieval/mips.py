@@ -28,7 +28,7 @@ CHUNK = 1 << 18
 BLOCK = 1 << 12
 """Passages that a CPU turns into float32 at a time: 2 MB at D = 128, so that they are multiplied while in its cache."""
 CACHED = 1 << 24
-"""Numbers of an index that a core's share of the cache holds in 8 bits: there each thread searches for queries of its own."""
+"""Numbers of an index whose codes a core's share of the cache holds: there each thread searches for queries of its own."""
 ALONE = 16
 """Queries that one thread is done with before another one is awake."""
 SHARED = 1 << 16
@@ -117,7 +117,7 @@ class MipsIndex:
             self.prepare()
         if self.device.type != "cpu":
             return self._search(query_BD, range(len(self)), k)
-        if len(query_BD) > 1 and self._vectors_ND.numel() <= CACHED:
+        if self._codes is not None and len(query_BD) > 1 and self._vectors_ND.numel() <= CACHED:
             each = min(QUERIES, max(ALONE, -(-len(query_BD) // torch.get_num_threads())))
             found = share_out(
                 lambda part_BD: self._search(part_BD, range(len(self)), k), query_BD.split(each)
