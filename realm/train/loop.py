@@ -143,9 +143,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         self.folder = out.with_name(out.name + ".training")
         self.device = distributed.start(choose_device(config.device))
         self.settings = {"stage": stage, **asdict(config), **(settings or {})}
-        self.settings["precision"] = chosen(
-            self.device, config.precision
-        )  # on another machine it may be another
+        # What "auto" means here: on another machine it may be another.
+        self.settings["precision"] = chosen(self.device, config.precision)
         if distributed.count() > 1 and not shares:
             raise InputError(f"realm {stage} runs in one process: torchrun is for `realm pretrain`")
         distributed.check_batch(config.batch_size)

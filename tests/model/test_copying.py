@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from realm.config import InputError
-from realm.model.bert import BertConfig, MaskedBert
+from realm.model.bert import MaskedBert
 from realm.model.copying import REACH, CopyHead, passage_mask
 from realm.model.encoders import MaskedReader, load_reader, save_reader
 from realm.text.inputs import Lengths, Tokenizer, Tokens, joint_inputs
+from tests.model.networks import CONFIG, VOCAB
 from tests.transformers_twin import twin
 
-VOCAB, HIDDEN = 40, 16
+HIDDEN = CONFIG.hidden_size
 LENGTHS = Lengths(query=16, passage=20)
 
 
@@ -26,16 +27,7 @@ LENGTHS = Lengths(query=16, passage=20)
 def reader() -> MaskedReader:
     """Everything random, [PAD]'s embedding and the kernel's middle too: what must not count would show."""
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-    )
-    reader = MaskedReader(MaskedBert(config), copy=True).eval()
+    reader = MaskedReader(MaskedBert(CONFIG), copy=True).eval()
     with torch.no_grad():
         reader.bert.bert.embeddings.word_embeddings.weight[0].normal_()
         for parameter in reader.copy_head.parameters():
