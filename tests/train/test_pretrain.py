@@ -383,7 +383,8 @@ def test_refresh_in_the_background_is_swapped_in(tiny_kb, tiny_model_folder, tmp
     poll = pretrain.IndexRefresher.poll
 
     def patient(refresher, step):
-        while refresher._child is not None and refresher._child.running():
+        child = refresher._builder._child
+        while child is not None and child.running():
             time.sleep(0.02)
         return poll(refresher, step)
 
