@@ -42,7 +42,7 @@ import torch
 from published_inputs import B, K, step_inputs, tell, timed
 from torch import Tensor, nn
 
-from realm.model.device import autocast, choose_device, multiplies_bf16
+from realm.model.device import autocast, choose_device, keep_freed_memory, multiplies_bf16
 from realm.model.encoders import Tower, TrunkTower
 from realm.model.folder import Model
 from realm.model.losses import marginal_loss
@@ -80,6 +80,8 @@ def step(folder: Path, rounds: int, way: str, queries: int, full: bool) -> dict[
     padded, sampled = way.startswith("padded"), way.endswith("sampled")
     precision = "bf16" if "bf16" in way else "fp32"
     model.to(device)
+    if not padded:
+        keep_freed_memory()  # as a training run does
     plain = in_transformers(model) if padded else None
     networks: Sequence[nn.Module] = plain or (model.embedder, model.reader)
 

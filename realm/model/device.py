@@ -1,5 +1,6 @@
 """Where networks run and in which precision."""
 
+import ctypes
 import platform
 from contextlib import AbstractContextManager
 from functools import cache
@@ -11,6 +12,9 @@ from realm.config import InputError
 
 Precision = Literal["auto", "bf16", "fp32"]
 """Of matrix products; "auto" is bf16 where a device has instructions for it, else float32."""
+
+MALLOC = {-3: 1 << 30, -1: (1 << 31) - 1, -8: 1}
+"""glibc's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, in bytes, and M_ARENA_MAX: all threads' memory is one."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -56,3 +60,14 @@ def multiplies_bf16(device_type: str) -> bool:
     if platform.machine().lower() in ("x86_64", "amd64"):  # where torch calls it supported with AVX-512 alone
         return bool(torch.cpu._is_avx512_bf16_supported())
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def keep_freed_memory() -> None:
+    """From here on this process keeps what it has freed for what it needs next; with other C libraries than glibc as before.
+
+    glibc gives large pieces back at once, and the system clears every page that comes again: a tenth of a training step.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        c = ctypes.CDLL(None)
+        for option, value in MALLOC.items():
+            c.mallopt(option, value)

@@ -25,7 +25,7 @@ from realm.model.bert import Bert, BertConfig, MaskedBert
 from realm.model.bert_files import load_bert, read_weights, save_bert
 from realm.model.copying import CopyHead, mixed_target_logp, mixed_vocabulary_logp
 from realm.model.dropout import FastDropout
-from realm.model.trunk import hidden_states, states_at
+from realm.model.trunk import hidden_states, states_at, undivided
 from realm.text.inputs import Tokenizer, Tokens, encoder_folder
 
 COPY_HEAD = "copy_head.safetensors"
@@ -444,7 +444,10 @@ def keep_rows(module: nn.Module, rows: int) -> None:
 
 def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
     """`function(*inputs)`, whose intermediate results are not kept for the backward pass but made again, draws included."""
-    return cast(Tensor, checkpoint(function, *inputs, use_reentrant=False))
+    return cast(
+        Tensor,
+        checkpoint(function, *inputs, use_reentrant=False, context_fn=lambda: (undivided(), undivided())),
+    )
 
 
 @contextmanager

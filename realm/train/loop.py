@@ -42,7 +42,7 @@ from torch import Tensor, nn
 
 from realm import distributed
 from realm.config import AlreadyDone, InputError, progress, reason, write_json
-from realm.model.device import Precision, autocast, choose_device, chosen
+from realm.model.device import Precision, autocast, choose_device, chosen, keep_freed_memory
 from realm.model.encoders import keep_rows, set_dropout
 from realm.model.folder import Model, is_model, read_manifest, save_model
 
@@ -150,6 +150,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         distributed.check_batch(config.batch_size)
         if distributed.is_first():
             self._check_out()
+        if self.device.type == "cpu":
+            keep_freed_memory()
         model.to(self.device)
         for part in rates:
             set_dropout(part, config.dropout)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from realm.model.dropout import FastDropout, kept
+from realm.model.dropout import FastDropout, drawing_from, kept, mark, new_seed, unmarked
 
 FLOATS = [torch.bfloat16, torch.float32, torch.float64]
 
@@ -64,3 +64,30 @@ def test_draws_have_no_pattern_from_one_element_to_the_next() -> None:
         assert (
             abs((bits[distance:] * bits[:-distance]).mean().item()) < 0.0025
         )  # five deviations of 0.25 / 512
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
+def test_signs_say_what_is_dropped_and_lose_nothing(dtype, probability) -> None:
+    values = torch.rand(30, 41).to(dtype)
+    values[3] = 0
+    bits = kept(values, (7, 1), probability)
+    marked = mark(values.clone(), (7, 1), probability)
+    assert torch.equal(marked.abs(), values)
+    assert torch.equal(unmarked(marked), bits)
+    assert torch.equal(marked.relu(), torch.where(bits.bool(), values, 0))
+
+
+def test_seeds_of_a_thread_of_its_own_follow_from_one_and_leave_torchs_alone() -> None:
+    before, drawn = torch.get_rng_state(), []
+    for seed in (3, 4, 3):
+        with drawing_from(seed):
+            first = new_seed()
+            with drawing_from(99):
+                new_seed()
+            drawn.append((first, new_seed()))
+    assert drawn[0] == drawn[2] != drawn[1]
+    assert len({*drawn[0], *drawn[1]}) == 4
+    assert torch.equal(torch.get_rng_state(), before)
+    new_seed()
+    assert not torch.equal(torch.get_rng_state(), before)

@@ -1,6 +1,7 @@
 """Layers without padding, against transformers' own forward pass and plain loops."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from transformers import BertModel
 
 from realm.model import trunk
 from realm.model.bert import Bert, BertConfig
-from realm.model.encoders import set_dropout
+from realm.model.encoders import recomputed, set_dropout
 from realm.model.trunk import hidden_states, states_at
 from realm.text.inputs import Tokens
 from tests.transformers_twin import twin
@@ -101,8 +102,12 @@ def test_states_at_no_token_are_none() -> None:
     assert states_at(small_bert(), rows_of([3, 2]), nothing, nothing).shape == (0, 12)
 
 
-def test_gradients_beside_dropout_are_those_of_the_pass_that_was_made() -> None:
-    """Against differences: the backward pass must draw again what the forward pass dropped, in every layer and head."""
+@pytest.mark.parametrize("divided", [False, True])
+def test_gradients_beside_dropout_are_those_of_the_pass_that_was_made(
+    divided, two_threads, monkeypatch
+) -> None:
+    """Against differences: the backward pass must know what the forward pass dropped, in every layer and head."""
+    readers = watch(monkeypatch, divided)
     bert = small_bert(dropout=0.3).train()
     tokens = rows_of([7, 3, 5])
     weight_BTH = torch.randn(3, 7, 12, dtype=torch.float64)
@@ -125,6 +130,7 @@ def test_gradients_beside_dropout_are_those_of_the_pass_that_was_made() -> None:
                 weight[place] += moved
             difference = (above - below) / (2 * moved)
             torch.testing.assert_close(weight.grad[place], difference, rtol=1e-4, atol=1e-6)
+    assert (readers != HERE) == divided
 
 
 def test_dropout_inside_attention_leaves_its_mean_where_it_was() -> None:
@@ -148,13 +154,13 @@ def test_dropout_inside_attention_leaves_its_mean_where_it_was() -> None:
 def test_rows_of_one_length_are_multiplied_together_and_apart_with_the_same_result(monkeypatch) -> None:
     bert, tokens = small_bert(), rows_of([5, 9, 5, 5, 9, 1, 5])
     together = hidden_states(bert, tokens)
-    monkeypatch.setattr("realm.model.trunk.SCORES", 2 * 3 * 5 * 5)  # two rows of 5
+    monkeypatch.setattr("realm.model.attention.SCORES", 2 * 3 * 5 * 5)  # two rows of 5
     torch.testing.assert_close(hidden_states(bert, tokens), together)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_two_threads_give_the_states_and_gradients_of_one(dropout, two_threads, monkeypatch) -> None:
-    monkeypatch.setattr("realm.model.trunk.SCORES", 64)
+    monkeypatch.setattr("realm.model.attention.SCORES", 64)
     bert, tokens = small_bert(dropout).train(), rows_of([9, 6, 4, 6, 12, 1])
     found = []
     for threads in (1, 2):
@@ -166,31 +172,93 @@ def test_two_threads_give_the_states_and_gradients_of_one(dropout, two_threads, 
         torch.testing.assert_close(one, other)  # products beside attention add in another order
 
 
-@pytest.mark.parametrize(
-    ("lengths", "shared"),
-    [([7, 6, 5, 6, 7, 5], True), ([4, 4, 4, 4], True), ([30, 2, 2], False), ([5], False)],
-)
+def watch(monkeypatch: pytest.MonkeyPatch, divided: bool = True) -> set[str]:
+    """Threads that read rows, as they come; where `divided`, few rows are divided too."""
+    readers: set[str] = set()
+    watched = trunk._layers
+    monkeypatch.setattr(trunk, "SHARED", 0 if divided else 1 << 30)
+    monkeypatch.setattr(
+        trunk, "_layers", lambda *a: readers.add(threading.current_thread().name) or watched(*a)
+    )
+    return readers
+
+
+HERE = {threading.main_thread().name}
+LENGTHS = [([7, 6, 5, 6, 7, 5], True), ([4, 4, 4, 4], True), ([30, 2, 2], False), ([5], False)]
+
+
+@pytest.mark.parametrize(("lengths", "shared"), LENGTHS)
 @pytest.mark.parametrize("bf16", [False, True])
 def test_threads_that_read_rows_of_their_own_find_what_one_finds(
     lengths, shared, bf16, two_threads, monkeypatch
 ) -> None:
     """Also where one of them is asked for nothing."""
-    monkeypatch.setattr("realm.model.trunk.SHARED", 0)
     bert, tokens = small_bert().float().eval(), rows_of(lengths)
     row_P, position_P = torch.tensor([0, 0, len(lengths) - 1]), torch.tensor([3, 0, 0])
-    readers: set[str] = set()
-    watched = trunk._run_rows
-    monkeypatch.setattr(
-        trunk, "_run_rows", lambda *a: readers.add(threading.current_thread().name) or watched(*a)
-    )
+    readers = watch(monkeypatch)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         together = hidden_states(bert, tokens), states_at(bert, tokens, row_P, position_P)
-        assert (len(readers) > 1) == shared
+        assert (readers != HERE) == shared
         torch.set_num_threads(1)
         alone = hidden_states(bert, tokens), states_at(bert, tokens, row_P, position_P)
     for one, other in zip(together, alone, strict=True):
         torch.testing.assert_close(one, other, **({"rtol": 2e-2, "atol": 2e-2} if bf16 else {}))
         assert one.dtype == other.dtype
+
+
+def gradients(value: Callable[[], Tensor], bert: Bert) -> list[Tensor]:
+    learning = [weight for weight in bert.parameters() if weight.requires_grad]
+    return [*torch.autograd.grad(value(), learning, materialize_grads=True)]
+
+
+@pytest.mark.parametrize(("lengths", "shared"), LENGTHS)
+@pytest.mark.parametrize("frozen", [None, "encoder", "embeddings"])
+def test_threads_that_learn_from_rows_of_their_own_learn_what_one_learns(
+    lengths, shared, frozen, two_threads, monkeypatch
+) -> None:
+    bert, tokens = small_bert(), rows_of(lengths)
+    if frozen:
+        getattr(bert, frozen).requires_grad_(False)
+    rows, readers = torch.zeros(2, dtype=torch.int64), watch(monkeypatch)
+    values = [
+        lambda: hidden_states(bert, tokens).square().sum(),
+        lambda: (
+            states_at(bert, tokens, rows, torch.tensor([3, 0])).square().sum()
+        ),  # of one thread's rows alone
+    ]
+    together = [gradients(value, bert) for value in values]
+    assert (readers != HERE) == shared
+    torch.set_num_threads(1)
+    for found, value in zip(together, values, strict=True):
+        for one, other in zip(found, gradients(value, bert), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_a_seed_says_what_threads_drop_whoever_is_first(two_threads, monkeypatch) -> None:
+    bert, tokens = small_bert(dropout=0.3).train(), rows_of([7, 6, 5, 6, 7, 5])
+    readers, found = watch(monkeypatch), []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found.append(hidden_states(bert, tokens))
+    assert readers != HERE
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+    same_text = rows_of([7, 7])
+    same_text.ids_BT[1], same_text.segments_BT[1] = same_text.ids_BT[0], same_text.segments_BT[0]
+    one, other = hidden_states(bert, same_text)
+    assert not torch.allclose(one, other)  # each has draws of its own
+
+
+def test_what_is_to_be_made_again_is_not_kept_by_threads(two_threads, monkeypatch) -> None:
+    """Their graphs would be: autograd, which throws away what is to be made again, does not see them."""
+    bert, tokens = small_bert(), rows_of([7, 6, 5, 6, 7, 5])
+    readers = watch(monkeypatch)
+    found = gradients(lambda: recomputed(hidden_states, bert, tokens).square().sum(), bert)
+    assert readers == HERE
+    expected = gradients(lambda: hidden_states(bert, tokens).square().sum(), bert)
+    assert readers != HERE
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
@@ -206,15 +274,46 @@ def test_a_row_is_read_alike_whatever_stands_beside_it(dropout) -> None:
     assert not torch.equal(found[0][1], found[1][1])
 
 
-def test_bf16_is_as_near_to_float32_as_transformers_is() -> None:
-    fast = small_bert(hidden_size=96, num_attention_heads=4, intermediate_size=192).float()
+@pytest.mark.parametrize("lengths", [[20, 13, 2, 20], [33, 64, 32, 45, 45]])
+def test_bf16_is_as_near_to_float32_as_transformers_is(lengths) -> None:
+    """Also where rows are filled up: what fills them says nothing and learns nothing."""
+    sizes = {"hidden_size": 96, "num_attention_heads": 4, "intermediate_size": 192}
+    fast = small_bert(**sizes, max_position_embeddings=64).float()
     plain = twin(fast)
-    tokens = rows_of([20, 13, 2, 20])
+    tokens = rows_of(lengths)
     real_BT1 = tokens.mask_BT[:, :, None].bool()
-    exact = theirs(plain, tokens)
+    names = [name for name, _ in plain.named_parameters() if not name.startswith("pooler")]
+
+    def found(network: Bert | BertModel) -> list[Tensor]:
+        states = hidden_states(network, tokens) if network is fast else theirs(network, tokens)
+        states = states.float() * real_BT1
+        weights = [dict(network.named_parameters())[name] for name in names]
+        return [states.detach(), *torch.autograd.grad(states.pow(3).sum(), weights)]
+
+    exact = found(plain)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         errors = [
-            ((states.float() - exact) * real_BT1).norm().item()
-            for states in (hidden_states(fast, tokens), theirs(plain, tokens))
+            [(one - other).norm().item() for one, other in zip(found(network), exact, strict=True)]
+            for network in (fast, plain)
         ]
-    assert 0 < errors[0] < 1.2 * errors[1]
+    assert 0 < errors[0][0] < 1.2 * errors[1][0]
+    assert 0 < sum(errors[0][1:]) < 1.2 * sum(errors[1][1:])
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_some_tokens_of_long_rows_learn_what_they_learn_among_all(bf16) -> None:
+    """40 of 45 that ask are filled up apart from the 45 that are asked."""
+    bert = small_bert(max_position_embeddings=64).float()
+    tokens = rows_of([45, 37])
+    row_P, position_P = torch.zeros(40, dtype=torch.int64), torch.arange(40).flip(0)
+
+    def some() -> Tensor:
+        return states_at(bert, tokens, row_P, position_P).square().sum()
+
+    def among_all() -> Tensor:
+        return hidden_states(bert, tokens)[row_P, position_P].square().sum()
+
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
+        for one, other in zip(gradients(some, bert), gradients(among_all, bert), strict=True):
+            # Beside the largest: keys' biases move nothing, and their gradients are what rounding leaves.
+            assert (one - other).norm() <= (0.05 if bf16 else 1e-4) * max(1.0, other.norm().item())
