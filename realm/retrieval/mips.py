@@ -36,7 +36,7 @@ SHARED = 1 << 16
 WIDE = 1 << 21
 """Numbers of an index that a CPU keeps in float32 too: 8 MB."""
 CHEAP = 1 << 17
-"""Scores that such an index gives sooner than its codes are asked."""
+"""Scores that such an index gives, and torch ranks, sooner than anything else is asked."""
 SMALL = 1 << 12
 """Passages that are scored sooner than their codes are asked."""
 FEW = 32
@@ -117,6 +117,8 @@ class MipsIndex:
             self.prepare()
         if self.device.type != "cpu":
             return self._search(query_BD, range(len(self)), k)
+        if self._wide_ND is not None and len(query_BD) * len(self) <= CHEAP:
+            return Hits(*_products(query_BD, self._wide_ND).topk(min(k, len(self)), dim=1))
         if self._codes is not None and len(query_BD) > 1 and self._vectors_ND.numel() <= CACHED:
             each = min(QUERIES, max(ALONE, -(-len(query_BD) // torch.get_num_threads())))
             found = share_out(
@@ -169,8 +171,7 @@ class MipsIndex:
 
     def _rounded(self, query_BD: Tensor) -> RoundedQueries | None:
         """The queries as the codes are asked; none where scoring everything is faster."""
-        cheap = self._wide_ND is not None and len(query_BD) * len(self) <= CHEAP
-        if cheap or self._codes is None or not self._codes.sound or not query_BD.isfinite().all():
+        if self._codes is None or not self._codes.sound or not query_BD.isfinite().all():
             return None
         return self._codes.ask(query_BD)
 

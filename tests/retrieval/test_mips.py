@@ -82,9 +82,12 @@ def assert_exact(index: MipsIndex, vectors: np.ndarray, query: np.ndarray, k: in
     k=st.integers(1, 40),
     bits=st.sampled_from([16, 32]),
     wide=st.sampled_from([0, mips.WIDE]),
+    cheap=st.sampled_from([0, mips.CHEAP]),
     seed=st.integers(0, 1000),
 )
-def test_search_is_exact_whatever_the_vectors(kind, query_kind, count, dim, queries, k, bits, wide, seed):
+def test_search_is_exact_whatever_the_vectors(
+    kind, query_kind, count, dim, queries, k, bits, wide, cheap, seed
+):
     draw = np.random.default_rng(seed)
     vectors = made(kind, count, dim, draw).astype(f"float{bits}")
     query = made(query_kind, max(queries, 1), dim, draw).astype(np.float32)[:queries]
@@ -94,6 +97,7 @@ def test_search_is_exact_whatever_the_vectors(kind, query_kind, count, dim, quer
         patch.setattr(mips, "FEW", 0)
         patch.setattr(mips, "CHUNK", 512)
         patch.setattr(mips, "WIDE", wide)
+        patch.setattr(mips, "CHEAP", cheap)
         assert_exact(index, vectors, query, k)
         changed = draw.permutation(count)[: count // 3]
         vectors[changed] = made(query_kind, count, dim, draw)[: len(changed)]
