@@ -80,7 +80,7 @@ def step(folder: Path, rounds: int, way: str, queries: int, full: bool) -> dict[
     padded, sampled = way.startswith("padded"), way.endswith("sampled")
     precision = "bf16" if "bf16" in way else "fp32"
     model.to(device)
-    if not padded:
+    if device.type == "cpu" and not padded:
         keep_freed_memory()  # as a training run does
     plain = in_transformers(model) if padded else None
     networks: Sequence[nn.Module] = plain or (model.embedder, model.reader)

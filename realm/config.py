@@ -63,8 +63,10 @@ def before_torch() -> None:
     # Its threads must not spin at barriers while an index build or another program wants the cores. Seen on 2 cores with
     # one busy neighbour: 3.8 s a step spinning, 0.7 s without.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Texts have many lengths, and a program for each of the last 1,024 that were multiplied is half a gigabyte.
+    # Texts have many lengths, and a program for each of the last 1,024 that were multiplied is half a gigabyte, for each thread
+    # where torch keeps them itself.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+    os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
 
 
 def presets() -> dict[str, Path]:

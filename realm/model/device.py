@@ -13,8 +13,8 @@ from realm.config import InputError
 Precision = Literal["auto", "bf16", "fp32"]
 """Of matrix products; "auto" is bf16 where a device has instructions for it, else float32."""
 
-MALLOC = {-3: 1 << 30, -1: (1 << 31) - 1, -8: 1}
-"""glibc's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, in bytes, and M_ARENA_MAX: all threads' memory is one."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+"""Of glibc's malloc.h."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -67,7 +67,10 @@ def keep_freed_memory() -> None:
 
     glibc gives large pieces back at once, and the system clears every page that comes again: a tenth of a training step.
     """
-    if platform.libc_ver()[0] == "glibc":
-        c = ctypes.CDLL(None)
-        for option, value in MALLOC.items():
-            c.mallopt(option, value)
+    if platform.libc_ver()[0] != "glibc":
+        return
+    c = ctypes.CDLL(None)
+    # Older ones take no more than 32 MB; refused, a threshold would only stop growing by itself, so then all stays as it is.
+    if c.mallopt(M_MMAP_THRESHOLD, 1 << 30) or c.mallopt(M_MMAP_THRESHOLD, 1 << 25):
+        c.mallopt(M_TRIM_THRESHOLD, -1)  # never
+        c.mallopt(M_ARENA_MAX, 1)  # new threads share what others have freed

@@ -3,7 +3,7 @@
 torch draws an element at a time from one Mersenne Twister, 6.6 ns each on one core: a quarter of a training step. Here four
 16-bit draws come from each word of SFC64, and what is dropped is cleared by a bitwise "and": 0.6 ns. The backward pass draws
 the same bits again from the seed, so no mask is stored. The seed comes from torch's generator: the same seed there gives the
-same step. Numbers that are never negative can carry what is dropped in their signs instead.
+same step with as many threads. Numbers that are never negative can carry what is dropped in their signs instead.
 """
 
 import threading

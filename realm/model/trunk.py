@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from realm.model.attention import attend
@@ -84,7 +84,7 @@ class _Rows(NamedTuple):
         return cls(place_N, order_B.argsort(), length_B[order_B].tolist(), asking_B[order_B].tolist())
 
     def shares(self, count: int, wanted_P: Tensor | None) -> Iterator["_Share"]:
-        """At most so many of about as many tokens each."""
+        """The rows in at most `count` shares, of about as many tokens each."""
         ends, asked = [0, *accumulate(self.lengths)], [0, *accumulate(self.asking)]
         even = [ends[-1] * part / count for part in range(count + 1)]
         cuts = sorted({min(range(len(ends)), key=lambda row: abs(ends[row] - cut)) for cut in even})
@@ -112,7 +112,8 @@ _UNDIVIDED = threading.local()
 
 @contextmanager
 def undivided() -> Iterator[None]:
-    """Inside, threads share products: for passes whose backward pass is to keep nothing but what autograd knows of."""
+    """Inside, this thread's rows are not divided: hooks on what is kept for the backward pass (`recomputed` is made of them)
+    belong to a thread, and others' graphs would be kept whatever they say."""
     before = getattr(_UNDIVIDED, "here", False)
     _UNDIVIDED.here = True
     try:
@@ -132,22 +133,27 @@ def _run(trunk: Bert, tokens: Tokens, rows: _Rows, wanted_P: Tensor | None) -> T
     shares = list(rows.shares(threads, wanted_P))
     largest = max((share.own.stop - share.own.start for share in shares), default=0)
     few = len(state_NH) < SHARED or largest * threads > EVENLY * len(state_NH)
-    if threads == 1 or few or getattr(_UNDIVIDED, "here", False):
+    weights = [weight for weight in trunk.encoder.parameters() if weight.requires_grad]
+    watched = any(weight._backward_hooks for weight in weights)  # they would be called for each share
+    if threads == 1 or few or watched or getattr(_UNDIVIDED, "here", False):
         return _layers(trunk, state_NH, _Share(slice(None), rows.lengths, rows.asking, wanted_P))
-    seeds = {share.own.start: new_seed() if trunk.training else 0 for share in shares}
+    drops = trunk.training and any(p.p for p in trunk.encoder.modules() if isinstance(p, nn.Dropout))
+    seeds = {share.own.start: new_seed() if drops else 0 for share in shares}
 
     def read(share: _Share, state_NH: Tensor) -> Tensor:
         with drawing_from(seeds[share.own.start]):
             return _layers(trunk, state_NH, share)
 
-    weights = [weight for weight in trunk.encoder.parameters() if weight.requires_grad]
     learns = torch.is_grad_enabled() and bool(weights or state_NH.requires_grad)
     states: Tensor = _Divided.apply(read, shares, learns, state_NH, *weights)
     return states
 
 
 class _Divided(torch.autograd.Function):
-    """The layers, each thread's own rows forward and back by itself; what they say of the weights is added up."""
+    """The layers, each thread's own rows forward and back by itself.
+
+    What they say of the weights is added up in the end, so there is a copy of the layers' gradients for each thread until then.
+    """
 
     @staticmethod
     def forward(
@@ -180,7 +186,6 @@ class _Divided(torch.autograd.Function):
         to_given, *to_weights = zip(
             *share_out(one, list(zip(ctx.found, to_states, strict=True))), strict=True
         )
-        del ctx.found  # its graphs were freed
         for total, *more in to_weights:
             for gradient in more:
                 total += gradient

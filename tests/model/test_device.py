@@ -59,21 +59,19 @@ def test_a_gpu_counts_as_able_only_without_emulation(monkeypatch) -> None:
 FAULTS = """
 import resource
 from realm.model.device import keep_freed_memory
-if {kept}:
-    keep_freed_memory()
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     bytearray(1 << 26)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-faults()
-print(faults())
+print(min(faults() for _ in range(3)))
+keep_freed_memory()
+print(min(faults() for _ in range(3)))
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-@pytest.mark.parametrize("kept", [False, True])
-def test_memory_that_was_freed_is_given_back_unless_it_is_kept(kept) -> None:
-    """64 MB, twice: pages that the system had to clear the second time."""
-    code = FAULTS.format(kept=kept)
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert (int(done.stdout) < 8) == kept  # 32 where the system's pages are of 2 MB
+def test_memory_that_was_freed_is_given_back_unless_it_is_kept() -> None:
+    """64 MB, again and again: pages that the system had to clear, 32 at least where they are of 2 MB."""
+    done = subprocess.run([sys.executable, "-c", FAULTS], check=True, capture_output=True, text=True)
+    given_back, kept = map(int, done.stdout.split())
+    assert kept < 8 < given_back

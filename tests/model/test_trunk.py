@@ -243,10 +243,44 @@ def test_a_seed_says_what_threads_drop_whoever_is_first(two_threads, monkeypatch
     assert readers != HERE
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
+    bert.embeddings.dropout.p = 0.0  # it is drawn for all rows before they are divided
     same_text = rows_of([7, 7])
     same_text.ids_BT[1], same_text.segments_BT[1] = same_text.ids_BT[0], same_text.segments_BT[0]
     one, other = hidden_states(bert, same_text)
     assert not torch.allclose(one, other)  # each has draws of its own
+
+
+def test_without_dropout_threads_draw_nothing(two_threads, monkeypatch) -> None:
+    """Several ranks then draw candidates as one process does, however many threads each has."""
+    bert, tokens = small_bert().train(), rows_of([7, 6, 5, 6, 7, 5])
+    readers, before = watch(monkeypatch), torch.get_rng_state()
+    hidden_states(bert, tokens).sum().backward()
+    assert readers != HERE
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_threads_learn_in_bf16_where_autocast_says_so(two_threads, monkeypatch) -> None:
+    bert, tokens = small_bert().float(), rows_of([7, 6, 5, 6, 7, 5])
+    seen, attend = set(), trunk.attend
+    monkeypatch.setattr(trunk, "attend", lambda *a: seen.add(a[0].dtype) or attend(*a))
+    readers, found = watch(monkeypatch), []
+    for threads in (2, 1):
+        torch.set_num_threads(threads)
+        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+            found.append(gradients(lambda: hidden_states(bert, tokens).square().sum(), bert))
+        assert (readers - HERE) and seen == {torch.bfloat16}
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() <= 0.03 * max(1.0, other.norm().item())
+
+
+def test_a_hook_on_a_weight_is_called_once(two_threads, monkeypatch) -> None:
+    bert, tokens = small_bert(), rows_of([7, 6, 5, 6, 7, 5])
+    watch(monkeypatch)
+    plain, called = gradients(lambda: hidden_states(bert, tokens).square().sum(), bert), []
+    bert.encoder.layer[0].intermediate.dense.weight.register_hook(lambda g: called.append(1) or 2 * g)
+    doubled = gradients(lambda: hidden_states(bert, tokens).square().sum(), bert)
+    assert called == [1]
+    assert sum(not torch.allclose(one, other) for one, other in zip(plain, doubled, strict=True)) == 1
 
 
 def test_what_is_to_be_made_again_is_not_kept_by_threads(two_threads, monkeypatch) -> None:

@@ -242,6 +242,13 @@ def test_second_signal_does_not_wait(tiny_model, tmp_path) -> None:
         train(tiny_model, tmp_path / "out", config(), before_update=at(0, twice))
 
 
+def test_a_run_keeps_the_memory_it_frees(tiny_model, tmp_path, monkeypatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(loop, "keep_freed_memory", lambda: asked.append(1))
+    TrainRun("toy", tmp_path / "out", config(), tiny_model, {tiny_model.reader: 1.0})
+    assert asked == [1]
+
+
 def test_signal_handlers_are_given_back(tiny_model, tmp_path) -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     train(tiny_model, tmp_path / "out", config())
