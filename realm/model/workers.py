@@ -24,6 +24,7 @@ def share_out(work: Callable[[P], R], pieces: Sequence[P], autocast: bool = Fals
 
     Autocast is off, or with `autocast` as it is here. Raises what a piece raises; those that nobody has begun are left then.
     While another thread has its pieces computed, or within a piece, the caller computes its own: nobody waits for others' work.
+    So it does where there is only one.
     """
     waiting, inference = iter(range(len(pieces))), torch.is_inference_mode_enabled()
     results: dict[int, R] = {}
@@ -43,7 +44,7 @@ def share_out(work: Callable[[P], R], pieces: Sequence[P], autocast: bool = Fals
                     pass
 
     threads = torch.get_num_threads()
-    if threads == 1 or not _pool_is_taken.acquire(blocking=False):
+    if threads == 1 or len(pieces) < 2 or not _pool_is_taken.acquire(blocking=False):
         take()
     else:
         begun: list[Future[None]] = []

@@ -29,10 +29,10 @@ BLOCK = 1 << 12
 """Passages that a CPU turns into float32 at a time: 2 MB at D = 128, so that they are multiplied while in its cache."""
 CACHED = 1 << 24
 """Numbers of an index whose codes a core's share of the cache holds: there each thread searches for queries of its own."""
-ALONE = 16
-"""Queries that one thread is done with before another one is awake."""
+ALONE = 1 << 7
+"""Queries from twice which on they do so: fewer are sooner found by threads that share each product."""
 SHARED = 1 << 16
-"""Passages from which on threads each search a part of them, half as many at least, where they have no queries of their own."""
+"""Passages without codes from which on threads each search a part of them, half as many at least."""
 WIDE = 1 << 21
 """Numbers of an index that a CPU keeps in float32 too: 8 MB."""
 CHEAP = 1 << 17
@@ -141,9 +141,9 @@ class MipsIndex:
         return score_BN.masked_fill(out, -torch.inf).logsumexp(dim=1)
 
     def _search_shares(self, query_BD: Tensor, k: int) -> Hits:
-        """Where passages are many, each thread searches a share of them."""
+        """Where passages are many and have no codes, each thread searches a share of them: torch's share a product of codes."""
         everything = range(len(self))
-        if len(self) < SHARED:
+        if len(self) < SHARED or self._codes is not None:
             return self._search(query_BD, everything, k)
         size = codes.even(max(SHARED // 2, -(-len(self) // torch.get_num_threads())))
         shares = [everything[start : start + size] for start in range(0, len(self), size)]
