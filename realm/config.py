@@ -62,9 +62,10 @@ def before_torch() -> None:
     """Sets what torch reads when it is imported; what the user's environment says stays."""
     # Its threads must not spin at barriers while an index build or another program wants the cores: on 2 cores with one busy
     # neighbour a step took 3.8 s spinning, 0.7 s without. But to sleep at once makes small products wait for a thread to
-    # wake: GNU's look this many times first, some microseconds, which halves the time of a search among 10,000 passages.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    # wake: GNU's look this many times first, some ten microseconds, which halves the time of a search among 10,000 passages.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     # Texts have many lengths, and a program for each of the last 1,024 that were multiplied is half a gigabyte, for each thread
     # where torch keeps them itself.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm import config
-from realm.config import InputError, config_from, presets, progress, read_config, write_json, write_json_lines
+from realm.config import (
+    InputError,
+    before_torch,
+    config_from,
+    presets,
+    progress,
+    read_config,
+    write_json,
+    write_json_lines,
+)
 
 
 @dataclass(frozen=True)
@@ -208,3 +218,22 @@ def test_reading_this_module_imports_neither_pydantic_nor_tqdm() -> None:
     code = "import sys, realm.config; print(sorted({'pydantic', 'tqdm'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("set_before", "policy", "spins"),
+    [
+        ({}, "PASSIVE", "5000"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE", None),
+        ({"GOMP_SPINCOUNT": "9"}, "PASSIVE", "9"),
+    ],
+)
+def test_what_the_environment_says_of_waiting_threads_stays(set_before, policy, spins, monkeypatch):
+    """A count of spins would win over a policy, so who has said one gets no count."""
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "")  # so that what it was comes back
+        monkeypatch.delenv(name)
+    for name, value in set_before.items():
+        monkeypatch.setenv(name, value)
+    before_torch()
+    assert (os.environ["OMP_WAIT_POLICY"], os.environ.get("GOMP_SPINCOUNT")) == (policy, spins)

@@ -27,6 +27,8 @@ SHARED = 1 << 8
 """Tokens from which on threads are sooner done with rows of their own."""
 EVENLY = 1.15
 """Times an even share that the largest may be, else threads that share products are sooner done."""
+MOST = 8
+"""Threads from beyond which on all share products: each that learns holds a copy of the layers' gradients."""
 
 
 def hidden_states(trunk: Bert, tokens: Tokens) -> Tensor:
@@ -135,9 +137,9 @@ def _run(trunk: Bert, tokens: Tokens, rows: _Rows, wanted_P: Tensor | None) -> T
     few = len(state_NH) < SHARED or largest * threads > EVENLY * len(state_NH)
     weights = [weight for weight in trunk.encoder.parameters() if weight.requires_grad]
     watched = any(weight._backward_hooks for weight in weights)  # they would be called for each share
-    if threads == 1 or few or watched or getattr(_UNDIVIDED, "here", False):
+    if not 1 < threads <= MOST or few or watched or getattr(_UNDIVIDED, "here", False):
         return _layers(trunk, state_NH, _Share(slice(None), rows.lengths, rows.asking, wanted_P))
-    drops = trunk.training and any(p.p for p in trunk.encoder.modules() if isinstance(p, nn.Dropout))
+    drops = any(p.training and p.p for p in trunk.encoder.modules() if isinstance(p, nn.Dropout))
     seeds = {share.own.start: new_seed() if drops else 0 for share in shares}
 
     def read(share: _Share, state_NH: Tensor) -> Tensor:
@@ -178,16 +180,18 @@ class _Divided(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         to_states = gradients[0].split([len(states_nH) for _, states_nH in ctx.found])
+        again = torch._C._autograd._get_current_graph_task_keep_graph()  # what `retain_graph` says here
 
-        def one(part: tuple[tuple[Tensor, Tensor], Tensor]) -> tuple[Tensor, ...]:
+        def one(part: tuple[tuple[Tensor, Tensor], Tensor]) -> tuple[Tensor | None, ...]:
             (given_nH, states_nH), to_states_nH = part
-            return torch.autograd.grad(states_nH, [given_nH, *ctx.weights], to_states_nH)
+            inputs = [given_nH, *ctx.weights]
+            return torch.autograd.grad(states_nH, inputs, to_states_nH, retain_graph=again, allow_unused=True)
 
         to_given, *to_weights = zip(
             *share_out(one, list(zip(ctx.found, to_states, strict=True))), strict=True
         )
         for total, *more in to_weights:
-            for gradient in more:
+            for gradient in more if total is not None else ():  # none of a weight that no layer uses
                 total += gradient
         return None, None, None, torch.cat(to_given), *(total for total, *_ in to_weights)
 

@@ -1,8 +1,9 @@
 """Exact maximum inner product search: vectors in, the best passage numbers out. Knows nothing of text or networks.
 
-Vectors are in 16 bits, those of small indexes on a CPU in 32 too; products and comparisons are float32. A chunk of the index is
-scored at a time, so the [B, N] matrix never exists in `search`. On a CPU that multiplies 8-bit numbers fast, only the passages
-are scored that their codes (`codes.py`) do not rule out; which scores can be among the best, `ranking.py` tells.
+Vectors are in 16 bits, those of small indexes on a CPU in 32 too; products and comparisons are float32. A chunk of the index
+is scored at a time, so of a large one the [B, N] matrix never exists in `search`. On a CPU that multiplies 8-bit numbers fast,
+only the passages are scored that their codes (`codes.py`) do not rule out; which scores can be among the best, `ranking.py`
+tells.
 
 Letters: B queries, K hits per query, N passages, D embedding, G groups of passages, C that remain of all queries.
 """
@@ -30,13 +31,13 @@ BLOCK = 1 << 12
 CACHED = 1 << 24
 """Numbers of an index whose codes a core's share of the cache holds: there each thread searches for queries of its own."""
 ALONE = 1 << 7
-"""Queries from twice which on they do so: fewer are sooner found by threads that share each product."""
+"""Queries for each thread at least: fewer are sooner found by threads that share each product."""
 SHARED = 1 << 16
 """Passages without codes from which on threads each search a part of them, half as many at least."""
 WIDE = 1 << 21
 """Numbers of an index that a CPU keeps in float32 too: 8 MB."""
-CHEAP = 1 << 17
-"""Scores that such an index gives, and torch ranks, sooner than anything else is asked."""
+CHEAP = 1 << 18
+"""Scores, all at once, that such an index gives and torch ranks sooner than anything else is asked."""
 SMALL = 1 << 12
 """Passages that are scored sooner than their codes are asked."""
 FEW = 32
@@ -118,11 +119,14 @@ class MipsIndex:
         if self.device.type != "cpu":
             return self._search(query_BD, range(len(self)), k)
         if self._wide_ND is not None and len(query_BD) * len(self) <= CHEAP:
-            return Hits(*_products(query_BD, self._wide_ND).topk(min(k, len(self)), dim=1))
-        if self._codes is not None and len(query_BD) > 1 and self._vectors_ND.numel() <= CACHED:
-            each = min(QUERIES, max(ALONE, -(-len(query_BD) // torch.get_num_threads())))
+            # MKL multiplies a tall matrix by a narrow one: the other way round, 4 to 30 rows took it four times as long.
+            top = _products(self._wide_ND, query_BD).T.topk(min(k, len(self)), dim=1)
+            return Hits(top.values, top.indices)
+        threads, everything = torch.get_num_threads(), range(len(self))
+        parts = min(len(query_BD) // ALONE, threads * -(-len(query_BD) // (threads * QUERIES)))
+        if self._codes is not None and self._vectors_ND.numel() <= CACHED and parts > 1:
             found = share_out(
-                lambda part_BD: self._search(part_BD, range(len(self)), k), query_BD.split(each)
+                lambda part_BD: self._search(part_BD, everything, k), query_BD.tensor_split(parts)
             )
         else:
             found = [self._search_shares(part_BD, k) for part_BD in query_BD.split(QUERIES)]
@@ -141,9 +145,9 @@ class MipsIndex:
         return score_BN.masked_fill(out, -torch.inf).logsumexp(dim=1)
 
     def _search_shares(self, query_BD: Tensor, k: int) -> Hits:
-        """Where passages are many and have no codes, each thread searches a share of them: torch's share a product of codes."""
+        """Where passages are many and codes say nothing, each thread searches a share: torch's share a product of codes."""
         everything = range(len(self))
-        if len(self) < SHARED or self._codes is not None:
+        if len(self) < SHARED or (self._codes is not None and self._codes.sound):
             return self._search(query_BD, everything, k)
         size = codes.even(max(SHARED // 2, -(-len(self) // torch.get_num_threads())))
         shares = [everything[start : start + size] for start in range(0, len(self), size)]

@@ -283,6 +283,47 @@ def test_a_hook_on_a_weight_is_called_once(two_threads, monkeypatch) -> None:
     assert sum(not torch.allclose(one, other) for one, other in zip(plain, doubled, strict=True)) == 1
 
 
+def test_threads_learn_twice_from_a_graph_that_is_kept(two_threads, monkeypatch) -> None:
+    bert, tokens = small_bert(), rows_of([7, 6, 5, 6, 7, 5])
+    readers = watch(monkeypatch)
+    value, weight = hidden_states(bert, tokens).square().sum(), bert.encoder.layer[0].output.dense.weight
+    assert readers != HERE
+    value.backward(retain_graph=True)
+    once = weight.grad.clone()
+    value.backward()
+    torch.testing.assert_close(weight.grad, 2 * once)
+    with pytest.raises(RuntimeError, match="a second time"):
+        value.backward()
+
+
+def test_threads_leave_a_weight_alone_that_no_layer_uses(two_threads, monkeypatch) -> None:
+    bert, tokens = small_bert(), rows_of([7, 6, 5, 6, 7, 5])
+    bert.encoder.unused = torch.nn.Linear(3, 3)
+    readers = watch(monkeypatch)
+    hidden_states(bert, tokens).square().sum().backward()
+    assert readers != HERE
+    assert bert.encoder.unused.weight.grad is None
+    assert bert.encoder.layer[1].output.dense.weight.grad is not None
+
+
+def test_threads_drop_anew_where_only_the_layers_train(two_threads, monkeypatch) -> None:
+    bert, tokens = small_bert(dropout=0.3).eval(), rows_of([7, 6, 5, 6, 7, 5])
+    bert.encoder.train()
+    readers = watch(monkeypatch)
+    one, other = hidden_states(bert, tokens), hidden_states(bert, tokens)
+    assert readers != HERE
+    assert not torch.allclose(one, other)
+
+
+def test_so_many_threads_that_their_gradients_would_fill_memory_share_products(
+    two_threads, monkeypatch
+) -> None:
+    readers = watch(monkeypatch)
+    monkeypatch.setattr(trunk, "MOST", 1)
+    hidden_states(small_bert(), rows_of([7, 6, 5, 6, 7, 5]))
+    assert readers == HERE
+
+
 def test_what_is_to_be_made_again_is_not_kept_by_threads(two_threads, monkeypatch) -> None:
     """Their graphs would be: autograd, which throws away what is to be made again, does not see them."""
     bert, tokens = small_bert(), rows_of([7, 6, 5, 6, 7, 5])

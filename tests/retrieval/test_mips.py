@@ -110,7 +110,8 @@ def test_search_is_exact_whatever_the_vectors(
 def test_search_in_chunks_of_its_own_size_is_exact(count, queries, fast, monkeypatch):
     if not fast:  # a CPU without products of 8-bit numbers
         monkeypatch.setattr(codes, "are_fast", lambda: False)
-    monkeypatch.setattr(mips, "FEW", 0)
+    for name in ("FEW", "CHEAP"):
+        monkeypatch.setattr(mips, name, 0)
     draw = np.random.default_rng(3)
     vectors = made("falling", count, 32, draw)
     assert_exact(MipsIndex(vectors), vectors, made("falling", queries, 32, draw).astype(np.float32), 20)
@@ -133,7 +134,36 @@ def test_search_by_threads_that_share_the_passages_is_exact(count, queries, fast
     assert len(set(shares)) == (2 if count > codes.EVEN and not coded else 1)
 
 
-def test_an_index_that_was_prepared_in_inference_mode_can_be_written():
+@needs_codes
+@pytest.mark.parametrize(
+    ("queries", "parts"), [(255, [255]), (256, [128, 128]), (301, [151, 150]), (513, [129, 128, 128, 128])]
+)
+def test_threads_get_equal_numbers_of_queries(queries, parts, two_threads, monkeypatch):
+    asked, search = [], MipsIndex._search
+    monkeypatch.setattr(MipsIndex, "_search", lambda self, *a: asked.append(len(a[0])) or search(self, *a))
+    draw = np.random.default_rng(9)
+    vectors, query = made("falling", 6_000, 16, draw), made("falling", queries, 16, draw)
+    assert_exact(MipsIndex(vectors), vectors, query.astype(np.float32), 20)
+    assert sorted(asked, reverse=True) == parts
+
+
+@needs_codes
+def test_threads_share_the_passages_where_codes_say_nothing(two_threads, monkeypatch):
+    for name in ("CHEAP", "WIDE", "CACHED", "SHARED"):
+        monkeypatch.setattr(mips, name, 0)
+    shares, search = [], MipsIndex._search
+    monkeypatch.setattr(MipsIndex, "_search", lambda self, *a: shares.append(a[1]) or search(self, *a))
+    vectors = made("gaussian", 6_000, 16, np.random.default_rng(8))
+    vectors[4_999] = np.nan
+    index = MipsIndex(vectors)
+    index.prepare()
+    index.search(torch.ones(3, 16), 5)
+    assert len(set(shares)) == 2
+
+
+@pytest.mark.parametrize("cheap", [0, mips.CHEAP])
+def test_an_index_that_was_prepared_in_inference_mode_can_be_written(cheap, monkeypatch):
+    monkeypatch.setattr(mips, "CHEAP", cheap)
     draw = np.random.default_rng(7)
     vectors, query = made("gaussian", 6_000, 16, draw), made("gaussian", 40, 16, draw).astype(np.float32)
     index = MipsIndex(vectors.copy())
@@ -161,9 +191,11 @@ def test_search_gives_no_more_than_the_index_has(vectors):
     assert MipsIndex(vectors).search(torch.ones(1, 8), 80).number_BK.shape == (1, 50)
 
 
+@pytest.mark.parametrize("cheap", [0, mips.CHEAP])
 @pytest.mark.parametrize("queries", [1, 4, 257])
-def test_search_stays_in_float32_under_autocast(queries, monkeypatch):
+def test_search_stays_in_float32_under_autocast(queries, cheap, monkeypatch):
     monkeypatch.setattr(mips, "CHUNK", 4096)
+    monkeypatch.setattr(mips, "CHEAP", cheap)
     draw = np.random.default_rng(1)
     index = MipsIndex(made("falling", 10_000, 32, draw))
     index.prepare()
@@ -189,9 +221,11 @@ def test_codes_are_made_when_more_than_a_few_queries_came_and_anew_when_they_no_
     assert index._codes is not None
 
 
-@needs_codes
+@pytest.mark.parametrize("without", [[], ["CHEAP"], ["CHEAP", "WIDE"]])
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
-def test_vectors_and_queries_that_are_no_numbers_spoil_nothing_but_themselves(broken):
+def test_vectors_and_queries_that_are_no_numbers_spoil_nothing_but_themselves(broken, without, monkeypatch):
+    for name in without:
+        monkeypatch.setattr(mips, name, 0)
     draw = np.random.default_rng(5)
     vectors, query = made("gaussian", 6_000, 16, draw), made("gaussian", 40, 16, draw).astype(np.float32)
     index = MipsIndex(vectors)
