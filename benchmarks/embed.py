@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2_000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--towers", nargs="+", choices=list(TOWERS), default=list(TOWERS))
     parser.add_argument("--layers", type=int, default=4, help="of the BERT (default: 4)")
     parser.add_argument("--hidden", type=int, default=256, help="width of its states (default: 256)")

@@ -1,7 +1,7 @@
 """Time, memory and disk of a knowledge base as it grows: build, index, first search, warm search, one document more.
 
     python benchmarks/scaling.py                                              # 2,000 and 10,000 passages
-    python benchmarks/scaling.py --sizes 10000 100000 1000000 --folder big    # a million: see docs/scaling.md for the hours
+    python benchmarks/scaling.py --sizes 10000 100000 1000000 --folder big    # a million: an hour, see docs/scaling.md
 
 Documents are made here: words as frequent as their ranks say, in sentences, paragraphs and articles of an encyclopedia's
 lengths, so that passages of up to 288 wordpieces come out as full as real ones. Each stage is one of our commands in a
@@ -130,12 +130,16 @@ def grown(folder: Path, size: int, model: str, processes: str | None) -> Iterato
 
 def search(kb: str, model: str) -> list[tuple[int, float]]:
     """Questions asked at once, and the least seconds that a batch took, from text to passage numbers, as in a server."""
+    from realm.config import before_torch
+
+    before_torch()
     from realm.qa.pipeline import AnswerConfig, Answerer
 
     answerer = Answerer.load(kb, model, AnswerConfig())
+    answerer.version.index.prepare()
     questions = shared.questions_about(kb, QUESTIONS)
     found = []
-    for batch in (QUESTIONS, 1):  # after so many questions search has its codes
+    for batch in (QUESTIONS, 1):
         took = []
         for _ in range(10):
             began = time.perf_counter()

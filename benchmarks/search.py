@@ -33,6 +33,7 @@ if sys.argv[1:3] == ["--one", "realm"]:  # as the command line does; the others 
     before_torch()
 
 import numpy as np
+import shared
 import torch
 
 from realm.retrieval import codes
@@ -75,7 +76,8 @@ def main() -> None:
                 elif SYSTEMS[name].exact or size <= args.largest_approximate:
                     words = [name, folder, args.device, args.threads, args.seconds, *args.batches]
                     rows += _print_rows(_in_own_process(words))
-    print(json.dumps({"device": args.device, "threads": args.threads, "dim": D, "k": K, "rows": rows}))
+    result = {"benchmark": "search", "device": args.device, "threads": args.threads, "dim": D, "k": K}
+    print(json.dumps(result | shared.machine() | {"rows": rows}))
 
 
 def one(

@@ -8,7 +8,8 @@ All sides get the same weights and inputs, dropout 0.1, each in a process of its
 ours counts (`--rounds`) and one of the others, which take minutes.
 
 padded    every row padded to 64, 288 and 352 tokens, transformers' own layers, torch's dropout; words are predicted at masked
-          positions, as BERT's first code did: how one writes it down first.
+          positions, as BERT's first code did: how one writes it down first. Threads wait, and freed memory is kept, as in
+          a run of ours.
 fp32 ...  ours; "sampled" trains the reader through one candidate, drawn from p(z|x,y) (`pretrain.reader_gradient`).
 bf16 ...  only where the device has instructions for it, or where asked for.
 peer      RealmScorer and RealmKnowledgeAugEncoder on the CPU, where tests/published/peer_environment.py has made their
@@ -16,7 +17,8 @@ peer      RealmScorer and RealmKnowledgeAugEncoder on the CPU, where tests/publi
 
 All must give the same loss without dropout: float32 to 1e-5, bf16 to 1 %. Model FLOPs count the tokens that are no padding,
 products only, twice for what is multiplied and added, and are given as a share of what this machine multiplies (2048 x 2048,
-the same precision, measured beside it). Prints a table, and one JSON object as the last line.
+8192 x 8192 on a GPU, the same precision, measured beside it). They are those of the whole step, of which the joint encoder is
+most (`joint_gflop`). Prints a table, and one JSON object as the last line.
 """
 
 import argparse
@@ -36,8 +38,10 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # run as a file: the repository is the package's home
 from realm.config import before_torch
 
-before_torch()  # as the command line does
+if sys.argv[1:2] == ["--side"]:  # as the command line does; the peer as it comes
+    before_torch()
 
+import shared
 import torch
 from published_inputs import B, K, step_inputs, tell, timed
 from torch import Tensor, nn
@@ -80,7 +84,7 @@ def step(folder: Path, rounds: int, way: str, queries: int, full: bool) -> dict[
     padded, sampled = way.startswith("padded"), way.endswith("sampled")
     precision = "bf16" if "bf16" in way else "fp32"
     model.to(device)
-    if device.type == "cpu" and not padded:
+    if device.type == "cpu":
         keep_freed_memory()  # as a training run does
     plain = in_transformers(model) if padded else None
     networks: Sequence[nn.Module] = plain or (model.embedder, model.reader)
@@ -98,11 +102,14 @@ def step(folder: Path, rounds: int, way: str, queries: int, full: bool) -> dict[
     if device.type == "cuda":
         found["peak_gb"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     count = sum(int(part.mask_BT.sum()) for part in tokens.values())
-    flops = step_flops(model, tokens, position_BM.shape[1], sampled)
+    embedding, joint = step_flops(model, tokens, position_BM.shape[1], sampled)
+    flops = embedding + joint
     ceiling = matmul_ceiling(device, precision)
     return found | {
         "tokens_s": round(count / found["wall_s"]),
+        "steps_s": round(1 / found["wall_s"], 3),
         "gflop": round(flops / 1e9),
+        "joint_gflop": round(joint / 1e9),
         "ceiling_gflop_s": round(ceiling / 1e9),
         "utilisation": round(flops / found["wall_s"] / ceiling, 3),
     }
@@ -153,8 +160,9 @@ def padded_loss(plain: Plain, batch: RetrievalBatch) -> Tensor:
     return -joint_BKM.logsumexp(dim=1).mean()
 
 
-def step_flops(model: Model, tokens: dict[str, Tokens], masked: int, sampled: bool) -> float:
-    """Products of a step: backward costs twice what forward does; a sampled reader reads all and trains on one in K.
+def step_flops(model: Model, tokens: dict[str, Tokens], masked: int, sampled: bool) -> tuple[float, float]:
+    """Products of a step, of the embedder and of the joint encoder with its head: backward costs twice what forward does; a
+    sampled reader reads all and trains on one in K.
 
     Of the last layer, keys and values are counted for every token, the rest where its states are read: [CLS], masked words.
     """
@@ -171,18 +179,22 @@ def step_flops(model: Model, tokens: dict[str, Tokens], masked: int, sampled: bo
         hidden + trunk.vocab_size
     )
     embedding = 3 * (forward(tokens["query"], 1) + forward(tokens["candidate"], 1))
-    return embedding + (1 + 3 / K if sampled else 3) * joint
+    return embedding, (1 + 3 / K if sampled else 3) * joint
 
 
-def matmul_ceiling(device: torch.device, precision: str, size: int = 2048, seconds: float = 1.0) -> float:
+def matmul_ceiling(device: torch.device, precision: str, seconds: float = 1.0) -> float:
     """Products and sums per second of one large matrix product."""
+    # A GPU is waited for once in ten products, each of which takes it a millisecond and more.
+    size, products = (8192, 10) if device.type == "cuda" else (2048, 1)
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
     best, end = 0.0, time.perf_counter() + seconds
-    a @ a
+    (a @ a)[0, 0].item()
     while time.perf_counter() < end:
         start = time.perf_counter()
-        (a @ a)[0, 0].item()
-        best = max(best, 2 * size**3 / (time.perf_counter() - start))
+        for _ in range(products):
+            product = a @ a
+        product[0, 0].item()
+        best = max(best, 2 * products * size**3 / (time.perf_counter() - start))
     return best
 
 
@@ -219,8 +231,8 @@ def main() -> None:
             results[way] = side(way, words, str(args.queries), args.full)
             print(row(way, results), flush=True)
     check(results)
-    machine = {"device": str(choose_device("auto")), "torch": torch.__version__}
-    print(json.dumps(machine | {"settings": vars(args), "ways": results}))
+    where = {"device": str(choose_device("auto")), "torch": torch.__version__} | shared.machine()
+    print(json.dumps({"benchmark": "train_step"} | where | {"settings": vars(args), "ways": results}))
 
 
 def side(way: str, words: list[str], queries: str, full: bool) -> dict[str, Any]:
