@@ -124,7 +124,7 @@ class MipsIndex:
             return Hits(top.values, top.indices)
         threads, everything = torch.get_num_threads(), range(len(self))
         parts = min(len(query_BD) // ALONE, threads * -(-len(query_BD) // (threads * QUERIES)))
-        if self._codes is not None and self._vectors_ND.numel() <= CACHED and parts > 1:
+        if self._sound_codes is not None and self._vectors_ND.numel() <= CACHED and parts > 1:
             found = share_out(
                 lambda part_BD: self._search(part_BD, everything, k), query_BD.tensor_split(parts)
             )
@@ -144,10 +144,15 @@ class MipsIndex:
         out[torch.as_tensor(rows, dtype=torch.int64), torch.as_tensor(columns, dtype=torch.int64)] = True
         return score_BN.masked_fill(out, -torch.inf).logsumexp(dim=1)
 
+    @property
+    def _sound_codes(self) -> Codes | None:
+        """Those that say something: of vectors that are all finite."""
+        return self._codes if self._codes is not None and self._codes.sound else None
+
     def _search_shares(self, query_BD: Tensor, k: int) -> Hits:
         """Where passages are many and codes say nothing, each thread searches a share: torch's share a product of codes."""
         everything = range(len(self))
-        if len(self) < SHARED or (self._codes is not None and self._codes.sound):
+        if len(self) < SHARED or self._sound_codes is not None:
             return self._search(query_BD, everything, k)
         size = codes.even(max(SHARED // 2, -(-len(self) // torch.get_num_threads())))
         shares = [everything[start : start + size] for start in range(0, len(self), size)]
@@ -175,9 +180,8 @@ class MipsIndex:
 
     def _rounded(self, query_BD: Tensor) -> RoundedQueries | None:
         """The queries as the codes are asked; none where scoring everything is faster."""
-        if self._codes is None or not self._codes.sound or not query_BD.isfinite().all():
-            return None
-        return self._codes.ask(query_BD)
+        sound = self._sound_codes
+        return sound.ask(query_BD) if sound is not None and query_BD.isfinite().all() else None
 
     def _scored(self, query_BD: Tensor, found: Remaining) -> Hits:
         """What remains with its scores, a row for each query, filled up with minus infinity."""
