@@ -129,9 +129,17 @@ def config_from(cls: type[T], values: Mapping[str, Any], where: str) -> T:
 
 
 def progress(
-    iterable: Iterable[T] | None = None, *, total: int | None, description: str, unit: str
+    iterable: Iterable[T] | None = None,
+    *,
+    total: int | None,
+    description: str,
+    unit: str,
+    shown: bool = True,
 ) -> tqdm[T]:
-    """A bar on standard error with rate and time left, after two seconds; silent when that is no terminal."""
+    """A bar on standard error with rate and time left, after two seconds; silent when that is no terminal.
+
+    `shown=False` makes it silent on a terminal too, where another process or another bar reports the same work.
+    """
     from tqdm import tqdm
 
     return tqdm(
@@ -141,7 +149,7 @@ def progress(
         unit=f" {unit}",
         file=sys.stderr,
         delay=2,
-        disable=None,  # tqdm's word for "unless a terminal"
+        disable=None if shown else True,  # None is tqdm's word for "unless a terminal"
         dynamic_ncols=True,
     )
 

@@ -101,8 +101,9 @@ def _embed(
     batches = batches_by_length(length_N)
     result: Tensor | None = None
     done, one_at_a_time = 0, threading.Lock()
-    bar = progress(total=len(numbers), description=description or "", unit="passage")
-    bar.disable |= description is None
+    bar = progress(
+        total=len(numbers), description=description or "", unit="passage", shown=description is not None
+    )
 
     def embed(batch: np.ndarray) -> None:
         nonlocal result, done

@@ -177,8 +177,9 @@ class TrainRun(AbstractContextManager["TrainRun"]):
     def steps(self) -> Iterator[int]:
         """The steps still to do; the parts that train are in training mode, dropout is seeded by (seed, step)."""
         self._checkpointed = time.monotonic()
-        bar = progress(total=self.config.steps, description=self.stage, unit="step")
-        bar.disable |= not distributed.is_first()
+        bar = progress(
+            total=self.config.steps, description=self.stage, unit="step", shown=distributed.is_first()
+        )
         bar.update(self.step)
         self._bar = bar
         with bar:
