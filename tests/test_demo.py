@@ -241,7 +241,7 @@ def test_ict_for_the_same_seconds_counts_all_that_realm_had(tmp_path: Path) -> N
     stages = {"mlm": {"seconds": 10.0}, "ict": {"seconds": 20.0, "steps": 100}, "pretrain": {"seconds": 70.0}}
     for name in ("realm", "ict-same-seconds"):
         (tmp_path / "models" / name).mkdir(parents=True)
-        described = {"stages": stages, "passage_fingerprint": "x"}
+        described = {"format": 2, "stages": stages, "passage_fingerprint": "x"}
         (tmp_path / "models" / name / "realm.json").write_text(json.dumps(described))
     longer, _ = story_in(tmp_path, controls=("ict-same-seconds",))._longer_ict(0)
     assert "steps=500" in longer.argv

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from realm.demo.story import Story, manifest
+from realm.demo.story import Story
+from realm.model.folder import last_record, read_manifest
 from realm.qa.evaluation import mcnemar, paired_bootstrap, recall_at
 from realm.retrieval.knowledge_base import KnowledgeBase
 
@@ -171,7 +172,7 @@ def _exact_match(story: Story) -> dict[str, Any]:
     metrics = (story.model("qa") / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     looks = [line["dev_em"] for line in map(json.loads, metrics) if "dev_em" in line]
     all_of_dev = _outcome(story, "qa", "dev")["n"]
-    used = manifest(story.model("qa"))["stages"]["finetune"]["dev_questions"]
+    used = last_record(read_manifest(story.model("qa"))["stages"], "finetune")["dev_questions"]
     return {"n": min(used, all_of_dev), "before": looks[0], "after": max(looks)}
 
 

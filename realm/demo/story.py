@@ -9,9 +9,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from realm.config import InputError
+from realm.model.folder import last_record, read_manifest
 from realm.retrieval.vectors import folder_of
 
 Control = Literal["ict-same-seconds", "shuffled", "entity"]
@@ -231,13 +232,14 @@ class Story:
 
     def _longer_ict(self, seed: int) -> Iterator[Stage]:
         """ICT from the same encoder for the seconds of all that REALM had, the making of that encoder included."""
-        spent = manifest(self.model("realm", seed))["stages"]
-        seconds = sum(spent[stage]["seconds"] for stage in ("mlm", "ict", "pretrain"))
-        if not spent["ict"]["steps"]:
+        stages = read_manifest(self.model("realm", seed))["stages"]
+        seconds = sum(last_record(stages, stage)["seconds"] for stage in ("mlm", "ict", "pretrain"))
+        ict = last_record(stages, "ict")
+        if not ict["steps"]:
             raise InputError(
                 "ict-same-seconds needs ICT steps to know what one costs, and [ict] has steps = 0"
             )
-        steps = max(1, round(seconds * spent["ict"]["steps"] / max(spent["ict"]["seconds"], 0.1)))
+        steps = max(1, round(seconds * ict["steps"] / max(ict["seconds"], 0.1)))
         out, start = self.model("ict-same-seconds", seed), self.model("encoder")
         yield self._train(CONTROLS, "ict", out, seed, f"steps={steps}", kb=self.kb, init=start)
         yield self._index(CONTROLS, out)
@@ -251,7 +253,7 @@ class Story:
         return Stage(chapter, f"{verb} {makes.name}", self._command(verb, *words, **flags, out=makes), makes)
 
     def _index(self, chapter: Chapter, model: Path) -> Stage:
-        makes = folder_of(self.kb, manifest(model)["passage_fingerprint"])
+        makes = folder_of(self.kb, read_manifest(model)["passage_fingerprint"])
         return Stage(
             chapter, f"index {model.name}", self._command("index", kb=self.kb, model=model), makes, quiet=True
         )
@@ -273,9 +275,3 @@ class Story:
         lines = [json.loads(line) for line in self.dev.read_text(encoding="utf-8").splitlines()]
         drawn = random.Random(0).sample(lines, min(5, len(lines)))
         return [(line["question"], f"expected: {' or '.join(line['answers'])}") for line in drawn]
-
-
-def manifest(model: Path) -> dict[str, Any]:
-    """What a model folder says about itself."""
-    described: dict[str, Any] = json.loads((model / "realm.json").read_text(encoding="utf-8"))
-    return described

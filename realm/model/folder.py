@@ -10,7 +10,7 @@ MODEL/span_reader.safetensors     after fine-tuning
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -53,8 +53,8 @@ class Model:
     span_reader: SpanReader | None = None
     step: int = 0
     """Optimizer steps of the stage that made it."""
-    stages: dict[str, Any] = field(default_factory=dict)
-    """Stage -> its resolved settings, oldest first: where this model comes from."""
+    stages: list[dict[str, Any]] = field(default_factory=list)
+    """The resolved settings of each stage that led to this model, oldest first, its name in `stage`."""
 
     def to(self, device: torch.device) -> "Model":
         """Moves every part."""
@@ -202,11 +202,23 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             raise InputError(f"{folder} has format {manifest['format']}, this version reads {FORMAT}")
-        return dict(manifest)
+        return {**manifest, "stages": _records(manifest["stages"])}
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path / MANIFEST} is damaged: {error}") from error
+
+
+def last_record(stages: Sequence[dict[str, Any]], stage: str) -> dict[str, Any]:
+    """The settings of the newest stage of this name; empty where there is none."""
+    return next((record for record in reversed(stages) if record["stage"] == stage), {})
+
+
+def _records(saved: Any) -> list[dict[str, Any]]:
+    """The stages of a manifest; earlier versions wrote an object, by the stages' names."""
+    if isinstance(saved, Mapping):
+        return [{**settings, "stage": stage} for stage, settings in saved.items()]
+    return [{**record, "stage": str(record["stage"])} for record in saved]
 
 
 def load_model(folder: str | Path, reader: bool = True) -> Model:

@@ -7,7 +7,7 @@ write_sentence_transformers  the query tower as the modules that library chains;
 import json
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +66,17 @@ def card(manifest: Mapping[str, Any], name: str, licence: str, data: str, number
     )
 
 
-def commands(stages: Mapping[str, Any]) -> list[str]:
+def commands(stages: Sequence[Mapping[str, Any]]) -> list[str]:
     """The command of each stage that led to a model, oldest first, with every setting.
 
     Folders that only their maker knows are in capitals, with their fingerprints behind.
 
-    >>> commands({"ict": {"stage": "ict", "steps": 3, "init": "models/a", "kb": "0123", "refresh": {"every": 5}}})
+    >>> commands([{"stage": "ict", "steps": 3, "init": "models/a", "kb": "0123", "refresh": {"every": 5}}])
     ['realm ict --kb KB --init models/a --out MODEL --set steps=3 --set refresh.every=5  # KB: 0123']
     """
     return [
-        _convert_command(settings) if stage == "published" else _stage_command(stage, settings)
-        for stage, settings in stages.items()
+        _convert_command(settings) if settings["stage"] == "published" else _stage_command(settings)
+        for settings in stages
     ]
 
 
@@ -87,7 +87,8 @@ def _convert_command(settings: Mapping[str, Any]) -> str:
     return shlex.join(["realm", "convert", settings["name"], "MODEL", *others])
 
 
-def _stage_command(stage: str, settings: Mapping[str, Any]) -> str:
+def _stage_command(settings: Mapping[str, Any]) -> str:
+    stage = settings["stage"]
     words, known = ["realm", stage, "--kb", "KB"], {"KB": settings.get("kb")}
     if settings.get("text", settings.get("kb")) != settings.get("kb"):
         words += ["--text", "TEXT"]

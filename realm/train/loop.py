@@ -280,10 +280,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
     def finish(self) -> Path:
         """Saves the model as `out`, with its metrics, and removes the working folder."""
         self.model.step = self.step
-        self.model.stages = {
-            **self.model.stages,
-            self.stage: {**self.settings, "seconds": round(self.seconds(), 1)},
-        }
+        record = {**self.settings, "seconds": round(self.seconds(), 1)}
+        self.model.stages = [*self.model.stages, record]
         for part in self._parts:
             part.eval()
         self._close_logs()
@@ -325,8 +323,10 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         if not self.out.exists():
             return
         if self.folder.exists() and is_model(self.out):
-            made = read_manifest(self.out)["stages"].get(self.stage, {})
-            if {k: v for k, v in made.items() if k != "seconds"} == json.loads(json.dumps(self.settings)):
+            made = read_manifest(self.out)["stages"][-1:]
+            if [{k: v for k, v in record.items() if k != "seconds"} for record in made] == [
+                json.loads(json.dumps(self.settings))
+            ]:
                 shutil.rmtree(self.folder)
                 raise AlreadyDone(f"{self.out} is complete; the leftovers of its run are gone now")
         raise InputError(f"{self.out} exists: name another --out, or remove it first")

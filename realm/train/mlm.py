@@ -173,7 +173,7 @@ def inverse_frequency(tokens: PassageTokens, tokenizer: Tokenizer) -> Tensor:
 def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model:
     """The model before its first step: from a model folder, from a BERT by name, or from random weights."""
     lengths = Lengths(query=config.query_tokens, passage=kb.config.passage_tokens)
-    stages: dict[str, Any] = {}
+    stages: list[dict[str, Any]] = []
     torch.manual_seed(config.seed)
     if init is None:
         tokenizer, reader = kb.tokenizer, new_reader(config.trunk, kb.tokenizer)

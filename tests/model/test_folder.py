@@ -13,7 +13,7 @@ from realm.model import folder as folder_module
 from realm.model.bert import Bert
 from realm.model.bert_files import save_bert
 from realm.model.encoders import EmbedderConfig, SpanReader, TrunkConfig, embedder_from, new_reader
-from realm.model.folder import Model, load_model, save_model
+from realm.model.folder import Model, load_model, read_manifest, save_model
 from realm.text.inputs import Lengths, Tokenizer, query_inputs
 from tests.transformers_twin import masked_twin
 
@@ -33,7 +33,7 @@ def small_model(tokenizer: Tokenizer, seed: int = 0, **embedder) -> Model:
         reader.eval(),
         embedder_from(reader, config).eval(),
         step=7,
-        stages={"mlm": {"steps": 7, "seed": seed}},
+        stages=[{"stage": "mlm", "steps": 7, "seed": seed}],
     )
 
 
@@ -59,7 +59,7 @@ def test_saved_model_comes_back_bit_for_bit(tokenizer: Tokenizer, tmp_path: Path
     assert loaded.embedder.query is loaded.embedder.passage
     assert (loaded.step, loaded.stages, loaded.lengths) == (
         7,
-        {"mlm": {"steps": 7, "seed": 0}},
+        [{"stage": "mlm", "steps": 7, "seed": 0}],
         Lengths(8, 16),
     )
     assert loaded.tokenizer.fingerprint == tokenizer.fingerprint
@@ -191,6 +191,16 @@ def other_tokenizer(folder: Path) -> None:
     Tokenizer.train(["quite other words"], vocab_size=30).save(folder)
 
 
+def test_stages_of_an_earlier_version_are_read_in_their_order(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    save_model(small_model(tokenizer), tmp_path / "model")
+    manifest = json.loads((tmp_path / "model" / "realm.json").read_text())
+    manifest["stages"] = {"mlm": {"stage": "mlm", "steps": 7}, "published": {"name": "google/x"}}
+    (tmp_path / "model" / "realm.json").write_text(json.dumps(manifest))
+    wanted = [{"stage": "mlm", "steps": 7}, {"stage": "published", "name": "google/x"}]
+    assert load_model(tmp_path / "model").stages == wanted
+    assert read_manifest(tmp_path / "model")["stages"] == wanted
+
+
 KEYS = ["format", "step", "tokenizer", "lengths", "embedder", "trunk", "span_reader", "stages"]
 
 
@@ -205,6 +215,8 @@ KEYS = ["format", "step", "tokenizer", "lengths", "embedder", "trunk", "span_rea
         write("embedder.safetensors", "not safetensors"),
         write("realm.json", "[1, 2]"),
         write("realm.json", '{"format": 99}'),
+        write("realm.json", '{"format": 2, "stages": [{"steps": 7}]}'),
+        write("realm.json", '{"format": 2, "stages": 7}'),
         other_trunk,
         other_tokenizer,
         lambda folder: (folder / "embedder.safetensors").unlink(),

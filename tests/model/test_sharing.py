@@ -76,11 +76,11 @@ def test_a_cards_commands_are_what_the_command_line_takes() -> None:
         "pretrain": (PretrainConfig(steps=9), {"init": "b", "text": "89ab"}),
         "finetune": (FinetuneConfig(whole_words=False), {"init": "c", "questions": "cdef"}),
     }
-    remembered = {
-        stage: {"stage": stage, **asdict(config), "kb": "0123", **names, "seconds": 1.5}
+    remembered = [
+        {"stage": stage, **asdict(config), "kb": "0123", **names, "seconds": 1.5}
         for stage, (config, names) in stages.items()
-    }
-    remembered["published"] = {"name": "google/x", "encoder": "google/y z", "embedder": None}
+    ]
+    remembered.append({"stage": "published", "name": "google/x", "encoder": "google/y z", "embedder": None})
     told = [shlex.split(line, comments=True) for line in commands(remembered)]
     parsed = [cli._parser().parse_args(words[1:]) for words in told]
     assert [args.command for args in parsed] == [*stages, "convert"]
@@ -93,7 +93,7 @@ def test_a_cards_commands_are_what_the_command_line_takes() -> None:
 
 def test_a_hub_folder_has_a_card_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("cls", "layer")
-    model.stages = {"ict": {"stage": "ict", "steps": 3, "init": "a", "kb": "0123", "seed": 5}}
+    model.stages = [{"stage": "ict", "steps": 3, "init": "a", "kb": "0123", "seed": 5}]
     save_model(model, tmp_path / "model")
     (tmp_path / "dev.json").write_text(json.dumps({"em": 41.5, "recall": {"5": 70.0}, "ids": ["a"]}))
     words = [

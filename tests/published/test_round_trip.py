@@ -108,7 +108,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 def test_a_trained_model_exports_all_its_parts(tmp_path: Path) -> None:
     assert cli.main(["convert", str(FIXTURES / "openqa" / "new"), str(tmp_path / "nq")]) == 0
     model = load_model(tmp_path / "nq" / "model")
-    model.stages["pretrain"] = {}
+    model.stages.append({"stage": "pretrain"})
     save_model(model, tmp_path / "trained")
     made = export_model(str(tmp_path / "trained"), tmp_path / "out")
     assert made["classes"].keys() == {"embedder", "scorer", "encoder", "reader"}

@@ -54,8 +54,8 @@ def test_googles_files_give_the_model_that_the_peers_give(kind: str) -> None:
     files = open_checkpoint(str(NAMES[kind]), tokenizer), open_checkpoint(str(FIXTURES / kind / "new"))
     assert [files[0].config[name] for name in TRUNK] == [files[1].config[name] for name in TRUNK]
     made, wanted = (convert(file) for file in files)
-    parts = wanted.model.stages["published"]["parts"]
-    assert made.model.stages["published"]["parts"] == parts
+    parts = wanted.model.stages[0]["parts"]
+    assert made.model.stages[0]["parts"] == parts
     mine, theirs = (
         {k: v for k, v in weights(one.model).items() if k.split(".")[0] in parts} for one in (made, wanted)
     )

@@ -124,7 +124,7 @@ def test_stage_trains_the_embedder_and_nothing_else(made, tiny_model_folder) -> 
     assert changed(made, tiny_model_folder) == {"embedder.query", "embedder.passage"}
     model = load_model(made)
     assert model.embedder.query is model.embedder.passage
-    assert list(model.stages) == ["ict"] and model.step == 20
+    assert [record["stage"] for record in model.stages] == ["ict"] and model.step == 20
 
 
 def test_stage_learns_its_task(made) -> None:

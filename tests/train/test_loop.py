@@ -476,7 +476,7 @@ def test_run_does_not_go_on_in_another_precision(tiny_model_folder, tmp_path, mo
     with pytest.raises(InputError, match=r"other settings \(precision\)"):
         train(load_model(tiny_model_folder), out, given)
     train(load_model(tiny_model_folder), out, config(precision="fp32"))
-    assert json.loads((out / "realm.json").read_text())["stages"]["toy"]["precision"] == "fp32"
+    assert json.loads((out / "realm.json").read_text())["stages"][-1]["precision"] == "fp32"
 
 
 def test_run_with_other_settings_does_not_go_on(tiny_model_folder, tmp_path) -> None:
@@ -583,12 +583,19 @@ def test_tensorboard_has_the_numbers_of_metrics_jsonl(tiny_model_folder, tmp_pat
 
 
 def test_finished_model_says_where_it_comes_from(tiny_model, tmp_path) -> None:
-    tiny_model.stages = {"mlm": {"steps": 5}}
+    tiny_model.stages = [{"stage": "mlm", "steps": 5}]
     train(tiny_model, tmp_path / "out", config())
     loaded = load_model(tmp_path / "out")
     assert loaded.step == 12
-    assert list(loaded.stages) == ["mlm", "toy"]
-    assert loaded.stages["toy"]["warmup"] == 3 and loaded.stages["toy"]["data"] == "rows"
+    assert [record["stage"] for record in loaded.stages] == ["mlm", "toy"]
+    assert loaded.stages[1]["warmup"] == 3 and loaded.stages[1]["data"] == "rows"
+
+
+def test_a_stage_that_is_repeated_keeps_both_records(tiny_model, tmp_path) -> None:
+    train(tiny_model, tmp_path / "one", config(steps=2))
+    train(load_model(tmp_path / "one"), tmp_path / "two", config(steps=3))
+    stages = load_model(tmp_path / "two").stages
+    assert [(record["stage"], record["steps"]) for record in stages] == [("toy", 2), ("toy", 3)]
 
 
 def test_run_of_no_steps_saves_what_came_in(tiny_model, tiny_model_folder, tmp_path) -> None:

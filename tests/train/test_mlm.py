@@ -43,7 +43,7 @@ def test_stage_makes_a_model_that_loads(made, tiny_kb) -> None:
     model = load_model(made)
     assert model.tokenizer.fingerprint == tiny_kb.tokenizer.fingerprint
     assert model.lengths == Lengths(query=32, passage=48)
-    assert model.step == 20 and list(model.stages) == ["mlm"]
+    assert model.step == 20 and [record["stage"] for record in model.stages] == ["mlm"]
     assert model.embedder.config.dim == 32
 
 
@@ -109,12 +109,12 @@ def test_no_steps_wrap_an_encoder_as_it_is(tiny_kb, tmp_path) -> None:
 
 def test_adapting_a_model_keeps_what_made_it(made, tiny_kb, tmp_path) -> None:
     model = load_model(made)
-    model.stages = {"earlier": {"steps": 3}}
+    model.stages = [{"stage": "earlier", "steps": 3}]
     from realm.model.folder import save_model
 
     save_model(model, tmp_path / "start")
     out = mlm.train(tiny_kb, tmp_path / "out", settings("steps=1"), str(tmp_path / "start"))
-    assert list(load_model(out).stages) == ["earlier", "mlm"]
+    assert [record["stage"] for record in load_model(out).stages] == ["earlier", "mlm"]
 
 
 def test_bf16_training_is_close_to_full_precision(made, tiny_kb, tmp_path) -> None:

@@ -19,7 +19,7 @@ from realm.config import InputError, write_json
 from realm.model.bert import BertConfig
 from realm.model.bert_files import WEIGHTS
 from realm.model.encoders import MaskedReader, SpanReader, Tower
-from realm.model.folder import Model
+from realm.model.folder import Model, last_record
 from realm.model.published.checkpoint import CLASSES, DEFAULTS
 from realm.model.published.parts import MASKED_READER, SPAN_READER, TIED, TOWER, tensors_of
 from realm.text.inputs import SPECIAL, Tokenizer
@@ -52,7 +52,7 @@ def check_exportable(model: Model) -> None:
 
 def kinds_of(model: Model) -> list[str]:
     """The published kinds that a model has trained parts for, open QA aside."""
-    published = model.stages.get("published", {}) if len(model.stages) == 1 else {}
+    published = last_record(model.stages, "published") if len(model.stages) == 1 else {}
     trained = published.get("parts", ["embedder", "reader", *(["span_reader"] if model.span_reader else [])])
     kinds = {"embedder": "embedder", "scorer": "embedder", "encoder": "reader", "reader": "span_reader"}
     return [kind for kind, part in kinds.items() if part in trained]
@@ -139,7 +139,7 @@ def _prefixed(prefix: str, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tu
 def _config(model: Model, kind: str, block_emb: Lazy | None) -> dict[str, Any]:
     trunk, spans = asdict(model.embedder.trunk_config), model.span_reader and model.span_reader.config
     config = {name: trunk.get(name, default) for name, default in DEFAULTS.items()}
-    config |= model.stages.get("published", {}).get("config", {})  # what a converted model remembers
+    config |= last_record(model.stages, "published").get("config", {})  # what a converted model remembers
     config["retriever_proj_size"] = model.embedder.config.dim
     if spans:
         config |= {

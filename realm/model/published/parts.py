@@ -161,6 +161,7 @@ def convert(
     elif checkpoint.kind == "reader" and encoder is None:
         trained.discard("reader")  # its trunk has learnt to read spans
     stage = {
+        "stage": "published",
         "parts": sorted(trained),
         "kind": checkpoint.kind,
         "name": checkpoint.name,
@@ -169,7 +170,7 @@ def convert(
         "config": {name: checkpoint.config[name] for name in KEPT},
     }
     model = Model(
-        tokenizer, lengths_of(checkpoint.config), reader, model_embedder, span_reader, 0, {"published": stage}
+        tokenizer, lengths_of(checkpoint.config), reader, model_embedder, span_reader, stages=[stage]
     )
     for part in model.parts().values():
         part.eval()
