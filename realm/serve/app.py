@@ -299,7 +299,12 @@ def _add_runs(app: FastAPI, folder: Path | None) -> None:
     async def list_runs() -> Response:
         """Training runs, the latest first."""
         rows = [
-            {"name": run.name, "training": run.training, "changed": run.changed}
+            {
+                "name": run.name,
+                "state": run.state,
+                "training": run.state == "training",
+                "changed": run.changed,
+            }
             for run in await asyncio.to_thread(shown_runs)
         ]
         return JSONResponse({"runs": rows})
@@ -314,7 +319,9 @@ def _add_runs(app: FastAPI, folder: Path | None) -> None:
             rows, end = await asyncio.to_thread(read_metrics, run, after)
         except FileNotFoundError:
             raise HTTPException(404, f"the run {name!r} has just ended, or gone: look again") from None
-        return JSONResponse({"training": run.training, "rows": rows, "next": end})
+        return JSONResponse(
+            {"state": run.state, "training": run.state == "training", "rows": rows, "next": end}
+        )
 
 
 def _id_of(document: wire.DocumentIn) -> str:

@@ -8,6 +8,7 @@ from realm.qa.answers import Answers
 from realm.qa.evaluation import MAX_QUESTION_CHARACTERS
 from realm.qa.pipeline import Method
 from realm.serve.knowledge import Snapshot
+from realm.serve.runs import State
 from realm.text.corpus import Passage
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_QUESTION_CHARACTERS, pattern=r"\S")]
@@ -273,9 +274,10 @@ class HealthOut(BaseModel):
 
 
 class RunOut(BaseModel):
-    """A training run; `training`: it is not finished."""
+    """A training run. `training`: a process trains it now; `stopped`: none does, and it is not finished."""
 
     name: str
+    state: State
     training: bool
     changed: float
 
@@ -289,6 +291,7 @@ class RunsOut(BaseModel):
 class MetricsOut(BaseModel):
     """Lines of a run's metrics, and where the next ones begin."""
 
+    state: State
     training: bool
     rows: list[dict[str, Any]]
     next: int

@@ -1,6 +1,7 @@
 """The REST API through a real socket: the same answers as in the process, and training runs."""
 
 import asyncio
+import fcntl
 import json
 import logging
 
@@ -133,11 +134,15 @@ def test_a_run_is_followed_line_by_line_while_it_grows(tiny_kb, qa_model, tmp_pa
     (tmp_path / "done" / "metrics.jsonl").write_text('{"step": 1, "loss": 2.5}\n')
     metrics = tmp_path / "realm.training" / "metrics.jsonl"
     metrics.write_text('{"step": 1, "loss": 3.5}\n{"step": 2, "lo')
-    with running(tiny_kb.folder, qa_model, runs=tmp_path) as served:
+    with (
+        running(tiny_kb.folder, qa_model, runs=tmp_path) as served,
+        (tmp_path / "realm.training" / "lock").open("ab") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
         get = lambda path: httpx.get(served.url + path).json()  # noqa: E731
-        assert {(r["name"], r["training"]) for r in get("/runs")["runs"]} == {
-            ("realm", True),
-            ("done", False),
+        assert {(r["name"], r["state"], r["training"]) for r in get("/runs")["runs"]} == {
+            ("realm", "training", True),
+            ("done", "finished", False),
         }
         first = get("/runs/realm")
         assert first["rows"] == [{"step": 1, "loss": 3.5}] and first["training"]
@@ -146,6 +151,9 @@ def test_a_run_is_followed_line_by_line_while_it_grows(tiny_kb, qa_model, tmp_pa
         second = get(f"/runs/realm?after={first['next']}")
         assert second["rows"] == [{"step": 2, "loss": 3.25}]
         assert get(f"/runs/realm?after={second['next']}")["rows"] == []
+        fcntl.flock(lock, fcntl.LOCK_UN)  # as the system does when the trainer is killed
+        stopped = get("/runs/realm")
+        assert (stopped["state"], stopped["training"]) == ("stopped", False)
         metrics.write_text('{"step": 1, "loss": 9.0}\n')  # begun anew
         assert get(f"/runs/realm?after={second['next']}")["rows"] == [{"step": 1, "loss": 9.0}]
         assert httpx.get(served.url + "/runs/%2e%2e").status_code == 404

@@ -1,5 +1,6 @@
 """The page in a real headless Chromium: every view, hostile passages, keyboard, phones, and axe."""
 
+import fcntl
 import json
 import os
 import re
@@ -250,7 +251,23 @@ def test_the_answer_shown_is_that_of_the_last_question(visit) -> None:
     assert page.locator(".card").count() == 3
 
 
-def test_curves_grow_while_the_run_trains(visit, runs) -> None:
+@pytest.fixture
+def trainer(runs) -> Iterator[Any]:
+    """The lock that a run holds while it trains."""
+    with (runs / "pretrain.training" / "lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
+
+
+def test_a_run_whose_process_has_ended_is_shown_as_stopped(visit, trainer) -> None:
+    page = visit.open("training")
+    expect(page.locator(".state .dot.training")).to_be_visible()
+    fcntl.flock(trainer, fcntl.LOCK_UN)
+    expect(page.locator(".state")).to_contain_text("stopped before its end, step 5")
+    expect(page.locator(".state .dot.stopped")).to_be_visible()
+
+
+def test_curves_grow_while_the_run_trains(visit, runs, trainer) -> None:
     page = visit.open("training")
     page.wait_for_selector(".chart")
     titles = page.locator(".chart b").all_inner_texts()

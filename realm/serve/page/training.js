@@ -16,6 +16,7 @@ const PANELS = [
   { title: "Holder gap of the reader", unit: "nats", keys: { holder_gap: "" }, points: true },
   { title: "Dev exact match", unit: "%", keys: { dev_em: "" }, points: true },
 ];
+const STATES = { training: "training", stopped: "stopped before its end", finished: "finished" };
 let chosen = null;
 
 export async function trainingView(main, health, [wanted]) {
@@ -34,7 +35,7 @@ export async function trainingView(main, health, [wanted]) {
     return;
   }
   chosen = runs.find((run) => run.name === wanted)?.name ?? runs.find((run) => run.name === chosen)?.name ?? runs[0].name;
-  select.append(...runs.map((run) => el("option", { value: run.name, selected: run.name === chosen }, run.name + (run.training ? " (training)" : ""))));
+  select.append(...runs.map((run) => el("option", { value: run.name, selected: run.name === chosen }, run.name + (run.state === "finished" ? "" : ` (${run.state})`))));
 
   let rows = [];
   let next = 0;
@@ -49,18 +50,18 @@ export async function trainingView(main, health, [wanted]) {
   async function follow() {
     try {
       let more = true;
-      let training = false;
+      let now = "";
       while (more && !gone) {
         const said = await get(`runs/${encodeURIComponent(chosen)}?after=${next}`);
         if (said.next < next) rows = []; // begun anew
         more = said.rows.length > 0 && said.next !== next;
-        training = said.training;
+        now = said.state;
         if (more) rows.push(...said.rows);
         if (more || !panels.childElementCount) draw();
         next = said.next;
       }
       const seen = rows.at(-1);
-      state.replaceChildren(el("span", { class: training ? "dot live" : "dot" }), training ? "training" : "finished", seen ? `, step ${number(seen.step)}, ${duration(seen.seconds)}` : "");
+      state.replaceChildren(el("span", { class: `dot ${now}` }), STATES[now], seen ? `, step ${number(seen.step)}, ${duration(seen.seconds)}` : "");
     } catch (error) {
       state.replaceChildren(error.message);
     }
