@@ -165,7 +165,14 @@ def test_the_report_holds_the_numbers_of_the_table(told: Told) -> None:
         assert list(report["realm_against"][test]) == ["bm25", "encoder", "ict"]
         for by_rank in report["recall"][test].values():
             assert 0 <= by_rank["1"] <= by_rank["5"] <= by_rank["20"] <= 100
-    ranks = json.loads((told.folder / "outcomes" / "realm.dev.json").read_text())["ranks"]
+    of_realm, of_qa = (
+        json.loads((told.folder / "reports" / f"{name}.dev.json").read_text())["outcomes"]
+        for name in ("realm", "qa")
+    )
+    ranks = [outcome["rank"] for outcome in of_realm]
+    assert report["answers"]["dev"]["f1"] == pytest.approx(
+        100 * np.mean([outcome["f1"] for outcome in of_qa]), abs=0.01
+    )
     assert len(ranks) == len(dev)
     assert report["recall"]["dev"]["realm"]["5"] == pytest.approx(
         100 * sum(0 < rank <= 5 for rank in ranks) / len(dev), abs=0.01

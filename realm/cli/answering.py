@@ -1,7 +1,7 @@
 """What a model is for, and how good it is: `retrieve`, `answer`, `fill`, `evaluate`, `probe`."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,33 +177,29 @@ def _fill(args: argparse.Namespace) -> None:
 
 def _evaluate(args: argparse.Namespace) -> None:
     from realm.qa import pipeline
-    from realm.qa.evaluation import read_questions
+    from realm.qa.evaluation import ReportFile, read_questions
 
     questions = read_questions(args.questions)
     answerer = pipeline.Answerer.load(args.kb, args.model, settings(args, pipeline.AnswerConfig))
     evaluated = pipeline.evaluate(answerer, questions, args.method)
     if args.out:
-        outcomes = {
-            "ids": [question.id for question in questions],
-            "correct": evaluated.correct_N.tolist(),
-            "f1": evaluated.f1_N.tolist(),
-            "ranks": evaluated.first_hit_N.tolist(),
-        }
-        _write(args.out, evaluated.as_dict() | outcomes)
+        file: ReportFile = {**evaluated.as_dict(), "outcomes": evaluated.outcomes(questions)}
+        _write(args.out, file)
     report(args, evaluated.as_dict())
 
 
 def _probe(args: argparse.Namespace) -> None:
-    from realm.qa.probe import ProbeConfig, probe
+    from realm.qa.probe import ProbeConfig, ProbeFile, probe
     from realm.retrieval.knowledge_base import KnowledgeBase
 
     config = settings(args, ProbeConfig)
     probed = probe(KnowledgeBase.open(args.kb), args.model, config, args.method)
     if args.out:
-        _write(args.out, probed.as_dict() | {"ranks": probed.ranks.tolist()})
+        file: ProbeFile = {**probed.as_dict(), "outcomes": probed.outcomes()}
+        _write(args.out, file)
     report(args, probed.as_dict())
 
 
-def _write(out: str, value: dict[str, Any]) -> None:
+def _write(out: str, value: Mapping[str, Any]) -> None:
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     write_json(out, value)

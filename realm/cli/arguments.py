@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from realm.config import InputError, read_config
@@ -82,7 +82,7 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def report(args: argparse.Namespace, result: dict[str, Any], lines: Sequence[str] | None = None) -> None:
+def report(args: argparse.Namespace, result: Mapping[str, Any], lines: Sequence[str] | None = None) -> None:
     """Prints a command's result: with --json as one object, else `lines`, or its values one to a line."""
     if args.json:
         print(json.dumps(result, ensure_ascii=False))

@@ -33,7 +33,7 @@ def read(story: Story) -> dict[str, Any]:
     """The report of a story whose stages are done, without what they cost."""
     ranks = {
         test: {
-            retriever: np.array([_outcome(story, name, test)["ranks"] for name in models])
+            retriever: np.array([_ranks(story, name, test) for name in models])
             for retriever, models in story.retrievers().items()
         }
         for test in story.tests()
@@ -180,6 +180,10 @@ def _answers(story: Story) -> dict[str, Any]:
     """What the fine-tuned model answers, by question file."""
     outcomes = {test: _outcome(story, "qa", test) for test, file in story.tests().items() if file is not None}
     return {test: {name: o[name] for name in ("n", "em", "em_ci95", "f1")} for test, o in outcomes.items()}
+
+
+def _ranks(story: Story, name: str, test: str) -> list[int]:
+    return [one["rank"] for one in _outcome(story, name, test)["outcomes"]]
 
 
 def _outcome(story: Story, name: str, test: str) -> dict[str, Any]:

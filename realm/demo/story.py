@@ -143,8 +143,8 @@ class Story:
         return self.folder / "models" / (name if first else f"{name}-{seed}")
 
     def outcome(self, model: str, test: str) -> Path:
-        """Where the outcomes of a model in one of the `tests` are."""
-        return self.folder / "outcomes" / f"{model}.{test}.json"
+        """Where the report on a model in one of the `tests` is, with each query's outcome."""
+        return self.folder / "reports" / f"{model}.{test}.json"
 
     def retrievers(self) -> dict[str, list[str]]:
         """What the table compares -> the names of its models, one for each seed it was trained with."""

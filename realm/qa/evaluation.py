@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -368,6 +368,32 @@ def mean_reciprocal_rank(first_hits: Sequence[int] | np.ndarray) -> float:
 # -- A set of predictions
 
 
+class ReportJson(TypedDict):
+    """What `realm evaluate` reports, in percent; recall beyond what was retrieved is null, not guessed."""
+
+    n: int
+    em: float
+    em_ci95: list[float]
+    f1: float
+    recall: dict[str, float | None]
+    mrr: float
+
+
+class Outcome(TypedDict):
+    """One question's share in a report: `f1` between 0 and 1, `rank` of the first hit from 1, 0 for none."""
+
+    id: str
+    correct: bool
+    f1: float
+    rank: int
+
+
+class ReportFile(ReportJson):
+    """What `realm evaluate --out` writes."""
+
+    outcomes: list[Outcome]
+
+
 class Report(NamedTuple):
     """Outcome per question, so that two systems can be compared in pairs, and their summary."""
 
@@ -380,8 +406,8 @@ class Report(NamedTuple):
     depth: int
     """Texts asked for per question."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """The summary in percent, reciprocal rank too; recall beyond what was retrieved is null, not guessed."""
+    def as_dict(self) -> ReportJson:
+        """The summary, reciprocal rank in percent too."""
         low, high = wilson_interval(int(self.correct_N.sum()), len(self.correct_N))
         recall = recall_at(self.first_hit_N)
         return {
@@ -392,6 +418,14 @@ class Report(NamedTuple):
             "recall": {str(k): _percent(recall[k]) if k <= self.depth else None for k in RECALL_AT},
             "mrr": _percent(mean_reciprocal_rank(self.first_hit_N)),
         }
+
+    def outcomes(self, questions: Sequence[Question]) -> list[Outcome]:
+        """Each question's own, in the order of the questions."""
+        rows = zip(questions, self.correct_N, self.f1_N, self.first_hit_N, strict=True)
+        return [
+            {"id": question.id, "correct": bool(correct), "f1": float(f1), "rank": int(rank)}
+            for question, correct, f1, rank in rows
+        ]
 
 
 def evaluate(

@@ -9,7 +9,7 @@ Letters: B queries, K candidates with the null one, M masked tokens, D embedding
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
@@ -66,6 +66,31 @@ class ReadingReport:
     """Nats per span: gain over null of passages that hold the span, less that of those that do not."""
 
 
+class ProbeJson(TypedDict):
+    """What `realm probe` reports: the number of queries, recall in percent, and the fields of `ReadingReport` but `n`."""
+
+    n: int
+    recall: dict[str, float]
+    span_accuracy: float
+    span_accuracy_without: float
+    retrieval_utility: float
+    null_probability: float
+    holder_gap: float
+
+
+class ProbeOutcome(TypedDict):
+    """One query's share in a report: the passage that it was cut from, `rank` of the first holder from 1, 0 for none."""
+
+    passage: str
+    rank: int
+
+
+class ProbeFile(ProbeJson):
+    """What `realm probe --out` writes."""
+
+    outcomes: list[ProbeOutcome]
+
+
 @dataclass(frozen=True)
 class ProbeReport:
     """`recall` in percent; `reading` in the units of its fields."""
@@ -75,10 +100,25 @@ class ProbeReport:
     reading: ReadingReport
     ranks: np.ndarray
     """Of the first holder, per query, as `first_holders` gives it: for paired tests."""
+    passages: list[str]
+    """Ids of the passages that the queries were cut from."""
 
-    def as_dict(self) -> dict[str, Any]:
-        rounded = {k: round(v, 3) for k, v in vars(self.reading).items() if k != "n"}
-        return {"n": self.n, "recall": {str(k): round(v, 2) for k, v in self.recall.items()}} | rounded
+    def as_dict(self) -> ProbeJson:
+        reading = self.reading
+        return {
+            "n": self.n,
+            "recall": {str(k): round(v, 2) for k, v in self.recall.items()},
+            "span_accuracy": round(reading.span_accuracy, 3),
+            "span_accuracy_without": round(reading.span_accuracy_without, 3),
+            "retrieval_utility": round(reading.retrieval_utility, 3),
+            "null_probability": round(reading.null_probability, 3),
+            "holder_gap": round(reading.holder_gap, 3),
+        }
+
+    def outcomes(self) -> list[ProbeOutcome]:
+        """Each query's own, in the probe's order."""
+        rows = zip(self.passages, self.ranks, strict=True)
+        return [{"passage": passage, "rank": int(rank)} for passage, rank in rows]
 
 
 def held_out_queries(
@@ -251,7 +291,8 @@ def probe(
         reading = read_queries(
             model, queries[: config.read], query_BD[: config.read], index, kb.tokens, spans
         )
-    return ProbeReport(len(queries), {k: recall_at(ranks, k) for k in RANKS}, reading, ranks)
+    passages = [kb.ids[query.passage] for query in queries]
+    return ProbeReport(len(queries), {k: recall_at(ranks, k) for k in RANKS}, reading, ranks, passages)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -10,7 +10,7 @@ import torch
 
 from realm.config import InputError
 from realm.model.encoders import body_mask
-from realm.model.folder import load_model, save_model
+from realm.model.folder import save_model
 from realm.qa import pipeline
 from realm.qa.answers import Answers
 from realm.qa.evaluation import Question, normalise_answer
@@ -18,7 +18,6 @@ from realm.qa.pipeline import AnswerConfig, Answerer, evaluate, question_ranks, 
 from realm.retrieval.index import load_index
 from realm.text.corpus import Document
 from realm.text.inputs import Tokenizer, joint_inputs, passage_inputs
-from realm.train.finetune import start_reader
 from tests.conftest import GOODS, RIVERS, RULERS, TOWNS
 from tests.retrieval.tiny import TinyTagger
 
@@ -26,18 +25,6 @@ CONFIG = AnswerConfig(device="cpu")
 QUESTIONS = [
     Question(f"q{n}", f"on which river lies {town}?", (RIVERS[n % 4],)) for n, town in enumerate(TOWNS)
 ]
-
-
-@pytest.fixture(scope="module")
-def qa_folder(tiny_model_folder, tmp_path_factory) -> Path:
-    """The tiny model with a span reader of random but lively weights; the index of the tiny model serves it."""
-    model = load_model(tiny_model_folder)
-    reader = start_reader(model, seed=0)
-    torch.nn.init.normal_(reader.ends.weight)
-    torch.nn.init.normal_(reader.score.weight)
-    folder = tmp_path_factory.mktemp("qa") / "model"
-    save_model(model, folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,21 @@
+"""What tests of answers share: a tiny model that can read."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from realm.model.folder import load_model, save_model
+from realm.train.finetune import start_reader
+
+
+@pytest.fixture(scope="session")
+def qa_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a span reader of random but lively weights; the index of the tiny model serves it."""
+    model = load_model(tiny_model_folder)
+    reader = start_reader(model, seed=0)
+    torch.nn.init.normal_(reader.ends.weight)
+    torch.nn.init.normal_(reader.score.weight)
+    folder = tmp_path_factory.mktemp("qa") / "model"
+    save_model(model, folder)
+    return folder
