@@ -7,6 +7,7 @@ Plain ASGI, so that nothing is read or made before these checks.
 
 import asyncio
 import ipaddress
+import itertools
 import time
 from collections.abc import Callable, Iterable
 
@@ -24,7 +25,9 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Cache-Control": "no-cache",
 }
-_RAW = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+HEAD_BYTES = 16_384
+"""Longest head of a request: its first line and its headers."""
 GONE = 499
 """What a request is counted as whose client did not wait; the number is nginx's."""
 
@@ -56,14 +59,18 @@ class Edge:
             nonlocal status, through
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *_RAW]
+                message["headers"] = [*message.get("headers", ()), *RAW_HEADERS]
             through = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
         try:
-            refused, body = await self._check(scope, receive)
-            if refused is not None:
-                await refused(scope, receive, send_with_headers)
+            try:
+                body = await self._body(scope, receive)
+            except _Refused as error:
+                await error.response(scope, receive, send_with_headers)
+                return
+            if body is None:
+                status = GONE
                 return
             left = asyncio.ensure_future(_leaves(receive))
             answering = asyncio.ensure_future(self._app(scope, _again(body, left), send_with_headers))
@@ -83,31 +90,44 @@ class Edge:
         finally:
             self._watch(scope, status or 500, time.perf_counter() - began)
 
-    async def _check(self, scope: Scope, receive: Receive) -> tuple[ASGIApp | None, bytes]:
-        """Why the request is refused, if it is, and its whole body."""
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The whole body, or None if the client leaves before its end. Raises _Refused where the request is refused."""
         headers = dict(scope["headers"])
         host = _name(headers.get(b"host", b"").decode("latin-1"))
         if self._hosts is not None and host not in self._hosts:
             # Else a page of any site whose name is made to resolve to this machine could read what is served here.
-            return problem(421, f"this server is not {host!r}: name it in `hosts` if it should be"), b""
-        too_long = problem(413, f"the body is longer than {self._body_bytes} bytes", {"Connection": "close"})
+            raise _Refused(421, f"this server is not {host!r}: name it in `hosts` if it should be")
+        head = [scope.get("raw_path") or b"", scope["query_string"], *itertools.chain(*scope["headers"])]
+        if sum(map(len, head)) > HEAD_BYTES:
+            raise _Refused(431, f"the head of the request is longer than {HEAD_BYTES} bytes")
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._body_bytes:
-            return too_long, b""
+            raise self._too_long()
         body = bytearray()
         try:
             async with asyncio.timeout(self._seconds):
                 while True:
                     message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
                     body += message.get("body", b"")
                     if len(body) > self._body_bytes:
-                        return too_long, b""
+                        raise self._too_long()
                     if not message.get("more_body", False):
-                        return None, bytes(body)
+                        return bytes(body)
         except TimeoutError:
-            return problem(
-                408, f"the body took longer than {self._seconds:g} s", {"Connection": "close"}
-            ), b""
+            raise _Refused(408, f"the body took longer than {self._seconds:g} s") from None
+
+    def _too_long(self) -> "_Refused":
+        return _Refused(413, f"the body is longer than {self._body_bytes} bytes")
+
+
+class _Refused(Exception):
+    """Why a request is refused before its body was read, which is why its connection is closed."""
+
+    def __init__(self, status: int, detail: str):
+        super().__init__(detail)
+        self.response = problem(status, detail, {"Connection": "close"})
 
 
 def own_hosts(address: str, more: Iterable[str]) -> set[str] | None:

@@ -1,15 +1,13 @@
 """The process that serves: it binds, loads, says where it is, and ends on Ctrl-C or SIGTERM when requests are through."""
 
 import logging
-import math
 import socket
 from pathlib import Path
 
-import uvicorn
-
 from realm.config import InputError
 from realm.serve.app import create_app
-from realm.serve.edge import Edge, own_hosts
+from realm.serve.connections import BACKLOG, http_server
+from realm.serve.edge import own_hosts
 from realm.serve.knowledge import LivingKnowledge
 from realm.serve.settings import ServeConfig
 
@@ -42,29 +40,10 @@ def serve(
         http_server(app, config).run(sockets=[listening])
 
 
-def http_server(app: Edge, config: ServeConfig) -> uvicorn.Server:
-    """What carries the app over sockets. Told to end, it answers what it was asked, for at most `write_seconds`.
-
-    Whoever has not sent all of a request by then, or not read all of its answer, is left: else one such client would keep
-    the server from ever ending.
-    """
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            lifespan="on",
-            timeout_graceful_shutdown=math.ceil(config.write_seconds),
-        )
-    )
-
-
 def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listening = socket.create_server((host, port), family=family, backlog=2048)
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (")[
             0

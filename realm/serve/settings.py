@@ -23,8 +23,13 @@ class ServeConfig(AnswerConfig):
     """Longest request body."""
     documents: int = 1000
     """Most documents that a request may add."""
+    connections: int = 1024
+    """Most open connections, and never more than half of the files that the process may open. Beyond, the client that has
+    kept the server waiting for longest is left."""
+    head_seconds: float = 10.0
+    """How long the head of a request may take to arrive, and a connection may be idle."""
     seconds: float = 30.0
-    """How long a request may take to arrive, and again to be answered."""
+    """How long the body of a request may take to arrive, its answer to be made, and again to be read."""
     changes: int = 16
     """Most changes of the knowledge that wait; beyond, a request is refused with 429."""
     write_seconds: float = 600.0
@@ -46,11 +51,12 @@ class ServeConfig(AnswerConfig):
             "changes",
             "body_bytes",
             "documents",
+            "connections",
         )
         for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be 1 or more")
-        for name in ("seconds", "write_seconds", "poll_seconds"):
+        for name in ("head_seconds", "seconds", "write_seconds", "poll_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0")
         for part, whole in (("read", "most_read"), ("questions", "queue")):

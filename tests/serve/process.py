@@ -11,10 +11,12 @@ from pathlib import Path
 
 @contextmanager
 def serving(
-    kb: str | Path, model: str | Path, *words: str, **environment: str
+    kb: str | Path, model: str | Path, *words: str, files: int | None = None, **environment: str
 ) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
-    """Its address, on a free port, and the process, which ends with the block."""
+    """Its address, on a free port, and the process, which ends with the block and may open so many files."""
     command = [sys.executable, "-m", "realm", "serve", "--kb", str(kb), "--model", str(model), "--port", "0"]
+    if files is not None:
+        command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
     with subprocess.Popen(
         [*command, *words], stderr=subprocess.PIPE, text=True, env=os.environ | environment
     ) as process:

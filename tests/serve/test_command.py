@@ -2,11 +2,17 @@
 
 import itertools
 import re
+import resource
 import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,7 +21,9 @@ from realm import cli
 from realm.config import InputError
 from realm.serve.client import Client, ServerError
 from realm.serve.edge import own_hosts
+from tests.serve.asking import wait_for
 from tests.serve.process import serving
+from tests.serve.test_connections import UNFINISHED, connect
 
 TOKEN = "sixteen-characters"
 
@@ -34,14 +42,53 @@ def test_the_command_serves_until_it_is_told_to_stop(tiny_kb, qa_model) -> None:
         assert process.stderr is not None and process.stderr.read() == ""
 
 
-def test_responses_on_an_open_connection_do_not_wait_for_an_acknowledgement(tiny_kb, qa_model) -> None:
+@pytest.fixture(scope="module")
+def limited(tiny_kb: Any, qa_model: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    """A server's address and process, which may open 128 files."""
+    words = ("--set", "device=cpu", "--set", "head_seconds=1")
+    with serving(tiny_kb.folder, qa_model, *words, files=128, OMP_NUM_THREADS="1") as started:
+        yield started
+
+
+def test_responses_on_an_open_connection_do_not_wait_for_an_acknowledgement(limited) -> None:
     """Linux delays those by 40 ms."""
-    with (
-        serving(tiny_kb.folder, qa_model, "--set", "device=cpu", OMP_NUM_THREADS="1") as (url, _),
-        httpx.Client(base_url=url) as client,
-    ):
+    with httpx.Client(base_url=limited[0]) as client:
         took = sorted(client.get("/health").elapsed.total_seconds() for _ in range(20))
         assert took[10] < 0.03
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prlimit is Linux's")
+def test_few_files_and_many_unfinished_heads_stop_nobody(limited) -> None:
+    """300 of them at 128 files; then no file at all for a while."""
+    url, process = limited
+    with ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(connect(url, UNFINISHED))
+        assert httpx.get(url + "/health", timeout=10).status_code == 200
+        began = cpu_seconds(process.pid)
+        time.sleep(1)
+        assert cpu_seconds(process.pid) - began < 0.5
+        assert open_files(process.pid) < 120
+    wait_for(lambda: open_files(process.pid) < 64)
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (open_files(process.pid), 128))
+    with connect(url, UNFINISHED + b"\r\n\r\n") as client:
+        time.sleep(1.5)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (128, 128))
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+    process.terminate()
+    process.wait(30)
+    assert process.stderr is not None
+    written = process.stderr.read()
+    assert "out of system resource" in written and len(written) < 20_000
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def open_files(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 @pytest.mark.parametrize(

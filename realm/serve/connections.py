@@ -1,0 +1,191 @@
+"""Connections and request heads: how many there may be, and how slow.
+
+The app sees a request when its head is complete. What comes before is limited here: the time and the size of a head, the
+number of open connections, and the time that a client may leave an answer unread. The number of connections stays below
+the process's limit of open files, so that the listener and the knowledge base find a free one.
+"""
+
+import asyncio
+import functools
+import math
+import resource
+import socket
+from typing import Any, Literal, cast
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from realm.serve.edge import HEAD_BYTES, RAW_HEADERS
+from realm.serve.logs import limited_logs
+from realm.serve.problems import problem
+from realm.serve.settings import ServeConfig
+
+BACKLOG = 2048
+"""Connections that the system holds until they are accepted."""
+_AT_ONCE = 16
+"""Connections accepted in one turn of the event loop; it takes a few turns to close others in their place."""
+
+
+def http_server(app: Any, config: ServeConfig) -> uvicorn.Server:
+    """What carries the app over sockets. Told to end, it answers what it was asked, for at most `write_seconds`.
+
+    Whoever has not sent all of a request by then, or not read all of its answer, is left: else one such client would keep
+    the server from ever ending.
+    """
+    connection = functools.partial(Connection, limits=config, most=most_connections(config))
+    return _Server(
+        uvicorn.Config(
+            app,
+            http=cast(type[asyncio.Protocol], connection),
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            lifespan="on",
+            backlog=_AT_ONCE,
+            h11_max_incomplete_event_size=HEAD_BYTES,
+            timeout_graceful_shutdown=math.ceil(config.write_seconds),
+        )
+    )
+
+
+def most_connections(config: ServeConfig) -> int:
+    """Open connections at once: the setting, but no more than half of the files that this process may have open."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        config.connections if files == resource.RLIM_INFINITY else max(1, min(config.connections, files // 2))
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with a limit on log lines, and on the connections that are accepted in one turn of the event loop."""
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves until it is told to stop."""
+        with limited_logs():
+            await super().serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts to listen. asyncio accepts as many in a turn as its backlog has; the system may hold more of them."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(BACKLOG)
+
+
+class Connection(H11Protocol):
+    """A connection. While the next step is the client's, the client has a limited time for it."""
+
+    def __init__(self, *args: Any, limits: ServeConfig, most: int, **more: Any):
+        super().__init__(*args, **more)
+        self._limits, self._most = limits, most
+        self._awaited: Literal["", "head", "body", "reader"] = ""
+        """What the client is to send, or that it is to read; nothing while an answer is made."""
+        self._since = 0.0
+        """When waiting for that began."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._look()
+        if len(self.connections) > self._most:
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._look()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses a head that cannot be read."""
+        if len(self.conn.trailing_data[0]) > HEAD_BYTES:
+            self._refuse(431, f"the head of the request is longer than {HEAD_BYTES} bytes")
+        else:
+            self._refuse(400, "the request is not HTTP as this server reads it")
+
+    def _look(self) -> None:
+        """Sets the timer for what the client has to do next."""
+        if self.flow.write_paused or self.transport.is_closing():
+            awaited: Literal["", "head", "body", "reader"] = "reader"
+        elif self.conn.their_state is h11.IDLE:
+            awaited = "head"
+        else:
+            awaited = "body" if self.conn.their_state is h11.SEND_BODY else ""
+        if awaited == self._awaited:
+            return
+        self._stop_timer()
+        self._awaited, self._since = awaited, self.loop.time()
+        if awaited == "head":
+            self._timer = self.loop.call_later(self._limits.head_seconds, self._head_is_late)
+        elif awaited == "reader":
+            self._timer = self.loop.call_later(self._limits.seconds, self.transport.abort)
+        # The app itself gives up a body that does not come.
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _head_is_late(self) -> None:
+        if self.conn.trailing_data[0]:
+            self._refuse(408, f"the head of the request took longer than {self._limits.head_seconds:g} s")
+        else:
+            self._leave()
+
+    def _make_room(self) -> None:
+        """Ends the connection whose client has kept the server waiting for longest; if there is none, this one."""
+        there = [one for one in self.connections if isinstance(one, Connection) and not one._ended]
+        if len(there) <= self._most:
+            return
+        waiting = [one for one in there if one._awaited and one is not self]
+        longest = min(waiting, key=lambda one: one._since, default=self)
+        if longest._awaited == "head" and longest is not self and not longest.conn.trailing_data[0]:
+            longest._leave()
+        else:
+            longest._refuse(503, f"{self._most} connections are open, and no more may be: try again later")
+
+    @property
+    def _ended(self) -> bool:
+        """Whether nothing is left to do but to close the socket."""
+        return self.transport.is_closing() and not self.transport.get_write_buffer_size()
+
+    def _refuse(self, status: int, detail: str) -> None:
+        """Answers with a problem if an answer is still due, and closes."""
+        refused = problem(
+            status,
+            detail,
+            {"Connection": "close", "Retry-After": "5"} if status == 503 else {"Connection": "close"},
+        )
+        head = h11.Response(
+            status_code=status,
+            headers=[*self.server_state.default_headers, *refused.raw_headers, *RAW_HEADERS],
+        )
+        try:
+            said = [self.conn.send(head), self.conn.send(h11.Data(data=bytes(refused.body)))]
+            said.append(self.conn.send(h11.EndOfMessage()))
+        except h11.LocalProtocolError:  # an answer is on its way already
+            self.transport.abort()
+            return
+        for part in said:
+            self.transport.write(part or b"")
+        self._leave()
+
+    def _leave(self) -> None:
+        self.transport.close()
+        self._look()
