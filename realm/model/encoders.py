@@ -25,6 +25,7 @@ from realm.model.bert import Bert, BertConfig, MaskedBert
 from realm.model.bert_files import load_bert, read_weights, save_bert
 from realm.model.copying import CopyHead, mixed_target_logp, mixed_vocabulary_logp
 from realm.model.dropout import FastDropout
+from realm.model.scores import own_scores
 from realm.model.trunk import hidden_states, states_at, undivided
 from realm.text.inputs import Tokenizer, Tokens, encoder_folder
 
@@ -200,10 +201,7 @@ class Embedder(nn.Module):
         """
         query_BD = self.query(queries)
         passage_UD = passages if isinstance(passages, Tensor) else self.passage(passages)
-        score_BK = (query_BD[:, None] * passage_UD[place_BK]).sum(
-            dim=-1
-        )  # no product that autocast would round
-        return query_BD, passage_UD, score_BK
+        return query_BD, passage_UD, own_scores(query_BD, passage_UD[place_BK])
 
     def untie(self) -> None:
         """Gives the passages their own tower, equal to the queries' for now (fine-tuning moves only the queries')."""

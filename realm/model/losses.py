@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from realm.model.scores import scores
+
 
 def token_marginal(score_BK: Tensor, token_logp_BKM: Tensor) -> Tensor:
     """log p(y_m|x) = log sum_k p(z_k|x) p(y_m|z_k,x) for each masked token by itself -> [B, M]  (released code).
@@ -85,7 +87,7 @@ def in_batch_loss(query_BD: Tensor, passage_BD: Tensor) -> Tensor:
 
     This is ICT's loss (Lee et al. 2019, section 4).
     """
-    score_BB = query_BD @ passage_BD.T
+    score_BB = scores(query_BD, passage_BD)
     return F.cross_entropy(score_BB, torch.arange(len(score_BB), device=score_BB.device))
 
 

@@ -22,6 +22,7 @@ from realm.config import InputError, progress, write_json_lines
 from realm.model.device import Precision, autocast, choose_device
 from realm.model.encoders import evaluating
 from realm.model.folder import Model, load_model
+from realm.model.scores import scores
 from realm.qa import evaluation
 from realm.qa.answers import Answer, Answers, Evidence
 from realm.qa.evaluation import Question, first_hit, normalise_answer
@@ -148,8 +149,8 @@ class Answerer:
         found, end = [], 0
         for query_D, own in zip(query_BD.float(), numbers, strict=True):
             part = slice(end, end := end + len(own))
-            score_K = (index.rows(own) @ query_D.to(index.device)).cpu()
-            null = torch.cat([(self._null_D @ query_D)[None].cpu(), score_K]).softmax(dim=0)[0]
+            score_K = scores(query_D[None].to(index.device), index.rows(own))[0].cpu()
+            null = torch.cat([scores(query_D[None], self._null_D[None])[0].cpu(), score_K]).softmax(dim=0)[0]
             evidence = [
                 Evidence(passage, rank, probability)
                 for rank, (passage, probability) in enumerate(

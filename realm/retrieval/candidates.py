@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from realm.config import InputError
+from realm.model.scores import scores
 from realm.retrieval.knowledge_base import PassageTokens
 from realm.retrieval.masked_queries import MaskedQuery, SpanIndex, repeats_text
 from realm.retrieval.mips import Hits, MipsIndex
@@ -159,5 +160,5 @@ def _allowed(
 def _best(numbers: np.ndarray, query_D: Tensor, index: MipsIndex, count: int) -> list[int]:
     if len(numbers) == 0:
         return []
-    score = index.rows(numbers) @ query_D.detach().float().to(index.device)
+    score = scores(query_D[None].detach().to(index.device), index.rows(numbers))[0]
     return [int(n) for n in numbers[score.topk(min(count, len(numbers))).indices.cpu().numpy()]]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from realm.model.scores import scores
 from realm.model.workers import share_out
 from realm.retrieval import codes, ranking
 from realm.retrieval.codes import Codes, Remaining, RoundedQueries
@@ -120,7 +121,7 @@ class MipsIndex:
             return self._search(query_BD, range(len(self)), k)
         if self._wide_ND is not None and len(query_BD) * len(self) <= CHEAP:
             # MKL multiplies a tall matrix by a narrow one: the other way round, 4 to 30 rows took it four times as long.
-            top = _products(self._wide_ND, query_BD).T.topk(min(k, len(self)), dim=1)
+            top = scores(self._wide_ND, query_BD).T.topk(min(k, len(self)), dim=1)
             return Hits(top.values, top.indices)
         threads, everything = torch.get_num_threads(), range(len(self))
         parts = min(len(query_BD) // ALONE, threads * -(-len(query_BD) // (threads * QUERIES)))
@@ -137,7 +138,7 @@ class MipsIndex:
 
         The gradient reaches the queries; the index is constant. Costs one [B, N] matrix: for indexes up to about 100,000.
         """
-        score_BN = _products(query_BD, self._vectors_ND)
+        score_BN = scores(query_BD, self._vectors_ND)
         rows = np.concatenate([np.full(len(numbers), row) for row, numbers in enumerate(left_out)])
         columns = np.concatenate([np.asarray(numbers) for numbers in left_out])
         out = torch.zeros_like(score_BN, dtype=torch.bool)
@@ -187,7 +188,7 @@ class MipsIndex:
         """What remains with its scores, a row for each query, filled up with minus infinity."""
         query_C, number_C = torch.from_numpy(found.query_C), torch.from_numpy(found.number_C)
         if query_BD.shape[0] == 1:
-            return Hits(_products(query_BD, self.rows(number_C)), number_C[None])
+            return Hits(scores(query_BD, self.rows(number_C)), number_C[None])
         parts = zip(query_C.split(BLOCK // 2), number_C.split(BLOCK // 2), strict=True)
         score_C = torch.cat([self.rows(n).mul_(query_BD.index_select(0, q)).sum(1) for q, n in parts])
         return _in_rows(found, score_C, query_BD.shape[0])
@@ -196,7 +197,7 @@ class MipsIndex:
 def _ranked(query_BD: Tensor, vectors_ND: Tensor, floor_B: Tensor | None, k: int) -> Hits:
     """The k best of some passages, and perhaps more; without those under `floor_B`, which k others reach."""
     if query_BD.device.type != "cpu":
-        return _top(_products(query_BD, vectors_ND), k)
+        return _top(scores(query_BD, vectors_ND), k)
     passages = len(vectors_ND)
     width = -(-passages // ranking.GROUP) * ranking.GROUP
     score_BN = space("scores", len(query_BD), width, torch.int32).view(torch.float32)  # the room of codes
@@ -211,15 +212,14 @@ def _ranked(query_BD: Tensor, vectors_ND: Tensor, floor_B: Tensor | None, k: int
 
 
 def _fill(score_BN: Tensor, query_BD: Tensor, vectors_ND: Tensor) -> None:
-    """Writes the inner products, in float32 also where a training step runs under autocast."""
-    with torch.autocast("cpu", enabled=False):
-        if vectors_ND.dtype == torch.float32:
-            torch.mm(query_BD, vectors_ND.T, out=score_BN[:, : len(vectors_ND)])
-            return
-        for start in range(0, len(vectors_ND), BLOCK):
-            block_ND = vectors_ND[start : start + BLOCK]
-            wide_ND = space("block", len(block_ND), block_ND.shape[1], torch.float32).copy_(block_ND)
-            torch.mm(query_BD, wide_ND.T, out=score_BN[:, start : start + len(block_ND)])
+    """Writes the scores of some passages."""
+    if vectors_ND.dtype == torch.float32:
+        scores(query_BD, vectors_ND, score_BN[:, : len(vectors_ND)])
+        return
+    for start in range(0, len(vectors_ND), BLOCK):
+        block_ND = vectors_ND[start : start + BLOCK]
+        wide_ND = space("block", len(block_ND), block_ND.shape[1], torch.float32).copy_(block_ND)
+        scores(query_BD, wide_ND, score_BN[:, start : start + len(block_ND)])
 
 
 def _in_rows(found: Remaining, score_C: Tensor, queries: int) -> Hits:
@@ -262,9 +262,3 @@ def _top(score_BN: Tensor, k: int) -> Hits:
     number_BN = torch.cat([place.flatten(1), rest], dim=1)
     top = score_BN.gather(1, number_BN).topk(k, dim=1)
     return Hits(top.values, number_BN.gather(1, top.indices))
-
-
-def _products(query_BD: Tensor, vectors_ND: Tensor) -> Tensor:
-    """Inner products in float32, also where a training step runs under autocast -> [B, N]."""
-    with torch.autocast(query_BD.device.type, enabled=False):
-        return query_BD.float() @ vectors_ND.float().T

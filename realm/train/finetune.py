@@ -24,6 +24,7 @@ from realm.model.device import choose_device
 from realm.model.encoders import SpanReader, body_mask
 from realm.model.folder import Model, load_model
 from realm.model.losses import any_correct_loss
+from realm.model.scores import own_scores
 from realm.qa.evaluation import Question, has_answer
 from realm.qa.pipeline import AnswerConfig, Answerer, evaluate
 from realm.qa.spans import answer_pieces, body_start, correct_mask
@@ -118,7 +119,7 @@ def train(
                 if moves:  # those that are read are scored by the live model
                     passage_UD, place_BK = examples.vectors(read_BK)
                     passage_BND = torch.cat([passage_UD[place_BK], passage_BND[:, config.read :]], dim=1)
-                score_BN = (query_BD[:, None] * passage_BND).sum(dim=-1)
+                score_BN = own_scores(query_BD, passage_BND)
                 holds_BN = examples.holds(batch, hits.number_BK.cpu().numpy()).to(run.device)
                 retriever_loss = any_correct_loss(score_BN, holds_BN)
                 logit_BX, correct_BX = examples.read(reader, batch, read_BK, score_BN)

@@ -16,6 +16,7 @@ from torch import Tensor
 from realm.config import InputError
 from realm.model.folder import Model, load_model
 from realm.model.losses import in_batch_loss
+from realm.model.scores import scores
 from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
 from realm.retrieval.masked_queries import held_out
 from realm.text.inputs import passage_inputs, query_inputs
@@ -59,7 +60,9 @@ def train(kb: KnowledgeBase, out: Path, config: IctConfig, init: str) -> Path:
                     model, tokens, passages, config.batch_size, rng, config.removal, config.titled
                 )
             loss = in_batch_loss(query_BD, passage_BD)
-            right = (query_BD @ passage_BD.T).argmax(dim=1) == torch.arange(len(query_BD), device=run.device)
+            right = scores(query_BD, passage_BD).argmax(dim=1) == torch.arange(
+                len(query_BD), device=run.device
+            )
             run.update(loss, {"accuracy": right.float().mean().item()})
         return run.finish()
 
