@@ -10,7 +10,7 @@ ours counts (`--rounds`) and one of the others, which take minutes.
 padded    every row padded to 64, 288 and 352 tokens, transformers' own layers, torch's dropout; words are predicted at masked
           positions, as BERT's first code did: how one writes it down first. Threads wait, and freed memory is kept, as in
           a run of ours.
-fp32 ...  ours; "sampled" trains the reader through one candidate, drawn from p(z|x,y) (`pretrain.reader_gradient`).
+fp32 ...  ours; "sampled" trains the reader through one candidate, drawn by its credit (`pretrain.reader_gradient`).
 bf16 ...  only where the device has instructions for it, or where asked for.
 peer      RealmScorer and RealmKnowledgeAugEncoder on the CPU, where tests/published/peer_environment.py has made their
           environment; they predict words at every position.
@@ -54,7 +54,7 @@ from realm.model.published.checkpoint import open_checkpoint
 from realm.model.published.parts import convert
 from realm.retrieval.candidates import RetrievalBatch
 from realm.text.inputs import Tokens
-from realm.train.pretrain import PretrainConfig, read, sampled_reader_loss
+from realm.train.pretrain import Entries, PretrainConfig, read, sampled_reader_loss
 from tests.published import peer_environment
 from tests.published.peer_environment import PEER
 
@@ -121,7 +121,8 @@ def our_loss(model: Model, batch: RetrievalBatch, sampled: bool) -> Tensor:
     _, _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
     logp_BKM = read(model.reader, batch, [], None, None, config)
     loss = marginal_loss(score_BK, logp_BKM, batch.mask_BM, "token")
-    return loss + sampled_reader_loss(model.reader, batch, score_BK, logp_BKM, config)
+    entries = Entries(score_BK, logp_BKM, torch.arange(K, device=score_BK.device).expand_as(score_BK))
+    return loss + sampled_reader_loss(model.reader, batch, entries, config)
 
 
 class Plain(NamedTuple):

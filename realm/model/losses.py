@@ -66,6 +66,18 @@ def posterior(score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor) -> Tens
     return (score_BK.log_softmax(dim=-1) + span_logp_BK).softmax(dim=-1)
 
 
+def token_credit(score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor, per: str = "span") -> Tensor:
+    """What the gradient of `marginal_loss` weighs each d log p(y_m|z_k,x) with, before its mean -> [B, K, M]; 0 at padding.
+
+    Per span it is p(z_k|x,y) at every token, per token that token's own posterior.
+    """
+    if per == "token":
+        credit_BKM = (score_BK[:, :, None] + token_logp_BKM).softmax(dim=1)
+    else:
+        credit_BKM = posterior(score_BK, token_logp_BKM, mask_BM)[:, :, None]
+    return credit_BKM * mask_BM[:, None, :]
+
+
 def retrieval_utility(score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor) -> Tensor:
     """How much retrieval helps: the token marginal less the null passage's log-likelihood, mean over masked tokens -> scalar.
 

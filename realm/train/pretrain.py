@@ -9,15 +9,16 @@ One step, as the data sees it:
 
 What departs from the paper has a switch in `PretrainConfig`; `configs/paper.toml` sets them all back.
 
-Letters: B queries, K candidates with the null one, M masked tokens, D embedding.
+Letters: B queries, K candidates with the null one, E entries of the loss, M masked tokens, D embedding, R queries that read.
 """
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from realm import distributed
@@ -30,6 +31,7 @@ from realm.model.losses import (
     posterior,
     retrieval_utility,
     span_marginal,
+    token_credit,
     with_unread,
 )
 from realm.qa.evaluation import Question
@@ -85,7 +87,8 @@ class PretrainConfig(RunConfig):
     titled: float = 0.0
     """How often the passage's title stands before its sentence, as a question names what it asks about (paper: 0)."""
     reader_gradient: Literal["all", "sampled", "none"] = "sampled"
-    """"all": through every candidate (paper). "sampled": through one drawn from p(z|x,y), the same in expectation."""
+    """"all": through every candidate (paper). "sampled": through one of the loss's entries, drawn by its credit, with the
+    reader's credits taken without dropout; without dropout the same in expectation."""
     signal: Literal["reader", "shuffled", "entity"] = "reader"
     """What credits passages. "shuffled" and "entity" (holds the span or not; no reader) are controls."""
     ict: float = 0.0
@@ -175,11 +178,14 @@ def train(
             with run.autocast():
                 query_BD, passage_UD, score_BK = score(model.embedder, batch, chosen, states)
                 logp_BKM = read(model.reader, batch, queries, chosen, knowledge, config)
-                reader_loss = sampled_reader_loss(model.reader, batch, score_BK, logp_BKM, config)
+                entries = loss_entries(
+                    query_BD, score_BK, logp_BKM, batch, chosen, version.index, rng, config
+                )
+                reader_loss = sampled_reader_loss(model.reader, batch, entries, config)
                 ict_loss = warm_start_loss(model, knowledge, known, rng, config)
             if not watch.reader_ready:  # it must copy before the retriever moves
-                query_BD, score_BK, ict_loss = query_BD.detach(), score_BK.detach(), ict_loss.detach()
-            loss = retriever_loss(query_BD, score_BK, logp_BKM, batch, chosen, version.index, rng, config)
+                entries, ict_loss = entries.without_retriever(), ict_loss.detach()
+            loss = marginal_loss(entries.score_BE, entries.logp_BEM, batch.mask_BM, config.marginal)
             loss = distributed.weight(batch.mask_BM.sum()) * (loss + reader_loss) + config.ict * ict_loss
             seen = describe(score_BK, logp_BKM, batch) | {"ict_loss": ict_loss.item()}
             run.update(loss, seen | refresher.describe(version, step))
@@ -221,7 +227,21 @@ def read(
         return reader.token_logp(*inputs)
 
 
-def retriever_loss(
+class Entries(NamedTuple):
+    """What the loss sums over per query: the candidates, and with `normalise = "index"` the unread passages as one more."""
+
+    score_BE: Tensor
+    logp_BEM: Tensor
+    """log p(y_m|z_e,x); the reader's gradient flows through it where every candidate trains the reader."""
+    read_BE: Tensor
+    """The candidate whose reading an entry's likelihood is; -1 for the unread passages, whose likelihood is imputed."""
+
+    def without_retriever(self) -> "Entries":
+        """The same, whose gradient reaches the reader only."""
+        return self._replace(score_BE=self.score_BE.detach())
+
+
+def loss_entries(
     query_BD: Tensor,
     score_BK: Tensor,
     logp_BKM: Tensor,
@@ -230,35 +250,64 @@ def retriever_loss(
     index: MipsIndex,
     rng: np.random.Generator,
     config: PretrainConfig,
-) -> Tensor:
-    """-log p(y|x) per masked token -> scalar (REALM eq. 1); also trains the reader where `logp_BKM` carries gradient."""
+) -> Entries:
+    """Scores and likelihoods whose marginal is p(y|x) (REALM eq. 1)."""
+    read_BK = torch.arange(score_BK.shape[1], device=score_BK.device).expand_as(score_BK)
     if config.signal == "shuffled":
-        logp_BKM = _shuffled(logp_BKM, rng)
-    if config.normalise == "index":
-        left_out = [
-            np.union1d(out, row[1:]) for out, row in zip(chosen.excluded, chosen.number_BK, strict=True)
-        ]
-        rest_B = index.rest_logsumexp(query_BD, left_out)
-        score_BK, logp_BKM = with_unread(score_BK, logp_BKM, batch.mask_BM, rest_B, config.unread_gap)
-    return marginal_loss(score_BK, logp_BKM, batch.mask_BM, config.marginal)
+        read_BK = _shuffled(read_BK, rng)
+        logp_BKM = logp_BKM.gather(1, read_BK[:, :, None].expand_as(logp_BKM))
+    if config.normalise == "candidates":
+        return Entries(score_BK, logp_BKM, read_BK)
+    left_out = [np.union1d(out, row[1:]) for out, row in zip(chosen.excluded, chosen.number_BK, strict=True)]
+    rest_B = index.rest_logsumexp(query_BD, left_out)
+    score_BE, logp_BEM = with_unread(score_BK, logp_BKM, batch.mask_BM, rest_B, config.unread_gap)
+    return Entries(score_BE, logp_BEM, F.pad(read_BK, (0, 1), value=-1))
 
 
 def sampled_reader_loss(
-    reader: MaskedReader, batch: RetrievalBatch, score_BK: Tensor, logp_BKM: Tensor, config: PretrainConfig
+    reader: MaskedReader, batch: RetrievalBatch, entries: Entries, config: PretrainConfig
 ) -> Tensor:
-    """-log p(y|z,x) for one z per query drawn from p(z|x,y) -> scalar.
+    """A loss whose gradient with respect to the reader is in expectation that of the whole loss -> scalar.
 
-    Its expected gradient is the marginal likelihood's with respect to the reader, at the cost of one candidate instead of K.
+    One entry is drawn per query, and its candidate is read with gradient. Where the draw falls on the unread passages the
+    query reads nothing: their likelihood does not depend on the reader.
     """
     if config.reader_gradient != "sampled" or config.signal == "entity":
-        return score_BK.new_zeros(())
-    credit_BK = posterior(score_BK.detach(), logp_BKM, batch.mask_BM)
+        return entries.score_BE.new_zeros(())
+    credit_BEM, share_BE = draw_chances(entries, batch.mask_BM, config)
     # As `multinomial` draws, but for the whole batch, so that each rank draws for its rows what one process would.
-    chance = credit_BK.new_empty(len(credit_BK) * distributed.count(), credit_BK.shape[1]).exponential_()
-    drawn_B = (credit_BK / distributed.share(chance)).argmax(dim=1)
-    rows_B = torch.arange(len(drawn_B), device=drawn_B.device) * score_BK.shape[1] + drawn_B
-    logp_B1M = reader.token_logp(batch.joint.rows(rows_B), batch.position_BM, batch.target_BM, batch.mask_BM)
-    return -logp_B1M.sum() / batch.mask_BM.sum().clamp_min(1)
+    chance = share_BE.new_empty(len(share_BE) * distributed.count(), share_BE.shape[1]).exponential_()
+    drawn_B = (share_BE / distributed.share(chance)).argmax(dim=1)
+    return drawn_reader_loss(reader, batch, entries, credit_BEM, share_BE, drawn_B)
+
+
+def draw_chances(entries: Entries, mask_BM: Tensor, config: PretrainConfig) -> tuple[Tensor, Tensor]:
+    """The credit of each entry at each masked token [B, E, M], and how often each entry is drawn [B, E]: its mean credit."""
+    credit_BEM = token_credit(entries.score_BE.detach(), entries.logp_BEM.detach(), mask_BM, config.marginal)
+    return credit_BEM, credit_BEM.sum(dim=2) / mask_BM.sum(dim=1, keepdim=True)
+
+
+def drawn_reader_loss(
+    reader: MaskedReader,
+    batch: RetrievalBatch,
+    entries: Entries,
+    credit_BEM: Tensor,
+    share_BE: Tensor,
+    drawn_B: Tensor,
+) -> Tensor:
+    """-log p(y|z,x) of the drawn entries, each token weighed with its credit over the share of draws -> scalar."""
+    row_B = torch.arange(len(drawn_B), device=drawn_B.device)
+    candidate_B = entries.read_BE[row_B, drawn_B]
+    reads_B = candidate_B >= 0
+    weight_BM = reads_B[:, None] * credit_BEM[row_B, drawn_B] / share_BE[row_B, drawn_B][:, None]
+    reads_R = reads_B.nonzero().squeeze(1)
+    if len(reads_R) == 0:
+        reads_R = row_B[:1]  # with weight 0: the reader's gradient is 0 then, and not missing
+    candidates = len(batch.joint.ids_BT) // len(drawn_B)
+    joint = batch.joint.rows(reads_R * candidates + candidate_B[reads_R].clamp_min(0))
+    asked = batch.position_BM[reads_R], batch.target_BM[reads_R], batch.mask_BM[reads_R]
+    logp_RM = reader.token_logp(joint, *asked)[:, 0]
+    return -(weight_BM[reads_R] * logp_RM).sum() / batch.mask_BM.sum().clamp_min(1)
 
 
 def warm_start_loss(
@@ -291,11 +340,10 @@ def describe(score_BK: Tensor, logp_BKM: Tensor, batch: RetrievalBatch) -> dict[
     }
 
 
-def _shuffled(logp_BKM: Tensor, rng: np.random.Generator) -> Tensor:
+def _shuffled(read_BK: Tensor, rng: np.random.Generator) -> Tensor:
     """The control that breaks the link between passage and credit: each query's real candidates trade likelihoods."""
-    order_BK = np.stack([np.concatenate([[0], 1 + rng.permutation(logp_BKM.shape[1] - 1)]) for _ in logp_BKM])
-    index_BKM = torch.from_numpy(order_BK).to(logp_BKM.device)[:, :, None].expand_as(logp_BKM)
-    return logp_BKM.gather(1, index_BKM)
+    order_BK = np.stack([np.concatenate([[0], 1 + rng.permutation(read_BK.shape[1] - 1)]) for _ in read_BK])
+    return torch.from_numpy(order_BK).to(read_BK.device)
 
 
 def _entity_table(

@@ -2,7 +2,9 @@
 
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 from realm.config import InputError, read_config
 from realm.model.encoders import MaskedReader
 from realm.model.folder import load_model, save_model
+from realm.model.losses import marginal_loss
 from realm.retrieval.candidates import choose_candidates, read_inputs
 from realm.retrieval.embedding import embed_passages
 from realm.retrieval.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
@@ -22,10 +25,13 @@ from realm.train import pretrain
 from realm.train.ict import cloze_pairs
 from realm.train.loop import TrainRun
 from realm.train.pretrain import (
+    Entries,
     PretrainConfig,
     describe,
+    draw_chances,
+    drawn_reader_loss,
+    loss_entries,
     read,
-    retriever_loss,
     sampled_reader_loss,
     warm_start_loss,
 )
@@ -96,13 +102,24 @@ def config(**values) -> PretrainConfig:
     return PretrainConfig(**{"guided": 1, "reader_gradient": "none", **values})
 
 
+def entries_of(made, settings: PretrainConfig, seed: int = 0) -> Entries:
+    _, chosen, index, batch, query_BD, score_BK, logp_BKM = made
+    rng = np.random.default_rng(seed)
+    return loss_entries(query_BD, score_BK, logp_BKM, batch, chosen, index, rng, settings)
+
+
+def loss_of(made, settings: PretrainConfig) -> torch.Tensor:
+    entries = entries_of(made, settings)
+    return marginal_loss(entries.score_BE, entries.logp_BEM, made[3].mask_BM, settings.marginal)
+
+
 @pytest.mark.parametrize("marginal", ["span", "token"])
 def test_loss_over_the_whole_index_is_that_of_reading_every_passage(tiny_kb, step, marginal) -> None:
     """Every passage but the query's own is a candidate; unread ones have the null passage's likelihood, less the gap."""
     settings = config(normalise="index", unread_gap=1.5, marginal=marginal)
-    _, chosen, index, batch, query_BD, score_BK, logp_BKM = step(settings)
-    rng = np.random.default_rng(0)
-    loss = retriever_loss(query_BD, score_BK, logp_BKM, batch, chosen, index, rng, settings)
+    made = step(settings)
+    _, chosen, index, batch, query_BD, score_BK, logp_BKM = made
+    loss = loss_of(made, settings)
     total, masked = 0.0, 0
     for row in range(5):
         count = int(batch.mask_BM[row].sum())
@@ -125,10 +142,9 @@ def test_loss_over_the_whole_index_is_that_of_reading_every_passage(tiny_kb, ste
 @pytest.mark.parametrize("marginal", ["span", "token"])
 def test_loss_over_the_candidates_is_the_papers(step, marginal) -> None:
     settings = config(normalise="candidates", marginal=marginal)
-    _, chosen, index, batch, query_BD, score_BK, logp_BKM = step(settings)
-    loss = retriever_loss(
-        query_BD, score_BK, logp_BKM, batch, chosen, index, np.random.default_rng(0), settings
-    )
+    made = step(settings)
+    _, _, _, batch, _, score_BK, logp_BKM = made
+    loss = loss_of(made, settings)
     total = 0.0
     for row in range(5):
         count = int(batch.mask_BM[row].sum())
@@ -170,11 +186,9 @@ def test_gradients_reach_both_towers_and_the_reader_as_asked(
 ) -> None:
     tiny_model.embedder.untie()
     settings = config(normalise=normalise, reader_gradient=gradient)
-    _, chosen, index, batch, query_BD, score_BK, logp_BKM = step(settings)
-    loss = retriever_loss(
-        query_BD, score_BK, logp_BKM, batch, chosen, index, np.random.default_rng(0), settings
-    )
-    sampled = sampled_reader_loss(tiny_model.reader, batch, score_BK, logp_BKM, settings)
+    made = step(settings)
+    loss = loss_of(made, settings)
+    sampled = sampled_reader_loss(tiny_model.reader, made[3], entries_of(made, settings), settings)
     assert gradients(tiny_model, sampled) == of_sample
     assert gradients(tiny_model, loss) == of_marginal
 
@@ -184,21 +198,124 @@ def test_sampled_gradient_is_in_expectation_the_marginals(tiny_model, step) -> N
     with torch.no_grad():
         for parameter in tiny_model.reader.parameters():
             parameter.mul_(8 if parameter.ndim > 1 else 1)  # a reader to whom passages make a difference
-    every, some = config(normalise="candidates", reader_gradient="all"), config(reader_gradient="sampled")
-    _, chosen, index, batch, query_BD, score_BK, logp_BKM = step(every)
-    loss = retriever_loss(query_BD, score_BK, logp_BKM, batch, chosen, index, np.random.default_rng(0), every)
+    every, some = (config(normalise="candidates", reader_gradient=how) for how in ("all", "sampled"))
+    made = step(every)
+    batch, loss = made[3], loss_of(made, every)
+    entries = Entries(*(part.detach() for part in entries_of(made, some)))
     weight = tiny_model.reader.bert.cls.predictions.transform.dense.weight
     (expected,) = torch.autograd.grad(loss, weight)
     draws = []
     for seed in range(150):
         torch.manual_seed(seed)
-        sampled = sampled_reader_loss(tiny_model.reader, batch, score_BK.detach(), logp_BKM.detach(), some)
+        sampled = sampled_reader_loss(tiny_model.reader, batch, entries, some)
         draws.append(torch.autograd.grad(sampled, weight)[0])
     mean = torch.stack(draws).mean(dim=0)
     error = torch.stack(draws).std(dim=0) / len(draws) ** 0.5
     assert error.max() > 1e-3
     assert ((mean - expected).abs() <= 6 * error + 1e-5).all()
     assert torch.cosine_similarity(mean.flatten(), expected.flatten(), dim=0) > 0.99
+
+
+class Float64Reader(torch.nn.Module):
+    """A reader of one table: a word's log-probability beside a row depends on the row's mean word."""
+
+    def __init__(self, words: int):
+        super().__init__()
+        torch.manual_seed(2)
+        self.word_VH = torch.nn.Parameter(3 * torch.randn(words, 6, dtype=torch.float64))
+        self.head_HV = torch.nn.Parameter(3 * torch.randn(6, words, dtype=torch.float64))
+
+    def token_logp(self, joint, position_BM, target_BM, mask_BM) -> torch.Tensor:
+        real_RT1 = joint.mask_BT[:, :, None].double()
+        state_RH = (self.word_VH[joint.ids_BT] * real_RT1).sum(dim=1) / real_RT1.sum(dim=1)
+        logp_RV = (state_RH @ self.head_HV).log_softmax(dim=1)
+        queries, most = target_BM.shape
+        target_RM = target_BM.repeat_interleave(len(joint.ids_BT) // queries, dim=0)
+        return logp_RV.gather(1, target_RM).view(queries, -1, most) * mask_BM[:, None]
+
+
+SIGNALS, NORMALISED, MARGINALS = (
+    get_args(get_type_hints(PretrainConfig)[name]) for name in ("signal", "normalise", "marginal")
+)
+
+
+@pytest.mark.parametrize("signal", SIGNALS)
+@pytest.mark.parametrize("normalise", NORMALISED)
+@pytest.mark.parametrize("marginal", MARGINALS)
+def test_mean_of_all_draws_is_the_whole_gradient_under_every_setting(
+    tiny_kb, step, signal, normalise, marginal
+) -> None:
+    """Every entry of the loss is drawn once, and its gradient weighed with its chance: in float64 nothing is left over."""
+    said = {"signal": signal, "normalise": normalise, "marginal": marginal, "unread_gap": -2.0}
+    every, some = (config(reader_gradient=how, **said) for how in ("all", "sampled"))
+    queries, chosen, index, batch, query_BD, score_BK, _ = step(every)
+    batch = batch._replace(mask_BM=batch.mask_BM.double())
+    reader = Float64Reader(tiny_kb.tokenizer.vocab_size)
+    parameters = list(reader.parameters())
+
+    def entries(settings: PretrainConfig) -> Entries:
+        logp_BKM = read(reader, batch, queries, chosen, tiny_kb.tokens, settings).double()
+        vectors = query_BD.detach(), score_BK.detach().double() / 4, logp_BKM
+        found = loss_entries(*vectors, batch, chosen, index, np.random.default_rng(1), settings)
+        return found._replace(score_BE=found.score_BE.double())
+
+    whole = entries(every)
+    loss = marginal_loss(whole.score_BE, whole.logp_BEM, batch.mask_BM, marginal)
+    if signal == "entity":  # no reader, so none is trained either way
+        assert not loss.requires_grad
+        assert not sampled_reader_loss(reader, batch, entries(some), some).requires_grad
+        return
+    expected = torch.autograd.grad(loss, parameters)
+    found = entries(some)
+    credit_BEM, share_BE = draw_chances(found, batch.mask_BM, some)
+    torch.testing.assert_close(share_BE.sum(dim=1), torch.ones(5, dtype=torch.float64))
+    assert share_BE.shape[1] == (7 if normalise == "index" else 6)
+    assert share_BE.min() < 0.1 and share_BE.max() > 0.3  # a draw makes a difference
+    mean = [torch.zeros_like(part) for part in parameters]
+    for entry in range(share_BE.shape[1]):
+        weighed_BEM = credit_BEM * share_BE[:, :, None]
+        drawn_B = torch.full((5,), entry)
+        drawn = drawn_reader_loss(reader, batch, found, weighed_BEM, share_BE, drawn_B)
+        mean = [sum_ + part for sum_, part in zip(mean, torch.autograd.grad(drawn, parameters), strict=True)]
+    for one, other in zip(mean, expected, strict=True):
+        assert other.abs().max() > 1e-3
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("marginal", MARGINALS)
+def test_entries_are_drawn_as_often_as_their_mean_credit_says(step, monkeypatch, marginal) -> None:
+    settings = config(reader_gradient="sampled", marginal=marginal, unread_gap=-4.0)
+    made = step(settings)
+    entries, batch = entries_of(made, settings), made[3]
+    drawn: list[torch.Tensor] = []
+    monkeypatch.setattr(pretrain, "drawn_reader_loss", lambda *rest: drawn.append(rest[-1]))
+    torch.manual_seed(0)
+    for _ in range(1500):
+        sampled_reader_loss(None, batch, entries, settings)  # type: ignore[arg-type]
+    share_BE = draw_chances(entries, batch.mask_BM, settings)[1]
+    seen_BE = torch.nn.functional.one_hot(torch.stack(drawn), share_BE.shape[1]).double().mean(dim=0)
+    assert ((seen_BE - share_BE).abs() <= 4.5 * (share_BE * (1 - share_BE) / 1500).sqrt()).all()
+    assert seen_BE[:, -1].min() > 0  # the unread passages too
+
+
+def test_query_that_draws_the_unread_passages_reads_nothing_and_trains_nothing(tiny_model, step) -> None:
+    settings = config(reader_gradient="sampled")
+    made = step(settings)
+    entries, batch = entries_of(made, settings), made[3]
+    chances = draw_chances(entries, batch.mask_BM, settings)
+    rows: list[int] = []
+    token_logp = tiny_model.reader.token_logp
+
+    class Counting:
+        def token_logp(self, joint, *rest):
+            rows.append(len(joint.ids_BT))
+            return token_logp(joint, *rest)
+
+    for drawn in ([6, 0, 6, 2, 6], [6] * 5):
+        loss = drawn_reader_loss(Counting(), batch, entries, *chances, torch.tensor(drawn))
+    assert rows == [2, 1] and loss.item() == 0
+    assert gradients(tiny_model, loss) == set()
+    assert all(p.grad is not None for p in tiny_model.reader.bert.cls.predictions.transform.parameters())
 
 
 def test_warm_start_loss_is_that_of_finding_each_sentences_passage(tiny_kb, tiny_model) -> None:
@@ -230,8 +347,8 @@ def test_warm_start_loss_without_weight_costs_nothing(tiny_kb, tiny_model) -> No
 
 def test_shuffled_control_trades_likelihoods_among_real_candidates_only(step) -> None:
     settings = config(normalise="candidates", signal="shuffled")
-    *_, logp_BKM = step(settings)
-    shuffled = pretrain._shuffled(logp_BKM, np.random.default_rng(0))
+    made = step(settings)
+    logp_BKM, shuffled = made[-1], entries_of(made, settings).logp_BEM
     assert torch.equal(shuffled[:, 0], logp_BKM[:, 0])
     assert not torch.equal(shuffled, logp_BKM)
     for row in range(5):
@@ -245,7 +362,8 @@ def test_entity_control_credits_holders_without_a_reader(tiny_kb, step, monkeypa
 
     monkeypatch.setattr(MaskedReader, "token_logp", refuse)
     settings = config(signal="entity", guided=2)
-    queries, chosen, _, batch, _, score_BK, logp_BKM = step(settings)
+    made = step(settings)
+    queries, chosen, _, batch, _, _, logp_BKM = made
     span_BK = (logp_BKM * batch.mask_BM[:, None]).sum(dim=-1)
     for row, query in enumerate(queries):
         gain = span_BK[row] - span_BK[row, 0]
@@ -253,7 +371,8 @@ def test_entity_control_credits_holders_without_a_reader(tiny_kb, step, monkeypa
             expected = 6.2 if holds(tiny_kb.tokens.body.row(number), query.targets) else -1.6
             assert gain[column].item() == pytest.approx(expected, abs=1e-5)
     assert (span_BK <= 0).all()
-    assert sampled_reader_loss(None, batch, score_BK, logp_BKM, settings).item() == 0  # type: ignore[arg-type]
+    sampled = replace(settings, reader_gradient="sampled")
+    assert sampled_reader_loss(None, batch, entries_of(made, sampled), sampled).item() == 0  # type: ignore[arg-type]
 
 
 def test_description_is_what_its_names_say(step) -> None:
