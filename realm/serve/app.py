@@ -293,9 +293,14 @@ def _add_runs(app: FastAPI, folder: Path | None) -> None:
     def shown_runs() -> list[Run]:
         if folder is None:
             raise HTTPException(404, "no training runs are shown: start the server with --runs FOLDER")
-        return runs(folder)
+        try:
+            return runs(folder)
+        except OSError as error:
+            raise HTTPException(
+                503, f"the folder of training runs cannot be read: {error.strerror}"
+            ) from None
 
-    @app.get("/runs", response_model=wire.RunsOut, responses=documented(404))
+    @app.get("/runs", response_model=wire.RunsOut, responses=documented(404, 503))
     async def list_runs() -> Response:
         """Training runs, the latest first."""
         rows = [
@@ -309,19 +314,18 @@ def _add_runs(app: FastAPI, folder: Path | None) -> None:
         ]
         return JSONResponse({"runs": rows})
 
-    @app.get("/runs/{name}", response_model=wire.MetricsOut, responses=documented(404))
+    @app.get("/runs/{name}", response_model=wire.MetricsOut, responses=documented(404, 503))
     async def run_metrics(name: str, after: Annotated[int, Query(ge=0, le=2**53)] = 0) -> Response:
         """Metrics of a run behind byte `after`; `next` is where the ones after them begin, so that a page can follow."""
         run = next((run for run in await asyncio.to_thread(shown_runs) if run.name == name), None)
         if run is None:
             raise HTTPException(404, f"no run is called {name!r}")
         try:
-            rows, end = await asyncio.to_thread(read_metrics, run, after)
-        except FileNotFoundError:
+            metrics = await asyncio.to_thread(read_metrics, run, after)
+        except OSError:
             raise HTTPException(404, f"the run {name!r} has just ended, or gone: look again") from None
-        return JSONResponse(
-            {"state": run.state, "training": run.state == "training", "rows": rows, "next": end}
-        )
+        state = {"state": run.state, "training": run.state == "training"}
+        return JSONResponse(state | metrics._asdict())
 
 
 def _id_of(document: wire.DocumentIn) -> str:

@@ -294,6 +294,8 @@ class MetricsOut(BaseModel):
     state: State
     training: bool
     rows: list[dict[str, Any]]
+    damaged: int
+    """Lines that are no JSON objects, and are left out."""
     next: int
 
 

@@ -10,7 +10,7 @@ const TOP = 10;
 const BOTTOM = 24;
 
 export function number(value) {
-  if (value == null) return "";
+  if (!Number.isFinite(value)) return "";
   const size = Math.abs(value);
   if (size >= 1000) return Math.round(value).toLocaleString("en");
   if (size > 0 && size < 0.001) return value.toExponential(1).replace(".0e", "e");

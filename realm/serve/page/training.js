@@ -39,6 +39,7 @@ export async function trainingView(main, health, [wanted]) {
 
   let rows = [];
   let next = 0;
+  let damaged = 0;
   let timer = null;
   let gone = false;
   await follow();
@@ -53,15 +54,16 @@ export async function trainingView(main, health, [wanted]) {
       let now = "";
       while (more && !gone) {
         const said = await get(`runs/${encodeURIComponent(chosen)}?after=${next}`);
-        if (said.next < next) rows = []; // begun anew
-        more = said.rows.length > 0 && said.next !== next;
+        if (said.next < next) [rows, damaged] = [[], 0]; // begun anew
+        more = said.next !== next;
         now = said.state;
-        if (more) rows.push(...said.rows);
+        damaged += said.damaged;
+        rows.push(...said.rows);
         if (more || !panels.childElementCount) draw();
         next = said.next;
       }
       const seen = rows.at(-1);
-      state.replaceChildren(el("span", { class: `dot ${now}` }), STATES[now], seen ? `, step ${number(seen.step)}, ${duration(seen.seconds)}` : "");
+      state.replaceChildren(el("span", { class: `dot ${now}` }), STATES[now], seen ? `, step ${number(seen.step)}, ${duration(seen.seconds)}` : "", damaged ? `; ${damaged} damaged ${damaged === 1 ? "line is" : "lines are"} left out` : "");
     } catch (error) {
       state.replaceChildren(error.message);
     }

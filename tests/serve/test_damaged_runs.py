@@ -1,0 +1,87 @@
+"""A folder of training runs with damaged and hostile ones among them: those are left out or null, the others are shown."""
+
+import json
+import os
+from pathlib import Path
+
+import httpx
+import pytest
+
+from realm.serve import runs as reading
+from realm.serve.runs import read_metrics, runs
+from tests.serve.conftest import running
+
+GOOD = b'{"step": 1, "loss": 2.5}\n'
+
+
+def write(folder: Path, metrics: bytes) -> Path:
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_bytes(metrics)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def get(tiny_kb, qa_model, tmp_path_factory):
+    """Asks a server whose folder of runs has one good run and many others."""
+    folder = tmp_path_factory.mktemp("runs")
+    outside = write(tmp_path_factory.mktemp("outside") / "secret", b'{"step": 7}\n')
+    write(folder / "good", GOOD)
+    write(folder / os.fsdecode(b"name \xff\xfe"), GOOD)
+    write(folder / "large", b'{"step": 1e999, "loss": -1e999, "count": 1' + b"0" * 4000 + b"}\n" + GOOD)
+    write(folder / "digits", b'{"step": ' + b"1" * 5000 + b"}\n" + GOOD)
+    write(folder / "deep", b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n" + GOOD)
+    write(folder / "nested", b'{"a": ' + b"[" * 500 + b"]" * 500 + b"}\n" + GOOD)
+    write(folder / "half", rb'{"\ud800": "\udfff"}' + b"\n" + GOOD)
+    write(folder / "bytes", b"\xff\xfe\x00\n[1]\nnull\n" + GOOD)
+    (folder / "linked").symlink_to(outside)
+    (folder / "file linked").mkdir()
+    (folder / "file linked" / "metrics.jsonl").symlink_to(outside / "metrics.jsonl")
+    (folder / "fifo").mkdir()
+    os.mkfifo(folder / "fifo" / "metrics.jsonl")
+    with running(tiny_kb.folder, qa_model, runs=folder) as served:
+        yield lambda path: httpx.get(served.url + path, timeout=10)
+
+
+def test_damaged_runs_are_listed_and_links_are_not_followed(get) -> None:
+    names = {run["name"] for run in get("/runs").json()["runs"]}
+    assert names == {"good", "name \ufffd\ufffd", "large", "digits", "deep", "nested", "half", "bytes"}
+    assert get("/runs/linked").status_code == get("/runs/file%20linked").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "damaged", "first"),
+    [
+        ("good", 0, {"step": 1, "loss": 2.5}),
+        ("name \ufffd\ufffd", 0, {"step": 1, "loss": 2.5}),
+        ("large", 0, {"step": None, "loss": None, "count": None}),
+        ("digits", 1, {"step": 1, "loss": 2.5}),
+        ("deep", 1, {"step": 1, "loss": 2.5}),
+        ("nested", 0, {"a": [[[[[[[None]]]]]]]}),
+        ("half", 0, {"\ufffd\ufffd\ufffd": "\ufffd\ufffd\ufffd"}),
+        ("bytes", 3, {"step": 1, "loss": 2.5}),
+    ],
+)
+def test_metrics_that_json_cannot_hold_are_null_and_damaged_lines_are_counted(
+    get, name, damaged, first
+) -> None:
+    said = get(f"/runs/{name}").json()
+    assert (said["damaged"], said["rows"][0], said["rows"][-1]["step"]) == (damaged, first, 1)
+
+
+def test_long_metrics_are_read_in_parts_and_a_line_without_end_is_passed_over(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(reading, "_AT_ONCE", 100)
+    lines = [json.dumps({"step": step}).encode() + b"\n" for step in range(50)]
+    write(tmp_path / "run", b"".join(lines[:25]) + b"x" * 1000 + b"\n" + b"".join(lines[25:]))
+    (run,), steps, after, damaged = runs(tmp_path), [], 0, 0
+    while (part := read_metrics(run, after)).next != after:
+        steps += [row["step"] for row in part.rows]
+        after, damaged = part.next, damaged + part.damaged
+    assert steps == list(range(50)) and damaged > 0
+
+
+def test_a_folder_of_runs_that_is_gone_is_said_so(tiny_kb, qa_model, tmp_path) -> None:
+    (tmp_path / "runs").mkdir()
+    with running(tiny_kb.folder, qa_model, runs=tmp_path / "runs") as served:
+        (tmp_path / "runs").rmdir()
+        refused = httpx.get(served.url + "/runs")
+    assert refused.status_code == 503 and "cannot be read: No such file" in refused.json()["detail"]
