@@ -12,6 +12,7 @@ from realm.cli.arguments import (
     add_kb,
     add_model,
     add_out,
+    add_regex,
     positive,
     report,
     settings,
@@ -79,6 +80,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     add_kb(evaluate)
     add_model(evaluate)
     _add_questions(evaluate)
+    add_regex(evaluate)
     _add_method(evaluate, "; of the passages that recall counts, answers are read from dense ones")
     _add_outcomes(evaluate, "question")
 
@@ -123,6 +125,10 @@ def _one_text(text: str) -> str:
 
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not UTF-8") from None
     if len(text) > MAX_QUESTION_CHARACTERS:
         raise argparse.ArgumentTypeError(
             f"has {len(text)} characters, the limit is {MAX_QUESTION_CHARACTERS}"
@@ -179,7 +185,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     from realm.qa import pipeline
     from realm.qa.evaluation import ReportFile, read_questions
 
-    questions = read_questions(args.questions)
+    questions = read_questions(args.questions, regex=args.regex)
     answerer = pipeline.Answerer.load(args.kb, args.model, settings(args, pipeline.AnswerConfig))
     evaluated = pipeline.evaluate(answerer, questions, args.method)
     if args.out:

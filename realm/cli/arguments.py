@@ -70,6 +70,16 @@ def add_out(parser: Parser, what: str) -> None:
     parser.add_argument("--out", metavar="OUT", required=True, help=what)
 
 
+def add_regex(parser: Parser) -> None:
+    """--regex and --no-regex, what the answers of a question file are."""
+    parser.add_argument(
+        "--regex",
+        action=argparse.BooleanOptionalAction,
+        help="all answers are regular expressions; --no-regex: only those that the file marks with "
+        '"regex": true (default: DrQA\'s CuratedTREC lines are recognised)',
+    )
+
+
 def settings(args: argparse.Namespace, cls: type[T]) -> T:
     """The command's settings from --config and --set."""
     return read_config(cls, args.config, args.section, args.set)

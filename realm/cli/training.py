@@ -3,7 +3,17 @@
 import argparse
 from pathlib import Path
 
-from realm.cli.arguments import Commands, Parser, add_command, add_kb, add_model, add_out, report, settings
+from realm.cli.arguments import (
+    Commands,
+    Parser,
+    add_command,
+    add_kb,
+    add_model,
+    add_out,
+    add_regex,
+    report,
+    settings,
+)
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
@@ -52,6 +62,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         metavar="FILE",
         help="questions to watch recall by at each index version; never trained on",
     )
+    add_regex(pretrain)
     add_out(pretrain, "folder of the new model")
 
     index = add_command(
@@ -85,6 +96,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     finetune.add_argument(
         "--dev", metavar="FILE", required=True, help="questions with answers to choose the model by"
     )
+    add_regex(finetune)
     add_out(finetune, "folder of the new model")
 
 
@@ -108,7 +120,7 @@ def _pretrain(args: argparse.Namespace) -> None:
     from realm.train import pretrain
 
     config = settings(args, pretrain.PretrainConfig)
-    questions = read_questions(args.questions) if args.questions else None
+    questions = read_questions(args.questions, regex=args.regex) if args.questions else None
     text = KnowledgeBase.open(args.text) if args.text else None
     pretrain.train(KnowledgeBase.open(args.kb), Path(args.out), config, args.model, text, questions)
 
@@ -131,5 +143,5 @@ def _finetune(args: argparse.Namespace) -> None:
     from realm.train import finetune
 
     config = settings(args, finetune.FinetuneConfig)
-    train, dev = read_questions(args.train), read_questions(args.dev)
+    train, dev = (read_questions(file, regex=args.regex) for file in (args.train, args.dev))
     finetune.train(KnowledgeBase.open(args.kb), Path(args.out), config, args.model, train, dev)

@@ -3,6 +3,7 @@ import csv
 import io
 import json
 import math
+import random
 import re
 import string
 import subprocess
@@ -82,12 +83,80 @@ def test_an_array_of_webquestions_is_read_with_its_own_names(tmp_path: Path) -> 
 
 
 def test_answers_are_patterns_when_the_caller_says_so(tmp_path: Path) -> None:
-    path = written(tmp_path, '{"question": "q", "answer": ["New\\\\s?York"]}')
+    path = written(tmp_path, '{"question": "q", "answer": ["New ?York"]}')
     assert not read_questions(path)[0].regex
     [question] = read_questions(path, regex=True)
     assert question.regex and is_correct("in NewYork", question)
     listed = written(tmp_path, "q\t[ab]c", "q.tsv")
     assert read_questions(listed, regex=True)[0].answers == ("[ab]c",)
+
+
+def curated_trec(*answers: str, **more: Any) -> str:
+    """Lines as DrQA writes them."""
+    rows = ({"question": f"who is {n}?", "answer": [answer], **more} for n, answer in enumerate(answers))
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_curated_trec_of_drqa_is_recognised_and_said(tmp_path: Path, capsys: Any) -> None:
+    path = written(tmp_path, curated_trec(r"New\s?York", "Ann", "Boris", "4.2"))
+    questions = read_questions(path)
+    assert [question.regex for question in questions] == [True] * 4
+    assert is_correct("in NewYork", questions[0]) and is_correct("412", questions[3])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "CuratedTREC" in line and "--no-regex" in line and str(path) in line
+    assert not any(question.regex for question in read_questions(path, regex=False))
+    assert all(question.regex for question in read_questions(path, regex=True))
+    assert capsys.readouterr().err == ""  # the caller said it
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        curated_trec(r"New\s?York", "Ann", "Boris", "Carla", "Dora"),  # one of five
+        curated_trec(r"New\s?York", hints=3),
+        curated_trec(r"New\s?York") + '{"question": "q", "answer": ["a", "b"]}',
+        curated_trec(r"(New|York", r"York|Ann"),  # no patterns
+        '{"question": "q", "answers": ["a", "J\\\\.? King"]}',
+        "q\tAnn|Boris",
+    ],
+)
+def test_an_answer_that_looks_like_a_pattern_and_may_be_none_is_a_warning(
+    tmp_path: Path, capsys: Any, content: str
+) -> None:
+    path = written(tmp_path, content, "q.txt")
+    assert not any(question.regex for question in read_questions(path))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{path}:" in line and "--regex or --no-regex" in line
+    assert not any(question.regex for question in read_questions(path, regex=False))
+    read_questions(path, need_answers=False)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        curated_trec("Mr. T", "U.S. 41 (Florida)", "AC/DC", "$5", "Who?", "C++", "a [sic] b", "1.5%"),
+        '{"question": "q", "answers": ["(a|b)"], "regex": false}',
+        '{"question": "q", "answers": ["(a|b)"], "regex": true}',
+        "1\tfactoid\tq\t(a|b)",
+    ],
+)
+def test_plain_answers_and_lines_that_say_what_theirs_are_are_read_in_silence(
+    tmp_path: Path, capsys: Any, content: str
+) -> None:
+    questions = read_questions(written(tmp_path, content, "q.txt"))
+    assert [q.regex for q in questions] == ["true" in content or "factoid" in content] * len(questions)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_cell_in_the_quotes_of_csv_is_read_without_them(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, '"who sang ""Help""?"\t"""Weird Al"" Yankovic"\n"Help"\t"Ann" and "Bob"\n', "q.tsv"
+    )
+    assert [(q.question, q.answers) for q in read_questions(path)] == [
+        ('who sang "Help"?', ('"Weird Al" Yankovic',)),
+        ('"Help"', ('"Ann" and "Bob"',)),
+    ]
 
 
 def test_a_line_separator_inside_a_string_does_not_cut_the_line(tmp_path: Path) -> None:
@@ -129,6 +198,16 @@ def test_questions_without_answers_are_read_on_demand(tmp_path: Path) -> None:
         (b'{"question": "q", "answers": ["(a"], "regex": true}', "is no regular expression"),
         (b'{"question": "q", "answers": ["a"], "regex": "yes"}', "regex is 'yes': write true or false"),
         (b'{"question": "\\ud800", "answers": ["a"]}', "holds half a character"),
+        (b'{"id": "\\ud800", "question": "q", "answers": ["a"]}', ":1: id '.ud800' holds half a character"),
+        (b'[{"id": "\\udfff", "question": "q", "answers": ["a"]}]', "entry 1: id .* holds half a character"),
+        (b'{"question": "q", "answers": ["a", "\\udfff"]}', "answer '.udfff' holds half a character"),
+        (b'{"question": "q", "answers": ["\\ud800"], "regex": true}', "holds half a character"),
+        (b'{"question": "q", "answers": ["a"], "gold_titles": ["\\ud800"]}', "title .* half a character"),
+        (b'{"\\ud800": "q", "answers": ["a"]}', "no question, only"),
+        (b'{"id": ["a"], "question": "q", "answers": ["a"]}', "id is ..a..: write it as text"),
+        (b'{"id": true, "question": "q", "answers": ["a"]}', "id is True: write it as text"),
+        (b'{"question": "q", "answers": ["a"], "answer": ["b"]}', "answers and answer are one key"),
+        (b'{"question": "q", "answers": ["a"], "gold_titles": {"T": 1}}', "gold title is .*: write it as"),
         (b'{"question": "' + b"q" * 2001 + b'", "answers": ["a"]}', "question of 2001 characters"),
         (b'{"id": 1, "question": "q", "answers": ["a"]}\n' * 2, "id '1' is already at"),
     ],
@@ -162,6 +241,98 @@ def test_any_bytes_give_questions_or_an_input_error(
     path.write_bytes(content)
     with contextlib.suppress(InputError):
         assert all(q.question and q.answers for q in read_questions(path))
+
+
+def random_text(
+    draw: random.Random, words: str = "a é \u2028 日 U.S. (b) C|D \\ud83d 'it' x\\d+ [1] ?"
+) -> str:
+    return " ".join(draw.choices(words.split(" "), k=draw.randint(1, 4))).strip() or "a"
+
+
+def rendered(draw: random.Random, questions: list[Question]) -> tuple[str, str]:
+    """A question file that says exactly these -> its name and its text."""
+    rows = [
+        {draw.choice(["id", "qId"]): q.id, draw.choice(["question", "qText"]): q.question}
+        | {draw.choice(["answers", "answer"]): list(q.answers), "regex": q.regex}
+        for q in questions
+    ]
+    escaped = draw.random() < 0.5
+    if draw.random() < 0.3:
+        return "q.json", json.dumps(rows, indent=draw.choice([None, 1]), ensure_ascii=escaped)
+    end = draw.choice(["\n", "\r\n", "\n\n"])
+    return draw.choice(["q.jsonl", "q"]), "".join(json.dumps(r, ensure_ascii=escaped) + end for r in rows)
+
+
+def damaged(draw: random.Random, content: bytes) -> bytes:
+    """Bytes with a few of them cut out, doubled, changed, or something strange put in."""
+    strange = [
+        b"\\ud800",
+        b"\xff",
+        b"\0",
+        b"\t",
+        b"\n",
+        b"[" * 2000,
+        b"1" * 5000,
+        b"NaN",
+        b"null",
+        b'"',
+        b"{",
+        b"}",
+        b"*(",
+    ]
+    strange += [
+        b'"regex": true, ',
+        b'"answers": 3, ',
+        b'"id": {}, ',
+        b"\xef\xbb\xbf",
+        b"\xed\xa0\x80",
+        b"(a{999999999999}",
+    ]
+    for _ in range(draw.randint(1, 3)):
+        start = draw.randrange(len(content) + 1)
+        end = min(len(content), start + draw.choice([0, 0, 1, 1, 20]))
+        content = content[:start] + draw.choice([b"", content[start:end] * 2, *strange]) + content[end:]
+    return content
+
+
+@pytest.mark.slow
+def test_two_thousand_question_files_are_read_right_or_refused_in_one_line(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    draw = random.Random(request.config.getoption("--kills-seed"))
+    refused: list[str] = []
+    for trial in range(2000):
+        regex = draw.random() < 0.3
+        answers = "a é 日 x\\d+ (b|c) 4.2" if regex else "a é \u2028 U.S. (b) C|D 'it' [1]"
+        meant = [
+            Question(
+                str(n), random_text(draw), tuple({random_text(draw, answers): 0 for _ in range(3)}), regex
+            )
+            for n in range(draw.randint(1, 5))
+        ]
+        name, text = rendered(draw, meant)
+        content, whole = text.encode(), draw.random() < 0.3
+        if draw.random() < 0.2 and not whole:
+            content = b"\n".join(f"{q.question}\t{list(q.answers)}".encode() for q in meant)
+        path = written(tmp_path, content if whole else damaged(draw, content), name)
+        try:
+            read = read_questions(
+                path, regex=draw.choice([None, False]), need_answers=whole or draw.random() < 0.8
+            )
+        except InputError as error:
+            refused.append(str(error))
+            read = []
+        if whole:
+            assert read == meant, trial
+        if not read:
+            continue
+        assert len({q.id for q in read}) == len(read)
+        for question in read:
+            "".join([question.id, question.question, *question.answers]).encode()
+            is_correct("a", question), has_answer("a b", question)
+    assert 200 < len(refused) < 1400
+    for line in refused:
+        assert len(line.splitlines()) == 1 and len(line) < 500 and str(tmp_path) in line
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1), min_size=1))
