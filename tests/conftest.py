@@ -80,7 +80,7 @@ def tiny_kb(tmp_path_factory: pytest.TempPathFactory) -> "KnowledgeBase":
     # Every word a piece of its own; a trained vocabulary would be another one in each process.
     words = set(re.findall(r"[a-z0-9]{2,}", " ".join(document.text.lower() for document in documents)))
     tokenizer = tiny_tokenizer(*sorted(words - set(KNOWN.split())))
-    build(folder, documents, KnowledgeBaseConfig(passage_tokens=48), tokenizer, TinyTagger())
+    build(folder, documents, KnowledgeBaseConfig(passage_tokens=48, held_out=0.2), tokenizer, TinyTagger())
     return KnowledgeBase.open(folder)
 
 

@@ -28,6 +28,7 @@ YEARS = ("1492", "1563", "1648", "1815")
 SETTINGS = """
 [kb]
 passage_tokens = 64
+held_out = 0.3
 tagger = "rules"
 
 [questions]
@@ -36,20 +37,17 @@ dev_share = 0.5
 [mlm]
 steps = 2
 query_tokens = 32
-held_out = 0.3
 [mlm.embedder]
 dim = 16
 
 [ict]
 steps = 2
-held_out = 0.3
 
 [pretrain]
 steps = 4
 batch_size = 2
 candidates = 3
 guided = 1
-held_out = 0.3
 [pretrain.refresh]
 every = 2
 in_background = false
@@ -62,9 +60,6 @@ steps = 2
 batch_size = 2
 retrieved = 10
 dev_every = 1
-
-[probe]
-held_out = 0.3
 """
 
 

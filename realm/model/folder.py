@@ -2,7 +2,8 @@
 
 MODEL/realm.json                  kind, step, lengths, fingerprints, the resolved settings of the stage that made it
 MODEL/tokenizer.json
-MODEL/encoder/                    the masked-LM reader in Hugging Face layout (loads there as BertForMaskedLM)
+MODEL/encoder/                    the masked-LM reader in Hugging Face layout (loads there as BertForMaskedLM), and which
+                                  passages its training held out (held_out.json)
 MODEL/embedder.safetensors        query tower, and the passage tower where it is another one
 MODEL/span_reader.safetensors     after fine-tuning
 """
@@ -33,10 +34,13 @@ from realm.model.encoders import (
     load_reader,
     save_reader,
 )
-from realm.text.inputs import Lengths, Tokenizer, from_hub
+from realm.text.corpus import HeldOut
+from realm.text.inputs import Lengths, Tokenizer, encoder_folder, from_hub
 
 FORMAT = 2
 MANIFEST = "realm.json"
+HELD_OUT = "held_out.json"
+"""In the folder of an encoder: `HeldOut` of its training."""
 HUB_FILES = ("*.json", "*.safetensors")
 """What is fetched of a model that is on the hub."""
 
@@ -67,6 +71,15 @@ class Model:
         """The masked-LM reader of a model that was loaded with it."""
         assert self.masked_reader is not None, "the model was loaded without its reader"
         return self.masked_reader
+
+    @property
+    def held_out(self) -> set[HeldOut]:
+        """Which passages its stages held out: one value, or several where older versions let stages differ."""
+        return {
+            HeldOut(record["held_out"], record.get("passage_tokens", self.lengths.passage))
+            for record in self.stages
+            if "held_out" in record
+        }
 
     @property
     def device(self) -> torch.device:
@@ -113,6 +126,8 @@ def _write(model: Model, aside: Path, extra: Sequence[Path]) -> None:
     aside.mkdir(parents=True)
     model.tokenizer.save(aside)
     save_reader(model.reader, aside / "encoder")
+    if len(model.held_out) == 1:
+        write_json(aside / "encoder" / HELD_OUT, min(model.held_out)._asdict())
     model.tokenizer.save(aside / "encoder")
     shared = model.embedder.passage is model.embedder.query
     towers = model.embedder.query.state_dict(prefix="query.")
@@ -219,6 +234,21 @@ def _records(saved: Any) -> list[dict[str, Any]]:
     if isinstance(saved, Mapping):
         return [{**settings, "stage": stage} for stage, settings in saved.items()]
     return [{**record, "stage": str(record["stage"])} for record in saved]
+
+
+def encoder_held_out(name: str) -> set[HeldOut]:
+    """Which passages the training of an encoder held out, by folder or name; empty where its folder does not say it.
+
+    Raises:
+        InputError: no such encoder, or a damaged file.
+    """
+    file = Path(encoder_folder(name)) / HELD_OUT
+    if not file.is_file():
+        return set()
+    try:
+        return {HeldOut(**json.loads(file.read_text(encoding="utf-8")))}
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{file} is damaged: {error}") from error
 
 
 def load_model(folder: str | Path, reader: bool = True) -> Model:

@@ -24,7 +24,7 @@ from realm.model.published.export import write_tokenizer
 CARD = "README.md"
 START = {"mlm": "--init", "ict": "--init", "pretrain": "--model", "finetune": "--model"}
 """How a stage's command names the model it starts from."""
-NOT_SETTINGS = {"stage", "init", "kb", "text", "questions", "seconds"}
+NOT_SETTINGS = {"stage", "init", "kb", "held_out", "passage_tokens", "text", "questions", "seconds"}
 """What a stage remembers beside its settings."""
 NORM_SCALE = 1000.0
 """What goes into LayerNorm is this much larger there: its epsilon is fixed at 1e-5, and ours is 1e-12."""

@@ -37,8 +37,6 @@ PROBE_SEED = 20_200_210
 class ProbeConfig:
     """How `realm probe` looks."""
 
-    held_out: float = 0.03
-    """Share of passages kept from training; the same as in the stages that made the model."""
     queries: int = 2000
     """Most probe queries whose retrieval is checked."""
     read: int = 256
@@ -122,7 +120,7 @@ class ProbeReport:
 
 
 def held_out_queries(
-    kb: KnowledgeBase, share: float, max_tokens: int, count: int, spans: SpanIndex | None = None
+    kb: KnowledgeBase, max_tokens: int, count: int, spans: SpanIndex | None = None
 ) -> list[MaskedQuery]:
     """The probe's queries: spans of held-out passages that stand in some other passage too, all their repeats hidden.
 
@@ -131,7 +129,7 @@ def held_out_queries(
     spans = spans or SpanIndex(kb.tokens)
     rng = np.random.default_rng(PROBE_SEED)
     queries = []
-    for passage in rng.permutation(np.flatnonzero(held_out(kb.ids, share))):
+    for passage in rng.permutation(np.flatnonzero(held_out(kb.ids, kb.config.held_out))):
         drawn = draw_queries(
             kb.tokens, np.array([passage]), 1, rng, kb.tokenizer.mask_id, max_tokens, repeats=True
         )
@@ -272,13 +270,15 @@ def probe(
     """
     model = load_model(model_path)
     kb.check_tokenizer(model.tokenizer, model_path)
+    kb.check_held_out(model.held_out, model_path)
     model.to(choose_device(config.device))
     index, spans = load_index(kb, model, model_path).index, SpanIndex(kb.tokens)
-    queries = held_out_queries(kb, config.held_out, model.lengths.query - 2, config.queries, spans)
+    queries = held_out_queries(kb, model.lengths.query - 2, config.queries, spans)
     if not queries:
         raise InputError(
             f"none of the {len(kb)} passages can be probed: a held-out one must have a salient span that another one holds; "
-            "hold out more with --set held_out=0.2, or use a larger corpus"
+            f"held_out is {kb.config.held_out:g}: build a knowledge base of more text, or with a larger share "
+            "(`realm kb build ... --set held_out=SHARE`), and train on it"
         )
     with autocast(model.device, config.precision):
         query_BD = embed_queries(model, queries)

@@ -39,8 +39,8 @@ from realm.text.salient_spans import Tagger
 
 TABLE = "passages.lance"
 TOKENIZER = "tokenizer"
-FORMAT = 1
-"""Raised when older code can no longer read what newer code writes."""
+FORMAT = 2
+"""Raised when older code can no longer read what newer code writes; all formats from 1 on are read."""
 _SETTINGS = b"realm"
 _READ = "realm.read"
 _log = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ class KnowledgeBaseConfig:
     """Longest passage in wordpieces, its title and three special tokens included (paper: 288)."""
     tagger: str = "spacy:en_core_web_sm"
     """What finds sentences and salient spans; "" where nothing looked at the passages, as in converted ones."""
+    held_out: float = 0.03
+    """Share of passages that no training query is cut from, so that a model can be probed on them."""
     tagger_processes: int = 0
     """Processes of the tagger, which takes most of the time; 0: one for each core, up to 8."""
     sources: tuple[str, ...] = ()
@@ -73,6 +75,8 @@ class KnowledgeBaseConfig:
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be {bound} or more")
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"held_out is {self.held_out}: it must be 0 or more, and less than 1")
 
 
 class Settings(NamedTuple):
@@ -97,16 +101,17 @@ class Settings(NamedTuple):
             raise InputError(
                 f"{folder} is no knowledge base: its passages say nothing about themselves"
             ) from None
-        if known[0] != FORMAT:
+        if known[0] not in range(1, FORMAT + 1):
             raise InputError(
-                f"{folder} has format {known[0]}, this version of realm reads {FORMAT}: build it anew"
+                f"{folder} has format {known[0]}, this version of realm reads 1 to {FORMAT}: build it anew"
             )
         return cls(config_from(KnowledgeBaseConfig, known[2], str(folder)), known[1])
 
     def same_result(self, other: "Settings") -> bool:
-        """Whether the same documents give the same passages; processes, commits and limits do not matter."""
+        """Whether the same documents give the same knowledge base; processes, commits and limits do not matter."""
         mine, others = (
-            (s.tokenizer, s.config.passage_tokens, s.config.tagger, s.config.sources) for s in (self, other)
+            (s.tokenizer, s.config.passage_tokens, s.config.held_out, s.config.tagger, s.config.sources)
+            for s in (self, other)
         )
         return mine == others
 

@@ -18,7 +18,7 @@ Python string each, `tokens` 4 bytes per wordpiece, about 1 kB.
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import lance
 import numpy as np
@@ -40,7 +40,7 @@ from realm.retrieval.passages import (
 )
 from realm.retrieval.tables import newest_version, open_table, reading, replace_rows, take_rows
 from realm.retrieval.verify import problems
-from realm.text.corpus import Document, Passage
+from realm.text.corpus import Document, HeldOut, Passage
 from realm.text.inputs import Ragged, Tokenizer
 from realm.text.salient_spans import Tagger
 
@@ -155,6 +155,26 @@ class KnowledgeBase:
                 f"{name} has tokenizer {tokenizer.fingerprint}, knowledge base {self.folder} has "
                 f"{self.tokenizer.fingerprint}: build it with `realm kb build ... --tokenizer {name}`"
             )
+
+    @property
+    def held_out(self) -> HeldOut:
+        """Which passages are kept from training."""
+        return HeldOut(self.config.held_out, self.config.passage_tokens)
+
+    @property
+    def training_record(self) -> dict[str, Any]:
+        """What a stage that trains on this knowledge base saves with its model."""
+        return {"kb": self.fingerprint, **self.held_out._asdict()}
+
+    def check_held_out(self, others: Iterable[HeldOut], name: str) -> None:
+        """Raises InputError unless the training of `name` held out the passages that are held out here."""
+        for other in others:
+            if other != self.held_out:
+                raise InputError(
+                    f"{name} has {other}, knowledge base {self.folder} has {self.held_out}: the passages held out here may "
+                    f"have been trained on; build a knowledge base with `--set held_out={other.held_out:g} --set "
+                    f"passage_tokens={other.passage_tokens}`, or take a model that was trained on this one"
+                )
 
     def numbers_of(self, documents: Sequence[str]) -> np.ndarray:
         """Numbers of the passages of documents with these ids or, where no id is the same, titles; ascending.

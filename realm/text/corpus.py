@@ -49,6 +49,22 @@ class Passage(NamedTuple):
     spans: tuple[Span, ...]
 
 
+class HeldOut(NamedTuple):
+    """Which passages are kept from training: a share of them by the hash of their text.
+
+    Two knowledge bases with equal values hold out the same passages of the same text. A text that is cut at another length
+    has other passages, so other sentences are held out.
+    """
+
+    held_out: float
+    """The share."""
+    passage_tokens: int
+    """Longest passage."""
+
+    def __str__(self) -> str:
+        return f"held_out={self.held_out:g}, passage_tokens={self.passage_tokens}"
+
+
 def passage_id(title: str, text: str) -> str:
     """Sixteen hex digits that follow from the content: the start of the released code's SHA-1."""
     return hashlib.sha1(f"{title} <sep> {text}".encode(), usedforsecurity=False).hexdigest()[:16]

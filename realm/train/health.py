@@ -59,7 +59,6 @@ class HealthWatch:
     def __init__(
         self,
         config: HealthConfig,
-        share: float,
         kb: KnowledgeBase,
         spans: SpanIndex,
         model: Model,
@@ -68,7 +67,7 @@ class HealthWatch:
     ):
         self.config, self.kb, self.spans, self.model, self.run = config, kb, spans, model, run
         self.questions = questions or []
-        self.queries = held_out_queries(kb, share, model.lengths.query - 2, config.queries, spans)
+        self.queries = held_out_queries(kb, model.lengths.query - 2, config.queries, spans)
         self.state = run.state.setdefault("health", {})
 
     @property

@@ -35,23 +35,22 @@ class IctConfig(RunConfig):
     """How often the sentence is taken out of its passage."""
     titled: float = 0.0
     """How often the passage's title stands before the sentence, as a question names what it asks about (paper: 0)."""
-    held_out: float = 0.03
-    """Share of passages kept for the probe: no sentence of theirs is a query."""
 
 
 def train(kb: KnowledgeBase, out: Path, config: IctConfig, init: str) -> Path:
     """Trains the embedder of the model folder `init` on a knowledge base; the reader passes through unchanged."""
     model = load_model(init)
     kb.check_tokenizer(model.tokenizer, init)
+    kb.check_held_out(model.held_out, init)
     tokens = kb.tokens
-    passages = np.flatnonzero(~held_out(kb.ids, config.held_out))
+    passages = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
     with TrainRun(
         "ict",
         out,
         config,
         model,
         {model.embedder: config.learning_rate},
-        {"init": init, "kb": kb.fingerprint},
+        {"init": init, **kb.training_record},
     ) as run:
         for step in run.steps():
             rng = generator(config.seed, step)

@@ -370,6 +370,9 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         settings = json.loads(json.dumps(self.settings))
         if settings_file.exists():
             before = json.loads(settings_file.read_text(encoding="utf-8"))
+            # What an earlier version did not save had its default value.
+            defaults = json.loads(json.dumps(asdict(type(self.config)())))
+            before |= {k: defaults.get(k, settings[k]) for k in settings.keys() - before.keys()}
             if before != settings:
                 changed = sorted(
                     k for k in before.keys() | settings.keys() if before.get(k) != settings.get(k)

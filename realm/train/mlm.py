@@ -38,11 +38,12 @@ from realm.model.encoders import (
     load_reader,
     new_reader,
 )
-from realm.model.folder import Model, is_model, load_model
+from realm.model.folder import Model, encoder_held_out, is_model, load_model
 from realm.qa.probe import held_out_queries
 from realm.retrieval.embedding import pooled_states
 from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
 from realm.retrieval.masked_queries import MaskedQuery, SpanIndex, held_out
+from realm.text.corpus import HeldOut
 from realm.text.inputs import Lengths, Tokenizer, Tokens, joint_inputs, passage_inputs
 from realm.train.loop import RunConfig, TrainRun, generator
 
@@ -77,8 +78,6 @@ class MlmConfig(RunConfig):
     """Gives the start of the embedder's projection unit variance in every direction."""
     sample: int = 20_000
     """Passages whose pooled states fit the projection."""
-    held_out: float = 0.03
-    """Share of passages kept for the probe: nothing is trained on sentences cut from them."""
     copy_head: bool = False
     """Gives a reader that has none a copy head: it reads after minutes instead of hours (paper: no such thing)."""
     probe_every: int = 200
@@ -115,11 +114,11 @@ def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = No
     """Trains or adapts an encoder on a knowledge base's text, fits the embedder's start, saves both as a model folder."""
     model = start_model(kb, config, init)
     reader, tokens = model.reader, kb.tokens
-    train_passages = np.flatnonzero(~held_out(kb.ids, config.held_out))
-    probe = held_out_queries(kb, config.held_out, config.query_tokens - 2, count=256)
+    train_passages = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
+    probe = held_out_queries(kb, config.query_tokens - 2, count=256)
     spans = SpanIndex(tokens)
     with TrainRun(
-        "mlm", out, config, model, {reader: config.learning_rate}, {"init": init, "kb": kb.fingerprint}
+        "mlm", out, config, model, {reader: config.learning_rate}, {"init": init, **kb.training_record}
     ) as run:
         for step in run.steps():
             rng = generator(config.seed, step)
@@ -174,15 +173,17 @@ def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model
     """The model before its first step: from a model folder, from a BERT by name, or from random weights."""
     lengths = Lengths(query=config.query_tokens, passage=kb.config.passage_tokens)
     stages: list[dict[str, Any]] = []
+    spared: set[HeldOut] = set()
     torch.manual_seed(config.seed)
     if init is None:
         tokenizer, reader = kb.tokenizer, new_reader(config.trunk, kb.tokenizer)
     elif is_model(init):
         saved = load_model(init)
-        tokenizer, reader, stages = saved.tokenizer, saved.reader, saved.stages
+        tokenizer, reader, stages, spared = saved.tokenizer, saved.reader, saved.stages, saved.held_out
     else:
-        tokenizer, reader = Tokenizer.load(init), load_reader(init)
+        tokenizer, reader, spared = Tokenizer.load(init), load_reader(init), encoder_held_out(init)
     kb.check_tokenizer(tokenizer, init or "the encoder")
+    kb.check_held_out(spared, init or "the encoder")
     if lengths.joint > reader.config.max_position_embeddings:
         raise InputError(
             f"a query of {lengths.query} wordpieces beside a passage of {lengths.passage} is longer than the "

@@ -97,8 +97,6 @@ class PretrainConfig(RunConfig):
     """Sentences of that task per step."""
     ict_titled: float = 0.0
     """How often the passage's title stands before such a sentence, as in `ict.titled`."""
-    held_out: float = 0.03
-    """Share of passages kept for the probe."""
     refresh: RefreshConfig = field(default_factory=RefreshConfig)
     """When and where the index is rebuilt."""
     health: HealthConfig = field(default_factory=HealthConfig)
@@ -127,12 +125,14 @@ def train(
     """
     model = load_model(init)
     kb.check_tokenizer(model.tokenizer, init)
+    kb.check_held_out(model.held_out, init)
     source = text or kb
     source.check_tokenizer(model.tokenizer, init)
+    kb.check_held_out([source.held_out], f"--text {source.folder}")
     knowledge, spans = kb.tokens, SpanIndex(kb.tokens)
-    known = np.flatnonzero(~held_out(kb.ids, config.held_out))
+    known = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
     same_corpus = source.fingerprint == kb.fingerprint
-    passages = np.flatnonzero(~held_out(source.ids, config.held_out))  # also where X repeats passages of Z
+    passages = np.flatnonzero(~held_out(source.ids, kb.config.held_out))  # also where X repeats passages of Z
     if config.masking == "salient":
         passages = passages[source.tokens.span_starts.lengths[passages] > 0]
     if len(passages) == 0:
@@ -144,7 +144,7 @@ def train(
     if config.input_embeddings == "frozen":
         freeze_input_embeddings(model.embedder)
     rates = {model.embedder: config.retriever_rate, model.reader: config.reader_rate}
-    names = {"init": init, "kb": kb.fingerprint, "text": source.fingerprint}
+    names = {"init": init, **kb.training_record, "text": source.fingerprint}
     with (
         TrainRun("pretrain", out, config, model, rates, names, shares=True) as run,
         IndexRefresher(
@@ -155,7 +155,7 @@ def train(
         states = passage_states(kb, model, run.folder, config.precision) if frozen else None
         # A reader that does not train will not get better: it passes the gate at once, or the run ends.
         health = replace(config.health, gate_limit=0) if config.reader_gradient == "none" else config.health
-        watch = HealthWatch(health, config.held_out, kb, spans, model, run, questions)
+        watch = HealthWatch(health, kb, spans, model, run, questions)
         version = refresher.first(model, run.step, run.state.get("index"), states)
         run.after_checkpoint = lambda: refresher.sweep(run.kept("index"))
         watch.start(version, needs_reader=config.signal != "entity")

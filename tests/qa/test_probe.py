@@ -21,12 +21,13 @@ from realm.retrieval.candidates import choose_candidates
 from realm.retrieval.index import load_index
 from realm.retrieval.masked_queries import SpanIndex, held_out, holds, repeats_text
 from realm.text.inputs import joint_inputs, passage_inputs, query_inputs
+from tests.retrieval.tiny import holding_out
 from tests.transformers_twin import masked_twin
 
 
 @pytest.fixture(scope="module")
 def queries(tiny_kb):
-    return held_out_queries(tiny_kb, 0.6, 30, 100)
+    return held_out_queries(holding_out(tiny_kb, 0.6), 30, 100)
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +62,9 @@ def test_queries_are_held_out_facts_that_stand_elsewhere_too(tiny_kb, queries) -
 
 
 def test_queries_are_the_same_in_every_run_and_as_many_as_asked(tiny_kb, queries) -> None:
-    again = held_out_queries(tiny_kb, 0.6, 30, 4)
+    again = held_out_queries(holding_out(tiny_kb, 0.6), 30, 4)
     assert [q.ids.tolist() for q in again] == [q.ids.tolist() for q in queries[:4]]
-    assert held_out_queries(tiny_kb, 0.0, 30, 4) == []
+    assert held_out_queries(holding_out(tiny_kb, 0.0), 30, 4) == []
 
 
 # -- retrieval
@@ -172,19 +173,22 @@ def test_reading_leaves_the_networks_in_their_mode(tiny_kb, model, index, querie
 
 
 def test_probe_reports_the_contracts_numbers(tiny_kb, tiny_model_folder) -> None:
-    config = ProbeConfig(held_out=0.6, queries=10, read=6, device="cpu", precision="fp32")
-    report = probe(tiny_kb, str(tiny_model_folder), config)
+    kb = holding_out(tiny_kb, 0.6)
+    config = ProbeConfig(queries=10, read=6, device="cpu", precision="fp32")
+    report = probe(kb, str(tiny_model_folder), config)
     said = report.as_dict()
     assert list(said) == [
         *("n", "recall", "span_accuracy", "span_accuracy_without"),
         *("retrieval_utility", "null_probability", "holder_gap"),
     ]
     assert said["n"] == 10 and list(said["recall"]) == ["1", "5", "20"] and report.reading.n == 6
-    assert probe(tiny_kb, str(tiny_model_folder), config).as_dict() == said
+    assert probe(kb, str(tiny_model_folder), config).as_dict() == said
 
 
 def test_corpus_that_cannot_be_probed_is_one_line(tiny_kb, tiny_model_folder) -> None:
-    config = ProbeConfig(held_out=0.0, device="cpu")
-    with pytest.raises(InputError, match=r"none of the 28 passages .*held_out") as error:
-        probe(tiny_kb, str(tiny_model_folder), config)
+    kb = holding_out(tiny_kb, 0.0)
+    with pytest.raises(
+        InputError, match=r"none of the 28 passages .*`realm kb build \.\.\. --set held_out"
+    ) as error:
+        probe(kb, str(tiny_model_folder), ProbeConfig(device="cpu"))
     assert "\n" not in str(error.value)

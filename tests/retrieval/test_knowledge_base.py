@@ -452,9 +452,9 @@ def test_what_is_no_knowledge_base_is_refused_in_one_line(kb: KnowledgeBase, tmp
 
 def test_an_unknown_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(build_module, "FORMAT", 2)
+        patch.setattr(build_module, "FORMAT", 3)
         make(tmp_path / "kb")
-    with pytest.raises(InputError, match="has format 2, this version of realm reads 1"):
+    with pytest.raises(InputError, match="has format 3, this version of realm reads 1 to 2"):
         KnowledgeBase.open(tmp_path / "kb")
 
 

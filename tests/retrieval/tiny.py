@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import Tokenizer as FastTokenizer
@@ -59,3 +60,10 @@ def make(
 ) -> KnowledgeBase:
     build(folder, documents, config, TOKENIZER, TinyTagger())
     return KnowledgeBase.open(folder)
+
+
+def holding_out(kb: KnowledgeBase, share: float) -> KnowledgeBase:
+    """The knowledge base as if it had been built with another share held out."""
+    again = KnowledgeBase.open(kb.folder)
+    again.config = replace(again.config, held_out=share)
+    return again

@@ -18,6 +18,7 @@ from realm.retrieval.mips import MipsIndex
 from realm.train import health
 from realm.train.health import HealthConfig, HealthWatch
 from realm.train.loop import RunConfig, TrainRun
+from tests.retrieval.tiny import holding_out
 
 QUESTIONS = [
     Question("1", "who built a tower in Arden?", ("Cunimund",)),
@@ -47,6 +48,7 @@ def start(tiny_kb, tiny_model, tmp_path) -> Callable[..., tuple[HealthWatch, Tra
     """A run of the tiny model and its watch, after its first look."""
 
     def make(share: float = 0.8, model=tiny_model, needs_reader=True, questions=None, **config):
+        kb = holding_out(tiny_kb, share)
         settings = RunConfig(steps=100, warmup=0, decay=False, device="cpu", precision="fp32", dropout=0.0)
         run = TrainRun(
             "pretrain", tmp_path / "out", settings, model, {model.embedder: 1e-2, model.reader: 1e-2}
@@ -54,7 +56,7 @@ def start(tiny_kb, tiny_model, tmp_path) -> Callable[..., tuple[HealthWatch, Tra
         config = HealthConfig(
             **{"gate": 2.0, "gate_every": 2, "gate_limit": 6, "margin": 4.0, "patience": 2, **config}
         )
-        watch = HealthWatch(config, share, tiny_kb, SpanIndex(tiny_kb.tokens), model, run, questions)
+        watch = HealthWatch(config, kb, SpanIndex(kb.tokens), model, run, questions)
         version = built(tiny_kb, model, 0)
         watch.start(version, needs_reader)
         steps = run.steps()

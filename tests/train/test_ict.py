@@ -11,6 +11,7 @@ from realm.config import InputError
 from realm.model.folder import load_model, save_model
 from realm.retrieval.masked_queries import held_out
 from realm.retrieval.passages import PassageTokens, Ragged
+from realm.text.corpus import HeldOut
 from realm.train import ict
 from realm.train.ict import IctConfig, cloze_pairs
 from tests.train.stages import CONTRACT, assert_same_result, changed, metrics, stopped_at, tiny
@@ -125,6 +126,7 @@ def test_stage_trains_the_embedder_and_nothing_else(made, tiny_model_folder) -> 
     model = load_model(made)
     assert model.embedder.query is model.embedder.passage
     assert [record["stage"] for record in model.stages] == ["ict"] and model.step == 20
+    assert model.held_out == {HeldOut(0.2, 48)}
 
 
 def test_stage_learns_its_task(made) -> None:

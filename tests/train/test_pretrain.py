@@ -40,6 +40,8 @@ from tests.retrieval.tiny import TinyTagger
 from tests.train.stages import CONTRACT, assert_same_result, changed, metrics, stopped_at, tiny
 
 EMBEDDER = {"embedder.query", "embedder.passage"}
+X_CONFIG = KnowledgeBaseConfig(passage_tokens=48, held_out=0.2)
+"""Of a corpus X beside the towns."""
 
 
 def settings(*overrides: str) -> PretrainConfig:
@@ -463,7 +465,6 @@ def test_papers_switches_run(tiny_kb, towers_folder, tmp_path) -> None:
         "device=cpu",
         "refresh.every=1",
         "refresh.in_background=false",
-        "held_out=0.2",
     ]
     config = read_config(PretrainConfig, "paper", "pretrain", small)
     out = pretrain.train(tiny_kb, tmp_path / "out", config, str(towers_folder))
@@ -523,7 +524,7 @@ def test_masked_sentences_come_from_x_and_candidates_from_z(
         Document(f"X {n}", f"Berthe left for Corvo with {n} carts of salt. Lorca fell.", f"x{n}")
         for n in range(30)
     ]
-    build(tmp_path / "x", documents, KnowledgeBaseConfig(48), tiny_kb.tokenizer, TinyTagger())
+    build(tmp_path / "x", documents, X_CONFIG, tiny_kb.tokenizer, TinyTagger())
     text = KnowledgeBase.open(tmp_path / "x")
     seen = []
 
@@ -552,7 +553,7 @@ def test_held_out_passages_stay_held_out_when_x_repeats_them(
     tiny_kb, tiny_model_folder, tmp_path, monkeypatch
 ) -> None:
     more = Document("Oakham", "Oakham lies on the Tarn. Berthe sold the bells of Oakham.", "o")
-    build(tmp_path / "x", [more, *tiny_documents()], KnowledgeBaseConfig(48), tiny_kb.tokenizer, TinyTagger())
+    build(tmp_path / "x", [more, *tiny_documents()], X_CONFIG, tiny_kb.tokenizer, TinyTagger())
     text = KnowledgeBase.open(tmp_path / "x")
     secret = {i for i, out in zip(tiny_kb.ids, held_out(tiny_kb.ids, 0.2), strict=True) if out}
     drawn: set[str] = set()
@@ -578,7 +579,7 @@ class SpanlessTagger:
 
 
 def test_corpus_without_salient_spans_is_one_line(tiny_kb, tiny_model_folder, tmp_path) -> None:
-    build(tmp_path / "x", tiny_documents(), KnowledgeBaseConfig(48), tiny_kb.tokenizer, SpanlessTagger())
+    build(tmp_path / "x", tiny_documents(), X_CONFIG, tiny_kb.tokenizer, SpanlessTagger())
     text = KnowledgeBase.open(tmp_path / "x")
     with pytest.raises(InputError, match="no passage with a salient span") as error:
         pretrain.train(tiny_kb, tmp_path / "out", settings(), str(tiny_model_folder), text)
