@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
+from realm.progress import PlainLines
+
 if TYPE_CHECKING:
     from tqdm import tqdm
 
@@ -37,6 +39,10 @@ TABLES = (
     "demo",
 )
 """What a configuration file may have: one table for each kind of command."""
+
+
+BAR_AFTER = 2.0
+"""Seconds after which a bar appears: short work needs none."""
 
 
 class InputError(ValueError):
@@ -134,12 +140,16 @@ def progress(
     total: int | None,
     description: str,
     unit: str,
+    done: int = 0,
     shown: bool = True,
-) -> tqdm[T]:
-    """A bar on standard error with rate and time left, after two seconds; silent when that is no terminal.
+) -> tqdm[T] | PlainLines:
+    """How far a piece of work is, on standard error, with rate and time left; `done` was done before it began.
 
-    `shown=False` makes it silent on a terminal too, where another process or another bar reports the same work.
+    On a terminal a bar, after two seconds; elsewhere a plain line every half minute; nothing where it is not
+    `shown`, because another process or another bar reports the same work.
     """
+    if shown and not sys.stderr.isatty():
+        return PlainLines(iterable, total, description, unit, done)
     from tqdm import tqdm
 
     return tqdm(
@@ -147,9 +157,10 @@ def progress(
         total=total,
         desc=description,
         unit=f" {unit}",
+        initial=done,
         file=sys.stderr,
-        delay=2,
-        disable=None if shown else True,  # None is tqdm's word for "unless a terminal"
+        delay=BAR_AFTER,
+        disable=not shown,
         dynamic_ncols=True,
     )
 

@@ -66,7 +66,9 @@ def embed_on_devices(
             stack.callback(worker.kill)
             theirs.close()  # so that its end is the pipe's
             workers[ours] = place, worker
-        bar = stack.enter_context(progress(total=len(kb), description="embed", unit="passage"))
+        bar = stack.enter_context(
+            progress(total=len(kb), description="embed", unit="passage", shown=tell is None)
+        )
         while workers:
             for pipe in wait(list(workers)):
                 assert isinstance(pipe, Connection)

@@ -179,8 +179,9 @@ def _complete(kb: KnowledgeBase, model: Model, folder: Path, known: Vectors) -> 
 def _embed(tokens: PassageTokens, model: Model, tell: Callable[[int], None] | None = None) -> np.ndarray:
     numbers = np.arange(len(tokens.title.lengths))
     return embed_passages(
-        model.embedder.passage, tokens, numbers, model.tokenizer, model.lengths, model.device, tell=tell
-    )
+        model.embedder.passage, tokens, numbers, model.tokenizer, model.lengths, model.device,
+        description="embed" if tell is None else None, tell=tell,
+    )  # fmt: skip
 
 
 def _sign_of_life(total: int) -> Callable[[int], None]:

@@ -45,6 +45,7 @@ from realm.config import AlreadyDone, InputError, progress, reason, write_json
 from realm.model.device import Precision, autocast, choose_device, chosen, keep_freed_memory
 from realm.model.encoders import keep_rows, set_dropout
 from realm.model.folder import Model, is_model, read_manifest, save_model
+from realm.progress import duration
 
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -178,9 +179,9 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         """The steps still to do; the parts that train are in training mode, dropout is seeded by (seed, step)."""
         self._checkpointed = time.monotonic()
         bar = progress(
-            total=self.config.steps, description=self.stage, unit="step", shown=distributed.is_first()
-        )
-        bar.update(self.step)
+            total=self.config.steps, description=self.stage, unit="step", done=self.step,
+            shown=distributed.is_first(),
+        )  # fmt: skip
         self._bar = bar
         with bar:
             while self.step < self.config.steps:
@@ -291,6 +292,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             shutil.rmtree(
                 self.folder
             )  # still locked: nobody goes on from a checkpoint of a run that is complete
+            took = f"{self.step:,} steps in {duration(self.seconds())}"
+            print(f"{self.stage}: {took}; the model is in {self.out}", file=sys.stderr, flush=True)
         distributed.wait_for_all()
         return self.out
 
@@ -427,7 +430,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         means = {name: sum(values) / len(values) for name, values in self._sums.items()}
         self._sums = {}
         self.log(means)
-        self._bar.set_postfix({name: f"{self._shown[name]:.3g}" for name in SHOWN if name in self._shown})
+        shown = {name: f"{self._shown[name]:.3g}" for name in SHOWN if name in self._shown}
+        self._bar.set_postfix(shown, refresh=False)  # the step that follows shows it
 
     def _set_rates(self) -> None:
         """This step's learning rates; without bias correction, such that the optimizer's own cancels out."""

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import signal
@@ -565,6 +566,12 @@ def test_metrics_are_means_over_logged_steps_with_the_keys_of_the_contract(plain
     )
     seconds = [json.loads(line)["seconds"] for line in (plain / "metrics.jsonl").read_text().splitlines()]
     assert seconds == sorted(seconds)
+
+
+def test_the_last_line_of_a_stage_names_the_folder_of_the_model(tiny_model, tmp_path, capfd) -> None:
+    train(tiny_model, tmp_path / "out", config())
+    line = rf"toy: 12 steps in \d+:\d\d; the model is in {re.escape(str(tmp_path / 'out'))}\n"
+    assert re.fullmatch(line, capfd.readouterr().err)
 
 
 def test_progress_line_shows_what_a_build_cost_until_the_next_one(tiny_model, tmp_path) -> None:
