@@ -264,7 +264,7 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
     masked_reader = load_reader(str(path / "encoder")) if reader else None
     encoder = masked_reader.config if masked_reader else _look_at_reader(path / "encoder")
     try:
-        if tokenizer.fingerprint != manifest["tokenizer"]:
+        if not tokenizer.goes_by(manifest["tokenizer"]):
             raise InputError(f"{folder}: tokenizer.json is not the one that the model was trained with")
         config = EmbedderConfig(**manifest["embedder"])
         with Undrawn():

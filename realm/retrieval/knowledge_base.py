@@ -79,7 +79,7 @@ class KnowledgeBase:
         table = open_table(folder / TABLE)
         settings = Settings.of(table, folder)
         tokenizer = Tokenizer.load(folder / TOKENIZER)
-        if tokenizer.fingerprint != settings.tokenizer:
+        if not tokenizer.goes_by(settings.tokenizer):
             raise InputError(
                 f"{folder / TOKENIZER} has fingerprint {tokenizer.fingerprint}, the passages were made with "
                 f"{settings.tokenizer}: put that tokenizer back, or build the knowledge base anew"
@@ -150,10 +150,10 @@ class KnowledgeBase:
 
     def check_tokenizer(self, tokenizer: Tokenizer, name: str) -> None:
         """Raises InputError unless the tokenizer of `name` is this knowledge base's."""
-        if tokenizer.fingerprint != self.tokenizer.fingerprint:
+        if tokenizer.behaviour != self.tokenizer.behaviour:
             raise InputError(
-                f"{name} has tokenizer {tokenizer.fingerprint}, knowledge base {self.folder} has "
-                f"{self.tokenizer.fingerprint}: build it with `realm kb build ... --tokenizer {name}`"
+                f"{name} has tokenizer {tokenizer.behaviour}, knowledge base {self.folder} has "
+                f"{self.tokenizer.behaviour}: build it with `realm kb build ... --tokenizer {name}`"
             )
 
     @property

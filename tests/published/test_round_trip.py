@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from realm import cli
 from realm.config import InputError
 from realm.model.folder import load_model, save_model
+from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.retrieval.published import export_model
 from tests.published.peer_environment import FIXTURES, run_peer
 
@@ -56,6 +57,17 @@ def test_block_records_come_back_as_they_were(tmp_path: Path) -> None:
     back = np.load(there_and_back("openqa", tmp_path) / "block_records.npy", allow_pickle=True)
     theirs = np.load(FIXTURES / "openqa" / "new" / "block_records.npy", allow_pickle=True)
     assert back.dtype == theirs.dtype and back.tolist() == theirs.tolist()
+
+
+def test_our_model_there_and_back_answers_from_its_own_knowledge_base(tmp_path: Path) -> None:
+    there_and_back("openqa", tmp_path)
+    assert cli.main(["convert", str(tmp_path / "back" / "openqa"), str(tmp_path / "again")]) == 0
+    kb, config = str(tmp_path / "ours" / "kb"), AnswerConfig(read=3, device="cpu")
+    first, again = (
+        Answerer.load(kb, str(tmp_path / name / "model"), config).answer("who wrote it?").answers
+        for name in ("ours", "again")
+    )
+    assert first and again == first
 
 
 @pytest.mark.slow

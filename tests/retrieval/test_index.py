@@ -1,5 +1,6 @@
 """The index of a knowledge base: built, completed after additions, apart from other models' and never half there."""
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -14,9 +15,12 @@ from realm.retrieval import index as index_module
 from realm.retrieval import vectors
 from realm.retrieval.embedding import embed_passages
 from realm.retrieval.index import IndexConfig, build_index, index_folder, load_index
+from realm.retrieval.knowledge_base import KnowledgeBase, build
 from realm.retrieval.tables import open_table
+from realm.text import inputs
 from realm.text.corpus import Document
 from realm.text.inputs import Tokenizer
+from tests.conftest import tiny_documents
 from tests.retrieval.tiny import TinyTagger
 
 CONFIG = IndexConfig(device="cpu", precision="fp32")
@@ -54,6 +58,27 @@ def test_index_holds_every_passages_vector(own_kb, tiny_model, tiny_model_folder
     version = load_index(own_kb, tiny_model, str(tiny_model_folder))
     assert (version.number, version.step) == (1, 3)
     assert_searches(version, own_kb, tiny_model)
+
+
+def test_files_that_name_the_tokenizer_by_its_text_keep_their_index(
+    tiny_kb, tiny_model, tiny_model_folder, tmp_path, monkeypatch, embedded
+) -> None:
+    """As knowledge bases, models and indexes of earlier versions do."""
+    text = (tiny_kb.folder / "tokenizer" / "tokenizer.json").read_bytes()
+    with monkeypatch.context() as before:
+        before.setattr(inputs, "_behaviour", lambda *_: hashlib.sha256(text).hexdigest()[:16])
+        again = Tokenizer.load(tiny_kb.folder / "tokenizer")
+        build(tmp_path / "kb", tiny_documents(), tiny_kb.config, again, TinyTagger())
+        tiny_model.tokenizer = again
+        save_model(tiny_model, tmp_path / "model")
+        report = build_index(KnowledgeBase.open(tmp_path / "kb"), str(tmp_path / "model"), CONFIG)
+    assert report["embedded"] == len(tiny_kb)
+    kb, model = KnowledgeBase.open(tmp_path / "kb"), load_model(tmp_path / "model")
+    assert build_index(kb, str(tmp_path / "model"), CONFIG) == {**report, "embedded": 0}
+    assert_searches(load_index(kb, model, str(tmp_path / "model")), kb, model)
+    assert kb.verify() == []
+    kb.check_tokenizer(load_model(tiny_model_folder).tokenizer, "a model of today")
+    tiny_kb.check_tokenizer(model.tokenizer, "a model of before")
 
 
 def test_building_again_embeds_nothing(own_kb, tiny_model_folder, embedded) -> None:

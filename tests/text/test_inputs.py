@@ -1,10 +1,15 @@
 """Layouts against the reference's tables, offsets against the text itself."""
 
+import hashlib
+import json
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from realm.config import InputError
 from realm.text.inputs import (
@@ -167,3 +172,77 @@ def test_special_words_in_a_text_are_text(tokenizer):
     for text in ("a [SEP] b", "[MASK]", "[CLS] [PAD]"):
         assert not special & set(tokenizer.encode([text])[0])
         assert not special & set(tokenizer.encode_with_offsets([text])[0].ids)
+
+
+# -- fingerprints
+
+PIECES = ["aa", "##aa", "a", "##a", "\u00e9", "\u4e2d", "A", "##\u4e2d", "e", "--aa"]
+PROBES = ["aaaa aa a", "AA A", "\u00e9 e", "\u4e2d\u4e2d", "aaaaaa", "a\u0000a", "zz"]
+
+
+@st.composite
+def behaviours(draw) -> FastTokenizer:
+    """A tokenizer that differs from another one in vocabulary or flags, or in nothing."""
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *draw(st.permutations(PIECES[:4])), *PIECES[4:]]
+    pieces = pieces[: draw(st.integers(12, 15))]
+    fast = FastTokenizer(
+        models.WordPiece(
+            {piece: i for i, piece in enumerate(pieces)},
+            unk_token=draw(st.sampled_from(["[UNK]", "a"])),
+            max_input_chars_per_word=draw(st.sampled_from([3, 100])),
+            continuing_subword_prefix=draw(st.sampled_from(["##", "--"])),
+        )
+    )
+    fast.normalizer = normalizers.BertNormalizer(
+        clean_text=draw(st.booleans()),
+        handle_chinese_chars=draw(st.booleans()),
+        strip_accents=draw(st.sampled_from([None, True, False])),
+        lowercase=draw(st.booleans()),
+    )
+    fast.pre_tokenizer = draw(
+        st.sampled_from([pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Whitespace()])
+    )
+    return fast
+
+
+@given(behaviours(), behaviours())
+def test_tokenizers_that_cut_texts_differently_have_different_fingerprints(one, other):
+    mine, others = Tokenizer(one), Tokenizer(other)
+    if mine.encode_with_offsets(PROBES) != others.encode_with_offsets(PROBES):
+        assert mine.behaviour != others.behaviour
+
+
+@given(behaviours(), st.randoms(use_true_random=False))
+def test_another_spelling_of_the_same_tokenizer_has_the_same_fingerprint(fast, random):
+    mine = Tokenizer(fast)
+    spelled = json.loads(mine.as_published().to_str())  # with its special tokens and its post-processor
+    vocabulary = list(spelled["model"]["vocab"].items())
+    random.shuffle(vocabulary)
+    spelled["model"]["vocab"] = dict(vocabulary)
+    spelled["padding"] = None
+    if spelled["normalizer"]["strip_accents"] is None:
+        spelled["normalizer"]["strip_accents"] = spelled["normalizer"]["lowercase"]
+    other = FastTokenizer.from_str(json.dumps(dict(reversed(spelled.items())), indent=3))
+    other.enable_truncation(4)
+    other.decoder = decoders.WordPiece()
+    other = Tokenizer(other)
+    assert other.encode_with_offsets(PROBES) == mine.encode_with_offsets(PROBES)
+    assert other.fingerprint == mine.fingerprint
+
+
+def test_words_that_a_tokenizer_takes_whole_are_part_of_its_fingerprint(tokenizer):
+    other = tokenizer.as_published()
+    other.add_tokens(["currency of"])
+    assert Tokenizer(other).fingerprint != tokenizer.fingerprint
+
+
+def test_a_tokenizer_goes_by_the_fingerprint_of_its_text_where_that_is_on_disk(tokenizer, tmp_path):
+    """Knowledge bases and models of before are named after the text of the tokenizer's file."""
+    tokenizer.save(tmp_path)
+    text = (tmp_path / "tokenizer.json").read_bytes()
+    again = Tokenizer.load(tmp_path)
+    assert again.goes_by(again.behaviour) and again.fingerprint == tokenizer.fingerprint
+    assert not again.goes_by("0" * 16)
+    old = hashlib.sha256(text).hexdigest()[:16]
+    assert again.goes_by(old)
+    assert (again.fingerprint, again.behaviour) == (old, tokenizer.behaviour)
