@@ -60,6 +60,8 @@ WATCHED = ("loss", "retrieval_utility", "null_probability", "index_age")
 """Keys of every line of metrics.jsonl, null where a stage or a line has none."""
 BETAS, EPSILON = (0.9, 0.999), 1e-6
 """Of Adam, as BERT's released optimizer has them."""
+UNCORRECTED = 1e9
+"""A step of Adam's at which both bias corrections are 1 in float32, and stay so: one more is the same number."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class RunConfig:
     clip: float = 1.0
     """Largest global gradient norm."""
     bias_correction: bool = True
-    """Adam's bias correction; the released optimizer leaves it out."""
+    """Adam's bias correction; the released optimizer leaves it out, for every parameter and at every step."""
     dropout: float = 0.1
     """Dropout of every network while it trains; 0 suits runs of a few hundred steps."""
     kept_rows: int = 0
@@ -217,6 +219,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         norm = nn.utils.clip_grad_norm_(parameters, self.config.clip).item()
         self._check_finite("gradient", norm)
         self._set_rates()
+        if not self.config.bias_correction:
+            self._leave_out_bias_correction(parameters)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
@@ -357,6 +361,9 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 for part, states in zip(self._parts, saved["parts"], strict=True):
                     part.load_state_dict(states)
                 self.optimizer.load_state_dict(saved["optimizer"])
+                if not self.config.bias_correction:  # an earlier version's checkpoint counts from 0
+                    for state in self.optimizer.state.values():
+                        state["step"].fill_(UNCORRECTED)
                 self.step, self.state, self._sums = saved["step"], saved["state"], saved["sums"]
                 offset = saved["metrics_offset"]
                 self._seconds_before = saved["seconds"]
@@ -434,15 +441,23 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         self._bar.set_postfix(shown, refresh=False)  # the step that follows shows it
 
     def _set_rates(self) -> None:
-        """This step's learning rates; without bias correction, such that the optimizer's own cancels out."""
-        first, second = (1 - beta ** (self.step + 1) for beta in BETAS)
-        if self.config.bias_correction:
-            first = second = 1.0
-        undo = first / math.sqrt(second)
         for group in self.optimizer.param_groups:
-            group["lr"] = group["base_lr"] * group["scale"] * self.rate(self.step) * undo
-            group["weight_decay"] = group["decay"] / undo
-            group["eps"] = EPSILON / math.sqrt(second)
+            group["lr"] = group["base_lr"] * group["scale"] * self.rate(self.step)
+            group["weight_decay"], group["eps"] = group["decay"], EPSILON  # checkpoints of before had others
+
+    def _leave_out_bias_correction(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Starts the averages of parameters that move for the first time, or anew, at a step whose correction is 1.
+
+        The optimizer counts the steps of each parameter from its first gradient, so no factor of the run's step undoes its
+        correction for all of them.
+        """
+        for parameter in parameters:
+            if parameter.grad is not None and not self.optimizer.state[parameter]:
+                self.optimizer.state[parameter] = {
+                    "step": torch.tensor(UNCORRECTED, device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
 
     def _check_finite(self, what: str, value: float) -> None:
         if not math.isfinite(value):

@@ -149,6 +149,63 @@ def test_optimizer_is_textbook_adamw_with_and_without_bias_correction(
         np.testing.assert_allclose(value.detach().numpy(), expected[name], atol=2e-4 * moved)
 
 
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_parameters_that_start_late_or_anew_are_textbook_adamw_too(
+    tiny_model, tmp_path, bias_correction
+) -> None:
+    """A gate holds one part back for 7 steps, its momentum is dropped after 13, one weight of it has no gradient till 20."""
+    settings = config(
+        steps=30, warmup=0, decay=False, bias_correction=bias_correction, weight_decay=0.1, clip=1e9
+    )
+    gated, free = tiny_model.embedder.query.projection, tiny_model.reader.bert.cls.predictions.transform.dense
+    parts = {"gated.weight": gated.weight, "gated.bias": gated.bias, "free.weight": free.weight}
+    values = {name: part.detach().double().numpy().copy() for name, part in parts.items()}
+    begins = {"gated.weight": 7, "gated.bias": 20, "free.weight": 0}
+    averages = dict.fromkeys(values, (0, 0.0, 0.0))
+    generator = torch.Generator().manual_seed(0)
+    with TrainRun("toy", tmp_path / "out", settings, tiny_model, {gated: 1e-2, free: 1e-3}) as run:
+        for number in run.steps():
+            if number == 13:
+                run.forget_momentum(gated)
+                averages |= {name: (0, 0.0, 0.0) for name in values if name.startswith("gated")}
+            loss = torch.zeros((), requires_grad=True)
+            for name, part in parts.items():
+                if number >= begins[name]:
+                    gradient = torch.randn(part.shape, generator=generator)
+                    loss = loss + (part * gradient).sum()
+                    steps, first, second = averages[name]
+                    first = 0.9 * first + 0.1 * gradient.double().numpy()
+                    second = 0.999 * second + 0.001 * gradient.double().numpy() ** 2
+                    averages[name] = (steps := steps + 1), first, second
+                    if bias_correction:
+                        first, second = first / (1 - 0.9**steps), second / (1 - 0.999**steps)
+                    rate = 1e-2 if name.startswith("gated") else 1e-3
+                    decay = 0.1 * values[name] if values[name].ndim > 1 else 0.0
+                    values[name] -= rate * (first / (np.sqrt(second) + 1e-6) + decay)
+            run.update(loss, {})
+            for name, part in parts.items():
+                np.testing.assert_allclose(part.detach().numpy(), values[name], rtol=1e-4, atol=1e-5)
+
+
+def test_run_without_bias_correction_goes_on_from_an_earlier_versions_checkpoint(
+    tiny_model_folder, tmp_path
+) -> None:
+    """Those counted each parameter's steps from 0."""
+    settings = config(bias_correction=False)
+    train(load_model(tiny_model_folder), tmp_path / "plain", settings)
+    with pytest.raises(KeyboardInterrupt):
+        train(load_model(tiny_model_folder), tmp_path / "out", settings, before_update=at(5, stop))
+    (file,) = (tmp_path / "out.training").glob("checkpoint-*.pt")
+    saved = torch.load(file, weights_only=True)
+    for state in saved["optimizer"]["state"].values():
+        state["step"].fill_(6)
+    for group in saved["optimizer"]["param_groups"]:
+        group["eps"], group["weight_decay"] = 1e-5, 1.0
+    torch.save(saved, file)
+    train(load_model(tiny_model_folder), tmp_path / "out", settings)
+    assert_same_result(tmp_path / "out", tmp_path / "plain")
+
+
 def test_two_parts_have_their_own_rates_and_one_can_be_slowed_or_stopped(tiny_model, tmp_path) -> None:
     fast, slow = tiny_model.embedder.query.projection, tiny_model.reader
     settings = config(warmup=0, decay=False, weight_decay=0.1)
