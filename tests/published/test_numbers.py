@@ -127,6 +127,33 @@ def test_peer_compat_dilutes_the_loss_and_hides_nan_as_the_peer_does() -> None:
         assert loss(score_BK, labels, torch.zeros_like(mask), compat=compat) == values["loss_of_nothing"] == 0
 
 
+@pytest.mark.parametrize("compat", [True, False])
+def test_labels_where_nothing_can_be_predicted_are_refused_in_a_sentence(compat: bool) -> None:
+    values, reader = expected("encoder"), model_of("encoder").reader
+    joint, score_BK = tokens_of(values), values["relevance"]
+    ignored = torch.full_like(values["labels"], -100)
+    lengths = joint.mask_BT.sum(dim=1).view(len(ignored), -1).amin(dim=1)
+    assert lengths[0] < ignored.shape[1]  # its candidates' rows end before the longest does
+
+    def refused(label_BT: Tensor, mask_BT: Tensor | None, what: str) -> None:
+        with pytest.raises(ValueError, match=what):
+            masked_lm_loss(reader, joint, score_BK, label_BT, mask_BT, peer_compat=compat)
+
+    at_padding = ignored.clone()
+    at_padding[0, lengths[0]] = 7
+    refused(at_padding, None, f"label 7 of query 0 at position {lengths[0]} stands at padding")
+    beyond = torch.nn.functional.pad(ignored, (0, 1), value=7)
+    refused(beyond, None, f"at position {ignored.shape[1]} stands at padding")
+    no_word = ignored.clone()
+    no_word[1, 1] = 10**6
+    refused(no_word, None, "label 1000000 of query 1 at position 1 is not a word")
+    nothing = torch.zeros_like(ignored)
+    inputs = reader, joint, score_BK
+    assert (
+        masked_lm_loss(*inputs, at_padding, nothing, compat).item() == 0
+    )  # what does not count may be anything
+
+
 def test_span_scores_losses_and_gradients_are_the_peers() -> None:
     values, reader = expected("reader"), model_of("reader").span_reader
     assert reader is not None

@@ -7,6 +7,7 @@ Letters: B queries, K candidates per query, T tokens of a joint row, M masked to
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -32,12 +33,22 @@ def masked_lm_loss(
     where the mask, by default everywhere, says so, and a NaN is a loss of 0, as it is there.
 
     Raises:
-        ValueError: a score is not a number, without `peer_compat`.
+        ValueError: a label that counts stands at padding of one of its rows, or is no word; or, without `peer_compat`, a score
+            is not a number.
     """
     if not peer_compat and not score_BK.isfinite().all():
         raise ValueError("a relevance score is not a finite number: the embedder or its inputs are broken")
     mask_BT = torch.ones_like(label_BT) if mask_BT is None else mask_BT
     known_BT = (label_BT != IGNORED) & (mask_BT != 0)
+    real_BT = joint.mask_BT.view(len(label_BT), -1, joint.mask_BT.shape[1]).bool().all(dim=1)
+    real_BT = F.pad(real_BT, (0, label_BT.shape[1] - real_BT.shape[1]))
+    for wrong_BT, where in (
+        (~real_BT, "stands at padding: only tokens of all of its query's joint rows can be predicted"),
+        ((label_BT < 0) | (label_BT >= reader.config.vocab_size), "is not a word of the vocabulary"),
+    ):
+        if (known_BT & wrong_BT).any():
+            row, position = (known_BT & wrong_BT).nonzero()[0].tolist()
+            raise ValueError(f"label {label_BT[row, position]} of query {row} at position {position} {where}")
     places = [row.nonzero().squeeze(1) for row in known_BT]
     position_BM = pad_sequence(places, batch_first=True)
     known_BM = pad_sequence([torch.ones_like(p) for p in places], batch_first=True).to(score_BK.dtype)
