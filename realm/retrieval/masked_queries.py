@@ -8,6 +8,7 @@ repeat a query's own text (`repeats_text`), because all three decide what a mask
 """
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -129,9 +130,18 @@ def span_key(ids: np.ndarray) -> int:
 
 
 class SpanIndex:
-    """Salient span -> the passages where it was tagged. Costs 16 bytes for each span of the corpus."""
+    """Salient span -> the passages where it was tagged.
+
+    The first question builds it: it costs 16 bytes for each span of the corpus, which a run that asks nothing does not pay.
+    """
 
     def __init__(self, tokens: PassageTokens):
+        self._tokens = tokens
+
+    @cached_property
+    def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Keys of spans, ascending, and the passages that hold them."""
+        tokens = self._tokens
         owners = np.repeat(np.arange(len(tokens.body.lengths)), tokens.span_starts.lengths)
         first = tokens.body.offsets[owners] + tokens.span_starts.values
         width = tokens.span_ends.values - tokens.span_starts.values
@@ -142,13 +152,13 @@ class SpanIndex:
         pairs = np.unique(
             np.stack([keys, owners.astype(np.uint64)]), axis=1
         )  # by key, then passage; each pair once
-        self._keys, self._owners = pairs[0], pairs[1].astype(np.int64)
+        return pairs[0], pairs[1].astype(np.int64)
 
     def passages(self, span_ids: np.ndarray) -> np.ndarray:
         """Numbers of the passages in which this span was tagged, ascending."""
-        key = np.uint64(span_key(span_ids))
-        left, right = np.searchsorted(self._keys, key, "left"), np.searchsorted(self._keys, key, "right")
-        return self._owners[left:right]
+        key, (keys, owners) = np.uint64(span_key(span_ids)), self._pairs
+        left, right = np.searchsorted(keys, key, "left"), np.searchsorted(keys, key, "right")
+        return owners[left:right]
 
 
 def holds(body: np.ndarray, span_ids: np.ndarray) -> bool:

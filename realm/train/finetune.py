@@ -35,6 +35,9 @@ from realm.text.corpus import Passage
 from realm.text.inputs import Tokens, passage_inputs, query_inputs, reading_inputs
 from realm.train.loop import RunConfig, TrainRun, generator
 
+PASSAGES_KEPT = 50_000
+"""Passages whose texts stay in memory, about 3 kB each: 150 MB. A step that retrieves more keeps those of this step."""
+
 
 @dataclass(frozen=True)
 class FinetuneConfig(RunConfig):
@@ -236,9 +239,14 @@ class Examples:
         return logit_BKX.flatten(1), correct_RWT.view(len(batch), -1)
 
     def _load(self, numbers: np.ndarray) -> None:
-        new = np.array([n for n in np.unique(numbers) if int(n) not in self._passages], dtype=np.int64)
-        if len(new):
-            self._passages |= dict(zip(new.tolist(), self._kb.passages(new), strict=True))
+        """Has these passages at hand; of the others those that were asked for last stay, `PASSAGES_KEPT` in all."""
+        asked = np.unique(numbers).tolist()
+        new = [n for n in asked if n not in self._passages]
+        found = dict(zip(new, self._kb.passages(new), strict=True))
+        for number in asked:  # at the end, in the order of their last use
+            self._passages[number] = found[number] if number in found else self._passages.pop(number)
+        for number in list(self._passages)[: -max(PASSAGES_KEPT, len(asked))]:
+            del self._passages[number]
 
     def _has(self, question: int, number: int) -> bool:
         return has_answer(self._passages[number].text, self._questions[question])

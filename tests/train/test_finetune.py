@@ -15,6 +15,7 @@ from realm.model.folder import load_model
 from realm.qa.evaluation import Question
 from realm.retrieval.embedding import embed_passages
 from realm.retrieval.index import load_index
+from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.mips import MipsIndex
 from realm.text.corpus import Document
 from realm.train import finetune
@@ -245,6 +246,42 @@ def test_passage_labels_are_a_plain_search_for_the_answer(tiny_kb, examples) -> 
         pattern = question.answers[0] if question.regex else rf"\b{question.answers[0]}\b"
         expected = [re.search(pattern, passage.text) is not None for passage in tiny_kb]
         assert holds[row].tolist() == expected
+
+
+@pytest.mark.parametrize("kept", [1, 5, 12])
+def test_few_kept_passages_give_the_same_labels_and_no_more_memory(
+    tiny_kb, tiny_model, examples, monkeypatch, kept
+) -> None:
+    batches = [np.random.default_rng(n).integers(0, len(tiny_kb), (2, 4)) for n in range(6)]
+    reader, rows = tiny_model.span_reader.eval(), np.array([0, 5])
+
+    def seen(examples: Examples) -> list[torch.Tensor]:
+        found = []
+        for batch in batches:
+            found.append(examples.holds(rows, batch))
+            found += examples.read(reader, rows, torch.from_numpy(batch[:, :2]), torch.zeros(2, 4))
+            sizes.append((len(examples._passages), len(np.unique(batch))))
+        return found
+
+    sizes: list[tuple[int, int]] = []
+    wanted = seen(examples)
+    sizes.clear()
+    monkeypatch.setattr(finetune, "PASSAGES_KEPT", kept)
+    found = seen(Examples(tiny_kb, tiny_model, TRAIN))
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+    assert all(size <= max(kept, asked) for size, asked in sizes)
+
+
+def test_passages_that_are_asked_for_again_are_not_read_again(tiny_kb, examples, monkeypatch) -> None:
+    read: list[list[int]] = []
+    passages = KnowledgeBase.passages
+    monkeypatch.setattr(
+        KnowledgeBase, "passages", lambda kb, numbers: read.append([*numbers]) or passages(kb, numbers)
+    )
+    monkeypatch.setattr(finetune, "PASSAGES_KEPT", 4)
+    for numbers in ([0, 1, 2], [0, 3], [4], [0, 3], [1]):
+        examples.holds(np.array([0]), np.array([numbers]))
+    assert [numbers for numbers in read if numbers] == [[0, 1, 2], [3], [4], [1]]
 
 
 def test_span_labels_cut_the_answer_out_of_the_passage(tiny_kb, tiny_model, examples) -> None:

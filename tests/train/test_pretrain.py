@@ -14,6 +14,7 @@ from realm.config import InputError, read_config
 from realm.model.encoders import MaskedReader
 from realm.model.folder import load_model, save_model
 from realm.model.losses import marginal_loss
+from realm.retrieval import masked_queries
 from realm.retrieval.candidates import choose_candidates, read_inputs
 from realm.retrieval.embedding import embed_passages
 from realm.retrieval.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
@@ -469,6 +470,21 @@ def test_papers_switches_run(tiny_kb, towers_folder, tmp_path) -> None:
     config = read_config(PretrainConfig, "paper", "pretrain", small)
     out = pretrain.train(tiny_kb, tmp_path / "out", config, str(towers_folder))
     assert changed(out, towers_folder) == {"reader"} | EMBEDDER
+
+
+def test_spans_are_indexed_only_where_something_asks_for_them(
+    tiny_kb, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the corpus' spans were indexed")
+
+    monkeypatch.setattr(masked_queries, "_polynomial", refuse)
+    config = settings("steps=1", "guided=0", "held_out=0")
+    pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder))
+    with pytest.raises(AssertionError, match="spans were indexed"):
+        pretrain.train(
+            tiny_kb, tmp_path / "guided", settings("steps=1", "held_out=0"), str(tiny_model_folder)
+        )
 
 
 def test_embedder_does_not_move_before_the_reader_is_ready(
