@@ -49,6 +49,10 @@ class InputError(ValueError):
     """Bad use or bad input, in one line: what, the values, the way out. The command line exits with 2."""
 
 
+class WriteFailed(InputError):
+    """The system refused to write: a full disk, no rights, a folder that is read-only. What was asked is not at fault."""
+
+
 def reason(error: BaseException) -> str:
     """What the system said, in one line: libraries wrap it in errors of their own."""
     inner: BaseException | None = error

@@ -109,6 +109,9 @@ def main_that_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> i
         (KeyboardInterrupt(), 130, "realm: interrupted"),
         (PermissionError(13, "Permission denied", "/kb"), 2, "realm: Permission denied: /kb"),
         (OSError(28, "No space left on device"), 2, "realm: No space left on device"),
+        (OSError(36, "File name too long", "x"), 2, "realm: File name too long: x"),
+        (OSError(39, "Directory not empty", "/kb"), 2, "realm: Directory not empty: /kb"),
+        (OSError(24, "Too many open files"), 2, "realm: Too many open files"),
     ],
 )
 def test_what_the_user_can_mend_is_said_in_one_line(
@@ -151,7 +154,15 @@ def test_the_defaults_of_a_command_are_values_that_it_accepts(table: str) -> Non
     assert config_from(cls, dataclasses.asdict(cls()), table) == cls()
 
 
-@pytest.mark.parametrize("error", [ValueError("a bug"), FileNotFoundError(2, "no such file", "x")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("a bug"),
+        FileNotFoundError(2, "no such file", "x"),
+        OSError("a library's"),
+        OSError(9, "bad file"),
+    ],
+)
 def test_a_bug_keeps_its_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(type(error)):
         main_that_raises(monkeypatch, error)

@@ -17,17 +17,9 @@ from realm.cli import answering, converting, demo, knowledge_base, serving, trai
 from realm.cli.arguments import Parser
 from realm.config import AlreadyDone, InputError, before_torch
 
-_OUTSIDE = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EISDIR,
-    errno.ENOTDIR,
-}
-"""System errors that are about the user's folders and disk, not about our code."""
+_OURS = {None, errno.ENOENT, errno.EBADF, errno.EFAULT, errno.ECHILD}
+"""Errors that only a defect of this program gives: files that the user names are looked for before they are opened.
+All others come from the system and are about the user's folders, disk and limits."""
 
 
 def program() -> int:
@@ -56,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _say("interrupted", 130)
     except OSError as error:
-        if error.errno not in _OUTSIDE:
+        if error.errno in _OURS:
             raise
         return _say(f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror), 2)
     return 0

@@ -11,6 +11,7 @@ small files; `damaged_files` reads every byte.
 """
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,11 +22,13 @@ from typing import TypeVar
 import lance
 import numpy as np
 import pyarrow as pa
+from lance.commit import CommitConflictError
 from lance.fragment import FragmentMetadata, LanceFragment, write_fragments
 
-from realm.config import InputError, progress, reason, write_lines
+from realm.config import InputError, WriteFailed, progress, reason, write_lines
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 CHECKSUMS = "SHA256SUMS"
 TRIES = 5
 """How often a change is made anew when another process changed the same tables."""
@@ -149,7 +152,8 @@ def replace_rows(
         first, end = np.searchsorted(addresses >> 32, [fragment.fragment_id, fragment.fragment_id + 1])
         if first == end:
             continue
-        left = fragment.delete_rows((addresses[first:end] & 0xFFFFFFFF).tolist())
+        with _writing(path):
+            left = fragment.delete_rows((addresses[first:end] & 0xFFFFFFFF).tolist())
         if left is None or left.deletion_file is None:  # nothing is left of it
             emptied.append(fragment.fragment_id)
         else:
@@ -181,11 +185,14 @@ def commit(
     try:
         with _writing(path):
             committed = lance.LanceDataset.commit(table or path, transaction)
-    except lance.commit.CommitConflictError as error:
+    except CommitConflictError as error:
         raise ChangedMeanwhile(
             f"{path} was changed by another process meanwhile: run the command again"
         ) from error
-    _record(path, [_manifest(path, committed.version)])
+    try:
+        _record(path, [_manifest(path, committed.version)])
+    except WriteFailed as error:  # the version is there, and stands without its line
+        _log.warning("version %d is committed, but %s", committed.version, error)
     return committed
 
 
@@ -239,13 +246,13 @@ def reading(table: lance.LanceDataset) -> Iterator[None]:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Turns what Lance raises when it cannot write into one line; nothing of it is in any version."""
+    """Turns what Lance or the system raises when it cannot write into `WriteFailed`; no version has anything of it."""
     try:
         yield
-    except lance.commit.CommitConflictError:
+    except CommitConflictError:
         raise
     except (pa.ArrowException, OSError, RuntimeError) as error:
-        raise InputError(f"{path} cannot be written: {reason(error)}") from error
+        raise WriteFailed(f"{path} cannot be written: {reason(error)}") from error
 
 
 def _manifest(path: Path, version: int) -> Path:
@@ -292,7 +299,7 @@ def _refuse(path: Path, problems: Iterable[str]) -> None:
 
 def _record(path: Path, files: Sequence[Path]) -> None:
     lines = "".join(f"{_digest(file)}  {file.relative_to(path.parent).as_posix()}\n" for file in files)
-    with (path.parent / CHECKSUMS).open("ab+") as listed:
+    with _writing(path), (path.parent / CHECKSUMS).open("ab+") as listed:
         if listed.tell() and (listed.seek(-1, os.SEEK_END), listed.read(1))[1] != b"\n":
             lines = "\n" + lines  # a full disk cut the last line short
         listed.write(lines.encode())  # one write at the end of the file, so that processes can share it

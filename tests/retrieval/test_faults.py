@@ -1,0 +1,67 @@
+"""A disk that refuses: every write of a change fails once, in one line, and the same change succeeds afterwards."""
+
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from realm.config import WriteFailed
+from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.retrieval.tables import CHECKSUMS
+from realm.text.corpus import Document
+from tests.retrieval.tiny import DOCUMENTS, TinyTagger, make
+
+NEW = [DOCUMENTS[4]._replace(text="Town 4 is two towns."), Document("New", "It is in town.", "new")]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("made") / "kb").folder
+
+
+@pytest.fixture
+def kb(made: Path, tmp_path: Path) -> KnowledgeBase:
+    shutil.copytree(made, tmp_path / "kb")
+    return KnowledgeBase.open(tmp_path / "kb")
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """No file grows beyond `size` bytes, as if the disk were full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def change(kb: KnowledgeBase, name: str) -> None:
+    if name == "add":
+        kb.add(NEW, TinyTagger())
+    else:
+        kb.delete(["d4"])
+
+
+@pytest.mark.parametrize("name", ["add", "delete"])
+def test_a_change_on_a_full_disk_is_one_line_and_succeeds_once_there_is_room(
+    name: str, kb: KnowledgeBase
+) -> None:
+    before = list(kb)
+    listed = (kb.folder / CHECKSUMS).stat().st_size
+    for size in (0, 300, 600, 1000, 2000, listed, listed + 100, listed + 200):
+        again = KnowledgeBase.open(kb.folder)
+        with (
+            pytest.raises(WriteFailed, match=rf"{kb.folder}.* cannot be written: [^\n]+\Z"),
+            files_of_at_most(size),
+        ):
+            change(again, name)
+        again = KnowledgeBase.open(kb.folder)
+        assert list(again) == before
+        assert again.verify() == []
+    change(kb, name)
+    assert list(kb) != before
+    assert kb.verify() == []
