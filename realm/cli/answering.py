@@ -19,6 +19,8 @@ from realm.cli.arguments import (
 )
 from realm.config import InputError, write_json
 
+SCORED = "; p(z|x) comes from the vectors in any case"
+
 
 def add_commands(commands: "Commands[Parser]") -> None:
     """Declares the group."""
@@ -51,6 +53,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     answer.add_argument("question", metavar="QUESTION", type=_one_text)
     add_kb(answer, required=False)
     add_model(answer, required=False)
+    _add_method(answer, SCORED)
     answer.add_argument(
         "--server", metavar="URL", help="ask the `realm serve` at this address, in place of --kb and --model"
     )
@@ -81,7 +84,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     add_model(evaluate)
     _add_questions(evaluate)
     add_regex(evaluate)
-    _add_method(evaluate, "; of the passages that recall counts, answers are read from dense ones")
+    _add_method(evaluate, SCORED)
     _add_outcomes(evaluate, "question")
 
     probe = add_command(
@@ -110,7 +113,7 @@ def _add_method(parser: Parser, note: str, methods: Sequence[str] = ("dense", "b
         "--method",
         choices=methods,
         default="dense",
-        help=f"by vectors{', words, or both' if 'hybrid' in methods else ' or words'} (default: dense){note}",
+        help=f"find passages by vectors{', words, or both' if 'hybrid' in methods else ' or words'} (default: dense){note}",
     )
 
 
@@ -162,14 +165,15 @@ def _answer(args: argparse.Namespace) -> None:
             )
         from realm.serve.client import Client
 
-        answer = Client(args.server).answer(args.question)
+        answer = Client(args.server).answer(args.question, args.method)
     else:
         if args.kb is None or args.model is None:
             raise InputError("name --kb and --model, or the --server to ask")
         from realm.qa import pipeline
 
         config = settings(args, pipeline.AnswerConfig)
-        answer = pipeline.Answerer.load(args.kb, args.model, config).answer(args.question)
+        answerer = pipeline.Answerer.load(args.kb, args.model, config)
+        (answer,) = answerer.answer_batch([args.question], args.method)
     report(args, answer.to_json(), answer.lines())
 
 

@@ -39,6 +39,8 @@ ROWS_READ = 16
 """Passages that the span reader takes together."""
 EVALUATION_DEPTH = 100
 """Passages retrieved per question for recall."""
+FUSION_DEPTH = 100
+"""Passages of each of the two rankings that "hybrid" fuses, at least: the best few are the same however many are asked for."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ class Answerer:
     ) -> list[Answers]:
         """Answers to several questions at once, each from `read` passages; `ms` is the batch's time per question.
 
-        `method` chooses and ranks the passages; p(z|x) and scores are the model's own, whatever chose them.
+        `method` chooses and ranks the passages. p(z|x) and the retrieval part of a score are the embedder's inner
+        products whatever chose them: the span reader was trained beside these, and a BM25 score has another scale.
         """
         if self.model.span_reader is None:
             raise InputError("the model has no span reader: `realm finetune` gives it one")
@@ -248,12 +251,13 @@ class Retriever:
         A hybrid score is that of reciprocal rank fusion. Only "bm25" does without the questions' vectors.
         """
         rankings = []
+        depth = max(k, FUSION_DEPTH) if method == "hybrid" else k
         if method != "bm25":
             assert self._index is not None and query_BD is not None
-            hits = self._index.search(query_BD, k)
+            hits = self._index.search(query_BD, depth)
             rankings.append((hits.score_BK.cpu().numpy(), hits.number_BK.cpu().numpy()))
         if method != "dense":
-            ranking = self.words.search(questions, k)
+            ranking = self.words.search(questions, depth)
             rankings.append((ranking.score_BK, ranking.number_BK))
         if len(rankings) == 1:
             return rankings[0]
@@ -292,7 +296,10 @@ def retrieve_to_file(
 def evaluate(
     answerer: Answerer, questions: Sequence[Question], method: Method = "dense"
 ) -> evaluation.Report:
-    """Scores a model's answers and its retrieval; without a span reader every answer is empty and only recall counts."""
+    """Scores the passages that `method` retrieves, and the answers read from the first of them.
+
+    Without a span reader every answer is empty and only recall counts.
+    """
     predictions: list[str] = []
     texts: list[list[str]] = []
     for part in _batches(questions, 16, "evaluate"):
@@ -302,7 +309,7 @@ def evaluate(
         if answerer.model.span_reader is None:
             predictions += [""] * len(part)
         else:
-            found = answerer.answer_batch(asked)
+            found = answerer.answer_batch(asked, method)
             predictions += [one.answers[0].text if one.answers else "" for one in found]
     return evaluation.evaluate(predictions, texts, questions, EVALUATION_DEPTH)
 

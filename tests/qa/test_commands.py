@@ -1,12 +1,15 @@
 """`realm evaluate` and its neighbours from the command line: what they print and what they write."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from realm import cli
+from realm.qa import pipeline
+from realm.retrieval.bm25 import Bm25Index
 from tests.conftest import RIVERS, TOWNS
 
 LINES = [
@@ -44,17 +47,55 @@ def test_a_written_report_is_the_printed_one_with_each_questions_outcome_beside_
     assert printed["recall"]["5"] == pytest.approx(100 * hits / 14, abs=0.01)
 
 
+def test_every_command_that_answers_reads_the_passages_of_the_named_method(
+    tiny_kb, qa_folder, tmp_path, capsys
+) -> None:
+    question = "who built a tower in Arden?"
+    (tmp_path / "q.jsonl").write_text(json.dumps({"question": question, "answers": ["x"]}))
+    words = ["--kb", str(tiny_kb.folder), "--set", "device=cpu"]
+    ranked = {}
+    for method in ("dense", "bm25", "hybrid"):
+        chosen = [*words, "--model", str(qa_folder), "--method", method]
+        found = said(capsys, "answer", question, *chosen, "--set", "answers=500")["answers"]
+        ranks = {answer["passage"]["rank"]: answer["passage"]["id"] for answer in found}
+        out = tmp_path / f"{method}.jsonl"
+        asked = ["--questions", str(tmp_path / "q.jsonl"), "--out", str(out)]
+        assert cli.main(["retrieve", *chosen, *asked]) == 0
+        ranked[method] = [passage["id"] for passage in json.loads(out.read_text())["passages"]]
+        assert ranks.keys() <= {1, 2, 3, 4, 5}
+        assert all(ranked[method][rank - 1] == id for rank, id in ranks.items())
+    assert len({tuple(ids[:5]) for ids in ranked.values()}) == 3
+
+
+def test_retrieval_by_words_needs_neither_model_nor_index(tiny_kb, asked, tmp_path, monkeypatch) -> None:
+    def load(*_: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    kb = tmp_path / "kb"
+    shutil.copytree(tiny_kb.folder, kb, ignore=shutil.ignore_patterns("indexes"))
+    assert {path.name for path in kb.iterdir()} < {path.name for path in Path(tiny_kb.folder).iterdir()}
+    monkeypatch.setattr(pipeline, "load_model", load)
+    monkeypatch.setattr(pipeline, "load_index", load)
+    words = ["retrieve", "--kb", str(kb), "--questions", str(asked), "--method", "bm25"]
+    assert cli.main([*words, "--out", str(tmp_path / "hits.jsonl"), "--top-k", "3"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "hits.jsonl").read_text().splitlines()]
+    expected = Bm25Index(tiny_kb.titles, tiny_kb.texts()).search([row["question"] for row in LINES], 3)
+    assert [[p["id"] for p in row["passages"]] for row in rows] == [
+        [tiny_kb.ids[n] for n in numbers if n >= 0] for numbers in expected.number_BK
+    ]
+
+
 def test_a_written_probe_is_the_printed_one_with_each_facts_outcome_beside_it(
     tiny_kb, tiny_model_folder, tmp_path, capsys
 ) -> None:
     out = tmp_path / "probe.json"
     words = ["--kb", str(tiny_kb.folder), "--model", str(tiny_model_folder)]
-    settings = ["held_out=0.6", "queries=10", "read=2", "device=cpu"]
+    settings = ["queries=3", "read=2", "device=cpu"]
     words += [word for setting in settings for word in ("--set", setting)]
     printed = said(capsys, "probe", *words, "--out", str(out))
     written = json.loads(out.read_text())
     outcomes = written.pop("outcomes")
     assert written == printed
-    assert len({outcome["passage"] for outcome in outcomes} & set(tiny_kb.ids)) == 10
+    assert len({outcome["passage"] for outcome in outcomes} & set(tiny_kb.ids)) == printed["n"] >= 2
     hits = sum(1 <= outcome["rank"] <= 5 for outcome in outcomes)
-    assert printed["recall"]["5"] == 10 * hits
+    assert printed["recall"]["5"] == pytest.approx(100 * hits / printed["n"], abs=0.01)

@@ -13,8 +13,9 @@ from realm.model.encoders import body_mask
 from realm.model.folder import save_model
 from realm.qa import pipeline
 from realm.qa.answers import Answers
-from realm.qa.evaluation import Question, normalise_answer
+from realm.qa.evaluation import Question, first_hit, normalise_answer
 from realm.qa.pipeline import AnswerConfig, Answerer, evaluate, question_ranks, retrieve_to_file
+from realm.retrieval.bm25 import Bm25Index
 from realm.retrieval.index import load_index
 from realm.text.corpus import Document
 from realm.text.inputs import Tokenizer, joint_inputs, passage_inputs
@@ -75,33 +76,56 @@ def test_answers_are_different_and_best_first(answerer) -> None:
         assert sum(answer.probability for answer in found.answers) <= 1 + 1e-6
 
 
-def test_best_answer_is_that_of_scoring_every_span_of_every_passage(answerer, tiny_kb) -> None:
-    model = answerer.model
-    for question in random_questions(8):
-        (ids,) = model.tokenizer.encode([question])
-        query = answerer.embed([ids])[0]
-        scores = answerer.version.index.rows(np.arange(len(tiny_kb))) @ query.detach()
-        ranked = scores.argsort(descending=True)[:5].tolist()
-        spans, total = [], 0.0
-        for rank, number in enumerate(ranked, start=1):
-            (passage,) = tiny_kb.passages([number])
-            (encoding,) = model.tokenizer.encode_with_offsets([passage.text])
-            tokens = joint_inputs([ids], [encoding.ids], model.tokenizer, model.lengths)
-            with torch.no_grad():
-                grid = model.span_reader(tokens, body_mask(tokens, model.tokenizer.sep_id))[0]
-            for width, place in grid.isfinite().nonzero().tolist():
-                first = place - tokens.segments_BT[0].tolist().index(1)
-                text = passage.text[encoding.starts[first] : encoding.ends[first + width]]
-                score = (grid[width, place] + scores[number]).item()
-                spans.append((score, text, passage.id, rank))
-                total += float(np.exp(score))
-        best = max(spans)
-        answer = answerer.answer(question).answers[0]
-        assert (answer.text, answer.evidence.passage.id, answer.evidence.rank) == best[1:]
-        assert answer.score == pytest.approx(best[0], abs=1e-3)
-        assert answer.probability == pytest.approx(np.exp(best[0]) / total, rel=1e-2)
-        prior = torch.stack([scores[n] for n in ranked]).softmax(0)[answer.evidence.rank - 1]
-        assert answer.evidence.probability == pytest.approx(float(prior), rel=1e-2)
+def inner_products(answerer, question: str) -> torch.Tensor:
+    """Of a question with every passage."""
+    query = answerer.embed(answerer.model.tokenizer.encode([question]))[0]
+    return answerer.version.index.rows(np.arange(len(answerer.kb))) @ query.detach()
+
+
+def ranked_by_hand(answerer, question: str, method: str) -> list[int]:
+    """All passages that a method ranks, best first."""
+    kb = answerer.kb
+    dense = inner_products(answerer, question).argsort(descending=True).tolist()
+    by_words = Bm25Index(kb.titles, kb.texts()).search([question], len(kb)).number_BK[0]
+    by_words = by_words[by_words >= 0].tolist()
+    if method != "hybrid":
+        return {"dense": dense, "bm25": by_words}[method]
+    places = {n: [ranking.index(n) for ranking in (dense, by_words) if n in ranking] for n in dense}
+    return sorted(dense, key=lambda n: -sum(1 / (61 + place) for place in places[n]))
+
+
+def best_by_hand(answerer, question: str, ranked: list[int]) -> tuple:
+    """Of every span of every one of the passages: score, text, passage, rank of the best, and its p(y|x) and p(z|x)."""
+    model, scores = answerer.model, inner_products(answerer, question)
+    (ids,) = model.tokenizer.encode([question])
+    spans, total = [], 0.0
+    for rank, number in enumerate(ranked, start=1):
+        (passage,) = answerer.kb.passages([number])
+        (encoding,) = model.tokenizer.encode_with_offsets([passage.text])
+        tokens = joint_inputs([ids], [encoding.ids], model.tokenizer, model.lengths)
+        with torch.no_grad():
+            grid = model.span_reader(tokens, body_mask(tokens, model.tokenizer.sep_id))[0]
+        for width, place in grid.isfinite().nonzero().tolist():
+            first = place - tokens.segments_BT[0].tolist().index(1)
+            text = passage.text[encoding.starts[first] : encoding.ends[first + width]]
+            score = (grid[width, place] + scores[number]).item()
+            spans.append((score, text, passage.id, rank))
+            total += float(np.exp(score))
+    best = max(spans)
+    prior = torch.stack([scores[n] for n in ranked]).softmax(0)[best[3] - 1]
+    return *best, float(np.exp(best[0]) / total), float(prior)
+
+
+@pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
+def test_best_answer_is_that_of_scoring_every_span_of_every_passage(answerer, method) -> None:
+    for question in random_questions(8 if method == "dense" else 4):
+        ranked = ranked_by_hand(answerer, question, method)[:5]
+        score, *place, probability, prior = best_by_hand(answerer, question, ranked)
+        answer = answerer.answer_batch([question], method)[0].answers[0]
+        assert [answer.text, answer.evidence.passage.id, answer.evidence.rank] == place
+        assert answer.score == pytest.approx(score, abs=1e-3)
+        assert answer.probability == pytest.approx(probability, rel=1e-2)
+        assert answer.evidence.probability == pytest.approx(prior, rel=1e-2)
 
 
 def test_batch_gives_what_each_question_gives_alone(answerer) -> None:
@@ -282,10 +306,33 @@ def test_evaluation_scores_the_first_answer(answerer) -> None:
 
 
 @pytest.mark.parametrize("method", ["bm25", "hybrid"])
-def test_evaluation_takes_other_rankings_for_recall(answerer, method) -> None:
+def test_evaluation_reads_answers_from_the_passages_that_recall_counts(answerer, method) -> None:
+    asked = [
+        q._replace(
+            answers=(best_by_hand(answerer, q.question, ranked_by_hand(answerer, q.question, method)[:5])[1],)
+        )
+        for q in QUESTIONS[::2]
+    ]
+    dense, report = evaluate(answerer, asked), evaluate(answerer, asked, method)
+    assert report.correct_N.all() and not dense.correct_N.all()
+    for question, rank in zip(asked, report.first_hit_N, strict=True):
+        texts = [p.text for p in answerer.kb.passages(ranked_by_hand(answerer, question.question, method))]
+        assert rank == first_hit(texts, question)
+
+
+@pytest.mark.parametrize("method", ["bm25", "hybrid"])
+def test_evaluation_takes_a_question_that_finds_nothing_by_words(answerer, method) -> None:
     asked = [*QUESTIONS, Question("strange", "zzz qqq", ("x",))]
     report = evaluate(answerer, asked, method).as_dict()
     assert report["n"] == 15 and report["recall"]["100"] is not None
+
+
+@pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
+def test_the_best_passages_are_the_same_however_many_are_asked_for(answerer, method) -> None:
+    asked = random_questions(12)
+    _, all_BK = answerer.retrieve(asked, 28, method)
+    for k in (1, 3, 5):
+        assert (answerer.retrieve(asked, k, method)[1] == all_BK[:, :k]).all()
 
 
 def test_evaluation_report_is_the_contract(answerer) -> None:
