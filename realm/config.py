@@ -169,6 +169,20 @@ def progress(
     )
 
 
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """What a JSON file holds, as plain values.
+
+    Raises:
+        InputError: it cannot be read, is not JSON in UTF-8, nests too deeply, or has text that no file can hold.
+    """
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        json.dumps(value, ensure_ascii=False).encode()  # an escape such as \\ud800 alone is no character
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} is damaged: {reason(error)}") from error
+    return value
+
+
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Writes `value` as JSON so that the file is the old one or the new one, never half of either."""
     with _aside(Path(path)) as file:

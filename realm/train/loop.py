@@ -29,6 +29,7 @@ import shutil
 import signal
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -41,7 +42,7 @@ import torch
 from torch import Tensor, nn
 
 from realm import distributed
-from realm.config import AlreadyDone, InputError, progress, reason, write_json
+from realm.config import AlreadyDone, InputError, progress, read_json, reason, write_json
 from realm.model.device import Precision, autocast, choose_device, chosen, keep_freed_memory
 from realm.model.encoders import keep_rows, set_dropout
 from realm.model.folder import Model, is_model, read_manifest, save_model
@@ -260,8 +261,11 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         line = {"step": self.step, "seconds": self.seconds(), **dict.fromkeys(WATCHED), **values}
         line = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in line.items()}
         self._shown |= {name: line[name] for name in SHOWN if line.get(name) is not None}
-        self._metrics.write(json.dumps(line) + "\n")
-        self._metrics.flush()
+        try:
+            self._metrics.write(json.dumps(line) + "\n")
+            self._metrics.flush()
+        except OSError as error:
+            raise self._not_written(self.folder / METRICS, error) from error
         if self._events is not None:
             for name, value in line.items():
                 if name != "step" and isinstance(value, int | float):
@@ -303,8 +307,11 @@ class TrainRun(AbstractContextManager["TrainRun"]):
 
     def kept(self, name: str) -> list[Any]:
         """What `state[name]` was in each checkpoint that is kept, oldest first."""
-        saved = [torch.load(file, mmap=True, weights_only=True)["state"] for file in self._checkpoints()]
-        return [state[name] for state in saved if name in state]
+        found = []
+        for file in self._checkpoints():
+            with contextlib.suppress(Exception):  # a damaged one, which no run goes on from
+                found.append(torch.load(file, mmap=True, weights_only=True)["state"])
+        return [state[name] for state in found if name in state]
 
     # -- edges ----------------------------------------------------------------------------------------------------
 
@@ -369,17 +376,31 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 self._seconds_before = saved["seconds"]
             if distributed.is_first():
                 self._metrics = (self.folder / METRICS).open("a", encoding="utf-8")
-                self._metrics.truncate(offset)
+                self._metrics.truncate(self._whole_metrics(offset))
                 self._metrics.seek(0, os.SEEK_END)  # truncating leaves the place where it was
                 if self.config.tensorboard:
                     self._events = _event_writer(self.folder / TENSORBOARD, self.step)
             undo.pop_all()
 
+    def _whole_metrics(self, offset: int) -> int:
+        """The metrics' length at the checkpoint, or what is left of them."""
+        file = self.folder / METRICS
+        size = file.stat().st_size
+        if size < offset:
+            print(f"{self.stage}: {file} has lost its end: lines are missing in the metrics", file=sys.stderr)
+        return min(size, offset)
+
     def _check_settings(self) -> None:
         settings_file = self.folder / "settings.json"
         settings = json.loads(json.dumps(self.settings))
-        if settings_file.exists():
-            before = json.loads(settings_file.read_text(encoding="utf-8"))
+        if settings_file.exists() or self._checkpoints():
+            try:
+                before = dict(read_json(settings_file))
+            except (InputError, TypeError, ValueError) as error:
+                raise InputError(
+                    f"{settings_file} cannot be read ({reason(error)}), so what the run's checkpoints belong to is unknown: "
+                    f"put the file back, or remove {self.folder} to start anew"
+                ) from error
             # What an earlier version did not save had its default value.
             defaults = json.loads(json.dumps(asdict(type(self.config)())))
             before |= {k: defaults.get(k, settings[k]) for k in settings.keys() - before.keys()}
@@ -414,7 +435,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         problem = None
         for file in reversed(self._checkpoints()):
             try:
-                saved: dict[str, Any] = torch.load(file, map_location=self.device, weights_only=True)
+                saved = self._read_checkpoint(file)
             except Exception as error:  # of many classes: whatever a torn file makes of the unpickler
                 problem = f"{file} cannot be read: {reason(error)}"
                 continue
@@ -427,9 +448,20 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             raise InputError(f"{problem}: remove {self.folder} to start anew")
         return None
 
+    def _read_checkpoint(self, file: Path) -> dict[str, Any]:
+        """A checkpoint as it was written; raises where it is torn, where a byte has changed, or for one of another step."""
+        with zipfile.ZipFile(file) as archive:  # torch writes checksums, and does not look at them
+            if damaged := archive.testzip():
+                raise ValueError(f"{damaged} is not what its checksum says")
+        saved: dict[str, Any] = torch.load(file, map_location=self.device, weights_only=True)
+        if file.name != _checkpoint_name(saved["step"]):
+            raise ValueError(f"it is of step {saved['step']}")
+        return saved
+
     def _close_logs(self) -> None:
         if distributed.is_first():
-            self._metrics.close()
+            with contextlib.suppress(OSError):  # what did not fit was an error when it was logged
+                self._metrics.close()
             if self._events is not None:
                 self._events.close()
 
@@ -474,36 +506,43 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         self._checkpointed = time.monotonic()
         if not distributed.is_first():
             return
-        file = self.folder / f"checkpoint-{self.step:08d}.pt"
+        file = self.folder / _checkpoint_name(self.step)
         aside = file.with_name(file.name + ".writing")
-        self._metrics.flush()
-        os.fsync(self._metrics.fileno())  # before the offset into it counts
-        states = {
-            "parts": [part.state_dict() for part in self._parts],
-            "optimizer": self.optimizer.state_dict(),
-            "step": self.step,
-            "state": self.state,
-            "sums": self._sums,
-            "metrics_offset": self._metrics.tell(),
-            "seconds": self.seconds(),
-        }
         try:
+            self._metrics.flush()
+            os.fsync(self._metrics.fileno())  # before the offset into it counts
+            states = {
+                "parts": [part.state_dict() for part in self._parts],
+                "optimizer": self.optimizer.state_dict(),
+                "step": self.step,
+                "state": self.state,
+                "sums": self._sums,
+                "metrics_offset": self._metrics.tell(),
+                "seconds": self.seconds(),
+            }
             with aside.open("wb") as stream:
                 torch.save(states, stream)
                 stream.flush()
                 os.fsync(stream.fileno())
+            aside.replace(file)
+            _sync_folder(self.folder)
         except (OSError, RuntimeError) as error:
             aside.unlink(missing_ok=True)
-            last = next((f"{kept.name} stays" for kept in reversed(self._checkpoints())), "there is none yet")
-            raise InputError(
-                f"{file} cannot be written: {reason(error)}; of earlier checkpoints {last}: "
-                "make room and repeat the command"
-            ) from error
-        aside.replace(file)
-        _sync_folder(self.folder)
+            raise self._not_written(file, error) from error
         for old in self._checkpoints()[: -self.config.checkpoints]:
             old.unlink()
         self.after_checkpoint()
+
+    def _not_written(self, file: Path, error: Exception) -> InputError:
+        last = next((f"{kept.name} stays" for kept in reversed(self._checkpoints())), "there is none yet")
+        return InputError(
+            f"{file} cannot be written: {reason(error)}; of earlier checkpoints {last}: "
+            "make room and repeat the command"
+        )
+
+
+def _checkpoint_name(step: int) -> str:
+    return f"checkpoint-{step:08d}.pt"
 
 
 def _sync_folder(folder: Path) -> None:

@@ -369,6 +369,69 @@ def test_damaged_checkpoint_is_passed_over_for_the_one_before_it(
     assert f"{newest} cannot be read" in said and "going on from checkpoint-00000003.pt" in said
 
 
+def flip_in_the_middle(file: Path) -> None:
+    """One bit among the numbers of a tensor, which torch does not notice."""
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    torch.load(file, weights_only=True)
+
+
+def test_checkpoint_with_a_flipped_bit_is_passed_over(tiny_model_folder, tmp_path, plain, capsys) -> None:
+    out, settings = tmp_path / "out", config(checkpoint_seconds=0.0)
+    with pytest.raises(RuntimeError):
+        train(load_model(tiny_model_folder), out, settings, after_update=at(8, crash))
+    flip_in_the_middle(tmp_path / "out.training" / "checkpoint-00000006.pt")
+    train(load_model(tiny_model_folder), out, settings)
+    assert_same_result(out, plain)
+    assert "checksum says; going on from checkpoint-00000003.pt" in capsys.readouterr().err
+
+
+def test_checkpoint_under_the_name_of_another_is_passed_over(
+    tiny_model_folder, tmp_path, plain, capsys
+) -> None:
+    out, settings = tmp_path / "out", config(checkpoint_seconds=0.0)
+    with pytest.raises(RuntimeError):
+        train(load_model(tiny_model_folder), out, settings, after_update=at(8, crash))
+    folder = tmp_path / "out.training"
+    shutil.copy(folder / "checkpoint-00000003.pt", folder / "checkpoint-00000006.pt")
+    train(load_model(tiny_model_folder), out, settings)
+    assert_same_result(out, plain)
+    assert "it is of step 3; going on from checkpoint-00000003.pt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"[1]", b"{", b"\xff\xfe", b'{"seed": "\\ud800"}', b"[" * 100_000]
+)
+def test_run_whose_settings_are_damaged_says_so_and_keeps_its_checkpoints(
+    tiny_model_folder, tmp_path, plain, content
+) -> None:
+    out, settings = tmp_path / "out", config(checkpoint_seconds=0.0)
+    with pytest.raises(RuntimeError):
+        train(load_model(tiny_model_folder), out, settings, after_update=at(8, crash))
+    file = tmp_path / "out.training" / "settings.json"
+    before = file.read_bytes()
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(InputError, match=r"settings\.json cannot be read .*put the file back") as error:
+        train(load_model(tiny_model_folder), out, settings)
+    assert "\n" not in str(error.value)
+    file.write_bytes(before)
+    train(load_model(tiny_model_folder), out, settings)
+    assert_same_result(out, plain)
+
+
+def test_metrics_that_lost_their_end_are_said_and_not_filled_up(tiny_model_folder, tmp_path, capsys) -> None:
+    out, settings = tmp_path / "out", config(checkpoint_seconds=0.0)
+    with pytest.raises(RuntimeError):
+        train(load_model(tiny_model_folder), out, settings, after_update=at(8, crash))
+    os.truncate(tmp_path / "out.training" / "metrics.jsonl", 0)
+    train(load_model(tiny_model_folder), out, settings)
+    assert [line["step"] for line in lines(out)] == [8, 9, 12, 12]
+    assert "has lost its end" in capsys.readouterr().err
+
+
 def test_run_whose_checkpoints_are_all_damaged_says_so(tiny_model_folder, tmp_path) -> None:
     out, settings = tmp_path / "out", config(checkpoint_seconds=0.0)
     with pytest.raises(RuntimeError):
@@ -441,6 +504,27 @@ def test_model_that_does_not_fit_is_one_line_and_the_run_stays(tiny_model_folder
     assert "\n" not in str(error.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.training"]
     train(load_model(tiny_model_folder), out, config())
+    assert_same_result(out, plain)
+
+
+def test_metrics_that_do_not_fit_are_one_line_and_lose_nothing_earlier(
+    tiny_model_folder, tmp_path, plain
+) -> None:
+    out, settings = tmp_path / "out", config(checkpoint_seconds=0.0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(run) -> None:
+        limited_to((run.folder / "metrics.jsonl").stat().st_size + 5)
+
+    try:
+        with pytest.raises(InputError, match=r"metrics\.jsonl cannot be written: File too large") as error:
+            train(
+                load_model(tiny_model_folder), out, settings, before_update=lambda r: r.step == 4 and fill(r)
+            )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in str(error.value) and "checkpoint-00000003.pt stays" in str(error.value)
+    train(load_model(tiny_model_folder), out, settings)
     assert_same_result(out, plain)
 
 
