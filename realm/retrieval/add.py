@@ -57,9 +57,10 @@ def add(
 
     def news() -> Iterator[Document]:
         nonlocal unchanged
-        for document in progress(one_text_per_id(documents), total=None, description="add", unit="document"):
+        for document in one_text_per_id(documents):
             if standing.has(document):
                 unchanged += 1
+                bar.update()
             else:
                 yield document
 
@@ -67,8 +68,10 @@ def add(
         fragments.extend(write_rows(folder / TABLE, row_batches(rows, tokenizer), SCHEMA))
         rows.clear()
 
-    with discarded_on_error(folder / TABLE, fragments), annotated(news(), tagger) as found:
+    bar = progress(total=None, description="add", unit="document")
+    with bar, discarded_on_error(folder / TABLE, fragments), annotated(news(), tagger) as found:
         for document, annotations in found:
+            bar.update()
             passages = split(document, annotations, config.passage_tokens, tokenizer)
             key, own = key_of(document.id), standing.numbers_of(document)
             fresh = {int(p.id, 16): p for p in passages}

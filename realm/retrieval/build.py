@@ -167,9 +167,8 @@ def build(
     seen = set(table.to_table(columns=["id"]).column("id").to_pylist()) if table else set()
     stream = after(read, one_text_per_id(documents), work)
     rows: list[Row] = []
-    bar = progress(total=None, description="build", unit="document")
+    bar = progress(total=None, description="build", unit="document", done=read.documents)
     with bar, annotated(stream, tagger) as found:
-        bar.update(read.documents)
         for document, annotations in found:
             passages = split(document, annotations, config.passage_tokens, tokenizer)
             fresh = {int(p.id, 16): p for p in passages if int(p.id, 16) not in seen}

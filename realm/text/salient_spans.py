@@ -47,8 +47,9 @@ NOT_SALIENT = frozenset({"CARDINAL", "MONEY", "ORDINAL", "PERCENT", "QUANTITY", 
 PIECE_CHARS = 50_000
 """Longer texts are tagged in pieces: memory grows with the text, and spaCy refuses a million characters."""
 
-GROUP = 64
-"""Pieces that a tagger takes at once, in one process or in several, so that both round alike."""
+GROUP, GROUP_CHARS = 64, 100_000
+"""Pieces that a tagger takes at once, and about how many characters: a group is a few seconds of work, and a progress bar
+moves after each. The same in one process as in several, so that both round alike."""
 
 
 class Tagger(Protocol):
@@ -269,13 +270,30 @@ def _joined(pieces: Iterable[tuple[Annotations, _Place]]) -> Iterator[Annotation
             sentences, spans = [], []
 
 
+_Group = list[tuple[str, _Place]]
+
+
+def _groups(pieces: Iterator[tuple[str, _Place]]) -> Iterator[_Group]:
+    """Pieces as a tagger takes them at once."""
+    group: _Group = []
+    characters = 0
+    for piece in pieces:
+        group.append(piece)
+        characters += len(piece[0])
+        if len(group) == GROUP or characters >= GROUP_CHARS:
+            yield group
+            group, characters = [], 0
+    if group:
+        yield group
+
+
 # --- processes -----------------------------------------------------------------------------------
 
 _Found = Iterator[tuple[Annotations, _Place]]
-_AnnotatePieces = Callable[[Iterator[tuple[str, _Place]]], _Found]
+_AnnotateGroups = Callable[[Iterator[_Group]], _Found]
 
 
-def _in_processes(annotate: _AnnotatePieces, pieces: Iterator[tuple[str, _Place]], processes: int) -> _Found:
+def _in_processes(annotate: _AnnotateGroups, groups: Iterator[_Group], processes: int) -> _Found:
     """What `annotate` finds, in order, in processes that end with the caller's, however that ends.
 
     A thread of this process waits for each of them: a `ProcessPoolExecutor` whose processes were killed
@@ -286,7 +304,7 @@ def _in_processes(annotate: _AnnotatePieces, pieces: Iterator[tuple[str, _Place]
     for _, connection in workers:
         idle.put(connection)
 
-    def found(group: list[tuple[str, _Place]]) -> list[tuple[Annotations, _Place]]:
+    def found(group: _Group) -> list[tuple[Annotations, _Place]]:
         connection = idle.get()
         try:
             connection.send(group)
@@ -303,9 +321,9 @@ def _in_processes(annotate: _AnnotatePieces, pieces: Iterator[tuple[str, _Place]
 
     broken: list[Exception] = []
 
-    def next_group() -> list[tuple[str, _Place]]:
+    def next_group() -> _Group:
         try:
-            return list(islice(pieces, GROUP))
+            return next(groups, [])
         except Exception as error:  # what was read before it counts, as it does in one process
             broken.append(error)
             return []
@@ -342,7 +360,7 @@ def _cores() -> int:
     return min(cores, MOST_PROCESSES)
 
 
-def _fork(annotate: _AnnotatePieces, processes: int) -> list[tuple[ForkProcess, Connection]]:
+def _fork(annotate: _AnnotateGroups, processes: int) -> list[tuple[ForkProcess, Connection]]:
     """Processes that inherit `annotate` with its model, each with the connection to it."""
     fork = multiprocessing.get_context("fork")
     workers = []
@@ -355,7 +373,7 @@ def _fork(annotate: _AnnotatePieces, processes: int) -> list[tuple[ForkProcess, 
     return workers
 
 
-def _annotate_groups(annotate: _AnnotatePieces, connection: Connection, parent: int) -> None:
+def _annotate_groups(annotate: _AnnotateGroups, connection: Connection, parent: int) -> None:
     """What a process of `_in_processes` does, until it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends the others
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -363,7 +381,7 @@ def _annotate_groups(annotate: _AnnotatePieces, connection: Connection, parent: 
     while True:
         group = connection.recv()
         try:
-            connection.send(list(annotate(iter(group))))
+            connection.send(list(annotate(iter([group]))))
         except Exception as error:
             connection.send(error)
 
@@ -387,25 +405,26 @@ class _SpacyTagger:
         self._processes = processes
 
     def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
-        pieces = _in_pieces(texts)
+        groups = _groups(_in_pieces(texts))
         if self._processes == 1:
-            return _joined(self._annotate_pieces(pieces))
+            return _joined(self._annotate_groups(groups))
         if "fork" not in multiprocessing.get_all_start_methods():
             _log.warning("tagging in one process: this platform cannot fork %d", self._processes)
-            return _joined(self._annotate_pieces(pieces))
-        return _joined(self._annotate_in_processes(pieces))
+            return _joined(self._annotate_groups(groups))
+        return _joined(self._annotate_in_processes(groups))
 
-    def _annotate_in_processes(self, pieces: Iterator[tuple[str, _Place]]) -> _Found:
-        first = list(islice(pieces, GROUP + 1))  # one group is tagged before another process has begun
-        pieces = chain(first, pieces)
-        if len(first) <= GROUP:
-            yield from self._annotate_pieces(pieces)
+    def _annotate_in_processes(self, groups: Iterator[_Group]) -> _Found:
+        first = list(islice(groups, 2))  # one group is tagged before another process has begun
+        groups = chain(first, groups)
+        if len(first) < 2:
+            yield from self._annotate_groups(groups)
         else:
-            yield from _in_processes(self._annotate_pieces, pieces, self._processes)
+            yield from _in_processes(self._annotate_groups, groups, self._processes)
 
-    def _annotate_pieces(self, pieces: Iterator[tuple[str, _Place]]) -> _Found:
-        docs = self._pipeline.pipe(pieces, as_tuples=True, batch_size=GROUP)
-        return ((self._read(doc), place) for doc, place in docs)
+    def _annotate_groups(self, groups: Iterator[_Group]) -> _Found:
+        for group in groups:
+            for doc, place in self._pipeline.pipe(group, as_tuples=True, batch_size=GROUP):
+                yield self._read(doc), place
 
     @staticmethod
     def _read(doc: Doc) -> Annotations:
@@ -465,10 +484,10 @@ class _TokenClassifier:
         self._splitter = _sentence_splitter()
 
     def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
-        return _joined(self._annotate_pieces(_in_pieces(texts)))
+        return _joined(self._annotate_groups(_groups(_in_pieces(texts))))
 
-    def _annotate_pieces(self, pieces: Iterator[tuple[str, _Place]]) -> _Found:
-        while group := list(islice(pieces, GROUP)):
+    def _annotate_groups(self, groups: Iterator[_Group]) -> _Found:
+        for group in groups:
             ranges = [_sentences(text, _ranges(self._splitter(text))) for text, _ in group]
             sentences = [text[a:b] for (text, _), own in zip(group, ranges, strict=True) for a, b in own]
             found = iter(self._classify(sentences, batch_size=32) if sentences else [])

@@ -6,7 +6,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -158,6 +158,20 @@ def test_long_text_is_tagged_in_pieces_as_if_it_were_whole(tagger, monkeypatch) 
     assert [p.spans for p in pieces] == [w.spans for w in whole]
     assert pieces[:3] == whole[:3] and pieces[4] == whole[4] and whole[1] == Annotations((), ())
     assert pieces[3].sentences == tuple((i, i + 100) for i in range(0, 700, 100))
+
+
+def test_annotations_of_long_texts_arrive_while_most_texts_are_still_unread(tagger) -> None:
+    """So that a progress bar moves: 64 texts at once were minutes of work without a sign."""
+    taken: list[int] = []
+
+    def texts() -> Iterator[str]:
+        for number in range(200):
+            taken.append(number)
+            yield "Ada left. " * 3_000
+
+    with contextlib.closing(tagger({"Ada": "PERSON"}, 2).annotate(texts())) as annotations:
+        next(annotations)
+    assert len(taken) <= 24
 
 
 @pytest.mark.parametrize("count", [0, 1, 64, 1000])
