@@ -11,7 +11,7 @@ Letters: B questions, N retrieved passages, K passages read, U distinct ones, W 
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,14 +25,14 @@ from realm.model.encoders import SpanReader, body_mask
 from realm.model.folder import Model, load_model
 from realm.model.losses import any_correct_loss
 from realm.model.scores import own_scores
-from realm.qa.evaluation import Question, has_answer
+from realm.qa.evaluation import Containment, Question, has_answer
 from realm.qa.pipeline import AnswerConfig, Answerer, evaluate
 from realm.qa.spans import answer_pieces, body_start, correct_mask
 from realm.retrieval.index import IndexVersion, load_index
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.refresh import IndexRefresher, RefreshConfig
 from realm.text.corpus import Passage
-from realm.text.inputs import Tokens, passage_inputs, query_inputs, reading_inputs
+from realm.text.inputs import Lengths, Tokens, passage_inputs, query_inputs, reading_inputs
 from realm.train.loop import RunConfig, TrainRun, generator
 
 PASSAGES_KEPT = 50_000
@@ -53,6 +53,11 @@ class FinetuneConfig(RunConfig):
     """Passages read per question."""
     retrieved: int = 500
     """Passages over which the retriever's loss is taken."""
+    contains: Containment = "tokens"
+    """When a retrieved passage is right: it holds an answer as whole tokens, or as a raw "substring" (ORQA)."""
+    reading_tokens: int = 0
+    """Wordpieces that the span reader reads of a question and a passage; 0: as the model does, by default a whole passage
+    (ORQA's code: 320)."""
     whole_words: bool = True
     """Answers begin and end where words do (released code: anywhere)."""
     dev_every: int = 200
@@ -83,6 +88,8 @@ def train(
         choose_device(config.device)
     )  # before the index, which goes where the model is
     kb.check_tokenizer(model.tokenizer, init)
+    if config.reading_tokens:
+        model.lengths = reading_lengths(model.lengths, config.reading_tokens)
     moves = config.update_passages
     found = None if moves else load_index(kb, model, init)
     reader = start_reader(model, config.seed, config.whole_words)
@@ -92,7 +99,7 @@ def train(
         model.embedder if moves else model.embedder.query: config.retriever_rate,
         reader: config.learning_rate,
     }
-    examples = Examples(kb, model, questions)
+    examples = Examples(kb, model, questions, config.contains)
     asked = hashlib.sha256(repr((questions, dev)).encode()).hexdigest()[:16]
     names = {"init": init, "kb": kb.fingerprint, "questions": asked}
     with (
@@ -152,6 +159,16 @@ def train(
         return run.finish()
 
 
+def reading_lengths(lengths: Lengths, tokens: int) -> Lengths:
+    """The lengths with `tokens` for the span reader; raises InputError where a longest question leaves no room."""
+    if not lengths.query < tokens <= lengths.joint:
+        raise InputError(
+            f"reading_tokens is {tokens}: it must be more than a question's {lengths.query} wordpieces, and at most "
+            f"{lengths.joint}, which hold a whole passage too"
+        )
+    return replace(lengths, reading=tokens)
+
+
 def start_reader(model: Model, seed: int, whole_words: bool = True) -> SpanReader:
     """A span reader on a copy of the masked-LM reader's trunk, with a fresh span head; part of the model from now on."""
     torch.manual_seed(seed)
@@ -167,8 +184,14 @@ def start_reader(model: Model, seed: int, whole_words: bool = True) -> SpanReade
 class Examples:
     """Training questions: their wordpieces, and where their answers stand."""
 
-    def __init__(self, kb: KnowledgeBase, model: Model, questions: Sequence[Question]):
-        self._kb, self._model, self._questions = kb, model, questions
+    def __init__(
+        self,
+        kb: KnowledgeBase,
+        model: Model,
+        questions: Sequence[Question],
+        contains: Containment = FinetuneConfig.contains,
+    ):
+        self._kb, self._model, self._questions, self._contains = kb, model, questions, contains
         self._ids = model.tokenizer.encode([q.question for q in questions])
         self._answer_ids = [  # an [UNK] would be found in every word that the tokenizer does not know
             [
@@ -249,7 +272,7 @@ class Examples:
             del self._passages[number]
 
     def _has(self, question: int, number: int) -> bool:
-        return has_answer(self._passages[number].text, self._questions[question])
+        return has_answer(self._passages[number].text, self._questions[question], self._contains)
 
 
 class Best:

@@ -6,7 +6,7 @@ time in ten the sentence stays, so that exact words count too.
 Letters: B passages per batch, D embedding.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +35,15 @@ class IctConfig(RunConfig):
     """How often the sentence is taken out of its passage."""
     titled: float = 0.0
     """How often the passage's title stands before the sentence, as a question names what it asks about (paper: 0)."""
+    query_tokens: int = 0
+    """Longest sentence in wordpieces, special tokens counted; 0: as long as the model's queries (ORQA's code: 64)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.query_tokens and self.query_tokens < 3:
+            raise ValueError(
+                f"query_tokens is {self.query_tokens}: it must be 3 or more, or 0 for the model's own"
+            )
 
 
 def train(kb: KnowledgeBase, out: Path, config: IctConfig, init: str) -> Path:
@@ -56,7 +65,14 @@ def train(kb: KnowledgeBase, out: Path, config: IctConfig, init: str) -> Path:
             rng = generator(config.seed, step)
             with run.autocast():
                 query_BD, passage_BD = cloze_vectors(
-                    model, tokens, passages, config.batch_size, rng, config.removal, config.titled
+                    model,
+                    tokens,
+                    passages,
+                    config.batch_size,
+                    rng,
+                    config.removal,
+                    config.titled,
+                    config.query_tokens,
                 )
             loss = in_batch_loss(query_BD, passage_BD)
             right = scores(query_BD, passage_BD).argmax(dim=1) == torch.arange(
@@ -74,11 +90,16 @@ def cloze_vectors(
     rng: np.random.Generator,
     removal: float,
     titled: float,
+    query_tokens: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Vectors of `count` sentences and of the passages that they come from -> two of [B, D]."""
+    """Vectors of `count` sentences and of the passages that they come from -> two of [B, D].
+
+    Sentences are cut to `query_tokens`, or to the model's longest query where that is 0.
+    """
+    lengths = replace(model.lengths, query=query_tokens or model.lengths.query)
     drawn = rng.choice(passages, min(4 * count, len(passages)), replace=False)
     sentences, titles, bodies = cloze_pairs(tokens, drawn, rng, removal, count, titled)
-    queries = query_inputs(sentences, model.tokenizer, model.lengths).to(model.device)
+    queries = query_inputs(sentences, model.tokenizer, lengths).to(model.device)
     inputs = passage_inputs(titles, bodies, model.tokenizer, model.lengths).to(model.device)
     return model.embedder.query(queries), model.embedder.passage(inputs)
 

@@ -18,6 +18,7 @@ from realm.retrieval.index import load_index
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.mips import MipsIndex
 from realm.text.corpus import Document
+from realm.text.inputs import Lengths
 from realm.train import finetune
 from realm.train.finetune import Examples, FinetuneConfig, start_reader
 from tests.conftest import RIVERS, TOWNS
@@ -282,6 +283,28 @@ def test_passages_that_are_asked_for_again_are_not_read_again(tiny_kb, examples,
     for numbers in ([0, 1, 2], [0, 3], [4], [0, 3], [1]):
         examples.holds(np.array([0]), np.array([numbers]))
     assert [numbers for numbers in read if numbers] == [[0, 1, 2], [3], [4], [1]]
+
+
+def test_substring_labels_are_a_raw_search_for_the_answer(tiny_kb, tiny_model) -> None:
+    """As ORQA labels blocks: part of a word counts, another case does not."""
+    questions = [Question("1", "?", ("rde",)), Question("2", "?", ("ARDEN",)), Question("3", "?", ("Arden",))]
+    numbers = np.tile(np.arange(len(tiny_kb)), (3, 1))
+    holds = Examples(tiny_kb, tiny_model, questions, "substring").holds(np.arange(3), numbers)
+    assert holds.tolist() == [[answer in p.text for p in tiny_kb] for answer in ("rde", "ARDEN", "Arden")]
+    assert holds.any(dim=1).tolist() == [True, False, True]
+
+
+def test_reader_reads_as_many_wordpieces_as_asked(tiny_kb, tiny_model_folder, tmp_path, monkeypatch) -> None:
+    longest = []
+    inputs = finetune.reading_inputs
+    monkeypatch.setattr(
+        finetune, "reading_inputs", lambda *a: longest.append(inputs(*a).ids_BT.shape[1]) or inputs(*a)
+    )
+    out = train(tiny_kb, tmp_path / "out", tiny_model_folder, "steps=1", "reading_tokens=36", dev=[])
+    assert max(longest) == 36 and load_model(out).lengths == Lengths(query=32, passage=48, reading=36)
+    for wrong in (32, 81):
+        with pytest.raises(InputError, match=f"reading_tokens is {wrong}: .* 32 wordpieces, and at most 80"):
+            train(tiny_kb, tmp_path / "no", tiny_model_folder, f"reading_tokens={wrong}")
 
 
 def test_span_labels_cut_the_answer_out_of_the_passage(tiny_kb, tiny_model, examples) -> None:

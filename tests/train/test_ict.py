@@ -155,6 +155,18 @@ def test_same_seed_gives_the_same_model_also_after_a_stop(
     assert_same_result(train(), made)
 
 
+def test_sentences_are_cut_to_their_own_longest_query(tiny_kb, tiny_model_folder, tmp_path, monkeypatch):
+    widths = []
+    inputs = ict.query_inputs
+    monkeypatch.setattr(
+        ict, "query_inputs", lambda *a: widths.append(inputs(*a).ids_BT.shape[1]) or inputs(*a)
+    )
+    out = ict.train(tiny_kb, tmp_path / "out", settings("steps=1", "query_tokens=9"), str(tiny_model_folder))
+    assert widths == [9] and load_model(out).lengths.query == 32
+    with pytest.raises(InputError, match="query_tokens is 2: it must be 3 or more"):
+        settings("query_tokens=2")
+
+
 def test_no_sentence_of_a_held_out_passage_is_a_query(
     tiny_kb, tiny_model_folder, tmp_path, monkeypatch
 ) -> None:
