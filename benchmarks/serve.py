@@ -126,7 +126,7 @@ async def load(
         while time.perf_counter() < began + seconds or not writing.done():
             since = time.perf_counter()
             question = questions[place % len(questions)]
-            status, body = await connection.post("/answer", {"question": question})
+            status, body = await connection.post("/v1/answer", {"question": question})
             if status == 200 and body["question"] == question:
                 took.append(time.perf_counter() - since)
             else:
@@ -188,7 +188,7 @@ def batches(url: str) -> tuple[float, float]:
 def exists(url: str, document: str) -> bool:
     """Whether the document is there."""
     try:
-        urllib.request.urlopen(f"{url}/documents/{urllib.parse.quote(document)}")
+        urllib.request.urlopen(f"{url}/v1/documents/{urllib.parse.quote(document)}")
     except urllib.error.HTTPError:
         return False
     return True

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 
 from realm import __version__
 from realm.config import InputError
+from realm.qa.evaluation import MAX_QUESTION_CHARACTERS
 from realm.serve import wire
 from realm.serve.batching import Done
 from realm.serve.client import NDJSON
@@ -72,21 +73,23 @@ def create_app(
         separate_input_output_schemas=False,
     )
     install(app)
-    _add_questions(app, desk)
-    _add_knowledge(app, knowledge)
-    _add_changes(app, desk, token)
+    api = APIRouter(prefix="/v1")
+    _add_questions(api, desk)
+    _add_knowledge(api, knowledge)
+    _add_changes(api, desk, token)
+    _add_runs(api, runs_folder)
+    app.include_router(api)
     _add_watching(app, desk, token is not None, runs_folder is not None)
-    _add_runs(app, runs_folder)
     app.mount("/", StaticFiles(directory=PAGE, html=True))
     return Edge(app, config.body_bytes, config.seconds, hosts, desk.metrics.request)
 
 
-def _add_questions(app: FastAPI, desk: Desk) -> None:
-    """`/answer`, `/retrieve` and `/fill`."""
+def _add_questions(api: APIRouter, desk: Desk) -> None:
+    """Answers, passages and fillings."""
     config = desk.config
     lines: dict[int | str, dict[str, Any]] = {200: {"content": {NDJSON: {"schema": {"type": "string"}}}}}
 
-    @app.post(
+    @api.post(
         "/answer",
         response_model=wire.AnswersOut | wire.ManyAnswersOut,
         responses=lines | documented(429, 503),
@@ -96,7 +99,7 @@ def _add_questions(app: FastAPI, desk: Desk) -> None:
         read = _within(asked.top_k or config.read, config.most_read, "top_k")
         return await _respond(desk, Kind("answer", asked.method, read), asked, request, _answers)
 
-    @app.post(
+    @api.post(
         "/retrieve", response_model=wire.HitsOut | wire.ManyHitsOut, responses=lines | documented(429, 503)
     )
     async def retrieve(asked: wire.RetrieveRequest, request: Request) -> Response:
@@ -104,7 +107,7 @@ def _add_questions(app: FastAPI, desk: Desk) -> None:
         k = _within(asked.top_k, config.most_retrieved, "top_k")
         return await _respond(desk, Kind("retrieve", asked.method, k), asked, request, _hits)
 
-    @app.post("/fill", response_model=wire.FilledOut, responses=documented(429, 503))
+    @api.post("/fill", response_model=wire.FilledOut, responses=documented(429, 503))
     async def fill(asked: wire.FillRequest) -> Response:
         """Predictions for each [MASK], and which passages raised or lowered them."""
         (done,) = await desk.all_of(Kind("fill"), [asked.sentence])
@@ -162,10 +165,10 @@ async def _stream(
             future.cancel()
 
 
-def _add_knowledge(app: FastAPI, knowledge: LivingKnowledge) -> None:
+def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
     """Passages, documents and versions, to look at."""
 
-    @app.get("/passages/{id}", response_model=wire.WholePassageOut, responses=documented(404))
+    @api.get("/passages/{id}", response_model=wire.WholePassageOut, responses=documented(404))
     async def passage(id: str) -> Response:
         """A passage by its id, and its neighbours in its document."""
         snapshot = knowledge.current
@@ -186,7 +189,7 @@ def _add_knowledge(app: FastAPI, knowledge: LivingKnowledge) -> None:
             }
         )
 
-    @app.get("/documents/{id:path}", response_model=wire.DocumentOut, responses=documented(404))
+    @api.get("/documents/{id:path}", response_model=wire.DocumentOut, responses=documented(404))
     async def document(id: str) -> Response:
         """A document by its id, as its passages."""
         passages = await asyncio.to_thread(knowledge.current.passages_of, id)
@@ -196,7 +199,13 @@ def _add_knowledge(app: FastAPI, knowledge: LivingKnowledge) -> None:
         ids = [one.id for one in passages]
         return JSONResponse({"id": id, "title": passages[0].title, "passages": ids, "text": text})
 
-    @app.get("/versions", response_model=wire.VersionsOut)
+    @api.get("/examples", response_model=wire.ExamplesOut)
+    async def examples() -> Response:
+        """A few questions that the documents answer, made from them by rules; none where the rules find none."""
+        snapshot = knowledge.current
+        return JSONResponse({"questions": await asyncio.to_thread(lambda: snapshot.examples)})
+
+    @api.get("/versions", response_model=wire.VersionsOut)
     async def versions() -> Response:
         """Versions of the passages and of their index on disk, and those in use."""
         rows = {
@@ -206,7 +215,7 @@ def _add_knowledge(app: FastAPI, knowledge: LivingKnowledge) -> None:
         return JSONResponse(rows | {"in_use": wire.index_out(knowledge.current)})
 
 
-def _add_changes(app: FastAPI, desk: Desk, token: str | None) -> None:
+def _add_changes(api: APIRouter, desk: Desk, token: str | None) -> None:
     """Adding and deleting documents, for those who have the token."""
     knowledge = desk.knowledge
     bearer = HTTPBearer(auto_error=False)
@@ -223,7 +232,7 @@ def _add_changes(app: FastAPI, desk: Desk, token: str | None) -> None:
 
     only_writers, refused = [Depends(writer)], documented(401, 403, 404, 409, 429, 503)
 
-    @app.post("/documents", response_model=wire.AddedOut, dependencies=only_writers, responses=refused)
+    @api.post("/documents", response_model=wire.AddedOut, dependencies=only_writers, responses=refused)
     async def add(body: wire.DocumentsRequest) -> Response:
         """Adds or replaces documents, all or none; when this returns they are searchable, and on disk."""
         _within(len(body.documents), desk.config.documents, "the number of documents")
@@ -234,7 +243,7 @@ def _add_changes(app: FastAPI, desk: Desk, token: str | None) -> None:
         ids = [one.id for one in documents]
         return JSONResponse(result._asdict() | {"ids": ids, "index": wire.index_out(knowledge.current)})
 
-    @app.delete(
+    @api.delete(
         "/documents/{id:path}", response_model=wire.DeletedOut, dependencies=only_writers, responses=refused
     )
     async def delete(id: str) -> Response:
@@ -276,7 +285,8 @@ def _add_watching(app: FastAPI, desk: Desk, writable: bool, shows_runs: bool) ->
                         "body_bytes",
                         "seconds",
                     )
-                },
+                }
+                | {"question_characters": MAX_QUESTION_CHARACTERS},
             }
         )
 
@@ -287,7 +297,7 @@ def _add_watching(app: FastAPI, desk: Desk, writable: bool, shows_runs: bool) ->
         return Response(generate_latest(desk.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _add_runs(app: FastAPI, folder: Path | None) -> None:
+def _add_runs(api: APIRouter, folder: Path | None) -> None:
     """The training runs of a folder, if any is shown."""
 
     def shown_runs() -> list[Run]:
@@ -300,7 +310,7 @@ def _add_runs(app: FastAPI, folder: Path | None) -> None:
                 503, f"the folder of training runs cannot be read: {error.strerror}"
             ) from None
 
-    @app.get("/runs", response_model=wire.RunsOut, responses=documented(404, 503))
+    @api.get("/runs", response_model=wire.RunsOut, responses=documented(404, 503))
     async def list_runs() -> Response:
         """Training runs, the latest first."""
         rows = [
@@ -314,7 +324,7 @@ def _add_runs(app: FastAPI, folder: Path | None) -> None:
         ]
         return JSONResponse({"runs": rows})
 
-    @app.get("/runs/{name}", response_model=wire.MetricsOut, responses=documented(404, 503))
+    @api.get("/runs/{name}", response_model=wire.MetricsOut, responses=documented(404, 503))
     async def run_metrics(name: str, after: Annotated[int, Query(ge=0, le=2**53)] = 0) -> Response:
         """Metrics of a run behind byte `after`; `next` is where the ones after them begin, so that a page can follow."""
         run = next((run for run in await asyncio.to_thread(shown_runs) if run.name == name), None)

@@ -49,7 +49,7 @@ class Client:
 
     def answer(self, question: str, method: Method = "dense", top_k: int | None = None) -> Answers:
         """The answers to a question, from the `top_k` best passages (none: as many as the server reads by itself)."""
-        row = self._json("POST", "/answer", _asked(question, method, top_k))
+        row = self._json("POST", "/v1/answer", _asked(question, method, top_k))
         with _said_by_realm(self.url):
             return Answers.from_json(row)
 
@@ -61,7 +61,7 @@ class Client:
             most = int(self.health()["limits"]["questions"])
         for start in range(0, len(questions), most):
             part = list(questions[start : start + most])
-            with self._open("POST", "/answer", _asked(part, method, top_k), NDJSON) as response:
+            with self._open("POST", "/v1/answer", _asked(part, method, top_k), NDJSON) as response:
                 lines = _lines(response)
                 for number in range(len(part)):
                     with _said_by_realm(self.url):
@@ -75,26 +75,26 @@ class Client:
 
     def retrieve(self, question: str, method: Method = "dense", top_k: int = 10) -> list[dict[str, Any]]:
         """The best passages for a question: `{"id", "document", "title", "text", "score"}` each."""
-        row = self._json("POST", "/retrieve", _asked(question, method, top_k))
+        row = self._json("POST", "/v1/retrieve", _asked(question, method, top_k))
         with _said_by_realm(self.url):
             found: list[dict[str, Any]] = row["passages"]
             return found
 
     def fill(self, sentence: str) -> dict[str, Any]:
         """Predictions for each [MASK] of a sentence, and what each passage did for them."""
-        return self._json("POST", "/fill", {"sentence": sentence})
+        return self._json("POST", "/v1/fill", {"sentence": sentence})
 
     def passage(self, id: str) -> dict[str, Any]:
         """A passage by its id."""
-        return self._json("GET", f"/passages/{urllib.parse.quote(id, safe='')}")
+        return self._json("GET", f"/v1/passages/{urllib.parse.quote(id, safe='')}")
 
     def add(self, documents: Iterable[Mapping[str, str]]) -> dict[str, Any]:
         """Adds documents `{"id"?, "title", "text"}`; when this returns they are searchable, and on disk."""
-        return self._json("POST", "/documents", {"documents": [dict(one) for one in documents]})
+        return self._json("POST", "/v1/documents", {"documents": [dict(one) for one in documents]})
 
     def delete(self, document: str) -> int:
         """Deletes a document by its id -> how many passages went with it."""
-        row = self._json("DELETE", f"/documents/{urllib.parse.quote(document, safe='')}")
+        row = self._json("DELETE", f"/v1/documents/{urllib.parse.quote(document, safe='')}")
         with _said_by_realm(self.url):
             return int(row["passages_removed"])
 

@@ -22,6 +22,7 @@ from realm.config import InputError
 from realm.model.device import choose_device
 from realm.model.folder import MANIFEST, load_model
 from realm.qa.filling import Filler
+from realm.qa.made_questions import make_questions
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.retrieval import vectors
 from realm.retrieval.build import TABLE
@@ -34,6 +35,10 @@ from realm.text.salient_spans import Tagger, load_tagger
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+_EXAMPLES = 4
+"""Example questions."""
+_DRAWN, _PARTS, _SHORT = 40, 4, 80
+"""Documents that they are made from, passages of each that are looked at, and most characters of a question."""
 
 
 class Stamp(NamedTuple):
@@ -79,6 +84,16 @@ class Snapshot:
     def passages_of(self, document: str) -> list[Passage]:
         """The passages of the document with this id; none where there is no such document."""
         return self.kb.passages(np.flatnonzero(self.kb.document_keys_N == np.uint64(key_of(document))))
+
+    @cached_property
+    def examples(self) -> list[str]:
+        """A few questions that the documents answer, made by rules from some of them; none where the rules find none."""
+        draw = np.random.default_rng(0)
+        drawn = self.kb.passages(np.unique(draw.integers(len(self.kb), size=_DRAWN))) if len(self.kb) else []
+        parts = [part for id in {one.document_id for one in drawn} for part in self.passages_of(id)[:_PARTS]]
+        made = make_questions(sorted(parts, key=lambda part: part.document_id), most_per_document=1)
+        short = [one.question for one in made if len(one.question) <= _SHORT]
+        return [short[n] for n in sorted(draw.permutation(len(short))[:_EXAMPLES])]
 
     @cached_property
     def _by_id(self) -> Lookup:

@@ -83,4 +83,13 @@ def install(app: FastAPI) -> None:
 def _sentence(error: Mapping[str, Any]) -> str:
     place: Sequence[Any] = error["loc"]
     name = ".".join(str(part) for part in place if part != "body") or "body"
-    return f"{name}: {str(error['msg']).removeprefix('Value error, ')}"
+    match error["type"]:
+        case "string_pattern_mismatch" | "string_too_short":  # the one pattern is that something is written
+            reason = "it is empty: write something that is not white space"
+        case "string_too_long":
+            reason = (
+                f"{len(error['input'])} characters are too many: shorten it to {error['ctx']['max_length']}"
+            )
+        case _:
+            reason = str(error["msg"]).removeprefix("Value error, ")
+    return f"{name}: {reason}"

@@ -83,6 +83,12 @@ class DocumentsRequest(_Body):
     documents: list[DocumentIn] = Field(min_length=1)
 
 
+class ExamplesOut(BaseModel):
+    """Questions that the documents answer, made from them by rules."""
+
+    questions: list[str]
+
+
 class IndexOut(BaseModel):
     """What answered: the index, and the version of the passages in it."""
 

@@ -11,19 +11,20 @@ import pytest
 
 from realm import cli
 from realm.qa.filling import Filler
+from realm.qa.made_questions import make_questions
 from realm.qa.pipeline import Answerer
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.serve import app
 from tests.conftest import TOWNS
 from tests.serve.asking import QUESTION, assert_problem, metric, post
-from tests.serve.conftest import CONFIG, running
+from tests.serve.conftest import CONFIG, TOKEN, running
 
 
 @pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
 def test_the_server_says_what_the_pipeline_says(served, method) -> None:
     answerer = Answerer.load(str(served.kb), str(served.model), CONFIG)
     (expected,) = answerer.answer_batch([QUESTION], method, 4)
-    said = post(served, "/answer", {"question": QUESTION, "method": method, "top_k": 4}).json()
+    said = post(served, "/v1/answer", {"question": QUESTION, "method": method, "top_k": 4}).json()
     contract = expected.to_json()
     assert said["question"] == QUESTION
     assert [a["text"] for a in said["answers"]] == [a["text"] for a in contract["answers"]]
@@ -46,11 +47,11 @@ def test_the_server_says_what_the_pipeline_says(served, method) -> None:
 
 def test_many_questions_are_answered_in_their_order_as_one_object_or_line_by_line(served) -> None:
     questions = [f"on which river lies {town}?" for town in TOWNS] * 3
-    whole = post(served, "/answer", {"questions": questions}).json()["results"]
+    whole = post(served, "/v1/answer", {"questions": questions}).json()["results"]
     assert [one["question"] for one in whole] == questions
     with httpx.stream(
         "POST",
-        served.url + "/answer",
+        served.url + "/v1/answer",
         json={"questions": questions},
         headers={"Accept": "application/x-ndjson"},
     ) as response:
@@ -63,7 +64,7 @@ def test_many_questions_are_answered_in_their_order_as_one_object_or_line_by_lin
 def test_fill_says_what_the_filler_says(served) -> None:
     sentence = "Arden lies on the river [MASK] between [MASK] and the hills."
     expected = Filler.load(str(served.kb), str(served.model), CONFIG).fill(sentence).to_json()
-    said = post(served, "/fill", {"sentence": sentence}).json()
+    said = post(served, "/v1/fill", {"sentence": sentence}).json()
     assert said["masks"][0][0]["text"] == expected["masks"][0][0]["text"]
     for mine, theirs in zip(said["passages"], expected["passages"], strict=True):
         assert mine["id"] == theirs["id"]
@@ -82,27 +83,45 @@ def test_passages_and_documents_are_found_by_their_ids_and_nothing_else_is(serve
     found = client.passage(of_d3[0].id)
     assert (found["text"], found["document"], found["previous"]) == (of_d3[0].text, "d3", None)
     assert found["next"] == of_d3[1].id
-    document = httpx.get(served.url + "/documents/d3").json()
+    document = httpx.get(served.url + "/v1/documents/d3").json()
     assert document["passages"] == [one.id for one in of_d3]
     for path in (
-        "passages/0000000000000000",
-        "passages/xyz",
-        "passages/-1",
-        "passages/" + "f" * 40,
-        "documents/d99",
+        "v1/passages/0000000000000000",
+        "v1/passages/xyz",
+        "v1/passages/-1",
+        "v1/passages/" + "f" * 40,
+        "v1/documents/d99",
     ):
         assert httpx.get(f"{served.url}/{path}").status_code == 404
 
 
+def test_example_questions_are_made_from_the_documents(own_server) -> None:
+    def examples() -> list[str]:
+        return httpx.get(own_server.url + "/v1/examples").json()["questions"]
+
+    assert examples() == []  # of the towns the rules make nothing
+    towns = ["Oakham", "Selby", "Thirsk", "Whitby", "Yarm", "Ripon"]
+    text = "{0} is a market town in England. {0} has a population of 4,{1}00. It was founded in 1{1}45 by Berthe."
+    own_server.client(TOKEN).add(
+        [{"title": town, "text": text.format(town, n)} for n, town in enumerate(towns, start=1)]
+    )
+    made = {one.question for one in make_questions(KnowledgeBase.open(own_server.kb))}
+    found = examples()
+    assert found == examples() and len(found) == len(set(found)) == 4 and set(found) <= made
+
+
 def test_questions_of_many_clients_share_batches(served) -> None:
     count, total = 'realm_batch_questions_count{kind="answer"}', 'realm_batch_questions_sum{kind="answer"}'
-    post(served, "/answer", {"question": QUESTION})
+    post(served, "/v1/answer", {"question": QUESTION})
     before = metric(served, count), metric(served, total)
 
     async def everybody() -> list[httpx.Response]:
         async with httpx.AsyncClient(timeout=30) as client:
             return await asyncio.gather(
-                *(client.post(served.url + "/answer", json={"question": f"what of {t}?"}) for t in TOWNS * 4)
+                *(
+                    client.post(served.url + "/v1/answer", json={"question": f"what of {t}?"})
+                    for t in TOWNS * 4
+                )
             )
 
     responses = asyncio.run(everybody())
@@ -140,24 +159,24 @@ def test_a_run_is_followed_line_by_line_while_it_grows(tiny_kb, qa_model, tmp_pa
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)
         get = lambda path: httpx.get(served.url + path).json()  # noqa: E731
-        assert {(r["name"], r["state"], r["training"]) for r in get("/runs")["runs"]} == {
+        assert {(r["name"], r["state"], r["training"]) for r in get("/v1/runs")["runs"]} == {
             ("realm", "training", True),
             ("done", "finished", False),
         }
-        first = get("/runs/realm")
+        first = get("/v1/runs/realm")
         assert first["rows"] == [{"step": 1, "loss": 3.5}] and first["training"]
         with metrics.open("a") as file:
             file.write('ss": 3.25}\nnonsense\n')
-        second = get(f"/runs/realm?after={first['next']}")
+        second = get(f"/v1/runs/realm?after={first['next']}")
         assert second["rows"] == [{"step": 2, "loss": 3.25}]
-        assert get(f"/runs/realm?after={second['next']}")["rows"] == []
+        assert get(f"/v1/runs/realm?after={second['next']}")["rows"] == []
         fcntl.flock(lock, fcntl.LOCK_UN)  # as the system does when the trainer is killed
-        stopped = get("/runs/realm")
+        stopped = get("/v1/runs/realm")
         assert (stopped["state"], stopped["training"]) == ("stopped", False)
         metrics.write_text('{"step": 1, "loss": 9.0}\n')  # begun anew
-        assert get(f"/runs/realm?after={second['next']}")["rows"] == [{"step": 1, "loss": 9.0}]
-        assert httpx.get(served.url + "/runs/%2e%2e").status_code == 404
-        assert_problem(httpx.get(served.url + "/runs/absent"), 404, "no run is called 'absent'")
+        assert get(f"/v1/runs/realm?after={second['next']}")["rows"] == [{"step": 1, "loss": 9.0}]
+        assert httpx.get(served.url + "/v1/runs/%2e%2e").status_code == 404
+        assert_problem(httpx.get(served.url + "/v1/runs/absent"), 404, "no run is called 'absent'")
 
 
 def test_a_run_that_went_wrong_or_ended_just_now_is_shown_as_far_as_it_is(
@@ -167,12 +186,12 @@ def test_a_run_that_went_wrong_or_ended_just_now_is_shown_as_far_as_it_is(
     metrics = tmp_path / "realm" / "metrics.jsonl"
     metrics.write_text('{"step": 1, "loss": NaN, "grad": -Infinity}\n')
     with running(tiny_kb.folder, qa_model, runs=tmp_path) as served:
-        assert httpx.get(served.url + "/runs/realm").json()["rows"] == [
+        assert httpx.get(served.url + "/v1/runs/realm").json()["rows"] == [
             {"step": 1, "loss": None, "grad": None}
         ]
         found = app.runs(tmp_path)
         monkeypatch.setattr(app, "runs", lambda folder: found)
         metrics.unlink()  # as when a run's working folder goes between two looks
-        assert_problem(httpx.get(served.url + "/runs/realm"), 404, "'realm' has just ended")
+        assert_problem(httpx.get(served.url + "/v1/runs/realm"), 404, "'realm' has just ended")
         monkeypatch.undo()
         assert app.runs(tmp_path) == []

@@ -80,7 +80,7 @@ def test_who_keeps_the_server_waiting_longest_makes_room(tiny_kb, qa_model) -> N
 def test_where_all_are_answered_a_further_connection_is_refused_and_none_is_ended(
     tiny_kb, qa_model, monkeypatch
 ) -> None:
-    head = b"POST /answer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 17\r\n"
+    head = b"POST /v1/answer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 17\r\n"
     request = head + b'Connection: close\r\n\r\n{"question": "a"}'
     with running(tiny_kb.folder, qa_model, replace(CONFIG, connections=2)) as served:
         gate = Gate(served, monkeypatch)
@@ -109,7 +109,7 @@ def test_an_answer_that_nobody_reads_is_dropped(tiny_kb, qa_model, monkeypatch) 
 
 
 def test_a_body_that_is_cut_off_reaches_no_route(served) -> None:
-    head = b"POST /answer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n"
+    head = b"POST /v1/answer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n"
     with connect(served.url, head + b'{"question": "a"}'):
         pass
     gone = 'realm_requests_total{method="POST",route="none",status="499"}'

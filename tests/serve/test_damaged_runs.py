@@ -43,9 +43,9 @@ def get(tiny_kb, qa_model, tmp_path_factory):
 
 
 def test_damaged_runs_are_listed_and_links_are_not_followed(get) -> None:
-    names = {run["name"] for run in get("/runs").json()["runs"]}
+    names = {run["name"] for run in get("/v1/runs").json()["runs"]}
     assert names == {"good", "name \ufffd\ufffd", "large", "digits", "deep", "nested", "half", "bytes"}
-    assert get("/runs/linked").status_code == get("/runs/file%20linked").status_code == 404
+    assert get("/v1/runs/linked").status_code == get("/v1/runs/file%20linked").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_damaged_runs_are_listed_and_links_are_not_followed(get) -> None:
 def test_metrics_that_json_cannot_hold_are_null_and_damaged_lines_are_counted(
     get, name, damaged, first
 ) -> None:
-    said = get(f"/runs/{name}").json()
+    said = get(f"/v1/runs/{name}").json()
     assert (said["damaged"], said["rows"][0], said["rows"][-1]["step"]) == (damaged, first, 1)
 
 
@@ -83,5 +83,5 @@ def test_a_folder_of_runs_that_is_gone_is_said_so(tiny_kb, qa_model, tmp_path) -
     (tmp_path / "runs").mkdir()
     with running(tiny_kb.folder, qa_model, runs=tmp_path / "runs") as served:
         (tmp_path / "runs").rmdir()
-        refused = httpx.get(served.url + "/runs")
+        refused = httpx.get(served.url + "/v1/runs")
     assert refused.status_code == 503 and "cannot be read: No such file" in refused.json()["detail"]

@@ -112,9 +112,9 @@ def look(url: str, writer: Writer) -> None:
     """All that was acknowledged is as it was said, and every passage has its vector."""
     with httpx.Client(base_url=url, timeout=30) as client:
         for id in writer.there | writer.gone:
-            assert client.get(f"/documents/{id}").status_code == (200 if id in writer.there else 404), id
+            assert client.get(f"/v1/documents/{id}").status_code == (200 if id in writer.there else 404), id
         passages = client.get("/health").json()["passages"]
-        found = client.post("/retrieve", json={"question": "Ouse", "top_k": 100}).json()["passages"]
+        found = client.post("/v1/retrieve", json={"question": "Ouse", "top_k": 100}).json()["passages"]
         assert len(found) == min(100, passages)
 
 

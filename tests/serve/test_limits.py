@@ -22,22 +22,22 @@ from tests.serve.conftest import CONFIG, Served, running
 @pytest.mark.parametrize(
     ("path", "body", "status", "says"),
     [
-        ("/answer", {}, 422, "give `question` or `questions`"),
-        ("/answer", {"question": "a", "questions": ["b"]}, 422, "one of the two"),
-        ("/answer", {"question": "  "}, 422, "question"),
-        ("/answer", {"question": "x" * 2001}, 422, "2000"),
-        ("/answer", {"question": 5}, 422, "string"),
-        ("/answer", {"question": "\ud800"}, 422, "question"),
-        ("/answer", {"questions": []}, 422, "questions"),
-        ("/answer", {"questions": ["a"] * 257}, 422, "257, the limit is 256"),
-        ("/answer", {"question": "a", "top_k": 21}, 422, "21, the limit is 20"),
-        ("/answer", {"question": "a", "top_k": 0}, 422, "top_k"),
-        ("/answer", {"question": "a", "method": "magic"}, 422, "method"),
-        ("/answer", {"question": "a", "colour": 1}, 422, "colour"),
-        ("/answer", [[]], 422, "body"),
-        ("/retrieve", {"question": "a", "top_k": 101}, 422, "101, the limit is 100"),
-        ("/fill", {"sentence": "no mask here"}, 400, r"no \[MASK\]"),
-        ("/fill", {"sentence": "wool " * 40 + "[MASK]"}, 400, "shorten the sentence"),
+        ("/v1/answer", {}, 422, "give `question` or `questions`"),
+        ("/v1/answer", {"question": "a", "questions": ["b"]}, 422, "one of the two"),
+        ("/v1/answer", {"question": "  "}, 422, "^question: it is empty: write something"),
+        ("/v1/answer", {"question": "x" * 2001}, 422, "^question: 2001 characters are too many: .* 2000$"),
+        ("/v1/answer", {"question": 5}, 422, "string"),
+        ("/v1/answer", {"question": "\ud800"}, 422, "question"),
+        ("/v1/answer", {"questions": []}, 422, "questions"),
+        ("/v1/answer", {"questions": ["a"] * 257}, 422, "257, the limit is 256"),
+        ("/v1/answer", {"question": "a", "top_k": 21}, 422, "21, the limit is 20"),
+        ("/v1/answer", {"question": "a", "top_k": 0}, 422, "top_k"),
+        ("/v1/answer", {"question": "a", "method": "magic"}, 422, "method"),
+        ("/v1/answer", {"question": "a", "colour": 1}, 422, "colour"),
+        ("/v1/answer", [[]], 422, "body"),
+        ("/v1/retrieve", {"question": "a", "top_k": 101}, 422, "101, the limit is 100"),
+        ("/v1/fill", {"sentence": "no mask here"}, 400, r"no \[MASK\]"),
+        ("/v1/fill", {"sentence": "wool " * 40 + "[MASK]"}, 400, "shorten the sentence"),
         ("/nothing", {}, 405, ""),
         ("/health", {}, 405, ""),
     ],
@@ -50,7 +50,9 @@ def test_what_cannot_be_served_is_a_problem_that_says_why(served, path, body, st
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"question": NaN}', b"null"])
 def test_a_body_that_is_no_json_is_a_problem(served, body) -> None:
-    response = httpx.post(served.url + "/answer", content=body, headers={"Content-Type": "application/json"})
+    response = httpx.post(
+        served.url + "/v1/answer", content=body, headers={"Content-Type": "application/json"}
+    )
     assert response.status_code in (400, 422)
     assert response.headers["content-type"] == "application/problem+json"
 
@@ -60,7 +62,7 @@ def test_one_bad_sentence_does_not_spoil_the_batch_it_is_in(served) -> None:
 
     def fill(number: int) -> None:
         sentence = "Arden lies on [MASK]." if number % 2 else "Arden lies."
-        results[number] = post(served, "/fill", {"sentence": sentence}).status_code
+        results[number] = post(served, "/v1/fill", {"sentence": sentence}).status_code
 
     threads = [threading.Thread(target=fill, args=(n,)) for n in range(12)]
     for thread in threads:
@@ -73,20 +75,22 @@ def test_one_bad_sentence_does_not_spoil_the_batch_it_is_in(served) -> None:
 def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_its_length(tiny_kb, qa_model) -> None:
     with running(tiny_kb.folder, qa_model, replace(CONFIG, body_bytes=1000)) as served:
         big = json.dumps({"question": "x" * 1500}).encode()
-        assert_problem(httpx.post(served.url + "/answer", content=big), 413, "longer than 1000 bytes")
+        assert_problem(httpx.post(served.url + "/v1/answer", content=big), 413, "longer than 1000 bytes")
 
         def in_pieces():
             for start in range(0, len(big), 100):
                 yield big[start : start + 100]
 
-        assert_problem(httpx.post(served.url + "/answer", content=in_pieces()), 413, "longer than 1000 bytes")
+        assert_problem(
+            httpx.post(served.url + "/v1/answer", content=in_pieces()), 413, "longer than 1000 bytes"
+        )
 
 
 def test_a_body_that_does_not_come_is_given_up(tiny_kb, qa_model) -> None:
     with running(tiny_kb.folder, qa_model, replace(CONFIG, seconds=0.3)) as served:
         address = urllib.parse.urlsplit(served.url)
         connection = http.client.HTTPConnection(address.hostname, address.port, timeout=10)
-        connection.putrequest("POST", "/answer")
+        connection.putrequest("POST", "/v1/answer")
         connection.putheader("Content-Length", "100")
         connection.endheaders(b'{"ques')
         response = connection.getresponse()
@@ -99,7 +103,9 @@ def test_a_client_that_never_ends_does_not_keep_the_server_from_ending(tiny_kb, 
         with running(tiny_kb.folder, qa_model, replace(CONFIG, seconds=60, write_seconds=0.5)) as served:
             address = urllib.parse.urlsplit(served.url)
             client.connect((address.hostname, address.port))
-            client.sendall(b'POST /answer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"ques')
+            client.sendall(
+                b'POST /v1/answer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"ques'
+            )
             served.client().answer(QUESTION)  # by now the other request is in the server's hands
             told = time.monotonic()
         assert time.monotonic() - told < 15
@@ -126,7 +132,7 @@ def test_a_full_queue_is_429_with_a_time_and_the_client_comes_back(tiny_kb, qa_m
     with running(tiny_kb.folder, qa_model, replace(CONFIG, queue=3, questions=3, batch=1)) as served:
         gate = Gate(served, monkeypatch)
         answers: list[int] = []
-        ask = lambda: answers.append(post(served, "/answer", {"question": "a"}).status_code)  # noqa: E731
+        ask = lambda: answers.append(post(served, "/v1/answer", {"question": "a"}).status_code)  # noqa: E731
         threads = [threading.Thread(target=ask) for _ in range(4)]
         threads[0].start()
         assert gate.entered.wait(10)
@@ -134,7 +140,7 @@ def test_a_full_queue_is_429_with_a_time_and_the_client_comes_back(tiny_kb, qa_m
             thread.start()
         while httpx.get(served.url + "/health").json()["queue"] < 3:
             time.sleep(0.01)
-        refused = post(served, "/answer", {"question": "b"})
+        refused = post(served, "/v1/answer", {"question": "b"})
         assert_problem(refused, 429, "try again in 1 s")
         assert refused.headers["retry-after"] == "1"
         with pytest.raises(ServerError, match="too many requests wait"):
@@ -149,10 +155,10 @@ def test_a_full_queue_is_429_with_a_time_and_the_client_comes_back(tiny_kb, qa_m
 def test_no_answer_in_time_is_503_and_leaves_no_work_behind(tiny_kb, qa_model, monkeypatch) -> None:
     with running(tiny_kb.folder, qa_model, replace(CONFIG, seconds=0.5, batch=1)) as served:
         gate = Gate(served, monkeypatch)
-        assert_problem(post(served, "/answer", {"questions": ["a", "b", "c"]}), 503, "time limit")
+        assert_problem(post(served, "/v1/answer", {"questions": ["a", "b", "c"]}), 503, "time limit")
         assert httpx.get(served.url + "/health").json()["queue"] in (0, 2)
         gate.open.set()
-        assert post(served, "/answer", {"question": "d"}).status_code == 200
+        assert post(served, "/v1/answer", {"question": "d"}).status_code == 200
 
 
 @pytest.mark.parametrize("accept", ["application/json", "application/x-ndjson"])
@@ -164,7 +170,7 @@ def test_what_a_client_asked_that_has_gone_is_not_answered(tiny_kb, qa_model, mo
         with socket.create_connection((address.hostname, address.port)) as client:
             head = f"Host: localhost\r\nContent-Type: application/json\r\nAccept: {accept}"
             client.sendall(
-                f"POST /answer HTTP/1.1\r\n{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+                f"POST /v1/answer HTTP/1.1\r\n{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
             )
             assert gate.entered.wait(10)
         wait_for(lambda: served.client().health()["queue"] == 0)
@@ -179,7 +185,7 @@ def test_questions_that_nobody_waits_for_leave_their_places(tiny_kb, qa_model, m
     ) as served:
         gate = Gate(served, monkeypatch)
         for _ in range(3):  # taken in each time, and given up; a place that was kept would make it 429
-            assert_problem(post(served, "/answer", {"questions": ["a", "b", "c"]}), 503, "time limit")
+            assert_problem(post(served, "/v1/answer", {"questions": ["a", "b", "c"]}), 503, "time limit")
         gate.open.set()
 
 
@@ -195,7 +201,7 @@ def test_an_error_amid_a_stream_is_its_last_line(served, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Answerer, "answer_batch", broken)
         response = post(
-            served, "/answer", {"questions": questions}, headers={"Accept": "application/x-ndjson"}
+            served, "/v1/answer", {"questions": questions}, headers={"Accept": "application/x-ndjson"}
         )
         with pytest.raises(ServerError, match="in its log") as error:
             list(served.client().answer_many(questions))
@@ -212,7 +218,7 @@ def test_a_stream_waits_no_longer_than_a_request_may_for_words(tiny_kb, qa_model
     gate = threading.Event()
     monkeypatch.setattr(LivingKnowledge, "read_words", lambda self: gate.wait(20))
     with running(tiny_kb.folder, qa_model, replace(CONFIG, seconds=0.5)) as served:
-        assert_problem(post(served, "/answer", NEEDS_WORDS, headers=AS_LINES), 503, "time limit")
+        assert_problem(post(served, "/v1/answer", NEEDS_WORDS, headers=AS_LINES), 503, "time limit")
         gate.set()
 
 
@@ -221,11 +227,11 @@ def test_questions_that_wait_for_words_count_as_waiting(tiny_kb, qa_model, monke
     monkeypatch.setattr(LivingKnowledge, "read_words", lambda self: gate.wait(20))
     with running(tiny_kb.folder, qa_model, replace(CONFIG, queue=8, questions=8)) as served:
         statuses: list[int] = []
-        ask = lambda: statuses.append(post(served, "/answer", NEEDS_WORDS).status_code)  # noqa: E731
+        ask = lambda: statuses.append(post(served, "/v1/answer", NEEDS_WORDS).status_code)  # noqa: E731
         first = threading.Thread(target=ask)
         first.start()
         wait_for(lambda: served.client().health()["queue"] == 5)
-        assert_problem(post(served, "/answer", NEEDS_WORDS, headers=AS_LINES), 429, "try again")
+        assert_problem(post(served, "/v1/answer", NEEDS_WORDS, headers=AS_LINES), 429, "try again")
         gate.set()
         first.join()
         assert statuses == [200]
@@ -237,10 +243,10 @@ def test_a_bug_is_a_500_without_its_insides_and_the_next_question_is_answered(se
 
     with monkeypatch.context() as patch:
         patch.setattr(Answerer, "answer_batch", broken)
-        response = post(served, "/answer", {"question": QUESTION})
+        response = post(served, "/v1/answer", {"question": QUESTION})
     assert_problem(response, 500, "in its log")
     assert "secret" not in response.text and "content-security-policy" in response.headers
-    assert post(served, "/answer", {"question": QUESTION}).status_code == 200
+    assert post(served, "/v1/answer", {"question": QUESTION}).status_code == 200
 
 
 def test_on_loopback_only_its_own_names_are_answered(served) -> None:
@@ -251,7 +257,7 @@ def test_on_loopback_only_its_own_names_are_answered(served) -> None:
 
 
 def test_head_says_what_get_would_without_the_body(served) -> None:
-    for path in ("/", "/style.css", "/health", "/documents/d3", "/documents/d99"):
+    for path in ("/", "/style.css", "/health", "/v1/documents/d3", "/v1/documents/d99"):
         told, got = httpx.head(served.url + path), httpx.get(served.url + path)
         assert (told.status_code, told.content) == (got.status_code, b"")
         assert told.headers["content-type"] == got.headers["content-type"]

@@ -33,7 +33,7 @@ def test_an_added_document_answers_when_the_call_returns_and_after_a_restart(own
     assert client.add([OAKHAM])["unchanged"] == 1
     changed = OAKHAM | {"text": "Oakham has no bells."}
     assert client.add([changed])["replaced"] == 1
-    assert httpx.get(own_server.url + "/documents/new").json()["text"] == "Oakham has no bells."
+    assert httpx.get(own_server.url + "/v1/documents/new").json()["text"] == "Oakham has no bells."
     with running(own_server.kb, qa_model) as again:
         assert "Oakham has no bells." in {p["text"] for p in again.client().retrieve("Oakham", top_k=100)}
 
@@ -67,7 +67,7 @@ def test_a_deleted_document_is_in_no_answer_any_more(own_server) -> None:
 def test_any_id_can_be_written_read_and_deleted(own_server, id) -> None:
     client = own_server.client(TOKEN)
     assert client.add([{"id": id, "title": "T", "text": "Text of it."}])["ids"] == [id]
-    path = own_server.url + "/documents/" + urllib.parse.quote(id, safe="")
+    path = own_server.url + "/v1/documents/" + urllib.parse.quote(id, safe="")
     assert httpx.get(path).json()["id"] == id
     assert client.delete(id) == 1
 
@@ -76,7 +76,7 @@ def test_documents_of_a_request_come_together_or_not_at_all(own_server) -> None:
     before = own_server.client().health()
     twice = [OAKHAM, OAKHAM | {"text": "Another text."}]
     assert_problem(
-        post(own_server, "/documents", {"documents": twice}, headers={"Authorization": f"Bearer {TOKEN}"}),
+        post(own_server, "/v1/documents", {"documents": twice}, headers={"Authorization": f"Bearer {TOKEN}"}),
         400,
         "new",
     )
@@ -86,14 +86,14 @@ def test_documents_of_a_request_come_together_or_not_at_all(own_server) -> None:
 
 def test_only_who_has_the_token_writes(own_server, own_kb, qa_model) -> None:
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}):
-        refused = post(own_server, "/documents", {"documents": [OAKHAM]}, headers=headers)
+        refused = post(own_server, "/v1/documents", {"documents": [OAKHAM]}, headers=headers)
         assert_problem(refused, 401, "needs the server's token")
         assert refused.headers["www-authenticate"] == "Bearer"
-        assert_problem(httpx.delete(own_server.url + "/documents/d0", headers=headers), 401, "token")
+        assert_problem(httpx.delete(own_server.url + "/v1/documents/d0", headers=headers), 401, "token")
     with running(own_kb.folder, qa_model, token=None) as reading:
         assert reading.client().health()["writable"] is False
         headers = {"Authorization": f"Bearer {TOKEN}"}
-        assert_problem(httpx.delete(reading.url + "/documents/d0", headers=headers), 403, "--writable")
+        assert_problem(httpx.delete(reading.url + "/v1/documents/d0", headers=headers), 403, "--writable")
 
 
 def test_what_another_process_adds_or_builds_is_taken_up(own_server, own_kb) -> None:
@@ -190,7 +190,7 @@ def test_changes_that_wait_keep_no_reader_waiting_and_too_many_are_refused(
         def write(number: int) -> None:
             body = {"documents": [{"id": f"n{number}", "text": f"Text {number}."}]}
             statuses.append(
-                post(served, "/documents", body, headers={"Authorization": f"Bearer {TOKEN}"}).status_code
+                post(served, "/v1/documents", body, headers={"Authorization": f"Bearer {TOKEN}"}).status_code
             )
 
         threads = [threading.Thread(target=write, args=(n,)) for n in range(9)]
@@ -208,7 +208,7 @@ def test_changes_that_wait_keep_no_reader_waiting_and_too_many_are_refused(
 
 def test_versions_are_listed_with_their_dates(own_server) -> None:
     own_server.client(TOKEN).add([OAKHAM])
-    said = httpx.get(own_server.url + "/versions").json()
+    said = httpx.get(own_server.url + "/v1/versions").json()
     assert [v["version"] for v in said["index"]] == [2, 1]
     assert (
         said["knowledge"][0]["version"] == said["in_use"]["knowledge"] == said["knowledge"][1]["version"] + 1

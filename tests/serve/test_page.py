@@ -133,8 +133,11 @@ def test_ask_shows_the_servers_answer_and_the_passages_it_was_read_from(visit, s
     for place, evidence in enumerate(said.read):
         assert cards.nth(place).locator(".text").inner_text() == evidence.passage.text
         assert cards.nth(place).locator("h3").inner_text() == evidence.passage.title
-        assert cards.nth(place).locator("a").get_attribute("href") == f"#passage/{evidence.passage.id}"
         span = said.spans[place]
+        if evidence.passage.id == said.answers[0].evidence.passage.id:
+            span = said.answers[0]
+        href = f"#passage/{evidence.passage.id}?start={span.start}&end={span.end}"
+        assert cards.nth(place).locator("a").get_attribute("href") == href
         if evidence.passage.id != said.answers[0].evidence.passage.id:
             assert cards.nth(place).locator("mark").inner_text() == span.text
             assert f"span score {span.score:.2f}" in cards.nth(place).locator(".score").inner_text()
@@ -236,19 +239,119 @@ def test_what_comes_late_does_not_appear_in_another_view(visit, site) -> None:
 
 def test_the_answer_shown_is_that_of_the_last_question(visit) -> None:
     page, asked = visit.open("ask"), []
+    stopped: list[str] = []
+    page.on("requestfailed", lambda request: stopped.append(json.loads(request.post_data)["question"]))
     page.route("**/answer", lambda route: asked.append(route))
+
+    def wait_for_request(count: int) -> None:
+        while len(asked) < count:
+            page.wait_for_timeout(10)
+
+    page.get_by_label("Question").fill("first?")
+    page.keyboard.press("Enter")
+    wait_for_request(1)
+    page.get_by_label("Read").select_option("3")  # asks by itself
+    wait_for_request(2)
     page.get_by_label("Question").fill(QUESTION)
-    page.get_by_role("button", name="Ask").click()
-    page.get_by_label("Read").select_option("3")  # asks again while the first is not answered
-    while len(asked) < 2:
-        page.wait_for_timeout(10)
-    asked[1].continue_()
+    page.keyboard.press("Enter")
+    wait_for_request(3)
+    assert [json.loads(one.request.post_data)["question"] for one in asked] == ["first?", "first?", QUESTION]
+    assert stopped == ["first?", "first?"]  # the older ones keep the server busy no more
+    asked[2].continue_()
     expect(page.locator(".card")).to_have_count(3)
-    with page.expect_response("**/answer") as response:
-        asked[0].continue_()
-    response.value.finished()
-    page.wait_for_timeout(100)
-    assert page.locator(".card").count() == 3
+    assert page.locator(".asked").inner_text() == QUESTION
+    said = Client(visit.url).answer(QUESTION, top_k=3)
+    assert page.locator(".answer").inner_text() == said.answers[0].text
+
+
+def test_the_address_holds_the_question_and_back_goes_to_the_one_before(visit, browser) -> None:
+    page = visit.ask(QUESTION, "BM25")
+    first = page.url
+    page.get_by_label("Question").fill("Arden wool & more?")
+    page.keyboard.press("Enter")
+    expect(page.locator(".asked")).to_have_text("Arden wool & more?")
+    expect(page.locator(".results:not([aria-busy]) .answer")).to_have_count(1)
+    page.go_back()
+    expect(page.locator(".asked")).to_have_text(QUESTION)
+    assert page.url == first and page.get_by_label("Question").input_value() == QUESTION
+    page.go_forward()
+    expect(page.locator(".asked")).to_have_text("Arden wool & more?")
+    page.reload()
+    expect(page.locator(".asked")).to_have_text("Arden wool & more?")
+    other = browser.new_page()
+    other.goto(first)
+    expect(other.locator(".asked")).to_have_text(QUESTION, timeout=PATIENCE)
+    assert other.get_by_label("BM25").is_checked()
+    other.close()
+
+
+def test_an_opened_passage_keeps_its_mark_and_names_its_document(visit, site) -> None:
+    page = visit.ask(QUESTION)
+    marked = page.locator(".card.chosen mark").inner_text()
+    passage = Client(site.url).answer(QUESTION).answers[0].evidence.passage
+    page.locator(".card.chosen h3 a").click()
+    expect(page.locator(".passage mark")).to_have_text(marked)
+    assert Client(site.url).passage(passage.id)["document"] in page.locator(".passage .source").inner_text()
+    page.go_back()
+    expect(page.locator(".asked")).to_have_text(QUESTION)
+    page.goto(f"{site.url}/#passage/{passage.id}?start=x&end=99999999")
+    expect(page.locator(".passage .text")).to_have_text(passage.text)
+
+
+def test_an_empty_and_a_long_question_are_said_so_and_not_asked(visit) -> None:
+    page, asked = visit.open("ask"), []
+    page.on("request", lambda request: asked.append(request.url) if "/answer" in request.url else None)
+    field = page.get_by_label("Question")
+    field.fill("   ")
+    page.keyboard.press("Enter")
+    expect(page.locator(".ask .note")).to_have_text("Type something first.")
+    field.fill("🏰" * 2001)
+    expect(page.locator(".ask .note")).to_have_text("2,001 characters: shorten it to 2,000.")
+    page.keyboard.press("Enter")
+    assert len(field.input_value()) == 2001 and asked == []
+    field.fill("🏰" * 2000)
+    expect(page.locator(".ask .note")).to_be_hidden()
+
+
+def test_a_slash_goes_to_the_field_and_is_typed_only_in_the_midst_of_a_question(visit) -> None:
+    page = visit.open("ask")
+    field = page.get_by_label("Question")
+    page.keyboard.press("/")  # the field has the focus already
+    assert field.input_value() == ""
+    page.keyboard.type("AC/DC")
+    assert field.input_value() == "AC/DC"
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    page.keyboard.press("/")
+    assert field.input_value() == "AC/DC" and field.evaluate("e => e === document.activeElement")
+
+
+def test_example_questions_come_from_the_documents_and_are_asked_by_pressing_them(
+    visit, site, monkeypatch
+) -> None:
+    monkeypatch.setitem(site.knowledge.current.__dict__, "examples", ["where is Arden?", "what is wool?"])
+    page = visit.open("ask")
+    page.get_by_role("button", name="what is wool?").click()
+    expect(page.locator(".asked")).to_have_text("what is wool?")
+    page.wait_for_selector(".results:not([aria-busy]) .answer")
+    assert "question=what+is+wool%3F" in page.url
+
+
+def test_the_numbers_are_explained_where_they_stand(visit) -> None:
+    page = visit.ask(QUESTION)
+    meaning = page.get_by_text("How much the model trusts passage z")
+    assert not meaning.is_visible()
+    page.get_by_text("What do p(z|x) and span score mean?").focus()
+    page.keyboard.press("Enter")
+    expect(meaning).to_be_visible()
+    page.get_by_text("What do null passage and probability mean?").click()
+    expect(page.get_by_text("An empty passage that competes")).to_be_visible()
+    assert serious_findings(page) == []
+    page = visit.open("fill")
+    page.wait_for_selector(".predictions")
+    page.get_by_text("What do p(z|x), p(y|z,x), and nats mean?").click()
+    expect(page.get_by_text("A difference of logarithms to base e")).to_be_visible()
+    assert serious_findings(page) == []
 
 
 @pytest.fixture

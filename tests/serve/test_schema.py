@@ -55,18 +55,19 @@ def call_all(api: Any, mode: Any, examples: int) -> set[str]:
 
 
 OPERATIONS = {
-    "POST /answer",
-    "POST /retrieve",
-    "POST /fill",
-    "GET /passages/{id}",
-    "GET /documents/{id}",
-    "POST /documents",
-    "DELETE /documents/{id}",
-    "GET /versions",
+    "POST /v1/answer",
+    "POST /v1/retrieve",
+    "POST /v1/fill",
+    "GET /v1/passages/{id}",
+    "GET /v1/documents/{id}",
+    "POST /v1/documents",
+    "DELETE /v1/documents/{id}",
+    "GET /v1/examples",
+    "GET /v1/versions",
     "GET /health",
     "GET /metrics",
-    "GET /runs",
-    "GET /runs/{name}",
+    "GET /v1/runs",
+    "GET /v1/runs/{name}",
 }
 
 

@@ -1,12 +1,15 @@
 // Ask: the answer large, and below it why: the passages that were read, with p(z|x), the span and its score.
 
-import { age, bar, busy, choice, el, field, marked, percent, post, problem, waiting } from "./dom.js";
+import { address, age, asking, bar, choice, el, field, get, marked, newest, percent, problem, question, remember, waiting } from "./dom.js";
+import { explain } from "./words.js";
 
 const METHODS = [["dense", "Dense"], ["bm25", "BM25"], ["hybrid", "Hybrid"]];
 const SAYS = { dense: "by vectors", bm25: "by words", hybrid: "by both" };
-const last = { question: "", method: "dense", read: 5, out: null };
+const READS = [3, 5, 10, 20];
+const last = { question: "", method: "dense", read: 5, out: null, asked: "" };
+const next = newest();
 
-export function askView(main, health) {
+export function askView(main, health, path, values) {
   if (!health.answers) {
     main.replaceChildren(
       el("h1", {}, "Ask"),
@@ -14,47 +17,77 @@ export function askView(main, health) {
     );
     return;
   }
+  const most = health.limits.question_characters;
+  const shared = values.get("question");
+  if (shared !== null) {
+    const method = values.get("method");
+    const read = Number(values.get("read"));
+    last.question = shared;
+    if (method === "compare" || METHODS.some(([m]) => m === method)) last.method = method;
+    if (READS.includes(read)) last.read = read;
+  }
   const input = el("input", {
-    type: "text", name: "question", autocomplete: "off", maxlength: 2000, required: true, value: last.question,
+    type: "text", name: "question", autocomplete: "off", value: last.question,
     placeholder: "Who wrote The Tempest?", enterkeyhint: "go",
   });
   const out = last.out ?? el("section", { class: "results", "aria-live": "polite", "aria-label": "Answers" });
   const methods = choice("Rank by", "method", [...METHODS, ["compare", "Compare"]], last.method, again);
-  const read = el("select", { onchange: again }, [3, 5, 10, 20].filter((n) => n <= health.limits.most_read).map((n) => el("option", { value: n, selected: n === last.read }, String(n))));
+  const read = el("select", { onchange: again }, READS.filter((n) => n <= health.limits.most_read).map((n) => el("option", { value: n, selected: n === last.read }, String(n))));
+  const typed = asking("Question", input, most);
   const form = el(
     "form",
     { class: "ask", role: "search", onsubmit: submit },
     el("h1", { class: "sr" }, "Ask"),
-    el("div", { class: "line big" }, field("Question", input), el("button", { type: "submit" }, "Ask")),
+    el("div", { class: "line big" }, typed.place, el("button", { type: "submit" }, "Ask")),
     el("div", { class: "line options" }, methods, field("Read", read)),
   );
   main.append(form, out);
-  if (!last.out) out.append(el("p", { class: "hint" }, "Every answer is a piece of a passage. The passages that were read for it stand beside it, each with its best piece marked."));
   input.focus({ preventScroll: true });
-  let turn = 0;
+  if (shared !== null && current() !== last.asked) submit();
+  else if (last.out) history.replaceState(null, "", last.asked);
+  else {
+    out.append(el("p", { class: "hint" }, "Every answer is a piece of a passage. The passages that were read for it stand beside it, each with its best piece marked."));
+    examples();
+  }
 
   function again() {
     if (input.value.trim()) submit();
   }
 
+  function current() {
+    return address("ask", { question: input.value, method: form.elements.method.value, read: read.value });
+  }
+
+  // Questions that the documents answer; whoever asks one first has them no more.
+  async function examples() {
+    const { questions } = await get("v1/examples").catch(() => ({ questions: [] }));
+    if (last.out || !questions.length) return;
+    out.append(el("div", { class: "others" }, el("h2", { class: "minor" }, "For example"),
+      el("ul", {}, questions.map((text) => el("li", {}, el("button", { type: "button", class: "other", onclick: () => { input.value = text; submit(); } }, text))))));
+  }
+
   async function submit(event) {
     event?.preventDefault();
-    const mine = (turn += 1);
-    Object.assign(last, { question: input.value, method: form.elements.method.value, read: Number(read.value), out });
-    const asked = last.method === "compare" ? METHODS.map(([m]) => m) : [last.method];
-    busy(form, true);
+    if (!typed.check()) return;
+    const signal = next();
+    Object.assign(last, { question: input.value, method: form.elements.method.value, read: Number(read.value), out, asked: current() });
+    remember(last.asked);
+    const said = last.question;
+    const methods = last.method === "compare" ? METHODS.map(([m]) => m) : [last.method];
+    waiting(form, true);
     waiting(out, true);
     try {
-      const said = await Promise.all(asked.map((method) => post("answer", { question: last.question, method, top_k: last.read })));
-      if (mine !== turn) return; // another question was faster than this answer
+      const all = await Promise.all(methods.map((method) => question("v1/answer", { question: said, method, top_k: last.read }, signal)));
+      if (signal.aborted) return; // another question has been asked
       out.replaceChildren(
-        el("div", { class: `columns of-${said.length}` }, said.map((one, n) => column(one, asked[n], said.length > 1))),
+        el("p", { class: "asked" }, said),
+        el("div", { class: `columns of-${all.length}` }, all.map((one, n) => column(one, methods[n], all.length > 1))),
       );
     } catch (error) {
-      if (mine === turn) out.replaceChildren(problem(error));
+      if (!signal.aborted) out.replaceChildren(el("p", { class: "asked" }, said), problem(error));
     } finally {
-      if (mine === turn) {
-        busy(form, false);
+      if (!signal.aborted) {
+        waiting(form, false);
         waiting(out, false);
       }
     }
@@ -82,15 +115,15 @@ function column(said, method, named) {
       answer,
       source,
       others.length ? el("div", { class: "others" }, el(`h${level}`, { class: "minor" }, "Or"), el("ul", {}, others)) : null,
-      facts(said)),
-    el("div", { class: "evidence" }, el(`h${level}`, { class: "minor" }, "Evidence"), list),
+      facts(said), explain("null", "probability")),
+    el("div", { class: "evidence" }, el("div", { class: "titled" }, el(`h${level}`, { class: "minor" }, "Evidence"), explain("p(z|x)", "span")), list),
   );
 
   function choose(chosen) {
     answer.replaceChildren(chosen.text);
     source.replaceChildren(
       `Probability ${percent(chosen.probability)}, from `,
-      el("a", { href: `#passage/${chosen.passage.id}` }, chosen.passage.title || "untitled"),
+      el("a", { href: opened(chosen.passage, chosen) }, chosen.passage.title || "untitled"),
     );
     for (const one of cards) one.show(chosen);
   }
@@ -102,7 +135,7 @@ function facts(said) {
   return el(
     "dl",
     { class: "facts" },
-    el("div", { title: "What the empty passage would get of p(z|x): how little the model expects of these passages" },
+    el("div", {},
       el("dt", {}, "Null passage"), el("dd", {}, percent(said.null_probability), bar(said.null_probability, "null"))),
     el("div", {}, el("dt", {}, "Time"), el("dd", {}, `${total.toFixed(0)} ms`, el("small", {}, stages.map(([stage, ms]) => `${stage} ${ms.toFixed(ms < 10 ? 1 : 0)}`).join(" · ")))),
     el("div", {}, el("dt", {}, "Index"), el("dd", {}, `version ${said.index.version}`, el("small", {}, `step ${said.index.step} · ${age(said.index.created)}`))),
@@ -112,13 +145,14 @@ function facts(said) {
 function card(passage, heading) {
   const text = el("p", { class: "text" });
   const score = el("span", { class: "score" });
+  const link = el("a", {}, passage.title || "untitled");
   const element = el(
     "li",
     { class: "card" },
     el("div", { class: "card-top" },
       el("span", { class: "rank", "aria-label": `rank ${passage.rank}` }, String(passage.rank)),
-      el(heading, {}, el("a", { href: `#passage/${passage.id}` }, passage.title || "untitled")),
-      el("span", { class: "prior" }, el("abbr", { title: "The model's share for this passage among those it read" }, "p(z|x)"), bar(passage.probability), el("b", {}, percent(passage.probability))),
+      el(heading, {}, link),
+      el("span", { class: "prior" }, "p(z|x)", bar(passage.probability), el("b", {}, percent(passage.probability))),
     ),
     text,
     score,
@@ -128,7 +162,13 @@ function card(passage, heading) {
   function show(chosen) {
     const shown = chosen.passage.id === passage.id ? chosen : passage.span;
     element.classList.toggle("chosen", chosen.passage.id === passage.id);
+    link.href = opened(passage, shown);
     text.replaceChildren(...marked(passage.text, shown ? [[shown.start, shown.end]] : []));
     score.replaceChildren(shown ? `span score ${shown.score.toFixed(2)} · probability ${percent(shown.probability)}` : "no span");
   }
+}
+
+// The passage's own view, with the same piece of it marked.
+function opened(passage, span) {
+  return span ? address(`passage/${passage.id}`, { start: span.start, end: span.end }) : `#passage/${passage.id}`;
 }

@@ -26,13 +26,13 @@ export class Refused extends Error {
 }
 
 // Paths are relative, so that the page also works below a reverse proxy's prefix.
-export async function ask(method, path, body, token) {
+export async function ask(method, path, body, token, signal) {
   const headers = {};
   if (body !== undefined) headers["Content-Type"] = "application/json";
   if (token) headers.Authorization = `Bearer ${token}`;
   let response;
   try {
-    response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+    response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal });
   } catch {
     throw new Refused(0, "The server cannot be reached.");
   }
@@ -43,6 +43,55 @@ export async function ask(method, path, body, token) {
 
 export const get = (path) => ask("GET", path);
 export const post = (path, body, token) => ask("POST", path, body, token);
+export const question = (path, body, signal) => ask("POST", path, body, undefined, signal);
+
+// The newest request wins. Each call stops the request before it and gives the signal of the next; what comes
+// of an aborted one is to be dropped.
+export function newest() {
+  let controller = new AbortController();
+  return () => {
+    controller.abort();
+    controller = new AbortController();
+    return controller.signal;
+  };
+}
+
+// A view's address with what was asked in it, so that it can be shared, reloaded and gone back to.
+export function address(view, values) {
+  return `#${view}?${new URLSearchParams(values)}`;
+}
+
+export function remember(to) {
+  if (to !== location.hash) history.pushState(null, "", to);
+}
+
+// A field for a question that says when it is empty or too long, where a browser would cut it and say nothing.
+export function asking(label, input, most) {
+  const note = el("p", { class: "note", id: `note-${(count += 1)}`, role: "status" });
+  const place = field(label, input);
+  input.setAttribute("aria-describedby", note.id);
+  input.addEventListener("input", () => say(problemOf(input.value)));
+  place.append(note);
+  return { place, check };
+
+  function problemOf(text) {
+    const length = [...text].length;
+    return length > most ? `${length.toLocaleString("en")} characters: shorten it to ${most.toLocaleString("en")}.` : "";
+  }
+
+  function check() {
+    const wrong = input.value.trim() ? problemOf(input.value) : "Type something first.";
+    say(wrong);
+    if (wrong) input.focus();
+    return !wrong;
+  }
+
+  function say(text) {
+    if (note.textContent !== text) note.textContent = text;
+    if (text) input.setAttribute("aria-invalid", "true");
+    else input.removeAttribute("aria-invalid");
+  }
+}
 
 // Offsets count characters as Python does, not UTF-16 units.
 export function marked(text, spans) {

@@ -1,9 +1,11 @@
 // Fill: the paper's worked example. Words are buttons that hide themselves; predictions and what each passage did follow.
 
-import { age, bar, el, field, percent, piece, post, problem, waiting } from "./dom.js";
+import { age, bar, el, field, newest, percent, piece, problem, question, waiting } from "./dom.js";
+import { explain } from "./words.js";
 
 const EXAMPLE = "The pound is the currency of the UK.";
 const last = { sentence: EXAMPLE, masked: new Set([1]) };
+const next = newest();
 
 export function fillView(main) {
   const input = el("input", { type: "text", autocomplete: "off", maxlength: 1500, value: last.sentence, oninput: typed });
@@ -18,7 +20,6 @@ export function fillView(main) {
     ),
     out,
   );
-  let turn = 0;
   draw();
   predict();
 
@@ -68,20 +69,21 @@ export function fillView(main) {
   }
 
   async function predict() {
-    const mine = (turn += 1);
+    const signal = next();
     const sentence = masked();
     if (!sentence.includes("[MASK]")) {
       out.replaceChildren(el("p", { class: "hint" }, "No word is hidden."));
+      waiting(out, false);
       return;
     }
     waiting(out, true);
     try {
-      const said = await post("fill", { sentence });
-      if (mine === turn) out.replaceChildren(...results(said));
+      const said = await question("v1/fill", { sentence }, signal);
+      if (!signal.aborted) out.replaceChildren(...results(said));
     } catch (error) {
-      if (mine === turn) out.replaceChildren(problem(error));
+      if (!signal.aborted) out.replaceChildren(problem(error));
     } finally {
-      if (mine === turn) waiting(out, false);
+      if (!signal.aborted) waiting(out, false);
     }
   }
 }
@@ -102,6 +104,7 @@ function results(said) {
       "Without any passage the model gives it ", el("b", {}, percent(said.null.likelihood)),
       ". Utility is the gain over that, in nats: ", el("span", { class: "up" }, "▲ raised"), " or ", el("span", { class: "down" }, "▼ lowered"), ". ",
       `Index version ${said.index.version}, step ${said.index.step}, ${age(said.index.created)}; ${said.ms.fill.toFixed(0)} ms.`),
+    explain("p(z|x)", "likelihood", "nats"),
     el("ol", { class: "cards" }, said.passages.map((passage) => effect(passage, most)))),
   )];
 }

@@ -1,30 +1,39 @@
 // Knowledge: search it, add to it, take from it, and see a question's answer change.
 
-import { age, ask, busy, choice, el, field, get, percent, post, problem } from "./dom.js";
+import { address, age, ask, asking, busy, choice, el, field, get, marked, newest, percent, post, problem, question as put, remember, waiting } from "./dom.js";
 
 const last = { search: "", method: "hybrid", watched: "", answers: [] };
+const RANKINGS = [["hybrid", "Hybrid"], ["dense", "Dense"], ["bm25", "BM25"]];
 const TOKEN = "realm-token";
+const next = newest();
+const nextWatched = newest();
 
-export async function knowledgeView(main, health) {
+export async function knowledgeView(main, health, path, values) {
+  if (values.has("search")) {
+    last.search = values.get("search");
+    if (RANKINGS.some(([m]) => m === values.get("method"))) last.method = values.get("method");
+  }
+  const most = health.limits.question_characters;
   const found = el("section", { class: "found", "aria-live": "polite", "aria-label": "Passages found" });
-  const input = el("input", { type: "search", autocomplete: "off", maxlength: 2000, required: true, value: last.search, placeholder: "Search passages", enterkeyhint: "search" });
+  const input = el("input", { type: "search", autocomplete: "off", value: last.search, placeholder: "Search passages", enterkeyhint: "search" });
+  const searched = asking("Search", input, most);
   const form = el("form", { class: "ask", role: "search", onsubmit: search },
     el("h1", { class: "sr" }, "Knowledge"),
-    el("div", { class: "line big" }, field("Search", input), el("button", { type: "submit" }, "Search")),
-    el("div", { class: "line options" }, choice("Rank by", "rank", [["hybrid", "Hybrid"], ["dense", "Dense"], ["bm25", "BM25"]], last.method, () => input.value.trim() && search())),
+    el("div", { class: "line big" }, searched.place, el("button", { type: "submit" }, "Search")),
+    el("div", { class: "line options" }, choice("Rank by", "rank", RANKINGS, last.method, () => input.value.trim() && search())),
   );
   const token = el("input", { type: "password", autocomplete: "off", value: sessionStorage.getItem(TOKEN) ?? "", onchange: () => sessionStorage.setItem(TOKEN, token.value) });
   const said = el("div", { role: "status", class: "said" });
   const watched = el("ol", { class: "watched" });
-  const question = el("input", { type: "text", autocomplete: "off", maxlength: 2000, value: last.watched, placeholder: "Asked again after each change" });
+  const question = el("input", { type: "text", autocomplete: "off", value: last.watched, placeholder: "Asked again after each change" });
+  const watching = asking("Question", question, most);
   const versions = el("div", { class: "versions" });
   const side = el("aside", { class: "side", "aria-label": "Change the knowledge" },
-    health.answers ? el("form", { class: "panel", onsubmit: watch }, el("h2", {}, "Watch an answer"), field("Question", question), el("button", { type: "submit", class: "quiet" }, "Ask now"), watched) : null,
+    health.answers ? el("form", { class: "panel", onsubmit: watch }, el("h2", {}, "Watch an answer"), watching.place, el("button", { type: "submit", class: "quiet" }, "Ask now"), watched) : null,
     health.writable ? writing() : el("div", { class: "panel" }, el("h2", {}, "Read only"), el("p", { class: "hint" }, "Start the server with ", el("code", {}, "--writable"), " to add and delete documents here.")),
     el("div", { class: "panel" }, el("h2", {}, "Versions"), versions),
   );
   main.append(el("div", { class: "split" }, el("div", {}, form, found), side));
-  let turn = 0;
   drawWatched();
   await drawVersions();
   if (last.search) await search();
@@ -45,7 +54,7 @@ export async function knowledgeView(main, health) {
       try {
         const document = { title: title.value, text: text.value };
         if (id.value.trim()) document.id = id.value;
-        const done = await post("documents", { documents: [document] }, token.value);
+        const done = await post("v1/documents", { documents: [document] }, token.value);
         const what = done.added ? "Added" : done.replaced ? "Replaced" : "Unchanged";
         said.replaceChildren(el("p", { class: "done" }, `${what}: ${done.ids[0]}, ${done.passages_added} new passage${done.passages_added === 1 ? "" : "s"}. Searchable now.`));
         if (!done.unchanged) form.reset();
@@ -67,7 +76,7 @@ export async function knowledgeView(main, health) {
       return;
     }
     try {
-      await ask("DELETE", `documents/${encodeURIComponent(id)}`, undefined, token.value);
+      await ask("DELETE", `v1/documents/${encodeURIComponent(id)}`, undefined, token.value);
       said.replaceChildren(el("p", { class: "done" }, `Deleted: ${id}.`));
       await changed(`deleted ${id}`);
     } catch (error) {
@@ -83,16 +92,18 @@ export async function knowledgeView(main, health) {
 
   async function search(event) {
     event?.preventDefault();
-    const mine = (turn += 1);
+    if (!searched.check()) return;
+    const signal = next();
     Object.assign(last, { search: input.value, method: form.elements.rank.value });
-    busy(form, true);
+    remember(address("knowledge", { search: last.search, method: last.method }));
+    waiting(form, true);
     try {
-      const hits = await post("retrieve", { question: last.search, method: last.method, top_k: 10 });
-      if (mine === turn) found.replaceChildren(el("h2", { class: "sr" }, "Passages found"), hits.passages.length ? el("ol", { class: "cards" }, hits.passages.map(hit)) : el("p", { class: "hint" }, "Nothing found."));
+      const hits = await put("v1/retrieve", { question: last.search, method: last.method, top_k: 10 }, signal);
+      if (!signal.aborted) found.replaceChildren(el("h2", { class: "sr" }, "Passages found"), hits.passages.length ? el("ol", { class: "cards" }, hits.passages.map(hit)) : el("p", { class: "hint" }, "Nothing found."));
     } catch (error) {
-      if (mine === turn) found.replaceChildren(problem(error));
+      if (!signal.aborted) found.replaceChildren(problem(error));
     } finally {
-      if (mine === turn) busy(form, false);
+      if (!signal.aborted) waiting(form, false);
     }
   }
 
@@ -109,20 +120,23 @@ export async function knowledgeView(main, health) {
 
   async function watch(event) {
     event.preventDefault();
+    if (!watching.check()) return;
     if (last.watched !== question.value) last.answers = [];
     last.watched = question.value;
-    if (last.watched.trim()) await again("asked");
+    await again("asked");
   }
 
   async function again(what) {
+    const signal = nextWatched();
     try {
-      const { answers, index } = await post("answer", { question: last.watched });
+      const { answers, index } = await put("v1/answer", { question: last.watched }, signal);
+      if (signal.aborted) return;
       const [best] = answers;
       last.answers.unshift({ what, text: best?.text ?? "no answer", title: best?.passage.title ?? "", p: best?.probability ?? 0, index });
       last.answers.length = Math.min(last.answers.length, 6);
       drawWatched();
     } catch (error) {
-      watched.prepend(el("li", {}, problem(error)));
+      if (!signal.aborted) watched.prepend(el("li", {}, problem(error)));
     }
   }
 
@@ -133,7 +147,7 @@ export async function knowledgeView(main, health) {
   }
 
   async function drawVersions() {
-    const all = await get("versions");
+    const all = await get("v1/versions");
     const table = (name, rows, used) => el("table", {}, el("caption", {}, name),
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Version"), el("th", { scope: "col" }, "Committed"))),
       el("tbody", {}, rows.slice(0, 6).map((row) => el("tr", { class: row.version === used ? "used" : "" },
@@ -143,13 +157,16 @@ export async function knowledgeView(main, health) {
   }
 }
 
-export async function passageView(main, health, [id]) {
-  const passage = await get(`passages/${encodeURIComponent(id)}`);
+export async function passageView(main, health, [id], values) {
+  const passage = await get(`v1/passages/${encodeURIComponent(id)}`);
   const step = (to, text) => (to ? el("a", { href: `#passage/${to}` }, text) : el("span", { class: "off" }, text));
+  const [start, end] = ["start", "end"].map((name) => Number(values.get(name)));
+  const spans = Number.isInteger(start) && Number.isInteger(end) && 0 <= start && start < end ? [[start, end]] : [];
   main.append(el("article", { class: "passage" },
-    el("p", { class: "crumbs" }, el("a", { href: "#knowledge" }, "Knowledge"), " / ", passage.document),
+    el("p", { class: "crumbs" }, el("a", { href: "#knowledge" }, "Knowledge")),
     el("h1", {}, passage.title || "untitled"),
-    el("p", { class: "text" }, passage.text),
+    el("p", { class: "source" }, "From the document ", el("b", {}, passage.document)),
+    el("p", { class: "text" }, marked(passage.text, spans)),
     el("p", { class: "steps" }, step(passage.previous, "← Previous passage"), step(passage.next, "Next passage →")),
     el("p", { class: "hint" }, "Passage ", el("code", {}, passage.id))));
 }

@@ -15,7 +15,8 @@ let turn = 0;
 export const server = { health: null };
 
 async function show() {
-  const [name, ...rest] = location.hash.slice(1).split("/");
+  const [path, query] = location.hash.slice(1).split("?", 2);
+  const [name, ...rest] = path.split("/");
   const view = VIEWS[name] ?? askView;
   const shown = VIEWS[name] ? name : "ask";
   const mine = (turn += 1);
@@ -32,7 +33,7 @@ async function show() {
   try {
     server.health ??= await get("health");
     if (mine !== turn) return; // a second click was faster
-    const end = (await view(place, server.health, rest.map(decodeURIComponent))) ?? null;
+    const end = (await view(place, server.health, rest.map(decodeURIComponent), new URLSearchParams(query))) ?? null;
     if (mine === turn) leave = end;
     else end?.();
   } catch (error) {
@@ -65,9 +66,10 @@ addEventListener("keydown", (event) => {
   const typing = event.target.closest("input:not([type=radio]), textarea, select");
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "Escape" && typing) typing.blur();
-  if (typing) return;
+  const first = main.querySelector("input[type=text], input[type=search], textarea");
+  const fresh = typing === first && first && first.selectionStart === 0 && first.selectionEnd === first.value.length;
+  if (typing && !(fresh && event.key === "/")) return; // in a field that is empty or selected, / still means: go there
   if (event.key === "/") {
-    const first = main.querySelector("input[type=text], input[type=search], textarea");
     if (first) {
       event.preventDefault();
       first.focus();

@@ -29,7 +29,7 @@ export async function trainingView(main, health, [wanted]) {
   const state = el("p", { class: "state", role: "status" });
   const panels = el("div", { class: "panels" });
   main.append(el("div", { class: "line options" }, field("Run", select), state), panels);
-  const { runs } = await get("runs");
+  const { runs } = await get("v1/runs");
   if (!runs.length) {
     panels.replaceChildren(el("p", { class: "hint" }, "There is no run in this folder yet."));
     return;
@@ -53,7 +53,7 @@ export async function trainingView(main, health, [wanted]) {
       let more = true;
       let now = "";
       while (more && !gone) {
-        const said = await get(`runs/${encodeURIComponent(chosen)}?after=${next}`);
+        const said = await get(`v1/runs/${encodeURIComponent(chosen)}?after=${next}`);
         if (said.next < next) [rows, damaged] = [[], 0]; // begun anew
         more = said.next !== next;
         now = said.state;
