@@ -1,7 +1,7 @@
 """A BERT's files: `config.json` and `model.safetensors`, as published checkpoints have them and as transformers reads them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import FunctionType
@@ -116,13 +116,24 @@ def weight_files(folder: Path, name: str) -> list[Path]:
         raise InputError(f"{name} does not load as a BERT: {index} is damaged") from error
 
 
+def save_tensors(
+    tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Writes a safetensors file with the rights that the umask gives; `save_file` alone leaves it to its owner."""
+    path.touch()
+    rights = path.stat().st_mode
+    values = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    save_file(values, path, metadata=dict(metadata) if metadata else None)
+    path.chmod(rights)
+
+
 def save_bert(network: Bert | MaskedBert, folder: Path) -> None:
     """Writes a network as transformers does: `config.json` and `model.safetensors`."""
     folder.mkdir(parents=True, exist_ok=True)
     kind = "BertForMaskedLM" if isinstance(network, MaskedBert) else "BertModel"
     settings = {"architectures": [kind], "model_type": "bert", "dtype": "float32"}
-    states = {k: v.detach().cpu().contiguous() for k, v in network.state_dict().items() if k not in TIED}
-    save_file(states, folder / WEIGHTS, metadata={"format": "pt"})
+    states = {k: v for k, v in network.state_dict().items() if k not in TIED}
+    save_tensors(states, folder / WEIGHTS, metadata={"format": "pt"})
     write_json(folder / "config.json", settings | asdict(network.config))
 
 

@@ -16,13 +16,13 @@ from typing import Any, Literal, cast
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from realm.config import InputError, reason
 from realm.model.bert import Bert, BertConfig, MaskedBert
-from realm.model.bert_files import load_bert, read_weights, save_bert
+from realm.model.bert_files import load_bert, read_weights, save_bert, save_tensors
 from realm.model.copying import CopyHead, mixed_target_logp, mixed_vocabulary_logp
 from realm.model.dropout import FastDropout
 from realm.model.scores import own_scores
@@ -367,7 +367,7 @@ def save_reader(reader: MaskedReader, folder: Path) -> None:
     """Writes a reader in Hugging Face layout, its copy head beside it."""
     save_bert(reader.bert, folder)
     if reader.copy_head is not None:
-        save_file(reader.copy_head.state_dict(), folder / COPY_HEAD)
+        save_tensors(reader.copy_head.state_dict(), folder / COPY_HEAD)
 
 
 def new_reader(trunk: TrunkConfig, tokenizer: Tokenizer) -> MaskedReader:

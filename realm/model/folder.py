@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
-from realm.config import InputError, reason, write_json
+from realm.config import InputError, WriteFailed, reason, write_json
 from realm.model.bert import Bert, BertConfig
-from realm.model.bert_files import Undrawn, bert_config, read_bert_config, weight_files
+from realm.model.bert_files import Undrawn, bert_config, read_bert_config, save_tensors, weight_files
 from realm.model.encoders import (
     Embedder,
     EmbedderConfig,
@@ -110,7 +110,7 @@ def save_model(model: Model, folder: Path, extra: Sequence[Path] = ()) -> None:
     """Writes the model, with copies of the `extra` files and folders, aside and renames it in, over what was there.
 
     Raises:
-        InputError: it could not be written, a full disk perhaps; what was there stays.
+        WriteFailed: it could not be written, a full disk perhaps; what was there stays.
     """
     aside = folder.with_name(folder.name + ".writing")
     shutil.rmtree(aside, ignore_errors=True)
@@ -118,7 +118,7 @@ def save_model(model: Model, folder: Path, extra: Sequence[Path] = ()) -> None:
         _write(model, aside, extra)
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
-        raise InputError(f"{folder} cannot be written: {reason(error)}") from error
+        raise WriteFailed(f"{folder} cannot be written: {reason(error)}") from error
     replace_folder(aside, folder)
 
 
@@ -133,10 +133,9 @@ def _write(model: Model, aside: Path, extra: Sequence[Path]) -> None:
     towers = model.embedder.query.state_dict(prefix="query.")
     if not shared:
         towers |= model.embedder.passage.state_dict(prefix="passage.")
-    save_file({k: v.contiguous() for k, v in towers.items()}, aside / "embedder.safetensors")
+    save_tensors(towers, aside / "embedder.safetensors")
     if model.span_reader is not None:
-        states = {k: v.contiguous() for k, v in model.span_reader.state_dict().items()}
-        save_file(states, aside / "span_reader.safetensors")
+        save_tensors(model.span_reader.state_dict(), aside / "span_reader.safetensors")
     write_json(
         aside / MANIFEST,
         {

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from realm.config import InputError, write_json
-from realm.model.bert_files import save_bert
+from realm.model.bert_files import save_bert, save_tensors
 from realm.model.encoders import TrunkTower
 from realm.model.folder import MANIFEST, Model, read_manifest
 from realm.model.published.export import write_tokenizer
@@ -133,9 +132,7 @@ def write_sentence_transformers(model: Model, out: Path) -> None:
         if settings is not None:
             write_json(folder / "config.json", settings)
         if weights is not None:
-            save_file(
-                {k: v.detach().cpu().contiguous() for k, v in weights.items()}, folder / "model.safetensors"
-            )
+            save_tensors(weights, folder / "model.safetensors")
 
     def dense(weight: Tensor, bias: Tensor | None, activation: str) -> None:
         settings = {

@@ -1,6 +1,7 @@
 """Model folders: what comes back, what belongs together, and what happens to damaged or foreign ones."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -253,7 +254,7 @@ def test_save_that_dies_leaves_the_old_model(tokenizer: Tokenizer, tmp_path: Pat
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for step in ("save_file", "write_json", "replace_folder"):
+    for step in ("save_tensors", "write_json", "replace_folder"):
         with monkeypatch.context() as patch:
             patch.setattr(folder_module, step, die)
             with pytest.raises(KeyboardInterrupt):
@@ -262,6 +263,20 @@ def test_save_that_dies_leaves_the_old_model(tokenizer: Tokenizer, tmp_path: Pat
     save_model(new, tmp_path / "model")  # over the litter of the dead ones
     assert_same_weights(load_model(tmp_path / "model"), new)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o007])
+def test_rights_of_every_file_follow_the_umask(tokenizer: Tokenizer, tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        model = small_model(tokenizer)
+        model.span_reader = SpanReader(Bert(model.reader.config))
+        save_model(model, tmp_path / "model")
+    finally:
+        os.umask(before)
+    rights = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(rights) > 4
+    assert set(rights.values()) == {0o666 & ~mask}
 
 
 def test_extra_files_travel_with_the_model(tokenizer: Tokenizer, tmp_path: Path) -> None:
