@@ -18,7 +18,7 @@ from realm import cli
 from realm.cli.arguments import Parser, report
 from realm.config import TABLES, InputError, config_from, presets, read_config
 
-COMMANDS = ["demo", "kb build", "kb add", "kb delete", "kb info", "kb verify", "questions"]
+COMMANDS = ["demo", "kb build", "kb add", "kb delete", "kb list", "kb info", "kb verify", "questions"]
 COMMANDS += ["mlm", "ict", "pretrain", "index", "finetune"]
 COMMANDS += ["retrieve", "answer", "fill", "evaluate", "probe", "convert"]
 SLOW_TO_IMPORT = {
@@ -294,6 +294,15 @@ def test_a_knowledge_base_is_built_and_kept_from_the_command_line(
     assert (info["passages"], info["tagger"]) == (2, "rules")
     added = realm("kb", "add", second, "--kb", kb)
     assert (added["added"], added["replaced"], added["unchanged"]) == (1, 1, 0)
+    assert cli.main(["kb", "list", "--kb", kb, "--json"]) == 0
+    listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(d["id"], d["title"], d["passages"]) for d in listed] == [
+        ("Bonn", "Bonn", 1),
+        ("Rome", "Rome", 1),
+        ("Oslo", "Oslo", 1),
+    ]
+    assert cli.main(["kb", "list", "Ro", "--kb", kb, "--limit", "1"]) == 0
+    assert capsys.readouterr().out == "     1  Rome\n"
     assert realm("kb", "delete", "Bonn", "--kb", kb) == {"passages_removed": 1}
     assert realm("kb", "verify", "--kb", kb) == {"ok": True, "problems": []}
     after = realm("kb", "info", "--kb", kb)

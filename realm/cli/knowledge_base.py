@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +75,21 @@ def add_commands(commands: "Commands[Parser]") -> None:
     delete.add_argument("documents", metavar="DOCUMENT", nargs="+", help="ids or titles")
     add_kb(delete)
 
+    listing = add_command(
+        verbs,
+        "list",
+        _list,
+        "list the documents: how many passages each has, its id, its title",
+        "realm kb list 'Ang' --kb kb",
+    )
+    listing.add_argument(
+        "prefix", metavar="PREFIX", nargs="?", default="", help="only ids and titles that begin so"
+    )
+    listing.add_argument("--limit", metavar="N", type=positive, help="the first N only (default: all)")
+    listing.add_argument(
+        "--json", action="store_true", help="print one JSON object to a line, for each document"
+    )
+    add_kb(listing)
     info = add_command(
         verbs, "info", _info, "say what a knowledge base holds", "realm kb info --kb kb", reports=True
     )
@@ -155,6 +171,19 @@ def _delete(args: argparse.Namespace) -> None:
     from realm.retrieval.knowledge_base import KnowledgeBase
 
     report(args, {"passages_removed": KnowledgeBase.open(args.kb).delete(args.documents)})
+
+
+def _list(args: argparse.Namespace) -> None:
+    from realm.retrieval.knowledge_base import KnowledgeBase
+
+    for document in KnowledgeBase.open(args.kb).documents(count=args.limit, prefix=args.prefix):
+        if args.json:
+            print(json.dumps(document._asdict(), ensure_ascii=False))
+        else:
+            print(
+                f"{document.passages:>6}  {document.id}"
+                + (f"  {document.title}" if document.title != document.id else "")
+            )
 
 
 def _info(args: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ Python string each, `tokens` 4 bytes per wordpiece, about 1 kB.
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import lance
 import numpy as np
@@ -47,12 +47,22 @@ from realm.text.salient_spans import Tagger
 __all__ = [
     "AddResult",
     "BuildResult",
+    "DocumentEntry",
     "KnowledgeBase",
     "KnowledgeBaseConfig",
     "PassageTokens",
     "Ragged",
     "build",
 ]
+
+
+class DocumentEntry(NamedTuple):
+    """A document in the list of documents."""
+
+    id: str
+    title: str
+    passages: int
+    """Those that belong to it: a text that another document brought first is counted there."""
 
 
 class KnowledgeBase:
@@ -175,6 +185,32 @@ class KnowledgeBase:
                     f"have been trained on; build a knowledge base with `--set held_out={other.held_out:g} --set "
                     f"passage_tokens={other.passage_tokens}`, or take a model that was trained on this one"
                 )
+
+    def documents(self, start: int = 0, count: int | None = None, prefix: str = "") -> list[DocumentEntry]:
+        """The documents in the order of their first passages, from the `start`-th on, at most `count`.
+
+        With a `prefix`, only those whose id or title begins with it. Ids and titles are read of what is returned;
+        with a prefix, of all documents.
+        """
+        _, first_N, counts_N = np.unique(self.document_keys_N, return_index=True, return_counts=True)
+        order = np.argsort(first_N)
+        first_N, counts_N = first_N[order], counts_N[order]
+        end = None if count is None else start + count
+        if not prefix:
+            first_N, counts_N = first_N[start:end], counts_N[start:end]
+        with reading(self.table):
+            rows = take_rows(self.table, first_N, ("document_id", "title"))
+        names = zip(
+            rows.column("document_id").to_pylist(),
+            rows.column("title").to_pylist(),
+            counts_N.tolist(),
+            strict=True,
+        )
+        if not prefix:
+            return [DocumentEntry(*one) for one in names]
+        return [
+            DocumentEntry(*one) for one in names if one[0].startswith(prefix) or one[1].startswith(prefix)
+        ][start:end]
 
     def numbers_of(self, documents: Sequence[str]) -> np.ndarray:
         """Numbers of the passages of documents with these ids or, where no id is the same, titles; ascending.

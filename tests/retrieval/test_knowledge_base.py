@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 from realm.config import InputError
 from realm.retrieval import build as build_module
 from realm.retrieval import tables
-from realm.retrieval.knowledge_base import AddResult, BuildResult, KnowledgeBase, KnowledgeBaseConfig, build
+from realm.retrieval.knowledge_base import (
+    AddResult,
+    BuildResult,
+    DocumentEntry,
+    KnowledgeBase,
+    KnowledgeBaseConfig,
+    build,
+)
 from realm.text.corpus import Annotations, Document, Span, passage_id
 from tests.retrieval.tiny import CONFIG, DOCUMENTS, TOKENIZER, TinyTagger, make, tiny_tokenizer
 
@@ -55,6 +62,24 @@ def test_passages_come_back_as_they_were_split(kb: KnowledgeBase) -> None:
     assert texts == {document.id: document.text.strip() for document in DOCUMENTS}
     assert kb.ids == [passage.id for passage in kb]
     assert kb.titles == [passage.title for passage in kb]
+
+
+def test_the_list_of_documents_counts_their_passages_in_their_order(kb: KnowledgeBase) -> None:
+    kb.delete(["d0"])
+    kb.add(
+        [DOCUMENTS[4]._replace(text="Town 4 is two towns."), Document("New", "It is in town.", "z")],
+        TinyTagger(),
+    )
+    counts: dict[tuple[str, str], int] = {}
+    for passage in kb:
+        key = (passage.document_id, passage.title)
+        counts[key] = counts.get(key, 0) + 1
+    listed = kb.documents()
+    assert listed == [DocumentEntry(*name, count) for name, count in counts.items()]
+    assert kb.documents(2, 3) == listed[2:5]
+    assert [d.id for d in kb.documents(prefix="d1")] == ["d1", *(f"d{n}" for n in range(10, 20))]
+    assert [d.id for d in kb.documents(1, 2, "Ne")] == []
+    assert [d.id for d in kb.documents(count=1, prefix="Ne")] == ["z"]
 
 
 def test_passages_are_read_by_number_in_the_order_asked_for(kb: KnowledgeBase) -> None:
