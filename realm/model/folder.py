@@ -40,7 +40,7 @@ from realm.text.inputs import Lengths, Tokenizer, encoder_folder, from_hub
 FORMAT = 2
 MANIFEST = "realm.json"
 HELD_OUT = "held_out.json"
-"""In the folder of an encoder: `HeldOut` of its training."""
+"""In the folder of an encoder: `HeldOut` of its training, and where its text came from if that is known."""
 HUB_FILES = ("*.json", "*.safetensors")
 """What is fetched of a model that is on the hub."""
 
@@ -235,8 +235,10 @@ def _records(saved: Any) -> list[dict[str, Any]]:
     return [{**record, "stage": str(record["stage"])} for record in saved]
 
 
-def encoder_held_out(name: str) -> set[HeldOut]:
+def encoder_held_out(name: str, sources: Sequence[str] = ()) -> set[HeldOut]:
     """Which passages the training of an encoder held out, by folder or name; empty where its folder does not say it.
+
+    An encoder whose folder names the `sources` of its text held out nothing of text from other ones, which it never saw.
 
     Raises:
         InputError: no such encoder, or a damaged file.
@@ -245,8 +247,10 @@ def encoder_held_out(name: str) -> set[HeldOut]:
     if not file.is_file():
         return set()
     try:
-        return {HeldOut(**json.loads(file.read_text(encoding="utf-8")))}
-    except (ValueError, TypeError) as error:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+        seen = saved.pop("sources", sources)
+        return {HeldOut(**saved)} if seen is sources or set(seen) & set(sources) else set()
+    except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{file} is damaged: {error}") from error
 
 

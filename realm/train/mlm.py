@@ -181,7 +181,11 @@ def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model
         saved = load_model(init)
         tokenizer, reader, stages, spared = saved.tokenizer, saved.reader, saved.stages, saved.held_out
     else:
-        tokenizer, reader, spared = Tokenizer.load(init), load_reader(init), encoder_held_out(init)
+        tokenizer, reader, spared = (
+            Tokenizer.load(init),
+            load_reader(init),
+            encoder_held_out(init, kb.config.sources),
+        )
     kb.check_tokenizer(tokenizer, init or "the encoder")
     kb.check_held_out(spared, init or "the encoder")
     if lengths.joint > reader.config.max_position_embeddings:

@@ -82,7 +82,8 @@ def test_encoder_within_a_model_remembers_what_its_training_held_out(tiny_kb, tr
 
 
 def test_packaged_encoder_fits_the_presets_that_start_from_it() -> None:
-    (made,) = encoder_held_out("package:realm-mini")
+    (made,) = encoder_held_out("package:realm-mini", ["mine.txt", "package:factbook"])
+    assert encoder_held_out("package:realm-mini", ["mine.txt"]) == set()  # it never saw this text
     for preset in ("realm-mini", "demo", "demo-full"):
         kb = read_config(KnowledgeBaseConfig, preset, "kb")
         assert made == HeldOut(kb.held_out, kb.passage_tokens)
