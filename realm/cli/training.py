@@ -48,7 +48,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "pretrain",
         _pretrain,
-        "REALM pre-training: retrieve passages that help to fill in a masked name or date",
+        "REALM pre-training: retrieve passages that help to fill in a masked name or date; the model's index stays in KB",
         "realm pretrain --kb kb --model models/ict --out models/realm",
         section="pretrain",
     )

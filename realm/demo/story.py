@@ -89,7 +89,8 @@ ICT = Chapter(
 PRETRAIN = Chapter(
     "4. REALM pre-training",
     "A name or date is hidden in a sentence, passages are retrieved, and the reader fills the gap with their help.\n"
-    "Passages that helped will score higher next time; the index is rebuilt in the background while training goes on.",
+    "Passages that helped will score higher next time; the index is rebuilt in the background while training goes on,\n"
+    "and the last one, of the model that is saved, stays in the knowledge base.",
 )
 CONTROLS = Chapter(
     "4b. The controls",
@@ -189,13 +190,13 @@ class Story:
             yield self._train(ICT, "ict", ict, seed, kb=kb, init=encoder)
             yield self._index(ICT, ict)
         for seed in self.config.seeds:
-            yield from self._pretrain(PRETRAIN, "realm", seed)
+            yield self._pretrain(PRETRAIN, "realm", seed)
         for seed in self.config.seeds:
             for control in self.config.controls:
                 if control == "ict-same-seconds":
                     yield from self._longer_ict(seed)
                 else:
-                    yield from self._pretrain(CONTROLS, control, seed, f"signal={control}")
+                    yield self._pretrain(CONTROLS, control, seed, f"signal={control}")
         start, qa = self.model("realm"), self.model("qa")
         yield self._train(FINETUNE, "finetune", qa, first, kb=kb, model=start, train=train, dev=self.dev)
 
@@ -223,12 +224,11 @@ class Story:
             yield Stage(ANSWER, "answer", argv, note=note)
         yield Stage(ANSWER, "fill", self._command("fill", self.config.fill, kb=kb, model=realm))
 
-    def _pretrain(self, chapter: Chapter, name: str, seed: int, *settings: str) -> Iterator[Stage]:
+    def _pretrain(self, chapter: Chapter, name: str, seed: int, *settings: str) -> Stage:
         out, start = self.model(name, seed), self.model("ict", seed)
-        yield self._train(
+        return self._train(
             chapter, "pretrain", out, seed, *settings, kb=self.kb, model=start, questions=self.dev
         )
-        yield self._index(chapter, out)
 
     def _longer_ict(self, seed: int) -> Iterator[Stage]:
         """ICT from the same encoder for the seconds of all that REALM had, the making of that encoder included."""

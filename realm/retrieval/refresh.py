@@ -9,8 +9,8 @@ A refresh is `realm index` run on a snapshot of the model, into the run's own fo
     swaps to the new version
 
 This file is what the trainer sees: which version it searches, what it waits for (the first index only, and where it is told
-to: `lag`, `max_age`), how an index ages, and how an interrupted run goes on. `realm.retrieval.builds` sees a build to its
-end. With several ranks, rank 0 runs the builds and all ranks swap at the same step.
+to: `lag`, `max_age`), how an index ages, how an interrupted run goes on, and that the finished model finds its index.
+`realm.retrieval.builds` sees a build to its end. With several ranks, rank 0 runs the builds and all swap at the same step.
 
 What a checkpoint needs to go on exactly is `place`: the version in use, and the build under way. What came after it is
 forgotten by `first`: a run that was killed finds its index as the checkpoint left it.
@@ -36,14 +36,14 @@ import torch
 from torch import Tensor
 
 from realm import distributed
-from realm.config import InputError
+from realm.config import InputError, reason
 from realm.model.device import Precision, autocast
 from realm.model.encoders import Embedder
 from realm.model.folder import Model, read_manifest, save_model
 from realm.retrieval import vectors
 from realm.retrieval.builds import BuildConfig, Builder, StepTimes
 from realm.retrieval.embedding import embed_passages
-from realm.retrieval.index import IndexVersion, publish
+from realm.retrieval.index import IndexVersion, index_folder, publish
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.mips import MipsIndex
 from realm.retrieval.states import PassageStates
@@ -201,6 +201,34 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         self._requested, self._building = step, None
         self._remember(model)
         return self._load(distributed.from_first(self._publish_here(model, step)))
+
+    @torch.no_grad()
+    def hand_over(self, model: Model, version: IndexVersion, out: Path) -> None:
+        """Publishes the finished model's index in the knowledge base, as `realm index` would of the model at `out`.
+
+        It is `version` where these very weights made it, as a rule; where the embedder was set back, or moved on since,
+        passages are embedded now. A knowledge base that cannot be written costs the index only.
+        """
+        if not distributed.is_first():
+            return
+        folder, made = index_folder(self._kb, model), None
+        try:
+            there = vectors.info_of(folder)
+            if there is not None and there.corpus == self._kb.fingerprint:
+                return  # an interrupted run had come this far, or the passage tower is the start's
+            folder.mkdir(parents=True, exist_ok=True)
+            made = vectors.read(self._folder, self._kb.keys_N, version.number)
+            if made is not None and made.info.model == model.passage_fingerprint:
+                publish(self._kb, model, str(out), folder, made.array)
+                return
+            with autocast(model.device, self._precision):
+                array_ND = self._states.index(model.embedder.passage) if self._states else None
+                publish(self._kb, model, str(out), folder, array_ND)
+        except (InputError, OSError) as error:
+            self._say(
+                f"the model's index could not be published: {reason(error)}; run `realm index --kb {self._kb.folder} "
+                f"--model {out}`"
+            )
 
     def sweep(self, places: Sequence[dict[str, Any]]) -> None:
         """Removes old versions from disk: all but the newest ones and those at the `place` of a checkpoint."""

@@ -6,6 +6,7 @@ One step, as the data sees it:
     candidates - read_inputs -> RetrievalBatch -> score_BK, token_logp_BKM -> marginal likelihood -> update
     (with `ict`: sentence - in-batch softmax -> its passage, added to the loss)
     every `refresh.every` steps: snapshot -> index build elsewhere -> a new index, judged on the probe, swapped in
+    at the end: the index of the model that is saved goes into the knowledge base
 
 What departs from the paper has a switch in `PretrainConfig`; `configs/paper.toml` sets them all back.
 
@@ -195,7 +196,10 @@ def train(
             version = watch.after_step(refresher.poll(run.step), version)  # never waits once an index exists
             run.state["index"] = refresher.place(version)  # where an interrupted run goes on
         if version.step < run.step:
-            watch.after_step(refresher.last(model, run.step), version)  # what is saved is judged too
+            version = watch.after_step(
+                refresher.last(model, run.step), version
+            )  # what is saved is judged too
+        refresher.hand_over(model, version, out)
         return run.finish()
 
 

@@ -1,5 +1,6 @@
 """REALM pre-training: who gets gradients, what the loss is over the whole index, and that a run repeats exactly."""
 
+import errno
 import shutil
 import time
 from dataclasses import replace
@@ -14,15 +15,17 @@ from realm.config import InputError, read_config
 from realm.model.encoders import MaskedReader
 from realm.model.folder import load_model, save_model
 from realm.model.losses import marginal_loss
-from realm.retrieval import masked_queries
+from realm.retrieval import masked_queries, refresh, vectors
 from realm.retrieval.candidates import choose_candidates, read_inputs
 from realm.retrieval.embedding import embed_passages
+from realm.retrieval.index import IndexConfig, build_index, load_index, publish
 from realm.retrieval.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
 from realm.retrieval.masked_queries import SpanIndex, draw_queries, held_out, holds
 from realm.retrieval.mips import MipsIndex
 from realm.text.corpus import Annotations, Document
 from realm.text.inputs import passage_inputs, query_inputs
-from realm.train import pretrain
+from realm.train import health, pretrain
+from realm.train.health import HealthWatch
 from realm.train.ict import cloze_pairs
 from realm.train.loop import TrainRun
 from realm.train.pretrain import (
@@ -479,12 +482,10 @@ def test_spans_are_indexed_only_where_something_asks_for_them(
         raise AssertionError("the corpus' spans were indexed")
 
     monkeypatch.setattr(masked_queries, "_polynomial", refuse)
-    config = settings("steps=1", "guided=0", "held_out=0")
-    pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder))
+    monkeypatch.setattr(health, "held_out_queries", lambda *_: [])  # the probe asks
+    pretrain.train(tiny_kb, tmp_path / "out", settings("steps=1", "guided=0"), str(tiny_model_folder))
     with pytest.raises(AssertionError, match="spans were indexed"):
-        pretrain.train(
-            tiny_kb, tmp_path / "guided", settings("steps=1", "held_out=0"), str(tiny_model_folder)
-        )
+        pretrain.train(tiny_kb, tmp_path / "guided", settings("steps=1"), str(tiny_model_folder))
 
 
 def test_embedder_does_not_move_before_the_reader_is_ready(
@@ -528,6 +529,109 @@ def test_refresh_in_the_background_is_swapped_in(tiny_kb, tiny_model_folder, tmp
     config = settings("steps=1", "refresh.every=1", "refresh.in_background=true")
     out = pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder))
     assert [row["index_step"] for row in metrics(out) if "index_step" in row] == [0, 1]
+
+
+# -- the index that the model finds
+
+
+@pytest.fixture
+def bare_kb(own_kb) -> KnowledgeBase:
+    """The towns, without an index."""
+    shutil.rmtree(own_kb.folder / "indexes")
+    return own_kb
+
+
+def own_indexes(kb: KnowledgeBase) -> set[str]:
+    return {folder.name for folder in vectors.folders(kb.folder)}
+
+
+def assert_index_is_the_models(kb: KnowledgeBase, out: Path, atol: float = 0) -> None:
+    """`realm index` finds nothing to embed, and what is there is what it would have made."""
+    model = load_model(out)
+    found = load_index(kb, model, str(out))
+    every = np.arange(len(kb))
+    wanted = embed_passages(
+        model.embedder.passage, kb.tokens, every, model.tokenizer, model.lengths, model.device
+    )
+    np.testing.assert_allclose(found.index.rows(every), wanted, atol=atol)
+    assert build_index(kb, str(out), IndexConfig(device="cpu", precision="fp32"))["embedded"] == 0
+
+
+@pytest.mark.parametrize("switch", ["steps=3", "steps=2", "steps=0", 'passage_trunk="frozen"'])
+def test_model_finds_its_index_in_the_knowledge_base(bare_kb, tiny_model_folder, tmp_path, switch) -> None:
+    """Where the last build is of the last step, where it is not, where nothing trained, and with states."""
+    out = pretrain.train(bare_kb, tmp_path / "out", settings("steps=2", switch), str(tiny_model_folder))
+    assert_index_is_the_models(bare_kb, out, 0.03 if "frozen" in switch else 0)  # states have 16 bits
+    model = load_model(out)
+    assert own_indexes(bare_kb) == {model.passage_fingerprint}
+    assert load_index(bare_kb, model, str(out)).number == 1
+
+
+def test_refused_version_is_never_the_models_index(bare_kb, tiny_model_folder, tmp_path, monkeypatch) -> None:
+    """The embedder goes back to the start, so the start's index is the model's."""
+    recalls = iter([100.0, 0.0, 0.0])
+
+    def look(watch: HealthWatch, *_: object) -> tuple[float, np.ndarray]:
+        return next(recalls), np.zeros((0, 0))
+
+    monkeypatch.setattr(HealthWatch, "_look", look)
+    out = pretrain.train(
+        bare_kb, tmp_path / "out", settings("steps=4", "health.margin=2"), str(tiny_model_folder)
+    )
+    assert next(recalls, None) is None
+    assert changed(out, tiny_model_folder) == {"reader"}
+    assert_index_is_the_models(bare_kb, out)
+    assert own_indexes(bare_kb) == {load_model(out).passage_fingerprint}
+
+
+def test_embedder_that_moved_on_after_its_last_index_gets_one_of_its_own(
+    bare_kb, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    """As where a build in the background was accepted some steps after its snapshot, and the next one refused."""
+    last = pretrain.IndexRefresher.last
+
+    def nudged(refresher, model, step):
+        version = last(refresher, model, step)
+        with torch.no_grad():
+            model.embedder.query.projection.bias.add_(0.1)
+        return version
+
+    monkeypatch.setattr(pretrain.IndexRefresher, "last", nudged)
+    out = pretrain.train(bare_kb, tmp_path / "out", settings("steps=1"), str(tiny_model_folder))
+    assert_index_is_the_models(bare_kb, out)
+
+
+def test_run_stopped_after_its_index_was_published_publishes_it_once(
+    bare_kb, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    config, finish = settings("steps=2", "checkpoint_seconds=0", "log_every=1"), TrainRun.finish
+
+    def stop(run: TrainRun) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TrainRun, "finish", stop)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain.train(bare_kb, tmp_path / "out", config, str(tiny_model_folder))
+    published = own_indexes(bare_kb)
+    monkeypatch.setattr(TrainRun, "finish", finish)
+    out = pretrain.train(bare_kb, tmp_path / "out", config, str(tiny_model_folder))
+    assert own_indexes(bare_kb) == published
+    assert load_index(bare_kb, load_model(out), str(out)).number == 1
+
+
+def test_knowledge_base_that_cannot_be_written_costs_the_index_and_not_the_model(
+    bare_kb, tiny_model_folder, tmp_path, monkeypatch, capsys
+) -> None:
+    def refuse(kb, model, path, folder, array=None):
+        if folder.is_relative_to(bare_kb.folder):
+            raise OSError(errno.EROFS, "Read-only file system")
+        return publish(kb, model, path, folder, array)
+
+    monkeypatch.setattr(refresh, "publish", refuse)
+    out = pretrain.train(bare_kb, tmp_path / "out", settings("steps=1"), str(tiny_model_folder))
+    assert load_model(out).step == 1
+    said = capsys.readouterr().err
+    assert f"Read-only file system; run `realm index --kb {bare_kb.folder} --model {out}`" in said
 
 
 # -- X and Z
