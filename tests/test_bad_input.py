@@ -29,6 +29,7 @@ LINE = '{"title": "Oakham", "text": "Oakham lies on the Tarn. It was burnt in 14
 QUESTION = '{"question": "on which river lies Arden?", "answers": ["Ouse"]}\n'
 BINARY = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256))
 CONTENTS = {"empty": b"", "blank": b"\n \n", "binary": BINARY, "latin1": "Köln\n".encode("latin-1")}
+CONTENTS["cyrillic"] = "Кёльн\n".encode("cp1251")  # mostly letters beyond ASCII: not taken for Windows-1252
 SUFFIXES = "txt md html parquet arrow".split()
 
 
@@ -125,20 +126,25 @@ def refused(home: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.M
     return refuse
 
 
-BUILD, ADD = "kb build towns.jsonl FILE --out new --tagger rules", "kb add towns.jsonl FILE --kb kb"
-REPLACE = "kb build towns.jsonl FILE --out kb --replace --tagger rules"
+BUILD, ADD = (
+    "kb build towns.jsonl FILE --strict --out new --tagger rules",
+    "kb add towns.jsonl FILE --strict --kb kb",
+)
+REPLACE = "kb build towns.jsonl FILE --strict --out kb --replace --tagger rules"
 DOCUMENTS = {
     "missing.jsonl": "missing.jsonl: no such file or folder",
     "empty.jsonl": "empty.jsonl is empty",
     "blank.jsonl": "blank.jsonl is empty",
-    "binary.jsonl": "binary.jsonl:1: byte 0x89 is not UTF-8",
-    "latin1.jsonl": "latin1.jsonl:1: byte 0xf6 is not UTF-8",
+    "binary.jsonl": "binary.jsonl: binary data",
+    "latin1.jsonl": "latin1.jsonl:1: not JSON",
+    "cyrillic.jsonl": "cyrillic.jsonl:1: byte 0xeb is not UTF-8",
     "cut.jsonl": "cut.jsonl:2: not JSON .*cut off",
     "long.jsonl": "long.jsonl:1: 10,000,000 characters, over the limit of 1,000,000: split it",
     "q.jsonl": 'q.jsonl:1: no "title"',
     "names": "udcff.txt.* is not UTF-8: rename it",
 }
 ODD = {f"{name}.{suffix}": f"{name}.{suffix}" for name in CONTENTS for suffix in SUFFIXES}
+ODD = {file: says for file, says in ODD.items() if file not in ("latin1.txt", "latin1.md", "latin1.html")}
 ODD |= {"cut.parquet": "is not Parquet", "empty.tsv": "cannot read .tsv files", "nothing": "folder is empty"}
 
 
@@ -164,7 +170,7 @@ def test_addition_that_breaks_late_leaves_no_data_behind_and_works_once_mended(
 ) -> None:
     kb, broken = shutil.copytree("kb", tmp_path / "kb"), Path("late.jsonl").read_text()
     before = files_of(kb)
-    refused(f"kb add late.jsonl --kb {kb}", "late.jsonl:301: not JSON")
+    refused(f"kb add late.jsonl --strict --kb {kb}", "late.jsonl:301: not JSON")
     after = files_of(kb)
     assert {name for name in after if after[name] != before.get(name)} <= {"SHA256SUMS"}
     (tmp_path / "late.jsonl").write_text(broken[:-40])
@@ -181,7 +187,7 @@ def test_build_that_breaks_late_goes_on_where_it_was_once_mended(home, tmp_path,
         f"kb build late.jsonl --tagger rules --tokenizer '{home}/kb/tokenizer' --set commit_every=64 --out"
     )
     Path("late.jsonl").write_text(broken)
-    assert cli.main(shlex.split(f"{build} kb")) == 2
+    assert cli.main(shlex.split(f"{build} kb --strict")) == 2
     assert {path.name for path in tmp_path.iterdir()} == {"late.jsonl", "kb.building"}
     Path("late.jsonl").write_text(broken[:-40])
     done(f"{build} kb")

@@ -315,3 +315,47 @@ def test_a_knowledge_base_is_built_and_kept_from_the_command_line(
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 3
     assert "Paris" in errors[0]
+
+
+def test_what_cannot_be_read_is_left_out_and_said_unless_strict(
+    tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def realm(line: str, *words: str) -> tuple[int, str, list[str]]:
+        code = cli.main([*line.split(), *words])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err.splitlines()
+
+    docs, kb = tmp_path / "docs", tmp_path / "kb"
+    docs.mkdir()
+    (docs / "empty.md").write_bytes(b"")
+    build = ["--tokenizer", tokenizer, "--tagger", "rules", "--out", str(kb)]
+    code, out, err = realm("kb build", str(docs / "empty.md"), *build)
+    assert (code, out, err) == (2, "", [f"realm: {docs}/empty.md is empty"])
+    (docs / "a.png").write_bytes(b"")
+    code, out, err = realm("kb build", str(docs), *build)
+    assert (code, out, len(err)) == (2, "", 1) and not kb.exists()
+
+    write_documents(docs / "b.jsonl", Bonn="A town.")
+    code, out, err = realm("kb build", str(docs), *build, "--strict")
+    assert code == 2 and err[-1] == f"realm: {docs}/empty.md is empty" and not kb.exists()
+    code, out, err = realm("kb build", str(docs), *build, "--json")
+    assert code == 0 and json.loads(out)["left_out"] == {"of a type that is not read": 1, "empty": 1}
+    assert err == [
+        f"left out: 1 of a type that is not read: {docs}/a.png",
+        f"left out: 1 empty: {docs}/empty.md",
+        f"all that was left out: {kb}/left_out.jsonl (--strict ends at the first)",
+    ]
+    listed = [json.loads(line) for line in (kb / "left_out.jsonl").read_text().splitlines()]
+    assert [(one["where"], one["reason"]) for one in listed] == [
+        (f"{docs}/a.png", "of a type that is not read"),
+        (f"{docs}/empty.md", "empty"),
+    ]
+
+    with (docs / "b.jsonl").open("a") as file:
+        file.write('{"title": "Rome"\n{"title": "Oslo", "text": "A city."}\n')
+    assert realm("kb add --strict --kb", str(kb), str(docs / "b.jsonl"))[0] == 2
+    code, out, err = realm("kb add --json --kb", str(kb), str(docs / "b.jsonl"))
+    assert code == 0 and json.loads(out)["added"] == 1 and err[0] == f"left out: 1 not JSON: {docs}/b.jsonl:2"
+    assert realm("kb verify --kb", str(kb))[0] == 0
+    code, out, err = realm("kb add --kb", str(kb), str(docs / "empty.md"))
+    assert (code, out, err) == (2, "", [f"realm: {docs}/empty.md is empty"])

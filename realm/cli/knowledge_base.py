@@ -3,11 +3,20 @@
 import argparse
 import dataclasses
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from realm.cli.arguments import Commands, Parser, add_command, add_kb, add_out, positive, report, settings
 from realm.config import InputError, write_json_lines
+
+if TYPE_CHECKING:
+    from realm.text.readers import ReadingReport
+
+LEFT_OUT = "left_out.jsonl"
+"""In a knowledge base: what the last `kb build` or `kb add` could not read, one JSON object per file, line or row."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -117,7 +126,12 @@ def _add_sources(parser: Parser) -> None:
         "sources",
         metavar="SOURCE",
         nargs="+",
-        help="files and folders (.jsonl .txt .md .html .parquet), package:vital-articles, package:factbook",
+        help="files and folders (.jsonl .txt .md .html .parquet .arrow), package:vital-articles, package:factbook",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="end at the first file, line or row that cannot be read (default: leave it out, and list it by reason)",
     )
 
 
@@ -138,7 +152,7 @@ def _add_tagger(parser: Parser, default: str) -> None:
 def _build(args: argparse.Namespace) -> None:
     from realm.retrieval.knowledge_base import KnowledgeBaseConfig, build
     from realm.text.inputs import Tokenizer
-    from realm.text.readers import read_documents
+    from realm.text.readers import ReadingReport, read_documents
     from realm.text.salient_spans import load_tagger
 
     flags = {"tagger": args.tagger, "tagger_processes": args.processes, "sources": tuple(args.sources)}
@@ -146,25 +160,43 @@ def _build(args: argparse.Namespace) -> None:
     config = dataclasses.replace(
         config, **{name: value for name, value in flags.items() if value is not None}
     )
-    documents = read_documents(args.sources, config.max_document_chars)
+    reading, for_vocabulary = (None if args.strict else ReadingReport() for _ in range(2))
+    documents = read_documents(args.sources, config.max_document_chars, reading)
     if args.vocab_size is None:
         tokenizer = Tokenizer.load(args.tokenizer)
     else:
-        again = read_documents(args.sources, config.max_document_chars)
+        again = read_documents(args.sources, config.max_document_chars, for_vocabulary)
         tokenizer = Tokenizer.train((f"{d.title} {d.text}" for d in again), args.vocab_size)
     tagger = load_tagger(config.tagger, config.tagger_processes)
-    report(args, build(args.out, documents, config, tokenizer, tagger, args.replace)._asdict())
+    result = build(args.out, documents, config, tokenizer, tagger, args.replace)
+    report(args, result._asdict() | _left_out(args.out, reading))
 
 
 def _add(args: argparse.Namespace) -> None:
     from realm.retrieval.knowledge_base import KnowledgeBase
-    from realm.text.readers import read_documents
+    from realm.text.readers import ReadingReport, read_documents
     from realm.text.salient_spans import load_tagger
 
     kb = KnowledgeBase.open(args.kb)
     tagger = load_tagger(args.tagger or kb.config.later_tagger, args.processes or 0)
-    documents = read_documents(args.sources, kb.config.max_document_chars)
-    report(args, kb.add(documents, tagger)._asdict())
+    reading = None if args.strict else ReadingReport()
+    documents = read_documents(args.sources, kb.config.max_document_chars, reading)
+    report(args, kb.add(documents, tagger)._asdict() | _left_out(args.kb, reading))
+
+
+def _left_out(folder: str, reading: "ReadingReport | None") -> dict[str, Any]:
+    """Says what was left out, keeps the list in the knowledge base, and gives its counts for the report."""
+    listed = Path(folder, LEFT_OUT)
+    listed.unlink(missing_ok=True)  # of an earlier build or addition
+    if reading is None:
+        return {}
+    lines = reading.lines()
+    if reading.left_out:
+        write_json_lines(listed, (one._asdict() for one in reading.left_out))
+        lines.append(f"all that was left out: {listed} (--strict ends at the first)")
+    for line in lines:
+        _log.warning("%s", line)
+    return {"left_out": dict(reading.reasons.most_common()), "assumed_encodings": len(reading.assumed)}
 
 
 def _delete(args: argparse.Namespace) -> None:

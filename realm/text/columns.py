@@ -1,0 +1,227 @@
+"""Columns of Parquet and Arrow files become records; sizes are looked at before anything is decoded.
+
+A few bytes can stand for gigabytes, by compression or by a long value that every row repeats. So a part of a file that
+grows a hundredfold beyond `_SMALL` is refused by its declared size, values become Python strings one at a time, and the
+rows and the text of a whole file are bounded too.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from realm.text.records import (
+    DAMAGED,
+    EMPTY,
+    FIELDS,
+    TOO_LONG,
+    Limits,
+    Record,
+    Unreadable,
+    first_line,
+    shown,
+)
+from realm.text.records import record as to_record
+
+_SMALL = 256 << 20
+"""Bytes that any part of a file may take when it is decoded."""
+_LARGE = 2 << 30
+"""Bytes that no part may take."""
+_FEW_ROWS = 1_000_000
+"""Rows that any file may have; more need a byte for each hundred."""
+
+
+def parquet(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+    """Row group by row group, in batches that hold few rows where a row may be long."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            names = _columns(path, file.schema_arrow)
+            rows = _Rows(path, limits)
+            rows.expect(file.metadata.num_rows)
+            for number in range(file.metadata.num_row_groups):
+                size = _checked_row_group(path, file.metadata.row_group(number), names)
+                batches = file.iter_batches(
+                    batch_size=max(1, min(256, _SMALL // size)), row_groups=[number], columns=names
+                )
+                for batch in batches:
+                    yield from rows.of(batch.select(names))
+            rows.end()
+    except pa.ArrowException as error:
+        raise Unreadable(path, DAMAGED, f"{path} is not Parquet: {first_line(error)}") from None
+
+
+def arrow(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+    """Arrow's file format (also named Feather), and its stream format, which `datasets` saves; batch by batch.
+
+    The file format is a stream behind eight bytes, and before a table of contents, which is not needed.
+    """
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(str(path)) as file:
+            start = 8 if file.read(6) == b"ARROW1" else 0
+            file.seek(start)
+            for message in pa.ipc.MessageReader.open_stream(file):
+                _check_message(path, message)
+            file.seek(start)
+            schema = pa.ipc.open_stream(file).schema
+            names = _columns(path, schema)
+            file.seek(start)
+            options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in names])
+            rows = _Rows(path, limits)
+            for batch in pa.ipc.open_stream(file, options=options):
+                batch.validate(full=True)
+                rows.expect(batch.num_rows)
+                yield from rows.of(batch.select(names))
+            rows.end()
+    except pa.ArrowException as error:
+        raise Unreadable(path, DAMAGED, f"{path} is not Arrow: {first_line(error)}") from None
+
+
+def _columns(path: Path, schema: Any) -> list[str]:
+    """The names of the columns to read: title and text, and id where there is one."""
+    import pyarrow.types as types
+
+    if missing := [name for name in ("title", "text") if name not in schema.names]:
+        raise Unreadable(
+            path, FIELDS, f"{path}: no column {' and '.join(missing)} (columns: {', '.join(schema.names)})"
+        )
+    names = [name for name in ("id", "title", "text") if name in schema.names]
+    for name in names:
+        if schema.names.count(name) > 1:
+            raise Unreadable(path, FIELDS, f"{path}: {schema.names.count(name)} columns are named {name}")
+        kind = schema.field(name).type
+        value = kind.value_type if types.is_dictionary(kind) else kind
+        words = types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)
+        if not words and not (name == "id" and types.is_integer(value)):
+            raise Unreadable(
+                path, FIELDS, f"{path}: the column {name} holds {shown(str(kind))}, and must hold strings"
+            )
+    return names
+
+
+class _Rows:
+    """Rows of one file as records; counts what they came to."""
+
+    def __init__(self, path: Path, limits: Limits):
+        self._path = path
+        self._limits = limits
+        size = path.stat().st_size
+        self._most_rows = max(_FEW_ROWS, 100 * size)
+        self._most_bytes = max(4 << 30, 1_000 * size)
+        self._expected = self._number = self._bytes = 0
+
+    def expect(self, rows: int) -> None:
+        """Raises Unreadable when so many more rows are too many for a file of this size."""
+        self._expected += rows
+        if self._expected > self._most_rows:
+            raise Unreadable(
+                self._path, TOO_LONG, f"{self._path}: {self._expected:,} rows in a file of this size"
+            )
+
+    def of(self, batch: Any) -> Iterator[Record | Unreadable]:
+        names, columns = batch.schema.names, batch.columns
+        for row in range(batch.num_rows):
+            self._number += 1
+            yield self._record(names, [column[row] for column in columns])
+
+    def end(self) -> None:
+        if not self._number:
+            raise Unreadable(self._path, EMPTY, f"{self._path} is empty")
+
+    def _record(self, names: Sequence[str], values: Sequence[Any]) -> Record | Unreadable:
+        where = f"{self._path} row {self._number}"
+        size = sum(map(_size, values))
+        self._bytes += size
+        if self._bytes > self._most_bytes:
+            raise Unreadable(
+                self._path, TOO_LONG, f"{where}: the text up to here is over {self._most_bytes:,} bytes"
+            )
+        if size > 12 * self._limits.document_chars + 1_000_000:
+            return Unreadable(where, TOO_LONG, f"{where}: {size:,} bytes of title and text: split it")
+        try:
+            fields = {name: value.as_py() for name, value in zip(names, values, strict=True)}
+        except UnicodeDecodeError:
+            return Unreadable(where, DAMAGED, f"{where}: a text is not UTF-8")
+        return to_record(where, fields)
+
+
+def _size(value: Any) -> int:
+    """Bytes of a string, without making it one; a number counts as none."""
+    import pyarrow as pa
+
+    if isinstance(value, pa.DictionaryScalar):
+        value = value.value
+    buffer = value.as_buffer() if value.is_valid and hasattr(value, "as_buffer") else None
+    return 0 if buffer is None else buffer.size
+
+
+def _checked_row_group(path: Path, group: Any, names: Sequence[str]) -> int:
+    """The largest size of the columns of these names, decoded but for repeated values."""
+    largest = 1
+    for number in range(group.num_columns):
+        column = group.column(number)
+        if column.path_in_schema in names:
+            _check(path, column.total_uncompressed_size, column.total_compressed_size)
+            largest = max(largest, column.total_uncompressed_size)
+    return largest
+
+
+def _check(path: Path, size: int, compressed: int) -> None:
+    most = min(_LARGE, max(_SMALL, 100 * compressed))
+    if not 0 <= size <= most:
+        raise Unreadable(
+            path,
+            TOO_LONG,
+            f"{path}: a part of {compressed:,} bytes stands for {size:,}, over the limit of {most:,}",
+        )
+
+
+# --- sizes in Arrow's messages -------------------------------------------------------------------
+
+
+def _check_message(path: Path, message: Any) -> None:
+    """Adds up what a batch's compressed buffers declare for their sizes; pyarrow would decompress them to tell.
+
+    The message is a flatbuffer: https://arrow.apache.org/docs/format/Columnar.html, Message.fbs in Arrow's sources.
+    """
+    metadata, body = memoryview(message.metadata), memoryview(message.body)
+    (root,) = struct.unpack_from("<I", metadata)
+    header, kind = _field(metadata, root, 2), _field(metadata, root, 1)
+    if header is None or kind is None or metadata[kind] not in (2, 3):
+        return
+    batch = _follow(metadata, header)
+    if metadata[kind] == 2:  # a dictionary, whose second field is its batch
+        inner = _field(metadata, batch, 1)
+        if inner is None:
+            return
+        batch = _follow(metadata, inner)
+    buffers = _field(metadata, batch, 2)
+    if buffers is None or _field(metadata, batch, 3) is None:  # not compressed
+        return
+    start = _follow(metadata, buffers)
+    (count,) = struct.unpack_from("<I", metadata, start)
+    size = 0
+    for number in range(count):
+        offset, length = struct.unpack_from("<qq", metadata, start + 4 + 16 * number)
+        if length:
+            (declared,) = struct.unpack_from("<q", body, offset)
+            size += length if declared == -1 else declared  # -1: left as it was
+    _check(path, size, len(body))
+
+
+def _follow(data: memoryview, place: int) -> int:
+    return place + int(struct.unpack_from("<I", data, place)[0])
+
+
+def _field(data: memoryview, table: int, number: int) -> int | None:
+    """Where a table's field stands, if the table has it."""
+    entries = table - struct.unpack_from("<i", data, table)[0]
+    (size,) = struct.unpack_from("<H", data, entries)
+    if 4 + 2 * number >= size:
+        return None
+    (offset,) = struct.unpack_from("<H", data, entries + 4 + 2 * number)
+    return table + offset if offset else None

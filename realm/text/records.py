@@ -1,0 +1,108 @@
+"""What a reader of a file format gives: records, and what is wrong with a file, a line or a row of it."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from realm.config import InputError
+
+EMPTY: Final = "empty"
+NO_TEXT: Final = "without text"
+BINARY: Final = "binary"
+ENCODING: Final = "in an unknown encoding"
+NOT_JSON: Final = "not JSON"
+FIELDS: Final = "without a usable title, text or id"
+SAME_ID: Final = "with an id that an earlier document has"
+TOO_LONG: Final = "too long"
+DAMAGED: Final = "damaged"
+NOT_OPENED: Final = "not to be opened"
+NAME: Final = "with a name that is not UTF-8"
+TYPE: Final = "of a type that is not read"
+LINK: Final = "links to folders"
+"""The reasons for leaving something out, as they follow a number: "3 empty"."""
+
+
+class Record(NamedTuple):
+    """A document as its format gives it; `where` is for error messages, and no id means: the title."""
+
+    where: str
+    title: str
+    text: str
+    id: str | None = None
+    assumed: str | None = None
+    """The encoding that was assumed, where neither the file says it nor UTF-8 fits."""
+
+
+class Unreadable(InputError):
+    """A file, a line or a row that gives no document.
+
+    Readers raise it where the rest of the file is lost, and yield it where they can go on.
+    """
+
+    def __init__(self, where: str | Path, reason: str, message: str):
+        super().__init__(message)
+        self.where = str(where)
+        self.reason = reason
+
+
+class Limits(NamedTuple):
+    """What a reader may take into memory."""
+
+    document_chars: int = 1_000_000
+    """Longest document."""
+
+    @property
+    def file_bytes(self) -> int:
+        """Longest file, or line of a JSON Lines file, that is looked at whole: markup takes more room than its text."""
+        return max(64 << 20, 12 * self.document_chars)  # twelve bytes: "\ud83d\ude00"
+
+
+Reader = Callable[[Path, Limits], Iterator[Record | Unreadable]]
+
+
+def shown(value: Any) -> str:
+    """A value for a message: as Python writes it, and cut."""
+    return shortened(repr(value), 60)
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """The text, cut where it is longer."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def printable(text: str) -> str:
+    """A file's name for a terminal: line breaks, control characters and what is not UTF-8 as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what a library says, or the error's kind where it says nothing."""
+    return str(error).split("\n", 1)[0] or type(error).__name__
+
+
+def record(where: str, fields: Mapping[str, Any]) -> Record | Unreadable:
+    """A JSON object's or a row's fields as a record, or what is wrong with them."""
+    for name in ("title", "text"):
+        if name not in fields:
+            names = ", ".join(map(shown, fields))
+            return Unreadable(where, FIELDS, f'{where}: no "{name}" (fields: {shortened(names)})')
+        value = fields[name]
+        if not isinstance(value, str):
+            return Unreadable(where, FIELDS, f'{where}: "{name}" is {shown(value)}, and must be a string')
+    own_id = fields.get("id")
+    if own_id is not None:
+        if isinstance(own_id, bool) or not isinstance(own_id, str | int) or own_id == "":
+            return Unreadable(
+                where, FIELDS, f'{where}: "id" is {shown(own_id)}, and must be a string or a whole number'
+            )
+        own_id = str(own_id)
+    for name, value in (("title", fields["title"]), ("text", fields["text"]), ("id", own_id or "")):
+        if SURROGATE.search(value):
+            return Unreadable(
+                where, FIELDS, f'{where}: "{name}" holds half of a character (a lone UTF-16 surrogate)'
+            )
+    return Record(where, fields["title"], fields["text"], own_id)
+
+
+SURROGATE = re.compile(r"[\ud800-\udfff]")
