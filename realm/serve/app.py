@@ -230,7 +230,7 @@ def _add_changes(api: APIRouter, desk: Desk, token: str | None) -> None:
                 {"WWW-Authenticate": "Bearer"},
             )
 
-    only_writers, refused = [Depends(writer)], documented(401, 403, 404, 409, 429, 503)
+    only_writers, refused = [Depends(writer)], documented(401, 403, 404, 409, 429, 503, 507)
 
     @api.post("/documents", response_model=wire.AddedOut, dependencies=only_writers, responses=refused)
     async def add(body: wire.DocumentsRequest) -> Response:

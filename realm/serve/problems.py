@@ -1,5 +1,6 @@
 """Errors as problem+json (RFC 9457): what, the values, and the way out, in the `detail`."""
 
+import errno
 import math
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -11,12 +12,14 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from realm.config import InputError
+from realm.config import InputError, WriteFailed
 from realm.retrieval.tables import ChangedMeanwhile
 from realm.serve.batching import Busy
 from realm.serve.knowledge import UnknownDocument
 
 MEDIA_TYPE = "application/problem+json"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_BUSY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class Problem(BaseModel):
@@ -47,11 +50,34 @@ def from_error(error: Exception) -> JSONResponse:
             return problem(404, str(error))
         case ChangedMeanwhile():
             return problem(409, f"{error}")
+        case WriteFailed() | OSError() if _says(error, *_FULL):
+            return problem(
+                507, "the server's disk is full: nothing is confirmed, try again when there is room"
+            )
+        case WriteFailed():
+            return problem(
+                503, f"the server cannot write, nothing is confirmed: {error}", {"Retry-After": "60"}
+            )
+        case OSError() if _says(error, *_BUSY):
+            return problem(
+                503, "the server has no files or memory left: try again later", {"Retry-After": "5"}
+            )
         case InputError():
             return problem(400, str(error))
         case HTTPException():
             return problem(error.status_code, str(error.detail), error.headers)
     return problem(500, "an error of the server, which is in its log")
+
+
+def _says(error: BaseException | None, *numbers: int) -> bool:
+    """Whether one of the system's errors is behind an exception; Lance has it as text."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in numbers:
+            return True
+        if any(f"(os error {number})" in str(error) for number in numbers):
+            return True
+        error = error.__cause__
+    return False
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -75,6 +101,13 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return problem(422, "; ".join(map(_sentence, error.errors()[:5])))
 
+    async def of_the_system(request: Request, error: Exception) -> JSONResponse:
+        response = from_error(error)
+        if response.status_code == 500:
+            raise error
+        return response
+
+    app.add_exception_handler(OSError, of_the_system)
     for kind in (InputError, Busy, TimeoutError, HTTPException, Exception):
         app.add_exception_handler(kind, ours)
     app.add_exception_handler(RequestValidationError, invalid)

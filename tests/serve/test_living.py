@@ -1,5 +1,6 @@
 """Knowledge that changes while the REST API answers."""
 
+import errno
 import re
 import threading
 import time
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from realm.qa.pipeline import Answerer
+from realm.retrieval import tables
 from realm.retrieval.index import IndexConfig, build_index
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.serve.client import ServerError
@@ -204,6 +206,48 @@ def test_changes_that_wait_keep_no_reader_waiting_and_too_many_are_refused(
             thread.join()
         assert sorted(statuses) == [200] * 8 + [429]
         assert served.client().health()["documents"] == len(TOWNS) + 8
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "says"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            507,
+            "the server's disk is full: nothing is confirmed",
+        ),
+        (OSError("LanceError(IO): write: No space left on device (os error 28)"), 507, "disk is full"),
+        (OSError(errno.EROFS, "Read-only file system"), 503, "cannot write.*Read-only file system"),
+    ],
+)
+def test_a_disk_that_takes_nothing_is_the_servers_fault_and_leaves_the_answers(
+    own_server, monkeypatch, refusal, status, says
+) -> None:
+    def refuse(*args: Any, **more: Any) -> Any:
+        raise refusal
+
+    headers, before = {"Authorization": f"Bearer {TOKEN}"}, own_server.client().health()
+    with monkeypatch.context() as patch:
+        patch.setattr(tables, "write_fragments", refuse)
+        assert_problem(
+            post(own_server, "/v1/documents", {"documents": [OAKHAM]}, headers=headers), status, says
+        )
+        assert own_server.client().answer(QUESTION).answers
+    assert own_server.client().health()["passages"] == before["passages"]
+    assert own_server.client(TOKEN).add([OAKHAM])["added"] == 1
+
+
+@pytest.mark.parametrize(("refusal", "status"), [(errno.ENOSPC, 507), (errno.EMFILE, 503), (errno.EIO, 500)])
+def test_a_question_that_the_system_fails_is_not_the_clients_fault(
+    served, monkeypatch, refusal, status
+) -> None:
+    def refuse(*args: Any) -> Any:
+        raise OSError(refusal, "what the system says")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Answerer, "answer_batch", refuse)
+        assert_problem(post(served, "/v1/answer", {"question": QUESTION}), status, "server")
+    assert post(served, "/v1/answer", {"question": QUESTION}).status_code == 200
 
 
 def test_versions_are_listed_with_their_dates(own_server) -> None:
