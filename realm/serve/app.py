@@ -26,7 +26,7 @@ from realm.qa.evaluation import MAX_QUESTION_CHARACTERS
 from realm.serve import wire
 from realm.serve.batching import Done
 from realm.serve.client import NDJSON
-from realm.serve.desk import Desk, Kind
+from realm.serve.desk import WORDS_AT_START, Desk, Kind
 from realm.serve.edge import Edge
 from realm.serve.knowledge import LivingKnowledge, UnknownDocument
 from realm.serve.problems import documented, from_error, install
@@ -54,6 +54,9 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # A server that is written to makes this anew with every change: it waits until somebody ranks by words.
+        if token is None and len(knowledge.current.kb) <= WORDS_AT_START:
+            desk.prepare_words()
         tasks = [asyncio.create_task(work()) for work in (desk.batcher.work, desk.watch)]
         try:
             yield
@@ -271,6 +274,7 @@ def _add_watching(app: FastAPI, desk: Desk, writable: bool, shows_runs: bool) ->
                 "passages": len(snapshot.kb),
                 "documents": await asyncio.to_thread(lambda: snapshot.documents),
                 "index": wire.index_out(snapshot),
+                "words": snapshot.answerer.retriever.has_words,
                 "queue": desk.waiting,
                 "writable": writable,
                 "runs": shows_runs,

@@ -23,6 +23,14 @@ class Busy(Exception):
         self.seconds = seconds
 
 
+class NotReady(TimeoutError):
+    """Ranking by words is still being prepared after the time that a request may take, for so many seconds so far."""
+
+    def __init__(self, seconds: float):
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
 class Done(NamedTuple):
     """What became of a question, and how many milliseconds it waited."""
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from realm.config import InputError
 from realm.qa.pipeline import Method
 from realm.serve import wire
-from realm.serve.batching import Batcher, Busy, Done, each
+from realm.serve.batching import Batcher, Busy, Done, NotReady, each
 from realm.serve.knowledge import LivingKnowledge, Snapshot
 from realm.serve.metrics import Metrics
 from realm.serve.settings import ServeConfig
@@ -29,6 +29,8 @@ class Kind(NamedTuple):
 
 
 _log = logging.getLogger(__name__)
+WORDS_AT_START = 200_000
+"""Most passages that a server which only reads makes ready to be ranked by words from its start, asked or not."""
 
 
 class Desk:
@@ -41,6 +43,8 @@ class Desk:
         self._changes = 0
         self._for_words = 0
         """Questions that wait until passages can be ranked by words, and are in no queue yet."""
+        self._words: asyncio.Future[None] | None = None
+        self._words_since = 0.0
 
     @property
     def waiting(self) -> int:
@@ -52,29 +56,52 @@ class Desk:
 
         Raises:
             Busy: there is no room for all of them.
-            TimeoutError: the words took longer than a request may.
+            NotReady: the words took longer than a request may; they are prepared all the same.
         """
+        return await self._ask(kind, items, self._deadline())
+
+    async def all_of(self, kind: Kind, items: Sequence[str]) -> list[Done]:
+        """Queues questions and waits for all of them, no longer than a request may take."""
+        until = self._deadline()
+        futures = await self._ask(kind, items, until)
+        try:
+            async with asyncio.timeout_at(until):
+                return await asyncio.gather(*futures)
+        finally:
+            for future in futures:  # one failed, or time is up: nobody waits for the others
+                future.cancel()
+
+    def prepare_words(self) -> "asyncio.Future[None]":
+        """Has passages made ready to be ranked by words, in the background; begun once, whoever waits for it."""
+        if self._words is None or self._words.done():
+            self._words, self._words_since = asyncio.ensure_future(self._read_words()), time.monotonic()
+            self._words.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is logged
+        return self._words
+
+    async def _read_words(self) -> None:
+        try:
+            await self._alone(self.knowledge.read_words)
+        except Exception:  # whoever asks for words next begins again, and hears of it
+            _log.exception("ranking by words could not be prepared")
+            raise
+
+    async def _ask(self, kind: Kind, items: Sequence[str], until: float) -> "list[asyncio.Future[Done]]":
         ranked_by_words = kind.method != "dense"
         if ranked_by_words and not self.knowledge.current.answerer.retriever.has_words:
             if self._for_words + len(items) > self.config.queue:
                 raise Busy(self.config.seconds)
             self._for_words += len(items)
             try:
-                async with asyncio.timeout(self.config.seconds):
-                    await self._alone(self.knowledge.read_words)
+                async with asyncio.timeout_at(until):
+                    await asyncio.shield(self.prepare_words())
+            except TimeoutError:
+                raise NotReady(time.monotonic() - self._words_since) from None
             finally:
                 self._for_words -= len(items)
         return self.batcher.submit(kind, items)
 
-    async def all_of(self, kind: Kind, items: Sequence[str]) -> list[Done]:
-        """Queues questions and waits for all of them, no longer than a request may take."""
-        async with asyncio.timeout(self.config.seconds):
-            futures = await self.ask(kind, items)
-            try:
-                return await asyncio.gather(*futures)
-            finally:
-                for future in futures:  # one failed, or time is up: nobody waits for the others
-                    future.cancel()
+    def _deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self.config.seconds
 
     async def change(self, change: Callable[[], T]) -> T:
         """Runs a change of the knowledge when those before it are done; it is carried through even if nobody waits any more.

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from realm.config import InputError, WriteFailed
 from realm.retrieval.tables import ChangedMeanwhile
-from realm.serve.batching import Busy
+from realm.serve.batching import Busy, NotReady
 from realm.serve.knowledge import UnknownDocument
 
 MEDIA_TYPE = "application/problem+json"
@@ -44,6 +44,13 @@ def from_error(error: Exception) -> JSONResponse:
         case Busy():
             wait = max(1, math.ceil(error.seconds))
             return problem(429, f"too many requests wait: try again in {wait} s", {"Retry-After": str(wait)})
+        case NotReady():
+            ready = f"ranking by words is being prepared, for {error.seconds:.0f} s so far"
+            return problem(
+                503,
+                f"no answer within the time limit: {ready}; ask again, or with the method dense",
+                {"Retry-After": "5"},
+            )
         case TimeoutError():
             return problem(503, "no answer within the time limit: try again later", {"Retry-After": "5"})
         case UnknownDocument():

@@ -273,6 +273,8 @@ class HealthOut(BaseModel):
     passages: int
     documents: int
     index: IndexOut
+    words: bool
+    """Whether passages can be ranked by words (bm25, hybrid) at once; else the first request has it prepared."""
     queue: int
     writable: bool
     runs: bool

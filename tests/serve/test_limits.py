@@ -222,6 +222,37 @@ def test_a_stream_waits_no_longer_than_a_request_may_for_words(tiny_kb, qa_model
         gate.set()
 
 
+@pytest.mark.parametrize("headers", [{}, AS_LINES])
+def test_while_words_are_prepared_it_is_said_so_and_the_work_goes_on(
+    tiny_kb, qa_model, monkeypatch, headers
+) -> None:
+    read, calls, gate = LivingKnowledge.read_words, [], threading.Event()
+
+    def slow(self: LivingKnowledge) -> None:
+        calls.append(1)
+        gate.wait(20)
+        read(self)
+
+    monkeypatch.setattr(LivingKnowledge, "read_words", slow)
+    with running(tiny_kb.folder, qa_model, replace(CONFIG, seconds=0.5)) as served:
+        for _ in range(2):
+            refused = post(served, "/v1/answer", NEEDS_WORDS, headers=headers)
+            assert_problem(
+                refused, 503, r"being prepared, for \d+ s so far; ask again, or with the method dense"
+            )
+        assert served.client().answer(QUESTION).answers and not served.client().health()["words"]
+        gate.set()
+        wait_for(lambda: served.client().health()["words"])
+        assert post(served, "/v1/answer", NEEDS_WORDS).status_code == 200 and calls == [1]
+
+
+def test_a_server_that_only_reads_prepares_words_from_its_start(tiny_kb, qa_model) -> None:
+    with running(tiny_kb.folder, qa_model, token=None) as served:
+        wait_for(lambda: served.client().health()["words"])
+    with running(tiny_kb.folder, qa_model) as served:
+        assert not served.client().health()["words"]
+
+
 def test_questions_that_wait_for_words_count_as_waiting(tiny_kb, qa_model, monkeypatch) -> None:
     gate = threading.Event()
     monkeypatch.setattr(LivingKnowledge, "read_words", lambda self: gate.wait(20))
