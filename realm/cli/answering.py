@@ -63,13 +63,20 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "fill",
         _fill,
         "fill in a [MASK] and show how each passage helped",
-        'realm fill "The [MASK] is the currency of the UK." --kb kb --model models/realm',
+        'realm fill "The [MASK] is the currency of the UK." --target pound --kb kb --model models/realm',
         section="answer",
         reports=True,
     )
-    fill.add_argument("sentence", metavar="SENTENCE", type=_one_text)
+    fill.add_argument("sentence", metavar="SENTENCE", type=_one_text, help="[MASK] stands for a whole word")
     add_kb(fill)
     add_model(fill)
+    fill.add_argument(
+        "--target",
+        metavar="WORD",
+        type=_one_text,
+        help="also print p(WORD|x) with and without retrieval; the passages show what each did for WORD",
+    )
+    _add_method(fill, SCORED)
 
     evaluate = add_command(
         commands,
@@ -181,7 +188,7 @@ def _fill(args: argparse.Namespace) -> None:
     from realm.qa import filling, pipeline
 
     filler = filling.Filler.load(args.kb, args.model, settings(args, pipeline.AnswerConfig))
-    filled = filler.fill(args.sentence)
+    filled = filler.fill(args.sentence, args.target, args.method)
     report(args, filled.to_json(), filled.lines())
 
 

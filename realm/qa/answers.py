@@ -1,9 +1,51 @@
 """What an answer is: values, their JSON, their lines on a terminal. Without torch, so that a client of a server needs none."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypedDict
 
 from realm.text.corpus import Passage
+
+
+class EvidenceJson(TypedDict):
+    """A passage that was read."""
+
+    id: str
+    title: str
+    text: str
+    rank: int
+    probability: float
+
+
+class SpanJson(TypedDict):
+    """A span of a passage: `text[start:end]`."""
+
+    text: str
+    score: float
+    probability: float
+    start: int
+    end: int
+
+
+class AnswerJson(SpanJson):
+    """A span and its passage."""
+
+    passage: EvidenceJson
+
+
+class IndexJson(TypedDict):
+    """Which index answered."""
+
+    version: int
+    step: int
+
+
+class AnswersJson(TypedDict):
+    """What `realm answer --json` prints."""
+
+    question: str
+    answers: list[AnswerJson]
+    index: IndexJson
+    ms: dict[str, float]
 
 
 class Evidence(NamedTuple):
@@ -13,7 +55,7 @@ class Evidence(NamedTuple):
     rank: int
     probability: float
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> EvidenceJson:
         passage = self.passage
         return {
             "id": passage.id,
@@ -43,12 +85,18 @@ class Answer(NamedTuple):
     end: int
     evidence: Evidence
 
-    def to_json(self) -> dict[str, Any]:
-        return self.span_json() | {"passage": self.evidence.to_json()}
+    def to_json(self) -> AnswerJson:
+        return {**self.span_json(), "passage": self.evidence.to_json()}
 
-    def span_json(self) -> dict[str, Any]:
+    def span_json(self) -> SpanJson:
         """Without the passage."""
-        return {name: value for name, value in self._asdict().items() if name != "evidence"}
+        return {
+            "text": self.text,
+            "score": self.score,
+            "probability": self.probability,
+            "start": self.start,
+            "end": self.end,
+        }
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any], evidence: Evidence) -> Self:
@@ -71,7 +119,7 @@ class Answers(NamedTuple):
     null_probability: float | None
     """p(z|x) of the null passage, had it been one of them: how little the model expects of what it found. Not in the JSON."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> AnswersJson:
         return {
             "question": self.question,
             "answers": [answer.to_json() for answer in self.answers],

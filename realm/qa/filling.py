@@ -1,19 +1,29 @@
-"""`realm fill`: the paper's worked example. A sentence with [MASK] in, predictions out, and what each passage did for them.
+"""`realm fill`: the paper's worked example. A sentence with [MASK] in, words out, and what each passage did for them.
 
-Letters: K candidates with the null one, P masked tokens, V vocabulary.
+A [MASK] hides one word of n wordpieces. The model reads x with n masks in its place, so that for a word y
+
+    p(y|x) = sum_z p(z|x) prod_t p(y_t|z,x)     (REALM eq. 1 and 2)
+
+with the null passage and the retrieved ones as z. Words of different n are read from different x.
+
+Letters: K candidates with the null one, P masked tokens, V vocabulary, A allowed pieces, H unfinished words.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from functools import cached_property
+from heapq import nlargest
+from typing import NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from realm.config import InputError
 from realm.model.device import autocast
 from realm.model.encoders import evaluating
 from realm.model.folder import Model
-from realm.qa.answers import Evidence
-from realm.qa.pipeline import AnswerConfig, open_pair
+from realm.qa.answers import Evidence, EvidenceJson
+from realm.qa.pipeline import AnswerConfig, Method, Retriever, open_pair
 from realm.retrieval.candidates import read_inputs
 from realm.retrieval.index import IndexVersion, load_index
 from realm.retrieval.knowledge_base import KnowledgeBase
@@ -23,6 +33,49 @@ from realm.text.inputs import NULL_PASSAGE, query_inputs
 CANDIDATES = 8
 """The null passage and seven retrieved ones, as in pre-training."""
 PREDICTIONS = 5
+PIECES = 4
+"""Most wordpieces of a predicted word; a target may have more."""
+BEAM = 32
+"""Unfinished words that are kept while the next piece is looked for."""
+MASKS = 8
+"""Most masks of a sentence: each is read in `PIECES` widths."""
+
+
+class PredictionJson(TypedDict):
+    """A word and p(y|x)."""
+
+    text: str
+    probability: float
+
+
+class NullJson(TypedDict):
+    """The null passage: p(z|x), and p(y|z,x) of the target or the best words."""
+
+    probability: float
+    likelihood: float
+
+
+class EffectJson(EvidenceJson):
+    """What a passage did for the target or the best words."""
+
+    likelihood: float
+    utility: float
+
+
+class TargetJson(PredictionJson):
+    """The word that was asked about; `without_retrieval` is its p(y|z,x) beside the null passage alone."""
+
+    without_retrieval: float
+
+
+class FilledJson(TypedDict):
+    """What `realm fill --json` prints."""
+
+    sentence: str
+    masks: list[list[PredictionJson]]
+    null: NullJson
+    passages: list[EffectJson]
+    target: NotRequired[TargetJson]
 
 
 class Prediction(NamedTuple):
@@ -30,50 +83,77 @@ class Prediction(NamedTuple):
 
     text: str
     probability: float
+    pieces: tuple[int, ...]
+
+    def to_json(self) -> PredictionJson:
+        return {"text": self.text, "probability": self.probability}
 
 
 class PassageEffect(NamedTuple):
-    """What one passage did: `likelihood` is p(y|z,x) of the predicted words, `utility` its gain over null in nats."""
+    """What one passage did: `likelihood` is p(y|z,x), `utility` its gain over the null passage in nats."""
 
     evidence: Evidence
     likelihood: float
     utility: float
 
-    def to_json(self) -> dict[str, Any]:
-        return self.evidence.to_json() | {"likelihood": self.likelihood, "utility": self.utility}
+    def to_json(self) -> EffectJson:
+        return {**self.evidence.to_json(), "likelihood": self.likelihood, "utility": self.utility}
 
 
 class Filled(NamedTuple):
-    """Predictions per [MASK], the null passage's share, and the passages in order of p(z|x)."""
+    """Predictions per [MASK]; the null passage and, in order of retrieval, the others, with what each did for y.
+
+    y is the target, where there is one, else the best word of every mask together.
+    """
 
     sentence: str
     masks: list[list[Prediction]]
     null_probability: float
     null_likelihood: float
     passages: list[PassageEffect]
+    target: Prediction | None
 
-    def to_json(self) -> dict[str, Any]:
-        return {
+    def to_json(self) -> FilledJson:
+        filled: FilledJson = {
             "sentence": self.sentence,
-            "masks": [[p._asdict() for p in predictions] for predictions in self.masks],
+            "masks": [[p.to_json() for p in predictions] for predictions in self.masks],
             "null": {"probability": self.null_probability, "likelihood": self.null_likelihood},
             "passages": [passage.to_json() for passage in self.passages],
         }
+        if self.target is not None:
+            filled["target"] = {**self.target.to_json(), "without_retrieval": self.null_likelihood}
+        return filled
 
     def lines(self) -> list[str]:
         lines = [
             f"[MASK] {number}: " + ", ".join(f"{p.text} {p.probability:.2f}" for p in predictions)
             for number, predictions in enumerate(self.masks, start=1)
         ]
+        if self.target is not None:
+            lines.append(
+                f"p({self.target.text}|x) {self.target.probability:.3g} with retrieval, "
+                f"{self.null_likelihood:.3g} without"
+            )
         lines.append(
-            f"without a passage: p(z|x) {self.null_probability:.2f}, p(y|z,x) {self.null_likelihood:.3f}"
+            f"without a passage: p(z|x) {self.null_probability:.2f}, p(y|z,x) {self.null_likelihood:.3g}"
         )
         for effect in self.passages:
             lines.append(
-                f"{effect.utility:+6.2f} nats  p(z|x) {effect.evidence.probability:.2f}, p(y|z,x) {effect.likelihood:.3f}  "
+                f"{effect.utility:+6.2f} nats  p(z|x) {effect.evidence.probability:.2f}, p(y|z,x) {effect.likelihood:.3g}  "
                 f"{effect.evidence.passage.title}: {' '.join(effect.evidence.passage.text.split())[:90]}"
             )
         return lines
+
+
+class _Read(NamedTuple):
+    """What the model makes of one masked sentence beside its candidates, of which the null passage is the first."""
+
+    numbers: np.ndarray
+    """Of the retrieved passages."""
+    prior_K: Tensor
+    """log p(z|x)"""
+    logp_PKV: Tensor
+    """log p(y_t|z,x)"""
 
 
 class Filler:
@@ -81,6 +161,17 @@ class Filler:
 
     def __init__(self, kb: KnowledgeBase, model: Model, version: IndexVersion, config: AnswerConfig):
         self.kb, self.model, self.version, self.config = kb, model, version, config
+        self.retriever = Retriever(kb, version.index)
+
+    @cached_property
+    def _first_A(self) -> Tensor:
+        """Pieces that words begin with: those that a text of their own spells."""
+        own = self.model.tokenizer.encode(self.model.tokenizer.vocabulary())
+        return torch.tensor([number for number, pieces in enumerate(own) if pieces == [number]])
+
+    @cached_property
+    def _later_A(self) -> Tensor:
+        return torch.tensor(self.model.tokenizer.continuing_ids(), dtype=torch.int64)
 
     @classmethod
     def load(cls, kb: str, model: str, config: AnswerConfig) -> "Filler":
@@ -88,51 +179,130 @@ class Filler:
         return cls(opened, loaded, load_index(opened, loaded, model, config.mapped_index), config)
 
     @torch.no_grad()
-    def fill(self, sentence: str) -> Filled:
-        """Raises InputError where the sentence has no [MASK], or one beyond the model's query length."""
-        model, query = self.model, self._query(sentence)
+    def fill(self, sentence: str, target: str | None = None, method: Method = "dense") -> Filled:
+        """The best words for every [MASK], and what each passage does for them or for the `target`.
+
+        `method` finds the passages; p(z|x) is the embedder's in any case.
+
+        Raises:
+            InputError: the sentence has no [MASK], too many, or one beyond the model's query length; or there is a target
+                and the sentence has several, or no room for it, or the vocabulary lacks some of its characters.
+        """
+        visible = sentence.replace("[MASK]", " ")
+        ids, places, room = self._masked(sentence)
+        asked = None if target is None else self._pieces(target, len(places), room)
+        narrow = self._read(ids, visible, method)
+        masks = []
+        for number, place in enumerate(places):
+            words = self._words(narrow, number, 1)
+            for width in range(2, min(PIECES, 1 + room // len(places)) + 1):
+                words += self._words(
+                    self._read(self._widened(ids, {place: width}), visible, method), number, width
+                )
+            masks.append(nlargest(PREDICTIONS, words, key=lambda word: word.probability))
+        chosen = [predictions[0].pieces for predictions in masks] if asked is None else [asked]
+        widths = dict(zip(places, map(len, chosen), strict=True))
+        read = (
+            narrow if max(widths.values()) == 1 else self._read(self._widened(ids, widths), visible, method)
+        )
+        pieces = torch.tensor([piece for word in chosen for piece in word])
+        likelihood_K = read.logp_PKV[torch.arange(len(pieces)), :, pieces].sum(dim=0)
+        passages = [
+            PassageEffect(
+                Evidence(passage, rank, float(read.prior_K[rank].exp())),
+                float(likelihood_K[rank].exp()),
+                float(likelihood_K[rank] - likelihood_K[0]),
+            )
+            for rank, passage in enumerate(self.kb.passages(read.numbers), start=1)
+        ]
+        marginal = float((read.prior_K + likelihood_K).logsumexp(dim=0).exp())
+        return Filled(
+            sentence,
+            masks,
+            float(read.prior_K[0].exp()),
+            float(likelihood_K[0].exp()),
+            passages,
+            None if target is None or asked is None else Prediction(target, marginal, asked),
+        )
+
+    def _masked(self, sentence: str) -> tuple[list[int], list[int], int]:
+        """The wordpieces that the model reads, where its masks are, and how many more they may be together."""
+        tokenizer, most = self.model.tokenizer, self.model.lengths.query - 2
+        ids = tokenizer.encode_masked(sentence)
+        places = [place for place, piece in enumerate(ids) if piece == tokenizer.mask_id]
+        if not places:
+            raise InputError(
+                'the sentence has no [MASK]: write one, as in "The [MASK] is the currency of the UK."'
+            )
+        if len(places) > MASKS:
+            raise InputError(f"the sentence has {len(places)} masks, at most {MASKS} are filled: split it")
+        if places[-1] >= most:
+            raise InputError(
+                f"the last [MASK] is wordpiece {places[-1] + 1}, the model reads the first {most}: shorten the sentence"
+            )
+        return ids, places, most - 1 - places[-1]
+
+    def _pieces(self, target: str, masks: int, room: int) -> tuple[int, ...]:
+        if masks > 1:
+            raise InputError(
+                f"a target stands for one [MASK], the sentence has {masks}: write the other words out"
+            )
+        (pieces,) = self.model.tokenizer.encode([target])
+        if not pieces or self.model.tokenizer.unk_id in pieces:
+            raise InputError(
+                f"the model's vocabulary has no pieces for the target {target!r}: give another word"
+            )
+        if len(pieces) > 1 + room:
+            raise InputError(
+                f"the target has {len(pieces)} wordpieces, the model reads {1 + room} in place of the [MASK]: "
+                "shorten the sentence"
+            )
+        return tuple(pieces)
+
+    def _widened(self, ids: Sequence[int], widths: dict[int, int]) -> list[int]:
+        """The sentence with as many masks at each of these places."""
+        return [piece for place, piece in enumerate(ids) for _ in range(widths.get(place, 1))]
+
+    def _read(self, ids: Sequence[int], visible: str, method: Method) -> _Read:
+        model, query = self.model, self._query(ids)
         inputs = query_inputs([query.ids], model.tokenizer, model.lengths).to(model.device)
         with evaluating(model.embedder, model.reader), autocast(model.device, self.config.precision):
-            hits = self.version.index.search(model.embedder.query(inputs), CANDIDATES - 1)
-            numbers = hits.number_BK[0].cpu().numpy()
+            query_BD = model.embedder.query(inputs)
+            _, number_BK = self.retriever.search([visible], CANDIDATES - 1, method, query_BD)
+            numbers = number_BK[0][number_BK[0] != NULL_PASSAGE]
             places = np.arange(NULL_PASSAGE, len(numbers))[None]  # of the null passage, then of the hits
             batch = read_inputs(
                 [query], places, self.kb.tokens_of(numbers), model.tokenizer, model.lengths
             ).to(model.device)
             _, _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
             logp_PKV = model.reader.vocabulary_logp(batch.joint, batch.position_BM, batch.mask_BM)
-        prior_K = score_BK[0].log_softmax(dim=0)
-        marginal_PV = (prior_K[None, :, None] + logp_PKV).logsumexp(dim=1)
-        top = marginal_PV.topk(PREDICTIONS, dim=1)
-        best_P = top.indices[:, 0]
-        likelihood_K = logp_PKV[torch.arange(len(best_P)), :, best_P].sum(dim=0)
-        passages = [
-            PassageEffect(
-                Evidence(passage, rank, float(prior_K[rank].exp())),
-                float(likelihood_K[rank].exp()),
-                float(likelihood_K[rank] - likelihood_K[0]),
-            )
-            for rank, passage in enumerate(self.kb.passages(numbers), start=1)
-        ]
-        masks = [
-            [
-                Prediction(word, float(logp.exp()))
-                for word, logp in zip(model.tokenizer.tokens(ids), values, strict=True)
-            ]
-            for ids, values in zip(top.indices.tolist(), top.values, strict=True)
-        ]
-        return Filled(sentence, masks, float(prior_K[0].exp()), float(likelihood_K[0].exp()), passages)
+        return _Read(numbers, score_BK[0].log_softmax(dim=0).cpu(), logp_PKV.cpu())
 
-    def _query(self, sentence: str) -> MaskedQuery:
-        ids = np.array(self.model.tokenizer.encode_masked(sentence), dtype=np.int64)
-        positions, most = np.flatnonzero(ids == self.model.tokenizer.mask_id), self.model.lengths.query - 2
-        if len(positions) == 0:
-            raise InputError(
-                'the sentence has no [MASK]: write one, as in "The [MASK] is the currency of the UK."'
-            )
-        if positions[-1] >= most:
-            raise InputError(
-                f"the last [MASK] is wordpiece {positions[-1] + 1}, the model reads the first {most}: shorten the sentence"
-            )
-        ids = ids[:most]
-        return MaskedQuery(NULL_PASSAGE, ids, ids, positions, ids[positions])
+    def _query(self, ids: Sequence[int]) -> MaskedQuery:
+        read = np.array(ids[: self.model.lengths.query - 2], dtype=np.int64)
+        positions = np.flatnonzero(read == self.model.tokenizer.mask_id)
+        return MaskedQuery(NULL_PASSAGE, read, read, positions, read[positions])
+
+    def _words(self, read: _Read, first: int, width: int) -> list[Prediction]:
+        """The best words of `width` pieces in place of the masked tokens from `first` on, by beam search over p(y|x).
+
+        Pieces that are not how the tokenizer spells their word are left out: no text has them, the model never saw them.
+        """
+        logp_HK, found_HP = read.prior_K[None], torch.empty(1, 0, dtype=torch.int64)
+        for place in range(width):
+            allowed_A = self._later_A if place else self._first_A
+            logp_HKA = logp_HK[:, :, None] + read.logp_PKV[first + place][None, :, allowed_A]
+            score_F = logp_HKA.logsumexp(dim=1).flatten()
+            best_H = score_F.topk(min(max(BEAM, PREDICTIONS), len(score_F))).indices
+            word_H, piece_H = best_H // max(1, len(allowed_A)), best_H % max(1, len(allowed_A))
+            logp_HK = logp_HKA[word_H, :, piece_H]
+            found_HP = torch.cat([found_HP[word_H], allowed_A[piece_H, None]], dim=1)
+        probability_H = logp_HK.logsumexp(dim=1).exp().tolist()
+        found, tokenizer = found_HP.tolist(), self.model.tokenizer
+        words = ["".join(p.removeprefix("##") for p in tokenizer.tokens(pieces)) for pieces in found]
+        own = tokenizer.encode(words)
+        return [
+            Prediction(word, probability, tuple(pieces))
+            for word, probability, pieces, its_own in zip(words, probability_H, found, own, strict=True)
+            if pieces == its_own
+        ]

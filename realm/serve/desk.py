@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from realm.config import InputError
+from realm.qa.filling import FilledJson
 from realm.qa.pipeline import Method
 from realm.serve import wire
 from realm.serve.batching import Batcher, Busy, Done, NotReady, each
@@ -180,7 +181,7 @@ class Desk:
                 return each(lambda sentence: _timed(snapshot, sentence), items)
 
 
-def _timed(snapshot: Snapshot, sentence: str) -> tuple[Snapshot, dict[str, Any], float]:
+def _timed(snapshot: Snapshot, sentence: str) -> tuple[Snapshot, FilledJson, float]:
     began = time.perf_counter()
     filled = snapshot.filler.fill(sentence).to_json()
     return snapshot, filled, 1000 * (time.perf_counter() - began)

@@ -257,7 +257,7 @@ class Tokenizer:
         return tokenizer
 
     def encode_masked(self, text: str) -> list[int]:
-        """Ids of a sentence in which the user wrote [MASK] for each hidden wordpiece."""
+        """Ids of a sentence in which the user wrote [MASK], each of them as one mask."""
         parts = self.encode(text.split("[MASK]"))
         ids = list(parts[0])
         for part in parts[1:]:

@@ -10,6 +10,7 @@ from realm.config import InputError
 from realm.qa import filling
 from realm.qa.filling import Filler
 from realm.qa.pipeline import AnswerConfig
+from realm.retrieval.bm25 import Bm25Index
 from realm.retrieval.embedding import embed_passages
 from realm.text.inputs import passage_inputs, query_inputs
 from tests.transformers_twin import masked_twin
@@ -53,19 +54,61 @@ def by_hand(filler: Filler, sentence: str):
     return best, prior, torch.stack(rows)
 
 
-def test_predictions_are_the_marginal_over_null_and_seven_passages(filler, tiny_kb) -> None:
+def widened(sentence: str, mask: int, pieces: int) -> str:
+    """The sentence with as many masks in place of one of them."""
+    parts = sentence.split("[MASK]")
+    between = ["[MASK]"] * (len(parts) - 1)
+    between[mask] = " ".join(["[MASK]"] * pieces)
+    return parts[0] + "".join(one + part for one, part in zip(between, parts[1:], strict=True))
+
+
+def vocabulary(filler: Filler) -> tuple[list[int], list[int]]:
+    """The pieces that words begin with, and those that continue one."""
+    pieces = list(enumerate(filler.model.tokenizer.vocabulary()))
+    first = [
+        i for i, p in pieces if not p.startswith("##") and p not in "[PAD] [UNK] [CLS] [SEP] [MASK]".split()
+    ]
+    return first, [i for i, p in pieces if p.startswith("##")]
+
+
+def words_by_hand(filler: Filler, mask: int) -> dict[str, float]:
+    """Every word that is one or two pieces, with p(y|x): a plain sum over passages of products over pieces."""
+    spelled, (first, later) = filler.model.tokenizer.vocabulary(), vocabulary(filler)
+    _, prior, logp = by_hand(filler, SENTENCE)
+    one = torch.einsum("k,kv->v", prior.exp(), logp[:, mask].exp())
+    found = {spelled[v]: float(one[v]) for v in first}
+    _, prior, logp = by_hand(filler, widened(SENTENCE, mask, 2))
+    begun, ended = (logp[:, mask + place].exp() for place in (0, 1))
+    two = torch.einsum("k,ku,kv->uv", prior.exp(), begun[:, first], ended[:, later])
+    pairs = [(row, column) for row in range(len(first)) for column in range(len(later))]
+    spellings = [spelled[first[row]] + spelled[later[column]].removeprefix("##") for row, column in pairs]
+    own = filler.model.tokenizer.encode(spellings)
+    return found | {
+        spelling: float(two[row, column])
+        for (row, column), spelling, pieces in zip(pairs, spellings, own, strict=True)
+        if pieces == [first[row], later[column]]
+    }
+
+
+def test_predictions_are_the_words_that_the_marginal_over_null_and_seven_passages_prefers(
+    filler, tiny_kb, monkeypatch
+) -> None:
+    monkeypatch.setattr(filling, "PIECES", 2)
     best, prior, logp = by_hand(filler, SENTENCE)
     said = filler.fill(SENTENCE)
-    marginal = (prior[:, None, None] + logp).logsumexp(dim=0).exp()
     assert len(said.masks) == 2
-    for predictions, probability_V in zip(said.masks, marginal, strict=True):
-        top = probability_V.topk(5)
-        assert [p.text for p in predictions] == filler.model.tokenizer.tokens(top.indices.tolist())
-        np.testing.assert_allclose([p.probability for p in predictions], top.values, rtol=1e-3)
+    for mask, predictions in enumerate(said.masks):
+        words = words_by_hand(filler, mask)
+        top = sorted(words, key=words.__getitem__, reverse=True)[:5]
+        assert [p.text for p in predictions] == top
+        np.testing.assert_allclose(
+            [p.probability for p in predictions], [words[word] for word in top], rtol=1e-3
+        )
+    assert all(len(predictions[0].pieces) == 1 for predictions in said.masks)
     assert [effect.evidence.passage.id for effect in said.passages] == [tiny_kb.ids[n] for n in best]
     assert [effect.evidence.rank for effect in said.passages] == [1, 2, 3, 4, 5, 6, 7]
     np.testing.assert_allclose([e.evidence.probability for e in said.passages], prior[1:].exp(), rtol=1e-2)
-    words = marginal.argmax(dim=-1)
+    words = torch.tensor([predictions[0].pieces[0] for predictions in said.masks])
     likelihood = logp[:, torch.arange(2), words].sum(dim=1).exp()
     np.testing.assert_allclose(
         [said.null_likelihood, *(effect.likelihood for effect in said.passages)], likelihood, rtol=1e-3
@@ -74,9 +117,14 @@ def test_predictions_are_the_marginal_over_null_and_seven_passages(filler, tiny_
 
 def test_probabilities_add_up_and_utilities_are_gains_over_the_null_passage(filler, monkeypatch) -> None:
     monkeypatch.setattr(filling, "PREDICTIONS", filler.model.tokenizer.vocab_size)
+    monkeypatch.setattr(filling, "PIECES", 1)
     said = filler.fill(SENTENCE)
-    for predictions in said.masks:
-        assert sum(p.probability for p in predictions) == pytest.approx(1, abs=1e-3)
+    _, prior, logp = by_hand(filler, SENTENCE)
+    first, _ = vocabulary(filler)
+    for mask, predictions in enumerate(said.masks):
+        no_words = (prior[:, None] + logp[:, mask]).logsumexp(dim=0).exp()
+        no_words[first] = 0
+        assert sum(p.probability for p in predictions) == pytest.approx(1 - float(no_words.sum()), abs=1e-3)
     total = said.null_probability + sum(effect.evidence.probability for effect in said.passages)
     assert total == pytest.approx(1, abs=1e-4)
     for effect in said.passages:
@@ -103,6 +151,92 @@ def test_json_and_lines_say_the_same(filler) -> None:
     lines = said.lines()
     assert len(lines) == 2 + 1 + 7 and all("\n" not in line for line in lines)
     assert row["masks"][0][0]["text"] in lines[0] and row["passages"][0]["title"] in lines[3]
+
+
+def test_every_word_of_one_or_two_pieces_has_its_marginal_and_no_other_does(filler, monkeypatch) -> None:
+    monkeypatch.setattr(filling, "PIECES", 2)
+    monkeypatch.setattr(filling, "PREDICTIONS", 10**6)
+    for mask, predictions in enumerate(filler.fill(SENTENCE).masks):
+        words = words_by_hand(filler, mask)
+        assert sum(len(p.pieces) == 2 for p in predictions) > 5000
+        assert len(predictions) == len({p.text for p in predictions}) == len(words)
+        np.testing.assert_allclose(
+            [p.probability for p in predictions], [words[p.text] for p in predictions], rtol=1e-3
+        )
+
+
+@pytest.mark.parametrize("target", ["salt", "qx7", "Berthe salt"])
+def test_a_target_is_scored_with_and_without_retrieval_and_beside_each_passage(
+    filler, tiny_kb, target
+) -> None:
+    """Of one piece, of three pieces of a word, and of two words."""
+    sentence = "Arden lies on the river [MASK] between the hills."
+    (pieces,) = filler.model.tokenizer.encode([target])
+    assert len(pieces) == {"salt": 1, "qx7": 3, "Berthe salt": 2}[target]
+    best, prior, logp = by_hand(filler, widened(sentence, 0, len(pieces)))
+    likelihood = torch.stack([logp[:, t, piece] for t, piece in enumerate(pieces)]).sum(dim=0).exp()
+    said = filler.fill(sentence, target)
+    assert said.target is not None
+    assert said.target.probability == pytest.approx(float((prior.exp() * likelihood).sum()), rel=1e-3)
+    assert said.null_likelihood == pytest.approx(float(likelihood[0]), rel=1e-3)
+    assert [e.evidence.passage.id for e in said.passages] == [tiny_kb.ids[n] for n in best]
+    np.testing.assert_allclose([e.likelihood for e in said.passages], likelihood[1:], rtol=1e-3)
+    np.testing.assert_allclose(
+        [e.utility for e in said.passages], (likelihood[1:] / likelihood[0]).log(), atol=1e-3
+    )
+    np.testing.assert_allclose([e.evidence.probability for e in said.passages], prior[1:].exp(), rtol=1e-2)
+    row = json.loads(json.dumps(said.to_json()))
+    assert row["target"] == {
+        "text": target,
+        "probability": said.target.probability,
+        "without_retrieval": said.null_likelihood,
+    }
+    assert row["masks"] == filler.fill(sentence).to_json()["masks"]
+    assert f"p({target}|x) {said.target.probability:.3g} with retrieval" in said.lines()[1]
+
+
+def test_the_best_word_as_target_has_the_probability_of_the_prediction(filler) -> None:
+    sentence = "Arden lies on the river [MASK] between the hills."
+    best, *_ = filler.fill(sentence).masks[0]
+    again = filler.fill(sentence, best.text)
+    assert again.target is not None and again.target.pieces == best.pieces
+    assert again.target.probability == pytest.approx(best.probability, rel=1e-5)
+    assert again._replace(target=None) == filler.fill(sentence)
+
+
+def test_passages_of_a_sentence_are_found_by_the_named_method_and_weighed_by_the_model(
+    filler, tiny_kb
+) -> None:
+    sentence = "Arden lies on the river [MASK] between the hills."
+    by_words = (
+        Bm25Index(tiny_kb.titles, tiny_kb.texts()).search([sentence.replace("[MASK]", "")], 7).number_BK[0]
+    )
+    said = filler.fill(sentence, method="bm25")
+    assert [e.evidence.passage.id for e in said.passages] == [tiny_kb.ids[n] for n in by_words]
+    query = filler.model.embedder.query(
+        query_inputs(
+            [filler.model.tokenizer.encode_masked(sentence)], filler.model.tokenizer, filler.model.lengths
+        )
+    )[0]
+    ratio = filler.version.index.rows(by_words) @ query.detach()
+    found = torch.tensor([e.evidence.probability for e in said.passages]).log()
+    np.testing.assert_allclose(found - found[0], ratio - ratio[0], atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "target", "message"),
+    [
+        (SENTENCE, "salt", r"one \[MASK\], the sentence has 2"),
+        ("wool " * 28 + "[MASK]", "x" * 3, r"3 wordpieces, the model reads 2"),
+        ("The [MASK]", "日本", "no pieces for the target"),
+        ("The [MASK]", " ", "no pieces for the target"),
+        ("[MASK] " * 9, None, "has 9 masks, at most 8"),
+    ],
+)
+def test_targets_and_sentences_that_cannot_be_filled_are_one_line(filler, sentence, target, message) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        filler.fill(sentence, target)
+    assert "\n" not in str(error.value)
 
 
 def test_filling_twice_gives_the_same(filler) -> None:
