@@ -1,21 +1,57 @@
-"""Commands under a pseudo-terminal, where bars are shown; narrow and wide."""
+"""Every command under a pseudo-terminal, where bars are shown; narrow and wide."""
 
+import argparse
 import fcntl
 import os
 import pty
+import re
 import shlex
 import struct
+import subprocess
+import sys
 import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import httpx
 import pytest
 
-from realm import cli
+from realm import cli, config
+from tests.test_demo import SETTINGS, write_corpus, write_encoder
 
-TINY = "--config tiny --set steps=2 --set device=cpu --set precision=fp32"
+RUN = "--config tiny --set device=cpu --set precision=fp32"
+TRAIN = f"{RUN} --set steps=4"
+LINES = {
+    "kb build": "towns.jsonl --out kb --config tiny --set held_out=0.3 --vocab-size 300 --processes 1",
+    "kb add": "more.jsonl --kb kb",
+    "kb delete": "Rome --kb kb",
+    "kb info": "--kb kb",
+    "kb list": "--kb kb",
+    "kb verify": "--kb kb",
+    "questions": "--kb kb --out questions --set dev_share=0.5",
+    "mlm": f"--kb kb --out encoder {TRAIN}",
+    "ict": f"--kb kb --init encoder --out ict {TRAIN}",
+    "pretrain": f"--kb kb --model ict --out model {TRAIN} --set refresh.every=2",
+    "index": f"--kb kb --model encoder {RUN}",
+    "probe": f"--kb kb --model model {RUN}",
+    "fill": f"'Aldora was founded in [MASK].' --kb kb --model model {RUN}",
+    "finetune": f"--kb kb --model model --train q.jsonl --dev q.jsonl --out qa {TRAIN}",
+    "retrieve": f"--kb kb --model qa --questions q.jsonl --top-k 3 --out hits.jsonl {RUN}",
+    "answer": f"'when was Aldora founded?' --kb kb --model qa {RUN}",
+    "evaluate": f"--kb kb --model qa --questions q.jsonl {RUN}",
+    "convert": "qa published --to hub --licence mit --data towns",
+}
+"""A line for each command, in an order in which each finds what it needs."""
+HAVE_A_BAR = set(LINES) - {"kb delete", "kb info", "kb list", "questions", "fill", "answer", "convert"}
+ON_THEIR_OWN = {"demo", "serve"}
+ON_A_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal
+os.execv(sys.executable, [sys.executable, "-m", "realm", *sys.argv[1:]])
+"""
+BAR = re.compile(r"\[\d\d:\d\d[<,]")
 
 
 class Screen:
@@ -24,20 +60,21 @@ class Screen:
     def __init__(self) -> None:
         self.text = ""
 
+    def bars(self) -> list[str]:
+        lines = re.split(r"[\r\n]+|\x1b\[A", self.text)  # the last moves up a line
+        return [line for line in lines if BAR.search(line)]
+
 
 @contextmanager
 def terminal(columns: int) -> Iterator[Screen]:
     """Makes a new pseudo-terminal of so many columns the standard output and standard error of this process."""
     controller, line = pty.openpty()
-    fcntl.ioctl(line, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    resize(line, columns)
     screen, received = Screen(), bytearray()
 
     def receive() -> None:
-        try:
-            while part := os.read(controller, 65536):
-                received.extend(part)
-        except OSError:  # how Linux says that the other end is closed
-            pass
+        while part := read(controller):
+            received.extend(part)
 
     reader = threading.Thread(target=receive)
     reader.start()
@@ -57,9 +94,84 @@ def terminal(columns: int) -> Iterator[Screen]:
         screen.text = received.decode()
 
 
+def resize(line: int, columns: int) -> None:
+    fcntl.ioctl(line, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+
+def read(controller: int) -> bytes:
+    """What came last; nothing once the other end is closed."""
+    try:
+        return os.read(controller, 65536)
+    except OSError:  # how Linux says that
+        return b""
+
+
+def commands(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The commands that a parser knows, those within groups too."""
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not groups:
+        yield parser.prog.removeprefix("realm ")
+    for group in groups:
+        for inner in group.choices.values():
+            yield from commands(inner)
+
+
+def test_every_command_is_run_here() -> None:
+    assert set(commands(cli._parser())) == LINES.keys() | ON_THEIR_OWN
+
+
 @pytest.mark.parametrize("columns", [40, 200])
-def test_training_that_embeds_the_corpus_runs_on_a_terminal(tiny_kb, columns: int, tmp_path: Path) -> None:
-    out = tmp_path / "encoder"
-    with terminal(columns) as screen:
-        code = cli.main(shlex.split(f"mlm --kb {tiny_kb.folder} {TINY} --out {out}"))
-    assert (code, out.is_dir()) == (0, True), screen.text
+def test_every_command_runs_on_a_terminal_and_shows_how_far_it_is(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(config, "BAR_AFTER", 0)
+    write_corpus(Path("towns.jsonl"))
+    Path("more.jsonl").write_text('{"title": "Rome", "text": "Rome was founded in 753 BC."}\n')
+    Path("q.jsonl").write_text('{"question": "when was Aldora founded?", "answers": ["1492"]}\n')
+    for command, words in LINES.items():
+        with terminal(columns) as screen:
+            code = cli.main(shlex.split(f"{command} {words}"))
+        assert (command, code) == (command, 0), screen.text
+        assert "Traceback" not in screen.text
+        bars = screen.bars()
+        assert bool(bars) == (command in HAVE_A_BAR), screen.text
+        assert max(map(len, bars), default=0) <= columns
+    assert Path("qa", "realm.json").exists()
+
+
+def test_a_server_on_a_terminal_ends_well_with_control_c(tiny_kb, tiny_model_folder) -> None:
+    words = f"serve --kb {tiny_kb.folder} --model {tiny_model_folder} --port 0 --set device=cpu"
+    command = [sys.executable, "-c", ON_A_TERMINAL, *shlex.split(words)]
+    controller, line = pty.openpty()
+    with subprocess.Popen(command, stdin=line, stdout=line, stderr=line, start_new_session=True) as process:
+        os.close(line)
+        try:
+            said = b""
+            while (found := re.search(rb"on (http://\S+)/\r\n", said)) is None:
+                part = read(controller)
+                assert part, said.decode()
+                said += part
+            assert httpx.get(found[1].decode() + "/health").status_code == 200
+            os.write(controller, b"\x03")
+            while part := read(controller):
+                said += part
+            assert process.wait(30) == 0, said.decode()
+        finally:
+            process.kill()
+            os.close(controller)
+    assert b"Traceback" not in said
+
+
+@pytest.mark.slow
+def test_the_demo_runs_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = write_corpus(Path("towns.jsonl"))
+    write_encoder(Path("start"), texts)
+    Path("small.toml").write_text(SETTINGS + '\n[demo]\ncorpora = ["towns.jsonl"]\nencoder = "start"\n')
+    with terminal(80) as screen:
+        code = cli.main(["demo", "--config", "small.toml", "--dir", "demo"])
+    assert code == 0, screen.text
+    assert "Traceback" not in screen.text
+    assert "7. Answers with evidence" in screen.text
+    assert Path("demo", "report.json").exists()

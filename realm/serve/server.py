@@ -1,5 +1,6 @@
 """The process that serves: it binds, loads, says where it is, and ends on Ctrl-C or SIGTERM when requests are through."""
 
+import contextlib
 import logging
 import socket
 from pathlib import Path
@@ -37,7 +38,10 @@ def serve(
         app = create_app(knowledge, config, token, runs, own_hosts(host, config.hosts))
         shown = f"[{host}]" if ":" in host else host
         _log.info("serving %s on http://%s:%d/", kb, shown, listening.getsockname()[1])
-        http_server(app, config).run(sockets=[listening])
+        with contextlib.suppress(
+            KeyboardInterrupt
+        ):  # Ctrl-C, which uvicorn raises again when requests are through
+            http_server(app, config).run(sockets=[listening])
 
 
 def _bound(host: str, port: int) -> socket.socket:
