@@ -178,6 +178,22 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+ON_WINDOWS = """
+import runpy, sys
+sys.platform = "win32"
+sys.modules |= dict.fromkeys(["fcntl", "resource", "pwd", "grp", "termios"])  # what Windows' Python lacks
+sys.argv[0] = "realm"
+runpy.run_module("realm", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["mlm", "--kb", "kb", "--out", "encoder"], ["nonsense"]])
+def test_on_windows_every_command_is_one_sentence(words: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", ON_WINDOWS, *words], capture_output=True, text=True)
+    says = "realm: realm runs on Linux and macOS; on Windows, use the Windows Subsystem for Linux (WSL)\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
+
+
 def test_help_is_instant_and_imports_nothing_heavy() -> None:
     started = time.perf_counter()
     done = subprocess.run(

@@ -33,6 +33,8 @@ def program() -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command -> exit code: 0 success, 2 bad use or bad input (one line on standard error)."""
+    if sys.platform == "win32":  # file locks, forked processes and resource limits are missing there
+        return _say("realm runs on Linux and macOS; on Windows, use the Windows Subsystem for Linux (WSL)", 2)
     before_torch()
     _log_to_stderr()
     try:
