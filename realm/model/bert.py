@@ -8,6 +8,7 @@ The forward passes in this file take padded rows, as a GPU likes them; `realm.mo
 Letters: B rows, T tokens, H hidden, A heads, d hidden of a head, P predicted positions, V vocabulary.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -66,6 +67,8 @@ class BertConfig:
             value = getattr(self, field.name)
             if field.type is int and not 1 <= value < 2**31:
                 raise ValueError(f"{field.name} is {value}: it must be 1 or more, and fit 32 bits")
+            if field.name in ("initializer_range", "layer_norm_eps") and not 0 <= value < math.inf:
+                raise ValueError(f"{field.name} is {value}: it must be 0 or more, and finite")
             if field.name.endswith("_prob") and not 0 <= value < 1:
                 raise ValueError(f"{field.name} is {value}: it must be 0 or more, and below 1")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:

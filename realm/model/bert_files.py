@@ -1,6 +1,5 @@
 """A BERT's files: `config.json` and `model.safetensors`, as published checkpoints have them and as transformers reads them."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -13,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from realm.config import InputError, config_from, reason, write_json
+from realm.config import InputError, config_from, read_json, reason, write_json
 from realm.model.bert import Bert, BertConfig, MaskedBert
 
 WEIGHTS = "model.safetensors"
@@ -77,8 +76,8 @@ def load_bert(folder: Path, name: str) -> MaskedBert:
 def read_bert_config(folder: Path, name: str) -> BertConfig:
     """The sizes of the BERT in a folder, which messages call `name`; raises as `bert_config` does."""
     try:
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        values = read_json(folder / "config.json")
+    except InputError as error:
         raise InputError(f"{name} has no readable config.json: {reason(error)}") from error
     return bert_config(values, name)
 
@@ -110,9 +109,9 @@ def weight_files(folder: Path, name: str) -> list[Path]:
     if not index.is_file():
         raise InputError(f"{name} does not load as a BERT: no {WEIGHTS} in {folder}")
     try:
-        parts = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        parts = sorted(set(read_json(index)["weight_map"].values()))
         return [folder / Path(part).name for part in parts]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise InputError(f"{name} does not load as a BERT: {index} is damaged") from error
 
 

@@ -7,6 +7,7 @@
 Letters: B rows, T tokens, H hidden, D embedding, V vocabulary, P predicted positions, W span widths.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,6 +59,12 @@ class EmbedderConfig:
     """Scores lie in +-scale with norm "unit"; unused with "layer"."""
     shared: bool = True
     """One tower for queries and passages (released default); False: two, starting equal (as the paper writes it)."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.dim < 2**31:
+            raise ValueError(f"dim is {self.dim}: it must be 1 or more, and fit 32 bits")
+        if not 0 < self.scale < math.inf:
+            raise ValueError(f"scale is {self.scale}: it must be above 0, and finite")
 
 
 @dataclass(frozen=True)
@@ -303,6 +310,13 @@ class SpanConfig:
     norm_eps: float = 1e-3
     """Of its LayerNorm."""
 
+    def __post_init__(self) -> None:
+        for name, value in (("max_width", self.max_width), ("hidden", self.hidden)):
+            if not 1 <= value < 2**31:
+                raise ValueError(f"{name} is {value}: it must be 1 or more, and fit 32 bits")
+        if not 0 <= self.norm_eps < math.inf:
+            raise ValueError(f"norm_eps is {self.norm_eps}: it must be 0 or more, and finite")
+
 
 class SpanReader(nn.Module):
     """Scores every span of up to `max_width` wordpieces: an MLP over its first and last state (ORQA eq. for S_read)."""
@@ -356,7 +370,7 @@ def load_reader(name: str) -> MaskedReader:
     if reader.copy_head is not None:
         try:
             reader.copy_head.load_state_dict(load_file(folder / COPY_HEAD))
-        except (SafetensorError, RuntimeError) as error:
+        except (SafetensorError, OSError, RuntimeError) as error:
             raise InputError(
                 f"{folder / COPY_HEAD} is damaged or of another version: {reason(error)}"
             ) from error

@@ -1,6 +1,6 @@
 """A model on disk: one folder with everything that a command needs, complete or not there at all.
 
-MODEL/realm.json                  kind, step, lengths, fingerprints, the resolved settings of the stage that made it
+MODEL/realm.json                  step, lengths, fingerprints, the resolved settings of every stage, a checksum of every file
 MODEL/tokenizer.json
 MODEL/encoder/                    the masked-LM reader in Hugging Face layout (loads there as BertForMaskedLM), and which
                                   passages its training held out (held_out.json)
@@ -22,10 +22,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from realm.config import InputError, WriteFailed, reason, write_json
+from realm.checksums import changed, checksum, checksums_of
+from realm.config import InputError, WriteFailed, config_from, read_json, reason, write_json
 from realm.model.bert import Bert, BertConfig
-from realm.model.bert_files import Undrawn, bert_config, read_bert_config, save_tensors, weight_files
+from realm.model.bert_files import (
+    WEIGHTS,
+    Undrawn,
+    bert_config,
+    read_bert_config,
+    save_tensors,
+    weight_files,
+)
 from realm.model.encoders import (
+    COPY_HEAD,
     Embedder,
     EmbedderConfig,
     MaskedReader,
@@ -41,6 +50,16 @@ FORMAT = 2
 MANIFEST = "realm.json"
 HELD_OUT = "held_out.json"
 """In the folder of an encoder: `HeldOut` of its training, and where its text came from if that is known."""
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "step": int,
+    "tokenizer": str,
+    "lengths": dict,
+    "embedder": dict,
+    "trunk": dict,
+    "span_reader": bool,
+    "stages": (list, dict),
+}
+"""What is in a manifest, of which kind."""
 HUB_FILES = ("*.json", "*.safetensors")
 """What is fetched of a model that is on the hub."""
 
@@ -116,10 +135,10 @@ def save_model(model: Model, folder: Path, extra: Sequence[Path] = ()) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     try:
         _write(model, aside, extra)
+        replace_folder(aside, folder)
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise WriteFailed(f"{folder} cannot be written: {reason(error)}") from error
-    replace_folder(aside, folder)
 
 
 def _write(model: Model, aside: Path, extra: Sequence[Path]) -> None:
@@ -136,23 +155,30 @@ def _write(model: Model, aside: Path, extra: Sequence[Path]) -> None:
     save_tensors(towers, aside / "embedder.safetensors")
     if model.span_reader is not None:
         save_tensors(model.span_reader.state_dict(), aside / "span_reader.safetensors")
-    write_json(
-        aside / MANIFEST,
-        {
-            "format": FORMAT,
-            "step": model.step,
-            "tokenizer": model.tokenizer.fingerprint,
-            "passage_fingerprint": model.passage_fingerprint,
-            "lengths": asdict(model.lengths),
-            "embedder": asdict(model.embedder.config) | {"shared": shared},
-            "trunk": asdict(model.embedder.trunk_config),
-            "span_reader": model.span_reader is not None,
-            "span": asdict(model.span_reader.config) if model.span_reader else {},
-            "stages": model.stages,
-        },
-    )
+    manifest = {
+        "format": FORMAT,
+        "step": model.step,
+        "tokenizer": model.tokenizer.fingerprint,
+        "passage_fingerprint": model.passage_fingerprint,
+        "lengths": asdict(model.lengths),
+        "embedder": asdict(model.embedder.config) | {"shared": shared},
+        "trunk": asdict(model.embedder.trunk_config),
+        "span_reader": model.span_reader is not None,
+        "span": asdict(model.span_reader.config) if model.span_reader else {},
+        "stages": model.stages,
+    }
+    files = sorted(path.relative_to(aside).as_posix() for path in aside.rglob("*") if path.is_file())
+    checksums = {MANIFEST: _manifest_checksum(manifest), **checksums_of(aside, files)}
+    write_json(aside / MANIFEST, {**manifest, "checksums": checksums})
     for one in extra:
         (shutil.copytree if one.is_dir() else shutil.copy)(one, aside / one.name)
+
+
+def _manifest_checksum(manifest: Mapping[str, Any]) -> str:
+    """Of everything in a manifest but the checksums, however it is indented."""
+    rest = {name: value for name, value in manifest.items() if name != "checksums"}
+    as_read = json.loads(json.dumps(rest))  # the keys of JSON are text
+    return checksum(json.dumps(as_read, sort_keys=True).encode())
 
 
 def replace_folder(aside: Path, folder: Path) -> None:
@@ -161,7 +187,12 @@ def replace_folder(aside: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
-    aside.rename(folder)
+    try:
+        aside.rename(folder)
+    except OSError:
+        if old.exists():
+            old.rename(folder)
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -203,7 +234,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     """The model's description without its weights.
 
     Raises:
-        InputError: no such folder, not one of ours, unreadable, or of a newer format.
+        InputError: no such folder, not one of ours, unreadable, changed since it was written, or of a newer format.
     """
     path = model_path(folder)
     if not path.is_dir():
@@ -212,15 +243,43 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         raise InputError(
             f"{folder} is not a realm model (it has no {MANIFEST}): `realm mlm --init {folder} --out ...` makes one"
         )
+    manifest = read_json(path / MANIFEST)
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
-            raise InputError(f"{folder} has format {manifest['format']}, this version reads {FORMAT}")
+            raise InputError(f"{folder} has format {manifest['format']!r}, this version reads {FORMAT}")
+        recorded = manifest.get("checksums", {}).get(MANIFEST)
+        if recorded not in (None, _manifest_checksum(manifest)):
+            raise _has_changed(folder, f"{MANIFEST} is not what its checksum says")
+        _check_kinds(manifest)
         return {**manifest, "stages": _records(manifest["stages"])}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path / MANIFEST} is damaged: {error}") from error
+        raise InputError(f"{path / MANIFEST} is damaged: {_what(error)}") from error
+
+
+def _check_kinds(manifest: Mapping[str, Any]) -> None:
+    """Raises KeyError or TypeError unless each value is of the kind that it was written as."""
+    for name, kind in KINDS.items():
+        if type(manifest[name]) not in (kind if isinstance(kind, tuple) else (kind,)):
+            raise TypeError(f"{name} is {str(manifest[name])[:60]!r}")
+    for name, value in manifest.get("checksums", {}).items():
+        if not isinstance(value, str):
+            raise TypeError(f"the checksum of {name} is {str(value)[:60]!r}")
+
+
+def _has_changed(folder: str | Path, problem: str) -> InputError:
+    return InputError(
+        f"{folder} is damaged, or was changed: {problem}. Copy the model anew; after a change on purpose, remove "
+        f'"checksums" from its {MANIFEST}'
+    )
+
+
+def _what(error: BaseException) -> str:
+    """The problem in one line; a missing key is named as such."""
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def last_record(stages: Sequence[dict[str, Any]], stage: str) -> dict[str, Any]:
@@ -231,8 +290,12 @@ def last_record(stages: Sequence[dict[str, Any]], stage: str) -> dict[str, Any]:
 def _records(saved: Any) -> list[dict[str, Any]]:
     """The stages of a manifest; earlier versions wrote an object, by the stages' names."""
     if isinstance(saved, Mapping):
-        return [{**settings, "stage": stage} for stage, settings in saved.items()]
-    return [{**record, "stage": str(record["stage"])} for record in saved]
+        saved = [{**settings, "stage": stage} for stage, settings in saved.items()]
+    for record in saved:
+        held_out = record.get("held_out", 0.0), record.get("passage_tokens", 0)
+        if type(record["stage"]) is not str or not all(type(value) in (int, float) for value in held_out):
+            raise TypeError(f"a stage is {str(record)[:60]!r}")
+    return list(saved)
 
 
 def encoder_held_out(name: str, sources: Sequence[str] = ()) -> set[HeldOut]:
@@ -247,10 +310,13 @@ def encoder_held_out(name: str, sources: Sequence[str] = ()) -> set[HeldOut]:
     if not file.is_file():
         return set()
     try:
-        saved = json.loads(file.read_text(encoding="utf-8"))
+        saved = read_json(file)
         seen = saved.pop("sources", sources)
-        return {HeldOut(**saved)} if seen is sources or set(seen) & set(sources) else set()
-    except (ValueError, TypeError, AttributeError) as error:
+        found = HeldOut(**saved)
+        if not all(type(value) in (int, float) for value in found):
+            raise TypeError(f"it holds {str(tuple(found))[:60]}")
+        return {found} if seen is sources or set(seen) & set(sources) else set()
+    except (TypeError, AttributeError) as error:
         raise InputError(f"{file} is damaged: {error}") from error
 
 
@@ -269,9 +335,10 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
     try:
         if not tokenizer.goes_by(manifest["tokenizer"]):
             raise InputError(f"{folder}: tokenizer.json is not the one that the model was trained with")
-        config = EmbedderConfig(**manifest["embedder"])
+        config = config_from(EmbedderConfig, manifest["embedder"], f"{path / MANIFEST} embedder")
+        lengths = config_from(Lengths, manifest["lengths"], f"{path / MANIFEST} lengths")
         with Undrawn():
-            embedder = Embedder(bert_config(manifest["trunk"], "trunk"), config)
+            embedder = Embedder(bert_config(manifest["trunk"], f"{path / MANIFEST} trunk"), config)
         states = load_file(path / "embedder.safetensors")
         embedder.query.load_state_dict(_with_prefix(states, "query."))
         if not config.shared:
@@ -279,13 +346,27 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
         span_reader = None
         if manifest["span_reader"]:
             with Undrawn():
-                trunk = Bert(encoder)
-                span_reader = SpanReader(trunk, config=SpanConfig(**manifest.get("span", {})))
+                spans = config_from(SpanConfig, manifest.get("span", {}), f"{path / MANIFEST} span")
+                span_reader = SpanReader(Bert(encoder), config=spans)
             span_reader.load_state_dict(load_file(path / "span_reader.safetensors"))
-        lengths, step, stages = Lengths(**manifest["lengths"]), manifest["step"], manifest["stages"]
-    except (SafetensorError, RuntimeError, OSError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{folder} is damaged: {str(error).splitlines()[0]}") from error
-    model = Model(tokenizer, lengths, masked_reader, embedder, span_reader, step, stages)
+    except InputError:
+        raise
+    except (
+        SafetensorError,
+        RuntimeError,
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+    ) as error:
+        raise InputError(f"{folder} is damaged: {_what(error)}") from error
+    unread = () if reader else (f"encoder/{WEIGHTS}", f"encoder/{COPY_HEAD}")
+    if problem := changed(path, manifest.get("checksums", {}), (MANIFEST, *unread)):
+        raise _has_changed(folder, problem)
+    model = Model(
+        tokenizer, lengths, masked_reader, embedder, span_reader, manifest["step"], manifest["stages"]
+    )
     for part in model.parts().values():
         part.eval()
     return model

