@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -70,10 +70,11 @@ def create_app(
         version=__version__,
         description="Answers with evidence from a knowledge base that can be changed while it is served.",
         lifespan=lifespan,
-        docs_url=None,  # both would load scripts from another host
+        docs_url=None,  # both would load scripts from another host; the page has its own
         redoc_url=None,
         responses=documented(400, 408, 413, 421, 422),
         separate_input_output_schemas=False,
+        generate_unique_id_function=lambda route: route.name,  # the client's methods have the same names
     )
     install(app)
     api = APIRouter(prefix="/v1")
@@ -192,6 +193,17 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
             }
         )
 
+    @api.get("/documents", response_model=wire.DocumentsOut)
+    async def documents(
+        start: Annotated[int, Query(ge=0, le=2**53)] = 0,
+        count: Annotated[int, Query(ge=1, le=1000)] = 100,
+        prefix: Annotated[str, Query(max_length=1000)] = "",
+    ) -> Response:
+        """The documents from the `start`-th on; with a `prefix`, those whose id or title begins with it."""
+        found = await asyncio.to_thread(knowledge.current.kb.documents, start, count + 1, prefix)
+        following = start + count if len(found) > count else None
+        return JSONResponse({"documents": [one._asdict() for one in found[:count]], "next": following})
+
     @api.get("/documents/{id:path}", response_model=wire.DocumentOut, responses=documented(404))
     async def document(id: str) -> Response:
         """A document by its id, as its passages."""
@@ -294,6 +306,11 @@ def _add_watching(app: FastAPI, desk: Desk, writable: bool, shows_runs: bool) ->
             }
         )
 
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        """The description of the API for people: a page over `/openapi.json`."""
+        return FileResponse(PAGE / "docs.html")
+
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Counters for Prometheus."""
@@ -314,7 +331,7 @@ def _add_runs(api: APIRouter, folder: Path | None) -> None:
                 503, f"the folder of training runs cannot be read: {error.strerror}"
             ) from None
 
-    @api.get("/runs", response_model=wire.RunsOut, responses=documented(404, 503))
+    @api.get("/runs", name="runs", response_model=wire.RunsOut, responses=documented(404, 503))
     async def list_runs() -> Response:
         """Training runs, the latest first."""
         rows = [
@@ -328,7 +345,7 @@ def _add_runs(api: APIRouter, folder: Path | None) -> None:
         ]
         return JSONResponse({"runs": rows})
 
-    @api.get("/runs/{name}", response_model=wire.MetricsOut, responses=documented(404, 503))
+    @api.get("/runs/{name}", name="run", response_model=wire.MetricsOut, responses=documented(404, 503))
     async def run_metrics(name: str, after: Annotated[int, Query(ge=0, le=2**53)] = 0) -> Response:
         """Metrics of a run behind byte `after`; `next` is where the ones after them begin, so that a page can follow."""
         run = next((run for run in await asyncio.to_thread(shown_runs) if run.name == name), None)

@@ -88,13 +88,44 @@ class Client:
         """A passage by its id."""
         return self._json("GET", f"/v1/passages/{urllib.parse.quote(id, safe='')}")
 
+    def document(self, id: str) -> dict[str, Any]:
+        """A document by its id, as its passages."""
+        return self._json("GET", f"/v1/documents/{urllib.parse.quote(id, safe='')}")
+
+    def documents(self, start: int = 0, count: int = 100, prefix: str = "") -> dict[str, Any]:
+        """`{"documents": [{"id", "title", "passages"}], "next"}` from the `start`-th on; `next` is the next `start`."""
+        query = urllib.parse.urlencode({"start": start, "count": count, "prefix": prefix})
+        return self._json("GET", f"/v1/documents?{query}")
+
+    def examples(self) -> list[str]:
+        """A few questions that the documents answer, made from them by rules."""
+        row = self._json("GET", "/v1/examples")
+        with _said_by_realm(self.url):
+            found: list[str] = row["questions"]
+            return found
+
+    def versions(self) -> dict[str, Any]:
+        """Versions of the passages and of their index on disk, and those in use."""
+        return self._json("GET", "/v1/versions")
+
+    def runs(self) -> list[dict[str, Any]]:
+        """The training runs that the server shows, the latest first."""
+        row = self._json("GET", "/v1/runs")
+        with _said_by_realm(self.url):
+            found: list[dict[str, Any]] = row["runs"]
+            return found
+
+    def run(self, name: str, after: int = 0) -> dict[str, Any]:
+        """A training run's metrics behind byte `after`; `next` is where the ones after them begin."""
+        return self._json("GET", f"/v1/runs/{urllib.parse.quote(name, safe='')}?after={after}")
+
     def add(self, documents: Iterable[Mapping[str, str]]) -> dict[str, Any]:
         """Adds documents `{"id"?, "title", "text"}`; when this returns they are searchable, and on disk."""
         return self._json("POST", "/v1/documents", {"documents": [dict(one) for one in documents]})
 
-    def delete(self, document: str) -> int:
+    def delete(self, id: str) -> int:
         """Deletes a document by its id -> how many passages went with it."""
-        row = self._json("DELETE", f"/v1/documents/{urllib.parse.quote(document, safe='')}")
+        row = self._json("DELETE", f"/v1/documents/{urllib.parse.quote(id, safe='')}")
         with _said_by_realm(self.url):
             return int(row["passages_removed"])
 

@@ -16,7 +16,22 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class _Out(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+def _example(*values: dict[str, Any], **more: Any) -> ConfigDict:
+    """Examples for the OpenAPI description, and what else the schema says."""
+    return ConfigDict(json_schema_extra={"examples": list(values), **more})
+
+
+_ONE_OF_BOTH = [
+    {"required": [name], "properties": {name: {"type": kind}}}
+    for name, kind in (("question", "string"), ("questions", "array"))
+]
 
 
 class Asked(_Body):
@@ -26,15 +41,6 @@ class Asked(_Body):
     questions: list[Text] | None = Field(None, min_length=1)
     method: Method = "dense"
     """What ranks the passages: vectors, words, or both."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "oneOf": [
-                {"required": [name], "properties": {name: {"type": kind}}}
-                for name, kind in (("question", "string"), ("questions", "array"))
-            ]
-        }
-    )
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -50,6 +56,12 @@ class Asked(_Body):
 class AnswerRequest(Asked):
     """Questions to answer."""
 
+    model_config = _example(
+        {"question": "In which country is Mount Fuji?"},
+        {"questions": ["Who wrote The Tempest?", "Where is Oakham?"], "method": "hybrid", "top_k": 10},
+        oneOf=_ONE_OF_BOTH,
+    )
+
     top_k: int | None = Field(None, ge=1)
     """Passages that are read for each."""
 
@@ -57,12 +69,16 @@ class AnswerRequest(Asked):
 class RetrieveRequest(Asked):
     """Questions to find passages for."""
 
+    model_config = _example({"question": "Mount Fuji", "method": "bm25", "top_k": 3}, oneOf=_ONE_OF_BOTH)
+
     top_k: int = Field(10, ge=1)
     """Passages for each."""
 
 
 class FillRequest(_Body):
     """A sentence with [MASK] in it, once or several times."""
+
+    model_config = _example({"sentence": "The [MASK] is the currency of the UK."})
 
     sentence: Annotated[
         Text, Field(json_schema_extra={"pattern": r"\[MASK\]"})
@@ -80,16 +96,18 @@ class DocumentIn(_Body):
 class DocumentsRequest(_Body):
     """Documents to add, all of them or none."""
 
+    model_config = _example({"documents": [{"title": "Oakham", "text": "Oakham is a town."}]})
+
     documents: list[DocumentIn] = Field(min_length=1)
 
 
-class ExamplesOut(BaseModel):
+class ExamplesOut(_Out):
     """Questions that the documents answer, made from them by rules."""
 
     questions: list[str]
 
 
-class IndexOut(BaseModel):
+class IndexOut(_Out):
     """What answered: the index, and the version of the passages in it."""
 
     version: int
@@ -98,7 +116,7 @@ class IndexOut(BaseModel):
     knowledge: int
 
 
-class PassageOut(BaseModel):
+class PassageOut(_Out):
     """A passage and its share of p(z|x) among those that were read."""
 
     id: str
@@ -108,7 +126,26 @@ class PassageOut(BaseModel):
     probability: float
 
 
-class SpanOut(BaseModel):
+_SPAN = {"text": "Japan", "score": 14.2, "probability": 0.91, "start": 51, "end": 56}
+_READ = {
+    "id": "5d41402abc4b2a76",
+    "title": "Mount Fuji",
+    "text": "Mount Fuji is the highest mountain of its country, Japan.",
+    "rank": 1,
+    "probability": 0.83,
+}
+_INDEX = {"version": 2, "step": 300, "created": "2026-11-22T12:00:00+00:00", "knowledge": 7}
+_ANSWERS = {
+    "question": "In which country is Mount Fuji?",
+    "answers": [_SPAN | {"passage": _READ}],
+    "index": _INDEX,
+    "ms": {"queue": 0.1, "embed": 4.2, "search": 0.9, "read": 31.5},
+    "passages": [_READ | {"span": _SPAN}],
+    "null_probability": 0.04,
+}
+
+
+class SpanOut(_Out):
     """A span of a passage: its `text[start:end]`, counted in Unicode characters."""
 
     text: str
@@ -130,7 +167,7 @@ class ReadPassageOut(PassageOut):
     span: SpanOut | None
 
 
-class AnswersOut(BaseModel):
+class AnswersOut(_Out):
     """The answers to one question, best first, and all passages that were read for them."""
 
     question: str
@@ -140,8 +177,10 @@ class AnswersOut(BaseModel):
     passages: list[ReadPassageOut]
     null_probability: float
 
+    model_config = _example(_ANSWERS)
 
-class HitOut(BaseModel):
+
+class HitOut(_Out):
     """A passage that was found."""
 
     id: str
@@ -151,7 +190,7 @@ class HitOut(BaseModel):
     score: float
 
 
-class HitsOut(BaseModel):
+class HitsOut(_Out):
     """The passages found for one question, best first."""
 
     question: str
@@ -160,26 +199,26 @@ class HitsOut(BaseModel):
     ms: dict[str, float]
 
 
-class ManyAnswersOut(BaseModel):
+class ManyAnswersOut(_Out):
     """One result per question, in the order of the questions."""
 
     results: list[AnswersOut]
 
 
-class ManyHitsOut(BaseModel):
+class ManyHitsOut(_Out):
     """One result per question, in the order of the questions."""
 
     results: list[HitsOut]
 
 
-class PredictionOut(BaseModel):
+class PredictionOut(_Out):
     """A word for a [MASK], with p(y|x)."""
 
     text: str
     probability: float
 
 
-class NullOut(BaseModel):
+class NullOut(_Out):
     """The null passage: p(z|x), and p(y|z,x) of the words predicted."""
 
     probability: float
@@ -193,7 +232,7 @@ class EffectOut(PassageOut):
     utility: float
 
 
-class FilledOut(BaseModel):
+class FilledOut(_Out):
     """Predictions for each [MASK], and what each passage did for the best of them."""
 
     sentence: str
@@ -204,7 +243,7 @@ class FilledOut(BaseModel):
     ms: dict[str, float]
 
 
-class WholePassageOut(BaseModel):
+class WholePassageOut(_Out):
     """A passage, its document, and the passages before and after it in that document."""
 
     id: str
@@ -215,7 +254,7 @@ class WholePassageOut(BaseModel):
     next: str | None
 
 
-class DocumentOut(BaseModel):
+class DocumentOut(_Out):
     """A document as it is kept: its passages."""
 
     id: str
@@ -226,7 +265,26 @@ class DocumentOut(BaseModel):
     """Of all passages."""
 
 
-class AddedOut(BaseModel):
+class ListedOut(_Out):
+    """A document in the list of documents."""
+
+    id: str
+    title: str
+    passages: int
+    """How many belong to it: a text that another document brought first is counted there."""
+
+
+class DocumentsOut(_Out):
+    """A part of the list of documents."""
+
+    documents: list[ListedOut]
+    next: int | None
+    """The `start` of the part after this one; null where there is none."""
+
+    model_config = _example({"documents": [{"id": "Oakham", "title": "Oakham", "passages": 1}], "next": None})
+
+
+class AddedOut(_Out):
     """What became of the documents, which are searchable now."""
 
     added: int
@@ -238,21 +296,21 @@ class AddedOut(BaseModel):
     index: IndexOut
 
 
-class DeletedOut(BaseModel):
+class DeletedOut(_Out):
     """How many passages went with the document."""
 
     passages_removed: int
     index: IndexOut
 
 
-class VersionOut(BaseModel):
+class VersionOut(_Out):
     """A version on disk and when it was committed."""
 
     version: int
     created: str
 
 
-class VersionsOut(BaseModel):
+class VersionsOut(_Out):
     """The versions of the passages and of their index that are on disk, newest first."""
 
     knowledge: list[VersionOut]
@@ -260,7 +318,7 @@ class VersionsOut(BaseModel):
     in_use: IndexOut
 
 
-class HealthOut(BaseModel):
+class HealthOut(_Out):
     """What is served, and within which limits."""
 
     status: Literal["ok", "stale"]
@@ -281,7 +339,7 @@ class HealthOut(BaseModel):
     limits: dict[str, float]
 
 
-class RunOut(BaseModel):
+class RunOut(_Out):
     """A training run. `training`: a process trains it now; `stopped`: none does, and it is not finished."""
 
     name: str
@@ -290,13 +348,13 @@ class RunOut(BaseModel):
     changed: float
 
 
-class RunsOut(BaseModel):
+class RunsOut(_Out):
     """The training runs of the folder that is shown, the latest first."""
 
     runs: list[RunOut]
 
 
-class MetricsOut(BaseModel):
+class MetricsOut(_Out):
     """Lines of a run's metrics, and where the next ones begin."""
 
     state: State

@@ -2,8 +2,10 @@
 
 import asyncio
 import fcntl
+import inspect
 import json
 import logging
+from collections import Counter
 
 import httpx
 import numpy as np
@@ -15,6 +17,7 @@ from realm.qa.made_questions import make_questions
 from realm.qa.pipeline import Answerer
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.serve import app
+from realm.serve.client import Client
 from tests.conftest import TOWNS
 from tests.serve.asking import QUESTION, assert_problem, metric, post
 from tests.serve.conftest import CONFIG, TOKEN, running
@@ -108,6 +111,39 @@ def test_example_questions_are_made_from_the_documents(own_server) -> None:
     made = {one.question for one in make_questions(KnowledgeBase.open(own_server.kb))}
     found = examples()
     assert found == examples() and len(found) == len(set(found)) == 4 and set(found) <= made
+
+
+def test_the_list_of_documents_comes_in_parts_and_by_prefix(served) -> None:
+    client, listed, start = served.client(), [], 0
+    while start is not None:
+        part = client.documents(start, 5)
+        listed += part["documents"]
+        start = part["next"]
+    kb = KnowledgeBase.open(served.kb)
+    counts = Counter(passage.document_id for passage in kb)
+    assert {one["id"]: one["passages"] for one in listed} == counts and len(listed) == len(counts)
+    assert [one["title"] for one in listed] == TOWNS
+    assert [one["id"] for one in client.documents(prefix="Bex")["documents"]] == ["d1"]
+    assert client.documents(10**9) == {"documents": [], "next": None}
+    assert (
+        client.document("d1")["title"] == "Bexley" and client.versions()["in_use"] == client.health()["index"]
+    )
+
+
+def test_the_api_and_its_python_client_have_one_set_of_names(served) -> None:
+    description = httpx.get(served.url + "/openapi.json").json()
+    operations = [one for path in description["paths"].values() for one in path.values()]
+    methods = {name: getattr(Client, name) for name in vars(Client) if not name.startswith("_")}
+    assert {one["operationId"] for one in operations} - {"metrics"} == methods.keys() - {"answer_many"}
+    bodies = description["components"]["schemas"]
+    for one in operations:
+        names = {parameter["name"] for parameter in one.get("parameters", [])}
+        if "requestBody" in one:
+            schema = one["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+            names |= bodies[schema]["properties"].keys() - {"questions"}  # which `answer_many` sends
+            assert bodies[schema]["examples"]
+        if one["operationId"] != "metrics":
+            assert names == inspect.signature(methods[one["operationId"]]).parameters.keys() - {"self"}
 
 
 def test_questions_of_many_clients_share_batches(served) -> None:

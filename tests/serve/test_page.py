@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from realm.serve.client import Client
@@ -385,6 +386,27 @@ def test_curves_grow_while_the_run_trains(visit, runs, trainer) -> None:
     assert line.get_attribute("d").count("L") == before + 1
     page.locator(".chart svg").first.hover(position={"x": 60, "y": 50})
     assert "at 0" in page.locator(".chart .reading").first.inner_text()
+
+
+def test_the_api_is_described_for_people_without_another_host(visit, site) -> None:
+    page = visit.page
+    page.goto(f"{site.url}/docs")
+    page.wait_for_selector(".request")
+    described = httpx.get(site.url + "/openapi.json").json()
+    expected = [
+        f"{method.upper()} {path}" for path, methods in described["paths"].items() for method in methods
+    ]
+    assert page.locator(".request h2").all_inner_texts() == expected
+    answer = page.locator("#answer")
+    assert "In which country is Mount Fuji?" in answer.locator("pre").first.inner_text()
+    assert "null_probability" in answer.inner_text() and "top_k" in answer.inner_text()
+    assert serious_findings(page) == []
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    if picture := os.environ.get("REALM_SHOT"):
+        page.screenshot(path=picture)
+        page.set_viewport_size({"width": 1280, "height": 1000})
+        page.screenshot(path=picture.replace(".png", "-wide.png"))
 
 
 # -- safety

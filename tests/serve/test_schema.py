@@ -59,6 +59,7 @@ OPERATIONS = {
     "POST /v1/retrieve",
     "POST /v1/fill",
     "GET /v1/passages/{id}",
+    "GET /v1/documents",
     "GET /v1/documents/{id}",
     "POST /v1/documents",
     "DELETE /v1/documents/{id}",
