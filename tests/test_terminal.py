@@ -137,6 +137,11 @@ def test_every_command_runs_on_a_terminal_and_shows_how_far_it_is(
         bars = screen.bars()
         assert bool(bars) == (command in HAVE_A_BAR), screen.text
         assert max(map(len, bars), default=0) <= columns
+        if command == "kb build":
+            assert re.search(
+                r"read: \d+ document", screen.text
+            )  # counted, so that what follows has a time left
+            assert re.search(r"build: 100%\|.*\| 12/12 \[\d\d:\d\d<00:00", screen.text)
     assert Path("qa", "realm.json").exists()
 
 

@@ -1,15 +1,17 @@
 """`realm kb ...` and `realm questions`: from documents to a knowledge base, and questions made from it."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from realm.cli.arguments import Commands, Parser, add_command, add_kb, add_out, positive, report, settings
-from realm.config import InputError, write_json_lines
+from realm.config import InputError, progress, write_json_lines
 
 if TYPE_CHECKING:
     from realm.text.readers import ReadingReport
@@ -162,14 +164,33 @@ def _build(args: argparse.Namespace) -> None:
     )
     reading, for_vocabulary = (None if args.strict else ReadingReport() for _ in range(2))
     documents = read_documents(args.sources, config.max_document_chars, reading)
+    total = _count(args.sources, config.max_document_chars)
     if args.vocab_size is None:
         tokenizer = Tokenizer.load(args.tokenizer)
     else:
-        again = read_documents(args.sources, config.max_document_chars, for_vocabulary)
+        again = progress(
+            read_documents(args.sources, config.max_document_chars, for_vocabulary),
+            total=total, description="vocabulary", unit="document",
+        )  # fmt: skip
         tokenizer = Tokenizer.train((f"{d.title} {d.text}" for d in again), args.vocab_size)
     tagger = load_tagger(config.tagger, config.tagger_processes)
-    result = build(args.out, documents, config, tokenizer, tagger, args.replace)
+    result = build(args.out, documents, config, tokenizer, tagger, args.replace, total)
     report(args, result._asdict() | _left_out(args.out, reading))
+
+
+def _count(sources: Sequence[str], max_document_chars: int) -> int | None:
+    """How many documents there are, so that the build can show the time left; it takes far longer than to read them.
+
+    None where they cannot be read: the build says why.
+    """
+    from realm.text.readers import ReadingReport, read_documents
+
+    counted = ReadingReport()
+    with contextlib.suppress(InputError):
+        documents = read_documents(sources, max_document_chars, counted)
+        for _ in progress(documents, total=None, description="read", unit="document"):
+            pass
+    return counted.documents or None
 
 
 def _add(args: argparse.Namespace) -> None:

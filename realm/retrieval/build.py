@@ -148,8 +148,11 @@ def build(
     tokenizer: Tokenizer,
     tagger: Tagger,
     replace: bool = False,
+    total: int | None = None,
 ) -> BuildResult:
     """Makes a knowledge base; an interrupted build of the same documents goes on where its last commit ended.
+
+    `total` is the number of documents where it is known, and progress shows the time left.
 
     With other settings than the interrupted one it starts over, and says so. With `replace`, a knowledge base
     that is there already stays until the new one is complete.
@@ -167,7 +170,7 @@ def build(
     seen = set(table.to_table(columns=["id"]).column("id").to_pylist()) if table else set()
     stream = after(read, one_text_per_id(documents), work)
     rows: list[Row] = []
-    bar = progress(total=None, description="build", unit="document", done=read.documents)
+    bar = progress(total=total, description="build", unit="document", done=read.documents)
     with bar, annotated(stream, tagger) as found:
         for document, annotations in found:
             passages = split(document, annotations, config.passage_tokens, tokenizer)
