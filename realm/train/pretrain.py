@@ -196,10 +196,9 @@ def train(
             version = watch.after_step(refresher.poll(run.step), version)  # never waits once an index exists
             run.state["index"] = refresher.place(version)  # where an interrupted run goes on
         if version.step < run.step:
-            version = watch.after_step(
-                refresher.last(model, run.step), version
-            )  # what is saved is judged too
-        refresher.hand_over(model, version, out)
+            built = refresher.last(model, run.step)  # what is saved is judged too
+            version = watch.after_step(built, version)
+        refresher.hand_over(model, version, out)  # to the knowledge base
         return run.finish()
 
 

@@ -1,4 +1,5 @@
-"""kill -9 of trainer and build at random moments: every rerun goes on, and the curve is that of a run nobody touched.
+"""kill -9 of every training command, and of its builds, at random moments: every rerun goes on, and model and curve are those
+of a run nobody touched, bit for bit.
 
 More of it: `python -m pytest -m slow tests/train/test_faults.py --kills 100 --kills-seed 7 -s`.
 
@@ -10,6 +11,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -22,12 +24,22 @@ import torch
 
 from realm.model.folder import load_model
 from realm.retrieval import vectors
-from tests.train.stages import assert_same_result, children_of, pretraining
+from tests.train.stages import assert_same_result, children_of
+from tests.train.test_finetune import DEV, TRAIN
 
-SMALL = (
-    "steps=12 batch_size=4 log_every=2 checkpoint_seconds=0 device=cpu precision=fp32 refresh.every=4 refresh.lag=2 "
-    "refresh.restarts=1000 refresh.backoff=0.05 health.queries=8 health.read=4"
-).split()
+SMALL = "steps=12 batch_size=4 log_every=2 checkpoint_seconds=0 device=cpu precision=fp32".split()
+BUILDS = "refresh.every=4 refresh.lag=2 refresh.restarts=1000 refresh.backoff=0.05".split()
+FOREGROUND, BACKGROUND = ("refresh.in_background=false",), (*BUILDS, "refresh.in_background=true")
+JUDGED = ("health.queries=8", "health.read=4")
+COMMANDS = {
+    "mlm": ("mlm", "--init", ["probe_every=5"]),
+    "ict": ("ict", "--init", []),
+    "pretrain, builds in the foreground": ("pretrain", "--model", [*BUILDS, *JUDGED, *FOREGROUND]),
+    "pretrain, builds in the background": ("pretrain", "--model", [*JUDGED, *BACKGROUND]),
+    "finetune": ("finetune", "--model", ["dev_every=5"]),
+    "finetune, passages move": ("finetune", "--model", ["dev_every=5", "update_passages=true", *BACKGROUND]),
+}
+"""What is killed: the verb, how it names its start, and its settings."""
 
 
 def command(argv: list[str], log: Path) -> None:
@@ -42,18 +54,25 @@ def command(argv: list[str], log: Path) -> None:
 
 
 @pytest.fixture
-def start(tiny_kb, tiny_model_folder, tmp_path, monkeypatch):
-    """Starts the run `name`; the same name goes on with it."""
+def start(own_kb, tiny_model_folder, tmp_path, monkeypatch):
+    """Starts the run `name` of a command; the same name goes on with it."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(["realm.cli", "realm.train.pretrain", "realm.retrieval.refresh"])
+    forks.set_forkserver_preload(
+        ["realm.cli", "realm.train.pretrain", "realm.train.finetune", "realm.train.mlm"]
+    )
+    files = []
+    for flag, questions in (("--train", TRAIN), ("--dev", DEV)):
+        file = tmp_path / f"{flag[2:]}.jsonl"
+        file.write_text("".join(json.dumps(question._asdict()) + "\n" for question in questions))
+        files += [flag, str(file)]
 
-    def begin(name: str, background: bool):
-        settings = [*SMALL, f"refresh.in_background={json.dumps(background)}"]
-        argv = pretraining(tiny_kb, tiny_model_folder, settings)
-        process = forks.Process(
-            target=command, args=([*argv, "--out", str(tmp_path / name)], tmp_path / f"{name}.log")
-        )
+    def begin(what: str, name: str):
+        verb, flag, settings = COMMANDS[what]
+        argv = [verb, "--kb", str(own_kb.folder), flag, str(tiny_model_folder), "--config", "tiny"]
+        argv += [word for setting in (*SMALL, *settings) for word in ("--set", setting)]
+        argv += [*(files if verb == "finetune" else []), "--out", str(tmp_path / name)]
+        process = forks.Process(target=command, args=(argv, tmp_path / f"{name}.log"))
         process.start()
         return process
 
@@ -67,35 +86,52 @@ def assert_nothing_is_corrupt(out: Path, kb) -> None:
     folder = out.with_name(out.name + ".training")
     for file in folder.glob("checkpoint-*.pt"):
         with suppress(FileNotFoundError):
-            place = torch.load(file, weights_only=True)["state"]["index"]
-            found = vectors.read(folder / "index", kb.keys_N, place["version"])
-            assert found is not None and len(found.missing) == 0
-    if (folder / "index").exists() and vectors.newest(folder / "index") is not None:
-        assert vectors.read(folder / "index", kb.keys_N) is not None
+            state = torch.load(file, weights_only=True)["state"]
+            if "index" in state:
+                found = vectors.read(folder / "index", kb.keys_N, state["index"]["version"])
+                assert found is not None and len(found.missing) == 0
+    for index in (folder / "index", *vectors.folders(kb.folder)):
+        if index.exists() and vectors.newest(index) is not None:
+            assert vectors.read(index, kb.keys_N) is not None
     if (folder / "settings.json").exists():
         json.loads((folder / "settings.json").read_text())
 
 
+def is_complete(out: Path) -> bool:
+    return out.exists() and not out.with_name(out.name + ".training").exists()
+
+
+def take_index(kb, out: Path) -> bytes:
+    """The vectors that a model finds in the knowledge base, which go, so that the next run has to publish them itself."""
+    folder = vectors.folder_of(kb.folder, load_model(out).passage_fingerprint)
+    found = vectors.read(folder, kb.keys_N)
+    assert found is not None and len(found.missing) == 0
+    shutil.rmtree(folder)
+    return found.array.tobytes()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("background", [False, True], ids=["foreground", "background"])
-def test_killed_at_any_moment_a_run_goes_on_and_its_curve_is_the_same(
-    start, tiny_kb, tmp_path, pytestconfig, background
+@pytest.mark.parametrize("what", COMMANDS)
+def test_killed_at_any_moment_a_run_goes_on_and_its_model_and_curve_are_the_same(
+    start, own_kb, tmp_path, pytestconfig, what
 ) -> None:
     wanted, draw = pytestconfig.getoption("--kills"), random.Random(pytestconfig.getoption("--kills-seed"))
     for name in ("plain", "again"):  # the first one waits for torch to be imported
         began = time.monotonic()
-        process = start(name, background)
+        process = start(what, name)
         process.join()
         usual = time.monotonic() - began
         assert process.exitcode == 0, (tmp_path / f"{name}.log").read_text()
     assert_same_result(tmp_path / "again", tmp_path / "plain")
+    publishes = COMMANDS[what][0] == "pretrain"
+    index = take_index(own_kb, tmp_path / "plain") if publishes else b""
     killed: Counter[str] = Counter()
     runs = 0
     while killed.total() < wanted:
         name = f"run{runs}"
         out, log, runs = tmp_path / name, tmp_path / f"{name}.log", runs + 1
         while True:
-            process = start(name, background)
+            process = start(what, name)
             while process.is_alive():
                 process.join(draw.uniform(0, usual))
                 if not process.is_alive() or killed.total() >= wanted:
@@ -111,15 +147,16 @@ def test_killed_at_any_moment_a_run_goes_on_and_its_curve_is_the_same(
                     while any(Path(f"/proc/{build}").exists() for build in builds):
                         assert time.monotonic() < end, "a build outlived its trainer"
                         time.sleep(0.01)
-                    assert_nothing_is_corrupt(out, tiny_kb)
+                    assert_nothing_is_corrupt(out, own_kb)
             assert process.exitcode in (0, -signal.SIGKILL), log.read_text()
-            if process.exitcode == 0:
+            if process.exitcode == 0 or is_complete(out):
                 break
         assert "Traceback" not in log.read_text()
         assert_same_result(out, tmp_path / "plain")
+        assert not publishes or take_index(own_kb, out) == index
         assert sorted(p.name for p in tmp_path.glob("run*")) == sorted(
             f"run{n}{end}" for n in range(runs) for end in ("", ".log")
         )
     print(
-        f"\n{dict(killed)} killed in {runs} runs, {time.monotonic() - began:.0f} s: every curve is the same"
+        f"\n{what}: {dict(killed)} killed in {runs} runs, {time.monotonic() - began:.0f} s: every curve is the same"
     )
