@@ -1,6 +1,7 @@
 """What a model is for, and how good it is: `retrieve`, `answer`, `fill`, `evaluate`, `probe`."""
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -172,7 +173,7 @@ def _answer(args: argparse.Namespace) -> None:
             )
         from realm.serve.client import Client
 
-        answer = Client(args.server).answer(args.question, args.method)
+        answer = Client(args.server, os.environ.get("REALM_READ_TOKEN")).answer(args.question, args.method)
     else:
         if args.kb is None or args.model is None:
             raise InputError("name --kb and --model, or the --server to ask")

@@ -8,6 +8,7 @@ from realm.cli.arguments import Commands, Parser, add_command, add_kb, add_model
 from realm.config import InputError
 
 TOKEN = "REALM_TOKEN"
+READ_TOKEN = "REALM_READ_TOKEN"
 SHORTEST_TOKEN = 16
 
 
@@ -36,6 +37,12 @@ def add_commands(commands: "Commands[Parser]") -> None:
         help=f"let documents be added and deleted, with the token in {TOKEN} or --token-file",
     )
     serve.add_argument("--token-file", metavar="FILE", help="file with the token that writers must show")
+    serve.add_argument(
+        "--private",
+        action="store_true",
+        help=f"let only those read who show the token in {READ_TOKEN} or --read-token-file, or the writers' token",
+    )
+    serve.add_argument("--read-token-file", metavar="FILE", help="file with the token that readers must show")
 
 
 def _port(text: str) -> int:
@@ -45,7 +52,8 @@ def _port(text: str) -> int:
 
 
 def _serve(args: argparse.Namespace) -> None:
-    token = _token(args)
+    token = _token("--writable", args.writable, "--token-file", args.token_file, TOKEN)
+    read_token = _token("--private", args.private, "--read-token-file", args.read_token_file, READ_TOKEN)
     try:
         from realm.serve.server import serve
         from realm.serve.settings import ServeConfig
@@ -57,24 +65,25 @@ def _serve(args: argparse.Namespace) -> None:
         ) from None
 
     runs = Path(args.runs) if args.runs is not None else None
-    serve(args.kb, args.model, settings(args, ServeConfig), args.host, args.port, token, runs)
+    serve(args.kb, args.model, settings(args, ServeConfig), args.host, args.port, token, runs, read_token)
 
 
-def _token(args: argparse.Namespace) -> str | None:
-    if not args.writable:
-        if args.token_file is not None:
-            raise InputError("--token-file is for writing: say --writable too")
+def _token(flag: str, given: bool, file_flag: str, file: str | None, variable: str) -> str | None:
+    """The token of a flag, from a file or the environment; none without the flag."""
+    if not given:
+        if file is not None:
+            raise InputError(f"{file_flag} is for {flag}: say {flag} too")
         return None
-    if args.token_file is not None:
-        path = Path(args.token_file)
+    if file is not None:
+        path = Path(file)
         if not path.is_file():
-            raise InputError(f"--token-file {path} is no file")
+            raise InputError(f"{file_flag} {path} is no file")
         token = path.read_text(encoding="utf-8", errors="replace").strip()
     else:
-        token = os.environ.get(TOKEN, "").strip()
+        token = os.environ.get(variable, "").strip()
     if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         raise InputError(
-            f"--writable needs a token of {SHORTEST_TOKEN} or more ASCII characters in {TOKEN} or --token-file: "
-            f"export {TOKEN}=$(openssl rand -hex 16)"
+            f"{flag} needs a token of {SHORTEST_TOKEN} or more ASCII characters in {variable} or {file_flag}: "
+            f"export {variable}=$(openssl rand -hex 16)"
         )
     return token

@@ -44,11 +44,13 @@ def create_app(
     token: str | None = None,
     runs_folder: Path | None = None,
     hosts: set[str] | None = None,
+    read_token: str | None = None,
 ) -> Edge:
     """The server as an ASGI application.
 
     `token` is what writers must show, none: nobody may write; `runs_folder` holds the training runs to be shown; `hosts`
-    are the names that the server may be called by, none: any.
+    are the names that the server may be called by, none: any; `read_token` is what readers must show, none: everybody may
+    read. Whoever has `token` may read too.
     """
     desk = Desk(knowledge, config)
 
@@ -72,20 +74,40 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,  # both would load scripts from another host; the page has its own
         redoc_url=None,
-        responses=documented(400, 408, 413, 421, 422),
+        responses=documented(400, *([401] if read_token else []), 408, 413, 421, 422),
         separate_input_output_schemas=False,
         generate_unique_id_function=lambda route: route.name,  # the client's methods have the same names
     )
     install(app)
-    api = APIRouter(prefix="/v1")
+    readers = [Depends(_bearer("reading", read_token, token))] if read_token is not None else []
+    api = APIRouter(prefix="/v1", dependencies=readers)
     _add_questions(api, desk)
     _add_knowledge(api, knowledge)
     _add_changes(api, desk, token)
     _add_runs(api, runs_folder)
     app.include_router(api)
-    _add_watching(app, desk, token is not None, runs_folder is not None)
+    _add_watching(app, desk, token is not None, runs_folder is not None, readers)
     app.mount("/", StaticFiles(directory=PAGE, html=True))
     return Edge(app, config.body_bytes, config.seconds, hosts, desk.metrics.request)
+
+
+def _bearer(what: str, *tokens: str | None) -> Callable[..., None]:
+    """A dependency that refuses whoever shows none of these tokens; where there are none, everybody."""
+    known = [token.encode() for token in tokens if token is not None]
+
+    def check(
+        shown: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
+    ) -> None:
+        if not known:
+            raise HTTPException(403, "this server only reads: start it with --writable")
+        if shown is None or not any(hmac.compare_digest(shown.credentials.encode(), one) for one in known):
+            raise HTTPException(
+                401,
+                f"{what} needs the server's token: Authorization: Bearer TOKEN",
+                {"WWW-Authenticate": "Bearer"},
+            )
+
+    return check
 
 
 def _add_questions(api: APIRouter, desk: Desk) -> None:
@@ -233,19 +255,10 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
 def _add_changes(api: APIRouter, desk: Desk, token: str | None) -> None:
     """Adding and deleting documents, for those who have the token."""
     knowledge = desk.knowledge
-    bearer = HTTPBearer(auto_error=False)
-
-    def writer(shown: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
-        if token is None:
-            raise HTTPException(403, "this server only reads: start it with --writable")
-        if shown is None or not hmac.compare_digest(shown.credentials.encode(), token.encode()):
-            raise HTTPException(
-                401,
-                "writing needs the server's token: Authorization: Bearer TOKEN",
-                {"WWW-Authenticate": "Bearer"},
-            )
-
-    only_writers, refused = [Depends(writer)], documented(401, 403, 404, 409, 429, 503, 507)
+    only_writers, refused = (
+        [Depends(_bearer("writing", token))],
+        documented(401, 403, 404, 409, 429, 503, 507),
+    )
 
     @api.post("/documents", response_model=wire.AddedOut, dependencies=only_writers, responses=refused)
     async def add(body: wire.DocumentsRequest) -> Response:
@@ -268,7 +281,7 @@ def _add_changes(api: APIRouter, desk: Desk, token: str | None) -> None:
         return JSONResponse({"passages_removed": gone, "index": wire.index_out(knowledge.current)})
 
 
-def _add_watching(app: FastAPI, desk: Desk, writable: bool, shows_runs: bool) -> None:
+def _add_watching(app: FastAPI, desk: Desk, writable: bool, shows_runs: bool, readers: list[Any]) -> None:
     """How the server is, and what it counts."""
     config, knowledge = desk.config, desk.knowledge
 
@@ -289,6 +302,7 @@ def _add_watching(app: FastAPI, desk: Desk, writable: bool, shows_runs: bool) ->
                 "words": snapshot.answerer.retriever.has_words,
                 "queue": desk.waiting,
                 "writable": writable,
+                "private": bool(readers),
                 "runs": shows_runs,
                 "limits": {
                     name: getattr(config, name)
@@ -311,7 +325,7 @@ def _add_watching(app: FastAPI, desk: Desk, writable: bool, shows_runs: bool) ->
         """The description of the API for people: a page over `/openapi.json`."""
         return FileResponse(PAGE / "docs.html")
 
-    @app.get("/metrics", response_class=PlainTextResponse)
+    @app.get("/metrics", response_class=PlainTextResponse, dependencies=readers)
     async def metrics() -> Response:
         """Counters for Prometheus."""
         desk.metrics.queue.set(desk.waiting)

@@ -35,8 +35,8 @@ class Client:
     """
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 60.0, patience: float = 60.0):
-        """`token` is for writing; `timeout` seconds without a word from the server are an error; a busy server (429) is
-        asked again for `patience` seconds.
+        """`token` is for writing, and for reading where the server is private. `timeout` seconds without a word from the
+        server are an error; a busy server (429) is asked again for `patience` seconds.
 
         Raises:
             InputError: the URL is not one of http or https.

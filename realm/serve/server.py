@@ -23,6 +23,7 @@ def serve(
     port: int,
     token: str | None = None,
     runs: Path | None = None,
+    read_token: str | None = None,
 ) -> None:
     """Serves until it is told to stop.
 
@@ -35,7 +36,7 @@ def serve(
         knowledge = LivingKnowledge(kb, model, config)
         if token is not None:
             knowledge.get_ready_to_write()
-        app = create_app(knowledge, config, token, runs, own_hosts(host, config.hosts))
+        app = create_app(knowledge, config, token, runs, own_hosts(host, config.hosts), read_token)
         shown = f"[{host}]" if ":" in host else host
         _log.info("serving %s on http://%s:%d/", kb, shown, listening.getsockname()[1])
         with contextlib.suppress(

@@ -335,6 +335,8 @@ class HealthOut(_Out):
     """Whether passages can be ranked by words (bm25, hybrid) at once; else the first request has it prepared."""
     queue: int
     writable: bool
+    private: bool
+    """Whether reading needs a token too."""
     runs: bool
     limits: dict[str, float]
 

@@ -100,6 +100,8 @@ def open_files(pid: int) -> int:
         (["--writable"], "with a space in it, long", "needs a token of 16 or more"),
         (["--writable", "--token-file", "absent"], None, "--token-file absent is no file"),
         (["--token-file", "absent"], None, "say --writable too"),
+        (["--private"], None, "--private needs a token of 16 or more ASCII characters in REALM_READ_TOKEN"),
+        (["--read-token-file", "absent"], None, "say --private too"),
         (["--runs", "absent"], None, "--runs absent is no folder"),
         (["--set", "batch=0"], None, "batch is 0: it must be 1 or more"),
         (["--set", "read=30"], None, "read is 30, more than most_read, 20"),

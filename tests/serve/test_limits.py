@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import logging
 import socket
 import threading
 import time
@@ -12,11 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
+from realm import cli
 from realm.qa.pipeline import Answerer
 from realm.serve.client import ServerError
 from realm.serve.knowledge import LivingKnowledge
 from tests.serve.asking import QUESTION, assert_problem, metric, post, wait_for
-from tests.serve.conftest import CONFIG, Served, running
+from tests.serve.conftest import CONFIG, TOKEN, Served, running
+
+READ = "the readers' own token"
 
 
 @pytest.mark.parametrize(
@@ -278,6 +282,27 @@ def test_a_bug_is_a_500_without_its_insides_and_the_next_question_is_answered(se
     assert_problem(response, 500, "in its log")
     assert "secret" not in response.text and "content-security-policy" in response.headers
     assert post(served, "/v1/answer", {"question": QUESTION}).status_code == 200
+
+
+def test_a_private_server_answers_those_who_have_a_token(tiny_kb, qa_model, monkeypatch) -> None:
+    with running(tiny_kb.folder, qa_model, read_token=READ) as served:
+        get = ("/v1/documents", "/v1/examples", "/v1/versions", "/v1/runs", "/metrics", "/v1/passages/0")
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
+            for path in get:
+                assert_problem(
+                    httpx.get(served.url + path, headers=headers), 401, "reading needs the server's token"
+                )
+            for path in ("/v1/answer", "/v1/retrieve", "/v1/fill"):
+                assert_problem(post(served, path, {"question": "a"}, headers=headers), 401, "reading needs")
+        assert served.client().health()["private"] and httpx.get(served.url + "/").status_code == 200
+        for token in (READ, TOKEN):
+            assert served.client(token).answer(QUESTION).answers
+        with pytest.raises(ServerError, match="writing needs the server's token"):
+            served.client(READ).delete("d0")
+        monkeypatch.setattr(logging.getLogger("realm"), "handlers", [])
+        assert cli.main(["answer", QUESTION, "--server", served.url]) == 2
+        monkeypatch.setenv("REALM_READ_TOKEN", READ)
+        assert cli.main(["answer", QUESTION, "--server", served.url]) == 0
 
 
 def test_on_loopback_only_its_own_names_are_answered(served) -> None:

@@ -560,6 +560,22 @@ def test_a_phone_has_nothing_beyond_its_edge(visit, view) -> None:
     assert small == []
 
 
+def test_a_private_server_asks_for_the_token_once(browser, tiny_kb, qa_model) -> None:
+    page = browser.new_page()
+    with running(tiny_kb.folder, qa_model, token=None, read_token="the readers' own token") as server:
+        page.goto(f"{server.url}/#ask?question=Arden")
+        page.get_by_label("Token").fill("wrong")
+        page.keyboard.press("Enter")
+        expect(page.locator(".problem")).to_have_text("This token is not the server's.")
+        assert serious_findings(page) == []
+        page.get_by_label("Token").fill("the readers' own token")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".results:not([aria-busy]) .answer")
+        page.reload()
+        page.wait_for_selector(".results:not([aria-busy]) .answer")
+    page.close()
+
+
 def test_a_server_that_is_gone_is_said_so(browser, tiny_kb, qa_model) -> None:
     page = browser.new_page()
     with running(tiny_kb.folder, qa_model, token=None) as server:

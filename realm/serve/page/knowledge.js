@@ -1,10 +1,9 @@
 // Knowledge: search it, add to it, take from it, and see a question's answer change.
 
-import { address, age, ask, asking, busy, choice, el, field, get, marked, newest, percent, post, problem, question as put, remember, waiting } from "./dom.js";
+import { TOKEN, address, age, ask, asking, busy, choice, el, field, get, marked, newest, percent, post, problem, question as put, remember, waiting } from "./dom.js";
 
 const last = { search: "", method: "hybrid", watched: "", answers: [] };
 const RANKINGS = [["hybrid", "Hybrid"], ["dense", "Dense"], ["bm25", "BM25"]];
-const TOKEN = "realm-token";
 const next = newest();
 const nextWatched = newest();
 

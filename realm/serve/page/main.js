@@ -1,6 +1,6 @@
 // Which view is shown: the part of the address behind #. Each view is a function that fills `main`.
 
-import { age, el, get, problem } from "./dom.js";
+import { TOKEN, age, busy, el, field, get, problem } from "./dom.js";
 import { askView } from "./ask.js";
 import { fillView } from "./fill.js";
 import { knowledgeView, passageView } from "./knowledge.js";
@@ -12,7 +12,7 @@ const links = [...document.querySelectorAll("nav a")];
 let leave = null;
 let turn = 0;
 
-export const server = { health: null };
+export const server = { health: null, admitted: false };
 
 async function show() {
   const [path, query] = location.hash.slice(1).split("?", 2);
@@ -32,12 +32,48 @@ async function show() {
   main.replaceChildren(place);
   try {
     server.health ??= await get("health");
+    if (server.health.private && !(await admitted())) {
+      if (mine === turn) askForToken(place);
+      return;
+    }
     if (mine !== turn) return; // a second click was faster
     const end = (await view(place, server.health, rest.map(decodeURIComponent), new URLSearchParams(query))) ?? null;
     if (mine === turn) leave = end;
     else end?.();
   } catch (error) {
     place.replaceChildren(problem(error));
+  }
+}
+
+// Whether this tab has a token that a private server takes.
+async function admitted() {
+  if (!server.admitted && sessionStorage.getItem(TOKEN)) {
+    server.admitted = await get("v1/versions").then(() => true, (error) => {
+      if (error.status !== 401) throw error;
+      return false;
+    });
+  }
+  return server.admitted;
+}
+
+function askForToken(place) {
+  const token = el("input", { type: "password", autocomplete: "off", required: true });
+  const said = el("div", { role: "status" });
+  place.append(el("form", { class: "panel gate", onsubmit: open }, el("h1", {}, "This server is private"),
+    field("Token", token), el("button", { type: "submit" }, "Open"), said));
+  token.focus();
+
+  async function open(event) {
+    event.preventDefault();
+    sessionStorage.setItem(TOKEN, token.value);
+    busy(event.target, true);
+    try {
+      if (await admitted()) return await show();
+      said.replaceChildren(problem(new Error("This token is not the server's.")));
+    } catch (error) {
+      said.replaceChildren(problem(error));
+    }
+    busy(event.target, false);
   }
 }
 
