@@ -375,3 +375,21 @@ def test_what_cannot_be_read_is_left_out_and_said_unless_strict(
     assert realm("kb verify --kb", str(kb))[0] == 0
     code, out, err = realm("kb add --kb", str(kb), str(docs / "empty.md"))
     assert (code, out, err) == (2, "", [f"realm: {docs}/empty.md is empty"])
+
+
+def test_merged_files_are_said_and_deleted_by_their_paths(
+    tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("Same\n\nThe same words.")
+    files, kb = [str(tmp_path / f"{name}.txt") for name in "abc"], str(tmp_path / "kb")
+    build = ["kb", "build", *files, "--out", kb, "--tokenizer", tokenizer, "--tagger", "rules", "--json"]
+    assert cli.main(build) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["merged"] == 2
+    a, b, c = files
+    assert said.err == f"merged: 2 with the title and text of another document: {b} (as {a}), {c} (as {a})\n"
+    for file, removed in ((a, 0), (c, 0), (b, 1)):
+        assert cli.main(["kb", "delete", file, "--kb", kb, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"passages_removed": removed}
+    assert cli.main(["kb", "delete", a, "--kb", kb]) == 2

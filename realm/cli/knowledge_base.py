@@ -5,8 +5,9 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,7 +176,7 @@ def _build(args: argparse.Namespace) -> None:
         tokenizer = Tokenizer.train((f"{d.title} {d.text}" for d in again), args.vocab_size)
     tagger = load_tagger(config.tagger, config.tagger_processes)
     result = build(args.out, documents, config, tokenizer, tagger, args.replace, total)
-    report(args, result._asdict() | _left_out(args.out, reading))
+    report(args, result._asdict() | _said(args.out, reading, result.merged))
 
 
 def _count(sources: Sequence[str], max_document_chars: int) -> int | None:
@@ -202,22 +203,28 @@ def _add(args: argparse.Namespace) -> None:
     tagger = load_tagger(args.tagger or kb.config.later_tagger, args.processes or 0)
     reading = None if args.strict else ReadingReport()
     documents = read_documents(args.sources, kb.config.max_document_chars, reading)
-    report(args, kb.add(documents, tagger)._asdict() | _left_out(args.kb, reading))
+    result = kb.add(documents, tagger)
+    report(args, result._asdict() | _said(args.kb, reading, result.merged))
 
 
-def _left_out(folder: str, reading: "ReadingReport | None") -> dict[str, Any]:
-    """Says what was left out, keeps the list in the knowledge base, and gives its counts for the report."""
+def _said(folder: str, reading: "ReadingReport | None", merged: Mapping[str, str]) -> dict[str, Any]:
+    """Says what was merged and left out, keeps the list of that in the knowledge base, and gives the counts."""
+    if merged:
+        few = ", ".join(f"{one} (as {other})" for one, other in islice(merged.items(), 3))
+        more = ", ..." if len(merged) > 3 else ""
+        _log.info("merged: %d with the title and text of another document: %s%s", len(merged), few, more)
     listed = Path(folder, LEFT_OUT)
     listed.unlink(missing_ok=True)  # of an earlier build or addition
     if reading is None:
-        return {}
+        return {"merged": len(merged)}
     lines = reading.lines()
     if reading.left_out:
         write_json_lines(listed, (one._asdict() for one in reading.left_out))
         lines.append(f"all that was left out: {listed} (--strict ends at the first)")
     for line in lines:
         _log.warning("%s", line)
-    return {"left_out": dict(reading.reasons.most_common()), "assumed_encodings": len(reading.assumed)}
+    counts = {"left_out": dict(reading.reasons.most_common()), "assumed_encodings": len(reading.assumed)}
+    return {"merged": len(merged)} | counts
 
 
 def _delete(args: argparse.Namespace) -> None:
@@ -247,6 +254,7 @@ def _info(args: argparse.Namespace) -> None:
     facts = {
         "folder": args.kb,
         "documents": len(set(kb.document_keys_N.tolist())),
+        "merged": len(kb.merged()),
         "passages": len(kb),
         "fingerprint": kb.fingerprint,
         "tokenizer": kb.tokenizer.fingerprint,

@@ -6,8 +6,9 @@ others go into files of their own, and then one commit takes the old passages ou
 In memory: about 60 bytes per passage of the knowledge base, and the keys of what arrived.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import lance
@@ -16,6 +17,7 @@ from lance.fragment import FragmentMetadata
 
 from realm.config import progress
 from realm.retrieval.build import TABLE, KnowledgeBaseConfig, annotated, one_text_per_id, rows_of, split
+from realm.retrieval.merged import change_merged, holders, read_merged
 from realm.retrieval.passages import SCHEMA, Lookup, Row, key_of, row_batches, state_of
 from realm.retrieval.tables import discarded_on_error, replace_rows, write_rows
 from realm.text.corpus import Document
@@ -32,6 +34,8 @@ class AddResult(NamedTuple):
     """Documents that were there as they are, or hold no passage that others do not."""
     passages_added: int
     passages_removed: int
+    merged: Mapping[str, str] = MappingProxyType({})
+    """Those of the unchanged whose title and text another document has: the id of each, and of the other."""
 
 
 def add(
@@ -54,6 +58,8 @@ def add(
     rows: list[Row] = []
     fragments: list[FragmentMetadata] = []
     unchanged = replaced = 0
+    elsewhere_too: dict[str, int] = {}  # states of documents that were not taken, by id
+    merged_no_longer: dict[str, None] = {}
 
     def news() -> Iterator[Document]:
         nonlocal unchanged
@@ -79,7 +85,10 @@ def add(
                 del fresh[elsewhere]
             if key in taken or fresh.keys() == set(standing.keys_N[own].tolist()):
                 unchanged += 1
+                if passages and key not in taken and not len(own):
+                    elsewhere_too[document.id] = state_of(document)
                 continue
+            merged_no_longer[document.id] = None
             taken.add(key)
             arrived.update(fresh)
             removed_N[own] = True
@@ -92,7 +101,13 @@ def add(
     removed = np.flatnonzero(removed_N)
     if len(removed) or fragments:
         table = replace_rows(folder / TABLE, table, removed, fragments)
-    return table, AddResult(len(taken) - replaced, replaced, unchanged, len(arrived), len(removed))
+    merged, before = holders(table, elsewhere_too), read_merged(folder)
+    changes: dict[str, int | None] = {document: elsewhere_too[document] for document in merged}
+    changes |= {document: None for document in merged_no_longer if document in before}
+    change_merged(
+        folder, {document: state for document, state in changes.items() if before.get(document) != state}
+    )
+    return table, AddResult(len(taken) - replaced, replaced, unchanged, len(arrived), len(removed), merged)
 
 
 class _Standing:

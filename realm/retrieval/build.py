@@ -18,12 +18,13 @@ import math
 import shutil
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import lance
@@ -31,6 +32,7 @@ import pyarrow as pa
 from lance import LanceOperation
 
 from realm.config import InputError, config_from, progress
+from realm.retrieval.merged import MERGED, holders, write_merged
 from realm.retrieval.passages import SCHEMA, Row, key_of, row_batches, state_of
 from realm.retrieval.tables import CHECKSUMS, commit, newest_version, open_table, write_rows
 from realm.text.corpus import Annotations, Document, Passage, split_document
@@ -125,6 +127,8 @@ class BuildResult(NamedTuple):
     """Passages left out because an earlier one has the same title and text."""
     empty: int
     """Documents without a passage."""
+    merged: Mapping[str, str] = MappingProxyType({})
+    """Documents whose title and text an earlier one has: the id of each, and of the one that holds its text."""
 
 
 class ReadSoFar(NamedTuple):
@@ -168,7 +172,8 @@ def build(
     table = interrupted(work, settings)
     read = how_far(table)
     seen = set(table.to_table(columns=["id"]).column("id").to_pylist()) if table else set()
-    stream = after(read, one_text_per_id(documents), work)
+    again: dict[str, int] = {}
+    stream = after(read, one_text_per_id(documents, again), work)
     rows: list[Row] = []
     bar = progress(total=total, description="build", unit="document", done=read.documents)
     with bar, annotated(stream, tagger) as found:
@@ -191,8 +196,10 @@ def build(
     if len(table.get_fragments()) > 1:
         table = _in_few_files(work, table, read)
     table.cleanup_old_versions(older_than=timedelta(0), retain_versions=1, delete_unverified=True)
+    merged = holders(table, again)
+    write_merged(work, {document: again[document] for document in merged})
     put_in_place(work, target)
-    return BuildResult(read.documents, table.count_rows(), read.duplicates, read.empty)
+    return BuildResult(read.documents, table.count_rows(), read.duplicates, read.empty, merged)
 
 
 @contextmanager
@@ -238,12 +245,20 @@ def rows_of(document: Document, passages: Sequence[Passage], kept: Iterable[Pass
     return [Row(passage, state, distinct) for passage in kept]
 
 
-def one_text_per_id(documents: Iterable[Document]) -> Iterator[Document]:
-    """The documents as they come; raises InputError when an id comes back with another text."""
+def one_text_per_id(documents: Iterable[Document], again: dict[str, int] | None = None) -> Iterator[Document]:
+    """The documents as they come; into `again` go the ids and states of those that are an earlier one under another id.
+
+    Raises:
+        InputError: an id comes back with another text.
+    """
     states: dict[int, int] = {}
+    known: set[int] = set()
     for document in documents:
-        state = state_of(document)
-        if states.setdefault(key_of(document.id), state) != state:
+        state, key = state_of(document), key_of(document.id)
+        if again is not None and key not in states and state in known:
+            again[document.id] = state
+        known.add(state)
+        if states.setdefault(key, state) != state:
             raise InputError(f"two documents have the id {document.id!r}: give each its own")
         yield document
 
@@ -264,7 +279,7 @@ def interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
     """What an earlier build committed, if this one can go on from it; else that is removed."""
     if not work.exists():
         return None
-    strange = [path.name for path in work.iterdir() if path.name not in (TABLE, TOKENIZER, CHECKSUMS)]
+    strange = [path.name for path in work.iterdir() if path.name not in (TABLE, TOKENIZER, CHECKSUMS, MERGED)]
     if strange:
         raise InputError(f"{work} is where the build works, and holds {strange[0]}: move that away")
     if newest_version(work / TABLE) is not None:

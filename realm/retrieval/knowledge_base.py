@@ -7,8 +7,9 @@
 
 A passage's id is the hash of its title and text, so the same text is kept once. It belongs to the first
 document that brought it, and goes with that document; another one that holds it too brings it back when it
-is added again. A passage's number is its row, counted over the rows alive: numbers shift when rows before
-them go, ids stay.
+is added again. Documents with the same title and the same text are merged: their ids are remembered
+(`KB/merged.jsonl`, `realm.retrieval.merged`), and the text goes with the last of them. A passage's number is
+its row, counted over the rows alive: numbers shift when rows before them go, ids stay.
 
 An open knowledge base stays at the version it was opened at, and holds nothing per passage until asked.
 Then, per passage: `fingerprint` 8 bytes, `numbers_of` 16 and by title the titles, `ids` and `titles` a
@@ -24,10 +25,12 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from lance.fragment import FragmentMetadata
 
 from realm.config import InputError
 from realm.retrieval.add import AddResult, add
 from realm.retrieval.build import TABLE, TOKENIZER, BuildResult, KnowledgeBaseConfig, Settings, build
+from realm.retrieval.merged import change_merged, handed_over, holders, read_merged
 from realm.retrieval.passages import (
     PASSAGE_COLUMNS,
     SCHEMA,
@@ -38,7 +41,15 @@ from realm.retrieval.passages import (
     to_passages,
     to_tokens,
 )
-from realm.retrieval.tables import newest_version, open_table, reading, replace_rows, take_rows
+from realm.retrieval.tables import (
+    discarded_on_error,
+    newest_version,
+    open_table,
+    reading,
+    replace_rows,
+    take_rows,
+    write_rows,
+)
 from realm.retrieval.verify import problems
 from realm.text.corpus import Document, HeldOut, Passage
 from realm.text.inputs import Ragged, Tokenizer
@@ -244,16 +255,37 @@ class KnowledgeBase:
         self._move_to(table)
         return result
 
+    def merged(self) -> dict[str, str]:
+        """Documents whose title and text another one has too: the id of each, and of the one that holds the text."""
+        return holders(self.table, read_merged(self.folder))
+
     def delete(self, documents: Sequence[str]) -> int:
         """Removes documents by id or title, all in one commit; returns how many passages went with them.
+
+        A text stays as long as one of the documents that were merged for it does: it goes over to that one.
 
         Raises:
             InputError: one of them is not here; then all stay.
         """
-        numbers = self.numbers_of(documents)
+        merged = read_merged(self.folder)
+        names = holders(self.table, {name: merged[name] for name in documents if name in merged})
+        numbers = self.numbers_of([name for name in documents if name not in names])
+        changes: dict[str, None] = dict.fromkeys(names)
+        heirs = {name: state for name, state in merged.items() if name not in documents}
+        kept = (
+            handed_over(take_rows(self.table, numbers, SCHEMA.names), heirs)
+            if heirs and len(numbers)
+            else None
+        )
         if len(numbers):
-            self._move_to(replace_rows(self.folder / TABLE, self.table, numbers, []))
-        return len(numbers)
+            fragments: list[FragmentMetadata] = []
+            with discarded_on_error(self.folder / TABLE, fragments):
+                if kept is not None and len(kept):
+                    changes |= dict.fromkeys(kept.column("document_id").to_pylist())
+                    fragments += write_rows(self.folder / TABLE, kept.to_batches(), SCHEMA)
+                self._move_to(replace_rows(self.folder / TABLE, self.table, numbers, fragments))
+        change_merged(self.folder, changes)
+        return len(numbers) - (0 if kept is None else len(kept))
 
     def verify(self) -> list[str]:
         """Reads everything and returns what is wrong with it, one line each."""

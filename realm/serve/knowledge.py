@@ -152,7 +152,7 @@ class LivingKnowledge:
         """
 
         def delete(kb: KnowledgeBase) -> int:
-            if not np.any(kb.document_keys_N == np.uint64(key_of(document))):
+            if not np.any(kb.document_keys_N == np.uint64(key_of(document))) and document not in kb.merged():
                 raise UnknownDocument(f"no document has the id {document!r}")
             return kb.delete([document])
 

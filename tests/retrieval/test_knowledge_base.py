@@ -140,7 +140,7 @@ def test_the_same_text_is_kept_once_and_counted(tmp_path: Path) -> None:
     ]
     documents += [Document("C", "  ", "4")]
     result = build(tmp_path / "kb", documents, CONFIG, TOKENIZER, TinyTagger())
-    assert result == BuildResult(documents=4, passages=2, duplicates=1, empty=1)
+    assert result == BuildResult(documents=4, passages=2, duplicates=1, empty=1, merged={"2": "1"})
     assert content(KnowledgeBase.open(tmp_path / "kb")) == [("1", "One. One."), ("3", "One. One.")]
 
 
@@ -312,22 +312,43 @@ def test_a_tagger_that_forks_works_beside_lance(
 
 
 class Model:
-    """What add and delete mean: passage -> the document it belongs to, in order."""
+    """What add and delete mean: passage -> the document it belongs to and that document's text, in order."""
 
     def __init__(self) -> None:
-        self.owner: dict[tuple[str, str], str] = {}
+        self.rows: dict[tuple[str, str], tuple[str, tuple[str, str]]] = {}
+        self._merged: dict[str, tuple[str, str]] = {}
 
-    def add(self, document: Document) -> None:
-        texts = dict.fromkeys(f"{t.strip()}." for t in document.text.split(".") if t.strip())
-        passages = [(document.title, text) for text in texts]
-        own = {p for p, owner in self.owner.items() if owner == document.id}
-        free = [p for p in passages if self.owner.get(p, document.id) == document.id]
-        if set(free) != own:
-            self.delete(document.id)
-            self.owner |= dict.fromkeys(free, document.id)
+    def add(self, documents: Sequence[Document]) -> None:
+        merged = {}
+        for document in documents:
+            texts = dict.fromkeys(f"{t.strip()}." for t in document.text.split(".") if t.strip())
+            passages = [(document.title, text) for text in texts]
+            own = {p for p, (owner, _) in self.rows.items() if owner == document.id}
+            free = [p for p in passages if p not in self.rows or p in own]
+            if set(free) != own:
+                self.rows = {p: row for p, row in self.rows.items() if row[0] != document.id}
+                self.rows |= dict.fromkeys(free, (document.id, document[:2]))
+                self._merged.pop(document.id, None)
+            elif passages and not own:
+                merged[document.id] = document[:2]
+        states = {state for _, state in self.rows.values()}
+        self._merged |= {document: state for document, state in merged.items() if state in states}
 
-    def delete(self, document: str) -> None:
-        self.owner = {p: owner for p, owner in self.owner.items() if owner != document}
+    def present(self) -> set[str]:
+        states = {state for _, state in self.rows.values()}
+        return {owner for owner, _ in self.rows.values()} | {
+            d for d, s in self._merged.items() if s in states
+        }
+
+    def delete(self, documents: Sequence[str]) -> None:
+        for document in documents:
+            self._merged.pop(document, None)
+        gone = {p: state for p, (owner, state) in self.rows.items() if owner in documents}
+        heirs = {state: document for document, state in self._merged.items()}
+        kept = {p: (heirs[state], state) for p, state in gone.items() if state in heirs}
+        self.rows = {p: row for p, row in self.rows.items() if p not in gone} | kept
+        for heir, _ in kept.values():
+            self._merged.pop(heir, None)
 
 
 SENTENCES = [f"It has {n} inns in the town." for n in range(4)]  # no two fit a passage
@@ -355,26 +376,24 @@ def test_adding_and_deleting_equals_a_dictionary(
     config = KnowledgeBaseConfig(passage_tokens=16, commit_every=3)
     first = Document("A", SENTENCES[0], "d0")
     kb, model = make(folder, [first], config), Model()
-    model.add(first)
+    model.add([first])
     for step in steps:
         before = kb.fingerprint, kb.ids
         if isinstance(step[0], Document):
             documents = [document for document in step if isinstance(document, Document)]
-            for document in documents:
-                model.add(document)
+            model.add(documents)
             result = kb.add(documents, TinyTagger())
             assert result.added + result.replaced + result.unchanged == len(documents)
         else:
-            present = [name for name in step if name in model.owner.values()]
-            for name in present:
-                model.delete(str(name))
+            present = [str(name) for name in step if name in model.present()]
+            model.delete(present)
             if len(present) == len(step):
                 kb.delete([str(name) for name in step])
             else:
                 with pytest.raises(InputError, match="no document with id or title"):
                     kb.delete([str(name) for name in step])
                 kb.delete([str(name) for name in present])
-        expected = [(owner, *passage) for passage, owner in model.owner.items()]
+        expected = [(owner, *passage) for passage, (owner, _) in model.rows.items()]
         assert [(p.document_id, p.title, p.text) for p in kb] == expected
         assert kb.passages(range(len(kb))) == list(kb)
         assert kb.tokens.body.lengths.tolist() == [
@@ -397,12 +416,13 @@ def test_a_document_as_it_was_is_not_tagged_again(kb: KnowledgeBase) -> None:
 def test_passages_that_a_deleted_document_took_along_come_back_with_another_that_holds_them(
     tmp_path: Path,
 ) -> None:
-    twins = [Document("A", "One.", "1"), Document("A", "One.", "2")]
-    kb = make(tmp_path / "kb", twins)
+    shared, more = SENTENCES[:2]
+    documents = [Document("A", shared, "1"), Document("A", f"{shared} {more}", "2")]
+    kb = make(tmp_path / "kb", documents, KnowledgeBaseConfig(passage_tokens=16))
     kb.delete(["1"])
-    assert len(kb) == 0
-    assert kb.add(twins[1:], TinyTagger()).added == 1
-    assert content(kb) == [("2", "One.")]
+    assert content(kb) == [("2", more)]
+    assert kb.add(documents[1:], TinyTagger()).replaced == 1
+    assert content(kb) == [("2", shared), ("2", more)]
 
 
 def test_documents_are_deleted_by_id_or_by_title(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""Documents with the same title and text: the text is kept once, and stays until the last of them is deleted."""
+
+from pathlib import Path
+
+import pytest
+
+from realm.config import InputError
+from realm.retrieval.knowledge_base import KnowledgeBase, build
+from realm.retrieval.merged import MERGED
+from realm.text.corpus import Document
+from tests.retrieval.tiny import CONFIG, TOKENIZER, TinyTagger, make
+
+TEXT = "One is a town. Two is in Ruritania. It has inns."
+SAME = [Document("A", TEXT, f"{name}.txt") for name in "abc"]
+OTHER = Document("B", TEXT, "d.txt")
+
+
+def content(folder: Path) -> list[tuple[str, str]]:
+    return sorted((passage.document_id, passage.text) for passage in KnowledgeBase.open(folder))
+
+
+@pytest.fixture
+def kb(tmp_path: Path) -> KnowledgeBase:
+    return make(tmp_path / "kb", [*SAME, OTHER])
+
+
+def test_a_build_says_which_documents_were_merged_into_which(tmp_path: Path) -> None:
+    result = build(tmp_path / "kb", [*SAME, OTHER], CONFIG, TOKENIZER, TinyTagger())
+    assert result.merged == {"b.txt": "a.txt", "c.txt": "a.txt"}
+    assert KnowledgeBase.open(tmp_path / "kb").merged() == result.merged
+
+
+@pytest.mark.parametrize("order", ["abc", "acb", "bac", "bca", "cab", "cba"])
+def test_a_text_stays_until_the_last_of_its_documents_is_deleted(order: str, kb: KnowledgeBase) -> None:
+    others = [one for one in content(kb.folder) if one[0] == "d.txt"]
+    texts = [text for _, text in others]
+    for n, name in enumerate(order):
+        removed = KnowledgeBase.open(kb.folder).delete([f"{name}.txt"])
+        assert removed == (len(texts) if n == 2 else 0)
+        left = [one for one in content(kb.folder) if one not in others]
+        assert [text for _, text in left] == (texts if n < 2 else [])
+        assert {document for document, _ in left} <= {f"{other}.txt" for other in order[n + 1 :]}
+        with pytest.raises(InputError, match="no document"):
+            KnowledgeBase.open(kb.folder).delete([f"{name}.txt"])
+    assert KnowledgeBase.open(kb.folder).verify() == []
+
+
+def test_all_of_them_can_be_deleted_at_once_and_by_title(kb: KnowledgeBase, tmp_path: Path) -> None:
+    assert kb.delete(["a.txt", "b.txt", "c.txt"]) == len(content(kb.folder))
+    again = make(tmp_path / "again", [*SAME, OTHER])
+    again.delete(["A"])  # the title: the document that holds the text goes, and hands it over
+    assert len({document for document, _ in content(again.folder)} - {"a.txt"}) == 2
+
+
+def test_documents_that_are_added_later_are_merged_too(tmp_path: Path) -> None:
+    kb = make(tmp_path / "kb", [SAME[0], OTHER])
+    result = kb.add(SAME, TinyTagger())
+    assert result.merged == {"b.txt": "a.txt", "c.txt": "a.txt"} == kb.merged()
+    size = (tmp_path / "kb" / MERGED).stat().st_size
+    assert kb.add(SAME, TinyTagger()).merged == result.merged
+    assert (tmp_path / "kb" / MERGED).stat().st_size == size  # what is known is not written again
+    kb.add([SAME[1]._replace(text="Other words.")], TinyTagger())
+    assert kb.merged() == {"c.txt": "a.txt"}
+    assert kb.delete(["b.txt"]) == 1
+
+
+def test_a_line_that_a_full_disk_cut_short_is_passed_over(kb: KnowledgeBase) -> None:
+    with (kb.folder / MERGED).open("a") as file:
+        file.write('{"document": "x", "st')
+    assert kb.merged() == {"b.txt": "a.txt", "c.txt": "a.txt"}
+    kb.delete(["b.txt"])
+    assert kb.merged() == {"c.txt": "a.txt"}
+
+
+def test_an_interrupted_build_merges_what_it_had_read_before(tmp_path: Path) -> None:
+    def stop(read: int) -> None:
+        if read == 30:
+            raise KeyboardInterrupt
+
+    documents = [*SAME, *(Document(f"T{n}", f"One has {n} inns.", f"t{n}") for n in range(40))]
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "kb", documents, CONFIG, TOKENIZER, TinyTagger(stop))
+    assert make(tmp_path / "kb", documents).merged() == {"b.txt": "a.txt", "c.txt": "a.txt"}
