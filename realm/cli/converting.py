@@ -72,7 +72,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     convert.add_argument(
         "--tokenizer",
         metavar="NAME",
-        help="of a checkpoint of Google's own that has no vocabulary beside it: a folder with vocab.txt, or a hub name",
+        help="of a checkpoint that has no tokenizer beside it: a folder with tokenizer.json or vocab.txt, or a hub name",
     )
     convert.add_argument(
         "--kb", metavar="KB", help="with --to huggingface-realm: the knowledge base of its open-QA folder"

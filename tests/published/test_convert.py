@@ -22,6 +22,7 @@ from realm.retrieval import published as published_module
 from realm.retrieval import vectors
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.published import convert_checkpoint
+from realm.text.inputs import Tokenizer
 from tests.published.peer_environment import FIXTURES, block_texts, peer_says
 from tests.retrieval.tiny import TinyTagger
 
@@ -291,6 +292,33 @@ def test_blocks_that_were_not_tagged_are_not_taken_for_tagged_ones(nq: Path, tmp
     cli.run(["kb", "add", str(tmp_path / "news.jsonl"), "--kb", str(kb)])
     (added,) = KnowledgeBase.open(kb).passages([40])
     assert len(added.sentences) == 2 and [span.label for span in added.spans] == ["DATE"]
+
+
+@pytest.mark.parametrize("name", ["scorer", "openqa"])
+def test_a_folder_without_a_tokenizer_takes_the_named_one(name: str, tmp_path: Path, capsys) -> None:
+    whole, bare = FIXTURES / name / "new", tmp_path / "bare"
+    bare.mkdir()
+    for file in whole.iterdir():
+        if file.name not in (
+            "vocab.txt",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+        ):
+            shutil.copy(file, bare)
+    command = ["convert", str(bare), str(tmp_path / "out")]
+    assert cli.main(command) == 2
+    error = capsys.readouterr().err
+    assert (
+        "bare has no tokenizer" in error and "name one with --tokenizer" in error and error.count("\n") == 1
+    )
+    assert not (tmp_path / "out").exists()
+    assert cli.main([*command, "--tokenizer", str(whole)]) == 0
+    made = tmp_path / "out" / "model" if name == "openqa" else tmp_path / "out"
+    assert Tokenizer.load(made).fingerprint == Tokenizer.load(whole).fingerprint
+    (tmp_path / "empty").mkdir()
+    assert cli.main([*command[:2], str(tmp_path / "out2"), "--tokenizer", str(tmp_path / "empty")]) == 2
+    assert "has no tokenizer" in capsys.readouterr().err
 
 
 # -- what is refused

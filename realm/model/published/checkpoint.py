@@ -68,10 +68,16 @@ class Checkpoint(NamedTuple):
     kind: str
     config: dict[str, Any]
     tensors: dict[str, Tensor]
+    vocabulary: Path
+    """The folder of its tokenizer."""
 
     def tokenizer(self) -> Tokenizer:
-        """Raises InputError when the folder has none, or one that does not fit the embeddings."""
-        tokenizer = Tokenizer.load(self.folder)
+        """Raises InputError when there is none, or one that does not fit the embeddings."""
+        if not any((self.vocabulary / file).is_file() for file in ("tokenizer.json", "vocab.txt")):
+            raise InputError(
+                f"{self.vocabulary} has no tokenizer, neither tokenizer.json nor vocab.txt: name one with --tokenizer"
+            )
+        tokenizer = Tokenizer.load(self.vocabulary)
         if tokenizer.vocab_size > self.config["vocab_size"]:
             raise InputError(
                 f"{self.name}: its tokenizer has {tokenizer.vocab_size} wordpieces, its embeddings are for "
@@ -83,7 +89,7 @@ class Checkpoint(NamedTuple):
 def open_checkpoint(name: str, tokenizer: str | None = None) -> Checkpoint:
     """A published checkpoint by folder or hub name, or Google's own by the prefix of its files or a module's folder.
 
-    `tokenizer` names the tokenizer of one of Google's that has no vocabulary beside it.
+    `tokenizer` names the tokenizer of one that has none beside it, or should not be read with its own.
 
     Raises:
         InputError: not there, not a REALM checkpoint, damaged, or a file that holds more than tensors.
@@ -93,7 +99,8 @@ def open_checkpoint(name: str, tokenizer: str | None = None) -> Checkpoint:
     folder = Path(encoder_folder(name, FILES))
     config = _config(name, folder)
     tensors = _tensors(name, folder)
-    return Checkpoint(name, folder, _kind(name, tensors), config, tensors)
+    vocabulary = Path(encoder_folder(tokenizer)) if tokenizer else folder
+    return Checkpoint(name, folder, _kind(name, tensors), config, tensors, vocabulary)
 
 
 def _googles(name: str, prefix: Path, tokenizer: str | None) -> Checkpoint:
@@ -102,7 +109,7 @@ def _googles(name: str, prefix: Path, tokenizer: str | None) -> Checkpoint:
         raise InputError(f"{name} has no vocabulary, {folder / 'vocab.txt'}: name one with --tokenizer")
     tensors = google.read_variables(prefix)
     config = DEFAULTS | google.settings(tensors, folder)
-    return Checkpoint(name, folder, _kind(name, tensors), _checked(config, folder), tensors)
+    return Checkpoint(name, folder, _kind(name, tensors), _checked(config, folder), tensors, folder)
 
 
 def _config(name: str, folder: Path) -> dict[str, Any]:
