@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import random
 import re
 import resource
 import shutil
@@ -20,6 +21,7 @@ from realm.model import device
 from realm.model.folder import load_model
 from realm.train import loop
 from realm.train.loop import RunConfig, TrainRun
+from tests.damages import damage
 
 DATA = torch.from_numpy(np.random.default_rng(0).normal(size=(200, 32)).astype(np.float32))
 
@@ -420,6 +422,44 @@ def test_run_whose_settings_are_damaged_says_so_and_keeps_its_checkpoints(
     file.write_bytes(before)
     train(load_model(tiny_model_folder), out, settings)
     assert_same_result(out, plain)
+
+
+def damaged_runs_go_on_as_before_or_not_at_all(model: Path, tmp_path: Path, count: int, seed: int) -> None:
+    """Damages of an interrupted run's folder; its metrics are its own account, and nothing is computed from them."""
+    settings = config(checkpoint_seconds=0.0)
+    before, plain = tmp_path / "before", tmp_path / "plain"
+    with pytest.raises(RuntimeError):
+        train(load_model(model), before, settings, after_update=at(8, crash))
+    train(load_model(model), plain, settings)
+    draw, out, went_on = random.Random(seed), tmp_path / "out", 0
+    for number in range(count):
+        folder = shutil.copytree(tmp_path / "before.training", tmp_path / "out.training")
+        what = damage(draw, sorted(path for path in folder.iterdir() if path.name != "lock"))
+        try:
+            train(load_model(model), out, settings)
+        except InputError as error:
+            said = str(error)
+            shutil.rmtree(folder)
+        else:
+            said, mine = "", load_model(out)
+            for name, part in load_model(plain).parts().items():
+                for key, value in part.state_dict().items():
+                    same = torch.equal(mine.parts()[name].state_dict()[key], value)
+                    assert same, f"seed {seed}, damage {number}: {what}"
+            shutil.rmtree(out)
+            went_on += 1
+        assert "\n" not in said
+    assert count // 4 < went_on < count
+
+
+def test_a_damaged_run_goes_on_as_before_or_not_at_all(tiny_model_folder, tmp_path) -> None:
+    damaged_runs_go_on_as_before_or_not_at_all(tiny_model_folder, tmp_path, 6, 3)
+
+
+@pytest.mark.slow
+def test_many_damaged_runs_go_on_as_before_or_not_at_all(tiny_model_folder, tmp_path, pytestconfig) -> None:
+    count, seed = pytestconfig.getoption("--damages"), pytestconfig.getoption("--damages-seed")
+    damaged_runs_go_on_as_before_or_not_at_all(tiny_model_folder, tmp_path, count, seed)
 
 
 def test_metrics_that_lost_their_end_are_said_and_not_filled_up(tiny_model_folder, tmp_path, capsys) -> None:
