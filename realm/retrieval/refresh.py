@@ -203,15 +203,16 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         return self._load(distributed.from_first(self._publish_here(model, step)))
 
     @torch.no_grad()
-    def hand_over(self, model: Model, version: IndexVersion, out: Path) -> None:
+    def hand_over(self, model: Model, step: int, version: IndexVersion, out: Path) -> None:
         """Publishes the finished model's index in the knowledge base, as `realm index` would of the model at `out`.
 
         It is `version` where these very weights made it, as a rule; where the embedder was set back, or moved on since,
         passages are embedded now. A knowledge base that cannot be written costs the index only.
         """
+        model.step = step
         if not distributed.is_first():
             return
-        folder, made = index_folder(self._kb, model), None
+        folder = index_folder(self._kb, model)
         try:
             there = vectors.info_of(folder)
             if there is not None and there.corpus == self._kb.fingerprint:

@@ -65,7 +65,7 @@ class FinetuneConfig(RunConfig):
     dev_questions: int = 500
     """Dev questions used for that."""
     update_passages: bool = False
-    """Trains the passage side of the embedder too (paper: no). The new model then needs `realm index`."""
+    """Trains the passage side of the embedder too (paper: no). The new model then has an index of its own."""
     refresh: RefreshConfig = field(default_factory=RefreshConfig)
     """With `update_passages`: when and where the index is rebuilt."""
 
@@ -80,7 +80,7 @@ def train(
 ) -> Path:
     """Fine-tunes the model folder `init`; its index must be there, and serves the new model too.
 
-    With `update_passages` no index need be there, and the new model needs one of its own.
+    With `update_passages` no index need be there, and the new model's own is published in the knowledge base.
     """
     if not questions:
         raise InputError("there is no training question")
@@ -156,6 +156,8 @@ def train(
             if run.step % config.dev_every == 0 or run.step == config.steps:
                 best.look()
         best.restore()
+        if moves:
+            refresher.hand_over(model, run.step, version, out)
         return run.finish()
 
 

@@ -198,7 +198,7 @@ def train(
         if version.step < run.step:
             built = refresher.last(model, run.step)  # what is saved is judged too
             version = watch.after_step(built, version)
-        refresher.hand_over(model, version, out)  # to the knowledge base
+        refresher.hand_over(model, run.step, version, out)  # to the knowledge base
         return run.finish()
 
 

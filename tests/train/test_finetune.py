@@ -127,7 +127,7 @@ UPDATE = ["update_passages=true", "refresh.every=2", "refresh.in_background=fals
 
 
 def test_passages_move_where_asked_and_their_index_is_refreshed(
-    tiny_kb, tiny_model_folder, tmp_path, monkeypatch
+    own_kb, tiny_model_folder, tmp_path, monkeypatch
 ) -> None:
     searched = []
     look = finetune.Best.look
@@ -142,7 +142,8 @@ def test_passages_move_where_asked_and_their_index_is_refreshed(
         look(best)
 
     monkeypatch.setattr(finetune.Best, "look", watch)
-    out = train(tiny_kb, tmp_path / "out", tiny_model_folder, *UPDATE, dev=DEV[:2])
+    shutil.rmtree(own_kb.folder / "indexes")
+    out = train(own_kb, tmp_path / "out", tiny_model_folder, *UPDATE, dev=DEV[:2])
     assert changed(out, tiny_model_folder) == {"embedder.query", "embedder.passage", "span_reader"}
     after = load_model(out)
     assert after.embedder.query is after.embedder.passage
@@ -154,8 +155,13 @@ def test_passages_move_where_asked_and_their_index_is_refreshed(
     ]
     assert [(row["index_step"], row["index_number"]) for row in built] == [(2, 2), (4, 3), (6, 4)]
     assert all(row["build_seconds"] > 0 and row["build_passages_per_second"] > 0 for row in built)
-    with pytest.raises(InputError, match="has no index of"):
-        load_index(tiny_kb, after, str(out))
+    found = load_index(own_kb, after, str(out))  # of the weights that are kept, whichever step they are of
+    every = np.arange(len(own_kb))
+    wanted = embed_passages(
+        after.embedder.passage, own_kb.tokens, every, after.tokenizer, after.lengths, after.device
+    )
+    np.testing.assert_array_equal(found.index.rows(every).numpy(), wanted.astype(np.float32))
+    assert found.number == 1
 
 
 def test_passages_that_are_read_are_scored_by_the_live_model(tiny_kb, tiny_model) -> None:

@@ -601,10 +601,11 @@ def test_embedder_that_moved_on_after_its_last_index_gets_one_of_its_own(
     assert_index_is_the_models(bare_kb, out)
 
 
-def test_run_stopped_after_its_index_was_published_publishes_it_once(
-    bare_kb, tiny_model_folder, tmp_path, monkeypatch
+@pytest.mark.parametrize("there", [True, False], ids=["after", "before"])
+def test_run_stopped_around_the_publishing_of_its_index_publishes_it_once(
+    bare_kb, tiny_model_folder, tmp_path, monkeypatch, there
 ) -> None:
-    config, finish = settings("steps=2", "checkpoint_seconds=0", "log_every=1"), TrainRun.finish
+    config, finish = settings("steps=3", "checkpoint_seconds=0", "log_every=1"), TrainRun.finish
 
     def stop(run: TrainRun) -> None:
         raise KeyboardInterrupt
@@ -613,10 +614,13 @@ def test_run_stopped_after_its_index_was_published_publishes_it_once(
     with pytest.raises(KeyboardInterrupt):
         pretrain.train(bare_kb, tmp_path / "out", config, str(tiny_model_folder))
     published = own_indexes(bare_kb)
+    if not there:
+        shutil.rmtree(bare_kb.folder / "indexes")
     monkeypatch.setattr(TrainRun, "finish", finish)
     out = pretrain.train(bare_kb, tmp_path / "out", config, str(tiny_model_folder))
     assert own_indexes(bare_kb) == published
-    assert load_index(bare_kb, load_model(out), str(out)).number == 1
+    found = load_index(bare_kb, load_model(out), str(out))
+    assert (found.number, found.step) == (1, 3)
 
 
 def test_knowledge_base_that_cannot_be_written_costs_the_index_and_not_the_model(
