@@ -20,8 +20,10 @@ from realm import cli, demo
 from realm.config import InputError, presets, read_config
 from realm.demo import picture, results
 from realm.demo.memory import PeakMemory, together_mb
+from realm.demo.results import DemoReport
 from realm.demo.story import Chapter, DemoConfig, Stage, Story
-from realm.demo.telling import Record, tell
+from realm.demo.telling import Costs, Record, tell
+from tests.schemas import assert_holds
 
 TOWNS = "Aldora Benwick Corvale Dunmere Eastholm Farrowby Greymoor Halvern Ivystone Jorvale Kelmarsh Lorwick".split()
 YEARS = ("1492", "1563", "1648", "1815")
@@ -148,6 +150,8 @@ def test_every_command_that_is_shown_is_one_that_the_parser_takes(told: Told) ->
 
 def test_the_report_holds_the_numbers_of_the_table(told: Told) -> None:
     report = told.report
+    assert_holds(DemoReport, report)
+    assert_holds(Costs, json.loads((told.folder / "stages.json").read_text()))
     assert set(report) == {
         "source", "documents", "passages", "made_questions", "seeds", "recall", "realm_against", "reading",
         "exact_match", "answers", "seconds", "peak_memory_mb",

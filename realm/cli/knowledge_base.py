@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from realm.cli.arguments import Commands, Parser, add_command, add_kb, add_out, positive, report, settings
 from realm.config import InputError, progress, write_json_lines
@@ -152,6 +152,48 @@ def _add_tagger(parser: Parser, default: str) -> None:
     )
 
 
+class SourcesJson(TypedDict):
+    """What `realm kb build` and `add` report of the sources besides; without --strict also what was left out."""
+
+    merged: int
+    """Documents with the title and text of another."""
+    left_out: NotRequired[dict[str, int]]
+    """How many files, lines and rows, by reason."""
+    assumed_encodings: NotRequired[int]
+    """Files and lines that are not in UTF-8 and say no encoding."""
+
+
+class DeletedJson(TypedDict):
+    """What `realm kb delete` reports."""
+
+    passages_removed: int
+
+
+class FactsJson(TypedDict):
+    """What `realm kb info` reports beside the knowledge base's settings and its `indexes`."""
+
+    folder: str
+    documents: int
+    merged: int
+    passages: int
+    fingerprint: str
+    tokenizer: str
+
+
+class SoundJson(TypedDict):
+    """What `realm kb verify` reports."""
+
+    ok: bool
+    problems: list[str]
+
+
+class MadeJson(TypedDict):
+    """How many questions `realm questions` made."""
+
+    train: int
+    dev: int
+
+
 def _build(args: argparse.Namespace) -> None:
     from realm.retrieval.knowledge_base import KnowledgeBaseConfig, build
     from realm.text.inputs import Tokenizer
@@ -176,7 +218,7 @@ def _build(args: argparse.Namespace) -> None:
         tokenizer = Tokenizer.train((f"{d.title} {d.text}" for d in again), args.vocab_size)
     tagger = load_tagger(config.tagger, config.tagger_processes)
     result = build(args.out, documents, config, tokenizer, tagger, args.replace, total)
-    report(args, result._asdict() | _said(args.out, reading, result.merged))
+    report(args, {**result._asdict(), **_said(args.out, reading, result.merged)})
 
 
 def _count(sources: Sequence[str], max_document_chars: int) -> int | None:
@@ -204,10 +246,10 @@ def _add(args: argparse.Namespace) -> None:
     reading = None if args.strict else ReadingReport()
     documents = read_documents(args.sources, kb.config.max_document_chars, reading)
     result = kb.add(documents, tagger)
-    report(args, result._asdict() | _said(args.kb, reading, result.merged))
+    report(args, {**result._asdict(), **_said(args.kb, reading, result.merged)})
 
 
-def _said(folder: str, reading: "ReadingReport | None", merged: Mapping[str, str]) -> dict[str, Any]:
+def _said(folder: str, reading: "ReadingReport | None", merged: Mapping[str, str]) -> SourcesJson:
     """Says what was merged and left out, keeps the list of that in the knowledge base, and gives the counts."""
     if merged:
         few = ", ".join(f"{one} (as {other})" for one, other in islice(merged.items(), 3))
@@ -223,14 +265,18 @@ def _said(folder: str, reading: "ReadingReport | None", merged: Mapping[str, str
         lines.append(f"all that was left out: {listed} (--strict ends at the first)")
     for line in lines:
         _log.warning("%s", line)
-    counts = {"left_out": dict(reading.reasons.most_common()), "assumed_encodings": len(reading.assumed)}
-    return {"merged": len(merged)} | counts
+    return {
+        "merged": len(merged),
+        "left_out": dict(reading.reasons.most_common()),
+        "assumed_encodings": len(reading.assumed),
+    }
 
 
 def _delete(args: argparse.Namespace) -> None:
     from realm.retrieval.knowledge_base import KnowledgeBase
 
-    report(args, {"passages_removed": KnowledgeBase.open(args.kb).delete(args.documents)})
+    deleted: DeletedJson = {"passages_removed": KnowledgeBase.open(args.kb).delete(args.documents)}
+    report(args, deleted)
 
 
 def _list(args: argparse.Namespace) -> None:
@@ -251,7 +297,7 @@ def _info(args: argparse.Namespace) -> None:
     from realm.retrieval.knowledge_base import KnowledgeBase
 
     kb = KnowledgeBase.open(args.kb)
-    facts = {
+    facts: FactsJson = {
         "folder": args.kb,
         "documents": len(set(kb.document_keys_N.tolist())),
         "merged": len(kb.merged()),
@@ -260,15 +306,16 @@ def _info(args: argparse.Namespace) -> None:
         "tokenizer": kb.tokenizer.fingerprint,
     }
     indexes = [vectors.info_of(folder) for folder in vectors.folders(kb.folder)]
-    facts |= dataclasses.asdict(kb.config)
-    report(args, facts | {"indexes": [dataclasses.asdict(index) for index in indexes if index]})
+    listed = [dataclasses.asdict(index) for index in indexes if index]
+    report(args, {**facts, **dataclasses.asdict(kb.config), "indexes": listed})
 
 
 def _verify(args: argparse.Namespace) -> None:
     from realm.retrieval.knowledge_base import KnowledgeBase
 
     problems = KnowledgeBase.open(args.kb).verify()
-    report(args, {"ok": not problems, "problems": problems}, problems or [f"{args.kb} is sound"])
+    sound: SoundJson = {"ok": not problems, "problems": problems}
+    report(args, sound, problems or [f"{args.kb} is sound"])
     if problems:
         raise InputError(
             f"{args.kb} has {len(problems)} problems: `realm index` mends an index, all else is built anew by `realm kb build`"
@@ -288,4 +335,5 @@ def _questions(args: argparse.Namespace) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name, part in (("train", train), ("dev", dev)):
         write_json_lines(out / f"{name}.jsonl", (question._asdict() for question in part))
-    report(args, {"train": len(train), "dev": len(dev)})
+    counts: MadeJson = {"train": len(train), "dev": len(dev)}
+    report(args, counts)

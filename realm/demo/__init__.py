@@ -13,7 +13,6 @@ With several corpora each of the others has such a folder of its own, inside the
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from realm.config import InputError, write_json
 from realm.demo import picture, results
@@ -31,7 +30,7 @@ def run(
     folder: Path,
     question_files: Sequence[str],
     run_command: Callable[[Sequence[str]], None],
-) -> dict[str, Any]:
+) -> dict[str, results.DemoReport]:
     """Tells the story of each corpus -> its report, by the corpus' name; what is there already is not made again.
 
     `preset` is the configuration file of every stage; `question_files` are measured beside the made questions.
@@ -53,7 +52,7 @@ def run(
     return reports
 
 
-def _tell(story: Story, run_command: Callable[[Sequence[str]], None]) -> dict[str, Any]:
+def _tell(story: Story, run_command: Callable[[Sequence[str]], None]) -> results.DemoReport:
     print(f"realm demo: {story.source}, from plain text to answers with evidence, in {story.folder}")
     print("A line that begins with $ is a command of its own. Stop at any time: the demo goes on from there.")
     story.folder.mkdir(parents=True, exist_ok=True)
@@ -61,8 +60,8 @@ def _tell(story: Story, run_command: Callable[[Sequence[str]], None]) -> dict[st
         record = Record(story.folder / "stages.json", memory)
         tell(story.making(), record, run_command)
         tell(story.measuring(), record, run_command)
-        costs = {"seconds": record.seconds(), "peak_memory_mb": record.peak_memory_mb()}
-    report = results.read(story) | costs
+        seconds, peak = record.seconds(), record.peak_memory_mb()
+    report: results.DemoReport = {**results.read(story), "seconds": seconds, "peak_memory_mb": peak}
     write_json(story.folder / "report.json", report)
     metrics = [story.model("realm", seed) / "metrics.jsonl" for seed in story.config.seeds]
     picture.draw_if_new(metrics, story.curves)

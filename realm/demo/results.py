@@ -7,7 +7,7 @@ S seeds, N queries.
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
 
@@ -29,7 +29,74 @@ LABELS = {
 TESTS = {"probe": "masked facts", "dev": "made questions"}
 
 
-def read(story: Story) -> dict[str, Any]:
+Recall = TypedDict(
+    "Recall", {"n": int, "1": float, "5": float, "20": float, "spread": NotRequired[dict[str, float]]}
+)
+"""Percent of queries with a hit in the top 1, 5 and 20, mean over seeds; with several, their standard deviations."""
+
+
+class Against(TypedDict):
+    """REALM less another retriever, in points of recall at `k`: 95 % interval, McNemar's counts and p."""
+
+    k: int
+    points: float
+    low: float
+    high: float
+    only_realm: int
+    only_other: int
+    p: float
+
+
+class Reading(TypedDict):
+    """What REALM's reader makes of retrieved passages, mean over seeds; as in `ProbeJson`."""
+
+    span_accuracy: float
+    span_accuracy_without: float
+    retrieval_utility: float
+    null_probability: float
+    holder_gap: float
+
+
+class ExactMatch(TypedDict):
+    """Of `n` dev questions, before and after fine-tuning."""
+
+    n: int
+    before: float
+    after: float
+
+
+class Answered(TypedDict):
+    """What the fine-tuned model answers of one question file; as in `ReportJson`."""
+
+    n: int
+    em: float
+    em_ci95: list[float]
+    f1: float
+
+
+class Results(TypedDict):
+    """What report.json holds beside `Costs`; by test, then by retriever."""
+
+    source: str
+    documents: int
+    passages: int
+    made_questions: dict[str, int]
+    seeds: list[int]
+    recall: dict[str, dict[str, Recall]]
+    realm_against: dict[str, dict[str, Against]]
+    reading: Reading
+    exact_match: ExactMatch
+    answers: dict[str, Answered]
+
+
+class DemoReport(Results):
+    """What report.json holds."""
+
+    seconds: dict[str, float]
+    peak_memory_mb: float
+
+
+def read(story: Story) -> Results:
     """The report of a story whose stages are done, without what they cost."""
     ranks = {
         test: {
@@ -57,24 +124,24 @@ def read(story: Story) -> dict[str, Any]:
     }
 
 
-def lines(report: dict[str, Any]) -> list[str]:
+def lines(report: DemoReport) -> list[str]:
     """The report as a table and a few sentences."""
     return [*_table(report), "", *_comparisons(report), "", *_accuracy(report), "", *_costs(report)]
 
 
-def _table(report: dict[str, Any]) -> list[str]:
+def _table(report: DemoReport) -> list[str]:
     """Recall: a row per retriever, a group of columns per test."""
     recall, cell = report["recall"], 12 if len(report["seeds"]) > 1 else 7
     heads = [f"{by['bm25']['n']:,} {TESTS.get(test, test)}" for test, by in recall.items()]
     ranks = "".join(f"{'@' + str(k):>{cell}}" for k in RANKS)
     rows = [["", *heads], ["% found in the top k", *[ranks] * len(heads)]]
     for name in recall["probe"]:
-        found = [[_cell(by[name], k) for k in RANKS] for by in recall.values()]
+        found = [[_cell(by[name], k) for k in ("1", "5", "20")] for by in recall.values()]
         rows.append([LABELS[name], *["".join(f"{one:>{cell}}" for one in cells) for cells in found]])
     return _aligned(rows)
 
 
-def _comparisons(report: dict[str, Any]) -> list[str]:
+def _comparisons(report: DemoReport) -> list[str]:
     """REALM less each other retriever: a row per retriever, a column per test."""
     against = report["realm_against"]
     rows = [["points @5, REALM less", *(TESTS.get(test, test) for test in against)]]
@@ -95,7 +162,7 @@ def _aligned(rows: list[list[str]]) -> list[str]:
     ]
 
 
-def _accuracy(report: dict[str, Any]) -> list[str]:
+def _accuracy(report: DemoReport) -> list[str]:
     reading, match = report["reading"], report["exact_match"]
     answered = "; ".join(
         f"{found['em']:.1f}% of {found['n']:,} {TESTS.get(test, test)}"
@@ -110,7 +177,7 @@ def _accuracy(report: dict[str, Any]) -> list[str]:
     ]
 
 
-def _costs(report: dict[str, Any]) -> list[str]:
+def _costs(report: DemoReport) -> list[str]:
     groups: dict[str, float] = {}
     for name, seconds in report["seconds"].items():
         group = next(
@@ -127,18 +194,17 @@ def _costs(report: dict[str, Any]) -> list[str]:
     return [f"Seconds: {spent}; total {total:.0f}. Peak memory {report['peak_memory_mb'] / 1000:.1f} GB."]
 
 
-def _recall(rank_SN: np.ndarray) -> dict[str, Any]:
+def _recall(rank_SN: np.ndarray) -> Recall:
     """Mean over seeds, and with several seeds their standard deviation."""
     by_seed = {k: [100 * recall_at(rank_N)[k] for rank_N in rank_SN] for k in RANKS}
-    found: dict[str, Any] = {"n": rank_SN.shape[1]} | {
-        str(k): round(float(np.mean(v)), 2) for k, v in by_seed.items()
-    }
+    shares = {str(k): round(float(np.mean(v)), 2) for k, v in by_seed.items()}
+    found = cast(Recall, {"n": rank_SN.shape[1]} | shares)
     if len(rank_SN) > 1:
         found["spread"] = {str(k): round(float(np.std(v, ddof=1)), 2) for k, v in by_seed.items()}
     return found
 
 
-def _against(realm_SN: np.ndarray, other_SN: np.ndarray, k: int = 5) -> dict[str, Any]:
+def _against(realm_SN: np.ndarray, other_SN: np.ndarray, k: int = 5) -> Against:
     """REALM and another retriever on the same queries: who has a hit in the top k.
 
     The test pools seeds; the interval draws queries again, each with the mean of its seeds, so it does not.
@@ -160,14 +226,15 @@ def _against(realm_SN: np.ndarray, other_SN: np.ndarray, k: int = 5) -> dict[str
     }
 
 
-def _reading(story: Story) -> dict[str, float]:
+def _reading(story: Story) -> Reading:
     """What the reader makes of retrieved passages, mean over seeds."""
     probes = [_outcome(story, name, "probe") for name in story.retrievers()["realm"]]
     names = ("span_accuracy", "span_accuracy_without", "retrieval_utility", "null_probability", "holder_gap")
-    return {name: round(float(np.mean([probe[name] for probe in probes])), 3) for name in names}
+    means = {name: round(float(np.mean([probe[name] for probe in probes])), 3) for name in names}
+    return cast(Reading, means)
 
 
-def _exact_match(story: Story) -> dict[str, Any]:
+def _exact_match(story: Story) -> ExactMatch:
     """Before and after fine-tuning, on the dev questions by which the best model was chosen."""
     metrics = (story.model("qa") / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     looks = [line["dev_em"] for line in map(json.loads, metrics) if "dev_em" in line]
@@ -176,10 +243,13 @@ def _exact_match(story: Story) -> dict[str, Any]:
     return {"n": min(used, all_of_dev), "before": looks[0], "after": max(looks)}
 
 
-def _answers(story: Story) -> dict[str, Any]:
+def _answers(story: Story) -> dict[str, Answered]:
     """What the fine-tuned model answers, by question file."""
     outcomes = {test: _outcome(story, "qa", test) for test, file in story.tests().items() if file is not None}
-    return {test: {name: o[name] for name in ("n", "em", "em_ci95", "f1")} for test, o in outcomes.items()}
+    return {
+        test: {"n": o["n"], "em": o["em"], "em_ci95": o["em_ci95"], "f1": o["f1"]}
+        for test, o in outcomes.items()
+    }
 
 
 def _ranks(story: Story, name: str, test: str) -> list[int]:
@@ -195,9 +265,9 @@ def _lines_in(file: Path) -> int:
     return len(file.read_text(encoding="utf-8").splitlines())
 
 
-def _cell(recall: dict[str, Any], k: int) -> str:
-    spread = f" ±{recall['spread'][str(k)]:.1f}" if "spread" in recall else ""
-    return f"{recall[str(k)]:.1f}{spread}"
+def _cell(recall: Recall, k: Literal["1", "5", "20"]) -> str:
+    spread = f" ±{recall['spread'][k]:.1f}" if "spread" in recall else ""
+    return f"{recall[k]:.1f}{spread}"
 
 
 def _p(p: float) -> str:

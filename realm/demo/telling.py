@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from realm.config import write_json
 from realm.demo.memory import PeakMemory
@@ -53,12 +53,27 @@ def _typed(stage: Stage) -> str:
     return shlex.join(("realm", *stage.argv))
 
 
+class Spent(TypedDict):
+    """What one stage cost."""
+
+    command: str
+    seconds: float
+    done: bool
+
+
+class Costs(TypedDict):
+    """What stages.json holds: the stages by name, and the most memory of all sittings."""
+
+    stages: dict[str, Spent]
+    peak_memory_mb: float
+
+
 class Record:
     """What each stage cost, in a file, so that a story told in several sittings adds up."""
 
     def __init__(self, file: Path, memory: PeakMemory):
         self._file, self._memory = file, memory
-        self._stages: dict[str, dict[str, Any]] = {}
+        self._stages: dict[str, Spent] = {}
         self._memory_before = 0.0
         if file.exists():
             saved = json.loads(file.read_text(encoding="utf-8"))
@@ -80,7 +95,8 @@ class Record:
                 "seconds": seconds,
                 "done": done,
             }
-            write_json(self._file, {"stages": self._stages, "peak_memory_mb": self.peak_memory_mb()})
+            costs: Costs = {"stages": self._stages, "peak_memory_mb": self.peak_memory_mb()}
+            write_json(self._file, costs)
 
     def spent(self, stage: Stage) -> float:
         """Seconds of a stage, all sittings."""
@@ -88,7 +104,7 @@ class Record:
 
     def other_maker(self, stage: Stage) -> str:
         """Where what a stage makes came from another command: says so."""
-        made = self._stages.get(stage.name, {}).get("command", _typed(stage))
+        made = self._stages[stage.name]["command"] if stage.name in self._stages else _typed(stage)
         return "" if made == _typed(stage) else f", made by: {made}"
 
     def seconds(self) -> dict[str, float]:

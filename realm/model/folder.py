@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -125,6 +125,28 @@ class Model:
         return digest.hexdigest()[:16]
 
 
+class Manifest(TypedDict):
+    """What realm.json holds; the settings are those of the dataclasses of their names."""
+
+    format: int
+    step: int
+    tokenizer: str
+    passage_fingerprint: str
+    lengths: dict[str, Any]
+    embedder: dict[str, Any]
+    trunk: dict[str, Any]
+    span_reader: bool
+    span: dict[str, Any]
+    """Empty without a span reader."""
+    stages: list[dict[str, Any]]
+
+
+class SummedManifest(Manifest):
+    """What realm.json holds, with the checksums of the model's files and of the rest of itself."""
+
+    checksums: dict[str, str]
+
+
 def save_model(model: Model, folder: Path, extra: Sequence[Path] = ()) -> None:
     """Writes the model, with copies of the `extra` files and folders, aside and renames it in, over what was there.
 
@@ -155,7 +177,7 @@ def _write(model: Model, aside: Path, extra: Sequence[Path]) -> None:
     save_tensors(towers, aside / "embedder.safetensors")
     if model.span_reader is not None:
         save_tensors(model.span_reader.state_dict(), aside / "span_reader.safetensors")
-    manifest = {
+    manifest: Manifest = {
         "format": FORMAT,
         "step": model.step,
         "tokenizer": model.tokenizer.fingerprint,
@@ -169,7 +191,8 @@ def _write(model: Model, aside: Path, extra: Sequence[Path]) -> None:
     }
     files = sorted(path.relative_to(aside).as_posix() for path in aside.rglob("*") if path.is_file())
     checksums = {MANIFEST: _manifest_checksum(manifest), **checksums_of(aside, files)}
-    write_json(aside / MANIFEST, {**manifest, "checksums": checksums})
+    with_sums: SummedManifest = {**manifest, "checksums": checksums}
+    write_json(aside / MANIFEST, with_sums)
     for one in extra:
         (shutil.copytree if one.is_dir() else shutil.copy)(one, aside / one.name)
 

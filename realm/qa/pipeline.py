@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -59,6 +59,23 @@ class AnswerConfig:
     """Leaves the vectors on disk, in a file that is mapped into memory: for indexes that memory does not hold."""
     peer_compat: bool = False
     """Reads and writes as transformers 4.57.6 does with the published checkpoints, oddities and all: docs/published.md."""
+
+
+class HitJson(TypedDict):
+    """A passage that was found, with its score by the method that found it."""
+
+    id: str
+    title: str
+    text: str
+    score: float
+
+
+class RetrievedJson(TypedDict):
+    """A line of what `realm retrieve` writes: a question and its passages, best first."""
+
+    id: str
+    question: str
+    passages: list[HitJson]
 
 
 class PassageSpans(NamedTuple):
@@ -274,17 +291,17 @@ def retrieve_to_file(
     out: Path,
     config: AnswerConfig,
 ) -> None:
-    """JSON Lines `{"id", "question", "passages": [{"id", "title", "text", "score"}]}`, written aside and renamed in."""
+    """A line of `RetrievedJson` for each question, written aside and renamed in."""
     if model is not None and method != "bm25":
         search = Answerer.load(str(kb.folder), model, config).retrieve
     else:
         search = partial(Retriever(kb).search, query_BD=None)
 
-    def lines() -> Iterator[dict[str, Any]]:
+    def lines() -> Iterator[RetrievedJson]:
         for part in _batches(questions, 64, "retrieve"):
             scores, numbers = search([q.question for q in part], k, method)
             for question, score_K, number_K in zip(part, scores, numbers, strict=True):
-                passages = [
+                passages: list[HitJson] = [
                     {"id": p.id, "title": p.title, "text": p.text, "score": round(float(score), 6)}
                     for p, score in zip(kb.passages(number_K[number_K >= 0]), score_K, strict=False)
                 ]

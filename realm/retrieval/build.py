@@ -25,7 +25,7 @@ from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import lance
 import pyarrow as pa
@@ -81,6 +81,15 @@ class KnowledgeBaseConfig:
             raise ValueError(f"held_out is {self.held_out}: it must be 0 or more, and less than 1")
 
 
+class SettingsJson(TypedDict):
+    """What `Settings` are on disk."""
+
+    format: int
+    tokenizer: str
+    config: dict[str, Any]
+    """As in `KnowledgeBaseConfig`."""
+
+
 class Settings(NamedTuple):
     """What a knowledge base says about itself, in the schema metadata of its passages."""
 
@@ -89,9 +98,12 @@ class Settings(NamedTuple):
     """Its fingerprint."""
 
     def to_json(self) -> str:
-        return json.dumps(
-            {"format": FORMAT, "tokenizer": self.tokenizer, "config": dataclasses.asdict(self.config)}
-        )
+        saved: SettingsJson = {
+            "format": FORMAT,
+            "tokenizer": self.tokenizer,
+            "config": dataclasses.asdict(self.config),
+        }
+        return json.dumps(saved)
 
     @classmethod
     def of(cls, table: lance.LanceDataset, folder: Path) -> "Settings":

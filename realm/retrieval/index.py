@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -65,9 +65,19 @@ class IndexVersion:
     """What building it took, for the log."""
 
 
+class IndexReport(TypedDict):
+    """What `realm index` reports: the version, and how many of its passages were embedded anew."""
+
+    version: int
+    passages: int
+    embedded: int
+    model: str
+    step: int
+
+
 def build_index(
     kb: KnowledgeBase, model_path: str, config: IndexConfig, supervised: bool = False
-) -> dict[str, Any]:
+) -> IndexReport:
     """Embeds what the model's index lacks, everything if there is none, and publishes a version by one atomic commit.
 
     A build that a training run supervises says how far it is every few seconds, and always publishes.
