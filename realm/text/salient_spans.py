@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -29,7 +30,7 @@ from realm.text.corpus import Annotations, Span
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from multiprocessing.context import ForkProcess
+    from multiprocessing.process import BaseProcess
 
     from spacy.language import Language
     from spacy.tokens import Doc
@@ -69,8 +70,9 @@ def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1) -> Tagger:
     - `hf:MODEL`: a transformers token classifier, by hub name or folder; sentences end by punctuation.
     - `rules`: dates alone; sentences end by punctuation. Names are not guessed.
 
-    `processes` tag in parallel, where the platform can fork; 0: one for each core that this process may use, up to
-    `MOST_PROCESSES`. A token classifier runs in this one, and so do all where the texts are few.
+    `processes` tag in parallel, where the platform can fork; on macOS they start fresh. 0: one for each core that
+    this process may use, up to `MOST_PROCESSES`. A token classifier runs in this one, and so do all where the texts
+    are few.
 
     Raises:
         InputError: no such tagger here, or a model that finds no entities.
@@ -293,13 +295,16 @@ _Found = Iterator[tuple[Annotations, _Place]]
 _AnnotateGroups = Callable[[Iterator[_Group]], _Found]
 
 
-def _in_processes(annotate: _AnnotateGroups, groups: Iterator[_Group], processes: int) -> _Found:
+def _in_processes(annotate: _AnnotateGroups | str, groups: Iterator[_Group], processes: int) -> _Found:
     """What `annotate` finds, in order, in processes that end with the caller's, however that ends.
+
+    The name of a tagger in its place: the processes start fresh and load it. They import the caller's main program
+    then, which needs its `if __name__ == "__main__":`.
 
     A thread of this process waits for each of them: a `ProcessPoolExecutor` whose processes were killed
     can wait for ever to hand them more work (CPython's issue 94777).
     """
-    workers = _fork(annotate, processes)
+    workers = _start(annotate, processes)
     idle: SimpleQueue[Connection] = SimpleQueue()
     for _, connection in workers:
         idle.put(connection)
@@ -360,24 +365,28 @@ def _cores() -> int:
     return min(cores, MOST_PROCESSES)
 
 
-def _fork(annotate: _AnnotateGroups, processes: int) -> list[tuple[ForkProcess, Connection]]:
-    """Processes that inherit `annotate` with its model, each with the connection to it."""
-    fork = multiprocessing.get_context("fork")
+def _start(annotate: _AnnotateGroups | str, processes: int) -> list[tuple[BaseProcess, Connection]]:
+    """Processes that inherit `annotate` with its model or load the tagger of that name, each with the connection to it."""
+    context: Any = multiprocessing.get_context("spawn" if isinstance(annotate, str) else "fork")
     workers = []
     for _ in range(processes):
-        ours, theirs = fork.Pipe()
-        process = fork.Process(target=_annotate_groups, args=(annotate, theirs, os.getpid()), daemon=True)
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_annotate_groups, args=(annotate, theirs, os.getpid()), daemon=True)
         process.start()
         theirs.close()  # so that its end is seen here, and no later process holds it open
         workers.append((process, ours))
     return workers
 
 
-def _annotate_groups(annotate: _AnnotateGroups, connection: Connection, parent: int) -> None:
+def _annotate_groups(annotate: _AnnotateGroups | str, connection: Connection, parent: int) -> None:
     """What a process of `_in_processes` does, until it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends the others
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    if isinstance(annotate, str):
+        tagger = load_tagger(annotate)
+        assert isinstance(tagger, _SpacyTagger)
+        annotate = tagger._annotate_groups
     while True:
         group = connection.recv()
         try:
@@ -419,7 +428,9 @@ class _SpacyTagger:
         if len(first) < 2:
             yield from self._annotate_groups(groups)
         else:
-            yield from _in_processes(self._annotate_groups, groups, self._processes)
+            # macOS: its own libraries, which torch and Lance have used by now, do not survive a fork.
+            fresh = sys.platform == "darwin"
+            yield from _in_processes(self.name if fresh else self._annotate_groups, groups, self._processes)
 
     def _annotate_groups(self, groups: Iterator[_Group]) -> _Found:
         for group in groups:

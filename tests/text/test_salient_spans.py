@@ -184,6 +184,19 @@ def test_two_processes_find_the_same_in_the_same_order(count: int, tagger, monke
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow  # two processes that import spaCy
+def test_on_macos_the_processes_start_fresh_and_find_the_same(tagger, monkeypatch) -> None:
+    texts = [f"Ada saw {n}. Nothing else." for n in range(1000, 1200)]
+    expected = list(tagger({"Ada": "PERSON"}).annotate(texts))
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setattr(os, "fork", None)
+    with contextlib.closing(tagger({"Ada": "PERSON"}, 2).annotate(texts)) as annotations:
+        assert [next(annotations)] == expected[:1]
+        assert {type(process).__name__ for process in multiprocessing.active_children()} == {"SpawnProcess"}
+        assert list(annotations) == expected[1:]
+    assert not multiprocessing.active_children()
+
+
 def test_few_texts_start_no_process_and_more_than_a_group_start_one_for_each_core(
     tagger, monkeypatch
 ) -> None:
