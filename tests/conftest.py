@@ -35,6 +35,7 @@ def two_threads() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=20, help="how many processes the fault tests kill, each")
+    parser.addoption("--damaged", type=int, default=2_000, help="how many damaged files the readers get")
     parser.addoption("--kills-seed", type=int, default=0, help="which moments they choose")
     parser.addoption("--damages", type=int, default=200, help="how many damages the slow tests do, each")
     parser.addoption("--damages-seed", type=int, default=0, help="which ones they draw")
