@@ -1,7 +1,14 @@
 """What disks and people do to files: one damage at a time, drawn by a seed."""
 
+import errno
+import os
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 
 def damage(draw: random.Random, files: list[Path]) -> str:
@@ -36,3 +43,28 @@ def damage(draw: random.Random, files: list[Path]) -> str:
             return f"{file.name} deleted"
     file.write_bytes(data)
     return what
+
+
+@contextmanager
+def full_disk_at(number: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The number-th step of what is written inside finds no room -> the steps that were taken, the failed one last."""
+    steps: list[str] = []
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **named: Any) -> Any:
+            if name == "open" and "r" in [*args[1:], named.get("mode", "r")][0]:
+                return function(*args, **named)
+            steps.append(name)
+            if len(steps) == number + 1:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return function(*args, **named)
+
+        return step
+
+    with monkeypatch.context() as patch:
+        for owner, name in (
+            *((Path, name) for name in ("open", "touch", "mkdir", "chmod", "rename", "replace")),
+            (os, "fsync"),
+        ):
+            patch.setattr(owner, name, counted(name, getattr(owner, name)))
+        yield steps

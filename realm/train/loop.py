@@ -42,7 +42,7 @@ import torch
 from torch import Tensor, nn
 
 from realm import distributed
-from realm.config import AlreadyDone, InputError, progress, read_json, reason, write_json
+from realm.config import AlreadyDone, InputError, WriteFailed, progress, read_json, reason, write_json
 from realm.model.device import Precision, autocast, choose_device, chosen, keep_freed_memory
 from realm.model.encoders import keep_rows, set_dropout
 from realm.model.folder import Model, is_model, read_manifest, save_model
@@ -501,7 +501,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         """Writes aside, then renames in; older checkpoints go last.
 
         Raises:
-            InputError: it could not be written; what was there stays.
+            WriteFailed: it could not be written; what was there stays.
         """
         self._checkpointed = time.monotonic()
         if not distributed.is_first():
@@ -533,9 +533,9 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             old.unlink()
         self.after_checkpoint()
 
-    def _not_written(self, file: Path, error: Exception) -> InputError:
+    def _not_written(self, file: Path, error: Exception) -> WriteFailed:
         last = next((f"{kept.name} stays" for kept in reversed(self._checkpoints())), "there is none yet")
-        return InputError(
+        return WriteFailed(
             f"{file} cannot be written: {reason(error)}; of earlier checkpoints {last}: "
             "make room and repeat the command"
         )

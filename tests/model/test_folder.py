@@ -2,7 +2,9 @@
 
 import json
 import os
+import resource
 import shutil
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +31,7 @@ from realm.model.folder import Model, load_model, read_manifest, save_model
 from realm.model.sharing import write_sentence_transformers
 from realm.text import inputs
 from realm.text.inputs import Lengths, Tokenizer, encoder_folder, query_inputs
+from tests.damages import full_disk_at
 from tests.transformers_twin import masked_twin
 
 
@@ -453,6 +456,48 @@ def test_rights_of_every_file_follow_the_umask(tokenizer: Tokenizer, tmp_path: P
     rights = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()}
     assert len(rights) > 4
     assert set(rights.values()) == {0o666 & ~mask}
+
+
+def test_a_full_disk_at_any_step_is_one_line_and_the_old_model_stays(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch
+) -> None:
+    old, new = small_model(tokenizer, seed=0), small_model(tokenizer, seed=1)
+    new.span_reader = SpanReader(Bert(new.reader.config))
+    folder = tmp_path / "model"
+    save_model(old, folder)
+    whole = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
+    for number in count():
+        try:
+            with full_disk_at(number, monkeypatch) as steps:
+                save_model(new, folder)
+        except InputError as error:
+            said = str(error)
+        else:
+            break
+        assert said == f"{folder} cannot be written: No space left on device", steps
+        left = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
+        assert left == whole, steps
+    assert len(steps) == number and number > 15
+    assert_same_weights(load_model(folder), new)
+
+
+@pytest.mark.parametrize("name", ["embedder.safetensors", "encoder/model.safetensors", "encoder/config.json"])
+def test_a_file_that_does_not_fit_is_one_line_and_the_old_model_stays(
+    tokenizer: Tokenizer, tmp_path: Path, name: str
+) -> None:
+    """With a real limit, so that the libraries are stopped in the middle."""
+    save_model(small_model(tokenizer), tmp_path / "model")
+    size = (tmp_path / "model" / name).stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, before[1]))
+    try:
+        with pytest.raises(InputError, match=r"model cannot be written: .*File too large") as error:
+            save_model(small_model(tokenizer, seed=1), tmp_path / "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in str(error.value)
+    assert_same_weights(load_model(tmp_path / "model"), small_model(tokenizer))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_extra_files_travel_with_the_model(tokenizer: Tokenizer, tmp_path: Path) -> None:

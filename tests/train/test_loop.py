@@ -1,5 +1,6 @@
 """The edges of a training run: its schedule and optimizer against plain formulas, interruption, and what it refuses."""
 
+import itertools
 import json
 import math
 import os
@@ -21,7 +22,7 @@ from realm.model import device
 from realm.model.folder import load_model
 from realm.train import loop
 from realm.train.loop import RunConfig, TrainRun
-from tests.damages import damage
+from tests.damages import damage, full_disk_at
 
 DATA = torch.from_numpy(np.random.default_rng(0).normal(size=(200, 32)).astype(np.float32))
 
@@ -566,6 +567,29 @@ def test_metrics_that_do_not_fit_are_one_line_and_lose_nothing_earlier(
     assert "\n" not in str(error.value) and "checkpoint-00000003.pt stays" in str(error.value)
     train(load_model(tiny_model_folder), out, settings)
     assert_same_result(out, plain)
+
+
+@pytest.mark.slow
+def test_a_full_disk_at_any_step_of_a_run_is_one_line_and_the_run_goes_on(
+    tiny_model_folder, tmp_path, plain, monkeypatch
+) -> None:
+    settings = config(checkpoint_seconds=0.0)
+    for number in itertools.count():
+        out, model = tmp_path / f"out{number}", load_model(tiny_model_folder)
+        try:
+            with full_disk_at(number, monkeypatch) as steps:
+                train(model, out, settings)
+        except (InputError, OSError) as error:  # the command line makes one line of both
+            said = str(error)
+        else:
+            break
+        assert "No space left on device" in said and "\n" not in said, steps
+        assert not out.exists(), steps
+        train(load_model(tiny_model_folder), out, settings)
+        assert_same_result(out, plain)
+        shutil.rmtree(out)
+        assert not list(tmp_path.iterdir()), steps
+    assert number > 40
 
 
 @pytest.mark.slow
