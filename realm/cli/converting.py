@@ -1,13 +1,12 @@
 """`realm convert`: published REALM checkpoints in, ours out, by whichever convention."""
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from realm.cli.arguments import Commands, Parser, add_command, report
-from realm.config import InputError
+from realm.config import InputError, read_json
 
 TARGETS = ("realm", "huggingface-realm", "hub", "sentence-transformers")
 ONLY_FOR = {
@@ -140,9 +139,8 @@ def _numbers(files: Sequence[str]) -> dict[str, Any]:
     """The scalar values of reports, by file name."""
     numbers = {}
     for file in files:
-        try:
-            found = json.loads(Path(file).read_text(encoding="utf-8"))
-            numbers[Path(file).stem] = {k: v for k, v in found.items() if not isinstance(v, list)}
-        except (OSError, ValueError, AttributeError) as error:
-            raise InputError(f"{file} is no report of `realm evaluate --out`: {error}") from error
+        found = read_json(file)
+        if not isinstance(found, dict):
+            raise InputError(f"{file} is no report of `realm evaluate --out`: it holds no object")
+        numbers[Path(file).stem] = {k: v for k, v in found.items() if not isinstance(v, list)}
     return numbers

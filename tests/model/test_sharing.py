@@ -107,6 +107,12 @@ def test_a_hub_folder_has_a_card_and_comes_back(tmp_path: Path, monkeypatch: pyt
     ]
     with pytest.raises(InputError, match="what --data they saw"):
         cli.run(words)
+    bad = tmp_path / "bad.json"
+    for content in ("[1]", '{"em": ', '{"em": "\\ud800"}', "[" * 100_000):
+        bad.write_text(content)
+        with pytest.raises(InputError, match=r"bad\.json is (damaged|no report)") as error:
+            cli.run([*words, "--data", "x", "--numbers", str(bad)])
+        assert "\n" not in str(error.value) and not (tmp_path / "mine").exists()
     cli.run([*words, "--data", "Fourteen towns.", "--numbers", str(tmp_path / "dev.json")])
     card = (tmp_path / "mine" / "README.md").read_text()
     assert card.startswith("---\nlicense: apache-2.0\n")
