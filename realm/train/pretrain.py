@@ -8,7 +8,7 @@ One step, as the data sees it:
     every `refresh.every` steps: snapshot -> index build elsewhere -> a new index, judged on the probe, swapped in
     at the end: the index of the model that is saved goes into the knowledge base
 
-What departs from the paper has a switch in `PretrainConfig`; `configs/paper.toml` sets them all back.
+`configs/paper.toml` sets back what departs from the paper and has a switch; docs/paper_map.md names the rest.
 
 Letters: B queries, K candidates with the null one, E entries of the loss, M masked tokens, D embedding, R queries that read.
 """
