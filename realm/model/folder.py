@@ -24,6 +24,7 @@ from torch import nn
 
 from realm.checksums import changed, checksum, checksums_of
 from realm.config import InputError, WriteFailed, config_from, read_json, reason, write_json
+from realm.folders import replace_folder
 from realm.model.bert import Bert, BertConfig
 from realm.model.bert_files import (
     WEIGHTS,
@@ -202,21 +203,6 @@ def _manifest_checksum(manifest: Mapping[str, Any]) -> str:
     rest = {name: value for name, value in manifest.items() if name != "checksums"}
     as_read = json.loads(json.dumps(rest))  # the keys of JSON are text
     return checksum(json.dumps(as_read, sort_keys=True).encode())
-
-
-def replace_folder(aside: Path, folder: Path) -> None:
-    """Renames a complete folder in; what was there before goes only after the new one is whole."""
-    old = folder.with_name(folder.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    try:
-        aside.rename(folder)
-    except OSError:
-        if old.exists():
-            old.rename(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager

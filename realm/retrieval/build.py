@@ -19,7 +19,7 @@ import shutil
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
@@ -32,6 +32,7 @@ import pyarrow as pa
 from lance import LanceOperation
 
 from realm.config import InputError, config_from, progress
+from realm.folders import LOCK, one_writer, replace_folder, restore
 from realm.retrieval.merged import MERGED, holders, write_merged
 from realm.retrieval.passages import SCHEMA, Row, key_of, row_batches, state_of
 from realm.retrieval.tables import CHECKSUMS, commit, newest_version, open_table, write_rows
@@ -178,6 +179,7 @@ def build(
             documents that an interrupted build had read are no longer the same.
     """
     target = Path(folder)
+    restore(target)
     check_target(target, replace)
     work = target.with_name(f"{target.name}.building")
     settings = Settings(dataclasses.replace(config, tagger=tagger.name), tokenizer.fingerprint)
@@ -291,7 +293,9 @@ def interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
     """What an earlier build committed, if this one can go on from it; else that is removed."""
     if not work.exists():
         return None
-    strange = [path.name for path in work.iterdir() if path.name not in (TABLE, TOKENIZER, CHECKSUMS, MERGED)]
+    strange = [
+        path.name for path in work.iterdir() if path.name not in (TABLE, TOKENIZER, CHECKSUMS, MERGED, LOCK)
+    ]
     if strange:
         raise InputError(f"{work} is where the build works, and holds {strange[0]}: move that away")
     if newest_version(work / TABLE) is not None:
@@ -377,10 +381,7 @@ def _in_few_files(work: Path, table: lance.LanceDataset, read: ReadSoFar) -> lan
 
 
 def put_in_place(work: Path, target: Path) -> None:
-    """Gives a finished knowledge base its name."""
-    old = target.with_name(f"{target.name}.replaced")
-    if newest_version(target / TABLE) is not None:
-        target.rename(old)
-    work.rename(target)
-    if newest_version(old / TABLE) is not None:  # also one that a kill left here
-        shutil.rmtree(old)
+    """Gives a finished knowledge base its name; a writer of the one that it replaces ends first."""
+    (work / LOCK).unlink(missing_ok=True)
+    with one_writer(target) if target.exists() else nullcontext():
+        replace_folder(work, target)

@@ -1,0 +1,127 @@
+"""Folders that several processes use: one writer at a time, and a new folder in the place of an old one at one stroke."""
+
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from realm.config import WriteFailed, reason
+
+LOCK = ".lock"
+"""The file in a folder that its writer holds locked."""
+_EXCHANGE = 2
+"""RENAME_EXCHANGE of Linux and RENAME_SWAP of macOS."""
+_NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
+"""What systems answer that cannot exchange two folders."""
+_held = threading.local()
+
+
+@contextmanager
+def one_writer(folder: Path) -> Iterator[None]:
+    """Waits until no other thread or process writes to the folder; the lock of a killed process is free at once.
+
+    A thread that holds the lock already goes on.
+
+    Raises:
+        WriteFailed: the folder cannot be written, or its file system has no locks.
+    """
+    held: set[Path] = _held.__dict__.setdefault("folders", set())
+    name = folder.absolute()
+    if name in held:
+        yield
+        return
+    try:
+        descriptor = _lock(folder / LOCK)
+    except OSError as error:
+        raise WriteFailed(f"{folder} cannot be locked for writing: {reason(error)}") from error
+    held.add(name)
+    try:
+        yield
+    finally:
+        held.remove(name)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough where a forked child has it too
+        os.close(descriptor)
+
+
+def _lock(file: Path) -> int:
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if file.exists() and os.path.samestat(os.fstat(descriptor), file.stat()):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # the folder was replaced while this process waited
+
+
+def replace_folder(new: Path, target: Path) -> None:
+    """Gives a complete folder the name of another, which is removed. Killed anywhere, the name holds one of the two.
+
+    Where the system cannot exchange two names, the name is missing between two renames, and `restore` mends it.
+    """
+    coming, going = _coming(target), target.with_name(f"{target.name}.going")
+    remove(coming)
+    remove(going)
+    if not target.exists():
+        new.rename(target)
+        return
+    new.rename(coming)
+    try:
+        _exchange(coming, target)
+    except OSError as error:
+        if error.errno not in _NO_EXCHANGE:
+            raise
+        target.rename(going)
+        try:
+            coming.rename(target)
+        except OSError:
+            going.rename(target)
+            raise
+    remove(coming)
+    remove(going)
+
+
+def restore(target: Path) -> None:
+    """Finishes a replacement that was killed between two renames."""
+    coming = _coming(target)
+    if not target.exists() and coming.exists():
+        coming.rename(target)
+
+
+def remove(folder: Path) -> None:
+    """Removes a folder if it is there, under another name: a removal that is killed leaves no half of it under its own."""
+    rest = folder.with_name(f"{folder.name}.removed")
+    shutil.rmtree(rest, ignore_errors=True)
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
+        folder.rename(rest)
+        shutil.rmtree(rest)
+
+
+def _coming(target: Path) -> Path:
+    return target.with_name(f"{target.name}.replaced")
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Each folder gets the other's name, in one step."""
+    system = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(one), os.fsencode(other)
+    if sys.platform == "darwin" and hasattr(system, "renamex_np"):
+        failed = system.renamex_np(*names, _EXCHANGE)
+    elif hasattr(system, "renameat2"):
+        here = -100  # AT_FDCWD: names are relative to the working directory
+        failed = system.renameat2(here, names[0], here, names[1], _EXCHANGE)
+    else:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if failed:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(other))
