@@ -18,7 +18,17 @@ from realm import cli
 from realm.cli.arguments import Parser, report
 from realm.config import TABLES, InputError, config_from, presets, read_config
 
-COMMANDS = ["demo", "kb build", "kb add", "kb delete", "kb list", "kb info", "kb verify", "questions"]
+COMMANDS = [
+    "demo",
+    "kb build",
+    "kb add",
+    "kb delete",
+    "kb compact",
+    "kb list",
+    "kb info",
+    "kb verify",
+    "questions",
+]
 COMMANDS += ["mlm", "ict", "pretrain", "index", "finetune"]
 COMMANDS += ["retrieve", "answer", "fill", "evaluate", "probe", "convert"]
 SLOW_TO_IMPORT = {
@@ -320,7 +330,7 @@ def test_a_knowledge_base_is_built_and_kept_from_the_command_line(
     assert cli.main(["kb", "list", "Ro", "--kb", kb, "--limit", "1"]) == 0
     assert capsys.readouterr().out == "     1  Rome\n"
     assert realm("kb", "delete", "Bonn", "--kb", kb) == {"passages_removed": 1}
-    assert realm("kb", "verify", "--kb", kb) == {"ok": True, "problems": []}
+    assert realm("kb", "verify", "--kb", kb) == {"ok": True, "problems": [], "lagging": []}
     after = realm("kb", "info", "--kb", kb)
     assert after["passages"] == 2
     assert after["fingerprint"] != info["fingerprint"]

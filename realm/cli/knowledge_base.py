@@ -87,6 +87,15 @@ def add_commands(commands: "Commands[Parser]") -> None:
     delete.add_argument("documents", metavar="DOCUMENT", nargs="+", help="ids or titles")
     add_kb(delete)
 
+    compact = add_command(
+        verbs,
+        "compact",
+        _compact,
+        "rewrite a knowledge base without what was deleted, and remove its older versions",
+        "realm kb compact --kb kb",
+        reports=True,
+    )
+    add_kb(compact)
     listing = add_command(
         verbs,
         "list",
@@ -185,6 +194,8 @@ class SoundJson(TypedDict):
 
     ok: bool
     problems: list[str]
+    lagging: list[str]
+    """Indexes that lack vectors of passages that came after them; nothing is wrong with them."""
 
 
 class MadeJson(TypedDict):
@@ -237,15 +248,18 @@ def _count(sources: Sequence[str], max_document_chars: int) -> int | None:
 
 
 def _add(args: argparse.Namespace) -> None:
-    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.retrieval.knowledge_base import AddResult, KnowledgeBase, changed
     from realm.text.readers import ReadingReport, read_documents
     from realm.text.salient_spans import load_tagger
 
-    kb = KnowledgeBase.open(args.kb)
-    tagger = load_tagger(args.tagger or kb.config.later_tagger, args.processes or 0)
-    reading = None if args.strict else ReadingReport()
-    documents = read_documents(args.sources, kb.config.max_document_chars, reading)
-    result = kb.add(documents, tagger)
+    config = KnowledgeBase.open(args.kb).config
+    tagger = load_tagger(args.tagger or config.later_tagger, args.processes or 0)
+
+    def add(kb: KnowledgeBase) -> tuple[AddResult, ReadingReport | None]:
+        reading = None if args.strict else ReadingReport()
+        return kb.add(read_documents(args.sources, kb.config.max_document_chars, reading), tagger), reading
+
+    result, reading = changed(Path(args.kb), add)
     report(args, {**result._asdict(), **_said(args.kb, reading, result.merged)})
 
 
@@ -273,10 +287,17 @@ def _said(folder: str, reading: "ReadingReport | None", merged: Mapping[str, str
 
 
 def _delete(args: argparse.Namespace) -> None:
-    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.retrieval.knowledge_base import changed
 
-    deleted: DeletedJson = {"passages_removed": KnowledgeBase.open(args.kb).delete(args.documents)}
+    removed = changed(Path(args.kb), lambda kb: kb.delete(args.documents))
+    deleted: DeletedJson = {"passages_removed": removed}
     report(args, deleted)
+
+
+def _compact(args: argparse.Namespace) -> None:
+    from realm.retrieval.knowledge_base import KnowledgeBase, changed
+
+    report(args, changed(Path(args.kb), KnowledgeBase.compact)._asdict())
 
 
 def _list(args: argparse.Namespace) -> None:
@@ -313,9 +334,11 @@ def _info(args: argparse.Namespace) -> None:
 def _verify(args: argparse.Namespace) -> None:
     from realm.retrieval.knowledge_base import KnowledgeBase
 
-    problems = KnowledgeBase.open(args.kb).verify()
-    sound: SoundJson = {"ok": not problems, "problems": problems}
-    report(args, sound, problems or [f"{args.kb} is sound"])
+    kb = KnowledgeBase.open(args.kb)
+    problems = kb.verify()
+    lagging = [] if problems else kb.lagging()
+    sound: SoundJson = {"ok": not problems, "problems": problems, "lagging": lagging}
+    report(args, sound, problems or [f"{args.kb} is sound", *lagging])
     if problems:
         raise InputError(
             f"{args.kb} has {len(problems)} problems: `realm index` mends an index, all else is built anew by `realm kb build`"

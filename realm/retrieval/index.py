@@ -110,7 +110,7 @@ def build_index(
         return known.version, 0
 
     with autocast(model.device, config.precision):
-        version, embedded = made_anew(build)
+        version, embedded = made_anew(folder, build)
     if config.keep:
         vectors.keep_versions(folder, config.keep)
     return {
@@ -142,7 +142,7 @@ def load_index(kb: KnowledgeBase, model: Model, model_path: str, mapped: bool = 
             )
         return _complete(kb, model, folder, known)
 
-    known = made_anew(load)
+    known = made_anew(folder, load)
     return IndexVersion(
         MipsIndex(known.array, model.device), known.version, known.info.step, known.info.created
     )

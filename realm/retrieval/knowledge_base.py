@@ -16,10 +16,10 @@ Then, per passage: `fingerprint` 8 bytes, `numbers_of` 16 and by title the title
 Python string each, `tokens` 4 bytes per wordpiece, about 1 kB.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import lance
 import numpy as np
@@ -28,6 +28,8 @@ import pyarrow.compute as pc
 from lance.fragment import FragmentMetadata
 
 from realm.config import InputError
+from realm.folders import restore
+from realm.retrieval import vectors
 from realm.retrieval.add import AddResult, add
 from realm.retrieval.build import TABLE, TOKENIZER, BuildResult, KnowledgeBaseConfig, Settings, build
 from realm.retrieval.merged import change_merged, handed_over, holders, read_merged
@@ -42,15 +44,19 @@ from realm.retrieval.passages import (
     to_tokens,
 )
 from realm.retrieval.tables import (
+    compacted,
     discarded_on_error,
+    made_anew,
     newest_version,
     open_table,
     reading,
+    remove_versions,
     replace_rows,
     take_rows,
+    tidy,
     write_rows,
 )
-from realm.retrieval.verify import problems
+from realm.retrieval.verify import lagging, problems
 from realm.text.corpus import Document, HeldOut, Passage
 from realm.text.inputs import Ragged, Tokenizer
 from realm.text.salient_spans import Tagger
@@ -58,13 +64,17 @@ from realm.text.salient_spans import Tagger
 __all__ = [
     "AddResult",
     "BuildResult",
+    "CompactResult",
     "DocumentEntry",
     "KnowledgeBase",
     "KnowledgeBaseConfig",
     "PassageTokens",
     "Ragged",
     "build",
+    "changed",
 ]
+
+T = TypeVar("T")
 
 
 class DocumentEntry(NamedTuple):
@@ -74,6 +84,16 @@ class DocumentEntry(NamedTuple):
     title: str
     passages: int
     """Those that belong to it: a text that another document brought first is counted there."""
+
+
+class CompactResult(NamedTuple):
+    """What compaction saved."""
+
+    bytes_before: int
+    bytes_after: int
+    versions_removed: int
+    versions_in_use: int
+    """Older versions that stay because another process has them open, and with them what was deleted since."""
 
 
 class KnowledgeBase:
@@ -93,6 +113,7 @@ class KnowledgeBase:
             InputError: it is no knowledge base, of an unknown format, damaged, or with another tokenizer.
         """
         folder = Path(folder)
+        restore(folder)
         if newest_version(folder / TABLE) is None:
             raise InputError(
                 f"{folder} is no knowledge base: make one with `realm kb build SOURCE... --out {folder}`"
@@ -283,19 +304,50 @@ class KnowledgeBase:
                 if kept is not None and len(kept):
                     changes |= dict.fromkeys(kept.column("document_id").to_pylist())
                     fragments += write_rows(self.folder / TABLE, kept.to_batches(), SCHEMA)
-                self._move_to(replace_rows(self.folder / TABLE, self.table, numbers, fragments))
+                table = replace_rows(self.folder / TABLE, self.table, numbers, fragments)
+            self._move_to(table)
         change_merged(self.folder, changes)
         return len(numbers) - (0 if kept is None else len(kept))
+
+    def compact(self) -> CompactResult:
+        """Writes passages and vectors anew without what was deleted, and removes all older versions.
+
+        A version that another process has open stays until a later call.
+
+        Raises:
+            ChangedMeanwhile: another process changed the knowledge base.
+        """
+        before = _size(self.folder)
+        self._move_to(compacted(self.folder / TABLE, self.table))
+        removed = [remove_versions(self.folder / TABLE, 1)]
+        removed += [vectors.compact(index, self.keys_N) for index in vectors.folders(self.folder)]
+        versions, in_use = (sum(counts) for counts in zip(*removed, strict=True))
+        return CompactResult(before, _size(self.folder), versions, in_use)
 
     def verify(self) -> list[str]:
         """Reads everything and returns what is wrong with it, one line each."""
         return problems(self.folder, self.table, self.tokenizer)
+
+    def lagging(self) -> list[str]:
+        """Indexes that lack vectors of passages that came after them, one line each; nothing is wrong with them."""
+        return lagging(self.folder, self.keys_N, self.fingerprint)
 
     def _column(self, name: str) -> pa.ChunkedArray:
         with reading(self.table):
             return self.table.to_table(columns=[name]).column(name)
 
     def _move_to(self, table: lance.LanceDataset) -> None:
-        self.table = table
+        self.table = table  # the version before it is no longer in use here
+        self.table = tidy(self.folder / TABLE, table)
         for name in [name for name in vars(self) if isinstance(vars(type(self)).get(name), cached_property)]:
             del self.__dict__[name]
+
+
+def changed(folder: Path, change: Callable[[KnowledgeBase], T]) -> T:
+    """`change` of the newest version of a knowledge base; begun again where another process changed it meanwhile."""
+    return made_anew(folder, lambda: change(KnowledgeBase.open(folder)))
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all its files."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -2,22 +2,30 @@
 
 A change has two halves. Rows, and which rows are gone, are written to files that no version names yet;
 `commit` makes a new version of them. Killed anywhere before the commit, a table is as it was, and the files
-left behind go with a later cleanup (Lance waits a week before it trusts that nobody is still writing).
+left behind go with a later cleanup (Lance waits a week before it trusts that nobody is still writing). Only
+one process commits at a time, and only to the version that its change was made for.
+
+An open table holds its version's manifest open and locked, shared with other readers. A version that is
+locked so is not removed by anyone, so a reader keeps what it opened, until it closes it or dies.
 
 Lance keeps no checksums: a flipped bit in a data file is read as other data, and one in a deletion file can
 abort the process. So every file gets a line in `SHA256SUMS` beside the tables, in the format of
 `sha256sum`, before the commit that names it. Opening a table compares all sizes, and the digests of the
-small files; `damaged_files` reads every byte.
+small files, and refuses a table whose newest listed version is missing; `damaged_files` reads every byte.
 """
 
+import errno
+import fcntl
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import lance
 import numpy as np
@@ -26,38 +34,52 @@ from lance.commit import CommitConflictError
 from lance.fragment import FragmentMetadata, LanceFragment, write_fragments
 
 from realm.config import InputError, WriteFailed, progress, reason, write_lines
+from realm.folders import one_writer
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 CHECKSUMS = "SHA256SUMS"
 TRIES = 5
 """How often a change is made anew when another process changed the same tables."""
+TIDY_EVERY = 32
+"""How many versions there may be before small files are put together and old versions removed."""
 _LAST = 2**64 - 1
 """Lance names the manifest of version v after this minus v."""
+
+_in_use: "weakref.WeakKeyDictionary[lance.LanceDataset, int]" = weakref.WeakKeyDictionary()
+"""The manifest of each open table, held open and locked: no other process removes that version (`remove_versions`)."""
 
 
 class ChangedMeanwhile(InputError):
     """Another process changed the table that a change was made for; made anew, the change may succeed."""
 
 
-def made_anew(change: Callable[[], T]) -> T:
-    """`change()`, begun again where another process changed the same tables before its commit.
+class Removed(NamedTuple):
+    """What became of old versions."""
 
-    Raises:
-        ChangedMeanwhile: they changed `TRIES` times.
+    versions: int
+    """How many are gone."""
+    in_use: int
+    """How many stay because a process has them open."""
+
+
+def made_anew(folder: Path, change: Callable[[], T]) -> T:
+    """`change()` of the tables in a folder, begun again where another process changed them before its commit.
+
+    The last try keeps other writers out from its beginning, so that it succeeds.
     """
     for _ in range(TRIES - 1):
         try:
             return change()
         except ChangedMeanwhile:
             continue
-    return change()
+    with one_writer(folder):
+        return change()
 
 
 def newest_version(path: Path) -> int | None:
     """The number of the table's newest version, from file names alone; none where nothing was committed."""
-    names = [file.stem for file in (path / "_versions").glob("*.manifest")]
-    return max((_LAST - int(name) for name in names if name.isdecimal()), default=None)
+    return max(_versions(path), default=None)
 
 
 def committed(path: Path, version: int) -> float:
@@ -74,15 +96,23 @@ def open_table(path: Path, version: int | None = None) -> lance.LanceDataset:
     newest = newest_version(path)
     if newest is None:
         raise InputError(f"{path} holds no table")
-    version = newest if version is None else version
-    if not _manifest(path, version).is_file():
-        raise InputError(f"{path} has no version {version}: the newest is {newest}")
-    _refuse(path, _changed(path, [_manifest(path, version)]))
+    number = newest if version is None else version
     try:
-        table = lance.dataset(path, version=version)
-        fragments = table.get_fragments()
-    except Exception as error:  # of many classes: whatever Rust could not read
-        raise InputError(f"{path} cannot be read: {reason(error)}") from error
+        lease = _lease(path, number)
+    except FileNotFoundError:
+        if version is None and newest_version(path) != newest:  # removed since, and a newer one is there
+            return open_table(path)
+        raise InputError(f"{path} has no version {number}: the newest is {newest}") from None
+    with _kept_open(lease):
+        _refuse(path, _lost(path, newest))
+        _refuse(path, _changed(path, [_manifest(path, number)]))
+        try:
+            table = lance.dataset(path, version=number)
+            fragments = table.get_fragments()
+        except Exception as error:  # of many classes: whatever Rust could not read
+            raise InputError(f"{path} cannot be read: {reason(error)}") from error
+        _in_use[table] = lease
+    weakref.finalize(table, os.close, lease)
     _refuse(path, _missing_or_cut(path, fragments))
     _refuse(path, _changed(path, _deletion_files(path, fragments)))
     return table
@@ -177,23 +207,112 @@ def commit(
     Raises:
         ChangedMeanwhile: another process changed the table.
     """
-    if table is not None and table.latest_version != table.version:
-        raise ChangedMeanwhile(f"{path} was changed by another process meanwhile: run the command again")
-    transaction = lance.Transaction(
-        table.version if table else 0, operation, transaction_properties=dict(properties or {})
-    )
+    with one_writer(
+        path.parent
+    ):  # the check and the commit are one step: Lance would put the second change on top
+        if table is not None and not _is_newest(path, table):
+            raise ChangedMeanwhile(f"{path} was changed by another process meanwhile: run the command again")
+        transaction = lance.Transaction(
+            table.version if table else 0, operation, transaction_properties=dict(properties or {})
+        )
+        try:
+            with _writing(path):
+                committed = lance.LanceDataset.commit(table or path, transaction)
+        except CommitConflictError as error:
+            raise ChangedMeanwhile(
+                f"{path} was changed by another process meanwhile: run the command again"
+            ) from error
+        try:
+            _record(path, [_manifest(path, committed.version)])
+        except WriteFailed as error:  # the version is there, and stands without its line
+            _log.warning("version %d is committed, but %s", committed.version, error)
+        with suppress(OSError):  # no more open files, perhaps: the version is committed all the same
+            _in_use[committed] = _lease(path, committed.version)
+            weakref.finalize(committed, os.close, _in_use[committed])
+    return committed
+
+
+def tidy(path: Path, table: lance.LanceDataset) -> lance.LanceDataset:
+    """After every `TIDY_EVERY` commits: small files at the end become one, and old versions go -> the newest version.
+
+    The rows keep their order. Files at the end are taken together while the next is at most twice as large as those
+    behind it: a row is written again about as often as the number of rows can be halved. A failure to write is logged:
+    the change before it is committed.
+    """
+    if len(_versions(path)) <= TIDY_EVERY:
+        return table
+    counts = [fragment.count_rows() for fragment in table.get_fragments()]
+    first, rows = len(counts), 0
+    while first and (rows == 0 or counts[first - 1] <= 2 * rows):
+        first -= 1
+        rows += counts[first]
+    try:
+        if len(counts) - first > 1:
+            table = _rewritten(path, table, first)
+        remove_versions(path, TIDY_EVERY // 2)
+    except (ChangedMeanwhile, WriteFailed) as error:
+        _log.warning("%s was not compacted: %s", path, error)
+    return table
+
+
+def compacted(path: Path, table: lance.LanceDataset) -> lance.LanceDataset:
+    """The same rows in few files, without those that were deleted; older versions stay until they are removed.
+
+    Raises:
+        ChangedMeanwhile: another process changed the table.
+    """
+    fragments = table.get_fragments()
+    if len(fragments) > 1 or any(fragment.num_deletions for fragment in fragments):
+        return _rewritten(path, table, 0)
+    return table
+
+
+def _rewritten(path: Path, table: lance.LanceDataset, first: int) -> lance.LanceDataset:
+    """A version whose fragments from the `first`-th on are written anew, without deleted rows."""
+    old = table.get_fragments()[first:]
+    with reading(table):
+        batches = table.scanner(fragments=old, batch_size=8192).to_batches()
+        new = write_rows(path, batches, table.schema) if sum(one.count_rows() for one in old) else []
+    with discarded_on_error(path, new):
+        update = lance.LanceOperation.Update(
+            removed_fragment_ids=[fragment.fragment_id for fragment in old],
+            updated_fragments=[],
+            new_fragments=new,
+        )
+        return commit(path, update, table)
+
+
+def remove_versions(path: Path, keep: int) -> Removed:
+    """Removes all but the newest `keep` versions and those that a process has open, with the files that no other has."""
+    in_use = 0
+    with one_writer(path.parent):
+        old = _versions(path)[:-keep]
+        for start in range(0, len(old), 256):  # a file stays open for each
+            in_use += _remove(path, old[start : start + 256])
+        with _writing(path):
+            _forget(path)
+    return Removed(len(old) - in_use, in_use)
+
+
+def _remove(path: Path, versions: Sequence[int]) -> int:
+    """Removes those of the versions that nobody has open; returns how many are open."""
+    free, locked = [], []
     try:
         with _writing(path):
-            committed = lance.LanceDataset.commit(table or path, transaction)
-    except CommitConflictError as error:
-        raise ChangedMeanwhile(
-            f"{path} was changed by another process meanwhile: run the command again"
-        ) from error
-    try:
-        _record(path, [_manifest(path, committed.version)])
-    except WriteFailed as error:  # the version is there, and stands without its line
-        _log.warning("version %d is committed, but %s", committed.version, error)
-    return committed
+            for version in versions:
+                locked.append(os.open(_manifest(path, version), os.O_RDWR))
+                try:
+                    fcntl.flock(locked[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    free.append(version)
+                except BlockingIOError:
+                    continue
+            if free:
+                newest = lance.dataset(path)
+                newest.cleanup_old_versions(versions=free, error_if_tagged_old_versions=False)
+    finally:
+        for descriptor in locked:
+            os.close(descriptor)
+    return len(versions) - len(free)
 
 
 def forget_after(path: Path, version: int) -> None:
@@ -206,13 +325,13 @@ def forget_after(path: Path, version: int) -> None:
     """
     open_table(path, version)
     newest = newest_version(path) or version
-    for number in range(newest, version, -1):  # so that at any moment the newest is whole
-        _manifest(path, number).unlink(missing_ok=True)
+    later = {_manifest(path, number) for number in range(version + 1, newest + 1)}
+    _forget(path, later)  # first: a version with a line in the list and no manifest is lost, not forgotten
+    for manifest in sorted(later):  # the newest first, so that at any moment the newest is whole
+        manifest.unlink(missing_ok=True)
     (path / "_versions" / "latest_version_hint.json").unlink(missing_ok=True)
     open_table(path).cleanup_old_versions(retain_versions=newest, delete_unverified=True)
-    there = {name: digest for name, digest in _recorded(path).items() if (path.parent / name).is_file()}
-    # Lines of manifests that are gone must go: the next version has the same name and other bytes.
-    write_lines(path.parent / CHECKSUMS, [f"{digest}  {name}" for name, digest in there.items()])
+    _forget(path)
 
 
 def take_rows(table: lance.LanceDataset, numbers: np.ndarray, columns: Sequence[str]) -> pa.Table:
@@ -259,6 +378,56 @@ def _manifest(path: Path, version: int) -> Path:
     return path / "_versions" / f"{_LAST - version:020d}.manifest"
 
 
+def _versions(path: Path) -> list[int]:
+    """The versions that are there, oldest first, from file names alone."""
+    names = [file.stem for file in (path / "_versions").glob("*.manifest")]
+    return sorted(_LAST - int(name) for name in names if name.isdecimal())
+
+
+def _lease(path: Path, version: int) -> int:
+    """An open file that keeps a version from being removed, until it is closed or its process ends."""
+    manifest = _manifest(path, version)
+    lease = os.open(manifest, os.O_RDONLY)
+    with _kept_open(lease):
+        try:
+            fcntl.flock(lease, fcntl.LOCK_SH)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # a file system without locks
+                raise
+        if not (manifest.exists() and os.path.samestat(os.fstat(lease), manifest.stat())):
+            raise FileNotFoundError(manifest)
+    return lease
+
+
+@contextmanager
+def _kept_open(descriptor: int) -> Iterator[None]:
+    """Closes the file when the block fails."""
+    try:
+        yield
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _is_newest(path: Path, table: lance.LanceDataset) -> bool:
+    """Whether the table is at the newest version, and its folder was not replaced since it was opened."""
+    manifest = _manifest(path, table.version)
+    if newest_version(path) != table.version or not manifest.exists():
+        return False
+    return table not in _in_use or os.path.samestat(os.fstat(_in_use[table]), manifest.stat())
+
+
+def _lost(path: Path, newest: int) -> Iterator[str]:
+    """What is wrong where a version was committed and is not there: each has a line in the list."""
+    name = re.compile(rf"{re.escape(path.name)}/_versions/(\d{{20}})\.manifest")
+    committed = [_LAST - int(found[1]) for found in map(name.fullmatch, _recorded(path)) if found]
+    if committed and max(committed) > newest:
+        yield (
+            f"{path.name} has version {newest}, and version {max(committed)} was committed after it: "
+            f"{_manifest(path, max(committed)).name} is missing"
+        )
+
+
 def _data_files(path: Path, fragments: Sequence[LanceFragment]) -> Iterator[tuple[Path, int | None]]:
     for fragment in fragments:
         for file in fragment.data_files():
@@ -299,12 +468,22 @@ def _refuse(path: Path, problems: Iterable[str]) -> None:
 
 def _record(path: Path, files: Sequence[Path]) -> None:
     lines = "".join(f"{_digest(file)}  {file.relative_to(path.parent).as_posix()}\n" for file in files)
-    with _writing(path), (path.parent / CHECKSUMS).open("ab+") as listed:
+    with one_writer(path.parent), _writing(path), (path.parent / CHECKSUMS).open("ab+") as listed:
         if listed.tell() and (listed.seek(-1, os.SEEK_END), listed.read(1))[1] != b"\n":
             lines = "\n" + lines  # a full disk cut the last line short
-        listed.write(lines.encode())  # one write at the end of the file, so that processes can share it
+        listed.write(lines.encode())
         listed.flush()
         os.fsync(listed.fileno())
+
+
+def _forget(path: Path, files: Set[Path] = frozenset()) -> None:
+    """Takes from the list the lines of these files and of files that are gone: a later version may have a name again."""
+    there = {
+        name: digest
+        for name, digest in _recorded(path).items()
+        if (path.parent / name).is_file() and path.parent / name not in files
+    }
+    write_lines(path.parent / CHECKSUMS, [f"{digest}  {name}" for name, digest in there.items()])
 
 
 def _recorded(path: Path) -> dict[str, str]:

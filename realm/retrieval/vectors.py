@@ -33,13 +33,17 @@ from realm.config import InputError, config_from
 from realm.retrieval.passages import Lookup
 from realm.retrieval.tables import (
     ChangedMeanwhile,
+    Removed,
     commit,
     committed,
     discard,
+    discarded_on_error,
     forget_after,
     newest_version,
     open_table,
     reading,
+    remove_versions,
+    tidy,
     write_rows,
 )
 
@@ -130,10 +134,11 @@ def append(
     new = write_rows(folder / TABLE, _batches(ids_N, vectors_ND, info), schema)
     # Overwriting with the old files and the new: an append could not change the info in the same commit.
     try:
-        return int(commit(folder / TABLE, LanceOperation.Overwrite(schema, old + new), table).version)
+        table = commit(folder / TABLE, LanceOperation.Overwrite(schema, old + new), table)
     except ChangedMeanwhile:
         discard(folder / TABLE, new)
         raise
+    return int(tidy(folder / TABLE, table).version)
 
 
 def read(folder: Path, ids_N: np.ndarray, version: int | None = None) -> Vectors | None:
@@ -228,7 +233,30 @@ def keep_versions(folder: Path, count: int, in_use: int | None = None) -> int:
         return 0
     if in_use is not None:
         count = max(count, last - in_use + 1)
-    return int(open_table(folder / TABLE).cleanup_old_versions(retain_versions=count).old_versions)
+    return remove_versions(folder / TABLE, count).versions
+
+
+def compact(folder: Path, ids_N: np.ndarray) -> Removed:
+    """Writes the newest version anew with the vectors of these passages alone, and removes all versions before it.
+
+    Raises:
+        ChangedMeanwhile: another process published a version.
+    """
+    known = read(folder, ids_N)
+    if known is None:
+        return Removed(0, 0)
+    table = open_table(folder / TABLE, known.version)
+    if known.left_over or len(table.get_fragments()) > 1:
+        there_N = np.ones(len(ids_N), dtype=bool)
+        there_N[known.missing] = False
+        schema = _schema(known.info)
+        rows = _batches(ids_N[there_N], known.array[there_N], known.info)
+        fragments = write_rows(folder / TABLE, rows, schema, new=True)
+        with discarded_on_error(folder / TABLE, fragments):
+            table = commit(folder / TABLE, LanceOperation.Overwrite(schema, fragments), table)
+    for file in folder.glob(f"{_MAPPED}-*.npy"):
+        file.unlink()
+    return remove_versions(folder / TABLE, 1)
 
 
 def go_back(folder: Path, version: int) -> None:

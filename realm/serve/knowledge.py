@@ -27,9 +27,9 @@ from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.retrieval import vectors
 from realm.retrieval.build import TABLE
 from realm.retrieval.index import index_folder, load_index
-from realm.retrieval.knowledge_base import AddResult, KnowledgeBase
+from realm.retrieval.knowledge_base import AddResult, KnowledgeBase, changed
 from realm.retrieval.passages import Lookup, key_of
-from realm.retrieval.tables import history, made_anew, newest_version
+from realm.retrieval.tables import history, newest_version
 from realm.text.corpus import Document, Passage
 from realm.text.salient_spans import Tagger, load_tagger
 
@@ -174,7 +174,7 @@ class LivingKnowledge:
 
     def _change(self, change: Callable[[KnowledgeBase], T]) -> T:
         with self._changing:
-            result = made_anew(lambda: change(KnowledgeBase.open(self.folder)))
+            result = changed(self.folder, change)
             self._move_on()
             return result
 

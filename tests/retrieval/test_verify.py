@@ -12,6 +12,7 @@ import pytest
 
 from realm.config import InputError
 from realm.retrieval import vectors
+from realm.retrieval.build import TABLE
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.passages import SCHEMA
 from realm.retrieval.tables import commit, open_table, write_rows
@@ -171,16 +172,38 @@ def test_a_deleted_document_leaves_nothing_to_complain_of(folder: Path) -> None:
     assert problems(folder) == []
 
 
-def test_passages_without_vectors_are_found(folder: Path) -> None:
+def test_an_index_older_than_its_passages_lags_and_is_sound(folder: Path) -> None:
     kb = KnowledgeBase.open(folder)
-    old = kb.fingerprint
+    assert kb.lagging() == []
     kb.delete(["d4", "d5"])
+    assert kb.lagging() == []
     kb.add([Document("Newer", "Two inns.", "newer")], TinyTagger())
+    assert problems(folder) == []
+    assert kb.lagging() == [
+        f"indexes/m1 lags behind: 1 of {len(kb)} passages have no vector in version 1; `realm index` embeds them"
+    ]
+
+
+def test_an_index_of_these_passages_without_all_their_vectors_is_found(folder: Path) -> None:
+    kb = KnowledgeBase.open(folder)
+    info = vectors.info_of(folder / "indexes" / "m1")
+    assert info is not None
+    vectors.publish(
+        folder / "indexes" / "m1", kb.keys_N[:-1], np.ones((len(kb) - 1, info.dim), np.float16), info
+    )
     assert problems(folder) == [
-        f"indexes/m1: vectors version 1 was made for corpus {old}, and this is {kb.fingerprint}",
-        f"indexes/m1: 1 passages have no vector in version 1: run `realm index`: "
+        f"indexes/m1: 1 passages have no vector in version 2: run `realm index`: "
         f"{kb.ids[-1]} (number {len(kb) - 1})",
     ]
+
+
+def test_a_lost_newest_version_is_found_and_nothing_older_is_read_in_its_place(folder: Path) -> None:
+    kb = KnowledgeBase.open(folder)
+    kb.delete(["d4"])
+    newest = min((folder / TABLE / "_versions").glob("*.manifest"))
+    newest.unlink()
+    with pytest.raises(InputError, match=f"was committed after it: {newest.name} is missing"):
+        KnowledgeBase.open(folder)
 
 
 def test_vectors_of_an_unknown_model_and_vectors_that_are_not_finite_are_found(folder: Path) -> None:
