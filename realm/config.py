@@ -165,8 +165,16 @@ def progress(
         file=sys.stderr,
         delay=BAR_AFTER,
         disable=not shown,
-        dynamic_ncols=True,
+        **({"dynamic_ncols": True} if _size_is_known() else {"ncols": 80, "nrows": 24}),
     )
+
+
+def _size_is_known() -> bool:
+    """Whether the terminal says its size; one that a program opened may have 0 rows, where tqdm shows nothing."""
+    try:
+        return min(os.get_terminal_size(sys.stderr.fileno())) > 0
+    except OSError:
+        return False
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

@@ -66,10 +66,10 @@ class Screen:
 
 
 @contextmanager
-def terminal(columns: int) -> Iterator[Screen]:
-    """Makes a new pseudo-terminal of so many columns the standard output and standard error of this process."""
+def terminal(columns: int, rows: int = 24) -> Iterator[Screen]:
+    """Makes a new pseudo-terminal of such a size the standard output and standard error of this process."""
     controller, line = pty.openpty()
-    resize(line, columns)
+    resize(line, columns, rows)
     screen, received = Screen(), bytearray()
 
     def receive() -> None:
@@ -94,8 +94,8 @@ def terminal(columns: int) -> Iterator[Screen]:
         screen.text = received.decode()
 
 
-def resize(line: int, columns: int) -> None:
-    fcntl.ioctl(line, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+def resize(line: int, columns: int, rows: int = 24) -> None:
+    fcntl.ioctl(line, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
 def read(controller: int) -> bytes:
@@ -143,6 +143,16 @@ def test_every_command_runs_on_a_terminal_and_shows_how_far_it_is(
             )  # counted, so that what follows has a time left
             assert re.search(r"build: 100%\|.*\| 12/12 \[\d\d:\d\d<00:00", screen.text)
     assert Path("qa", "realm.json").exists()
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(0, 0), (100, 0), (0, 24)])
+def test_a_terminal_that_does_not_say_its_size_shows_bars_too(columns: int, rows: int, monkeypatch) -> None:
+    monkeypatch.setattr(config, "BAR_AFTER", 0)
+    with terminal(columns, rows) as screen:
+        for _ in config.progress(range(3), total=3, description="read", unit="document"):
+            pass
+    assert "3/3 [" in screen.bars()[-1]
+    assert len(screen.bars()[-1]) <= 80
 
 
 def test_a_server_on_a_terminal_ends_well_with_control_c(tiny_kb, tiny_model_folder) -> None:
