@@ -236,7 +236,7 @@ def _config_path(file: str) -> Path:
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of 5,000 digits, too deep
         raise InputError(f"{path} is not TOML: {error}") from None
 
 
@@ -253,6 +253,8 @@ def _set(values: dict[str, Any], override: str) -> None:
         values[key] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         values[key] = text.strip()
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits, too deep
+        raise InputError(f"--set {_short(override)}: {error}") from None
 
 
 def _problem(cls: type, problem: dict[str, Any]) -> str:

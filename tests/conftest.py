@@ -39,6 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills-seed", type=int, default=0, help="which moments they choose")
     parser.addoption("--damages", type=int, default=200, help="how many damages the slow tests do, each")
     parser.addoption("--damages-seed", type=int, default=0, help="which ones they draw")
+    parser.addoption("--fuzzed", type=int, default=2000, help="how many inputs each fuzzing test makes up")
+    parser.addoption("--fuzzed-seed", type=int, default=0, help="which ones")
 
 
 TOWNS = (

@@ -237,3 +237,17 @@ def test_what_the_environment_says_of_waiting_threads_stays(set_before, policy, 
         monkeypatch.setenv(name, value)
     before_torch()
     assert (os.environ["OMP_WAIT_POLICY"], os.environ.get("GOMP_SPINCOUNT")) == (policy, spins)
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, "[" * 3000])
+def test_a_number_of_too_many_digits_and_too_deep_a_value_are_one_line(value: str, tmp_path: Path) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Steps:
+        steps: int = 1
+
+    file = tmp_path / "steps.toml"
+    file.write_text(f"[mlm]\nsteps = {value}\n")
+    for arguments in ((str(file), "mlm"), (None, "mlm", [f"steps={value}"])):
+        with pytest.raises(InputError) as caught:
+            read_config(Steps, *arguments)
+        assert "\n" not in str(caught.value)
