@@ -263,6 +263,7 @@ def test_a_report_is_one_json_line_or_a_table(capsys: pytest.CaptureFixture[str]
         "ok": True,
         "recall": {"1": 60.0, "5": 65.5},
         "left": [],
+        "reasons": {},
     }
     report(parser.parse_args(["--json"]), result)
     assert capsys.readouterr().out == json.dumps(result, ensure_ascii=False) + "\n"
@@ -274,6 +275,7 @@ def test_a_report_is_one_json_line_or_a_table(capsys: pytest.CaptureFixture[str]
         "ok        True",
         "recall    1 60, 5 65.5",
         "left      none",
+        "reasons   none",
     ]
 
 

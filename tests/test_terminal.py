@@ -27,6 +27,7 @@ LINES = {
     "kb build": "towns.jsonl --out kb --config tiny --set held_out=0.3 --vocab-size 300 --processes 1",
     "kb add": "more.jsonl --kb kb",
     "kb delete": "Rome --kb kb",
+    "kb compact": "--kb kb",
     "kb info": "--kb kb",
     "kb list": "--kb kb",
     "kb verify": "--kb kb",
@@ -44,7 +45,16 @@ LINES = {
     "convert": "qa published --to hub --licence mit --data towns",
 }
 """A line for each command, in an order in which each finds what it needs."""
-HAVE_A_BAR = set(LINES) - {"kb delete", "kb info", "kb list", "questions", "fill", "answer", "convert"}
+HAVE_A_BAR = set(LINES) - {
+    "kb delete",
+    "kb compact",
+    "kb info",
+    "kb list",
+    "questions",
+    "fill",
+    "answer",
+    "convert",
+}
 ON_THEIR_OWN = {"demo", "serve"}
 ON_A_TERMINAL = """
 import fcntl, os, sys, termios

@@ -112,6 +112,6 @@ def _plain(value: Any) -> str:
         case float():
             return f"{value:.4g}"
         case dict():
-            return ", ".join(f"{name} {_plain(one)}" for name, one in value.items())
+            return ", ".join(f"{name} {_plain(one)}" for name, one in value.items()) or "none"
         case _:
             return "; ".join(map(_plain, value)) or "none"
