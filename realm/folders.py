@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from realm.config import WriteFailed, reason
@@ -78,6 +78,7 @@ def replace_folder(new: Path, target: Path) -> None:
         _exchange(coming, target)
     except OSError as error:
         if error.errno not in _NO_EXCHANGE:
+            coming.rename(new)
             raise
         target.rename(going)
         try:
@@ -85,8 +86,9 @@ def replace_folder(new: Path, target: Path) -> None:
         except OSError:
             going.rename(target)
             raise
-    remove(coming)
-    remove(going)
+    for old in (coming, going):  # the replacement is done; the next one removes what cannot be removed now
+        with suppress(OSError):
+            remove(old)
 
 
 def restore(target: Path) -> None:
@@ -97,14 +99,11 @@ def restore(target: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Removes a folder if it is there, under another name: a removal that is killed leaves no half of it under its own."""
-    rest = folder.with_name(f"{folder.name}.removed")
-    shutil.rmtree(rest, ignore_errors=True)
+    """Removes a folder, or a link to one, if it is there."""
     if folder.is_symlink():
         folder.unlink()
     elif folder.exists():
-        folder.rename(rest)
-        shutil.rmtree(rest)
+        shutil.rmtree(folder)
 
 
 def _coming(target: Path) -> Path:
