@@ -160,14 +160,15 @@ def test_long_text_is_tagged_in_pieces_as_if_it_were_whole(tagger, monkeypatch) 
     assert pieces[3].sentences == tuple((i, i + 100) for i in range(0, 700, 100))
 
 
-def test_annotations_of_long_texts_arrive_while_most_texts_are_still_unread(tagger) -> None:
+def test_annotations_of_long_texts_arrive_while_most_texts_are_still_unread(tagger, monkeypatch) -> None:
     """So that a progress bar moves: 64 texts at once were minutes of work without a sign."""
+    monkeypatch.setattr(salient_spans, "GROUP_CHARS", 1_000)
     taken: list[int] = []
 
     def texts() -> Iterator[str]:
         for number in range(200):
             taken.append(number)
-            yield "Ada left. " * 3_000
+            yield "Ada left. " * 30
 
     with contextlib.closing(tagger({"Ada": "PERSON"}, 2).annotate(texts())) as annotations:
         next(annotations)
