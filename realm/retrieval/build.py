@@ -382,6 +382,5 @@ def _in_few_files(work: Path, table: lance.LanceDataset, read: ReadSoFar) -> lan
 
 def put_in_place(work: Path, target: Path) -> None:
     """Gives a finished knowledge base its name; a writer of the one that it replaces ends first."""
-    (work / LOCK).unlink(missing_ok=True)
     with one_writer(target) if target.exists() else nullcontext():
         replace_folder(work, target)
