@@ -23,6 +23,7 @@ from realm.demo.memory import PeakMemory, together_mb
 from realm.demo.results import DemoReport
 from realm.demo.story import Chapter, DemoConfig, Stage, Story
 from realm.demo.telling import Costs, Record, tell
+from realm.model.folder import read_manifest
 from tests.schemas import assert_holds
 
 TOWNS = "Aldora Benwick Corvale Dunmere Eastholm Farrowby Greymoor Halvern Ivystone Jorvale Kelmarsh Lorwick".split()
@@ -243,11 +244,11 @@ def story_in(folder: Path, **settings: Any) -> Story:
     return Story(DemoConfig(**settings), "demo", "package:vital-articles", folder)
 
 
-def test_ict_for_the_same_seconds_counts_all_that_realm_had(tmp_path: Path) -> None:
+def test_ict_for_the_same_seconds_counts_all_that_realm_had(tiny_model_folder: Path, tmp_path: Path) -> None:
     stages = {"mlm": {"seconds": 10.0}, "ict": {"seconds": 20.0, "steps": 100}, "pretrain": {"seconds": 70.0}}
     for name in ("realm", "ict-same-seconds"):
         (tmp_path / "models" / name).mkdir(parents=True)
-        described = {"format": 2, "stages": stages, "passage_fingerprint": "x"}
+        described = read_manifest(tiny_model_folder) | {"stages": stages, "checksums": {}}
         (tmp_path / "models" / name / "realm.json").write_text(json.dumps(described))
     longer, _ = story_in(tmp_path, controls=("ict-same-seconds",))._longer_ict(0)
     assert "steps=500" in longer.argv

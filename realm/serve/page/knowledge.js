@@ -71,7 +71,9 @@ export async function knowledgeView(main, health, path, values) {
     if (button.dataset.sure !== "yes") { // a second press, in place of a dialog
       button.dataset.sure = "yes";
       button.textContent = "Delete for good?";
-      setTimeout(() => { button.dataset.sure = ""; button.textContent = "Delete document"; }, 4000);
+      button.focus(); // Safari does not focus a button that is clicked
+      // No time limit: a person who reads with a screen reader may need longer than any.
+      button.addEventListener("blur", () => { button.dataset.sure = ""; button.textContent = "Delete document"; }, { once: true });
       return;
     }
     try {
