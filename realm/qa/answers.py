@@ -1,13 +1,14 @@
 """What an answer is: values, their JSON, their lines on a terminal. Without torch, so that a client of a server needs none."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self, TypedDict
+from dataclasses import dataclass
+from typing import Any, Self, TypedDict
 
 from realm.text.corpus import Passage
 
 
-class EvidenceJson(TypedDict):
-    """A passage that was read."""
+class RankedPassageJson(TypedDict):
+    """A passage among those that were found for a question."""
 
     id: str
     title: str
@@ -26,10 +27,16 @@ class SpanJson(TypedDict):
     end: int
 
 
+class ReadPassageJson(RankedPassageJson):
+    """A passage and the best span in it, if it has any."""
+
+    span: SpanJson | None
+
+
 class AnswerJson(SpanJson):
     """A span and its passage."""
 
-    passage: EvidenceJson
+    passage: RankedPassageJson
 
 
 class IndexJson(TypedDict):
@@ -48,32 +55,39 @@ class AnswersJson(TypedDict):
     ms: dict[str, float]
 
 
-class Evidence(NamedTuple):
-    """A retrieved passage; `probability` is p(z|x) among the passages that were read."""
+@dataclass(frozen=True)
+class RankedPassage:
+    """A passage among those that were found for a question; `probability` is its share of p(z|x) among them."""
 
-    passage: Passage
+    id: str
+    title: str
+    text: str
     rank: int
     probability: float
+    document: str
+    """Its document's id. Not in the JSON, so empty in what a server answered."""
 
-    def to_json(self) -> EvidenceJson:
-        passage = self.passage
+    @classmethod
+    def of(cls, passage: Passage, rank: int, probability: float) -> "RankedPassage":
+        return RankedPassage(passage.id, passage.title, passage.text, rank, probability, passage.document_id)
+
+    def to_json(self) -> RankedPassageJson:
         return {
-            "id": passage.id,
-            "title": passage.title,
-            "text": passage.text,
+            "id": self.id,
+            "title": self.title,
+            "text": self.text,
             "rank": self.rank,
             "probability": self.probability,
         }
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """The document, sentences and spans of the passage are not in the JSON, and stay empty."""
-        passage = Passage(row["id"], "", row["title"], row["text"], (), ())
-        return cls(passage, row["rank"], row["probability"])
+    def from_json(cls, row: Mapping[str, Any]) -> "RankedPassage":
+        return RankedPassage(row["id"], row["title"], row["text"], row["rank"], row["probability"], "")
 
 
-class Answer(NamedTuple):
-    """A span of a passage: `evidence.passage.text[start:end]`; `probability` is over all spans of all passages read.
+@dataclass(frozen=True)
+class Span:
+    """A span of a passage: the passage's `text[start:end]`; `probability` is over all spans of all passages read.
 
     `score` is the span's and its passage's retrieval score together.
     """
@@ -83,13 +97,8 @@ class Answer(NamedTuple):
     probability: float
     start: int
     end: int
-    evidence: Evidence
 
-    def to_json(self) -> AnswerJson:
-        return {**self.span_json(), "passage": self.evidence.to_json()}
-
-    def span_json(self) -> SpanJson:
-        """Without the passage."""
+    def to_json(self) -> SpanJson:
         return {
             "text": self.text,
             "score": self.score,
@@ -99,65 +108,97 @@ class Answer(NamedTuple):
         }
 
     @classmethod
-    def from_json(cls, row: Mapping[str, Any], evidence: Evidence) -> Self:
-        """From either of the two."""
-        return cls(row["text"], row["score"], row["probability"], row["start"], row["end"], evidence)
+    def from_json(cls, row: Mapping[str, Any]) -> "Span":
+        return Span(row["text"], row["score"], row["probability"], row["start"], row["end"])
 
 
-class Answers(NamedTuple):
-    """What `realm answer` says; the JSON of `to_json` is a contract (docs and DESIGN section 4)."""
+@dataclass(frozen=True)
+class ReadPassage(RankedPassage):
+    """A passage that was read, and the best span in it, if it has any."""
+
+    span: Span | None
+
+    def to_json(self) -> ReadPassageJson:
+        return {**super().to_json(), "span": None if self.span is None else self.span.to_json()}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "ReadPassage":
+        span = row["span"]
+        return ReadPassage(**vars(RankedPassage.from_json(row)), span=span and Span.from_json(span))
+
+
+@dataclass(frozen=True)
+class Answer(Span):
+    """A span and its passage: `passage.text[start:end]`."""
+
+    passage: RankedPassage
+
+    def to_json(self) -> AnswerJson:
+        return {**super().to_json(), "passage": self.passage.to_json()}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "Answer":
+        return Answer(**vars(Span.from_json(row)), passage=RankedPassage.from_json(row["passage"]))
+
+
+@dataclass(frozen=True)
+class AnsweringIndex:
+    """Which index answered, when it was made, and the version of the passages in it.
+
+    The last two are in a server's JSON alone; the version of the passages is not known elsewhere.
+    """
+
+    version: int
+    step: int
+    created: str | None = None
+    knowledge: int | None = None
+
+    def to_json(self) -> IndexJson:
+        return {"version": self.version, "step": self.step}
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers to one question, best first; the JSON of `to_json` is a contract (docs and DESIGN section 4)."""
 
     question: str
     answers: list[Answer]
-    version: int
-    step: int
+    index: AnsweringIndex
     ms: dict[str, float]
-    read: list[Evidence]
-    """All passages that were read, best first; not in the JSON."""
-    spans: list[Answer | None]
-    """The best span of each of them, if it has any; not in the JSON."""
+    passages: list[ReadPassage]
+    """All passages that were read, best first. In a server's JSON alone, as is the next one."""
     null_probability: float | None
-    """p(z|x) of the null passage, had it been one of them: how little the model expects of what it found. Not in the JSON."""
+    """p(z|x) of the null passage, had it been one of them: how little the model expects of what it found."""
 
     def to_json(self) -> AnswersJson:
         return {
             "question": self.question,
             "answers": [answer.to_json() for answer in self.answers],
-            "index": {"version": self.version, "step": self.step},
+            "index": self.index.to_json(),
             "ms": {stage: round(value, 2) for stage, value in self.ms.items()},
         }
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`."""
-        answers = [Answer.from_json(one, Evidence.from_json(one["passage"])) for one in row["answers"]]
-        passages = row.get("passages", [])
-        read = [Evidence.from_json(one) for one in passages]
-        spans = [
-            Answer.from_json(one["span"], evidence) if one["span"] else None
-            for one, evidence in zip(passages, read, strict=True)
-        ]
+        """From the JSON of `to_json`, or that of a server, which has more."""
         index = row["index"]
         return cls(
             row["question"],
-            answers,
-            index["version"],
-            index["step"],
+            [Answer.from_json(one) for one in row["answers"]],
+            AnsweringIndex(index["version"], index["step"], index.get("created"), index.get("knowledge")),
             dict(row["ms"]),
-            read,
-            spans,
+            [ReadPassage.from_json(one) for one in row.get("passages", [])],
             row.get("null_probability"),
         )
 
     def lines(self) -> list[str]:
         lines = []
         for answer in self.answers:
-            passage = answer.evidence.passage
+            passage = answer.passage
             marked = f"{passage.text[: answer.start]}[[{answer.text}]]{passage.text[answer.end :]}"
             lines += [
                 f"{answer.text}   (probability {answer.probability:.2f})",
-                f"    {passage.title or passage.document_id}, rank {answer.evidence.rank}, "
-                f"p(z|x) {answer.evidence.probability:.2f}",
+                f"    {passage.title or passage.document}, rank {passage.rank}, p(z|x) {passage.probability:.2f}",
                 f"    {_around(marked, answer.start)}",
             ]
         return lines or ["no answer: the knowledge base has no passage to read"]

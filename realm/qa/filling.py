@@ -10,6 +10,7 @@ Letters: K candidates with the null one, P masked tokens, V vocabulary, A allowe
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from heapq import nlargest
 from typing import NamedTuple, NotRequired, TypedDict
@@ -22,7 +23,7 @@ from realm.config import InputError
 from realm.model.device import autocast
 from realm.model.encoders import evaluating
 from realm.model.folder import Model
-from realm.qa.answers import Evidence, EvidenceJson
+from realm.qa.answers import RankedPassage, RankedPassageJson
 from realm.qa.pipeline import AnswerConfig, Method, Retriever, open_pair
 from realm.retrieval.candidates import read_inputs
 from realm.retrieval.index import IndexVersion, load_index
@@ -55,7 +56,7 @@ class NullJson(TypedDict):
     likelihood: float
 
 
-class EffectJson(EvidenceJson):
+class EffectJson(RankedPassageJson):
     """What a passage did for the target or the best words."""
 
     likelihood: float
@@ -78,7 +79,8 @@ class FilledJson(TypedDict):
     target: NotRequired[TargetJson]
 
 
-class Prediction(NamedTuple):
+@dataclass(frozen=True)
+class Prediction:
     """A word for one mask; `probability` is p(y|x), marginalised over the passages."""
 
     text: str
@@ -89,15 +91,35 @@ class Prediction(NamedTuple):
         return {"text": self.text, "probability": self.probability}
 
 
-class PassageEffect(NamedTuple):
+@dataclass(frozen=True)
+class Target(Prediction):
+    """The word that was asked about; `without_retrieval` is its p(y|z,x) beside the null passage alone."""
+
+    without_retrieval: float
+
+    def to_json(self) -> TargetJson:
+        return {**super().to_json(), "without_retrieval": self.without_retrieval}
+
+
+class NullPassage(NamedTuple):
+    """The null passage: `probability` is p(z|x), `likelihood` p(y|z,x)."""
+
+    probability: float
+    likelihood: float
+
+    def to_json(self) -> NullJson:
+        return {"probability": self.probability, "likelihood": self.likelihood}
+
+
+@dataclass(frozen=True)
+class PassageEffect(RankedPassage):
     """What one passage did: `likelihood` is p(y|z,x), `utility` its gain over the null passage in nats."""
 
-    evidence: Evidence
     likelihood: float
     utility: float
 
     def to_json(self) -> EffectJson:
-        return {**self.evidence.to_json(), "likelihood": self.likelihood, "utility": self.utility}
+        return {**super().to_json(), "likelihood": self.likelihood, "utility": self.utility}
 
 
 class Filled(NamedTuple):
@@ -108,20 +130,19 @@ class Filled(NamedTuple):
 
     sentence: str
     masks: list[list[Prediction]]
-    null_probability: float
-    null_likelihood: float
+    null: NullPassage
     passages: list[PassageEffect]
-    target: Prediction | None
+    target: Target | None
 
     def to_json(self) -> FilledJson:
         filled: FilledJson = {
             "sentence": self.sentence,
             "masks": [[p.to_json() for p in predictions] for predictions in self.masks],
-            "null": {"probability": self.null_probability, "likelihood": self.null_likelihood},
+            "null": self.null.to_json(),
             "passages": [passage.to_json() for passage in self.passages],
         }
         if self.target is not None:
-            filled["target"] = {**self.target.to_json(), "without_retrieval": self.null_likelihood}
+            filled["target"] = self.target.to_json()
         return filled
 
     def lines(self) -> list[str]:
@@ -132,15 +153,15 @@ class Filled(NamedTuple):
         if self.target is not None:
             lines.append(
                 f"p({self.target.text}|x) {self.target.probability:.3g} with retrieval, "
-                f"{self.null_likelihood:.3g} without"
+                f"{self.target.without_retrieval:.3g} without"
             )
         lines.append(
-            f"without a passage: p(z|x) {self.null_probability:.2f}, p(y|z,x) {self.null_likelihood:.3g}"
+            f"without a passage: p(z|x) {self.null.probability:.2f}, p(y|z,x) {self.null.likelihood:.3g}"
         )
         for effect in self.passages:
             lines.append(
-                f"{effect.utility:+6.2f} nats  p(z|x) {effect.evidence.probability:.2f}, p(y|z,x) {effect.likelihood:.3g}  "
-                f"{effect.evidence.passage.title}: {' '.join(effect.evidence.passage.text.split())[:90]}"
+                f"{effect.utility:+6.2f} nats  p(z|x) {effect.probability:.2f}, p(y|z,x) {effect.likelihood:.3g}  "
+                f"{effect.title}: {' '.join(effect.text.split())[:90]}"
             )
         return lines
 
@@ -209,20 +230,20 @@ class Filler:
         likelihood_K = read.logp_PKV[torch.arange(len(pieces)), :, pieces].sum(dim=0)
         passages = [
             PassageEffect(
-                Evidence(passage, rank, float(read.prior_K[rank].exp())),
-                float(likelihood_K[rank].exp()),
-                float(likelihood_K[rank] - likelihood_K[0]),
+                **vars(RankedPassage.of(passage, rank, float(read.prior_K[rank].exp()))),
+                likelihood=float(likelihood_K[rank].exp()),
+                utility=float(likelihood_K[rank] - likelihood_K[0]),
             )
             for rank, passage in enumerate(self.kb.passages(read.numbers), start=1)
         ]
+        null = NullPassage(float(read.prior_K[0].exp()), float(likelihood_K[0].exp()))
         marginal = float((read.prior_K + likelihood_K).logsumexp(dim=0).exp())
         return Filled(
             sentence,
             masks,
-            float(read.prior_K[0].exp()),
-            float(likelihood_K[0].exp()),
+            null,
             passages,
-            None if target is None or asked is None else Prediction(target, marginal, asked),
+            None if target is None or asked is None else Target(target, marginal, asked, null.likelihood),
         )
 
     def _masked(self, sentence: str) -> tuple[list[int], list[int], int]:

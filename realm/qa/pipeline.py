@@ -24,7 +24,7 @@ from realm.model.encoders import evaluating
 from realm.model.folder import Model, load_model
 from realm.model.scores import scores
 from realm.qa import evaluation
-from realm.qa.answers import Answer, Answers, Evidence
+from realm.qa.answers import Answer, AnsweringIndex, Answers, RankedPassage, ReadPassage, Span
 from realm.qa.evaluation import Question, first_hit, normalise_answer
 from realm.qa.reading import Reading, joint_reading, peer_question, peer_reading
 from realm.retrieval.bm25 import Bm25Index
@@ -121,10 +121,10 @@ class Answerer:
         clock.lap("search")
         found = self._read(ids, query_BD, number_BK)
         clock.lap("read")
-        version = self.version
+        index = AnsweringIndex(self.version.number, self.version.step, self.version.created)
         return [
-            Answers(question, answers, version.number, version.step, clock.ms, passages, spans, null)
-            for question, (answers, passages, spans, null) in zip(questions, found, strict=True)
+            Answers(question, answers, index, clock.ms, passages, null)
+            for question, (answers, passages, null) in zip(questions, found, strict=True)
         ]
 
     def tokenized(self, questions: Sequence[str]) -> list[list[int]]:
@@ -157,7 +157,7 @@ class Answerer:
 
     def _read(
         self, ids: Sequence[Sequence[int]], query_BD: Tensor, number_BK: np.ndarray
-    ) -> list[tuple[list[Answer], list[Evidence], list[Answer | None], float]]:
+    ) -> list[tuple[list[Answer], list[ReadPassage], float]]:
         """Per question the best different spans, the passages they were looked for in, each one's best, and p(null|x)."""
         index = self.version.index
         numbers = [row[row >= 0] for row in number_BK]
@@ -171,14 +171,14 @@ class Answerer:
             part = slice(end, end := end + len(own))
             score_K = scores(query_D[None].to(index.device), index.rows(own))[0].cpu()
             null = torch.cat([scores(query_D[None], self._null_D[None])[0].cpu(), score_K]).softmax(dim=0)[0]
-            evidence = [
-                Evidence(passage, rank, probability)
+            ranked = [
+                RankedPassage.of(passage, rank, probability)
                 for rank, (passage, probability) in enumerate(
                     zip(passages[part], score_K.softmax(dim=0).tolist(), strict=True), start=1
                 )
             ]
-            best, of_each = self._best(spans[part], score_K, evidence)
-            found.append((best, evidence, of_each, float(null)))
+            answers, read = self._best(spans[part], score_K, ranked)
+            found.append((answers, read, float(null)))
         return found
 
     def _spans(self, questions: Sequence[Sequence[int]], texts: Sequence[str]) -> list[PassageSpans]:
@@ -205,10 +205,10 @@ class Answerer:
         return joint_reading(questions, texts, tokenizer, lengths)
 
     def _best(
-        self, spans: Sequence[PassageSpans], score_K: Tensor, evidence: Sequence[Evidence]
-    ) -> tuple[list[Answer], list[Answer | None]]:
-        """The best different spans of one question's passages, and the best one of each passage, if it has any."""
-        if not evidence:
+        self, spans: Sequence[PassageSpans], score_K: Tensor, ranked: Sequence[RankedPassage]
+    ) -> tuple[list[Answer], list[ReadPassage]]:
+        """The best different spans of one question's passages, and each passage with its best one, if it has any."""
+        if not ranked:
             return [], []
         joint_F = torch.cat(
             [(one.score_WT + score).flatten() for one, score in zip(spans, score_K, strict=True)]
@@ -217,7 +217,7 @@ class Answerer:
         probability_F = joint_F.softmax(dim=0)
         published = self.model.tokenizer.as_published() if self.config.peer_compat else None
 
-        def span(place: int) -> Answer | None:
+        def span(place: int) -> tuple[Span, RankedPassage] | None:
             score = float(joint_F[place])
             if score == -torch.inf:
                 return None
@@ -225,23 +225,24 @@ class Answerer:
             score_WT, reading, row = spans[k]
             width, first = divmod(place - int(ends[k]) + score_WT.numel(), score_WT.shape[1])
             start, end = reading.text_span(row, first, first + width)
-            text = evidence[k].passage.text[start:end]
+            text = ranked[k].text[start:end]
             if published is not None:
                 ids = reading.tokens.ids_BT[row, first : first + width + 1].tolist()
                 text = published.decode(ids, skip_special_tokens=False)
-            return Answer(text, score, float(probability_F[place]), start, end, evidence[k])
+            return Span(text, score, float(probability_F[place]), start, end), ranked[k]
 
         answers: dict[str, Answer] = {}
         for place in joint_F.argsort(descending=True, stable=True).tolist():
-            answer = span(place)
-            if answer is None or len(answers) == self.config.answers:
+            best = span(place)
+            if best is None or len(answers) == self.config.answers:
                 break
-            answers.setdefault(normalise_answer(answer.text), answer)
-        of_each = [
-            span(int(end - one.score_WT.numel() + one.score_WT.argmax()))
-            for one, end in zip(spans, ends, strict=True)
-        ]
-        return list(answers.values()), of_each
+            found, passage = best
+            answers.setdefault(normalise_answer(found.text), Answer(**vars(found), passage=passage))
+        read = []
+        for one, end, passage in zip(spans, ends, ranked, strict=True):
+            best = span(int(end - one.score_WT.numel() + one.score_WT.argmax()))
+            read.append(ReadPassage(**vars(passage), span=best and best[0]))
+        return list(answers.values()), read
 
 
 class Retriever:

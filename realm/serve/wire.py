@@ -384,10 +384,7 @@ def answers_out(answers: Answers, snapshot: Snapshot, waited_ms: float) -> dict[
     return row | {
         "index": index_out(snapshot),
         "ms": {"queue": round(waited_ms, 2)} | row["ms"],
-        "passages": [
-            one.to_json() | {"span": span and span.span_json()}
-            for one, span in zip(answers.read, answers.spans, strict=True)
-        ],
+        "passages": [one.to_json() for one in answers.passages],
         "null_probability": answers.null_probability,
     }
 

@@ -154,8 +154,8 @@ def test_answers_in_peer_compat_are_the_peers(nq: Path, number: int, mapped: boo
         hits = answerer.version.index.search(answerer.embed(answerer.tokenized([told["question"]])), 3)
     assert hits.number_BK[0].tolist() == told["blocks"]
     best = answerer.answer(told["question"]).answers[0]
-    assert (best.text, best.evidence.rank - 1) == (told["answer"], told["block"])
-    assert best.evidence.passage.document_id == str(told["blocks"][told["block"]])
+    assert (best.text, best.passage.rank - 1) == (told["answer"], told["block"])
+    assert best.passage.document == str(told["blocks"][told["block"]])
 
 
 def test_peer_compat_reads_what_the_peer_reads(nq: Path) -> None:
@@ -177,10 +177,10 @@ def test_ours_decides_as_the_peer_where_the_peer_is_not_odd(nq: Path) -> None:
     compared = 0
     for told, found in zip(TOLD, answerer.answer_batch([told["question"] for told in TOLD]), strict=True):
         best = found.answers[0]
-        passage = best.evidence.passage
+        passage = best.passage
         assert passage.text[best.start : best.end] == best.text
         if "\u2603" not in told["question"] and len(told["question_ids"]) < 16:
-            assert passage.document_id == str(told["blocks"][told["block"]])
+            assert passage.document == str(told["blocks"][told["block"]])
             assert best.text.lower() == told["answer"]
             compared += 1
     assert compared == 3

@@ -105,13 +105,13 @@ def test_predictions_are_the_words_that_the_marginal_over_null_and_seven_passage
             [p.probability for p in predictions], [words[word] for word in top], rtol=1e-3
         )
     assert all(len(predictions[0].pieces) == 1 for predictions in said.masks)
-    assert [effect.evidence.passage.id for effect in said.passages] == [tiny_kb.ids[n] for n in best]
-    assert [effect.evidence.rank for effect in said.passages] == [1, 2, 3, 4, 5, 6, 7]
-    np.testing.assert_allclose([e.evidence.probability for e in said.passages], prior[1:].exp(), rtol=1e-2)
+    assert [effect.id for effect in said.passages] == [tiny_kb.ids[n] for n in best]
+    assert [effect.rank for effect in said.passages] == [1, 2, 3, 4, 5, 6, 7]
+    np.testing.assert_allclose([e.probability for e in said.passages], prior[1:].exp(), rtol=1e-2)
     words = torch.tensor([predictions[0].pieces[0] for predictions in said.masks])
     likelihood = logp[:, torch.arange(2), words].sum(dim=1).exp()
     np.testing.assert_allclose(
-        [said.null_likelihood, *(effect.likelihood for effect in said.passages)], likelihood, rtol=1e-3
+        [said.null.likelihood, *(effect.likelihood for effect in said.passages)], likelihood, rtol=1e-3
     )
 
 
@@ -125,10 +125,10 @@ def test_probabilities_add_up_and_utilities_are_gains_over_the_null_passage(fill
         no_words = (prior[:, None] + logp[:, mask]).logsumexp(dim=0).exp()
         no_words[first] = 0
         assert sum(p.probability for p in predictions) == pytest.approx(1 - float(no_words.sum()), abs=1e-3)
-    total = said.null_probability + sum(effect.evidence.probability for effect in said.passages)
+    total = said.null.probability + sum(effect.probability for effect in said.passages)
     assert total == pytest.approx(1, abs=1e-4)
     for effect in said.passages:
-        gain = np.log(effect.likelihood) - np.log(said.null_likelihood)
+        gain = np.log(effect.likelihood) - np.log(said.null.likelihood)
         assert effect.utility == pytest.approx(gain, abs=1e-3)
     assert len({round(effect.utility, 3) for effect in said.passages}) > 1
 
@@ -178,18 +178,18 @@ def test_a_target_is_scored_with_and_without_retrieval_and_beside_each_passage(
     said = filler.fill(sentence, target)
     assert said.target is not None
     assert said.target.probability == pytest.approx(float((prior.exp() * likelihood).sum()), rel=1e-3)
-    assert said.null_likelihood == pytest.approx(float(likelihood[0]), rel=1e-3)
-    assert [e.evidence.passage.id for e in said.passages] == [tiny_kb.ids[n] for n in best]
+    assert said.null.likelihood == pytest.approx(float(likelihood[0]), rel=1e-3)
+    assert [e.id for e in said.passages] == [tiny_kb.ids[n] for n in best]
     np.testing.assert_allclose([e.likelihood for e in said.passages], likelihood[1:], rtol=1e-3)
     np.testing.assert_allclose(
         [e.utility for e in said.passages], (likelihood[1:] / likelihood[0]).log(), atol=1e-3
     )
-    np.testing.assert_allclose([e.evidence.probability for e in said.passages], prior[1:].exp(), rtol=1e-2)
+    np.testing.assert_allclose([e.probability for e in said.passages], prior[1:].exp(), rtol=1e-2)
     row = json.loads(json.dumps(said.to_json()))
     assert row["target"] == {
         "text": target,
         "probability": said.target.probability,
-        "without_retrieval": said.null_likelihood,
+        "without_retrieval": said.null.likelihood,
     }
     assert row["masks"] == filler.fill(sentence).to_json()["masks"]
     assert f"p({target}|x) {said.target.probability:.3g} with retrieval" in said.lines()[1]
@@ -212,14 +212,14 @@ def test_passages_of_a_sentence_are_found_by_the_named_method_and_weighed_by_the
         Bm25Index(tiny_kb.titles, tiny_kb.texts()).search([sentence.replace("[MASK]", "")], 7).number_BK[0]
     )
     said = filler.fill(sentence, method="bm25")
-    assert [e.evidence.passage.id for e in said.passages] == [tiny_kb.ids[n] for n in by_words]
+    assert [e.id for e in said.passages] == [tiny_kb.ids[n] for n in by_words]
     query = filler.model.embedder.query(
         query_inputs(
             [filler.model.tokenizer.encode_masked(sentence)], filler.model.tokenizer, filler.model.lengths
         )
     )[0]
     ratio = filler.version.index.rows(by_words) @ query.detach()
-    found = torch.tensor([e.evidence.probability for e in said.passages]).log()
+    found = torch.tensor([e.probability for e in said.passages]).log()
     np.testing.assert_allclose(found - found[0], ratio - ratio[0], atol=2e-2)
 
 
@@ -261,4 +261,4 @@ def test_mask_beyond_what_the_model_reads_is_one_line_not_left_out(filler) -> No
 def test_emptied_knowledge_base_leaves_the_null_passage(own_kb, tiny_model_folder) -> None:
     own_kb.delete([f"d{n}" for n in range(14)])
     said = Filler.load(str(own_kb.folder), str(tiny_model_folder), CONFIG).fill(SENTENCE)
-    assert said.passages == [] and said.null_probability == 1.0
+    assert said.passages == [] and said.null.probability == 1.0

@@ -122,10 +122,10 @@ def test_best_answer_is_that_of_scoring_every_span_of_every_passage(answerer, me
         ranked = ranked_by_hand(answerer, question, method)[:5]
         score, *place, probability, prior = best_by_hand(answerer, question, ranked)
         answer = answerer.answer_batch([question], method)[0].answers[0]
-        assert [answer.text, answer.evidence.passage.id, answer.evidence.rank] == place
+        assert [answer.text, answer.passage.id, answer.passage.rank] == place
         assert answer.score == pytest.approx(score, abs=1e-3)
         assert answer.probability == pytest.approx(probability, rel=1e-2)
-        assert answer.evidence.probability == pytest.approx(prior, rel=1e-2)
+        assert answer.passage.probability == pytest.approx(prior, rel=1e-2)
 
 
 def test_batch_gives_what_each_question_gives_alone(answerer) -> None:
@@ -145,7 +145,7 @@ def test_lines_show_the_answer_in_its_passage(answerer) -> None:
     assert len(lines) == 3 * len(found.answers)
     assert all("\n" not in line for line in lines)
     assert f"[[{found.answers[0].text}]]" in lines[2]
-    assert found.answers[0].evidence.passage.title in lines[1]
+    assert found.answers[0].passage.title in lines[1]
 
 
 # -- odd questions and knowledge bases
@@ -163,7 +163,7 @@ def test_question_longer_than_the_model_takes_is_cut(answerer) -> None:
 def test_odd_questions_get_answers_too(answerer, question) -> None:
     found = answerer.answer(question)
     for answer in found.answers:
-        assert answer.evidence.passage.text[answer.start : answer.end] == answer.text
+        assert answer.passage.text[answer.start : answer.end] == answer.text
     assert found.answers
 
 
@@ -187,7 +187,7 @@ def test_added_documents_answer_at_once_and_deleted_ones_no_more(own_kb, qa_fold
         answerer = Answerer.load(
             str(own_kb.folder), str(qa_folder), AnswerConfig(device="cpu", read=40, answers=500)
         )
-        return {a.evidence.passage.title for a in answerer.answer("who sold the bells of Oakham?").answers}
+        return {a.passage.title for a in answerer.answer("who sold the bells of Oakham?").answers}
 
     assert "Oakham" not in titles()
     own_kb.add(
@@ -349,11 +349,11 @@ def test_whatever_chooses_the_passages_their_probability_is_the_models(answerer,
     question = "who built a tower in Arden?"
     (found,) = answerer.answer_batch([question], method, read=4)
     _, numbers = answerer.retrieve([question], 4, method)
-    assert [one.passage.id for one in found.read] == [tiny_kb.ids[n] for n in numbers[0] if n >= 0]
-    assert [one.rank for one in found.read] == list(range(1, len(found.read) + 1))
+    assert [one.id for one in found.passages] == [tiny_kb.ids[n] for n in numbers[0] if n >= 0]
+    assert [one.rank for one in found.passages] == list(range(1, len(found.passages) + 1))
     query = answerer.embed(answerer.model.tokenizer.encode([question]))[0]
     scores = answerer.version.index.rows(numbers[0]) @ query.detach()
-    np.testing.assert_allclose([one.probability for one in found.read], scores.softmax(0), rtol=1e-4)
+    np.testing.assert_allclose([one.probability for one in found.passages], scores.softmax(0), rtol=1e-4)
     nothing = answerer.model.embedder.passage(
         passage_inputs([[]], [[]], answerer.model.tokenizer, answerer.model.lengths)
     )[0]
@@ -374,7 +374,7 @@ def test_questions_asked_together_get_the_answers_they_get_alone(answerer, monke
 
 def test_a_question_without_a_known_word_has_no_words_passages_and_no_answer(answerer) -> None:
     found, other = answerer.answer_batch(["zzz qqq", "Arden"], "bm25")
-    assert found.answers == found.read == [] and found.null_probability == 1.0
+    assert found.answers == found.passages == [] and found.null_probability == 1.0
     assert other.answers
 
 

@@ -36,7 +36,7 @@ def test_the_server_says_what_the_pipeline_says(served, method) -> None:
     for mine, theirs in zip(said["answers"], contract["answers"], strict=True):
         assert mine["score"] == pytest.approx(theirs["score"], rel=1e-4)
         assert mine["passage"]["text"][mine["start"] : mine["end"]] == mine["text"]
-    assert [p["id"] for p in said["passages"]] == [e.passage.id for e in expected.read]
+    assert [p["id"] for p in said["passages"]] == [p.id for p in expected.passages]
     best = max(said["passages"], key=lambda passage: passage["span"]["score"])
     assert best["id"] == said["answers"][0]["passage"]["id"]
     assert best["span"] == {name: said["answers"][0][name] for name in best["span"]}
@@ -77,6 +77,50 @@ def test_fill_says_what_the_filler_says(served) -> None:
             rtol=1e-3,
             atol=1e-5,
         )
+
+
+def assert_same_names(value: object, row: object) -> None:
+    """Every key of the JSON is an attribute, at every depth, with the same value (a float within 1e-3)."""
+    if isinstance(row, dict):
+        for name, one in row.items():
+            assert_same_names(value[name] if isinstance(value, dict) else getattr(value, name), one)
+    elif isinstance(row, list):
+        assert isinstance(value, list)
+        for mine, theirs in zip(value, row, strict=True):
+            assert_same_names(mine, theirs)
+    elif isinstance(row, float):
+        assert value == pytest.approx(row, rel=1e-3, abs=1e-5)
+    else:
+        assert value == row
+
+
+def test_python_has_the_names_of_the_json_for_answers_passages_and_fillings(served) -> None:
+    client, on = served.client(), (str(served.kb), str(served.model), CONFIG)
+    body = {"question": QUESTION, "method": "hybrid", "top_k": 3}
+    row = post(served, "/v1/answer", body).json()
+    answers = client.answer(**body)
+    assert answers.ms.keys() == row.pop("ms").keys()
+    assert_same_names(answers, row)
+    assert answers.answers[0].passage.title == row["answers"][0]["passage"]["title"]
+    (own,) = Answerer.load(*on).answer_batch([QUESTION], "hybrid", 3)
+    for name in (
+        "knowledge",
+        "created",
+    ):  # the first is a server's alone, the second is in no JSON but a server's
+        row["index"].pop(name)
+    assert_same_names(own, row)
+    assert_same_names(own, own.to_json() | {"ms": own.ms})
+
+    assert_same_names(client.retrieve(**body), post(served, "/v1/retrieve", body).json()["passages"])
+
+    for asked in ({},):
+        body = {"sentence": "Arden lies on the river [MASK] between the hills.", **asked}
+        row = post(served, "/v1/fill", body).json()
+        times, index = row.pop("ms"), row.pop("index")
+        said = client.fill(**body)
+        assert said["ms"].keys() == times.keys() and said["index"] == index
+        assert_same_names(said, row)
+        assert_same_names(Filler.load(*on).fill(**body), row)
 
 
 def test_passages_and_documents_are_found_by_their_ids_and_nothing_else_is(served) -> None:

@@ -137,7 +137,7 @@ def test_writes_and_builds_under_load_lose_no_request_and_no_document(own_server
                     f"which river is at {TOWNS[number]}?", ("dense", "hybrid")[number % 2]
                 )
                 for one in answers.answers:
-                    if one.evidence.passage.text[one.start : one.end] != one.text:
+                    if one.passage.text[one.start : one.end] != one.text:
                         problems.append(one)
                 asked.append(number)
             except Exception as error:

@@ -130,20 +130,20 @@ def test_ask_shows_the_servers_answer_and_the_passages_it_was_read_from(visit, s
     page = visit.ask(QUESTION)
     assert page.locator(".answer").inner_text() == said.answers[0].text
     cards = page.locator(".evidence .card")
-    assert cards.count() == len(said.read)
-    for place, evidence in enumerate(said.read):
-        assert cards.nth(place).locator(".text").inner_text() == evidence.passage.text
-        assert cards.nth(place).locator("h3").inner_text() == evidence.passage.title
-        span = said.spans[place]
-        if evidence.passage.id == said.answers[0].evidence.passage.id:
+    assert cards.count() == len(said.passages)
+    for place, passage in enumerate(said.passages):
+        assert cards.nth(place).locator(".text").inner_text() == passage.text
+        assert cards.nth(place).locator("h3").inner_text() == passage.title
+        span = passage.span
+        if passage.id == said.answers[0].passage.id:
             span = said.answers[0]
-        href = f"#passage/{evidence.passage.id}?start={span.start}&end={span.end}"
+        href = f"#passage/{passage.id}?start={span.start}&end={span.end}"
         assert cards.nth(place).locator("a").get_attribute("href") == href
-        if evidence.passage.id != said.answers[0].evidence.passage.id:
+        if passage.id != said.answers[0].passage.id:
             assert cards.nth(place).locator("mark").inner_text() == span.text
             assert f"span score {span.score:.2f}" in cards.nth(place).locator(".score").inner_text()
         shown = cards.nth(place).locator(".prior b").inner_text()
-        assert float(shown.strip("<%")) == pytest.approx(100 * evidence.probability, abs=0.51)
+        assert float(shown.strip("<%")) == pytest.approx(100 * passage.probability, abs=0.51)
     chosen = page.locator(".card.chosen")
     assert chosen.locator("mark").inner_text() == said.answers[0].text
     assert f"{said.answers[0].score:.2f}" in chosen.locator(".score").inner_text()
@@ -161,7 +161,7 @@ def test_three_rankings_stand_side_by_side(visit, site) -> None:
     for place, method in enumerate(("dense", "bm25", "hybrid")):
         said = Client(site.url).answer("Arden wool", method)
         titles = page.locator(".column").nth(place).locator(".card h4").all_inner_texts()
-        assert titles == [one.passage.title for one in said.read]
+        assert titles == [one.title for one in said.passages]
     boxes = [page.locator(".column").nth(place).bounding_box() for place in range(3)]
     assert boxes[0]["y"] == boxes[1]["y"] == boxes[2]["y"] and boxes[0]["x"] < boxes[1]["x"] < boxes[2]["x"]
 
@@ -294,7 +294,7 @@ def test_the_address_holds_the_question_and_back_goes_to_the_one_before(visit, b
 def test_an_opened_passage_keeps_its_mark_and_names_its_document(visit, site) -> None:
     page = visit.ask(QUESTION)
     marked = page.locator(".card.chosen mark").inner_text()
-    passage = Client(site.url).answer(QUESTION).answers[0].evidence.passage
+    passage = Client(site.url).answer(QUESTION).answers[0].passage
     page.locator(".card.chosen h3 a").click()
     expect(page.locator(".passage mark")).to_have_text(marked)
     assert Client(site.url).passage(passage.id)["document"] in page.locator(".passage .source").inner_text()
