@@ -135,8 +135,8 @@ def _add_questions(api: APIRouter, desk: Desk) -> None:
 
     @api.post("/fill", response_model=wire.FilledOut, responses=documented(429, 503))
     async def fill(asked: wire.FillRequest) -> Response:
-        """Predictions for each [MASK], and which passages raised or lowered them."""
-        (done,) = await desk.all_of(Kind("fill"), [asked.sentence])
+        """Predictions for each [MASK], or the probability of a target, and which passages raised or lowered it."""
+        (done,) = await desk.all_of(Kind("fill", target=asked.target), [asked.sentence])
         snapshot, filled, ms = done.value
         times = {"queue": round(done.waited_ms, 2), "fill": round(ms, 2)}
         return JSONResponse(filled | {"index": wire.index_out(snapshot), "ms": times})

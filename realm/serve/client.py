@@ -80,9 +80,10 @@ class Client:
             found: list[dict[str, Any]] = row["passages"]
             return found
 
-    def fill(self, sentence: str) -> dict[str, Any]:
-        """Predictions for each [MASK] of a sentence, and what each passage did for them."""
-        return self._json("POST", "/v1/fill", {"sentence": sentence})
+    def fill(self, sentence: str, target: str | None = None) -> dict[str, Any]:
+        """Predictions for each [MASK] of a sentence, and what each passage did for them, or for a `target` word."""
+        body = {"sentence": sentence}
+        return self._json("POST", "/v1/fill", body if target is None else body | {"target": target})
 
     def passage(self, id: str) -> dict[str, Any]:
         """A passage by its id."""

@@ -27,6 +27,8 @@ class Kind(NamedTuple):
     name: Literal["answer", "retrieve", "fill"]
     method: Method = "dense"
     passages: int = 0
+    target: str | None = None
+    """The word to score in each sentence to fill."""
 
 
 _log = logging.getLogger(__name__)
@@ -178,10 +180,10 @@ class Desk:
                 ms = 1000 * (time.perf_counter() - began) / len(items)
                 return [(snapshot, row, ms) for row in rows]
             case _:  # "fill"
-                return each(lambda sentence: _timed(snapshot, sentence), items)
+                return each(lambda sentence: _timed(snapshot, sentence, kind.target), items)
 
 
-def _timed(snapshot: Snapshot, sentence: str) -> tuple[Snapshot, FilledJson, float]:
+def _timed(snapshot: Snapshot, sentence: str, target: str | None) -> tuple[Snapshot, FilledJson, float]:
     began = time.perf_counter()
-    filled = snapshot.filler.fill(sentence).to_json()
+    filled = snapshot.filler.fill(sentence, target).to_json()
     return snapshot, filled, 1000 * (time.perf_counter() - began)

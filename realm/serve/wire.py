@@ -76,13 +76,18 @@ class RetrieveRequest(Asked):
 
 
 class FillRequest(_Body):
-    """A sentence with [MASK] in it, once or several times."""
+    """A sentence with [MASK] in it, once or several times; exactly once where there is a target."""
 
-    model_config = _example({"sentence": "The [MASK] is the currency of the UK."})
+    model_config = _example(
+        {"sentence": "The [MASK] is the currency of the UK."},
+        {"sentence": "The [MASK] is the currency of the UK.", "target": "pound"},
+    )
 
     sentence: Annotated[
         Text, Field(json_schema_extra={"pattern": r"\[MASK\]"})
     ]  # refused where it is read, in better words
+    target: Text | None = None
+    """A word to score in place of the [MASK], with retrieval and without."""
 
 
 class DocumentIn(_Body):
@@ -218,27 +223,35 @@ class PredictionOut(_Out):
     probability: float
 
 
+class TargetOut(PredictionOut):
+    """The word that was asked about; `without_retrieval` is its p(y|z,x) beside the null passage alone."""
+
+    without_retrieval: float
+
+
 class NullOut(_Out):
-    """The null passage: p(z|x), and p(y|z,x) of the words predicted."""
+    """The null passage: p(z|x), and p(y|z,x) of the target or the best words."""
 
     probability: float
     likelihood: float
 
 
 class EffectOut(PassageOut):
-    """What a passage did: p(y|z,x) of the words predicted, and its gain over the null passage in nats."""
+    """What a passage did: p(y|z,x) of the target or the best words, and its gain over the null passage in nats."""
 
     likelihood: float
     utility: float
 
 
 class FilledOut(_Out):
-    """Predictions for each [MASK], and what each passage did for the best of them."""
+    """Predictions for each [MASK], and what each passage did for the target, or else for the best of them."""
 
     sentence: str
     masks: list[list[PredictionOut]]
     null: NullOut
     passages: list[EffectOut]
+    target: TargetOut | None = None
+    """Left out where the request has none."""
     index: IndexOut
     ms: dict[str, float]
 

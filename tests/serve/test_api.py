@@ -103,17 +103,13 @@ def test_python_has_the_names_of_the_json_for_answers_passages_and_fillings(serv
     assert_same_names(answers, row)
     assert answers.answers[0].passage.title == row["answers"][0]["passage"]["title"]
     (own,) = Answerer.load(*on).answer_batch([QUESTION], "hybrid", 3)
-    for name in (
-        "knowledge",
-        "created",
-    ):  # the first is a server's alone, the second is in no JSON but a server's
-        row["index"].pop(name)
+    row["index"].pop("knowledge")  # which a server alone knows
     assert_same_names(own, row)
     assert_same_names(own, own.to_json() | {"ms": own.ms})
 
     assert_same_names(client.retrieve(**body), post(served, "/v1/retrieve", body).json()["passages"])
 
-    for asked in ({},):
+    for asked in ({}, {"target": "salt"}):
         body = {"sentence": "Arden lies on the river [MASK] between the hills.", **asked}
         row = post(served, "/v1/fill", body).json()
         times, index = row.pop("ms"), row.pop("index")
@@ -121,6 +117,50 @@ def test_python_has_the_names_of_the_json_for_answers_passages_and_fillings(serv
         assert said["ms"].keys() == times.keys() and said["index"] == index
         assert_same_names(said, row)
         assert_same_names(Filler.load(*on).fill(**body), row)
+
+
+def test_a_target_is_scored_as_the_filler_scores_it(served) -> None:
+    sentence = "Arden lies on the river [MASK] between the hills."
+    expected = Filler.load(str(served.kb), str(served.model), CONFIG).fill(sentence, "salt").to_json()
+    said = post(served, "/v1/fill", {"sentence": sentence, "target": "salt"}).json()
+    assert said["target"]["text"] == "salt"
+    for name in ("probability", "without_retrieval"):
+        assert said["target"][name] == pytest.approx(expected["target"][name], rel=1e-3)
+    assert said["null"]["likelihood"] == said["target"]["without_retrieval"]
+    assert [one["likelihood"] for one in said["passages"]] == pytest.approx(
+        [one["likelihood"] for one in expected["passages"]], rel=1e-3
+    )
+    assert "target" not in post(served, "/v1/fill", {"sentence": sentence}).json()
+    assert_same_names(served.client().fill(sentence, target="salt")["target"], said["target"])
+
+
+def test_targets_asked_at_once_are_each_scored_by_their_own_word(served) -> None:
+    sentence, words = "Arden lies on the river [MASK] between the hills.", ["salt", "wool", "salt", None]
+
+    async def everybody() -> list[httpx.Response]:
+        async with httpx.AsyncClient(timeout=30) as client:
+            bodies = [{"sentence": sentence, "target": word} for word in words]
+            return await asyncio.gather(*(client.post(served.url + "/v1/fill", json=body) for body in bodies))
+
+    rows = [response.json() for response in asyncio.run(everybody())]
+    assert [row.get("target", {}).get("text") for row in rows] == words
+    assert rows[0]["target"] == rows[2]["target"] != rows[1]["target"]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "target", "status", "says"),
+    [
+        ("[MASK] and [MASK]", "salt", 400, r"one \[MASK\], the sentence has 2"),
+        ("The [MASK].", "日本", 400, "no pieces for the target"),
+        ("The [MASK].", "x" * 40, 400, "40 wordpieces, the model reads"),
+        ("The [MASK].", " ", 422, "target"),
+        ("The [MASK].", "", 422, "target"),
+        ("The [MASK].", "x" * 2001, 422, "target.*2000"),
+        ("The [MASK].", ["salt"], 422, "target"),
+    ],
+)
+def test_a_target_that_cannot_be_scored_is_one_line(served, sentence, target, status, says) -> None:
+    assert_problem(post(served, "/v1/fill", {"sentence": sentence, "target": target}), status, says)
 
 
 def test_passages_and_documents_are_found_by_their_ids_and_nothing_else_is(served) -> None:
