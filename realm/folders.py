@@ -84,8 +84,9 @@ def replace_folder(new: Path, target: Path) -> None:
         try:
             coming.rename(target)
         except OSError:
-            going.rename(target)
-            raise
+            if not target.exists():  # else another process opened it meanwhile, and `restore` gave the name
+                going.rename(target)
+                raise
     for old in (coming, going):  # the replacement is done; the next one removes what cannot be removed now
         with suppress(OSError):
             remove(old)
@@ -95,7 +96,8 @@ def restore(target: Path) -> None:
     """Finishes a replacement that was killed between two renames."""
     coming = _coming(target)
     if not target.exists() and coming.exists():
-        coming.rename(target)
+        with suppress(FileNotFoundError):  # another process did it first
+            coming.rename(target)
 
 
 def remove(folder: Path) -> None:

@@ -85,6 +85,28 @@ def test_replacement_without_anything_to_replace_is_a_rename(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["kb"]
 
 
+def test_reader_that_comes_between_the_two_renames_does_not_spoil_the_replacement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, new = make(tmp_path / "kb", "old"), make(tmp_path / "kb.building", "new")
+    rename = Path.rename
+
+    def refuse(one: Path, other: Path) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    def rename_then_read(self: Path, to: Path) -> Path:
+        done = rename(self, to)
+        if to.name == "kb.going":
+            restore(target)
+        return done
+
+    monkeypatch.setattr(folders, "_exchange", refuse)
+    monkeypatch.setattr(Path, "rename", rename_then_read)
+    replace_folder(new, target)
+    assert (target / "in" / "file").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["kb"]
+
+
 def count_up(folder: Path, times: int) -> None:
     """A child: adds one to a number in a file, again and again."""
     for _ in range(times):
