@@ -19,7 +19,7 @@ from realm.config import progress
 from realm.retrieval.build import TABLE, KnowledgeBaseConfig, annotated, one_text_per_id, rows_of, split
 from realm.retrieval.merged import change_merged, holders, read_merged
 from realm.retrieval.passages import SCHEMA, Lookup, Row, key_of, row_batches, state_of
-from realm.retrieval.tables import discarded_on_error, replace_rows, write_rows
+from realm.retrieval.tables import replace_rows, uncommitted, write_rows
 from realm.text.corpus import Document
 from realm.text.inputs import Tokenizer
 from realm.text.salient_spans import Tagger
@@ -75,7 +75,7 @@ def add(
         rows.clear()
 
     bar = progress(total=None, description="add", unit="document")
-    with bar, discarded_on_error(folder / TABLE, fragments), annotated(news(), tagger) as found:
+    with bar, uncommitted(folder / TABLE), annotated(news(), tagger) as found:
         for document, annotations in found:
             bar.update()
             passages = split(document, annotations, config.passage_tokens, tokenizer)
@@ -98,9 +98,9 @@ def add(
                 write()
         if rows:
             write()
-    removed = np.flatnonzero(removed_N)
-    if len(removed) or fragments:
-        table = replace_rows(folder / TABLE, table, removed, fragments)
+        removed = np.flatnonzero(removed_N)
+        if len(removed) or fragments:
+            table = replace_rows(folder / TABLE, table, removed, fragments)
     merged, before = holders(table, elsewhere_too), read_merged(folder)
     changes: dict[str, int | None] = {document: elsewhere_too[document] for document in merged}
     changes |= {document: None for document in merged_no_longer if document in before}

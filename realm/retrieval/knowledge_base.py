@@ -45,7 +45,6 @@ from realm.retrieval.passages import (
 )
 from realm.retrieval.tables import (
     compacted,
-    discarded_on_error,
     made_anew,
     newest_version,
     open_table,
@@ -54,6 +53,7 @@ from realm.retrieval.tables import (
     replace_rows,
     take_rows,
     tidy,
+    uncommitted,
     write_rows,
 )
 from realm.retrieval.verify import lagging, problems
@@ -300,7 +300,7 @@ class KnowledgeBase:
         )
         if len(numbers):
             fragments: list[FragmentMetadata] = []
-            with discarded_on_error(self.folder / TABLE, fragments):
+            with uncommitted(self.folder / TABLE):
                 if kept is not None and len(kept):
                     changes |= dict.fromkeys(kept.column("document_id").to_pylist())
                     fragments += write_rows(self.folder / TABLE, kept.to_batches(), SCHEMA)

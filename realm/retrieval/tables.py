@@ -2,8 +2,9 @@
 
 A change has two halves. Rows, and which rows are gone, are written to files that no version names yet;
 `commit` makes a new version of them. Killed anywhere before the commit, a table is as it was, and the files
-left behind go with a later cleanup (Lance waits a week before it trusts that nobody is still writing). Only
-one process commits at a time, and only to the version that its change was made for.
+left behind go with the next removal of old versions. Writers hold the table's folder locked, shared with one
+another, until their commit (`uncommitted`), and nothing that they wrote is removed before. Only one process
+commits at a time, and only to the version that its change was made for.
 
 An open table holds its version's manifest open and locked, shared with other readers. A version that is
 locked so is not removed by anyone, so a reader keeps what it opened, until it closes it or dies.
@@ -156,19 +157,25 @@ def write_rows(
 
 
 @contextmanager
-def discarded_on_error(path: Path, fragments: Sequence[FragmentMetadata]) -> Iterator[None]:
-    """Discards these fragments when the block fails."""
+def uncommitted(path: Path) -> Iterator[None]:
+    """A block that writes files and commits them: until it ends, no other process removes files of no version.
+
+    When the block fails, what it wrote is removed, unless it was committed already or others write too.
+    """
+    with _writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        writing = os.open(path, os.O_RDONLY)
+        with _kept_open(writing):
+            _lock_shared(writing)
     try:
         yield
     except BaseException:
-        discard(path, fragments)
+        _unlock(writing)
+        with suppress(InputError, OSError):  # the block's own error counts
+            _remove_left_behind(path)
         raise
-
-
-def discard(path: Path, fragments: Iterable[FragmentMetadata]) -> None:
-    """Removes the data files of fragments that no version has; their digests stay in the list, and harm nobody."""
-    for file in (file for fragment in fragments for file in fragment.files):
-        (path / "data" / file.path).unlink(missing_ok=True)
+    else:
+        _unlock(writing)
 
 
 def replace_rows(
@@ -270,10 +277,10 @@ def compacted(path: Path, table: lance.LanceDataset) -> lance.LanceDataset:
 def _rewritten(path: Path, table: lance.LanceDataset, first: int) -> lance.LanceDataset:
     """A version whose fragments from the `first`-th on are written anew, without deleted rows."""
     old = table.get_fragments()[first:]
-    with reading(table):
-        batches = table.scanner(fragments=old, batch_size=8192).to_batches()
-        new = write_rows(path, batches, table.schema) if sum(one.count_rows() for one in old) else []
-    with discarded_on_error(path, new):
+    with uncommitted(path):
+        with reading(table):
+            batches = table.scanner(fragments=old, batch_size=8192).to_batches()
+            new = write_rows(path, batches, table.schema) if sum(one.count_rows() for one in old) else []
         update = lance.LanceOperation.Update(
             removed_fragment_ids=[fragment.fragment_id for fragment in old],
             updated_fragments=[],
@@ -283,12 +290,16 @@ def _rewritten(path: Path, table: lance.LanceDataset, first: int) -> lance.Lance
 
 
 def remove_versions(path: Path, keep: int) -> Removed:
-    """Removes all but the newest `keep` versions and those that a process has open, with the files that no other has."""
+    """Removes all but the newest `keep` versions and those that a process has open, with the files that no other has.
+
+    What killed writers left goes too, unless somebody writes at this moment.
+    """
     in_use = 0
     with one_writer(path.parent):
         old = _versions(path)[:-keep]
         for start in range(0, len(old), 256):  # a file stays open for each
             in_use += _remove(path, old[start : start + 256])
+        _remove_left_behind(path)
         with _writing(path):
             _forget(path)
     return Removed(len(old) - in_use, in_use)
@@ -313,6 +324,27 @@ def _remove(path: Path, versions: Sequence[int]) -> int:
         for descriptor in locked:
             os.close(descriptor)
     return len(versions) - len(free)
+
+
+def _remove_left_behind(path: Path) -> None:
+    """Removes files that no version names, unless a process may still commit them."""
+    newest = open_table(path)
+    alone = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # somebody writes, or the file system has no locks
+        os.close(alone)
+        return
+    try:
+        with _writing(path):
+            newest.cleanup_old_versions(retain_versions=newest.version, delete_unverified=True)
+    finally:
+        _unlock(alone)
+
+
+def _unlock(descriptor: int) -> None:
+    fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough where a forked child has it too
+    os.close(descriptor)
 
 
 def forget_after(path: Path, version: int) -> None:
@@ -389,14 +421,18 @@ def _lease(path: Path, version: int) -> int:
     manifest = _manifest(path, version)
     lease = os.open(manifest, os.O_RDONLY)
     with _kept_open(lease):
-        try:
-            fcntl.flock(lease, fcntl.LOCK_SH)
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # a file system without locks
-                raise
+        _lock_shared(lease)
         if not (manifest.exists() and os.path.samestat(os.fstat(lease), manifest.stat())):
             raise FileNotFoundError(manifest)
     return lease
+
+
+def _lock_shared(descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # a file system without locks
+            raise
 
 
 @contextmanager

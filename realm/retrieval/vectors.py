@@ -32,18 +32,16 @@ from lance import LanceOperation
 from realm.config import InputError, config_from
 from realm.retrieval.passages import Lookup
 from realm.retrieval.tables import (
-    ChangedMeanwhile,
     Removed,
     commit,
     committed,
-    discard,
-    discarded_on_error,
     forget_after,
     newest_version,
     open_table,
     reading,
     remove_versions,
     tidy,
+    uncommitted,
     write_rows,
 )
 
@@ -107,8 +105,9 @@ def publish(folder: Path, ids_N: np.ndarray, vectors_ND: np.ndarray, info: Vecto
     """
     _check(ids_N, vectors_ND, info)
     schema = _schema(info)
-    fragments = write_rows(folder / TABLE, _batches(ids_N, vectors_ND, info), schema, new=True)
-    return int(commit(folder / TABLE, LanceOperation.Overwrite(schema, fragments)).version)
+    with uncommitted(folder / TABLE):
+        fragments = write_rows(folder / TABLE, _batches(ids_N, vectors_ND, info), schema, new=True)
+        return int(commit(folder / TABLE, LanceOperation.Overwrite(schema, fragments)).version)
 
 
 def append(
@@ -131,13 +130,10 @@ def append(
     _check(ids_N, vectors_ND, info)
     schema = _schema(info)
     old = [fragment.metadata for fragment in table.get_fragments()]
-    new = write_rows(folder / TABLE, _batches(ids_N, vectors_ND, info), schema)
-    # Overwriting with the old files and the new: an append could not change the info in the same commit.
-    try:
+    with uncommitted(folder / TABLE):
+        new = write_rows(folder / TABLE, _batches(ids_N, vectors_ND, info), schema)
+        # Overwriting with the old files and the new: an append could not change the info in the same commit.
         table = commit(folder / TABLE, LanceOperation.Overwrite(schema, old + new), table)
-    except ChangedMeanwhile:
-        discard(folder / TABLE, new)
-        raise
     return int(tidy(folder / TABLE, table).version)
 
 
@@ -251,8 +247,8 @@ def compact(folder: Path, ids_N: np.ndarray) -> Removed:
         there_N[known.missing] = False
         schema = _schema(known.info)
         rows = _batches(ids_N[there_N], known.array[there_N], known.info)
-        fragments = write_rows(folder / TABLE, rows, schema, new=True)
-        with discarded_on_error(folder / TABLE, fragments):
+        with uncommitted(folder / TABLE):
+            fragments = write_rows(folder / TABLE, rows, schema, new=True)
             table = commit(folder / TABLE, LanceOperation.Overwrite(schema, fragments), table)
     for file in folder.glob(f"{_MAPPED}-*.npy"):
         file.unlink()

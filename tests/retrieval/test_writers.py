@@ -145,6 +145,57 @@ def test_deleted_text_is_gone_from_disk_after_compaction_and_the_rest_is_as_it_w
     assert kb.compact()._replace(bytes_before=0, bytes_after=0) == (0, 0, 0, 0)
 
 
+def leave_behind(kb: KnowledgeBase) -> None:
+    """Writes all rows once more, as a writer does that is killed before its commit."""
+    tables.write_rows(kb.folder / TABLE, kb.table.to_batches(), kb.table.schema)
+
+
+def data_files(kb: KnowledgeBase) -> set[str]:
+    return {file.name for file in (kb.folder / TABLE / "data").iterdir()}
+
+
+def named_files(kb: KnowledgeBase) -> set[str]:
+    newest = KnowledgeBase.open(kb.folder).table
+    return {file.path for fragment in newest.get_fragments() for file in fragment.data_files()}
+
+
+def test_compaction_removes_what_a_killed_writer_left_and_nothing_of_one_that_still_writes(
+    kb: KnowledgeBase,
+) -> None:
+    with tables.uncommitted(kb.folder / TABLE):
+        leave_behind(kb)
+        kb.compact()
+        assert len(data_files(kb) - named_files(kb)) == 1
+    kb.compact()
+    assert data_files(kb) == named_files(kb)
+    assert kb.verify() == []
+
+
+def test_change_that_is_refused_leaves_no_files(kb: KnowledgeBase) -> None:
+    late = KnowledgeBase.open(kb.folder)
+    kb.add([document(0)], TinyTagger())
+    before = data_files(kb)
+    with pytest.raises(tables.ChangedMeanwhile):
+        late.add([document(1)], TinyTagger())
+    assert data_files(kb) == before
+
+
+def test_interruption_right_after_a_commit_takes_nothing_of_it_back(
+    kb: KnowledgeBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(path: Path, version: int) -> int:
+        raise KeyboardInterrupt
+
+    before = len(kb)
+    with monkeypatch.context() as patch:
+        patch.setattr(tables, "_lease", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            kb.add([document(0)], TinyTagger())
+    kb = KnowledgeBase.open(kb.folder)
+    assert len(kb) == before + 1
+    assert kb.verify() == []
+
+
 def test_reader_of_an_older_version_goes_on_through_compaction_and_frees_it_when_it_ends(
     kb: KnowledgeBase,
 ) -> None:
