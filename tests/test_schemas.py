@@ -129,6 +129,9 @@ def test_what_is_said_of_questions_and_answers(tiny_kb, qa_folder, tiny_model_fo
     reads, realm_model = ["--model", qa_folder], ["--model", tiny_model_folder]
     assert_holds(ReportJson, said("evaluate", *on, *reads, "--questions", asked, "--out", out))
     assert_holds(ReportFile, json.loads(out.read_text()))
+    words = ["--questions", asked, "--method", "bm25", "--out", out]
+    assert_holds(ReportJson, said("evaluate", *on, *words))
+    assert_holds(ReportFile, json.loads(out.read_text()))
     limits = ["--set", "queries=2", "--set", "read=2"]
     assert_holds(ProbeJson, said("probe", *on, *realm_model, *limits, "--out", out))
     assert_holds(ProbeFile, json.loads(out.read_text()))

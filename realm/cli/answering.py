@@ -89,10 +89,10 @@ def add_commands(commands: "Commands[Parser]") -> None:
         reports=True,
     )
     add_kb(evaluate)
-    add_model(evaluate)
+    add_model(evaluate, required=False)
     _add_questions(evaluate)
     add_regex(evaluate)
-    _add_method(evaluate, SCORED)
+    _add_method(evaluate, SCORED + "; without --model, bm25 alone: recall, and no answers")
     _add_outcomes(evaluate, "question")
 
     probe = add_command(
@@ -147,9 +147,13 @@ def _one_text(text: str) -> str:
     return text
 
 
-def _retrieve(args: argparse.Namespace) -> None:
+def _need_model_but_for_words(args: argparse.Namespace) -> None:
     if args.model is None and args.method != "bm25":
         raise InputError(f"--method {args.method} needs a --model; without one, use --method bm25")
+
+
+def _retrieve(args: argparse.Namespace) -> None:
+    _need_model_but_for_words(args)
 
     from realm.qa import pipeline
     from realm.qa.evaluation import read_questions
@@ -194,12 +198,20 @@ def _fill(args: argparse.Namespace) -> None:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
+    _need_model_but_for_words(args)
+
     from realm.qa import pipeline
     from realm.qa.evaluation import ReportFile, read_questions
+    from realm.retrieval.knowledge_base import KnowledgeBase
 
     questions = read_questions(args.questions, regex=args.regex)
-    answerer = pipeline.Answerer.load(args.kb, args.model, settings(args, pipeline.AnswerConfig))
-    evaluated = pipeline.evaluate(answerer, questions, args.method)
+    config = settings(args, pipeline.AnswerConfig)
+    if args.model is None:
+        evaluated = pipeline.evaluate_words(KnowledgeBase.open(args.kb), questions)
+    else:
+        evaluated = pipeline.evaluate(
+            pipeline.Answerer.load(args.kb, args.model, config), questions, args.method
+        )
     if args.out:
         file: ReportFile = {**evaluated.as_dict(), "outcomes": evaluated.outcomes(questions)}
         _write(args.out, file)

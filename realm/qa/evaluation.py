@@ -462,22 +462,28 @@ def mean_reciprocal_rank(first_hits: Sequence[int] | np.ndarray) -> float:
 
 
 class ReportJson(TypedDict):
-    """What `realm evaluate` reports, in percent; recall beyond what was retrieved is null, not guessed."""
+    """What `realm evaluate` reports, in percent; recall beyond what was retrieved is null, not guessed.
+
+    Without a span reader no answer is read: `em`, `em_ci95` and `f1` are null.
+    """
 
     n: int
-    em: float
-    em_ci95: list[float]
-    f1: float
+    em: float | None
+    em_ci95: list[float] | None
+    f1: float | None
     recall: dict[str, float | None]
     mrr: float
 
 
 class Outcome(TypedDict):
-    """One question's share in a report: `f1` between 0 and 1, `rank` of the first hit from 1, 0 for none."""
+    """One question's share in a report: `f1` between 0 and 1, `rank` of the first hit from 1, 0 for none.
+
+    Without a span reader `correct` and `f1` are null.
+    """
 
     id: str
-    correct: bool
-    f1: float
+    correct: bool | None
+    f1: float | None
     rank: int
 
 
@@ -490,10 +496,10 @@ class ReportFile(ReportJson):
 class Report(NamedTuple):
     """Outcome per question, so that two systems can be compared in pairs, and their summary."""
 
-    correct_N: np.ndarray
-    """bool, exact match or pattern match."""
-    f1_N: np.ndarray
-    """float; for questions with patterns, which have no answer to share tokens with, 1 where correct."""
+    correct_N: np.ndarray | None
+    """bool, exact match or pattern match; None where no answer was read."""
+    f1_N: np.ndarray | None
+    """float; for questions with patterns, which have no answer to share tokens with, 1 where correct; None as above."""
     first_hit_N: np.ndarray
     """int, rank of the first retrieved text with an answer, 0 for none."""
     depth: int
@@ -501,28 +507,30 @@ class Report(NamedTuple):
 
     def as_dict(self) -> ReportJson:
         """The summary, reciprocal rank in percent too."""
-        low, high = wilson_interval(int(self.correct_N.sum()), len(self.correct_N))
         recall = recall_at(self.first_hit_N)
         return {
-            "n": len(self.correct_N),
-            "em": _percent(self.correct_N.mean()),
-            "em_ci95": [_percent(low), _percent(high)],
-            "f1": _percent(self.f1_N.mean()),
+            "n": len(self.first_hit_N),
+            "em": None if self.correct_N is None else _percent(self.correct_N.mean()),
+            "em_ci95": None if self.correct_N is None else _interval(self.correct_N),
+            "f1": None if self.f1_N is None else _percent(self.f1_N.mean()),
             "recall": {str(k): _percent(recall[k]) if k <= self.depth else None for k in RECALL_AT},
             "mrr": _percent(mean_reciprocal_rank(self.first_hit_N)),
         }
 
     def outcomes(self, questions: Sequence[Question]) -> list[Outcome]:
         """Each question's own, in the order of the questions."""
-        rows = zip(questions, self.correct_N, self.f1_N, self.first_hit_N, strict=True)
+        nothing = [None] * len(questions)
+        correct = nothing if self.correct_N is None else self.correct_N.tolist()
+        scores = nothing if self.f1_N is None else self.f1_N.tolist()
+        rows = zip(questions, correct, scores, self.first_hit_N, strict=True)
         return [
-            {"id": question.id, "correct": bool(correct), "f1": float(f1), "rank": int(rank)}
-            for question, correct, f1, rank in rows
+            {"id": question.id, "correct": right, "f1": score, "rank": int(rank)}
+            for question, right, score, rank in rows
         ]
 
 
 def evaluate(
-    predictions: Iterable[str],
+    predictions: Iterable[str] | None,
     retrieved: Iterable[Sequence[str]],
     questions: Sequence[Question],
     depth: int | None = None,
@@ -531,19 +539,29 @@ def evaluate(
     """Scores predictions and retrieved texts, both in the order of the questions.
 
     Args:
+        predictions: None: no answers were read, and only retrieval is scored.
         retrieved: per question the passages' texts, best first. An iterator is read one question at a time.
         depth: how many texts were asked for, when a small knowledge base gave fewer; default the longest list.
     """
     if not questions:
         raise InputError("no questions to evaluate")
-    correct, scores, hits, longest = [], [], [], 0
-    for question, prediction, texts in zip(questions, predictions, retrieved, strict=True):
+    hits, longest = [], 0
+    for question, texts in zip(questions, retrieved, strict=True):
+        hits.append(first_hit(islice(texts, depth), question, scoring.contains))
+        longest = max(longest, len(texts))
+    retrieval = np.array(hits), longest if depth is None else depth
+    if predictions is None:
+        return Report(None, None, *retrieval)
+    correct, scores = [], []
+    for question, prediction in zip(questions, predictions, strict=True):
         right = is_correct(prediction, question, scoring)
         correct.append(right)
         scores.append(float(right) if question.regex else f1(prediction, question.answers, scoring.normalise))
-        hits.append(first_hit(islice(texts, depth), question, scoring.contains))
-        longest = max(longest, len(texts))
-    return Report(np.array(correct), np.array(scores), np.array(hits), longest if depth is None else depth)
+    return Report(np.array(correct), np.array(scores), *retrieval)
+
+
+def _interval(correct_N: np.ndarray) -> list[float]:
+    return [_percent(end) for end in wilson_interval(int(correct_N.sum()), len(correct_N))]
 
 
 def _percent(share: float) -> float:

@@ -314,22 +314,31 @@ def retrieve_to_file(
 def evaluate(
     answerer: Answerer, questions: Sequence[Question], method: Method = "dense"
 ) -> evaluation.Report:
-    """Scores the passages that `method` retrieves, and the answers read from the first of them.
-
-    Without a span reader every answer is empty and only recall counts.
-    """
-    predictions: list[str] = []
+    """Scores the passages that `method` retrieves, and the answers that a span reader reads from the first of them."""
+    predictions: list[str] | None = None if answerer.model.span_reader is None else []
     texts: list[list[str]] = []
     for part in _batches(questions, 16, "evaluate"):
         asked = [q.question for q in part]
-        _, numbers = answerer.retrieve(asked, EVALUATION_DEPTH, method)
-        texts += [[p.text for p in answerer.kb.passages(row[row >= 0])] for row in numbers]
-        if answerer.model.span_reader is None:
-            predictions += [""] * len(part)
-        else:
+        _, number_BK = answerer.retrieve(asked, EVALUATION_DEPTH, method)
+        texts += _texts(answerer.kb, number_BK)
+        if predictions is not None:
             found = answerer.answer_batch(asked, method)
             predictions += [one.answers[0].text if one.answers else "" for one in found]
     return evaluation.evaluate(predictions, texts, questions, EVALUATION_DEPTH)
+
+
+def evaluate_words(kb: KnowledgeBase, questions: Sequence[Question]) -> evaluation.Report:
+    """Scores the passages that BM25 retrieves, which takes no model."""
+    retriever = Retriever(kb)
+    texts: list[list[str]] = []
+    for part in _batches(questions, 16, "evaluate"):
+        _, number_BK = retriever.search([q.question for q in part], EVALUATION_DEPTH, "bm25", None)
+        texts += _texts(kb, number_BK)
+    return evaluation.evaluate(None, texts, questions, EVALUATION_DEPTH)
+
+
+def _texts(kb: KnowledgeBase, number_BK: np.ndarray) -> list[list[str]]:
+    return [[passage.text for passage in kb.passages(row[row >= 0])] for row in number_BK]
 
 
 @torch.no_grad()

@@ -312,6 +312,7 @@ class Best:
             return
         state = self._run.state
         report = evaluate(self._answerer, self._dev).as_dict()
+        assert report["em"] is not None  # the model has a span reader
         self._run.log({"dev_em": report["em"], "dev_f1": report["f1"], "dev_recall_5": report["recall"]["5"]})
         if report["em"] >= state.get("best_em", -1.0):
             state["best_em"], state["best_step"] = report["em"], self._run.step

@@ -67,6 +67,22 @@ def test_every_command_that_answers_reads_the_passages_of_the_named_method(
     assert len({tuple(ids[:5]) for ids in ranked.values()}) == 3
 
 
+def test_evaluation_by_words_needs_no_model_and_reports_no_answers(
+    tiny_kb, qa_folder, asked, tmp_path, capsys
+) -> None:
+    out = tmp_path / "report.json"
+    words = ["evaluate", "--kb", str(tiny_kb.folder), "--questions", str(asked), "--method", "bm25"]
+    report = said(capsys, *words, "--out", str(out))
+    read = said(capsys, *words, "--model", str(qa_folder), "--set", "device=cpu")
+    assert report["em"] is report["em_ci95"] is report["f1"] is None
+    assert read["em"] is not None and read["f1"] is not None
+    assert all(report[name] == read[name] for name in ("n", "recall", "mrr"))
+    for outcome in json.loads(out.read_text())["outcomes"]:
+        assert outcome["correct"] is outcome["f1"] is None and outcome["rank"] >= 0
+    assert cli.main([*words[:-1], "hybrid"]) == 2
+    assert "--method hybrid needs a --model" in capsys.readouterr().err
+
+
 def test_retrieval_by_words_needs_neither_model_nor_index(tiny_kb, asked, tmp_path, monkeypatch) -> None:
     def load(*_: object) -> None:
         raise AssertionError("a model was loaded")

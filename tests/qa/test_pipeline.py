@@ -281,7 +281,7 @@ def test_file_that_cannot_be_finished_leaves_the_old_one(
 def test_evaluation_without_a_span_reader_counts_recall_only(tiny_kb, tiny_model_folder) -> None:
     answerer = Answerer.load(str(tiny_kb.folder), str(tiny_model_folder), CONFIG)
     report = evaluate(answerer, QUESTIONS).as_dict()
-    assert (report["n"], report["em"], report["f1"]) == (14, 0.0, 0.0)
+    assert report["n"] == 14 and report["em"] is report["em_ci95"] is report["f1"] is None
     ranks = []
     for question in QUESTIONS:
         query = answerer.embed(answerer.model.tokenizer.encode([question.question]))[0]
