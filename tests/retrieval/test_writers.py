@@ -186,13 +186,14 @@ def test_interruption_right_after_a_commit_takes_nothing_of_it_back(
     def interrupt(path: Path, version: int) -> int:
         raise KeyboardInterrupt
 
+    kb.add([document(0)], TinyTagger())
     before = len(kb)
     with monkeypatch.context() as patch:
         patch.setattr(tables, "_lease", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            kb.add([document(0)], TinyTagger())
+            kb.compact()
     kb = KnowledgeBase.open(kb.folder)
-    assert len(kb) == before + 1
+    assert len(kb) == before
     assert kb.verify() == []
 
 
