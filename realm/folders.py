@@ -76,6 +76,8 @@ def replace_folder(new: Path, target: Path) -> None:
     new.rename(coming)
     try:
         _exchange(coming, target)
+        with suppress(OSError):
+            coming.rename(going)  # under its other name `restore` would bring the old folder back
     except OSError as error:
         if error.errno not in _NO_EXCHANGE:
             coming.rename(new)

@@ -137,3 +137,18 @@ def test_lock_of_a_killed_writer_is_free_and_one_of_a_replaced_folder_is_none(tm
         tmp_path.mkdir()
     with one_writer(tmp_path):
         assert (tmp_path / folders.LOCK).exists()
+
+
+def test_a_folder_that_is_removed_after_its_replacement_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a kill left of the old folder is no unfinished replacement."""
+    target, new = make(tmp_path / "kb", "old"), make(tmp_path / "kb.building", "new")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", lambda *_, **__: (_ for _ in ()).throw(Stopped))
+        with pytest.raises(Stopped):
+            replace_folder(new, target)
+    assert (target / "in" / "file").read_text() == "new"
+    folders.remove(target)
+    restore(target)
+    assert not target.exists()
