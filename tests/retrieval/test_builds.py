@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from realm.config import InputError
-from realm.retrieval import vectors
+from realm.retrieval import tables, vectors
 from realm.retrieval.refresh import IndexRefresher
 from tests.retrieval.refreshing import (
     PYTHON,
@@ -197,6 +197,7 @@ def test_half_written_version_is_never_loaded(tiny_kb, tiny_model, run_folder, m
         move(tiny_model)
         with monkeypatch.context() as patch:
             patch.setattr(vectors, "commit", cut)
+            patch.setattr(tables, "_remove_left_behind", lambda *_: None)  # nothing runs after a power cut
             with pytest.raises(PowerCut):
                 builds.request(tiny_model, 10)
     assert len(list(files.iterdir())) == 2
