@@ -5,6 +5,7 @@ for accidents: who changes a file on purpose can change its checksum too.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 import google_crc32c
@@ -41,8 +42,9 @@ def changed(folder: Path, recorded: Mapping[str, str], leave: Iterable[str] = ()
     return ""
 
 
+@cache
 def check_folder(folder: Path) -> None:
-    """Compares a folder's files with its `CHECKSUMS`, where it has that.
+    """Compares a folder's files with its `CHECKSUMS`, where it has that; once in a process, unless it raises.
 
     Raises:
         InputError: one of them has changed.

@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import shutil
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BertForMaskedLM
 
+from realm import checksums
 from realm.checksums import CHECKSUMS, check_folder
 from realm.config import InputError
 from realm.model import folder as folder_module
@@ -323,13 +325,26 @@ def test_the_packaged_encoder_is_what_its_checksums_say(tmp_path: Path, monkeypa
     }
     copy = tmp_path / "assets" / "realm-mini"
     shutil.copytree(packaged, copy)
-    check_folder(copy)
     flip(copy / "tokenizer.json", 5000)
     monkeypatch.setattr(
         inputs.importlib.util, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     )
     with pytest.raises(InputError, match=r"realm-mini is damaged: tokenizer\.json is not what"):
         Tokenizer.load("package:realm-mini")
+
+
+def test_the_packaged_encoder_is_checked_once_in_a_process(monkeypatch) -> None:
+    checked: list[Path] = []
+
+    def changed(folder: Path, recorded: Mapping[str, str]) -> str:
+        checked.append(folder)
+        return ""
+
+    monkeypatch.setattr(checksums, "changed", changed)
+    check_folder.cache_clear()
+    folders = {encoder_folder("package:realm-mini") for _ in range(3)}
+    assert [str(folder) for folder in checked] == list(folders)
+    check_folder.cache_clear()
 
 
 def test_files_of_a_model_are_as_the_umask_says(tokenizer: Tokenizer, tmp_path: Path) -> None:
