@@ -1,7 +1,8 @@
 """Documents that come to a knowledge base later: new ones are added, changed ones replace what they were.
 
 Keys decide. A document whose title and text are as before is not even tagged. The new passages of the
-others go into files of their own, and then one commit takes the old passages out and these in.
+others go into files of their own, and then one commit takes the old passages out and these in. Old passages of a
+text that another document was merged for stay, in the same commit, as passages of that document.
 
 In memory: about 60 bytes per passage of the knowledge base, and the keys of what arrived.
 """
@@ -17,7 +18,7 @@ from lance.fragment import FragmentMetadata
 
 from realm.config import progress
 from realm.retrieval.build import TABLE, KnowledgeBaseConfig, annotated, one_text_per_id, rows_of, split
-from realm.retrieval.merged import change_merged, holders, read_merged
+from realm.retrieval.merged import change_merged, handed_over, holders, read_merged
 from realm.retrieval.passages import SCHEMA, Lookup, Row, key_of, row_batches, state_of
 from realm.retrieval.tables import replace_rows, uncommitted, write_rows
 from realm.text.corpus import Document
@@ -34,6 +35,7 @@ class AddResult(NamedTuple):
     """Documents that were there as they are, or hold no passage that others do not."""
     passages_added: int
     passages_removed: int
+    """Those that no merged document keeps."""
     merged: Mapping[str, str] = MappingProxyType({})
     """Those of the unchanged whose title and text another document has: the id of each, and of the other."""
 
@@ -85,7 +87,7 @@ def add(
                 del fresh[elsewhere]
             if key in taken or fresh.keys() == set(standing.keys_N[own].tolist()):
                 unchanged += 1
-                if passages and key not in taken and not len(own):
+                if key not in taken and not len(own):
                     elsewhere_too[document.id] = state_of(document)
                 continue
             merged_no_longer[document.id] = None
@@ -98,16 +100,27 @@ def add(
                 write()
         if rows:
             write()
+        before = read_merged(folder)
+        heirs = {
+            name: state for name, state in (before | elsewhere_too).items() if name not in merged_no_longer
+        }
         removed = np.flatnonzero(removed_N)
+        come_back_N = np.isin(standing.keys_N[removed], np.fromiter(arrived, dtype=np.uint64))
+        kept = handed_over(table, removed[~come_back_N], heirs)
+        if len(kept):
+            fragments += write_rows(folder / TABLE, kept.to_batches(), SCHEMA)
         if len(removed) or fragments:
             table = replace_rows(folder / TABLE, table, removed, fragments)
-    merged, before = holders(table, elsewhere_too), read_merged(folder)
-    changes: dict[str, int | None] = {document: elsewhere_too[document] for document in merged}
-    changes |= {document: None for document in merged_no_longer if document in before}
+    merged = holders(table, elsewhere_too)
+    changes: dict[str, int | None] = dict.fromkeys([*elsewhere_too, *merged_no_longer])
+    changes |= dict.fromkeys(kept.column("document_id").to_pylist())
+    changes |= {document: elsewhere_too[document] for document in merged}
     change_merged(
         folder, {document: state for document, state in changes.items() if before.get(document) != state}
     )
-    return table, AddResult(len(taken) - replaced, replaced, unchanged, len(arrived), len(removed), merged)
+    return table, AddResult(
+        len(taken) - replaced, replaced, unchanged, len(arrived), len(removed) - len(kept), merged
+    )
 
 
 class _Standing:

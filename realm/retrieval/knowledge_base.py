@@ -267,7 +267,8 @@ class KnowledgeBase:
     def add(self, documents: Iterable[Document], tagger: Tagger) -> AddResult:
         """Adds documents; one whose id is here takes the place of the old one. All in one commit, or nothing.
 
-        A document is left alone when its title and text are as before, or give the same passages.
+        A document is left alone when its title and text are as before, or give the same passages. The text of a document
+        that is replaced stays where another was merged with it: it goes over to that one.
 
         Raises:
             InputError: two of the documents have one id and different texts.
@@ -293,21 +294,17 @@ class KnowledgeBase:
         numbers = self.numbers_of([name for name in documents if name not in names])
         changes: dict[str, None] = dict.fromkeys(names)
         heirs = {name: state for name, state in merged.items() if name not in documents}
-        kept = (
-            handed_over(take_rows(self.table, numbers, SCHEMA.names), heirs)
-            if heirs and len(numbers)
-            else None
-        )
+        kept = handed_over(self.table, numbers, heirs)
         if len(numbers):
+            changes |= dict.fromkeys(kept.column("document_id").to_pylist())
             fragments: list[FragmentMetadata] = []
             with uncommitted(self.folder / TABLE):
-                if kept is not None and len(kept):
-                    changes |= dict.fromkeys(kept.column("document_id").to_pylist())
+                if len(kept):
                     fragments += write_rows(self.folder / TABLE, kept.to_batches(), SCHEMA)
                 table = replace_rows(self.folder / TABLE, self.table, numbers, fragments)
             self._move_to(table)
         change_merged(self.folder, changes)
-        return len(numbers) - (0 if kept is None else len(kept))
+        return len(numbers) - len(kept)
 
     def compact(self) -> CompactResult:
         """Writes passages and vectors anew without what was deleted, and removes all older versions.

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from realm.config import write_json_lines
-from realm.retrieval.passages import key_of
+from realm.retrieval.passages import SCHEMA, key_of
+from realm.retrieval.tables import reading, take_rows
 
 MERGED = "merged.jsonl"
 
@@ -62,10 +64,13 @@ def holders(table: lance.LanceDataset, states: Mapping[str, int]) -> dict[str, s
     }
 
 
-def handed_over(rows: pa.Table, states: Mapping[str, int]) -> pa.Table:
-    """Those of the rows whose text one of these merged documents has too, now as rows of that document."""
-    heirs = {state: document for document, state in states.items()}
-    rows = rows.filter(pc.is_in(rows.column("document_state"), value_set=pa.array(list(heirs), pa.uint64())))
+def handed_over(table: lance.LanceDataset, numbers: np.ndarray, states: Mapping[str, int]) -> pa.Table:
+    """Those of the rows of these numbers whose text one of these merged documents has too, now as rows of that document."""
+    heirs = {state: document for document, state in sorted(states.items(), reverse=True)}
+    with reading(table):
+        states_N = take_rows(table, numbers, ["document_state"]).column("document_state").to_numpy()
+        kept_N = np.isin(states_N, np.fromiter(heirs, dtype=np.uint64))
+        rows = take_rows(table, numbers[kept_N], SCHEMA.names)
     owners = [heirs[state] for state in rows.column("document_state").to_pylist()]
     for name, values in (("document_id", owners), ("document_key", [key_of(owner) for owner in owners])):
         place = rows.schema.get_field_index(name)

@@ -319,7 +319,7 @@ class Model:
         self._merged: dict[str, tuple[str, str]] = {}
 
     def add(self, documents: Sequence[Document]) -> None:
-        merged = {}
+        before, elsewhere = dict(self.rows), {}
         for document in documents:
             texts = dict.fromkeys(f"{t.strip()}." for t in document.text.split(".") if t.strip())
             passages = [(document.title, text) for text in texts]
@@ -329,10 +329,14 @@ class Model:
                 self.rows = {p: row for p, row in self.rows.items() if row[0] != document.id}
                 self.rows |= dict.fromkeys(free, (document.id, document[:2]))
                 self._merged.pop(document.id, None)
-            elif passages and not own:
-                merged[document.id] = document[:2]
+            elif not own:
+                elsewhere[document.id] = document[:2]
+        self._merged |= elsewhere
+        self._hand_over({p: state for p, (_, state) in before.items() if p not in self.rows})
         states = {state for _, state in self.rows.values()}
-        self._merged |= {document: state for document, state in merged.items() if state in states}
+        for document_id, state in elsewhere.items():
+            if state not in states:
+                self._merged.pop(document_id, None)
 
     def present(self) -> set[str]:
         states = {state for _, state in self.rows.values()}
@@ -344,11 +348,17 @@ class Model:
         for document in documents:
             self._merged.pop(document, None)
         gone = {p: state for p, (owner, state) in self.rows.items() if owner in documents}
-        heirs = {state: document for document, state in self._merged.items()}
-        kept = {p: (heirs[state], state) for p, state in gone.items() if state in heirs}
-        self.rows = {p: row for p, row in self.rows.items() if p not in gone} | kept
-        for heir, _ in kept.values():
-            self._merged.pop(heir, None)
+        self.rows = {p: row for p, row in self.rows.items() if p not in gone}
+        self._hand_over(gone)
+
+    def _hand_over(self, gone: dict[tuple[str, str], tuple[str, str]]) -> None:
+        """The first document by name that has the text too gets the passages."""
+        for passage, state in gone.items():
+            heirs = sorted(document for document, own in self._merged.items() if own == state)
+            if heirs:
+                self.rows[passage] = heirs[0], state
+        for owner in {owner for owner, _ in self.rows.values()}:
+            self._merged.pop(owner, None)
 
 
 SENTENCES = [f"It has {n} inns in the town." for n in range(4)]  # no two fit a passage
@@ -356,7 +366,7 @@ document_st = st.builds(
     lambda number, title, text: Document(title, " ".join(text), f"d{number}"),
     st.integers(0, 5),
     st.sampled_from(["A", "B"]),
-    st.lists(st.sampled_from(SENTENCES), max_size=3),
+    st.sampled_from([SENTENCES[:2], SENTENCES[1:3]]) | st.lists(st.sampled_from(SENTENCES), max_size=3),
 )
 steps_st = st.lists(
     st.one_of(

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from realm.config import InputError
+from realm.retrieval.build import TABLE
 from realm.retrieval.knowledge_base import KnowledgeBase, build
 from realm.retrieval.merged import MERGED
+from realm.retrieval.tables import history
 from realm.text.corpus import Document
 from tests.retrieval.tiny import CONFIG, TOKENIZER, TinyTagger, make
 
@@ -62,6 +64,49 @@ def test_documents_that_are_added_later_are_merged_too(tmp_path: Path) -> None:
     kb.add([SAME[1]._replace(text="Other words.")], TinyTagger())
     assert kb.merged() == {"c.txt": "a.txt"}
     assert kb.delete(["b.txt"]) == 1
+
+
+@pytest.mark.parametrize("order", ["abc", "bca", "cab"])
+def test_a_text_stays_until_the_last_of_its_documents_is_replaced(order: str, kb: KnowledgeBase) -> None:
+    texts = [text for document, text in content(kb.folder) if document == "a.txt"]
+    versions = len(history(kb.folder / TABLE, 100))
+    for n, name in enumerate(order, start=1):
+        other = Document("A", f"It is town {name}.", f"{name}.txt")
+        result = KnowledgeBase.open(kb.folder).add([other], TinyTagger())
+        assert result.passages_removed == (len(texts) if n == 3 else 0)
+        assert len(history(kb.folder / TABLE, 100)) == versions + n  # one commit each
+        left = [one for one in content(kb.folder) if one[1] in texts and one[0] != "d.txt"]
+        assert [text for _, text in left] == (texts if n < 3 else [])
+        assert {document for document, _ in left} <= {f"{other}.txt" for other in order[n:]}
+        assert (f"{name}.txt", other.text) in content(kb.folder)
+    assert KnowledgeBase.open(kb.folder).verify() == []
+
+
+@pytest.mark.parametrize("first", ["the copy", "the replacement"])
+def test_a_copy_that_comes_with_the_replacement_keeps_the_text(first: str, tmp_path: Path) -> None:
+    kb = make(tmp_path / "kb", [SAME[0], OTHER])
+    before = content(kb.folder)
+    documents = [SAME[1], SAME[0]._replace(text="Other words.")]
+    kb.add(documents if first == "the copy" else documents[::-1], TinyTagger())
+    renamed = [(one.replace("a.txt", "b.txt"), text) for one, text in before]
+    assert content(kb.folder) == sorted([*renamed, ("a.txt", "Other words.")])
+    assert kb.merged() == {}
+
+
+def test_what_the_new_text_has_too_stays_with_it(kb: KnowledgeBase) -> None:
+    before = {text for _, text in content(kb.folder)}
+    kb.add([SAME[0]._replace(text=f"{TEXT} Two has inns. One is a capital. It is in town.")], TinyTagger())
+    assert before <= {text for _, text in content(kb.folder)}
+    assert KnowledgeBase.open(kb.folder).verify() == []
+
+
+@pytest.mark.parametrize("text", ["", "One is in town. Two has inns."])
+def test_a_merged_document_that_gets_another_text_is_merged_no_longer(text: str, kb: KnowledgeBase) -> None:
+    texts = [passage.text for passage in kb if passage.document_id == "a.txt"]
+    kb.add([SAME[1]._replace(text=text)], TinyTagger())
+    assert kb.merged() == {"c.txt": "a.txt"}
+    kb.delete(["c.txt"])
+    assert kb.delete(["a.txt"]) == len(texts)
 
 
 def test_a_line_that_a_full_disk_cut_short_is_passed_over(kb: KnowledgeBase) -> None:

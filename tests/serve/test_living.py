@@ -65,6 +65,27 @@ def test_a_deleted_document_is_in_no_answer_any_more(own_server) -> None:
         client.delete("Bexley")  # a title is not an id here: two documents may share one
 
 
+@pytest.mark.parametrize("last", ["one", "two"])
+def test_of_two_documents_with_one_text_either_can_be_deleted_or_replaced_and_the_text_stays(
+    own_server, last
+) -> None:
+    client = own_server.client(TOKEN)
+    text = "Oakham has three bells and a ford."
+    one, two = ({"id": id, "title": "Oakham", "text": text} for id in ("one", "two"))
+    assert client.add([one, two])["unchanged"] == 1
+    first = "two" if last == "one" else "one"
+    assert client.delete(first) == 0  # its text stays
+    with pytest.raises(ServerError, match=f"no document has the id '{first}'"):
+        client.delete(first)
+    assert httpx.get(f"{own_server.url}/v1/documents/{last}").json()["text"] == text
+    client.add([one | {"id": first}])
+    changed = {"id": last, "title": "Oakham", "text": "It has no bells."}
+    assert client.add([changed])["passages_removed"] == 0
+    assert httpx.get(f"{own_server.url}/v1/documents/{first}").json()["text"] == text
+    assert text in {p["text"] for p in client.retrieve(text, top_k=100)}
+    assert client.delete(first) == 1
+
+
 @pytest.mark.parametrize("id", ["a/b", "../etc", "ä ö?#%", "<script>"])
 def test_any_id_can_be_written_read_and_deleted(own_server, id) -> None:
     client = own_server.client(TOKEN)
