@@ -1,7 +1,9 @@
 """Every JSON that the project writes holds exactly what its type says, and no JSON is written without one."""
 
+import ast
 import json
-import re
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -9,9 +11,11 @@ import pytest
 
 import realm
 from realm import cli
+from realm.checksums import CHECKSUMS
 from realm.cli import knowledge_base as kb_command
+from realm.cli.converting import MadeFolderJson
 from realm.model.encoders import EmbedderConfig
-from realm.model.folder import SummedManifest
+from realm.model.folder import HELD_OUT, HeldOutFile, SummedManifest
 from realm.qa.answers import AnswersJson
 from realm.qa.evaluation import ReportFile, ReportJson
 from realm.qa.filling import FilledJson
@@ -19,52 +23,98 @@ from realm.qa.made_questions import MadeQuestion
 from realm.qa.pipeline import RetrievedJson
 from realm.qa.probe import ProbeFile, ProbeJson
 from realm.retrieval.add import AddResult
-from realm.retrieval.build import BuildResult, KnowledgeBaseConfig, Settings, SettingsJson
+from realm.retrieval.build import TABLE, BuildResult, KnowledgeBaseConfig, ReadSoFar, Settings, SettingsJson
 from realm.retrieval.index import IndexReport
 from realm.retrieval.knowledge_base import DocumentEntry
+from realm.retrieval.merged import MERGED, MergedLine
+from realm.retrieval.published import ConvertedJson, ExportedJson
+from realm.retrieval.tables import open_table
 from realm.retrieval.vectors import VectorsInfo
-from realm.text.inputs import Lengths
+from realm.text.inputs import Lengths, encoder_folder
 from realm.text.readers import LeftOut
 from realm.train import loop
+from realm.train.finetune import FinetuneConfig, FinetunedFrom
 from realm.train.ict import IctConfig
-from realm.train.loop import WATCHED
+from realm.train.loop import WATCHED, MetricsLine, StageRecord, StartedFrom
+from realm.train.mlm import MlmConfig
+from realm.train.pretrain import PretrainConfig, PretrainedFrom
+from tests.published.peer_environment import FIXTURES
 from tests.qa.conftest import qa_folder
 from tests.schemas import assert_holds
 
 __all__ = ["qa_folder"]
 
 WRITERS = {
-    "cli/answering.py": "evaluate, probe",
-    "cli/arguments.py": "what each command reports, below",
-    "cli/demo.py": "the demo's reports: tests/test_demo.py",
-    "cli/knowledge_base.py": "kb list, left out documents, made questions",
-    "config.py": "the writers themselves",
-    "demo/__init__.py": "report.json: tests/test_demo.py",
-    "demo/telling.py": "stages.json: tests/test_demo.py",
-    "model/bert_files.py": "transformers' config.json: tests/model/test_bert.py loads it there",
-    "model/folder.py": "the manifest",
-    "model/published/export.py": "transformers' files: tests/published loads them there",
-    "model/sharing.py": "transformers' and sentence-transformers' files: tests/model/test_sharing.py loads them there",
-    "qa/pipeline.py": "retrieve",
-    "retrieval/build.py": "what a knowledge base says about itself",
-    "retrieval/merged.py": "merged.jsonl of a knowledge base: tests/retrieval/test_merged.py reads it back",
-    "retrieval/vectors.py": "what an index says about itself",
-    "serve/app.py": "problems and answers: tests/serve/test_schema.py, against OpenAPI",
-    "serve/client.py": "requests: tests/serve/test_schema.py",
-    "text/inputs.py": "what a fingerprint is of: never written",
-    "train/loop.py": "metrics.jsonl, settings.json",
+    "cli/answering.py _write": ["evaluate, probe"],
+    "cli/arguments.py report": ["what each command reports"],
+    "cli/demo.py _demo": ["the demo's reports: tests/test_demo.py"],
+    "cli/knowledge_base.py _list": ["kb list"],
+    "cli/knowledge_base.py _questions": ["made questions"],
+    "cli/knowledge_base.py _said": ["left_out.jsonl"],
+    "config.py config_from": ["settings, to be checked: never written"],
+    "config.py read_json": ["what was read, to be checked: never written"],
+    "config.py write_json": ["the writer itself"],
+    "config.py write_json_lines": ["the writer itself"],
+    "demo/__init__.py _tell": ["report.json: tests/test_demo.py"],
+    "demo/telling.py Record.timing": ["stages.json: tests/test_demo.py"],
+    "model/bert_files.py save_bert": ["transformers' config.json: tests/model/test_bert.py loads it there"],
+    "model/folder.py Model.passage_fingerprint": ["what a fingerprint is of: never written"],
+    "model/folder.py _manifest_checksum": ["what a checksum is of: never written"],
+    "model/folder.py _write": ["held_out.json", "realm.json"],
+    "model/published/export.py write_checkpoint": [
+        "transformers' config.json: tests/published loads it there"
+    ],
+    "model/published/export.py write_safetensors": ["its header: tests/published loads it there"],
+    "model/published/export.py write_tokenizer": ["transformers' files: tests/published loads them there"]
+    * 2,
+    "model/sharing.py card": ["numbers in the text of a model card"],
+    "model/sharing.py write_hub": ["transformers' config.json: tests/model/test_sharing.py"],
+    "model/sharing.py write_sentence_transformers": [
+        "its files: tests/model/test_sharing.py loads them there"
+    ]
+    * 3,
+    "model/sharing.py write_sentence_transformers.add": ["the same"],
+    "qa/pipeline.py retrieve_to_file": ["retrieve"],
+    "retrieval/build.py Settings.to_json": ["what a knowledge base says about itself"],
+    "retrieval/build.py _in_few_files": ["how far a build has read, in its commits"],
+    "retrieval/build.py commit_rows": ["the same"],
+    "retrieval/merged.py change_merged": ["merged.jsonl"],
+    "retrieval/merged.py write_merged": ["merged.jsonl"],
+    "retrieval/vectors.py _schema": ["what an index says about itself"],
+    "serve/app.py _stream": ["answers and problems: tests/serve/test_schema.py, against OpenAPI"] * 2,
+    "serve/client.py Client._open": ["requests: tests/serve/test_schema.py"],
+    "text/inputs.py _behaviour": ["what a fingerprint is of: never written"],
+    "train/loop.py TrainRun._open_folder": ["settings.json"],
+    "train/loop.py TrainRun.log": ["metrics.jsonl"],
 }
-"""The files that write JSON, and what of it."""
+"""The calls that write JSON, by file and function, and what each writes."""
+
+
+def writers(file: Path) -> Iterator[str]:
+    """The functions of a file that write JSON, once for each call; what is only made to be read again is no writing."""
+
+    def walk(node: ast.AST, inside: str) -> Iterator[str]:
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        if called == "json.loads":
+            return
+        if called in ("write_json", "write_json_lines", "json.dump", "json.dumps"):
+            yield inside
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inside = f"{inside}.{node.name}" if inside else node.name
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, inside)
+
+    text = file.read_text(encoding="utf-8")
+    return walk(ast.parse(text), "") if "write_json" in text or "json.dump" in text else iter(())
 
 
 def test_no_json_is_written_that_no_test_knows() -> None:
     root = Path(realm.__file__).parent
-    found = {
-        str(file.relative_to(root))
-        for file in root.rglob("*.py")
-        if re.search(r"\b(write_json|write_json_lines|json\.dumps?)\(", file.read_text(encoding="utf-8"))
-    }
-    assert found == set(WRITERS), "say what it writes, and add a type and its check"
+    found = Counter(
+        f"{file.relative_to(root)} {function}" for file in root.rglob("*.py") for function in writers(file)
+    )
+    known = {function: len(calls) for function, calls in WRITERS.items()}
+    assert found == known, "say what the call writes, and add a type and its check"
 
 
 def test_the_check_refuses_what_is_missing_too_much_or_of_another_type() -> None:
@@ -76,7 +126,7 @@ def test_the_check_refuses_what_is_missing_too_much_or_of_another_type() -> None
 
 
 def lines(file: Path) -> list[Any]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
 
 
 class Indexes(TypedDict):
@@ -99,16 +149,24 @@ def test_what_a_knowledge_base_says_and_holds(tiny_kb, tiny_model_folder, tmp_pa
     texts = [
         {"title": f"Town{n}", "text": f"Town{n} is a city. It was founded in {1000 + n}."} for n in range(4)
     ]
-    source.write_text("".join(json.dumps(row) + "\n" for row in texts) + "no JSON\n")
+    twice = [*texts, texts[1]]
+    source.write_text("".join(json.dumps(row) + "\n" for row in twice) + "no JSON\n")
     named = ["--tokenizer", tiny_kb.folder / "tokenizer", "--tagger", "rules"]
     built = said("kb", "build", source, "--out", kb, *named)
     assert_holds(BuildResult, built, kb_command.SourcesJson)
     (left_out,) = lines(kb / kb_command.LEFT_OUT)
     assert_holds(LeftOut, left_out)
+    (merged,) = lines(kb / MERGED)
+    assert_holds(MergedLine, merged)
+    assert_holds(ReadSoFar, read_so_far(kb))
     source.write_text(json.dumps({"title": "U", "text": "Bexley lies on the Tarn."}))
     assert_holds(AddResult, said("kb", "add", source, "--kb", kb), kb_command.SourcesJson)
     assert_holds(DocumentEntry, said("kb", "list", "U", "--kb", kb))
-    assert_holds(kb_command.DeletedJson, said("kb", "delete", "Town0", "--kb", kb))
+    assert_holds(kb_command.DeletedJson, said("kb", "delete", "Town1", "--kb", kb))
+    changed = lines(kb / MERGED)[1:]
+    assert [line["state"] for line in changed] == [None]  # the other one holds the text now
+    for line in changed:
+        assert_holds(MergedLine, line)
     assert_holds(IndexReport, said("index", "--kb", kb, "--model", tiny_model_folder, "--set", "device=cpu"))
     info = said("kb", "info", "--kb", kb)
     assert_holds(kb_command.FactsJson, info, KnowledgeBaseConfig, Indexes)
@@ -145,36 +203,58 @@ def test_what_is_said_of_questions_and_answers(tiny_kb, qa_folder, tiny_model_fo
         assert_holds(RetrievedJson, row)
 
 
-class Took(TypedDict):
-    """What a stage that is complete remembers besides."""
-
-    seconds: float
-
-
-class Line(TypedDict):
-    """What every line of metrics.jsonl has."""
-
-    step: int
-    seconds: float
-    loss: float | None
-    retrieval_utility: float | None
-    null_probability: float | None
-    index_age: float | None
+@pytest.mark.parametrize(
+    ("source", "more"),
+    [("openqa/old", []), ("embedder/new", ["--encoder", FIXTURES / "encoder" / "new"])],
+)
+def test_what_is_said_of_a_published_checkpoint(source, more, tmp_path, said) -> None:
+    made = said("convert", FIXTURES / source, tmp_path / "ours", *more)
+    assert_holds(ConvertedJson, made)
+    back = said("convert", made["model"], tmp_path / "back", "--to", "huggingface-realm")
+    assert_holds(ExportedJson, back)
+    if "kb" in made:
+        assert_holds(ReadSoFar, read_so_far(Path(made["kb"])))
 
 
-class Remembered(TypedDict):
-    """What a stage remembers beside its settings."""
-
-    stage: str
-    kb: str
-    held_out: float
-    passage_tokens: int
-    init: str
+def test_what_is_said_of_a_folder_for_others(tiny_model_folder, tmp_path, said) -> None:
+    to_hub = ["--to", "hub", "--licence", "mit", "--data", "Towns."]
+    assert_holds(MadeFolderJson, said("convert", tiny_model_folder, tmp_path / "hub", *to_hub))
+    to_others = ["--to", "sentence-transformers"]
+    assert_holds(MadeFolderJson, said("convert", tiny_model_folder, tmp_path / "st", *to_others))
 
 
+def read_so_far(kb: Path) -> Any:
+    """What the newest commit of a build says."""
+    table = open_table(kb / TABLE)
+    transaction = table.read_transaction(table.version)
+    return json.loads(transaction.transaction_properties["realm.read"])
+
+
+class Checksums(TypedDict):
+    """What checksums.json holds, under one name."""
+
+    files: dict[str, str]
+
+
+def test_what_lies_beside_an_encoder() -> None:
+    packaged = Path(encoder_folder("package:realm-mini"))
+    assert_holds(HeldOutFile, json.loads((packaged / HELD_OUT).read_text()))
+    assert_holds(Checksums, {"files": json.loads((packaged / CHECKSUMS).read_text())})
+
+
+STAGES = {
+    "mlm": (MlmConfig, StartedFrom, "init", []),
+    "ict": (IctConfig, StartedFrom, "init", ["batch_size=4"]),
+    "pretrain": (PretrainConfig, PretrainedFrom, "model", ["health.queries=4"]),
+    "finetune": (FinetuneConfig, FinetunedFrom, "model", ["dev_every=1"]),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_what_a_training_run_writes_and_its_model_remembers(
-    tiny_kb, tiny_model_folder, tmp_path, monkeypatch
+    stage, own_kb, tiny_model_folder, tmp_path, monkeypatch
 ) -> None:
+    config, remembered, start, settings = STAGES[stage]
     kept: dict[str, Any] = {}
     write = loop.write_json
 
@@ -183,17 +263,25 @@ def test_what_a_training_run_writes_and_its_model_remembers(
         write(path, value)
 
     monkeypatch.setattr(loop, "write_json", keep)
-    words = ["ict", "--kb", tiny_kb.folder, "--init", tiny_model_folder, "--out", tmp_path / "ict"]
-    words += ["--config", "tiny", "--set", "steps=2", "--set", "log_every=1", "--set", "batch_size=4"]
+    words = [stage, "--kb", own_kb.folder, "--out", tmp_path / "out", "--config", "tiny"]
+    words += [f"--{start}", tiny_model_folder] if stage != "mlm" else []
+    if stage == "finetune":
+        asked = tmp_path / "q.jsonl"
+        asked.write_text('{"question": "on which river lies Arden?", "answers": ["Ouse"]}')
+        words += ["--train", asked, "--dev", asked]
+    for setting in ["steps=2", "log_every=1", "device=cpu", *settings]:
+        words += ["--set", setting]
     assert cli.main([*map(str, words)]) == 0
-    assert_holds(IctConfig, kept["settings.json"], Remembered)
-    rows = lines(tmp_path / "ict" / "metrics.jsonl")
-    assert len(rows) >= 2 and set(WATCHED) < set(Line.__annotations__)
+    assert_holds(config, kept["settings.json"], remembered, StageRecord)
+    rows = lines(tmp_path / "out" / "metrics.jsonl")
+    assert len(rows) >= 2 and set(WATCHED) < set(MetricsLine.__annotations__)
     for row in rows:
-        assert_holds(Line, {name: row[name] for name in Line.__annotations__})
+        assert_holds(MetricsLine, {name: row[name] for name in MetricsLine.__annotations__})
         assert all(isinstance(value, int | float | None) for value in row.values())
-    manifest = json.loads((tmp_path / "ict" / "realm.json").read_text())
+    manifest = json.loads((tmp_path / "out" / "realm.json").read_text())
     assert_holds(SummedManifest, manifest)
     assert_holds(Lengths, manifest["lengths"])
     assert_holds(EmbedderConfig, manifest["embedder"])
-    assert_holds(IctConfig, manifest["stages"][-1], Remembered, Took)
+    assert_holds(config, manifest["stages"][-1], remembered, StageRecord)
+    if stage != "finetune":
+        assert_holds(HeldOutFile, json.loads((tmp_path / "out" / "encoder" / HELD_OUT).read_text()))

@@ -3,10 +3,13 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from realm.cli.arguments import Commands, Parser, add_command, report
 from realm.config import InputError, read_json
+
+if TYPE_CHECKING:
+    from realm.retrieval.published import ConvertedJson, ExportedJson
 
 TARGETS = ("realm", "huggingface-realm", "hub", "sentence-transformers")
 ONLY_FOR = {
@@ -90,11 +93,18 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
 
 
+class MadeFolderJson(TypedDict):
+    """What `realm convert` reports of a folder for others."""
+
+    out: str
+
+
 def _convert(args: argparse.Namespace) -> None:
     for flag, target in ONLY_FOR.items():
         if getattr(args, flag) is not None and target != args.to:
             raise InputError(f"--{flag} is for --to {target}, not for --to {args.to}")
     out = Path(args.out)
+    made: ConvertedJson | ExportedJson | MadeFolderJson
     match args.to:
         case "realm":
             from realm.retrieval.published import convert_checkpoint
@@ -121,7 +131,7 @@ def _convert(args: argparse.Namespace) -> None:
     report(args, made)
 
 
-def _to_hub(args: argparse.Namespace, out: Path) -> dict[str, Any]:
+def _to_hub(args: argparse.Namespace, out: Path) -> MadeFolderJson:
     from realm.model.folder import model_path, new_folder
     from realm.model.sharing import write_hub
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -148,6 +148,15 @@ class SummedManifest(Manifest):
     checksums: dict[str, str]
 
 
+class HeldOutFile(TypedDict):
+    """What held_out.json holds: `HeldOut`."""
+
+    held_out: float
+    passage_tokens: int
+    sources: NotRequired[list[str]]
+    """Where the encoder's text came from; written by hand where an encoder is published alone."""
+
+
 def save_model(model: Model, folder: Path, extra: Sequence[Path] = ()) -> None:
     """Writes the model, with copies of the `extra` files and folders, aside and renames it in, over what was there.
 
@@ -169,7 +178,9 @@ def _write(model: Model, aside: Path, extra: Sequence[Path]) -> None:
     model.tokenizer.save(aside)
     save_reader(model.reader, aside / "encoder")
     if len(model.held_out) == 1:
-        write_json(aside / "encoder" / HELD_OUT, min(model.held_out)._asdict())
+        share, longest = min(model.held_out)
+        held_out: HeldOutFile = {"held_out": share, "passage_tokens": longest}
+        write_json(aside / "encoder" / HELD_OUT, held_out)
     model.tokenizer.save(aside / "encoder")
     shared = model.embedder.passage is model.embedder.query
     towers = model.embedder.query.state_dict(prefix="query.")

@@ -19,7 +19,7 @@ Python string each, `tokens` 4 bytes per wordpiece, about 1 kB.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self, TypedDict, TypeVar
 
 import lance
 import numpy as np
@@ -70,6 +70,7 @@ __all__ = [
     "KnowledgeBaseConfig",
     "PassageTokens",
     "Ragged",
+    "TrainingRecord",
     "build",
     "changed",
 ]
@@ -94,6 +95,15 @@ class CompactResult(NamedTuple):
     versions_removed: int
     versions_in_use: int
     """Older versions that stay because another process has them open, and with them what was deleted since."""
+
+
+class TrainingRecord(TypedDict):
+    """What a stage saves of the knowledge base that it trains on."""
+
+    kb: str
+    """Its fingerprint."""
+    held_out: float
+    passage_tokens: int
 
 
 class KnowledgeBase:
@@ -204,9 +214,10 @@ class KnowledgeBase:
         return HeldOut(self.config.held_out, self.config.passage_tokens)
 
     @property
-    def training_record(self) -> dict[str, Any]:
+    def training_record(self) -> TrainingRecord:
         """What a stage that trains on this knowledge base saves with its model."""
-        return {"kb": self.fingerprint, **self.held_out._asdict()}
+        share, longest = self.held_out
+        return {"kb": self.fingerprint, "held_out": share, "passage_tokens": longest}
 
     def check_held_out(self, others: Iterable[HeldOut], name: str) -> None:
         """Raises InputError unless the training of `name` held out the passages that are held out here."""

@@ -8,6 +8,7 @@ holds it. A line without a state says that the id is merged no longer. An id who
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypedDict
 
 import lance
 import numpy as np
@@ -47,7 +48,14 @@ def change_merged(folder: Path, changes: Mapping[str, int | None]) -> None:
             file.write("".join(f"\n{json.dumps(_line(*change))}" for change in changes.items()) + "\n")
 
 
-def _line(document: str, state: int | None) -> dict[str, str | None]:
+class MergedLine(TypedDict):
+    """A line of merged.jsonl."""
+
+    document: str
+    state: str | None
+
+
+def _line(document: str, state: int | None) -> MergedLine:
     return {"document": document, "state": None if state is None else f"{state:016x}"}
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +22,9 @@ import torch
 
 from realm.config import InputError, progress
 from realm.model.folder import Model, is_model, load_model, new_folder, read_manifest, save_model
-from realm.model.published.checkpoint import CLASSES, RECORDS, Checkpoint, open_checkpoint
+from realm.model.published.checkpoint import CLASSES, RECORDS, open_checkpoint
 from realm.model.published.export import Lazy, check_exportable, kinds_of, write_checkpoint
-from realm.model.published.parts import Conversion, convert
+from realm.model.published.parts import convert
 from realm.retrieval import vectors
 from realm.retrieval.block_records import BlockRecords, write_records
 from realm.retrieval.build import (
@@ -54,6 +54,28 @@ BLOCKS_AT_ONCE = 1 << 18
 """Blocks of a commit, and of a file: what a killed conversion has to read again."""
 
 
+class ConvertedJson(TypedDict):
+    """What `realm convert` reports of a published checkpoint that became ours; the optional ones where it has vectors."""
+
+    kind: str
+    model: str
+    kb: NotRequired[str]
+    passages: NotRequired[int]
+    version: NotRequired[int]
+    """Of its index."""
+    dead_weights: list[str]
+    """Tensors that nothing uses, and that were left out."""
+    notes: list[str]
+
+
+class ExportedJson(TypedDict):
+    """What `realm convert --to huggingface-realm` reports."""
+
+    out: str
+    classes: dict[str, str]
+    """By folder, the class that loads it."""
+
+
 def convert_checkpoint(
     name: str,
     out: Path,
@@ -62,7 +84,7 @@ def convert_checkpoint(
     bits: int = 32,
     tagger: Tagger | None = None,
     tokenizer: str | None = None,
-) -> dict[str, Any]:
+) -> ConvertedJson:
     """Writes a published checkpoint as ours, and says what became of it; repeated, it goes on where it was stopped.
 
     Google's own open-QA checkpoints come without vectors and texts: they become a model alone.
@@ -75,7 +97,12 @@ def convert_checkpoint(
     conversion = convert(checkpoint, *others)
     if "block_emb" not in checkpoint.tensors:
         _save(conversion.model, out)
-        return _report(checkpoint, conversion, model=str(out))
+        return {
+            "kind": checkpoint.kind,
+            "model": str(out),
+            "dead_weights": conversion.dead,
+            "notes": conversion.notes,
+        }
     records, block_emb = BlockRecords(checkpoint.folder / RECORDS), checkpoint.tensors["block_emb"]
     shape = (len(records), checkpoint.config["retriever_proj_size"])
     if tuple(block_emb.shape) != shape:
@@ -85,8 +112,15 @@ def convert_checkpoint(
     _save(conversion.model, out / "model")
     kb = import_blocks(out / "kb", records, name, conversion.model.tokenizer, tagger)
     version = _publish(kb, conversion.model, str(out / "model"), block_emb, bits)
-    facts = {"model": str(out / "model"), "kb": str(out / "kb"), "passages": len(kb), "version": version}
-    return _report(checkpoint, conversion, **facts)
+    return {
+        "kind": checkpoint.kind,
+        "model": str(out / "model"),
+        "kb": str(out / "kb"),
+        "passages": len(kb),
+        "version": version,
+        "dead_weights": conversion.dead,
+        "notes": conversion.notes,
+    }
 
 
 def import_blocks(
@@ -123,7 +157,7 @@ def import_blocks(
     return KnowledgeBase.open(target)
 
 
-def export_model(source: str, out: Path, kb: str | None = None) -> dict[str, Any]:
+def export_model(source: str, out: Path, kb: str | None = None) -> ExportedJson:
     """Writes a model as folders that transformers 4.57.6 loads; with a knowledge base of its, an open-QA one too.
 
     Raises:
@@ -251,7 +285,3 @@ def _publish(kb: KnowledgeBase, model: Model, path: str, block_emb: torch.Tensor
         bits=bits,
     )
     return vectors.publish(folder, kb.keys_N, block_emb.float().numpy(), info)
-
-
-def _report(checkpoint: Checkpoint, conversion: Conversion, **facts: Any) -> dict[str, Any]:
-    return {"kind": checkpoint.kind, **facts, "dead_weights": conversion.dead, "notes": conversion.notes}

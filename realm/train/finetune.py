@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -70,6 +71,16 @@ class FinetuneConfig(RunConfig):
     """With `update_passages`: when and where the index is rebuilt."""
 
 
+class FinetunedFrom(TypedDict):
+    """What fine-tuning saves beside its settings."""
+
+    init: str
+    kb: str
+    """The knowledge base's fingerprint."""
+    questions: str
+    """A digest of the questions and answers."""
+
+
 def train(
     kb: KnowledgeBase,
     out: Path,
@@ -101,7 +112,7 @@ def train(
     }
     examples = Examples(kb, model, questions, config.contains)
     asked = hashlib.sha256(repr((questions, dev)).encode()).hexdigest()[:16]
-    names = {"init": init, "kb": kb.fingerprint, "questions": asked}
+    names: FinetunedFrom = {"init": init, "kb": kb.fingerprint, "questions": asked}
     with (
         TrainRun("finetune", out, config, model, rates, names) as run,
         IndexRefresher(

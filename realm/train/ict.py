@@ -20,7 +20,7 @@ from realm.model.scores import scores
 from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
 from realm.retrieval.masked_queries import held_out
 from realm.text.inputs import passage_inputs, query_inputs
-from realm.train.loop import RunConfig, TrainRun, generator
+from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,8 @@ def train(kb: KnowledgeBase, out: Path, config: IctConfig, init: str) -> Path:
     kb.check_held_out(model.held_out, init)
     tokens = kb.tokens
     passages = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
-    with TrainRun(
-        "ict",
-        out,
-        config,
-        model,
-        {model.embedder: config.learning_rate},
-        {"init": init, **kb.training_record},
-    ) as run:
+    names: StartedFrom = {"init": init, **kb.training_record}
+    with TrainRun("ict", out, config, model, {model.embedder: config.learning_rate}, names) as run:
         for step in run.steps():
             rng = generator(config.seed, step)
             with run.autocast():

@@ -35,7 +35,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -47,6 +47,7 @@ from realm.model.device import Precision, autocast, choose_device, chosen, keep_
 from realm.model.encoders import keep_rows, set_dropout
 from realm.model.folder import Model, is_model, read_manifest, save_model
 from realm.progress import duration
+from realm.retrieval.knowledge_base import TrainingRecord
 
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -59,10 +60,37 @@ LOCK_PATIENCE = 10.0
 """Seconds that a run waits for another one to leave its folder: a killed one may take a moment to die."""
 WATCHED = ("loss", "retrieval_utility", "null_probability", "index_age")
 """Keys of every line of metrics.jsonl, null where a stage or a line has none."""
+
 BETAS, EPSILON = (0.9, 0.999), 1e-6
 """Of Adam, as BERT's released optimizer has them."""
 UNCORRECTED = 1e9
 """A step of Adam's at which both bias corrections are 1 in float32, and stay so: one more is the same number."""
+
+
+class MetricsLine(TypedDict):
+    """What every line of metrics.jsonl has; stages add numbers of their own."""
+
+    step: int
+    seconds: float
+    loss: float | None
+    retrieval_utility: float | None
+    null_probability: float | None
+    index_age: float | None
+
+
+class StartedFrom(TrainingRecord):
+    """What a stage saves in settings.json, and with its model, beside its settings."""
+
+    init: str | None
+    """The model or encoder that it started from."""
+
+
+class StageRecord(TypedDict):
+    """What `TrainRun` adds to that."""
+
+    stage: str
+    seconds: NotRequired[float]
+    """How long it took, with the model that it made."""
 
 
 @dataclass(frozen=True)

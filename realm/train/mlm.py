@@ -45,7 +45,7 @@ from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
 from realm.retrieval.masked_queries import MaskedQuery, SpanIndex, held_out
 from realm.text.corpus import HeldOut
 from realm.text.inputs import Lengths, Tokenizer, Tokens, joint_inputs, passage_inputs
-from realm.train.loop import RunConfig, TrainRun, generator
+from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,8 @@ def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = No
     train_passages = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
     probe = held_out_queries(kb, config.query_tokens - 2, count=256)
     spans = SpanIndex(tokens)
-    with TrainRun(
-        "mlm", out, config, model, {reader: config.learning_rate}, {"init": init, **kb.training_record}
-    ) as run:
+    names: StartedFrom = {"init": init, **kb.training_record}
+    with TrainRun("mlm", out, config, model, {reader: config.learning_rate}, names) as run:
         for step in run.steps():
             rng = generator(config.seed, step)
             batch = masked_rows(tokens, spans, train_passages, rng, kb.tokenizer, model.lengths, config)

@@ -50,7 +50,7 @@ from realm.retrieval.states import (
 )
 from realm.train.health import HealthConfig, HealthWatch
 from realm.train.ict import IctConfig, cloze_vectors
-from realm.train.loop import RunConfig, TrainRun, generator
+from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
 
 HOLDER_GAIN, OTHER_GAIN = 6.2, -1.6
 """Nats over the null passage that a trained reader gives passages with and without the span; the entity control's table."""
@@ -112,6 +112,13 @@ class PretrainConfig(RunConfig):
             )
 
 
+class PretrainedFrom(StartedFrom):
+    """What pre-training saves beside its settings."""
+
+    text: str
+    """Fingerprint of the corpus X."""
+
+
 def train(
     kb: KnowledgeBase,
     out: Path,
@@ -145,7 +152,7 @@ def train(
     if config.input_embeddings == "frozen":
         freeze_input_embeddings(model.embedder)
     rates = {model.embedder: config.retriever_rate, model.reader: config.reader_rate}
-    names = {"init": init, **kb.training_record, "text": source.fingerprint}
+    names: PretrainedFrom = {"init": init, **kb.training_record, "text": source.fingerprint}
     with (
         TrainRun("pretrain", out, config, model, rates, names, shares=True) as run,
         IndexRefresher(
