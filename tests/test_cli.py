@@ -74,7 +74,14 @@ def test_the_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None
         (["anser"], "invalid choice: 'anser'"),
         (["kb"], "COMMAND"),
         (["kb", "info", "--kb", "x", "--nonsense"], "--nonsense"),
-        (["kb", "info"], "--kb"),
+        (["kb", "info"], "required: --kb, or --in WORKSPACE (see `realm kb info --help`)"),
+        (["fill", "A [MASK].", "--kb", "x"], "required: --model, or --in WORKSPACE"),
+        (["kb", "info", "--in", "x", "--kb", "y"], "--in x stands for --kb: leave out --kb"),
+        (
+            ["kb", "info", "--in", "absent"],
+            "absent is no workspace, it has no folder kb: `realm fit SOURCE...",
+        ),
+        (["answer", "why?", "--in", ".", "--model", "y"], "stands for --kb and --model: leave out --model"),
         (
             ["retrieve", "--kb", "x", "--questions", "q", "--out", "o", "--top-k", "0"],
             "'0' is not a whole number",
@@ -100,6 +107,52 @@ def test_bad_use_is_one_line_and_exit_code_2(
     assert re.fullmatch(r"realm: [^\n]+\n", captured.err)
     assert says in captured.err
     assert list(tmp_path.iterdir()) == []
+
+
+WITH_A_FOLDER = {
+    "kb info": [],
+    "kb delete": ["some"],
+    "questions": ["--out", "o"],
+    "mlm": ["--out", "o"],
+    "ict": ["--out", "o"],
+    "pretrain": ["--out", "o"],
+    "index": [],
+    "finetune": ["--train", "t", "--dev", "d", "--out", "o"],
+    "retrieve": ["--questions", "q", "--out", "o"],
+    "answer": ["why?"],
+    "fill": ["A [MASK]."],
+    "evaluate": ["--questions", "q"],
+    "probe": [],
+    "serve": [],
+}
+
+
+@pytest.mark.parametrize("command", WITH_A_FOLDER)
+def test_a_workspace_stands_for_its_knowledge_base_and_its_model(command: str, tmp_path: Path) -> None:
+    for part in ("kb", "model"):
+        (tmp_path / part).mkdir()
+    words, parser = [*command.split(), *WITH_A_FOLDER[command]], cli._parser()
+    by_name = parser.parse_args([*words, "--in", str(tmp_path)])
+    flags = [flag for flag in ("kb", "model", "init") if hasattr(by_name, flag)]
+    apart = [word for flag in flags for word in (f"--{flag}", str(tmp_path / PARTS[flag]))]
+    by_folder = parser.parse_args([*words, *apart])
+    assert vars(by_name) | {"workspace": None} == vars(by_folder)
+    for flag in flags:
+        with pytest.raises(InputError, match=f"stands for .*: leave out --{flag} "):
+            parser.parse_args([*words, "--in", str(tmp_path), f"--{flag}", "x"])
+
+
+PARTS = {"kb": "kb", "model": "model", "init": "model"}
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "serve"])
+def test_every_command_that_takes_a_knowledge_base_takes_a_workspace(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*command.split(), "--help"]) == 0
+    out = capsys.readouterr().out
+    takes = "--kb KB " in out and command != "convert"  # what it converts has a name of its own
+    assert takes == ("--in WORKSPACE" in out)
 
 
 def main_that_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:

@@ -56,7 +56,9 @@ def add_commands(commands: "Commands[Parser]") -> None:
     add_model(answer, required=False)
     _add_method(answer, SCORED)
     answer.add_argument(
-        "--server", metavar="URL", help="ask the `realm serve` at this address, in place of --kb and --model"
+        "--server",
+        metavar="URL",
+        help="ask the `realm serve` at this address, in place of a knowledge base and a model here",
     )
 
     fill = add_command(
@@ -180,7 +182,7 @@ def _answer(args: argparse.Namespace) -> None:
         answer = Client(args.server, os.environ.get("REALM_READ_TOKEN")).answer(args.question, args.method)
     else:
         if args.kb is None or args.model is None:
-            raise InputError("name --kb and --model, or the --server to ask")
+            raise InputError("name --kb and --model, --in WORKSPACE, or the --server to ask")
         from realm.qa import pipeline
 
         config = settings(args, pipeline.AnswerConfig)

@@ -2,8 +2,9 @@
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from realm.config import InputError, read_config
 
@@ -11,11 +12,66 @@ T = TypeVar("T")
 Commands = argparse._SubParsersAction
 
 
+class Part(NamedTuple):
+    """A folder that a command works on, and that a workspace holds."""
+
+    name: str
+    """In the workspace."""
+    required: bool
+
+
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, like all bad input."""
+    """An argument parser whose errors are one line, and where --in WORKSPACE stands for the folders in a workspace."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._parts: dict[str, Part] = {}
+        self._in: argparse.Action | None = None
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} (see `{self.prog} --help`)")
+
+    def add_part(self, flag: str, part: Part, metavar: str, help: str) -> None:
+        """Declares the flag of a folder, and --in, which names that folder too."""
+        if self._in is None:
+            self._in = self.add_argument("--in", metavar="WORKSPACE", dest="workspace")
+        needed = " (required without --in)" if part.required else ""
+        self.add_argument(f"--{flag}", metavar=metavar, help=help + needed)
+        self._parts[flag] = part
+        self._in.help = f"workspace that `realm fit` made, in place of {_flags(self._parts)}"
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parses, and gives the flags of folders the values that --in stands for."""
+        found, rest = super().parse_known_args(args, namespace)
+        if self._in is not None:
+            self._take_workspace(found)
+        return found, rest
+
+    def _take_workspace(self, found: argparse.Namespace) -> None:
+        given = [flag for flag in self._parts if getattr(found, flag) is not None]
+        if found.workspace is None:
+            if missing := [flag for flag, part in self._parts.items() if part.required and flag not in given]:
+                self.error(f"the following arguments are required: {_flags(missing)}, or --in WORKSPACE")
+            return
+        if given:
+            self.error(f"--in {found.workspace} stands for {_flags(self._parts)}: leave out {_flags(given)}")
+        from realm.folders import restore  # here, because Windows has not what it imports
+
+        for flag, part in self._parts.items():
+            folder = Path(found.workspace, part.name)
+            restore(folder)
+            if not folder.is_dir():
+                raise InputError(
+                    f"{found.workspace} is no workspace, it has no folder {part.name}: "
+                    f"`realm fit SOURCE... --out {found.workspace}` makes one"
+                )
+            setattr(found, flag, str(folder))
+
+
+def _flags(names: Iterable[str]) -> str:
+    return " and ".join(f"--{name}" for name in names)
 
 
 def add_command(
@@ -57,12 +113,17 @@ def add_command(
 
 def add_kb(parser: Parser, required: bool = True) -> None:
     """--kb, the knowledge base a command works on."""
-    parser.add_argument("--kb", metavar="KB", required=required, help="folder of the knowledge base")
+    parser.add_part("kb", Part("kb", required), "KB", "folder of the knowledge base")
 
 
 def add_model(parser: Parser, required: bool = True) -> None:
     """--model, the model a command uses."""
-    parser.add_argument("--model", metavar="MODEL", required=required, help="folder of the model")
+    parser.add_part("model", Part("model", required), "MODEL", "folder of the model")
+
+
+def add_init(parser: Parser, required: bool, metavar: str, help: str) -> None:
+    """--init, the model or encoder that a stage starts from."""
+    parser.add_part("init", Part("model", required), metavar, help)
 
 
 def add_out(parser: Parser, what: str) -> None:

@@ -7,6 +7,7 @@ from realm.cli.arguments import (
     Commands,
     Parser,
     add_command,
+    add_init,
     add_kb,
     add_model,
     add_out,
@@ -27,9 +28,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         section="mlm",
     )
     add_kb(mlm)
-    mlm.add_argument(
-        "--init", metavar="ENCODER", help="a model or BERT-like encoder, folder or name, to start from"
-    )
+    add_init(mlm, False, "ENCODER", "a model or BERT-like encoder, folder or name, to start from")
     add_out(mlm, "folder of the new model")
 
     ict = add_command(
@@ -41,7 +40,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         section="ict",
     )
     add_kb(ict)
-    ict.add_argument("--init", metavar="MODEL", required=True, help="folder of the model to start from")
+    add_init(ict, True, "MODEL", "folder of the model to start from")
     add_out(ict, "folder of the new model")
 
     pretrain = add_command(

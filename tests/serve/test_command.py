@@ -133,7 +133,7 @@ def test_a_port_that_is_taken_is_one_line(tiny_kb, qa_model, capsys) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "name --kb and --model, or the --server to ask"),
+        ([], "name --kb and --model, --in WORKSPACE, or the --server to ask"),
         (["--kb", "x"], "name --kb and --model"),
         (["--server", "http://127.0.0.1:1", "--kb", "x"], "leave out all others"),
         (["--server", "http://127.0.0.1:1", "--set", "read=3"], "leave out all others"),
