@@ -8,7 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import hypothesis
 import pytest
@@ -34,13 +34,28 @@ def two_threads() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--kills", type=int, default=20, help="how many processes the fault tests kill, each")
-    parser.addoption("--damaged", type=int, default=2_000, help="how many damaged files the readers get")
-    parser.addoption("--kills-seed", type=int, default=0, help="which moments they choose")
-    parser.addoption("--damages", type=int, default=200, help="how many damages the slow tests do, each")
-    parser.addoption("--damages-seed", type=int, default=0, help="which ones they draw")
-    parser.addoption("--fuzzed", type=int, default=2000, help="how many inputs each fuzzing test makes up")
-    parser.addoption("--fuzzed-seed", type=int, default=0, help="which ones")
+    parser.addoption(
+        "--trials",
+        type=int,
+        help="how many kills, damages, inputs, requests or additions each slow trial makes (default: its own number)",
+    )
+    parser.addoption("--trials-seed", type=int, default=0, help="draws what the slow trials do")
+
+
+class Trials(NamedTuple):
+    """What the command line says about the slow trials."""
+
+    wanted: int | None
+    seed: int
+
+    def count(self, usual: int) -> int:
+        """How many the test makes, which are `usual` where the command line says nothing."""
+        return usual if self.wanted is None else self.wanted
+
+
+@pytest.fixture(scope="session")
+def trials(pytestconfig: pytest.Config) -> Trials:
+    return Trials(pytestconfig.getoption("--trials"), pytestconfig.getoption("--trials-seed"))
 
 
 TOWNS = (

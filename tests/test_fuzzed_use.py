@@ -1,6 +1,6 @@
 """Fuzzed settings, configuration files and command lines: a value, or one line and exit code 2, never a traceback.
 
-pytest -m slow tests/test_fuzzed_use.py --fuzzed 20000 --fuzzed-seed 1
+pytest -m slow tests/test_fuzzed_use.py --trials 20000 --trials-seed 1
 """
 
 import argparse
@@ -16,6 +16,7 @@ import pytest
 
 from realm import cli
 from realm.config import InputError, presets, read_config
+from tests.conftest import Trials
 from tests.test_cli import config_classes
 
 VALUES = (
@@ -49,13 +50,13 @@ PIECES = (
 
 
 @pytest.fixture
-def draw(request: pytest.FixtureRequest) -> random.Random:
-    return random.Random(request.config.getoption("--fuzzed-seed"))
+def draw(trials: Trials) -> random.Random:
+    return random.Random(trials.seed)
 
 
 @pytest.fixture
-def count(request: pytest.FixtureRequest) -> int:
-    return int(request.config.getoption("--fuzzed"))
+def count(trials: Trials) -> int:
+    return trials.count(2000)
 
 
 def names(cls: type, before: str = "") -> Iterator[str]:

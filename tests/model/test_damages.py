@@ -1,6 +1,6 @@
 """Whatever happens to one file of a model folder, commands answer as before or end with one line.
 
-More of it: `python -m pytest -m slow tests/model/test_damages.py --damages 1000 --damages-seed 7`.
+More of it: `python -m pytest -m slow tests/model/test_damages.py --trials 1000 --trials-seed 7`.
 """
 
 import json
@@ -71,8 +71,5 @@ def test_a_damaged_model_answers_as_before_or_not_at_all(own_kb, model, capsys) 
 
 
 @pytest.mark.slow
-def test_many_damaged_models_answer_and_fill_as_before_or_not_at_all(
-    own_kb, model, capsys, pytestconfig
-) -> None:
-    count, seed = pytestconfig.getoption("--damages"), pytestconfig.getoption("--damages-seed")
-    trial(own_kb.folder, model, list(COMMANDS), count, seed, capsys)
+def test_many_damaged_models_answer_and_fill_as_before_or_not_at_all(own_kb, model, capsys, trials) -> None:
+    trial(own_kb.folder, model, list(COMMANDS), trials.count(200), trials.seed, capsys)

@@ -1,10 +1,9 @@
 """Several processes on one knowledge base: writers in step, readers of older versions, many small additions.
 
-REALM_ROUNDS=1000 REALM_ADDITIONS=10000 python -m pytest -m slow tests/retrieval/test_writers.py    # other numbers
+More of it: `python -m pytest -m slow tests/retrieval/test_writers.py -k many_additions --trials 10000 -s`.
 """
 
 import multiprocessing
-import os
 import shutil
 import threading
 import time
@@ -19,10 +18,8 @@ from realm.retrieval.build import TABLE
 from realm.retrieval.knowledge_base import KnowledgeBase, changed
 from realm.retrieval.vectors import VectorsInfo
 from realm.text.corpus import Document
+from tests.conftest import Trials
 from tests.retrieval.tiny import DOCUMENTS, TinyTagger, make
-
-ROUNDS = int(os.environ.get("REALM_ROUNDS", "60"))
-ADDITIONS = int(os.environ.get("REALM_ADDITIONS", "1000"))
 
 
 @pytest.fixture(scope="module")
@@ -68,16 +65,19 @@ def test_two_threads_that_add_the_same_documents_in_step_add_them_once(kb: Knowl
 
 
 @pytest.mark.slow
-def test_two_processes_that_add_the_same_documents_in_step_add_them_once(kb: KnowledgeBase) -> None:
+def test_two_processes_that_add_the_same_documents_in_step_add_them_once(
+    kb: KnowledgeBase, trials: Trials
+) -> None:
+    rounds = trials.count(60)
     context = multiprocessing.get_context("spawn")
     together = context.Barrier(2)
-    children = [context.Process(target=add_in_step, args=(kb.folder, ROUNDS, together)) for _ in range(2)]
+    children = [context.Process(target=add_in_step, args=(kb.folder, rounds, together)) for _ in range(2)]
     for child in children:
         child.start()
     for child in children:
         child.join()
         assert child.exitcode == 0
-    check_two_writers(KnowledgeBase.open(kb.folder), len(kb), ROUNDS)
+    check_two_writers(KnowledgeBase.open(kb.folder), len(kb), rounds)
 
 
 def test_change_that_meets_commit_after_commit_of_others_succeeds_in_the_end(kb: KnowledgeBase) -> None:
@@ -236,13 +236,13 @@ def test_old_versions_and_small_files_go_by_themselves(
 
 
 @pytest.mark.slow
-def test_many_additions_cost_as_much_each_as_few(kb: KnowledgeBase) -> None:
-    seconds, sizes = [], []
-    for number in range(ADDITIONS):
+def test_many_additions_cost_as_much_each_as_few(kb: KnowledgeBase, trials: Trials) -> None:
+    seconds, sizes, additions = [], [], trials.count(1000)
+    for number in range(additions):
         start = time.perf_counter()
         changed(kb.folder, lambda kb, number=number: kb.add([document(number)], TinyTagger()))  # type: ignore[misc]
         seconds.append(time.perf_counter() - start)
-        if number + 1 in (100, ADDITIONS // 2, ADDITIONS):
+        if number + 1 == 100 or (number + 1) % (additions // 10) == 0:
             size = sum(file.stat().st_size for file in kb.folder.rglob("*") if file.is_file())
             sizes.append(size / (number + 1))
             print(f"{number + 1} additions: {1000 * np.mean(seconds[-100:]):.0f} ms each, {size} bytes")

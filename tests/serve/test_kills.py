@@ -1,10 +1,9 @@
 """kill -9 while documents are written: whatever was acknowledged is there afterwards, and nothing is damaged.
 
-REALM_KILLS=1000 python -m pytest -m slow tests/serve/test_kills.py    # another number than 100
+More of it: `python -m pytest -m slow tests/serve/test_kills.py --trials 1000 --trials-seed 7`.
 """
 
 import multiprocessing
-import os
 import random
 import threading
 import time
@@ -26,8 +25,6 @@ from realm.serve.client import Client
 from tests.conftest import tiny_documents
 from tests.retrieval.tiny import TinyTagger
 from tests.serve.conftest import CONFIG, TOKEN, running
-
-KILLS = int(os.environ.get("REALM_KILLS", "100"))
 
 
 def serve_until_killed(kb: Path, model: Path, told: Connection) -> None:
@@ -129,9 +126,10 @@ def rules_kb(tiny_kb: Any, qa_model: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_no_kill_loses_what_was_acknowledged(rules_kb, qa_model) -> None:
-    writer = kill_while_writing(rules_kb, qa_model, KILLS, seed=0)
-    assert len(writer.there) > KILLS and writer.gone
+def test_no_kill_loses_what_was_acknowledged(rules_kb, qa_model, trials) -> None:
+    kills = trials.count(100)
+    writer = kill_while_writing(rules_kb, qa_model, kills, trials.seed)
+    assert len(writer.there) > kills and writer.gone
     kb = KnowledgeBase.open(rules_kb)
     index = index_folder(kb, load_model(qa_model))
     for table in (rules_kb / TABLE, index / vectors.TABLE):

@@ -1,6 +1,6 @@
 """Thousands of requests at 16 clients, slow, cut off and senseless ones among them, while documents come and go.
 
-REALM_REQUESTS=20000 REALM_SEED=7 python -m pytest -m slow tests/serve/test_trials.py    # other numbers than 5,000 and 0
+More of it: `python -m pytest -m slow tests/serve/test_trials.py --trials 20000 --trials-seed 7`.
 """
 
 import json
@@ -26,8 +26,6 @@ from tests.conftest import RIVERS, TOWNS
 from tests.serve.asking import wait_for
 from tests.serve.conftest import CONFIG, TOKEN, Served, running
 
-REQUESTS = int(os.environ.get("REALM_REQUESTS", "5000"))
-SEED = int(os.environ.get("REALM_SEED", "0"))
 CLIENTS = 16
 REFUSED = {400, 404, 405, 408, 411, 413, 421, 422, 429, 431, 501, 503}
 METHODS = ("dense", "bm25", "hybrid")
@@ -37,9 +35,9 @@ SENSELESS: list[Any] = [None, 0, -1, 1e308, "", " ", "\ud800", "x" * 3000, [], {
 class Client:
     """One client: draws what it does, and keeps what came of it."""
 
-    def __init__(self, served: Served, number: int):
+    def __init__(self, served: Served, number: int, seed: int):
         self.served, self.number = served, number
-        self.draw = random.Random(f"{SEED}/{number}")
+        self.draw = random.Random(f"{seed}/{number}")
         address = urllib.parse.urlsplit(served.url)
         self.address = (address.hostname, address.port)
         self.outcomes: Counter[str] = Counter()
@@ -179,12 +177,13 @@ def open_files() -> int:
 
 @pytest.mark.slow
 def test_slow_senseless_and_changing_requests_get_right_answers_or_clear_refusals(
-    own_kb, qa_model, caplog
+    own_kb, qa_model, caplog, trials
 ) -> None:
+    wanted = trials.count(5000)
     config = replace(CONFIG, connections=24, head_seconds=0.5, seconds=5.0, queue=256)
     with running(own_kb.folder, qa_model, config) as served:
         original = {passage.text for passage in KnowledgeBase.open(own_kb.folder)}
-        clients = [Client(served, number) for number in range(CLIENTS)]
+        clients = [Client(served, number, trials.seed) for number in range(CLIENTS)]
 
         def act(requests: int) -> None:
             def all_of(client: Client) -> None:
@@ -197,14 +196,14 @@ def test_slow_senseless_and_changing_requests_get_right_answers_or_clear_refusal
             for thread in threads:
                 thread.join()
 
-        act(REQUESTS // 5)
+        act(wanted // 5)
         files, megabytes = open_files(), resident_mb()
-        act(REQUESTS - REQUESTS // 5)
+        act(wanted - wanted // 5)
         wait_for(lambda: open_files() <= files + 8, 30)
         assert resident_mb() - megabytes < 200
         outcomes = sum((client.outcomes for client in clients), Counter())
         assert [wrong for client in clients for wrong in client.wrong] == [], outcomes
-        assert outcomes["ask 200"] > 0.4 * REQUESTS, outcomes
+        assert outcomes["ask 200"] > 0.4 * wanted, outcomes
         assert served.client().health()["status"] == "ok" and served.client().answer("which river?").answers
         there = set().union(*(client.there for client in clients))
         kept = {p.document_id: p.text for p in KnowledgeBase.open(own_kb.folder)}

@@ -155,5 +155,5 @@ def test_damaged_files_are_documents_or_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_many_damaged_files_are_documents_or_left_out(tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    run(tmp_path, pytestconfig.getoption("damaged"), pytestconfig.getoption("kills_seed"))
+def test_many_damaged_files_are_documents_or_left_out(tmp_path: Path, trials) -> None:
+    run(tmp_path, trials.count(2000), trials.seed)

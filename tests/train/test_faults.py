@@ -1,7 +1,7 @@
 """kill -9 of every training command, and of its builds, at random moments: every rerun goes on, and model and curve are those
 of a run nobody touched, bit for bit.
 
-More of it: `python -m pytest -m slow tests/train/test_faults.py --kills 100 --kills-seed 7 -s`.
+More of it: `python -m pytest -m slow tests/train/test_faults.py --trials 100 --trials-seed 7 -s`.
 
 Real processes of the real command line, forked from one that has imported torch. With `lag`, the run with background
 builds repeats exactly too, so both are compared bit for bit.
@@ -113,9 +113,9 @@ def take_index(kb, out: Path) -> bytes:
 @pytest.mark.slow
 @pytest.mark.parametrize("what", COMMANDS)
 def test_killed_at_any_moment_a_run_goes_on_and_its_model_and_curve_are_the_same(
-    start, own_kb, tmp_path, pytestconfig, what
+    start, own_kb, tmp_path, trials, what
 ) -> None:
-    wanted, draw = pytestconfig.getoption("--kills"), random.Random(pytestconfig.getoption("--kills-seed"))
+    wanted, draw = trials.count(20), random.Random(trials.seed)
     for name in ("plain", "again"):  # the first one waits for torch to be imported
         began = time.monotonic()
         process = start(what, name)

@@ -458,9 +458,8 @@ def test_a_damaged_run_goes_on_as_before_or_not_at_all(tiny_model_folder, tmp_pa
 
 
 @pytest.mark.slow
-def test_many_damaged_runs_go_on_as_before_or_not_at_all(tiny_model_folder, tmp_path, pytestconfig) -> None:
-    count, seed = pytestconfig.getoption("--damages"), pytestconfig.getoption("--damages-seed")
-    damaged_runs_go_on_as_before_or_not_at_all(tiny_model_folder, tmp_path, count, seed)
+def test_many_damaged_runs_go_on_as_before_or_not_at_all(tiny_model_folder, tmp_path, trials) -> None:
+    damaged_runs_go_on_as_before_or_not_at_all(tiny_model_folder, tmp_path, trials.count(200), trials.seed)
 
 
 def test_metrics_that_lost_their_end_are_said_and_not_filled_up(tiny_model_folder, tmp_path, capsys) -> None:
