@@ -309,6 +309,8 @@ class SpanConfig:
     """Width of the hidden layer."""
     norm_eps: float = 1e-3
     """Of its LayerNorm."""
+    finds_none: bool = False
+    """"No answer" has the score 0 beside the scores of the spans; the released reader always finds one."""
 
     def __post_init__(self) -> None:
         for name, value in (("max_width", self.max_width), ("hidden", self.hidden)):

@@ -45,6 +45,8 @@ class Question(NamedTuple):
     regex: bool = False
     gold_titles: tuple[str, ...] = ()
     """Titles of documents known to hold an answer, where the file says so; no score here reads them."""
+    passage_id: str = ""
+    """Id of a document that holds an answer, where the file names it: fine-tuning may read it, no score here does."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ def read_questions(
     """Questions of one file; its format is recognised by content.
 
     - JSON Lines or one JSON array of objects with `question` (or `qText`), `answers` (or `answer`; a text or a list of
-      texts), and if given `id` (or `qId`), `regex` (or `answers_are_regex`) and `gold_titles`. Other keys are ignored.
+      texts), and if given `id` (or `qId`), `regex` (or `answers_are_regex`), `gold_titles` and `passage_id`. Other keys
+      are ignored.
       This covers NQ-Open, DPR, DrQA and WebQuestions.
     - Lines of `question` and one `answer` alone of which a quarter are unmistakable patterns (DrQA's CuratedTREC): all
       are patterns. A line on standard error says so.
@@ -234,6 +237,7 @@ def _question(record: Any, where: str, position: str, regex: bool, need_answers:
         answers=tuple(dict.fromkeys(answers)),
         regex=regex,
         gold_titles=tuple(_text(t, "gold title", where) for t in _texts(record.get("gold_titles"))),
+        passage_id=_text(record.get("passage_id", ""), "passage id", where),
     )
 
 

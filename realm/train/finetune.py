@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from realm.config import InputError
 from realm.model.bert import Bert
 from realm.model.device import choose_device
-from realm.model.encoders import SpanReader, body_mask
+from realm.model.encoders import SpanConfig, SpanReader, body_mask
 from realm.model.folder import Model, load_model
 from realm.model.losses import any_correct_loss
 from realm.model.scores import own_scores
@@ -31,6 +31,7 @@ from realm.qa.pipeline import AnswerConfig, Answerer, evaluate
 from realm.qa.spans import answer_pieces, body_start, correct_mask
 from realm.retrieval.index import IndexVersion, load_index
 from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.retrieval.passages import Lookup, key_of
 from realm.retrieval.refresh import IndexRefresher, RefreshConfig
 from realm.text.corpus import Passage
 from realm.text.inputs import Lengths, Tokens, passage_inputs, query_inputs, reading_inputs
@@ -48,10 +49,18 @@ class FinetuneConfig(RunConfig):
     """Questions per step."""
     learning_rate: float = 1e-5
     """Peak rate of the reader."""
+    head_rate: float | None = None
+    """Peak rate of the reader's span head; none: `learning_rate`. A fresh head needs about ten times the layers' rate."""
     retriever_rate: float = 1e-5
-    """Peak rate of the question side of the embedder."""
+    """Peak rate of the question side of the embedder; 0: the embedder stays as it is."""
     read: int = 5
     """Passages read per question."""
+    passages: Literal["retrieved", "contrast"] = "retrieved"
+    """Which `read` passages train the reader. "retrieved": the best of the index, as for an answer (paper). "contrast": one
+    that holds an answer, from the question's own document where the question file names it, and the best that hold none."""
+    unanswerable: float = 0.0
+    """Share of the questions that are read with passages that hold no answer. Above 0 the reader learns to find no answer:
+    that has the score 0 beside the spans' scores, and is right where no passage read holds an answer."""
     retrieved: int = 500
     """Passages over which the retriever's loss is taken."""
     contains: Containment = "tokens"
@@ -69,6 +78,17 @@ class FinetuneConfig(RunConfig):
     """Trains the passage side of the embedder too (paper: no). The new model then has an index of its own."""
     refresh: RefreshConfig = field(default_factory=RefreshConfig)
     """With `update_passages`: when and where the index is rebuilt."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.unanswerable < 1:
+            raise ValueError(f"unanswerable is {self.unanswerable}: it must be 0 or more, and below 1")
+        if self.retrieved < self.read:
+            raise ValueError(
+                f"retrieved is {self.retrieved}: it must be {self.read} or more, as many as are read"
+            )
+        if self.update_passages and not self.retriever_rate > 0:
+            raise ValueError("update_passages trains the embedder: retriever_rate must be above 0")
 
 
 class FinetunedFrom(TypedDict):
@@ -103,13 +123,23 @@ def train(
         model.lengths = reading_lengths(model.lengths, config.reading_tokens)
     moves = config.update_passages
     found = None if moves else load_index(kb, model, init)
-    reader = start_reader(model, config.seed, config.whole_words)
-    if not moves:
+    finds_none = config.unanswerable > 0
+    reader = model.span_reader or start_reader(model, config.seed, config.whole_words, finds_none)
+    if finds_none and not reader.config.finds_none:
+        raise InputError(
+            f"the span reader of {init} always finds an answer: unanswerable = 0 trains it further, a model without a span "
+            "reader gets one that may find none"
+        )
+    head_rate = config.learning_rate if config.head_rate is None else config.head_rate
+    rates: dict[nn.Module, float] = {reader.trunk: config.learning_rate}
+    rates |= dict.fromkeys((reader.ends, reader.norm, reader.score), head_rate)
+    if config.retriever_rate == 0:
+        model.embedder.requires_grad_(False)
+    elif moves:
+        rates[model.embedder] = config.retriever_rate
+    else:
         model.embedder.untie()
-    rates: dict[nn.Module, float] = {
-        model.embedder if moves else model.embedder.query: config.retriever_rate,
-        reader: config.learning_rate,
-    }
+        rates[model.embedder.query] = config.retriever_rate
     examples = Examples(kb, model, questions, config.contains)
     asked = hashlib.sha256(repr((questions, dev)).encode()).hexdigest()[:16]
     names: FinetunedFrom = {"init": init, "kb": kb.fingerprint, "questions": asked}
@@ -134,15 +164,16 @@ def train(
                     if version.embedder is not None:  # refresh.search
                         search_BD = version.embedder.query(tokens)
                     refresher.freshen(version, model, search_BD, config.read, step)
-                hits = version.index.search(search_BD, config.retrieved)
-                read_BK = hits.number_BK[:, : config.read]
-                passage_BND = version.index.rows(hits.number_BK.flatten()).view(*hits.number_BK.shape, -1)
+                number_BN = version.index.search(search_BD, config.retrieved).number_BK.cpu().numpy()
+                holds_BN = examples.holds(batch, number_BN)
+                number_BN, holds_BN = examples.choose(batch, number_BN, holds_BN, config, step)
+                read_BK = number_BN[:, : config.read]
+                passage_BND = version.index.rows(number_BN.ravel()).view(*number_BN.shape, -1)
                 if moves:  # those that are read are scored by the live model
                     passage_UD, place_BK = examples.vectors(read_BK)
                     passage_BND = torch.cat([passage_UD[place_BK], passage_BND[:, config.read :]], dim=1)
                 score_BN = own_scores(query_BD, passage_BND)
-                holds_BN = examples.holds(batch, hits.number_BK.cpu().numpy()).to(run.device)
-                retriever_loss = any_correct_loss(score_BN, holds_BN)
+                retriever_loss = any_correct_loss(score_BN, torch.from_numpy(holds_BN).to(run.device))
                 logit_BX, correct_BX = examples.read(reader, batch, read_BK, score_BN)
                 reader_loss = any_correct_loss(logit_BX, correct_BX)
             run.update(
@@ -150,13 +181,13 @@ def train(
                 {
                     "retriever_loss": retriever_loss.item(),
                     "reader_loss": reader_loss.item(),
-                    "recall_read": holds_BN[:, : config.read].any(dim=1).float().mean().item(),
+                    "recall_read": holds_BN[:, : config.read].any(axis=1).mean(),
                     "readable": correct_BX.any(dim=1).float().mean().item(),
                 }
                 | (refresher.describe(version, step) if moves else {}),
             )
             if moves:
-                refresher.write_through(version, read_BK.cpu().numpy(), passage_UD)
+                refresher.write_through(version, read_BK, passage_UD)
                 refresher.request(model, run.step)
                 built = refresher.poll(run.step)
                 if built is not None:
@@ -182,7 +213,7 @@ def reading_lengths(lengths: Lengths, tokens: int) -> Lengths:
     return replace(lengths, reading=tokens)
 
 
-def start_reader(model: Model, seed: int, whole_words: bool = True) -> SpanReader:
+def start_reader(model: Model, seed: int, whole_words: bool = True, finds_none: bool = False) -> SpanReader:
     """A span reader on a copy of the masked-LM reader's trunk, with a fresh span head; part of the model from now on."""
     torch.manual_seed(seed)
     trunk = Bert(model.reader.config)
@@ -190,7 +221,7 @@ def start_reader(model: Model, seed: int, whole_words: bool = True) -> SpanReade
     continues_V = torch.zeros(trunk.config.vocab_size, dtype=torch.bool)
     if whole_words:
         continues_V[model.tokenizer.continuing_ids()] = True
-    model.span_reader = SpanReader(trunk, continues_V)
+    model.span_reader = SpanReader(trunk, continues_V, SpanConfig(finds_none=finds_none))
     return model.span_reader
 
 
@@ -215,6 +246,7 @@ class Examples:
             for q in questions
         ]
         self._passages: dict[int, Passage] = {}
+        self._by_document = Lookup(kb.document_keys_N)
 
     def batch(self, seed: int, step: int, size: int) -> np.ndarray:
         """The numbers of a step's questions: each question once per epoch, in an order that belongs to the epoch."""
@@ -228,17 +260,54 @@ class Examples:
     def inputs(self, batch: np.ndarray) -> Tokens:
         return query_inputs([self._ids[q] for q in batch], self._model.tokenizer, self._model.lengths)
 
-    def holds(self, batch: np.ndarray, number_BN: np.ndarray) -> Tensor:
+    def holds(self, batch: np.ndarray, number_BN: np.ndarray) -> np.ndarray:
         """Whether each retrieved passage holds an answer -> [B, N] bool."""
         self._load(number_BN.ravel())
-        return torch.tensor(
+        return np.array(
             [[self._has(int(q), int(n)) for n in row] for q, row in zip(batch, number_BN, strict=True)]
         )
 
-    def vectors(self, number_BK: Tensor) -> tuple[Tensor, Tensor]:
+    def choose(
+        self,
+        batch: np.ndarray,
+        number_BN: np.ndarray,
+        holds_BN: np.ndarray,
+        config: FinetuneConfig,
+        step: int,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The retrieved passages with those in front that the step reads -> two of [B, N].
+
+        A question's own passage takes the place of the last one where it was not retrieved.
+        """
+        number_BN, holds_BN = number_BN.copy(), holds_BN.copy()
+        without_B = generator(config.seed, 8, step).random(len(batch)) < config.unanswerable
+        for row, question in enumerate(batch.tolist()):
+            number_N, holds_N = number_BN[row], holds_BN[row]
+            first = np.zeros(0, dtype=np.int64)
+            if config.passages == "contrast" and not without_B[row]:
+                own = self._own(question)
+                if own is not None and own not in number_N:
+                    number_N[-1], holds_N[-1] = own, True
+                first = np.flatnonzero(holds_N if own is None else number_N == own)[:1]
+            if len(first) or without_B[row]:  # the best that hold no answer, then the others
+                order = np.concatenate([first, np.flatnonzero(~holds_N), np.flatnonzero(holds_N)])
+                order = order[np.sort(np.unique(order, return_index=True)[1])]
+                number_BN[row], holds_BN[row] = number_N[order], holds_N[order]
+        return number_BN, holds_BN
+
+    def _own(self, question: int) -> int | None:
+        """The first passage of the question's own document that holds an answer, if there is one."""
+        name = self._questions[question].passage_id
+        if not name:
+            return None
+        numbers = self._by_document.all(key_of(name))
+        self._load(numbers)
+        return next((int(n) for n in numbers if self._has(question, int(n))), None)
+
+    def vectors(self, number_BK: np.ndarray) -> tuple[Tensor, Tensor]:
         """The distinct passages as the live embedder has them, with gradient -> [U, D], and which is where -> [B, K]."""
         model, tokens = self._model, self._kb.tokens
-        distinct, place = np.unique(number_BK.cpu().numpy(), return_inverse=True)
+        distinct, place = np.unique(number_BK, return_inverse=True)
         inputs = passage_inputs(
             [tokens.title.row(n) for n in distinct],
             [tokens.body.row(n) for n in distinct],
@@ -249,14 +318,17 @@ class Examples:
         return passage_UD, torch.from_numpy(place.reshape(number_BK.shape)).to(model.device)
 
     def read(
-        self, reader: SpanReader, batch: np.ndarray, number_BK: Tensor, score_BN: Tensor
+        self, reader: SpanReader, batch: np.ndarray, number_BK: np.ndarray, score_BN: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Span + retrieval scores over all passages read, and which spans are answers -> two of [B, K * W * T]."""
-        model, numbers = self._model, number_BK.cpu().numpy()
-        self._load(numbers.ravel())
-        passages = [self._passages[int(n)] for n in numbers.ravel()]
+        """Span + retrieval scores over all passages read, and which spans are answers -> two of [B, X].
+
+        X is K * W * T, and one more, "no answer", at the end where the reader may find none.
+        """
+        model = self._model
+        self._load(number_BK.ravel())
+        passages = [self._passages[int(n)] for n in number_BK.ravel()]
         encodings = model.tokenizer.encode_with_offsets([p.text for p in passages])
-        owner = np.repeat(batch, numbers.shape[1])
+        owner = np.repeat(batch, number_BK.shape[1])
         tokens = reading_inputs(
             [self._ids[q] for q in owner], [e.ids for e in encodings], model.tokenizer, model.lengths
         )
@@ -271,8 +343,13 @@ class Examples:
         span_RWT = reader(tokens, body_mask(tokens, model.tokenizer.sep_id))
         rows, widths, length = span_RWT.shape
         correct_RWT = correct_mask(spans, starts, (rows, widths, length)).to(score_BN.device)
-        logit_BKX = span_RWT.view(*numbers.shape, -1) + score_BN[:, : numbers.shape[1], None]
-        return logit_BKX.flatten(1), correct_RWT.view(len(batch), -1)
+        logit_BKS = span_RWT.view(*number_BK.shape, -1) + score_BN[:, : number_BK.shape[1], None]
+        logit_BX, correct_BX = logit_BKS.flatten(1), correct_RWT.view(len(batch), -1)
+        if reader.config.finds_none:
+            none_B1 = ~correct_BX.any(dim=1, keepdim=True)
+            logit_BX = torch.cat([logit_BX, logit_BX.new_zeros(len(batch), 1)], dim=1)
+            correct_BX = torch.cat([correct_BX, none_B1], dim=1)
+        return logit_BX, correct_BX
 
     def _load(self, numbers: np.ndarray) -> None:
         """Has these passages at hand; of the others those that were asked for last stay, `PASSAGES_KEPT` in all."""

@@ -265,8 +265,8 @@ def test_few_kept_passages_give_the_same_labels_and_no_more_memory(
     def seen(examples: Examples) -> list[torch.Tensor]:
         found = []
         for batch in batches:
-            found.append(examples.holds(rows, batch))
-            found += examples.read(reader, rows, torch.from_numpy(batch[:, :2]), torch.zeros(2, 4))
+            found.append(torch.from_numpy(examples.holds(rows, batch)))
+            found += examples.read(reader, rows, batch[:, :2], torch.zeros(2, 4))
             sizes.append((len(examples._passages), len(np.unique(batch))))
         return found
 
@@ -297,7 +297,7 @@ def test_substring_labels_are_a_raw_search_for_the_answer(tiny_kb, tiny_model) -
     numbers = np.tile(np.arange(len(tiny_kb)), (3, 1))
     holds = Examples(tiny_kb, tiny_model, questions, "substring").holds(np.arange(3), numbers)
     assert holds.tolist() == [[answer in p.text for p in tiny_kb] for answer in ("rde", "ARDEN", "Arden")]
-    assert holds.any(dim=1).tolist() == [True, False, True]
+    assert holds.any(axis=1).tolist() == [True, False, True]
 
 
 def test_reader_reads_as_many_wordpieces_as_asked(tiny_kb, tiny_model_folder, tmp_path, monkeypatch) -> None:
@@ -315,11 +315,11 @@ def test_reader_reads_as_many_wordpieces_as_asked(tiny_kb, tiny_model_folder, tm
 
 def test_span_labels_cut_the_answer_out_of_the_passage(tiny_kb, tiny_model, examples) -> None:
     """Every correct span, and no other, is a text that a plain search finds."""
-    batch, number_BK = np.array([0, 5, 14]), torch.tensor([[0, 1, 20], [10, 8, 3], [1, 3, 2]])
+    batch, number_BK = np.array([0, 5, 14]), np.array([[0, 1, 20], [10, 8, 3], [1, 3, 2]])
     reader = tiny_model.span_reader.eval()
     logit, correct = examples.read(reader, batch, number_BK, torch.zeros(3, 3))
     for row, question in enumerate(batch):
-        passages = tiny_kb.passages(number_BK[row].numpy())
+        passages = tiny_kb.passages(number_BK[row])
         grid = correct[row].view(3, 10, -1)
         start = 2 + len(tiny_model.tokenizer.encode([TRAIN[question].question])[0])
         encodings = tiny_model.tokenizer.encode_with_offsets([p.text for p in passages])
@@ -342,14 +342,14 @@ def test_unknown_words_are_not_taken_for_one_another(own_kb, tiny_model) -> None
     reader = start_reader(tiny_model, seed=0).eval()
     number = len(own_kb) - 1
     _, correct = Examples(own_kb, tiny_model, asked).read(
-        reader, np.array([0, 1]), torch.tensor([[number], [number]]), torch.zeros(2, 1)
+        reader, np.array([0, 1]), np.array([[number], [number]]), torch.zeros(2, 1)
     )
     assert correct.any(dim=1).tolist() == [False, True]
 
 
 def test_joint_scores_are_span_score_plus_retrieval_score(tiny_model, examples) -> None:
     reader = tiny_model.span_reader.eval()
-    batch, number_BK = np.array([0, 5]), torch.tensor([[0, 1], [10, 8]])
+    batch, number_BK = np.array([0, 5]), np.array([[0, 1], [10, 8]])
     score = torch.tensor([[1.0, 2.0, 9.0], [3.0, -4.0, 9.0]])  # of three retrieved, two are read
     plain, _ = examples.read(reader, batch, number_BK, torch.zeros(2, 3))
     joint, _ = examples.read(reader, batch, number_BK, score)
@@ -376,7 +376,7 @@ def test_losses_of_a_step_are_the_papers_written_out(tiny_kb, tiny_model_folder,
     with torch.no_grad():
         query_BD = model.embedder.query(examples.inputs(batch))
         hits = index.search(query_BD, 28)
-        logit, correct = examples.read(reader, batch, hits.number_BK[:, :5], hits.score_BK)
+        logit, correct = examples.read(reader, batch, hits.number_BK[:, :5].numpy(), hits.score_BK)
     holds = examples.holds(batch, hits.number_BK.numpy())
 
     def loss(scores: list[float], right: list[bool]) -> float:
@@ -389,6 +389,77 @@ def test_losses_of_a_step_are_the_papers_written_out(tiny_kb, tiny_model_folder,
     read = np.mean([loss(logit[row].tolist(), correct[row].tolist()) for row in rows]) if rows else 0.0
     assert logged["retriever_loss"] == pytest.approx(retriever, rel=2e-3)
     assert logged["reader_loss"] == pytest.approx(read, rel=2e-3)
+
+
+def test_contrast_reads_one_passage_with_an_answer_and_the_best_without(tiny_kb, tiny_model) -> None:
+    """The question's own document comes first, retrieved or not; without one, the best that holds an answer."""
+    passages = list(tiny_kb)
+    texts = [passage.text for passage in passages]
+    document = next(p.document_id for p in reversed(passages) if RIVERS[0] in p.text)
+    own = next(n for n, p in enumerate(passages) if p.document_id == document and RIVERS[0] in p.text)
+    named = Question("q", "which river?", (RIVERS[0],), passage_id=document)
+    unnamed = named._replace(passage_id="")
+    absent = Question("q", "which river?", ("Nile",), passage_id="no such document")
+    examples = Examples(tiny_kb, tiny_model, [named, unnamed, absent])
+    ranked = [n for n in range(len(texts)) if n != own]  # the question's own passage is not among them
+    batch, number_BN = np.arange(3), np.tile(ranked, (3, 1))
+    config = settings("passages=contrast", "read=3")
+    number_BN, holds_BN = examples.choose(batch, number_BN, examples.holds(batch, number_BN), config, 0)
+    without = [n for n in ranked if RIVERS[0] not in texts[n]][:2]
+    first = next(n for n in ranked if RIVERS[0] in texts[n])
+    assert number_BN[0, :3].tolist() == [own, *without] and number_BN[1, :3].tolist() == [first, *without]
+    assert number_BN[2].tolist() == ranked
+    assert sorted(number_BN[0]) == sorted([*ranked[:-1], own]) and sorted(number_BN[1]) == ranked
+    assert np.array_equal(holds_BN, examples.holds(batch, number_BN))
+
+
+def test_share_of_the_questions_is_read_without_a_passage_that_answers(tiny_kb, tiny_model) -> None:
+    examples, batch = Examples(tiny_kb, tiny_model, TRAIN), np.zeros(400, dtype=np.int64)
+    number_BN = np.tile(np.arange(len(tiny_kb)), (400, 1))
+    holds_BN = examples.holds(batch, number_BN)
+    for passages in ("retrieved", "contrast"):
+        config = settings(f"passages={passages}", "unanswerable=0.3", "read=3")
+        chosen_BN, chosen_holds_BN = examples.choose(batch, number_BN, holds_BN, config, 5)
+        without_B = ~chosen_holds_BN[:, :3].any(axis=1)
+        assert 0.2 < without_B.mean() < 0.4
+        assert np.array_equal(np.sort(chosen_BN), number_BN)
+        if passages == "retrieved":
+            assert np.array_equal(chosen_BN[~without_B], number_BN[~without_B])
+
+
+def test_no_answer_is_right_where_no_passage_read_holds_one(tiny_kb, tiny_model, examples) -> None:
+    always = tiny_model.span_reader.eval()
+    finds_none = start_reader(tiny_model, seed=0, finds_none=True).eval()
+    finds_none.load_state_dict(always.state_dict())
+    texts = [passage.text for passage in tiny_kb]
+    holding = next(n for n, text in enumerate(texts) if RIVERS[0] in text)
+    empty = next(n for n, text in enumerate(texts) if RIVERS[0] not in text)
+    batch, number_BK = np.array([0, 0]), np.array([[holding, empty], [empty, empty]])
+    plain, right = examples.read(always, batch, number_BK, torch.ones(2, 2))
+    logit, correct = examples.read(finds_none, batch, number_BK, torch.ones(2, 2))
+    assert torch.equal(logit[:, :-1], plain) and torch.equal(correct[:, :-1], right)
+    assert logit[:, -1].tolist() == [0.0, 0.0] and correct[:, -1].tolist() == [False, True]
+
+
+def test_fine_tuning_goes_on_with_the_span_reader_that_is_there(tiny_kb, tiny_model_folder, tmp_path) -> None:
+    """The embedder stays as it is at a rate of 0, so that the index fits; what a reader can do is not changed."""
+    fixed = ["retriever_rate=0", "passages=contrast"]
+    first = train(tiny_kb, tmp_path / "first", tiny_model_folder, *fixed, "unanswerable=0.2", dev=[])
+    again = train(
+        tiny_kb, tmp_path / "again", first, *fixed, "steps=1", "learning_rate=0", "head_rate=1", dev=[]
+    )
+    start, one, two = load_model(tiny_model_folder), load_model(first), load_model(again)
+    for model in (one, two):
+        for name, weights in model.embedder.state_dict().items():
+            assert torch.equal(weights, start.embedder.state_dict()[name])
+    assert one.span_reader.config.finds_none and two.span_reader.config.finds_none
+    old, new = one.span_reader.state_dict(), two.span_reader.state_dict()
+    assert {name for name in old if not torch.equal(old[name], new[name])} == {
+        name for name, _ in one.span_reader.named_parameters() if not name.startswith("trunk.")
+    }
+    plain = train(tiny_kb, tmp_path / "plain", tiny_model_folder, *fixed, "steps=1", dev=[])
+    with pytest.raises(InputError, match="always finds an answer"):
+        train(tiny_kb, tmp_path / "no", plain, *fixed, "unanswerable=0.2")
 
 
 def test_every_question_comes_once_per_epoch_in_another_order(examples) -> None:
