@@ -17,6 +17,7 @@ import pytest
 from realm import cli
 from realm.cli.arguments import Parser, report
 from realm.config import TABLES, InputError, config_from, presets, read_config
+from tests.test_demo import write_corpus, write_encoder
 
 COMMANDS = [
     "demo",
@@ -396,6 +397,28 @@ def test_a_knowledge_base_is_built_and_kept_from_the_command_line(
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 3
     assert "Paris" in errors[0]
+
+
+def test_a_configuration_alone_gives_a_knowledge_base_and_an_encoder_that_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_encoder(Path("start"), write_corpus(Path("towns.jsonl")))
+    Path("both.toml").write_text(
+        '[kb]\ntokenizer = "start"\ntagger = "rules"\npassage_tokens = 64\n[mlm]\ninit = "start"\nsteps = 0\n'
+    )
+    on = ["--config", "both.toml"]
+    assert cli.main(["kb", "build", "towns.jsonl", "--out", "kb", *on]) == 0
+    assert cli.main(["mlm", "--kb", "kb", "--out", "model", *on]) == 0
+    assert json.loads(Path("model/realm.json").read_text())["stages"][0]["init"] == "start"
+    capsys.readouterr()
+    assert cli.main(["kb", "info", "--kb", "kb", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tokenizer"] == "start"
+    # The flags are short for the settings, and go before them.
+    build = ["kb", "build", "towns.jsonl", "--out", "other", "--config", "both.toml"]
+    assert cli.main([*build, "--tokenizer", "absent"]) == 2
+    assert cli.main(["mlm", "--kb", "kb", "--init", "absent", "--out", "no", *on]) == 2
+    assert all("absent" in line for line in capsys.readouterr().err.splitlines()[-2:])
 
 
 def test_what_cannot_be_read_is_left_out_and_said_unless_strict(

@@ -98,6 +98,11 @@ def test_inputs_fit_the_encoder_and_each_other(preset: dict[str, Any]) -> None:
     )
 
 
+def test_encoder_and_knowledge_base_have_the_same_wordpieces(preset: dict[str, Any]) -> None:
+    """So that `realm kb build` and `realm mlm` by the preset alone fit together."""
+    assert preset["mlm"]["init"] in (preset["kb"]["tokenizer"], None)
+
+
 def test_guided_candidates_come_with_a_softmax_over_the_index(preset: dict[str, Any]) -> None:
     """docs/recipe.md: over the candidates alone the ranking inverts."""
     config = preset["pretrain"]

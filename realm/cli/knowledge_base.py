@@ -55,8 +55,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     build.add_argument(
         "--tokenizer",
         metavar="NAME",
-        default="package:realm-mini",
-        help="whose wordpieces: a model or encoder, folder or name (default: %(default)s)",
+        help="whose wordpieces: a model or encoder, folder or name (default: the setting `tokenizer`, package:realm-mini)",
     )
     build.add_argument(
         "--vocab-size",
@@ -186,7 +185,7 @@ class FactsJson(TypedDict):
     merged: int
     passages: int
     fingerprint: str
-    tokenizer: str
+    tokenizer_fingerprint: str
 
 
 class SoundJson(TypedDict):
@@ -211,7 +210,12 @@ def _build(args: argparse.Namespace) -> None:
     from realm.text.readers import ReadingReport, read_documents
     from realm.text.salient_spans import load_tagger
 
-    flags = {"tagger": args.tagger, "tagger_processes": args.processes, "sources": tuple(args.sources)}
+    flags = {
+        "tokenizer": args.tokenizer,
+        "tagger": args.tagger,
+        "tagger_processes": args.processes,
+        "sources": tuple(args.sources),
+    }
     config = settings(args, KnowledgeBaseConfig)
     config = dataclasses.replace(
         config, **{name: value for name, value in flags.items() if value is not None}
@@ -220,7 +224,7 @@ def _build(args: argparse.Namespace) -> None:
     documents = read_documents(args.sources, config.max_document_chars, reading)
     total = _count(args.sources, config.max_document_chars)
     if args.vocab_size is None:
-        tokenizer = Tokenizer.load(args.tokenizer)
+        tokenizer = Tokenizer.load(config.tokenizer)
     else:
         again = progress(
             read_documents(args.sources, config.max_document_chars, for_vocabulary),
@@ -324,7 +328,7 @@ def _info(args: argparse.Namespace) -> None:
         "merged": len(kb.merged()),
         "passages": len(kb),
         "fingerprint": kb.fingerprint,
-        "tokenizer": kb.tokenizer.fingerprint,
+        "tokenizer_fingerprint": kb.tokenizer.fingerprint,
     }
     indexes = [vectors.info_of(folder) for folder in vectors.folders(kb.folder)]
     listed = [dataclasses.asdict(index) for index in indexes if index]

@@ -28,7 +28,12 @@ def add_commands(commands: "Commands[Parser]") -> None:
         section="mlm",
     )
     add_kb(mlm)
-    add_init(mlm, False, "ENCODER", "a model or BERT-like encoder, folder or name, to start from")
+    add_init(
+        mlm,
+        False,
+        "ENCODER",
+        "a model or BERT-like encoder, folder or name, to start from (default: the setting `init`, none)",
+    )
     add_out(mlm, "folder of the new model")
 
     ict = add_command(
@@ -103,7 +108,8 @@ def _mlm(args: argparse.Namespace) -> None:
     from realm.retrieval.knowledge_base import KnowledgeBase
     from realm.train import mlm
 
-    mlm.train(KnowledgeBase.open(args.kb), Path(args.out), settings(args, mlm.MlmConfig), args.init)
+    config = settings(args, mlm.MlmConfig)
+    mlm.train(KnowledgeBase.open(args.kb), Path(args.out), config, args.init)
 
 
 def _ict(args: argparse.Namespace) -> None:

@@ -42,7 +42,7 @@ from realm.text.salient_spans import Tagger
 
 TABLE = "passages.lance"
 TOKENIZER = "tokenizer"
-FORMAT = 2
+FORMAT = 3
 """Raised when older code can no longer read what newer code writes; all formats from 1 on are read."""
 _SETTINGS = b"realm"
 _READ = "realm.read"
@@ -53,6 +53,9 @@ _log = logging.getLogger(__name__)
 class KnowledgeBaseConfig:
     """What a knowledge base is made of and how; saved in it."""
 
+    tokenizer: str = "package:realm-mini"
+    """Whose wordpieces: a model or encoder, folder or name; "" where the tokenizer was made from the documents, or its name
+    was not kept."""
     passage_tokens: int = 288
     """Longest passage in wordpieces, its title and three special tokens included (paper: 288)."""
     tagger: str = "spacy:en_core_web_sm"
@@ -120,7 +123,8 @@ class Settings(NamedTuple):
             raise InputError(
                 f"{folder} has format {known[0]}, this version of realm reads 1 to {FORMAT}: build it anew"
             )
-        return cls(config_from(KnowledgeBaseConfig, known[2], str(folder)), known[1])
+        values = {"tokenizer": "", **known[2]}  # formats 1 and 2 did not keep its name
+        return cls(config_from(KnowledgeBaseConfig, values, str(folder)), known[1])
 
     def same_result(self, other: "Settings") -> bool:
         """Whether the same documents give the same knowledge base; processes, commits and limits do not matter."""
@@ -182,7 +186,8 @@ def build(
     restore(target)
     check_target(target, replace)
     work = target.with_name(f"{target.name}.building")
-    settings = Settings(dataclasses.replace(config, tagger=tagger.name), tokenizer.fingerprint)
+    named = dataclasses.replace(config, tagger=tagger.name, tokenizer=tokenizer.name)
+    settings = Settings(named, tokenizer.fingerprint)
     table = interrupted(work, settings)
     read = how_far(table)
     seen = set(table.to_table(columns=["id"]).column("id").to_pylist()) if table else set()

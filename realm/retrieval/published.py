@@ -133,7 +133,7 @@ def import_blocks(
     Raises:
         InputError: the records are damaged, have changed since the interruption, or `target` holds something else.
     """
-    config = KnowledgeBaseConfig(sources=(source,), tagger=tagger.name if tagger else "")
+    config = KnowledgeBaseConfig(tokenizer="", sources=(source,), tagger=tagger.name if tagger else "")
     if newest_version(target / TABLE) is not None:
         kb = KnowledgeBase.open(target)
         if kb.config == config and len(kb) == len(records):

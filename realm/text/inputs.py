@@ -121,8 +121,11 @@ class Tokenizer:
     """Digest of all that decides the wordpieces of a text. Tokenizers whose files are spelled differently may share it."""
     fingerprint: str
     """What vectors and corpora are named after: `behaviour`, or what `goes_by` found on disk."""
+    name: str
+    """The folder or name that it was loaded by; "" where it was made here."""
 
-    def __init__(self, tokenizer: FastTokenizer):
+    def __init__(self, tokenizer: FastTokenizer, name: str = ""):
+        self.name = name
         tokenizer.no_padding()
         tokenizer.no_truncation()
         vocabulary = tokenizer.get_vocab()
@@ -169,18 +172,18 @@ class Tokenizer:
         folder = Path(encoder_folder(str(name)))
         file = folder / "tokenizer.json"
         if not file.exists() and (folder / "vocab.txt").exists():
-            return cls.from_vocabulary(folder)
+            return cls.from_vocabulary(folder, str(name))
         if not file.exists():
             raise InputError(f"{name} has no tokenizer.json: name a folder that holds a fast tokenizer")
         try:
-            return cls(FastTokenizer.from_file(str(file)))
+            return cls(FastTokenizer.from_file(str(file)), str(name))
         except InputError:
             raise
         except Exception as error:  # the Rust side raises bare Exception for anything it cannot read
             raise InputError(f"{file} is not a tokenizer: {str(error).splitlines()[0]}") from error
 
     @classmethod
-    def from_vocabulary(cls, folder: Path) -> "Tokenizer":
+    def from_vocabulary(cls, folder: Path, name: str = "") -> "Tokenizer":
         """BERT's own tokenizer from a folder's vocab.txt and, where there is one, tokenizer_config.json.
 
         Raises:
@@ -204,8 +207,8 @@ class Tokenizer:
         except (AttributeError, TypeError) as error:
             raise InputError(f"{config} is damaged: {error}") from error
         tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
-        tokenizer.add_special_tokens([name for name in SPECIAL if name in pieces])
-        return cls(tokenizer)
+        tokenizer.add_special_tokens([special for special in SPECIAL if special in pieces])
+        return cls(tokenizer, name)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":

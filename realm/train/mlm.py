@@ -52,6 +52,8 @@ from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
 class MlmConfig(RunConfig):
     """Settings of `realm mlm`."""
 
+    init: str | None = None
+    """What it starts from: a model or BERT-like encoder, folder or name; none: random weights."""
     batch_size: int = 64
     """Rows per step."""
     learning_rate: float = 5e-4
@@ -87,7 +89,7 @@ class MlmConfig(RunConfig):
     embedder: EmbedderConfig = field(default_factory=EmbedderConfig)
     """The embedder that the model gets."""
     trunk: TrunkConfig = field(default_factory=TrunkConfig)
-    """Size of an encoder from scratch; unused with --init."""
+    """Size of an encoder from scratch; unused with `init`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,7 +113,11 @@ class Rows(NamedTuple):
 
 
 def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = None) -> Path:
-    """Trains or adapts an encoder on a knowledge base's text, fits the embedder's start, saves both as a model folder."""
+    """Trains or adapts an encoder on a knowledge base's text, fits the embedder's start, saves both as a model folder.
+
+    `init` takes the place of the setting.
+    """
+    init = init or config.init
     model = start_model(kb, config, init)
     reader, tokens = model.reader, kb.tokens
     train_passages = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))

@@ -1,5 +1,6 @@
 """A knowledge base against a dictionary, and against everything that may happen to a process or a disk."""
 
+import json
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from realm.config import InputError
 from realm.retrieval import build as build_module
 from realm.retrieval import tables
+from realm.retrieval.build import Settings
 from realm.retrieval.knowledge_base import (
     AddResult,
     BuildResult,
@@ -507,10 +509,26 @@ def test_what_is_no_knowledge_base_is_refused_in_one_line(kb: KnowledgeBase, tmp
 
 def test_an_unknown_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(build_module, "FORMAT", 3)
+        patch.setattr(build_module, "FORMAT", 4)
         make(tmp_path / "kb")
-    with pytest.raises(InputError, match="has format 3, this version of realm reads 1 to 2"):
+    with pytest.raises(InputError, match="has format 4, this version of realm reads 1 to 3"):
         KnowledgeBase.open(tmp_path / "kb")
+
+
+def test_a_knowledge_base_of_an_earlier_version_has_a_tokenizer_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Settings.to_json
+
+    def to_json(settings: Settings) -> str:
+        saved = json.loads(before(settings))
+        del saved["config"]["tokenizer"]
+        return json.dumps(saved | {"format": 2})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Settings, "to_json", to_json)
+        make(tmp_path / "kb")
+    assert KnowledgeBase.open(tmp_path / "kb").config.tokenizer == ""
 
 
 def test_another_tokenizer_than_the_passages_were_made_with_is_refused(kb: KnowledgeBase) -> None:
