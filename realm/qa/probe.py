@@ -270,7 +270,7 @@ def probe(
     """
     model = load_model(model_path)
     kb.check_tokenizer(model.tokenizer, model_path)
-    kb.check_held_out(model.held_out, model_path)
+    kb.agree_on_held_out(model.held_out, model_path)
     model.to(choose_device(config.device))
     index, spans = load_index(kb, model, model_path).index, SpanIndex(kb.tokens)
     queries = held_out_queries(kb, model.lengths.query - 2, config.queries, spans)

@@ -100,6 +100,8 @@ class Settings(NamedTuple):
     config: KnowledgeBaseConfig
     tokenizer: str
     """Its fingerprint."""
+    says_held_out: bool = True
+    """False: an earlier version built it, when each training stage had a share of its own."""
 
     def to_json(self) -> str:
         saved: SettingsJson = {
@@ -124,7 +126,8 @@ class Settings(NamedTuple):
                 f"{folder} has format {known[0]}, this version of realm reads 1 to {FORMAT}: build it anew"
             )
         values = {"tokenizer": "", **known[2]}  # formats 1 and 2 did not keep its name
-        return cls(config_from(KnowledgeBaseConfig, values, str(folder)), known[1])
+        config = config_from(KnowledgeBaseConfig, values, str(folder))
+        return cls(config, known[1], "held_out" in known[2])
 
     def same_result(self, other: "Settings") -> bool:
         """Whether the same documents give the same knowledge base; processes, commits and limits do not matter."""

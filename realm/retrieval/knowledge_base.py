@@ -17,6 +17,7 @@ Python string each, `tokens` 4 bytes per wordpiece, about 1 kB.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Self, TypedDict, TypeVar
@@ -112,6 +113,7 @@ class KnowledgeBase:
     def __init__(self, folder: Path, table: lance.LanceDataset, settings: Settings, tokenizer: Tokenizer):
         self.folder = folder
         self.config = settings.config
+        self._says_held_out = settings.says_held_out
         self.tokenizer = tokenizer
         self.table = table
 
@@ -219,8 +221,18 @@ class KnowledgeBase:
         share, longest = self.held_out
         return {"kb": self.fingerprint, "held_out": share, "passage_tokens": longest}
 
-    def check_held_out(self, others: Iterable[HeldOut], name: str) -> None:
-        """Raises InputError unless the training of `name` held out the passages that are held out here."""
+    def agree_on_held_out(self, others: Iterable[HeldOut], name: str) -> None:
+        """Makes sure that the training of `name` held out the passages that are held out here.
+
+        A knowledge base of an earlier version has no share: it takes that of the training.
+
+        Raises:
+            InputError: other passages were held out.
+        """
+        others = sorted(set(others))
+        lengths = [other.passage_tokens for other in others]
+        if not self._says_held_out and lengths == [self.config.passage_tokens]:
+            self.config = replace(self.config, held_out=others[0].held_out)
         for other in others:
             if other != self.held_out:
                 raise InputError(

@@ -50,7 +50,7 @@ def train(kb: KnowledgeBase, out: Path, config: IctConfig, init: str) -> Path:
     """Trains the embedder of the model folder `init` on a knowledge base; the reader passes through unchanged."""
     model = load_model(init)
     kb.check_tokenizer(model.tokenizer, init)
-    kb.check_held_out(model.held_out, init)
+    kb.agree_on_held_out(model.held_out, init)
     tokens = kb.tokens
     passages = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
     names: StartedFrom = {"init": init, **kb.training_record}

@@ -192,7 +192,7 @@ def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model
             encoder_held_out(init, kb.config.sources),
         )
     kb.check_tokenizer(tokenizer, init or "the encoder")
-    kb.check_held_out(spared, init or "the encoder")
+    kb.agree_on_held_out(spared, init or "the encoder")
     if lengths.joint > reader.config.max_position_embeddings:
         raise InputError(
             f"a query of {lengths.query} wordpieces beside a passage of {lengths.passage} is longer than the "

@@ -133,10 +133,10 @@ def train(
     """
     model = load_model(init)
     kb.check_tokenizer(model.tokenizer, init)
-    kb.check_held_out(model.held_out, init)
+    kb.agree_on_held_out(model.held_out, init)
     source = text or kb
     source.check_tokenizer(model.tokenizer, init)
-    kb.check_held_out([source.held_out], f"--text {source.folder}")
+    source.agree_on_held_out([kb.held_out], f"--kb {kb.folder}")
     knowledge, spans = kb.tokens, SpanIndex(kb.tokens)
     known = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
     same_corpus = source.fingerprint == kb.fingerprint

@@ -1,7 +1,7 @@
 """One held-out share: the knowledge base has it, models remember it, and stages and the probe refuse another one."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import lance
@@ -10,15 +10,17 @@ import pytest
 
 from realm.config import InputError, read_config
 from realm.model.folder import HELD_OUT, encoder_held_out, load_model, save_model
+from realm.qa import probe as probe_module
 from realm.qa.probe import ProbeConfig, probe
 from realm.retrieval import build as build_module
 from realm.retrieval.build import KnowledgeBaseConfig, Settings
+from realm.retrieval.index import IndexConfig, build_index
 from realm.retrieval.knowledge_base import KnowledgeBase, build
 from realm.retrieval.masked_queries import held_out
 from realm.text.corpus import HeldOut
 from realm.train import ict, mlm, pretrain
 from tests.conftest import tiny_documents
-from tests.retrieval.tiny import TinyTagger, holding_out, make
+from tests.retrieval.tiny import TinyTagger, holding_out
 from tests.train.stages import tiny
 
 STAGES: dict[str, Callable[[KnowledgeBase, Path, str], object]] = {
@@ -60,13 +62,15 @@ def test_model_trained_on_passages_of_another_length_is_refused(tiny_kb, trained
 
 def test_record_of_an_earlier_version_has_a_share_alone(tiny_kb, trained) -> None:
     assert load_model(trained(held_out=0.2)).held_out == {HeldOut(0.2, 48)}
-    tiny_kb.check_held_out(load_model(trained(held_out=0.2)).held_out, "model")
+    tiny_kb.agree_on_held_out(load_model(trained(held_out=0.2)).held_out, "model")
 
 
 def test_text_and_knowledge_must_hold_out_the_same(tiny_kb, tiny_model_folder, tmp_path) -> None:
     text = holding_out(tiny_kb, 0.1)
     config = tiny(pretrain.PretrainConfig, "pretrain")
-    with pytest.raises(InputError, match=r"--text .* has held_out=0\.1, .*has held_out=0\.2"):
+    with pytest.raises(
+        InputError, match=r"--kb .* has held_out=0\.2, .*has held_out=0\.1, .*`--set held_out=0\.2 "
+    ):
         pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder), text)
     assert list(tmp_path.iterdir()) == []
 
@@ -103,19 +107,63 @@ def test_share_is_kept_through_additions_and_starts_an_interrupted_build_over(ti
     assert not Settings(config, kb.tokenizer.fingerprint).same_result(other)
 
 
-def test_knowledge_base_of_an_earlier_version_has_the_share_that_was_the_default(
-    tmp_path, monkeypatch
-) -> None:
+@pytest.fixture
+def earlier_kb(tiny_kb, tmp_path_factory, monkeypatch) -> KnowledgeBase:
+    """The tiny knowledge base as an earlier version wrote it: without a share."""
+
     def to_json(settings: Settings) -> str:
         saved = json.loads(written(settings))
         del saved["config"]["held_out"]
         return json.dumps(saved | {"format": 1})
 
     written = Settings.to_json
-    monkeypatch.setattr(build_module.Settings, "to_json", to_json)
-    kb = make(tmp_path / "kb")
-    assert b"held_out" not in lance.dataset(str(kb.folder / "passages.lance")).schema.metadata[b"realm"]
-    assert kb.held_out == HeldOut(0.03, kb.config.passage_tokens)
+    folder = tmp_path_factory.mktemp("earlier") / "kb"
+    with monkeypatch.context() as patched:
+        patched.setattr(build_module.Settings, "to_json", to_json)
+        config = KnowledgeBaseConfig(passage_tokens=48)
+        build(folder, tiny_documents(), config, tiny_kb.tokenizer, TinyTagger())
+    assert b"held_out" not in lance.dataset(str(folder / "passages.lance")).schema.metadata[b"realm"]
+    return KnowledgeBase.open(folder)
+
+
+def test_knowledge_base_of_an_earlier_version_has_the_share_that_was_the_default(earlier_kb) -> None:
+    earlier_kb.agree_on_held_out([], "an encoder that was trained elsewhere")
+    assert earlier_kb.held_out == HeldOut(0.03, 48)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_knowledge_base_of_an_earlier_version_holds_out_what_its_models_did(
+    earlier_kb, trained, tmp_path, monkeypatch, stage
+) -> None:
+    shares = []
+
+    def watched(ids: Sequence[str], share: float) -> np.ndarray:
+        shares.append(share)
+        return held_out(ids, share)
+
+    for module in (mlm, ict, pretrain, probe_module):
+        monkeypatch.setattr(module, "held_out", watched)
+    model = trained(held_out=0.2)
+    build_index(earlier_kb, model, IndexConfig(device="cpu"))
+    STAGES[stage](earlier_kb, tmp_path / "out", model)
+    assert set(shares) == {0.2}
+    if stage != "probe":
+        assert load_model(tmp_path / "out").held_out == {HeldOut(0.2, 48)}
+
+
+def test_text_of_an_earlier_version_holds_out_what_the_knowledge_does(
+    tiny_kb, earlier_kb, trained, tmp_path
+) -> None:
+    config = tiny(pretrain.PretrainConfig, "pretrain")
+    pretrain.train(tiny_kb, tmp_path / "out", config, trained(held_out=0.2), earlier_kb)
+    assert earlier_kb.held_out == HeldOut(0.2, 48)
+
+
+def test_knowledge_base_of_an_earlier_version_refuses_models_that_held_out_another_text(earlier_kb) -> None:
+    with pytest.raises(InputError, match=r"held_out=0\.1, passage_tokens=48, "):
+        earlier_kb.agree_on_held_out([HeldOut(0.1, 48), HeldOut(0.3, 48)], "model")
+    with pytest.raises(InputError, match=r"held_out=0\.1, passage_tokens=64, "):
+        earlier_kb.agree_on_held_out([HeldOut(0.1, 64)], "model")
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])
