@@ -7,9 +7,11 @@ are the files of `configs/`.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import re
+import shutil
 import sys
 import tomllib
 import typing
@@ -62,6 +64,58 @@ def reason(error: BaseException) -> str:
         return inner.strerror
     # Lance and safetensors have it in the text alone; Lance adds a stack of Rust source lines.
     return re.split(r", /\S+\.rs:\d+|\n", str(error))[0]
+
+
+def error_number(error: BaseException) -> int | None:
+    """The number of the system's error behind an exception (`errno.ENOSPC` ...); Lance and safetensors have it in the text."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, OSError) and inner.errno is not None:
+            return inner.errno
+        if found := re.search(r"\(os error (\d+)\)", str(inner)):
+            return int(found[1])
+        inner = inner.__cause__ or inner.__context__
+    return None
+
+
+def way_out(path: str | os.PathLike[str], error: BaseException) -> str:
+    """What to do where the system refused the path, as a clause behind its reason; nothing for most reasons."""
+    match error_number(error):
+        case errno.ENOSPC:
+            return f"; {_free(Path(path))}: remove files, or make a knowledge base smaller with `realm kb compact`"
+        case errno.EDQUOT:
+            return "; remove files of this user, or make a knowledge base smaller with `realm kb compact`"
+        case errno.EFBIG:
+            return "; raise the limit on the size of a file (`ulimit -f`)"
+        case errno.EROFS:
+            return "; give a folder on a file system that can be written to"
+        case errno.EACCES | errno.EPERM:
+            return "; give this user the right to it (`chmod`, or ask its owner), or give another folder"
+    return ""
+
+
+def _free(path: Path) -> str:
+    folder = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
+    return f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB are free there"
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str], *kinds: type[Exception]) -> Iterator[None]:
+    """Turns what the system raises when it cannot write there into `WriteFailed`; `kinds` are what libraries make of that."""
+    refusals: tuple[type[Exception], ...] = (OSError, *kinds)
+    try:
+        yield
+    except refusals as error:
+        raise WriteFailed(f"{path} cannot be written: {reason(error)}{way_out(path, error)}") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes new names in it survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class AlreadyDone(Exception):

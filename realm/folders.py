@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from realm.config import WriteFailed, reason
+from realm.config import WriteFailed, reason, way_out
 
 LOCK = ".lock"
 """The file in a folder that its writer holds locked."""
@@ -39,7 +39,8 @@ def one_writer(folder: Path) -> Iterator[None]:
     try:
         descriptor = _lock(folder / LOCK)
     except OSError as error:
-        raise WriteFailed(f"{folder} cannot be locked for writing: {reason(error)}") from error
+        refused = f"{folder} cannot be locked for writing: {reason(error)}"
+        raise WriteFailed(refused + way_out(folder, error)) from error
     held.add(name)
     try:
         yield

@@ -1,9 +1,11 @@
 """Settings: where values come from, which one wins, and what a wrong one says."""
 
 import dataclasses
+import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 from realm import config
 from realm.config import (
     InputError,
+    WriteFailed,
     before_torch,
     config_from,
     presets,
@@ -25,6 +28,7 @@ from realm.config import (
     read_config,
     write_json,
     write_json_lines,
+    writing,
 )
 
 
@@ -251,3 +255,36 @@ def test_a_number_of_too_many_digits_and_too_deep_a_value_are_one_line(value: st
         with pytest.raises(InputError) as caught:
             read_config(Steps, *arguments)
         assert "\n" not in str(caught.value)
+
+
+# --- what the system refuses to write -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            r"[\d,]+\.\d MB are free there: .*`realm kb compact`",
+        ),
+        (
+            RuntimeError("No space left on device (os error 28), /src/lib.rs:9"),
+            r"[\d,]+\.\d MB are free .*`realm kb compact`",
+        ),
+        (OSError(errno.EDQUOT, "Quota exceeded"), "remove files .*`realm kb compact`"),
+        (OSError(errno.EROFS, "Read-only file system"), "give a folder .*"),
+        (PermissionError(errno.EACCES, "Permission denied"), "give this user the right .*"),
+        (OSError(errno.EFBIG, "File too large"), r"raise the limit .*`ulimit -f`\)"),
+    ],
+)
+def test_a_refusal_to_write_says_the_way_out(error: Exception, advice: str, tmp_path: Path) -> None:
+    out = tmp_path / "not" / "there"
+    with pytest.raises(WriteFailed) as refused, writing(out, RuntimeError):
+        raise error
+    assert re.fullmatch(rf"{out} cannot be written: [\w -]+( \(os error 28\))?; {advice}", str(refused.value))
+
+
+def test_a_refusal_that_has_no_common_way_out_says_its_reason_alone(tmp_path: Path) -> None:
+    with pytest.raises(WriteFailed) as refused, writing(tmp_path):
+        raise OSError(errno.EIO, "Input/output error")
+    assert str(refused.value) == f"{tmp_path} cannot be written: Input/output error"

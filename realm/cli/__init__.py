@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from realm import __version__
 from realm.cli import answering, converting, demo, knowledge_base, serving, training
 from realm.cli.arguments import Parser
-from realm.config import AlreadyDone, InputError, before_torch
+from realm.config import AlreadyDone, InputError, before_torch, way_out
 
 _OURS = {None, errno.ENOENT, errno.EBADF, errno.EFAULT, errno.ECHILD}
 """Errors that only a defect of this program gives: files that the user names are looked for before they are opened.
@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno in _OURS:
             raise
-        return _say(f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror), 2)
+        refused = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
+        return _say(refused + way_out(error.filename or ".", error), 2)
     return 0
 
 

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from realm.checksums import changed, checksum, checksums_of
-from realm.config import InputError, WriteFailed, config_from, read_json, reason, write_json
+from realm.config import InputError, config_from, read_json, reason, write_json, writing
 from realm.folders import replace_folder
 from realm.model.bert import Bert, BertConfig
 from realm.model.bert_files import (
@@ -165,12 +165,13 @@ def save_model(model: Model, folder: Path, extra: Sequence[Path] = ()) -> None:
     """
     aside = folder.with_name(folder.name + ".writing")
     shutil.rmtree(aside, ignore_errors=True)
-    try:
-        _write(model, aside, extra)
-        replace_folder(aside, folder)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise WriteFailed(f"{folder} cannot be written: {reason(error)}") from error
+    with writing(folder, RuntimeError, SafetensorError):
+        try:
+            _write(model, aside, extra)
+            replace_folder(aside, folder)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
 
 
 def _write(model: Model, aside: Path, extra: Sequence[Path]) -> None:

@@ -34,7 +34,7 @@ import pyarrow as pa
 from lance.commit import CommitConflictError
 from lance.fragment import FragmentMetadata, LanceFragment, write_fragments
 
-from realm.config import InputError, WriteFailed, progress, reason, write_lines
+from realm.config import InputError, WriteFailed, progress, reason, write_lines, writing
 from realm.folders import one_writer
 
 T = TypeVar("T")
@@ -214,21 +214,18 @@ def commit(
     Raises:
         ChangedMeanwhile: another process changed the table.
     """
-    with one_writer(
-        path.parent
-    ):  # the check and the commit are one step: Lance would put the second change on top
-        if table is not None and not _is_newest(path, table):
-            raise ChangedMeanwhile(f"{path} was changed by another process meanwhile: run the command again")
+    # The check and the commit are one step: Lance would put the second change on top.
+    with one_writer(path.parent):
+        if table is not None:
+            check_newest(path, table)
         transaction = lance.Transaction(
             table.version if table else 0, operation, transaction_properties=dict(properties or {})
         )
-        try:
-            with _writing(path):
+        with _writing(path):
+            try:
                 committed = lance.LanceDataset.commit(table or path, transaction)
-        except CommitConflictError as error:
-            raise ChangedMeanwhile(
-                f"{path} was changed by another process meanwhile: run the command again"
-            ) from error
+            except CommitConflictError as error:
+                raise _changed_meanwhile(path) from error
         try:
             _record(path, [_manifest(path, committed.version)])
         except WriteFailed as error:  # the version is there, and stands without its line
@@ -237,6 +234,23 @@ def commit(
             _in_use[committed] = _lease(path, committed.version)
             weakref.finalize(committed, os.close, _in_use[committed])
     return committed
+
+
+def check_newest(path: Path, table: lance.LanceDataset) -> None:
+    """Raises ChangedMeanwhile unless the table is at the newest version, and its folder was not replaced since it was opened.
+
+    For a change that has more than one step, inside `one_writer`.
+    """
+    manifest = _manifest(path, table.version)
+    newest = newest_version(path) == table.version and manifest.exists()
+    if newest and table in _in_use:
+        newest = os.path.samestat(os.fstat(_in_use[table]), manifest.stat())
+    if not newest:
+        raise _changed_meanwhile(path)
+
+
+def _changed_meanwhile(path: Path) -> ChangedMeanwhile:
+    return ChangedMeanwhile(f"{path} was changed by another process meanwhile: run the command again")
 
 
 def tidy(path: Path, table: lance.LanceDataset) -> lance.LanceDataset:
@@ -398,12 +412,8 @@ def reading(table: lance.LanceDataset) -> Iterator[None]:
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
     """Turns what Lance or the system raises when it cannot write into `WriteFailed`; no version has anything of it."""
-    try:
+    with writing(path, pa.ArrowException, RuntimeError):
         yield
-    except CommitConflictError:
-        raise
-    except (pa.ArrowException, OSError, RuntimeError) as error:
-        raise WriteFailed(f"{path} cannot be written: {reason(error)}") from error
 
 
 def _manifest(path: Path, version: int) -> Path:
@@ -443,14 +453,6 @@ def _kept_open(descriptor: int) -> Iterator[None]:
     except BaseException:
         os.close(descriptor)
         raise
-
-
-def _is_newest(path: Path, table: lance.LanceDataset) -> bool:
-    """Whether the table is at the newest version, and its folder was not replaced since it was opened."""
-    manifest = _manifest(path, table.version)
-    if newest_version(path) != table.version or not manifest.exists():
-        return False
-    return table not in _in_use or os.path.samestat(os.fstat(_in_use[table]), manifest.stat())
 
 
 def _lost(path: Path, newest: int) -> Iterator[str]:

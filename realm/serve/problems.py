@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from realm.config import InputError, WriteFailed
+from realm.config import InputError, WriteFailed, error_number
 from realm.retrieval.tables import ChangedMeanwhile
 from realm.serve.batching import Busy, NotReady
 from realm.serve.knowledge import UnknownDocument
@@ -57,7 +57,7 @@ def from_error(error: Exception) -> JSONResponse:
             return problem(404, str(error))
         case ChangedMeanwhile():
             return problem(409, f"{error}")
-        case WriteFailed() | OSError() if _says(error, *_FULL):
+        case WriteFailed() | OSError() if error_number(error) in _FULL:
             return problem(
                 507, "the server's disk is full: nothing is confirmed, try again when there is room"
             )
@@ -65,7 +65,7 @@ def from_error(error: Exception) -> JSONResponse:
             return problem(
                 503, f"the server cannot write, nothing is confirmed: {error}", {"Retry-After": "60"}
             )
-        case OSError() if _says(error, *_BUSY):
+        case OSError() if error.errno in _BUSY:
             return problem(
                 503, "the server has no files or memory left: try again later", {"Retry-After": "5"}
             )
@@ -74,17 +74,6 @@ def from_error(error: Exception) -> JSONResponse:
         case HTTPException():
             return problem(error.status_code, str(error.detail), error.headers)
     return problem(500, "an error of the server, which is in its log")
-
-
-def _says(error: BaseException | None, *numbers: int) -> bool:
-    """Whether one of the system's errors is behind an exception; Lance has it as text."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in numbers:
-            return True
-        if any(f"(os error {number})" in str(error) for number in numbers):
-            return True
-        error = error.__cause__
-    return False
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:

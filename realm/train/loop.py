@@ -42,7 +42,17 @@ import torch
 from torch import Tensor, nn
 
 from realm import distributed
-from realm.config import AlreadyDone, InputError, WriteFailed, progress, read_json, reason, write_json
+from realm.config import (
+    AlreadyDone,
+    InputError,
+    WriteFailed,
+    progress,
+    read_json,
+    reason,
+    sync_folder,
+    way_out,
+    write_json,
+)
 from realm.model.device import Precision, autocast, choose_device, chosen, keep_freed_memory
 from realm.model.encoders import keep_rows, set_dropout
 from realm.model.folder import Model, is_model, read_manifest, save_model
@@ -553,7 +563,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 stream.flush()
                 os.fsync(stream.fileno())
             aside.replace(file)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         except (OSError, RuntimeError) as error:
             aside.unlink(missing_ok=True)
             raise self._not_written(file, error) from error
@@ -564,22 +574,13 @@ class TrainRun(AbstractContextManager["TrainRun"]):
     def _not_written(self, file: Path, error: Exception) -> WriteFailed:
         last = next((f"{kept.name} stays" for kept in reversed(self._checkpoints())), "there is none yet")
         return WriteFailed(
-            f"{file} cannot be written: {reason(error)}; of earlier checkpoints {last}: "
-            "make room and repeat the command"
+            f"{file} cannot be written: {reason(error)}{way_out(file, error)}; of earlier checkpoints {last}: "
+            "then repeat the command"
         )
 
 
 def _checkpoint_name(step: int) -> str:
     return f"checkpoint-{step:08d}.pt"
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes renames in it survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _event_writer(folder: Path, step: int) -> Any:
