@@ -17,10 +17,11 @@ import numpy as np
 from lance.fragment import FragmentMetadata
 
 from realm.config import progress
+from realm.folders import one_writer
 from realm.retrieval.build import TABLE, KnowledgeBaseConfig, annotated, one_text_per_id, rows_of, split
-from realm.retrieval.merged import change_merged, handed_over, holders, read_merged
+from realm.retrieval.merged import change_merged, handed_over, holders, settle_merged
 from realm.retrieval.passages import SCHEMA, Lookup, Row, key_of, row_batches, state_of
-from realm.retrieval.tables import replace_rows, uncommitted, write_rows
+from realm.retrieval.tables import check_newest, replace_rows, uncommitted, write_rows
 from realm.text.corpus import Document
 from realm.text.inputs import Tokenizer
 from realm.text.salient_spans import Tagger
@@ -37,7 +38,7 @@ class AddResult(NamedTuple):
     passages_removed: int
     """Those that no merged document keeps."""
     merged: Mapping[str, str] = MappingProxyType({})
-    """Those of the unchanged whose title and text another document has: the id of each, and of the other."""
+    """Those of the unchanged and replaced whose title and text another document has: the id of each, and of the other."""
 
 
 def add(
@@ -52,6 +53,7 @@ def add(
 
     Raises:
         InputError: two of the documents have one id and different texts.
+        ChangedMeanwhile: another process changed the knowledge base.
     """
     standing = _Standing(table)
     removed_N = np.zeros(len(standing.keys_N), dtype=bool)
@@ -60,7 +62,8 @@ def add(
     rows: list[Row] = []
     fragments: list[FragmentMetadata] = []
     unchanged = replaced = 0
-    elsewhere_too: dict[str, int] = {}  # states of documents that were not taken, by id
+    new_states: set[int] = set()  # states of documents that have new rows
+    elsewhere_too: dict[str, int] = {}  # states of documents all of whose passages others have, by id
     merged_no_longer: dict[str, None] = {}
 
     def news() -> Iterator[Document]:
@@ -90,7 +93,11 @@ def add(
                 if key not in taken and not len(own):
                     elsewhere_too[document.id] = state_of(document)
                 continue
-            merged_no_longer[document.id] = None
+            if fresh:
+                merged_no_longer[document.id] = None
+                new_states.add(state_of(document))
+            else:
+                elsewhere_too[document.id] = state_of(document)
             taken.add(key)
             arrived.update(fresh)
             removed_N[own] = True
@@ -100,26 +107,35 @@ def add(
                 write()
         if rows:
             write()
-        before = read_merged(folder)
-        heirs = {
-            name: state for name, state in (before | elsewhere_too).items() if name not in merged_no_longer
-        }
-        removed = np.flatnonzero(removed_N)
-        come_back_N = np.isin(standing.keys_N[removed], np.fromiter(arrived, dtype=np.uint64))
-        kept = handed_over(table, removed[~come_back_N], heirs)
-        if len(kept):
-            fragments += write_rows(folder / TABLE, kept.to_batches(), SCHEMA)
-        if len(removed) or fragments:
-            table = replace_rows(folder / TABLE, table, removed, fragments)
-    merged = holders(table, elsewhere_too)
-    changes: dict[str, int | None] = dict.fromkeys([*elsewhere_too, *merged_no_longer])
-    changes |= dict.fromkeys(kept.column("document_id").to_pylist())
-    changes |= {document: elsewhere_too[document] for document in merged}
-    change_merged(
-        folder, {document: state for document, state in changes.items() if before.get(document) != state}
-    )
+        with one_writer(folder):  # another writer could take away the texts that documents are merged for
+            check_newest(folder / TABLE, table)
+            before = settle_merged(folder, table.version)
+            heirs = {
+                name: state
+                for name, state in (before | elsewhere_too).items()
+                if name not in merged_no_longer
+            }
+            removed = np.flatnonzero(removed_N)
+            come_back_N = np.isin(standing.keys_N[removed], np.fromiter(arrived, dtype=np.uint64))
+            kept = handed_over(table, removed[~come_back_N], heirs)
+            if len(kept):
+                fragments += write_rows(folder / TABLE, kept.to_batches(), SCHEMA)
+            changes: dict[str, int | None] = dict.fromkeys([*elsewhere_too, *merged_no_longer])
+            new_states.update(kept.column("document_state").to_pylist())
+            changes |= standing.with_holder(elsewhere_too, removed_N, new_states)
+            changes |= dict.fromkeys(kept.column("document_id").to_pylist())
+            lines = {document: state for document, state in changes.items() if before.get(document) != state}
+            commits = len(removed) > 0 or len(fragments) > 0
+            change_merged(folder, lines, table.version + commits)
+            if commits:
+                table = replace_rows(folder / TABLE, table, removed, fragments)
     return table, AddResult(
-        len(taken) - replaced, replaced, unchanged, len(arrived), len(removed) - len(kept), merged
+        len(taken) - replaced,
+        replaced,
+        unchanged,
+        len(arrived),
+        len(removed) - len(kept),
+        holders(table, elsewhere_too),
     )
 
 
@@ -143,6 +159,16 @@ class _Standing:
         own = self.numbers_of(document)
         same_N = self._states_N[own] == np.uint64(state_of(document))
         return len(own) > 0 and bool(same_N.all()) and len(own) == self._passages_N[own[0]]
+
+    def with_holder(
+        self, states: Mapping[str, int], removed_N: np.ndarray, new_states: Iterable[int]
+    ) -> dict[str, int]:
+        """Those of the states by document id that a document has which stays here, or a new one."""
+        held = np.concatenate([self._states_N[~removed_N], np.fromiter(new_states, dtype=np.uint64)])
+        held_N = np.isin(np.fromiter(states.values(), dtype=np.uint64), held)
+        return {
+            name: state for (name, state), held in zip(states.items(), held_N.tolist(), strict=True) if held
+        }
 
     def of_others(self, keys: Iterable[int], document_key: int, removed_N: np.ndarray) -> set[int]:
         """Those of the passages that another document holds, and has not lost."""

@@ -29,11 +29,18 @@ import pyarrow.compute as pc
 from lance.fragment import FragmentMetadata
 
 from realm.config import InputError
-from realm.folders import restore
+from realm.folders import one_writer, restore
 from realm.retrieval import vectors
 from realm.retrieval.add import AddResult, add
 from realm.retrieval.build import TABLE, TOKENIZER, BuildResult, KnowledgeBaseConfig, Settings, build
-from realm.retrieval.merged import change_merged, handed_over, holders, read_merged
+from realm.retrieval.merged import (
+    change_merged,
+    handed_over,
+    holders,
+    read_merged,
+    settle_merged,
+    write_merged,
+)
 from realm.retrieval.passages import (
     PASSAGE_COLUMNS,
     SCHEMA,
@@ -45,6 +52,7 @@ from realm.retrieval.passages import (
     to_tokens,
 )
 from realm.retrieval.tables import (
+    check_newest,
     compacted,
     made_anew,
     newest_version,
@@ -302,7 +310,7 @@ class KnowledgeBase:
 
     def merged(self) -> dict[str, str]:
         """Documents whose title and text another one has too: the id of each, and of the one that holds the text."""
-        return holders(self.table, read_merged(self.folder))
+        return holders(self.table, read_merged(self.folder, self.table.version))
 
     def delete(self, documents: Sequence[str]) -> int:
         """Removes documents by id or title, all in one commit; returns how many passages went with them.
@@ -311,22 +319,26 @@ class KnowledgeBase:
 
         Raises:
             InputError: one of them is not here; then all stay.
+            ChangedMeanwhile: another process changed the knowledge base.
         """
-        merged = read_merged(self.folder)
-        names = holders(self.table, {name: merged[name] for name in documents if name in merged})
-        numbers = self.numbers_of([name for name in documents if name not in names])
-        changes: dict[str, None] = dict.fromkeys(names)
-        heirs = {name: state for name, state in merged.items() if name not in documents}
-        kept = handed_over(self.table, numbers, heirs)
-        if len(numbers):
-            changes |= dict.fromkeys(kept.column("document_id").to_pylist())
-            fragments: list[FragmentMetadata] = []
-            with uncommitted(self.folder / TABLE):
-                if len(kept):
-                    fragments += write_rows(self.folder / TABLE, kept.to_batches(), SCHEMA)
-                table = replace_rows(self.folder / TABLE, self.table, numbers, fragments)
+        path, table = self.folder / TABLE, self.table
+        with one_writer(self.folder):  # another writer could merge a document for a text that goes
+            check_newest(path, table)
+            merged = settle_merged(self.folder, table.version)
+            names = holders(table, {name: merged[name] for name in documents if name in merged})
+            numbers = self.numbers_of([name for name in documents if name not in names])
+            heirs = {name: state for name, state in merged.items() if name not in documents}
+            kept = handed_over(table, numbers, heirs)
+            changes = dict.fromkeys([*names, *kept.column("document_id").to_pylist()])
+            change_merged(self.folder, changes, table.version + (len(numbers) > 0))
+            if len(numbers):
+                fragments: list[FragmentMetadata] = []
+                with uncommitted(path):
+                    if len(kept):
+                        fragments += write_rows(path, kept.to_batches(), SCHEMA)
+                    table = replace_rows(path, table, numbers, fragments)
+        if table is not self.table:
             self._move_to(table)
-        change_merged(self.folder, changes)
         return len(numbers) - len(kept)
 
     def compact(self) -> CompactResult:
@@ -338,11 +350,17 @@ class KnowledgeBase:
             ChangedMeanwhile: another process changed the knowledge base.
         """
         before = _size(self.folder)
-        self._move_to(compacted(self.folder / TABLE, self.table))
-        removed = [remove_versions(self.folder / TABLE, 1)]
+        path = self.folder / TABLE
+        first = remove_versions(path, 1)  # a full disk may have no room for the rows until these are gone
+        with one_writer(self.folder):
+            check_newest(path, self.table)
+            states = settle_merged(self.folder, self.table.version)
+            write_merged(self.folder, {name: states[name] for name in holders(self.table, states)})
+            self._move_to(compacted(path, self.table))
+        removed = [remove_versions(path, 1)]
         removed += [vectors.compact(index, self.keys_N) for index in vectors.folders(self.folder)]
         versions, in_use = (sum(counts) for counts in zip(*removed, strict=True))
-        return CompactResult(before, _size(self.folder), versions, in_use)
+        return CompactResult(before, _size(self.folder), first.versions + versions, in_use)
 
     def verify(self) -> list[str]:
         """Reads everything and returns what is wrong with it, one line each."""

@@ -1,51 +1,72 @@
 """Documents whose title and text another document already had: the text is kept once, and their ids are remembered here.
 
-`KB/merged.jsonl` has a line for each change, the last one of an id counts: `{"document": id, "state": 16 hex digits}`. The
-state is the hash of title and text that the rows of `KB/passages.lance` have too, so it names the text whichever document
-holds it. A line without a state says that the id is merged no longer. An id whose text has gone counts for nothing.
+`KB/merged.jsonl` has a line for each change, the last one of an id counts: `{"document": id, "state": 16 hex digits,
+"version": number}`. The state is the hash of title and text that the rows of `KB/passages.lance` have too, so it names the
+text whichever document holds it. A line without a state says that the id is merged no longer. An id whose text has gone
+counts for nothing.
+
+A line counts from a version of the table on; without one, always. A change that commits the table writes its lines first,
+for the version that it is about to make: killed before its commit, it leaves lines of a version that is not there, which
+nobody counts. The next writer removes them (`settle_merged`) before a commit of its own makes a version of that number.
+Whoever writes here holds the knowledge base's lock from reading to writing, and is at the newest version.
 """
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from realm.config import write_json_lines
+from realm.config import sync_folder, write_json_lines, writing
 from realm.retrieval.passages import SCHEMA, key_of
 from realm.retrieval.tables import reading, take_rows
 
 MERGED = "merged.jsonl"
 
 
-def read_merged(folder: Path) -> dict[str, int]:
-    """State by document id; a last line that a full disk cut short is passed over."""
+def read_merged(folder: Path, version: int) -> dict[str, int]:
+    """State by document id, at a version of the table; a last line that a full disk cut short is passed over."""
     states: dict[str, int | None] = {}
-    if (folder / MERGED).is_file():
-        for line in (folder / MERGED).read_text(encoding="utf-8").splitlines():
-            try:
-                change = json.loads(line)
-            except ValueError:
-                continue
-            states[change["document"]] = None if change["state"] is None else int(change["state"], 16)
+    for line in _lines(folder):
+        if line.get("version", 0) <= version:
+            states[line["document"]] = None if line["state"] is None else int(line["state"], 16)
     return {document: state for document, state in states.items() if state is not None}
 
 
+def settle_merged(folder: Path, version: int) -> dict[str, int]:
+    """The same at the newest version, for the one writer; lines of changes that were killed before their commit go."""
+    states = read_merged(folder, version)
+    if any(line.get("version", 0) > version for line in _lines(folder)):
+        write_merged(folder, states)
+    return states
+
+
 def write_merged(folder: Path, states: Mapping[str, int]) -> None:
-    """The file of a new knowledge base; none where nothing was merged."""
-    if states:
-        write_json_lines(folder / MERGED, map(_line, states, states.values()))
+    """A new file with a line for each of these; none where nothing is merged."""
+    with writing(folder / MERGED):
+        if states:
+            write_json_lines(folder / MERGED, (_line(*one) for one in states.items()))
+        else:
+            (folder / MERGED).unlink(missing_ok=True)
+        sync_folder(folder)
 
 
-def change_merged(folder: Path, changes: Mapping[str, int | None]) -> None:
-    """Adds lines, in one write, so that a kill leaves all of them or a line that is passed over."""
-    if changes:
-        with (folder / MERGED).open("a", encoding="utf-8") as file:
-            file.write("".join(f"\n{json.dumps(_line(*change))}" for change in changes.items()) + "\n")
+def change_merged(folder: Path, changes: Mapping[str, int | None], version: int) -> None:
+    """Adds lines that count from this version on, and waits until they are on disk."""
+    if not changes:
+        return
+    lines = "".join(f"\n{json.dumps(_line(*change) | {'version': version})}" for change in changes.items())
+    with writing(folder / MERGED), (folder / MERGED).open("a", encoding="utf-8") as file:
+        file.write(lines + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+        sync_folder(folder)  # the file may be new
 
 
 class MergedLine(TypedDict):
@@ -53,6 +74,16 @@ class MergedLine(TypedDict):
 
     document: str
     state: str | None
+    version: NotRequired[int]
+    """From which version of the table on it counts."""
+
+
+def _lines(folder: Path) -> Iterator[MergedLine]:
+    if not (folder / MERGED).is_file():
+        return
+    for line in (folder / MERGED).read_text(encoding="utf-8").split("\n"):  # an id may hold other line ends
+        with suppress(ValueError):
+            yield json.loads(line)
 
 
 def _line(document: str, state: int | None) -> MergedLine:

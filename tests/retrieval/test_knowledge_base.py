@@ -331,7 +331,7 @@ class Model:
                 self.rows = {p: row for p, row in self.rows.items() if row[0] != document.id}
                 self.rows |= dict.fromkeys(free, (document.id, document[:2]))
                 self._merged.pop(document.id, None)
-            elif not own:
+            if not free:
                 elsewhere[document.id] = document[:2]
         self._merged |= elsewhere
         self._hand_over({p: state for p, (_, state) in before.items() if p not in self.rows})

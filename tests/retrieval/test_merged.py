@@ -1,13 +1,17 @@
 """Documents with the same title and text: the text is kept once, and stays until the last of them is deleted."""
 
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from realm.config import InputError
+from realm.retrieval import tables
 from realm.retrieval.build import TABLE
-from realm.retrieval.knowledge_base import KnowledgeBase, build
-from realm.retrieval.merged import MERGED
+from realm.retrieval.knowledge_base import KnowledgeBase, build, changed
+from realm.retrieval.merged import MERGED, handed_over
 from realm.retrieval.tables import history
 from realm.text.corpus import Document
 from tests.retrieval.tiny import CONFIG, TOKENIZER, TinyTagger, make
@@ -126,3 +130,118 @@ def test_an_interrupted_build_merges_what_it_had_read_before(tmp_path: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         build(tmp_path / "kb", documents, CONFIG, TOKENIZER, TinyTagger(stop))
     assert make(tmp_path / "kb", documents).merged() == {"b.txt": "a.txt", "c.txt": "a.txt"}
+
+
+def test_a_document_that_gets_the_text_of_another_is_merged_with_it_at_once(kb: KnowledgeBase) -> None:
+    result = kb.add([Document("A", TEXT, "d.txt")], TinyTagger())
+    assert result.replaced == 1
+    assert result.merged == {"d.txt": "a.txt"}
+    assert kb.merged() == {"b.txt": "a.txt", "c.txt": "a.txt", "d.txt": "a.txt"}
+    assert kb.delete(["a.txt", "b.txt", "c.txt"]) == 0
+    assert {passage.document_id for passage in kb} == {"d.txt"}
+
+
+def test_an_id_may_hold_any_line_end(tmp_path: Path) -> None:
+    names = [f"b{end}.txt" for end in "\n\r\x0b\x0c\x1c\x85\u2028"]
+    kb = make(tmp_path / "kb", [SAME[0], *(SAME[1]._replace(id=name) for name in names)])
+    assert kb.merged() == dict.fromkeys(names, "a.txt")
+    kb.delete(names[2:])
+    assert kb.merged() == dict.fromkeys(names[:2], "a.txt")
+
+
+def test_compaction_forgets_the_ids_that_are_merged_no_longer(kb: KnowledgeBase) -> None:
+    kb.delete(["b.txt"])
+    kb.compact()
+    assert kb.merged() == {"c.txt": "a.txt"}
+    assert "b.txt" not in (kb.folder / MERGED).read_text()
+    kb.delete(["a.txt"])
+    kb.compact()
+    assert not (kb.folder / MERGED).exists()
+
+
+# --- beside other writers, and killed -----------------------------------------------------------------------
+
+
+def take_away(kb: KnowledgeBase, change: str) -> None:
+    if change == "delete":
+        kb.delete(["a.txt"])
+    else:
+        kb.add([SAME[0]._replace(text="Other words.")], TinyTagger())
+
+
+@pytest.mark.parametrize("change", ["delete", "replace"])
+@pytest.mark.parametrize("moment", ["while it reads", "before it writes"])
+def test_a_copy_that_is_added_while_another_writer_takes_the_text_away_keeps_the_text(
+    moment: str, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make(tmp_path / "kb", [SAME[0], OTHER]).folder
+    texts = [text for document, text in content(folder) if document == "a.txt"]
+    other = threading.Thread(target=lambda: changed(folder, lambda kb: take_away(kb, change)))
+
+    def start_other() -> None:
+        if other.ident is None:
+            other.start()
+            other.join(0.5)  # it ends, or waits for the addition
+
+    def documents() -> Iterator[Document]:
+        yield SAME[1]
+        if moment == "while it reads":
+            start_other()
+
+    def then_start_other(*values: Any) -> Any:
+        if moment == "before it writes" and threading.current_thread() is not other:
+            start_other()
+        return handed_over(*values)
+
+    monkeypatch.setattr("realm.retrieval.add.handed_over", then_start_other)
+    changed(folder, lambda kb: kb.add(documents(), TinyTagger()))
+    other.join()
+    assert [text for document, text in content(folder) if document == "b.txt"] == texts
+
+
+CHANGES: dict[str, Callable[[KnowledgeBase], object]] = {
+    "deletes a holder and a merged one": lambda kb: kb.delete(["a.txt", "b.txt"]),
+    "replaces the holder": lambda kb: kb.add([SAME[0]._replace(text="Other words.")], TinyTagger()),
+    "gives a merged one its own text": lambda kb: kb.add([SAME[1]._replace(text="Its own.")], TinyTagger()),
+    "merges one, adds another": lambda kb: kb.add(
+        [SAME[0]._replace(id="e.txt"), Document("C", "It is new.", "f.txt")], TinyTagger()
+    ),
+}
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_that_is_killed_around_its_commit_is_whole_or_leaves_nothing(
+    change: Callable[[KnowledgeBase], object],
+    moment: str,
+    kb: KnowledgeBase,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(*values: Any) -> Any:
+        if moment == "after":
+            commit(*values)
+        raise Killed
+
+    commit = tables.commit
+    with monkeypatch.context() as patch:
+        patch.setattr(tables, "commit", die)
+        with pytest.raises(Killed):
+            change(KnowledgeBase.open(kb.folder))
+    expected = make(tmp_path / "expected", [*SAME, OTHER])
+    if moment == "after":
+        change(expected)
+    for later in (
+        None,
+        lambda kb: kb.add([Document("D", "It is later.", "g.txt")], TinyTagger()),
+        KnowledgeBase.compact,
+    ):
+        if later is not None:
+            later(KnowledgeBase.open(kb.folder))
+            later(expected)
+        assert content(kb.folder) == content(expected.folder)
+        assert KnowledgeBase.open(kb.folder).merged() == expected.merged()
+    assert KnowledgeBase.open(kb.folder).verify() == []
