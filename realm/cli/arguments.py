@@ -118,7 +118,9 @@ def add_kb(parser: Parser, required: bool = True) -> None:
 
 def add_model(parser: Parser, required: bool = True) -> None:
     """--model, the model a command uses."""
-    parser.add_part("model", Part("model", required), "MODEL", "folder of the model")
+    parser.add_part(
+        "model", Part("model", required), "MODEL", "the model: a folder, package:NAME or hf:OWNER/NAME"
+    )
 
 
 def add_init(parser: Parser, required: bool, metavar: str, help: str) -> None:

@@ -45,7 +45,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         section="ict",
     )
     add_kb(ict)
-    add_init(ict, True, "MODEL", "folder of the model to start from")
+    add_init(ict, True, "MODEL", "the model to start from: a folder, package:NAME or hf:OWNER/NAME")
     add_out(ict, "folder of the new model")
 
     pretrain = add_command(

