@@ -1,3 +1,33 @@
-"""REALM: a retriever and a reader that learn from unlabelled text, then answer questions with evidence."""
+"""REALM: a retriever and a reader that learn from unlabelled text, then answer questions with evidence.
+
+    import realm
+
+    manual = realm.load("manual")  # a workspace, as `realm fit` makes it
+    answer = manual.answer("how do I reset the device?")
+    print(answer.text, answer.probability, answer.passage.title)
+
+Importing the package is cheap: what the names below need is imported when the first of them is used.
+"""
+
+TYPE_CHECKING = False  # type checkers take it for true; `typing` takes longer to import than all else here
+if TYPE_CHECKING:
+    from realm.workspace.folder import Workspace, load
 
 __version__ = "0.1.0"
+__all__ = ["Workspace", "__version__", "load"]
+
+_HOMES = {"Workspace": "realm.workspace.folder", "load": "realm.workspace.folder"}
+
+if not TYPE_CHECKING:  # else every name would be one of the package
+
+    def __getattr__(name):
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        import_module("realm.config").before_torch()
+        return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

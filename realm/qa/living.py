@@ -20,7 +20,7 @@ import numpy as np
 
 from realm.config import InputError
 from realm.model.device import choose_device
-from realm.model.folder import MANIFEST, load_model
+from realm.model.folder import MANIFEST, load_model, model_path
 from realm.qa.filling import Filler
 from realm.qa.made_questions import make_questions
 from realm.qa.pipeline import AnswerConfig, Answerer
@@ -112,6 +112,7 @@ class LivingKnowledge:
     ):
         """Raises InputError where the parts do not belong together, or the index is missing."""
         self.folder, self.model = Path(kb), model
+        self._manifest = model_path(model) / MANIFEST
         self.problem: str | None = None
         """Why the newest version on disk is not the one in use."""
         self._config, self._tagger_of = config, tagger
@@ -143,18 +144,20 @@ class LivingKnowledge:
         """
         return self._change(lambda kb: kb.add(documents, self._tagger_for(kb)))
 
-    def delete(self, document: str) -> int:
-        """Deletes a document by id -> how many passages went with it.
+    def delete(self, *documents: str) -> int:
+        """Deletes documents by id, all in one commit -> how many passages went with them.
 
         Raises:
-            UnknownDocument: there is none of this id.
+            UnknownDocument: there is none of one of these ids; then all stay.
             ChangedMeanwhile: as in `add`.
         """
 
         def delete(kb: KnowledgeBase) -> int:
-            if not np.any(kb.document_keys_N == np.uint64(key_of(document))) and document not in kb.merged():
-                raise UnknownDocument(f"no document has the id {document!r}")
-            return kb.delete([document])
+            for document in documents:
+                known = np.any(kb.document_keys_N == np.uint64(key_of(document)))
+                if not known and document not in kb.merged():
+                    raise UnknownDocument(f"no document has the id {document!r}")
+            return kb.delete(documents)
 
         return self._change(delete)
 
@@ -186,7 +189,7 @@ class LivingKnowledge:
         self.current, self.problem = snapshot, None
 
     def _load(self, before: Snapshot | None) -> Snapshot:
-        model_file, table = _identity(Path(self.model) / MANIFEST), _identity(self.folder / TABLE)[0]
+        model_file, table = _identity(self._manifest), _identity(self.folder / TABLE)[0]
         kb = KnowledgeBase.open(self.folder)
         if before is not None and before.stamp.model == model_file:
             model = before.answerer.model
@@ -200,7 +203,7 @@ class LivingKnowledge:
 
     def _stamp_on_disk(self) -> Stamp:
         return Stamp(
-            _identity(Path(self.model) / MANIFEST),
+            _identity(self._manifest),
             _identity(self.folder / TABLE)[0],
             newest_version(self.folder / TABLE) or 0,
             newest_version(self.current.index_folder / vectors.TABLE) or 0,

@@ -32,6 +32,7 @@ from realm.retrieval.hybrid import reciprocal_rank_fusion
 from realm.retrieval.index import IndexVersion, load_index
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.mips import MipsIndex
+from realm.text.corpus import Passage
 from realm.text.inputs import passage_inputs, query_inputs
 
 Method = Literal["dense", "bm25", "hybrid"]
@@ -148,6 +149,26 @@ class Answerer:
         query_BD = None if method == "bm25" else self.embed(self.tokenized(questions))
         return self.retriever.search(questions, k, method, query_BD)
 
+    @torch.no_grad()
+    def passages(self, question: str, k: int, method: Method = "dense") -> list[RankedPassage]:
+        """The best passages for a question, with the share of p(z|x) that each has among them."""
+        query_BD = self.embed(self.tokenized([question]))
+        _, number_BK = self.retriever.search([question], k, method, query_BD)
+        numbers = number_BK[0][number_BK[0] >= 0]
+        return self._ranked(self._scores(query_BD[0], numbers), self.kb.passages(numbers))
+
+    def _scores(self, query_D: Tensor, numbers: np.ndarray) -> Tensor:
+        """Inner products of a question with passages -> [K]."""
+        index = self.version.index
+        return scores(query_D[None].float().to(index.device), index.rows(numbers))[0].cpu()
+
+    @staticmethod
+    def _ranked(score_K: Tensor, passages: Sequence[Passage]) -> list[RankedPassage]:
+        shares = zip(passages, score_K.softmax(dim=0).tolist(), strict=True)
+        return [
+            RankedPassage.of(passage, rank, share) for rank, (passage, share) in enumerate(shares, start=1)
+        ]
+
     @cached_property
     def _null_D(self) -> Tensor:
         """The vector of the null passage: no title, no text."""
@@ -159,7 +180,6 @@ class Answerer:
         self, ids: Sequence[Sequence[int]], query_BD: Tensor, number_BK: np.ndarray
     ) -> list[tuple[list[Answer], list[ReadPassage], float]]:
         """Per question the best different spans, the passages they were looked for in, each one's best, and p(null|x)."""
-        index = self.version.index
         numbers = [row[row >= 0] for row in number_BK]
         owner_R = np.repeat(np.arange(len(numbers)), [len(row) for row in numbers])
         passages = self.kb.passages(np.concatenate(numbers)) if len(numbers) else []
@@ -169,15 +189,9 @@ class Answerer:
         found, end = [], 0
         for query_D, own in zip(query_BD.float(), numbers, strict=True):
             part = slice(end, end := end + len(own))
-            score_K = scores(query_D[None].to(index.device), index.rows(own))[0].cpu()
+            score_K = self._scores(query_D, own)
             null = torch.cat([scores(query_D[None], self._null_D[None])[0].cpu(), score_K]).softmax(dim=0)[0]
-            ranked = [
-                RankedPassage.of(passage, rank, probability)
-                for rank, (passage, probability) in enumerate(
-                    zip(passages[part], score_K.softmax(dim=0).tolist(), strict=True), start=1
-                )
-            ]
-            answers, read = self._best(spans[part], score_K, ranked)
+            answers, read = self._best(spans[part], score_K, self._ranked(score_K, passages[part]))
             found.append((answers, read, float(null)))
         return found
 

@@ -23,12 +23,12 @@ from starlette.exceptions import HTTPException
 from realm import __version__
 from realm.config import InputError
 from realm.qa.evaluation import MAX_QUESTION_CHARACTERS
+from realm.qa.living import LivingKnowledge, UnknownDocument
 from realm.serve import wire
 from realm.serve.batching import Done
 from realm.serve.client import NDJSON
 from realm.serve.desk import WORDS_AT_START, Desk, Kind
 from realm.serve.edge import Edge
-from realm.serve.knowledge import LivingKnowledge, UnknownDocument
 from realm.serve.problems import documented, from_error, install
 from realm.serve.runs import Run, read_metrics, runs
 from realm.serve.settings import ServeConfig

@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from realm.config import InputError
 from realm.qa.filling import FilledJson
+from realm.qa.living import LivingKnowledge, Snapshot
 from realm.qa.pipeline import Method
 from realm.serve import wire
 from realm.serve.batching import Batcher, Busy, Done, NotReady, each
-from realm.serve.knowledge import LivingKnowledge, Snapshot
 from realm.serve.metrics import Metrics
 from realm.serve.settings import ServeConfig
 from realm.text.inputs import NULL_PASSAGE

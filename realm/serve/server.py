@@ -6,10 +6,10 @@ import socket
 from pathlib import Path
 
 from realm.config import InputError
+from realm.qa.living import LivingKnowledge
 from realm.serve.app import create_app
 from realm.serve.connections import BACKLOG, http_server
 from realm.serve.edge import own_hosts
-from realm.serve.knowledge import LivingKnowledge
 from realm.serve.settings import ServeConfig
 
 _log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from realm.qa.answers import Answers
 from realm.qa.evaluation import MAX_QUESTION_CHARACTERS
+from realm.qa.living import Snapshot
 from realm.qa.pipeline import Method
-from realm.serve.knowledge import Snapshot
 from realm.serve.runs import State
 from realm.text.corpus import Passage
 

@@ -12,10 +12,10 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from realm.config import InputError
 from realm.text.columns import arrow, parquet
@@ -123,7 +123,25 @@ def read_documents(
     found = [one for source in sources for one in _files(source)]
     if report is None:
         _refuse(found)
-    return _documents(found, Limits(max_document_chars), report)
+    limits = Limits(max_document_chars)
+    return _documents(chain.from_iterable(_opened(source, limits) for source in found), limits, report)
+
+
+def documents_of(
+    records: Iterable[Mapping[str, Any]], max_document_chars: int = 1_000_000
+) -> Iterator[Document]:
+    """The documents of records in memory, `{"title", "text", "id"?}`, with the ids that a JSON Lines file of them has.
+
+    Raises:
+        InputError: a record is none, with its number.
+    """
+    read = (
+        record(f"record {number}", one)
+        if isinstance(one, Mapping)
+        else Unreadable(f"record {number}", FIELDS, f"record {number} is {shown(one)}, not a mapping")
+        for number, one in enumerate(records, start=1)
+    )
+    return _documents(read, Limits(max_document_chars), None)
 
 
 def _refuse(found: Sequence["_Found"]) -> None:
@@ -140,10 +158,12 @@ def _refuse(found: Sequence["_Found"]) -> None:
         logger.warning("%d files of other kinds left out (%s)", len(passed), few)
 
 
-def _documents(found: Iterable["_Found"], limits: Limits, report: ReadingReport | None) -> Iterator[Document]:
+def _documents(
+    read: Iterable[Record | Unreadable], limits: Limits, report: ReadingReport | None
+) -> Iterator[Document]:
     used: set[str] = set()
     repeats: Counter[str] = Counter()
-    for one in chain.from_iterable(_opened(source, limits) for source in found):
+    for one in read:
         problem = one if isinstance(one, Unreadable) else _problem(one, used, limits)
         if problem is not None:
             if report is not None:

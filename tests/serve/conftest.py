@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from realm.model.folder import load_model, save_model
+from realm.qa.living import LivingKnowledge
 from realm.serve.app import create_app
 from realm.serve.client import Client
 from realm.serve.connections import http_server
 from realm.serve.edge import own_hosts
-from realm.serve.knowledge import LivingKnowledge
 from realm.serve.settings import ServeConfig
 from realm.train.finetune import start_reader
 from tests.retrieval.tiny import TinyTagger

@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
+from realm.qa.living import LivingKnowledge
 from realm.qa.pipeline import Answerer
 from realm.retrieval import tables
 from realm.retrieval.index import IndexConfig, build_index
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.serve.client import ServerError
-from realm.serve.knowledge import LivingKnowledge
 from realm.text.corpus import Document
 from tests.conftest import RIVERS, TOWNS
 from tests.retrieval.tiny import TinyTagger

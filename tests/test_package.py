@@ -1,0 +1,34 @@
+"""The package as it is imported: at once, with its names when they are used, and typed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import realm
+
+
+def test_importing_the_package_takes_no_time_and_imports_nothing_else() -> None:
+    code = (
+        "import sys, time; began = time.process_time(); before = set(sys.modules); import realm; "
+        "print(time.process_time() - began, *sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    seconds, *imported = done.stdout.split()
+    assert float(seconds) < 0.05
+    assert imported == ["realm"]
+
+
+def test_the_names_of_the_package_are_there_when_they_are_used() -> None:
+    code = "import realm, sys; before = 'torch' in sys.modules; realm.load; print(before, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+    assert all(getattr(realm, name) is not None for name in realm.__all__)
+    assert set(realm.__all__) <= set(dir(realm))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        realm.nonsense  # noqa: B018
+
+
+def test_type_checkers_are_told_that_the_package_is_typed() -> None:
+    assert (Path(realm.__file__).parent / "py.typed").is_file()
