@@ -171,8 +171,17 @@ def main_that_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> i
     [
         (InputError("kb has 3 passages,\n  index 4"), 2, "realm: kb has 3 passages, index 4"),
         (KeyboardInterrupt(), 130, "realm: interrupted"),
-        (PermissionError(13, "Permission denied", "/kb"), 2, "realm: Permission denied: /kb"),
-        (OSError(28, "No space left on device"), 2, "realm: No space left on device"),
+        (
+            PermissionError(13, "Permission denied", "/kb"),
+            2,
+            "realm: Permission denied: /kb; give this user the right to it (`chmod`, or ask its owner), or give another folder",
+        ),
+        (
+            OSError(122, "Disk quota exceeded", "/kb/x"),
+            2,
+            "realm: Disk quota exceeded: /kb/x; remove files of this user, or make a knowledge base smaller with "
+            "`realm kb compact`",
+        ),
         (OSError(36, "File name too long", "x"), 2, "realm: File name too long: x"),
         (OSError(39, "Directory not empty", "/kb"), 2, "realm: Directory not empty: /kb"),
         (OSError(24, "Too many open files"), 2, "realm: Too many open files"),
@@ -187,6 +196,14 @@ def test_what_the_user_can_mend_is_said_in_one_line(
 ) -> None:
     assert main_that_raises(monkeypatch, error) == code
     assert capsys.readouterr().err == line + "\n"
+
+
+def test_a_full_disk_is_one_line_with_the_room_that_is_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main_that_raises(monkeypatch, OSError(28, "No space left on device")) == 2
+    room = r"[\d,]+\.\d MB are free there: remove files, or make a knowledge base smaller with `realm kb compact`"
+    assert re.fullmatch(f"realm: No space left on device; {room}\n", capsys.readouterr().err)
 
 
 def config_classes() -> dict[str, type]:
@@ -448,6 +465,7 @@ def test_what_cannot_be_read_is_left_out_and_said_unless_strict(
         f"left out: 1 of a type that is not read: {docs}/a.png",
         f"left out: 1 empty: {docs}/empty.md",
         f"all that was left out: {kb}/left_out.jsonl (--strict ends at the first)",
+        f"kb build: the knowledge base is in {kb}",
     ]
     listed = [json.loads(line) for line in (kb / "left_out.jsonl").read_text().splitlines()]
     assert [(one["where"], one["reason"]) for one in listed] == [
@@ -476,7 +494,10 @@ def test_merged_files_are_said_and_deleted_by_their_paths(
     said = capsys.readouterr()
     assert json.loads(said.out)["merged"] == 2
     a, b, c = files
-    assert said.err == f"merged: 2 with the title and text of another document: {b} (as {a}), {c} (as {a})\n"
+    assert said.err.splitlines() == [
+        f"merged: 2 with the title and text of another document: {b} (as {a}), {c} (as {a})",
+        f"kb build: the knowledge base is in {kb}",
+    ]
     for file, removed in ((a, 0), (c, 0), (b, 1)):
         assert cli.main(["kb", "delete", file, "--kb", kb, "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == {"passages_removed": removed}

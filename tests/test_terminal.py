@@ -36,12 +36,12 @@ LINES = {
     "ict": f"--kb kb --init encoder --out ict {TRAIN}",
     "pretrain": f"--kb kb --model ict --out model {TRAIN} --set refresh.every=2",
     "index": f"--kb kb --model encoder {RUN}",
-    "probe": f"--kb kb --model model {RUN}",
+    "probe": f"--kb kb --model model --out probe.json {RUN}",
     "fill": f"'Aldora was founded in [MASK].' --kb kb --model model {RUN}",
     "finetune": f"--kb kb --model model --train q.jsonl --dev q.jsonl --out qa {TRAIN}",
     "retrieve": f"--kb kb --model qa --questions q.jsonl --top-k 3 --out hits.jsonl {RUN}",
     "answer": f"'when was Aldora founded?' --kb kb --model qa {RUN}",
-    "evaluate": f"--kb kb --model qa --questions q.jsonl {RUN}",
+    "evaluate": f"--kb kb --model qa --questions q.jsonl --out report.json {RUN}",
     "convert": "qa published --to hub --licence mit --data towns",
 }
 """A line for each command, in an order in which each finds what it needs."""
@@ -55,6 +55,20 @@ HAVE_A_BAR = set(LINES) - {
     "answer",
     "convert",
 }
+WRITE = {
+    **dict.fromkeys(("kb build", "kb add", "kb delete", "kb compact"), "kb"),
+    "questions": "questions/train.jsonl and questions/dev.jsonl",
+    "mlm": "encoder",
+    "ict": "ict",
+    "pretrain": "model",
+    "index": r"kb/indexes/\w+",
+    "probe": "probe.json",
+    "finetune": "qa",
+    "retrieve": "hits.jsonl",
+    "evaluate": "report.json",
+    "convert": "published",
+}
+"""What each command that writes says at its end."""
 ON_THEIR_OWN = {"demo", "serve"}
 ON_A_TERMINAL = """
 import fcntl, os, sys, termios
@@ -144,6 +158,9 @@ def test_every_command_runs_on_a_terminal_and_shows_how_far_it_is(
             code = cli.main(shlex.split(f"{command} {words}"))
         assert (command, code) == (command, 0), screen.text
         assert "Traceback" not in screen.text
+        last = screen.text.splitlines()[-1]
+        where = WRITE.get(command)
+        assert bool(re.fullmatch(rf"{command}: .+ (is|are) in {where}", last)) == (where is not None), last
         bars = screen.bars()
         assert bool(bars) == (command in HAVE_A_BAR), screen.text
         assert max(map(len, bars), default=0) <= columns
@@ -152,6 +169,8 @@ def test_every_command_runs_on_a_terminal_and_shows_how_far_it_is(
                 r"read: \d+ document", screen.text
             )  # counted, so that what follows has a time left
             assert re.search(r"build: 100%\|.*\| 12/12 \[\d\d:\d\d<00:00", screen.text)
+        if command == "kb add":
+            assert re.search(r"add: 100%\|.*\| 1/1 \[\d\d:\d\d<00:00", screen.text)
     assert Path("qa", "realm.json").exists()
 
 

@@ -16,6 +16,7 @@ from realm.cli.arguments import (
     add_regex,
     positive,
     report,
+    say_where,
     settings,
 )
 from realm.config import InputError, write_json
@@ -169,6 +170,7 @@ def _retrieve(args: argparse.Namespace) -> None:
     kb = KnowledgeBase.open(args.kb)
     out.parent.mkdir(parents=True, exist_ok=True)
     pipeline.retrieve_to_file(kb, args.model, questions, args.top_k, args.method, out, config)
+    say_where(args, f"the passages for {len(questions):,} questions are", out)
 
 
 def _answer(args: argparse.Namespace) -> None:
@@ -218,6 +220,8 @@ def _evaluate(args: argparse.Namespace) -> None:
         file: ReportFile = {**evaluated.as_dict(), "outcomes": evaluated.outcomes(questions)}
         _write(args.out, file)
     report(args, evaluated.as_dict())
+    if args.out:
+        say_where(args, "the report is", args.out)
 
 
 def _probe(args: argparse.Namespace) -> None:
@@ -230,6 +234,8 @@ def _probe(args: argparse.Namespace) -> None:
         file: ProbeFile = {**probed.as_dict(), "outcomes": probed.outcomes()}
         _write(args.out, file)
     report(args, probed.as_dict())
+    if args.out:
+        say_where(args, "the report is", args.out)
 
 
 def _write(out: str, value: Mapping[str, Any]) -> None:

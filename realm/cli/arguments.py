@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -107,7 +108,7 @@ def add_command(
         )
     if reports:
         parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.set_defaults(run=run, section=section)
+    parser.set_defaults(run=run, section=section, called=parser.prog.removeprefix("realm "))
     return parser
 
 
@@ -164,6 +165,12 @@ def report(args: argparse.Namespace, result: Mapping[str, Any], lines: Sequence[
     print(
         "\n".join(lines if lines is not None else [f"{k:<{width}}  {_plain(v)}" for k, v in result.items()])
     )
+
+
+def say_where(args: argparse.Namespace, what: str, place: str | Path) -> None:
+    """The last line of a command that writes, on standard error: what it wrote ("the index is"), and where that is."""
+    sys.stdout.flush()  # the result comes first
+    print(f"{args.called}: {what} in {place}", file=sys.stderr)
 
 
 def _plain(value: Any) -> str:

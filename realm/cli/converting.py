@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from realm.cli.arguments import Commands, Parser, add_command, report
+from realm.cli.arguments import Commands, Parser, add_command, report, say_where
 from realm.config import InputError, read_json
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ def _convert(args: argparse.Namespace) -> None:
                 write_sentence_transformers(model, aside)
             made = {"out": args.out}
     report(args, made)
+    say_where(args, "the model and the knowledge base are" if "kb" in made else "the model is", args.out)
 
 
 def _to_hub(args: argparse.Namespace, out: Path) -> MadeFolderJson:

@@ -11,7 +11,17 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
-from realm.cli.arguments import Commands, Parser, add_command, add_kb, add_out, positive, report, settings
+from realm.cli.arguments import (
+    Commands,
+    Parser,
+    add_command,
+    add_kb,
+    add_out,
+    positive,
+    report,
+    say_where,
+    settings,
+)
 from realm.config import InputError, progress, write_json_lines
 
 if TYPE_CHECKING:
@@ -234,12 +244,13 @@ def _build(args: argparse.Namespace) -> None:
     tagger = load_tagger(config.tagger, config.tagger_processes)
     result = build(args.out, documents, config, tokenizer, tagger, args.replace, total)
     report(args, {**result._asdict(), **_said(args.out, reading, result.merged)})
+    say_where(args, "the knowledge base is", args.out)
 
 
 def _count(sources: Sequence[str], max_document_chars: int) -> int | None:
-    """How many documents there are, so that the build can show the time left; it takes far longer than to read them.
+    """How many documents there are, so that the time left can be shown; what follows takes far longer than to read them.
 
-    None where they cannot be read: the build says why.
+    None where they cannot be read: what follows says why.
     """
     from realm.text.readers import ReadingReport, read_documents
 
@@ -258,13 +269,16 @@ def _add(args: argparse.Namespace) -> None:
 
     config = KnowledgeBase.open(args.kb).config
     tagger = load_tagger(args.tagger or config.later_tagger, args.processes or 0)
+    total = _count(args.sources, config.max_document_chars)
 
     def add(kb: KnowledgeBase) -> tuple[AddResult, ReadingReport | None]:
         reading = None if args.strict else ReadingReport()
-        return kb.add(read_documents(args.sources, kb.config.max_document_chars, reading), tagger), reading
+        documents = read_documents(args.sources, kb.config.max_document_chars, reading)
+        return kb.add(documents, tagger, total), reading
 
     result, reading = changed(Path(args.kb), add)
     report(args, {**result._asdict(), **_said(args.kb, reading, result.merged)})
+    say_where(args, "the knowledge base is", args.kb)
 
 
 def _said(folder: str, reading: "ReadingReport | None", merged: Mapping[str, str]) -> SourcesJson:
@@ -296,12 +310,14 @@ def _delete(args: argparse.Namespace) -> None:
     removed = changed(Path(args.kb), lambda kb: kb.delete(args.documents))
     deleted: DeletedJson = {"passages_removed": removed}
     report(args, deleted)
+    say_where(args, "the knowledge base is", args.kb)
 
 
 def _compact(args: argparse.Namespace) -> None:
     from realm.retrieval.knowledge_base import KnowledgeBase, changed
 
     report(args, changed(Path(args.kb), KnowledgeBase.compact)._asdict())
+    say_where(args, "the knowledge base is", args.kb)
 
 
 def _list(args: argparse.Namespace) -> None:
@@ -360,7 +376,9 @@ def _questions(args: argparse.Namespace) -> None:
     train, dev = split(made, config.dev_share, config.seed)
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    for name, part in (("train", train), ("dev", dev)):
-        write_json_lines(out / f"{name}.jsonl", (question._asdict() for question in part))
+    files = [out / "train.jsonl", out / "dev.jsonl"]
+    for file, part in zip(files, (train, dev), strict=True):
+        write_json_lines(file, (question._asdict() for question in part))
     counts: MadeJson = {"train": len(train), "dev": len(dev)}
     report(args, counts)
+    say_where(args, "the questions are", " and ".join(map(str, files)))

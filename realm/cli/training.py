@@ -13,6 +13,7 @@ from realm.cli.arguments import (
     add_out,
     add_regex,
     report,
+    say_where,
     settings,
 )
 
@@ -139,7 +140,9 @@ def _index(args: argparse.Namespace) -> None:
     from realm.retrieval.knowledge_base import KnowledgeBase
 
     config = settings(args, IndexConfig)
-    report(args, build_index(KnowledgeBase.open(args.kb), args.model, config, args.supervised))
+    built = build_index(KnowledgeBase.open(args.kb), args.model, config, args.supervised)
+    report(args, built)
+    say_where(args, "the index is", built["folder"])
 
 
 def _finetune(args: argparse.Namespace) -> None:

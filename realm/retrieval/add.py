@@ -48,8 +48,11 @@ def add(
     config: KnowledgeBaseConfig,
     tokenizer: Tokenizer,
     tagger: Tagger,
+    total: int | None = None,
 ) -> tuple[lance.LanceDataset, AddResult]:
     """Adds documents to the passages, in one commit -> (the table after it, what became of them).
+
+    `total` documents are expected, for the time left.
 
     Raises:
         InputError: two of the documents have one id and different texts.
@@ -79,7 +82,7 @@ def add(
         fragments.extend(write_rows(folder / TABLE, row_batches(rows, tokenizer), SCHEMA))
         rows.clear()
 
-    bar = progress(total=None, description="add", unit="document")
+    bar = progress(total=total, description="add", unit="document")
     with bar, uncommitted(folder / TABLE), annotated(news(), tagger) as found:
         for document, annotations in found:
             bar.update()

@@ -68,6 +68,7 @@ class IndexVersion:
 class IndexReport(TypedDict):
     """What `realm index` reports: the version, and how many of its passages were embedded anew."""
 
+    folder: str
     version: int
     passages: int
     embedded: int
@@ -114,6 +115,7 @@ def build_index(
     if config.keep:
         vectors.keep_versions(folder, config.keep)
     return {
+        "folder": str(folder),
         "version": version,
         "passages": len(kb),
         "embedded": embedded,

@@ -295,16 +295,17 @@ class KnowledgeBase:
             raise InputError(f"{self.folder} has no document with id or title {some}")
         return np.flatnonzero(found_N)
 
-    def add(self, documents: Iterable[Document], tagger: Tagger) -> AddResult:
+    def add(self, documents: Iterable[Document], tagger: Tagger, total: int | None = None) -> AddResult:
         """Adds documents; one whose id is here takes the place of the old one. All in one commit, or nothing.
 
         A document is left alone when its title and text are as before, or give the same passages. The text of a document
-        that is replaced stays where another was merged with it: it goes over to that one.
+        that is replaced stays where another was merged with it: it goes over to that one. `total` documents are expected,
+        for the time left.
 
         Raises:
             InputError: two of the documents have one id and different texts.
         """
-        table, result = add(self.folder, self.table, documents, self.config, self.tokenizer, tagger)
+        table, result = add(self.folder, self.table, documents, self.config, self.tokenizer, tagger, total)
         self._move_to(table)
         return result
 
