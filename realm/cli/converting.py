@@ -147,11 +147,15 @@ def _to_hub(args: argparse.Namespace, out: Path) -> MadeFolderJson:
 
 
 def _numbers(files: Sequence[str]) -> dict[str, Any]:
-    """The scalar values of reports, by file name."""
+    """The single values of reports, and their confidence intervals, by file name."""
     numbers = {}
     for file in files:
         found = read_json(file)
         if not isinstance(found, dict):
             raise InputError(f"{file} is no report of `realm evaluate --out`: it holds no object")
-        numbers[Path(file).stem] = {k: v for k, v in found.items() if not isinstance(v, list)}
+        numbers[Path(file).stem] = {
+            name: value
+            for name, value in found.items()
+            if not isinstance(value, list) or name.endswith("_ci95")  # the other lists are of questions
+        }
     return numbers

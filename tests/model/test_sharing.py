@@ -95,7 +95,9 @@ def test_a_hub_folder_has_a_card_and_comes_back(tmp_path: Path, monkeypatch: pyt
     model = model_of("cls", "layer")
     model.stages = [{"stage": "ict", "steps": 3, "init": "a", "kb": "0123", "seed": 5}]
     save_model(model, tmp_path / "model")
-    (tmp_path / "dev.json").write_text(json.dumps({"em": 41.5, "recall": {"5": 70.0}, "ids": ["a"]}))
+    (tmp_path / "dev.json").write_text(
+        json.dumps({"em": 41.5, "em_ci95": [38.5, 44.5], "recall": {"5": 70.0}, "ids": ["a"]})
+    )
     words = [
         "convert",
         str(tmp_path / "model"),
@@ -119,6 +121,7 @@ def test_a_hub_folder_has_a_card_and_comes_back(tmp_path: Path, monkeypatch: pyt
     for said in (
         "Fourteen towns.",
         '"em": 41.5',
+        '"em_ci95": [38.5, 44.5]',
         "realm ict --kb KB --init a",
         "--set seed=5",
         "hf:OWNER/mine",
