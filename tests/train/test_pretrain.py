@@ -20,7 +20,7 @@ from realm.retrieval.candidates import choose_candidates, read_inputs
 from realm.retrieval.embedding import embed_passages
 from realm.retrieval.index import IndexConfig, build_index, load_index, publish
 from realm.retrieval.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
-from realm.retrieval.masked_queries import SpanIndex, draw_queries, held_out, holds
+from realm.retrieval.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds
 from realm.retrieval.mips import MipsIndex
 from realm.text.corpus import Annotations, Document
 from realm.text.inputs import passage_inputs, query_inputs
@@ -74,14 +74,28 @@ def towers_folder(tiny_model, tmp_path) -> Path:
 # -- one step, looked at closely
 
 
+def widened(query: MaskedQuery, more: int, mask_id: int) -> MaskedQuery:
+    """A query whose mask hides so many wordpieces more, behind the others."""
+    first, last = int(query.positions[0]), int(query.positions[-1])
+    positions = np.arange(first, min(last + more + 1, len(query.ids)))
+    ids = query.ids.copy()
+    ids[positions] = mask_id
+    return query._replace(ids=ids, positions=positions, targets=query.original[positions])
+
+
 @pytest.fixture
 def step(tiny_kb, tiny_model):
-    """A batch of 5 queries beside 6 candidates, and everything that a step's loss reads."""
+    """A batch of 5 queries beside 6 candidates, and everything that a step's loss reads.
+
+    The names of the corpus are one wordpiece each. Three of the queries hide what follows the name too: for a single masked
+    token the two marginals are equal.
+    """
 
     def make(config: PretrainConfig, seed: int = 0):
         tokens, rng = tiny_kb.tokens, np.random.default_rng(seed)
         lengths, mask_id = tiny_model.lengths, tiny_kb.tokenizer.mask_id
         queries = draw_queries(tokens, np.arange(len(tiny_kb)), 5, rng, mask_id, lengths.query - 2)
+        queries = [widened(q, more, mask_id) for q, more in zip(queries, (2, 0, 1, 0, 2), strict=True)]
         vectors = embed_passages(
             tiny_model.embedder.passage,
             tokens,
@@ -97,6 +111,7 @@ def step(tiny_kb, tiny_model):
             queries, query_BD, index, tokens, 6, True, config.guided, SpanIndex(tokens)
         )
         batch = read_inputs(queries, chosen.number_BK, tokens, tiny_model.tokenizer, lengths)
+        assert sorted(batch.mask_BM.sum(dim=1).tolist()) == [1, 1, 2, 3, 3]
         query_BD, _, score_BK = tiny_model.embedder.score(batch.queries, batch.passages, batch.place_BK)
         logp_BKM = read(tiny_model.reader, batch, queries, chosen, tokens, config)
         return queries, chosen, index, batch, query_BD, score_BK, logp_BKM
