@@ -23,7 +23,9 @@ from realm.model.published.export import write_tokenizer
 CARD = "README.md"
 START = {"mlm": "--init", "ict": "--init", "pretrain": "--model", "finetune": "--model"}
 """How a stage's command names the model it starts from."""
-NOT_SETTINGS = {"stage", "init", "kb", "held_out", "passage_tokens", "text", "questions", "seconds"}
+OF_KB = ("held_out", "passage_tokens")
+"""Settings of the knowledge base that a stage remembers."""
+NOT_SETTINGS = {"stage", "init", "kb", *OF_KB, "text", "questions", "seconds"}
 """What a stage remembers beside its settings."""
 NORM_SCALE = 1000.0
 """What goes into LayerNorm is this much larger there: its epsilon is fixed at 1e-5, and ours is 1e-12."""
@@ -68,7 +70,7 @@ def card(manifest: Mapping[str, Any], name: str, licence: str, data: str, number
 def commands(stages: Sequence[Mapping[str, Any]]) -> list[str]:
     """The command of each stage that led to a model, oldest first, with every setting.
 
-    Folders that only their maker knows are in capitals, with their fingerprints behind.
+    Folders that only their maker knows are in capitals, with their fingerprints behind, and what a knowledge base held out.
 
     >>> commands([{"stage": "ict", "steps": 3, "init": "models/a", "kb": "0123", "refresh": {"every": 5}}])
     ['realm ict --kb KB --init models/a --out MODEL --set steps=3 --set refresh.every=5  # KB: 0123']
@@ -88,7 +90,8 @@ def _convert_command(settings: Mapping[str, Any]) -> str:
 
 def _stage_command(settings: Mapping[str, Any]) -> str:
     stage = settings["stage"]
-    words, known = ["realm", stage, "--kb", "KB"], {"KB": settings.get("kb")}
+    built = [f"{name}={settings[name]:g}" for name in OF_KB if name in settings]
+    words, known = ["realm", stage, "--kb", "KB"], {"KB": ", ".join([str(settings.get("kb")), *built])}
     if settings.get("text", settings.get("kb")) != settings.get("kb"):
         words += ["--text", "TEXT"]
         known["TEXT"] = settings["text"]

@@ -91,6 +91,12 @@ def test_a_cards_commands_are_what_the_command_line_takes() -> None:
     assert (parsed[4].source, parsed[4].encoder, parsed[4].embedder) == ("google/x", "google/y z", None)
 
 
+def test_a_card_says_what_the_knowledge_base_of_a_stage_held_out() -> None:
+    record = {"stage": "ict", "kb": "0123", "held_out": 0.1, "passage_tokens": 112, "text": "89ab"}
+    (line,) = commands([record])
+    assert line.endswith("  # KB: 0123, held_out=0.1, passage_tokens=112, TEXT: 89ab") and "--set" not in line
+
+
 def test_a_hub_folder_has_a_card_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("cls", "layer")
     model.stages = [{"stage": "ict", "steps": 3, "init": "a", "kb": "0123", "seed": 5}]
