@@ -51,6 +51,7 @@ WRITERS = {
     "cli/knowledge_base.py _list": ["kb list"],
     "cli/knowledge_base.py _questions": ["made questions"],
     "cli/knowledge_base.py _said": ["left_out.jsonl"],
+    "model/folder.py set_calibration": ["realm.json"],
     "config.py config_from": ["settings, to be checked: never written"],
     "config.py read_json": ["what was read, to be checked: never written"],
     "config.py write_json": ["the writer itself"],

@@ -96,7 +96,27 @@ def add_commands(commands: "Commands[Parser]") -> None:
     _add_questions(evaluate)
     add_regex(evaluate)
     _add_method(evaluate, SCORED + "; without --model, bm25 alone: recall, and no answers")
+    evaluate.add_argument(
+        "--unanswerable",
+        action="store_true",
+        help="ask each question again without the passages that hold an answer: how often is none found?",
+    )
     _add_outcomes(evaluate, "question")
+
+    calibrate = add_command(
+        commands,
+        "calibrate",
+        _calibrate,
+        "fit the probabilities of a model's answers on questions with known answers, and the threshold of a guess",
+        "realm calibrate --kb kb --model models/qa --questions dev.jsonl",
+        section="answer",
+        reports=True,
+    )
+    add_kb(calibrate)
+    add_model(calibrate)
+    _add_questions(calibrate)
+    add_regex(calibrate)
+    _add_method(calibrate, SCORED)
 
     probe = add_command(
         commands,
@@ -214,14 +234,25 @@ def _evaluate(args: argparse.Namespace) -> None:
         evaluated = pipeline.evaluate_words(KnowledgeBase.open(args.kb), questions)
     else:
         evaluated = pipeline.evaluate(
-            pipeline.Answerer.load(args.kb, args.model, config), questions, args.method
+            pipeline.Answerer.load(args.kb, args.model, config), questions, args.method, args.unanswerable
         )
     if args.out:
         file: ReportFile = {**evaluated.as_dict(), "outcomes": evaluated.outcomes(questions)}
         _write(args.out, file)
-    report(args, evaluated.as_dict())
+    report(args, evaluated.as_dict(), evaluated.lines())
     if args.out:
         say_where(args, "the report is", args.out)
+
+
+def _calibrate(args: argparse.Namespace) -> None:
+    from realm.qa import pipeline
+    from realm.qa.evaluation import read_questions
+
+    questions = read_questions(args.questions, regex=args.regex)
+    config = settings(args, pipeline.AnswerConfig)
+    found = pipeline.calibrate(args.kb, args.model, questions, args.method, config)
+    report(args, found.to_json(), found.lines())
+    say_where(args, "the calibration is", args.model)
 
 
 def _probe(args: argparse.Namespace) -> None:

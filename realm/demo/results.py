@@ -13,7 +13,8 @@ import numpy as np
 
 from realm.demo.story import Story
 from realm.model.folder import last_record, read_manifest
-from realm.qa.evaluation import mcnemar, paired_bootstrap, recall_at
+from realm.qa.evaluation import recall_at
+from realm.qa.significance import mcnemar, paired_bootstrap
 from realm.retrieval.knowledge_base import KnowledgeBase
 
 RANKS = (1, 5, 20)

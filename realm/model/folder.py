@@ -34,6 +34,7 @@ from realm.model.bert_files import (
     save_tensors,
     weight_files,
 )
+from realm.model.calibration import Calibration
 from realm.model.encoders import (
     COPY_HEAD,
     Embedder,
@@ -75,6 +76,8 @@ class Model:
     """None where it was left on disk."""
     embedder: Embedder
     span_reader: SpanReader | None = None
+    calibration: Calibration = field(default_factory=Calibration)
+    """Of the span reader's answers."""
     step: int = 0
     """Optimizer steps of the stage that made it."""
     stages: list[dict[str, Any]] = field(default_factory=list)
@@ -139,6 +142,7 @@ class Manifest(TypedDict):
     span_reader: bool
     span: dict[str, Any]
     """Empty without a span reader."""
+    calibration: dict[str, float]
     stages: list[dict[str, Any]]
 
 
@@ -200,6 +204,7 @@ def _write(model: Model, aside: Path, extra: Sequence[Path]) -> None:
         "trunk": asdict(model.embedder.trunk_config),
         "span_reader": model.span_reader is not None,
         "span": asdict(model.span_reader.config) if model.span_reader else {},
+        "calibration": asdict(model.calibration),
         "stages": model.stages,
     }
     files = sorted(path.relative_to(aside).as_posix() for path in aside.rglob("*") if path.is_file())
@@ -208,6 +213,20 @@ def _write(model: Model, aside: Path, extra: Sequence[Path]) -> None:
     write_json(aside / MANIFEST, with_sums)
     for one in extra:
         (shutil.copytree if one.is_dir() else shutil.copy)(one, aside / one.name)
+
+
+def set_calibration(folder: Path, calibration: Calibration) -> None:
+    """Writes a model's calibration into its manifest, in place of the one that is there.
+
+    Raises:
+        InputError: see `read_manifest`.
+        WriteFailed: it could not be written; what was there stays.
+    """
+    manifest = {**read_manifest(folder), "calibration": asdict(calibration)}
+    if "checksums" in manifest:
+        manifest["checksums"] = {**manifest["checksums"], MANIFEST: _manifest_checksum(manifest)}
+    with writing(folder / MANIFEST):
+        write_json(folder / MANIFEST, manifest)
 
 
 def _manifest_checksum(manifest: Mapping[str, Any]) -> str:
@@ -374,6 +393,9 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
                 spans = config_from(SpanConfig, manifest.get("span", {}), f"{path / MANIFEST} span")
                 span_reader = SpanReader(Bert(encoder), config=spans)
             span_reader.load_state_dict(load_file(path / "span_reader.safetensors"))
+        calibration = config_from(
+            Calibration, manifest.get("calibration", {}), f"{path / MANIFEST} calibration"
+        )
     except InputError:
         raise
     except (
@@ -389,9 +411,8 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
     unread = () if reader else (f"encoder/{WEIGHTS}", f"encoder/{COPY_HEAD}")
     if problem := changed(path, manifest.get("checksums", {}), (MANIFEST, *unread)):
         raise _has_changed(folder, problem)
-    model = Model(
-        tokenizer, lengths, masked_reader, embedder, span_reader, manifest["step"], manifest["stages"]
-    )
+    step, stages = manifest["step"], manifest["stages"]
+    model = Model(tokenizer, lengths, masked_reader, embedder, span_reader, calibration, step, stages)
     for part in model.parts().values():
         part.eval()
     return model

@@ -50,6 +50,7 @@ class AnswersJson(TypedDict):
     """What `realm answer --json` prints."""
 
     question: str
+    found: bool
     answers: list[AnswerJson]
     index: IndexJson
     ms: dict[str, float]
@@ -87,9 +88,11 @@ class RankedPassage:
 
 @dataclass(frozen=True)
 class Span:
-    """A span of a passage: the passage's `text[start:end]`; `probability` is over all spans of all passages read.
+    """A span of a passage: the passage's `text[start:end]`.
 
-    `score` is the span's and its passage's retrieval score together.
+    `score` is the span's and its passage's retrieval score together. `probability` is that of its text as the answer: the
+    share of all spans with this text among the spans of all passages read, "no answer" among them where the reader may find
+    none, as the model's calibration has it.
     """
 
     text: str
@@ -169,10 +172,13 @@ class Answers:
     """All passages that were read, best first. In a server's JSON alone, as is the next one."""
     null_probability: float | None
     """p(z|x) of the null passage, had it been one of them: how little the model expects of what it found."""
+    found: bool
+    """Whether the best answer's probability reaches the threshold. Below it that answer is a guess."""
 
     def to_json(self) -> AnswersJson:
         return {
             "question": self.question,
+            "found": self.found,
             "answers": [answer.to_json() for answer in self.answers],
             "index": self.index.to_json(),
             "ms": {stage: round(value, 2) for stage, value in self.ms.items()},
@@ -189,11 +195,15 @@ class Answers:
             dict(row["ms"]),
             [ReadPassage.from_json(one) for one in row.get("passages", [])],
             row.get("null_probability"),
+            row["found"],
         )
 
     def lines(self) -> list[str]:
-        lines = []
-        for answer in self.answers:
+        """Of the answers with their evidence, or of the best guess."""
+        if not self.answers:
+            return ["no answer: the knowledge base has no passage to read"]
+        lines = [] if self.found else ["no answer found; the best guess:"]
+        for answer in self.answers if self.found else self.answers[:1]:
             passage = answer.passage
             marked = f"{passage.text[: answer.start]}[[{answer.text}]]{passage.text[answer.end :]}"
             lines += [
@@ -201,7 +211,7 @@ class Answers:
                 f"    {passage.title or passage.document}, rank {passage.rank}, p(z|x) {passage.probability:.2f}",
                 f"    {_around(marked, answer.start)}",
             ]
-        return lines or ["no answer: the knowledge base has no passage to read"]
+        return lines
 
 
 def _around(text: str, place: int, width: int = 160) -> str:

@@ -1,4 +1,4 @@
-"""Questions from files, and the numbers of a set of predictions: exact match, F1, recall, their intervals and paired tests.
+"""Questions from files, and the numbers of a set of predictions: exact match, F1, recall.
 
 What lives here is text in, numbers out: no model, no index, no torch. Scores follow the published scripts by name:
 ORQA's (and so REALM's) and the one that SQuAD, DPR and FiD share; where they differ, `Scoring` chooses.
@@ -8,7 +8,6 @@ N questions.
 
 import ast
 import json
-import math
 import re
 import string
 import sys
@@ -25,11 +24,11 @@ from typing import Any, Literal, NamedTuple, TypedDict
 import numpy as np
 
 from realm.config import InputError
+from realm.qa.calibration import Confidence, ConfidenceJson
+from realm.qa.significance import percent, wilson_interval
 
 MAX_QUESTION_CHARACTERS = 2000
 RECALL_AT = (1, 5, 20, 100)
-Z95 = 1.959963984540054
-"""Two-sided 95 % point of the normal distribution."""
 
 Normalisation = Literal["orqa", "squad"]
 RegexHow = Literal["search", "match", "fullmatch"]
@@ -468,7 +467,7 @@ def mean_reciprocal_rank(first_hits: Sequence[int] | np.ndarray) -> float:
 class ReportJson(TypedDict):
     """What `realm evaluate` reports, in percent; recall beyond what was retrieved is null, not guessed.
 
-    Without a span reader no answer is read: `em`, `em_ci95` and `f1` are null.
+    Without a span reader no answer is read: `em`, `em_ci95`, `f1` and `confidence` are null.
     """
 
     n: int
@@ -477,18 +476,20 @@ class ReportJson(TypedDict):
     f1: float | None
     recall: dict[str, float | None]
     mrr: float
+    confidence: ConfidenceJson | None
 
 
 class Outcome(TypedDict):
     """One question's share in a report: `f1` between 0 and 1, `rank` of the first hit from 1, 0 for none.
 
-    Without a span reader `correct` and `f1` are null.
+    Without a span reader `correct`, `f1` and `probability` are null.
     """
 
     id: str
     correct: bool | None
     f1: float | None
     rank: int
+    probability: float | None
 
 
 class ReportFile(ReportJson):
@@ -508,28 +509,53 @@ class Report(NamedTuple):
     """int, rank of the first retrieved text with an answer, 0 for none."""
     depth: int
     """Texts asked for per question."""
+    confidence: Confidence | None = None
+    """None where the predictions came without probabilities."""
 
     def as_dict(self) -> ReportJson:
         """The summary, reciprocal rank in percent too."""
         recall = recall_at(self.first_hit_N)
         return {
             "n": len(self.first_hit_N),
-            "em": None if self.correct_N is None else _percent(self.correct_N.mean()),
+            "em": None if self.correct_N is None else percent(self.correct_N.mean()),
             "em_ci95": None if self.correct_N is None else _interval(self.correct_N),
-            "f1": None if self.f1_N is None else _percent(self.f1_N.mean()),
-            "recall": {str(k): _percent(recall[k]) if k <= self.depth else None for k in RECALL_AT},
-            "mrr": _percent(mean_reciprocal_rank(self.first_hit_N)),
+            "f1": None if self.f1_N is None else percent(self.f1_N.mean()),
+            "recall": {str(k): percent(recall[k]) if k <= self.depth else None for k in RECALL_AT},
+            "mrr": percent(mean_reciprocal_rank(self.first_hit_N)),
+            "confidence": (
+                None
+                if self.correct_N is None or self.confidence is None
+                else self.confidence.as_dict(self.correct_N)
+            ),
         }
+
+    def lines(self) -> list[str]:
+        """The summary for a person."""
+        said = self.as_dict()
+        recall = ", ".join(f"{share:g}% at {k}" for k, share in said["recall"].items() if share is not None)
+        lines = [f"{said['n']:,} questions"]
+        if said["em"] is not None and said["em_ci95"] is not None:
+            low, high = said["em_ci95"]
+            lines.append(
+                f"answers: {said['em']:g}% exact (95% interval {low:g} to {high:g}), F1 {said['f1']:g}%"
+            )
+        lines.append(
+            f"passages: an answer is among the first ones for {recall}; reciprocal rank {said['mrr']:g}%"
+        )
+        if self.confidence is not None and self.correct_N is not None:
+            lines += self.confidence.lines(self.correct_N)
+        return lines
 
     def outcomes(self, questions: Sequence[Question]) -> list[Outcome]:
         """Each question's own, in the order of the questions."""
         nothing = [None] * len(questions)
         correct = nothing if self.correct_N is None else self.correct_N.tolist()
         scores = nothing if self.f1_N is None else self.f1_N.tolist()
-        rows = zip(questions, correct, scores, self.first_hit_N, strict=True)
+        sure = nothing if self.confidence is None else self.confidence.probability_N.tolist()
+        rows = zip(questions, correct, scores, self.first_hit_N, sure, strict=True)
         return [
-            {"id": question.id, "correct": right, "f1": score, "rank": int(rank)}
-            for question, right, score, rank in rows
+            {"id": question.id, "correct": right, "f1": score, "rank": int(rank), "probability": probability}
+            for question, right, score, rank, probability in rows
         ]
 
 
@@ -565,95 +591,4 @@ def evaluate(
 
 
 def _interval(correct_N: np.ndarray) -> list[float]:
-    return [_percent(end) for end in wilson_interval(int(correct_N.sum()), len(correct_N))]
-
-
-def _percent(share: float) -> float:
-    return round(100 * float(share), 2)
-
-
-# -- Intervals and paired tests, on outcomes per question
-
-
-def wilson_interval(successes: int, n: int) -> tuple[float, float]:
-    """95 % interval of a share, as shares: Wilson's score interval (1927), sound at 0 and 1 and free of chance.
-
-    >>> [round(x, 4) for x in wilson_interval(8, 10)]
-    [0.4902, 0.9433]
-    """
-    share = successes / n
-    centre = share + Z95**2 / (2 * n)
-    half = Z95 * math.sqrt(share * (1 - share) / n + Z95**2 / (4 * n**2))
-    scale = 1 + Z95**2 / n
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
-
-
-class McNemar(NamedTuple):
-    """Questions that only one of two systems has right, and how likely such an uneven split is by chance."""
-
-    only_a: int
-    only_b: int
-    p: float
-
-
-def mcnemar(correct_a_N: Sequence[bool] | np.ndarray, correct_b_N: Sequence[bool] | np.ndarray) -> McNemar:
-    """Exact two-sided McNemar test of two systems on the same questions: binomial, chance 1/2, on the disagreements.
-
-    >>> mcnemar([True] * 6 + [False], [False] * 6 + [True])
-    McNemar(only_a=6, only_b=1, p=0.125)
-    """
-    a_N, b_N = _pair(correct_a_N, correct_b_N)
-    only_a, only_b = int((a_N > b_N).sum()), int((a_N < b_N).sum())
-    n = only_a + only_b
-    ways = total = 1
-    for i in range(min(only_a, only_b)):  # whole numbers, so nothing is rounded before the last division
-        ways = ways * (n - i) // (i + 1)
-        total += ways
-    return McNemar(only_a, only_b, min(1.0, 2 * total / 2**n))
-
-
-class Difference(NamedTuple):
-    """Mean of a minus mean of b, its 95 % interval, and the two-sided p of no difference."""
-
-    mean: float
-    low: float
-    high: float
-    p: float
-
-
-def paired_bootstrap(
-    a_N: Sequence[float] | np.ndarray,
-    b_N: Sequence[float] | np.ndarray,
-    *,
-    samples: int = 10_000,
-    seed: int = 0,
-) -> Difference:
-    """Difference of two systems' mean score when questions are drawn again with replacement, the same for both.
-
-    For any score per question: 0/1, F1, a reciprocal rank, or a mean over seeds. Percentile interval; p is twice the
-    smaller share of draws on either side of no difference (at least 2 / (samples + 1): chance cannot show less).
-    """
-    a_N, b_N = _pair(a_N, b_N)
-    difference_N = a_N - b_N
-    n = len(difference_N)
-    generator = np.random.default_rng(seed)
-    chunk = max(1, 2**22 // n)  # draws at once: 32 MiB of numbers
-    means = np.concatenate(
-        [
-            difference_N[generator.integers(n, size=(min(chunk, samples - start), n))].mean(axis=1)
-            for start in range(0, samples, chunk)
-        ]
-    )
-    low, high = np.quantile(means, [0.025, 0.975])
-    beyond = min((means <= 0).sum(), (means >= 0).sum())
-    p = min(1.0, 2 * (int(beyond) + 1) / (samples + 1))
-    return Difference(float(difference_N.mean()), float(low), float(high), p)
-
-
-def _pair(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
-    a_N, b_N = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
-    if a_N.shape != b_N.shape or a_N.ndim != 1 or not len(a_N):
-        raise ValueError(
-            f"a paired test needs one outcome per question and system, got {a_N.shape} and {b_N.shape}"
-        )
-    return a_N, b_N
+    return [percent(end) for end in wilson_interval(int(correct_N.sum()), len(correct_N))]

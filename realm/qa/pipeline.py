@@ -8,7 +8,7 @@ tokens, F all places of a joint score, V vocabulary.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,13 +19,15 @@ import torch
 from torch import Tensor
 
 from realm.config import InputError, progress, write_json_lines
+from realm.model.calibration import Calibration
 from realm.model.device import Precision, autocast, choose_device
 from realm.model.encoders import evaluating
-from realm.model.folder import Model, load_model
+from realm.model.folder import Model, load_model, set_calibration
 from realm.model.scores import scores
 from realm.qa import evaluation
 from realm.qa.answers import Answer, AnsweringIndex, Answers, RankedPassage, ReadPassage, Span
-from realm.qa.evaluation import Question, first_hit, normalise_answer
+from realm.qa.calibration import Confidence, fit
+from realm.qa.evaluation import Question, ReportJson, first_hit, has_answer, normalise_answer
 from realm.qa.reading import Reading, joint_reading, peer_question, peer_reading
 from realm.retrieval.bm25 import Bm25Index
 from realm.retrieval.hybrid import reciprocal_rank_fusion
@@ -33,13 +35,15 @@ from realm.retrieval.index import IndexVersion, load_index
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.mips import MipsIndex
 from realm.text.corpus import Passage
-from realm.text.inputs import passage_inputs, query_inputs
+from realm.text.inputs import NULL_PASSAGE, passage_inputs, query_inputs
 
 Method = Literal["dense", "bm25", "hybrid"]
 ROWS_READ = 16
 """Passages that the span reader takes together."""
 EVALUATION_DEPTH = 100
 """Passages retrieved per question for recall."""
+SPANS_ADDED_UP = 200
+"""Best spans of a question whose shares are added up by text; the share of the others is next to nothing."""
 FUSION_DEPTH = 100
 """Passages of each of the two rankings that "hybrid" fuses, at least: the best few are the same however many are asked for."""
 
@@ -52,6 +56,8 @@ class AnswerConfig:
     """Passages that the reader reads (paper: 5)."""
     answers: int = 5
     """Different answers returned, best first."""
+    threshold: float | None = None
+    """Probability below which an answer is called a guess; none: as the model was calibrated, 0 where it was not."""
     device: str = "auto"
     """"auto": a GPU when there is one, else the CPU; or any torch device."""
     precision: Precision = "fp32"
@@ -60,6 +66,10 @@ class AnswerConfig:
     """Leaves the vectors on disk, in a file that is mapped into memory: for indexes that memory does not hold."""
     peer_compat: bool = False
     """Reads and writes as transformers 4.57.6 does with the published checkpoints, oddities and all: docs/published.md."""
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise ValueError(f"threshold is {self.threshold}: it is a probability, between 0 and 1")
 
 
 class HitJson(TypedDict):
@@ -112,21 +122,46 @@ class Answerer:
         `method` chooses and ranks the passages. p(z|x) and the retrieval part of a score are the embedder's inner
         products whatever chose them: the span reader was trained beside these, and a BM25 score has another scale.
         """
-        if self.model.span_reader is None:
-            raise InputError("the model has no span reader: `realm finetune` gives it one")
         clock = _Clock(len(questions))
         ids = self.tokenized(questions)
         query_BD = self.embed(ids)
         clock.lap("embed")
         _, number_BK = self.retriever.search(questions, read or self.config.read, method, query_BD)
         clock.lap("search")
-        found = self._read(ids, query_BD, number_BK)
+        return self._answers(questions, ids, query_BD, number_BK, clock)
+
+    @torch.no_grad()
+    def answer_from(self, questions: Sequence[str], number_BK: np.ndarray) -> list[Answers]:
+        """Answers from given passages, best first, whatever chose them; a row with fewer ends in `NULL_PASSAGE`."""
+        clock, ids = _Clock(len(questions)), self.tokenized(questions)
+        return self._answers(questions, ids, self.embed(ids), number_BK, clock)
+
+    def _answers(
+        self,
+        questions: Sequence[str],
+        ids: Sequence[Sequence[int]],
+        query_BD: Tensor,
+        number_BK: np.ndarray,
+        clock: "_Clock",
+    ) -> list[Answers]:
+        if self.model.span_reader is None:
+            raise InputError("the model has no span reader: `realm finetune` gives it one")
+        read = self._read(ids, query_BD, number_BK)
         clock.lap("read")
         index = AnsweringIndex(self.version.number, self.version.step, self.version.created)
         return [
-            Answers(question, answers, index, clock.ms, passages, null)
-            for question, (answers, passages, null) in zip(questions, found, strict=True)
-        ]
+            Answers(
+                question, answers, index, clock.ms, passages, null,
+                found=bool(answers) and answers[0].probability >= self.threshold,
+            )
+            for question, (answers, passages, null) in zip(questions, read, strict=True)
+        ]  # fmt: skip
+
+    @property
+    def threshold(self) -> float:
+        """Probability below which an answer is a guess."""
+        set_here = self.config.threshold
+        return self.model.calibration.threshold if set_here is None else set_here
 
     def tokenized(self, questions: Sequence[str]) -> list[list[int]]:
         """The wordpieces of questions, no special tokens added."""
@@ -228,13 +263,12 @@ class Answerer:
             [(one.score_WT + score).flatten() for one, score in zip(spans, score_K, strict=True)]
         )
         ends = np.cumsum([one.score_WT.numel() for one in spans])
-        probability_F = joint_F.softmax(dim=0)
+        none = [0.0] if self.model.span_reader and self.model.span_reader.config.finds_none else []
+        share_F = torch.cat([joint_F, torch.tensor(none)]).softmax(dim=0)
         published = self.model.tokenizer.as_published() if self.config.peer_compat else None
 
-        def span(place: int) -> tuple[Span, RankedPassage] | None:
-            score = float(joint_F[place])
-            if score == -torch.inf:
-                return None
+        def piece(place: int) -> tuple[int, int, int, str]:
+            """The passage of a span, the characters [start, end) of it, and its text."""
             k = int(np.searchsorted(ends, place, side="right"))
             score_WT, reading, row = spans[k]
             width, first = divmod(place - int(ends[k]) + score_WT.numel(), score_WT.shape[1])
@@ -243,19 +277,39 @@ class Answerer:
             if published is not None:
                 ids = reading.tokens.ids_BT[row, first : first + width + 1].tolist()
                 text = published.decode(ids, skip_special_tokens=False)
-            return Span(text, score, float(probability_F[place]), start, end), ranked[k]
+            return k, start, end, text
+
+        order = joint_F.argsort(descending=True, stable=True).tolist()
+        tops = [
+            int(end - one.score_WT.numel() + one.score_WT.argmax())
+            for one, end in zip(spans, ends, strict=True)
+        ]
+        likely = [
+            place
+            for place in dict.fromkeys(order[: max(SPANS_ADDED_UP, 20 * self.config.answers)] + tops)
+            if joint_F[place] > -torch.inf
+        ]
+        pieces = {place: piece(place) for place in likely}
+        names = {place: normalise_answer(text) for place, (*_, text) in pieces.items()}
+        shares: dict[str, float] = {}
+        for place, name in names.items():
+            shares[name] = shares.get(name, 0.0) + float(share_F[place])
+
+        def span(place: int) -> Span:
+            _, start, end, text = pieces[place]
+            probability = self.model.calibration.probability(min(1.0, shares[names[place]]))
+            return Span(text, float(joint_F[place]), probability, start, end)
 
         answers: dict[str, Answer] = {}
-        for place in joint_F.argsort(descending=True, stable=True).tolist():
-            best = span(place)
-            if best is None or len(answers) == self.config.answers:
+        for place in likely:
+            if len(answers) == self.config.answers:
                 break
-            found, passage = best
-            answers.setdefault(normalise_answer(found.text), Answer(**vars(found), passage=passage))
-        read = []
-        for one, end, passage in zip(spans, ends, ranked, strict=True):
-            best = span(int(end - one.score_WT.numel() + one.score_WT.argmax()))
-            read.append(ReadPassage(**vars(passage), span=best and best[0]))
+            if names[place] not in answers:
+                answers[names[place]] = Answer(**vars(span(place)), passage=ranked[pieces[place][0]])
+        read = [
+            ReadPassage(**vars(passage), span=span(top) if top in pieces else None)
+            for top, passage in zip(tops, ranked, strict=True)
+        ]
         return list(answers.values()), read
 
 
@@ -326,28 +380,126 @@ def retrieve_to_file(
 
 
 def evaluate(
-    answerer: Answerer, questions: Sequence[Question], method: Method = "dense"
+    answerer: Answerer, questions: Sequence[Question], method: Method = "dense", unanswerable: bool = False
 ) -> evaluation.Report:
-    """Scores the passages that `method` retrieves, and the answers that a span reader reads from the first of them."""
-    predictions: list[str] | None = None if answerer.model.span_reader is None else []
-    texts: list[list[str]] = []
+    """Scores the passages that `method` retrieves, and the answers that a span reader reads from the first of them.
+
+    With `unanswerable` each question is asked again without the retrieved passages that hold an answer.
+    """
+    if answerer.model.span_reader is None:
+        return _evaluate_retrieval(answerer.kb, questions, partial(answerer.retrieve, method=method))
+    said, without, texts = [], [], []
     for part in _batches(questions, 16, "evaluate"):
         asked = [q.question for q in part]
-        _, number_BK = answerer.retrieve(asked, EVALUATION_DEPTH, method)
-        texts += _texts(answerer.kb, number_BK)
-        if predictions is not None:
-            found = answerer.answer_batch(asked, method)
-            predictions += [one.answers[0].text if one.answers else "" for one in found]
-    return evaluation.evaluate(predictions, texts, questions, EVALUATION_DEPTH)
+        _, number_BN = answerer.retrieve(asked, EVALUATION_DEPTH, method)
+        found = _texts(answerer.kb, number_BN)
+        texts += found
+        said += answerer.answer_from(asked, number_BN[:, : answerer.config.read])
+        if unanswerable:
+            without += answerer.answer_from(
+                asked, _without_answers(part, number_BN, found, answerer.config.read)
+            )
+    report = evaluation.evaluate(
+        [one.answers[0].text if one.answers else "" for one in said], texts, questions, EVALUATION_DEPTH
+    )
+
+    def best(answers: Sequence[Answers]) -> np.ndarray:
+        return np.array([one.answers[0].probability if one.answers else 0.0 for one in answers])
+
+    confidence = Confidence(best(said), answerer.threshold, best(without) if unanswerable else None)
+    return report._replace(confidence=confidence)
+
+
+class CalibrationJson(TypedDict):
+    """What `realm calibrate` reports."""
+
+    slope: float
+    offset: float
+    threshold: float
+    before: ReportJson
+    after: ReportJson
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A fitted calibration, and the questions that it was fitted on as they were answered before and after."""
+
+    calibration: Calibration
+    before: evaluation.Report
+    after: evaluation.Report
+
+    def to_json(self) -> CalibrationJson:
+        fitted = self.calibration
+        return {
+            "slope": fitted.slope,
+            "offset": fitted.offset,
+            "threshold": fitted.threshold,
+            "before": self.before.as_dict(),
+            "after": self.after.as_dict(),
+        }
+
+    def lines(self) -> list[str]:
+        fitted, was = self.calibration, self.before.as_dict()["confidence"]
+        assert was is not None
+        return [
+            *self.after.lines(),
+            f"the calibration error was {was['ece']:.1f} points before; all this is measured on the questions it was fitted on",
+            f"slope {fitted.slope:.3f}, offset {fitted.offset:.3f}; answers below {fitted.threshold:g} are guesses",
+        ]
+
+
+def calibrate(
+    kb: str, model: str, questions: Sequence[Question], method: Method, config: AnswerConfig
+) -> Calibrated:
+    """Fits the calibration of a model folder's answers, and writes it into the folder.
+
+    Raises:
+        InputError: the model is not a folder of the user's, has no span reader, or answers too few questions right or wrong.
+    """
+    if ":" in model and not Path(model).is_dir():
+        raise InputError(f"{model} is not yours to change: copy its folder, and calibrate the copy")
+    answerer = Answerer.load(kb, model, config)
+    if answerer.model.span_reader is None:
+        raise InputError("the model has no span reader: `realm finetune` gives it one")
+    answerer.model.calibration = Calibration()
+    before = evaluate(answerer, questions, method, unanswerable=True)
+    assert before.correct_N is not None and before.confidence is not None
+    fitted = fit(before.confidence.probability_N, before.correct_N)
+    set_calibration(Path(model), fitted)
+    was = before.confidence
+    assert was.without_N is not None
+    probability_N, without_N = (
+        np.array([fitted.probability(share) for share in share_N.tolist()])
+        for share_N in (was.probability_N, was.without_N)
+    )
+    after = Confidence(probability_N, fitted.threshold, without_N)
+    return Calibrated(fitted, before, before._replace(confidence=after))
+
+
+def _without_answers(
+    questions: Sequence[Question], number_BN: np.ndarray, texts: Sequence[Sequence[str]], read: int
+) -> np.ndarray:
+    """The best `read` of each row's passages that hold no answer."""
+    number_BK = np.full((len(questions), read), NULL_PASSAGE)
+    for row, (question, number_N, found) in enumerate(zip(questions, number_BN, texts, strict=True)):
+        kept = [n for n, text in zip(number_N, found, strict=False) if not has_answer(text, question)][:read]
+        number_BK[row, : len(kept)] = kept
+    return number_BK
 
 
 def evaluate_words(kb: KnowledgeBase, questions: Sequence[Question]) -> evaluation.Report:
     """Scores the passages that BM25 retrieves, which takes no model."""
-    retriever = Retriever(kb)
+    return _evaluate_retrieval(kb, questions, partial(Retriever(kb).search, method="bm25", query_BD=None))
+
+
+def _evaluate_retrieval(
+    kb: KnowledgeBase,
+    questions: Sequence[Question],
+    search: Callable[[Sequence[str], int], tuple[np.ndarray, np.ndarray]],
+) -> evaluation.Report:
     texts: list[list[str]] = []
     for part in _batches(questions, 16, "evaluate"):
-        _, number_BK = retriever.search([q.question for q in part], EVALUATION_DEPTH, "bm25", None)
-        texts += _texts(kb, number_BK)
+        texts += _texts(kb, search([q.question for q in part], EVALUATION_DEPTH)[1])
     return evaluation.evaluate(None, texts, questions, EVALUATION_DEPTH)
 
 

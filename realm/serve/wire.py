@@ -142,6 +142,7 @@ _READ = {
 _INDEX = {"version": 2, "step": 300, "created": "2026-11-22T12:00:00+00:00", "knowledge": 7}
 _ANSWERS = {
     "question": "In which country is Mount Fuji?",
+    "found": True,
     "answers": [_SPAN | {"passage": _READ}],
     "index": _INDEX,
     "ms": {"queue": 0.1, "embed": 4.2, "search": 0.9, "read": 31.5},
@@ -176,6 +177,7 @@ class AnswersOut(_Out):
     """The answers to one question, best first, and all passages that were read for them."""
 
     question: str
+    found: bool = Field(description="whether the best answer is more than a guess")
     answers: list[AnswerOut]
     index: IndexOut
     ms: dict[str, float]

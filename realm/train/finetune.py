@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from realm.config import InputError
 from realm.model.bert import Bert
+from realm.model.calibration import Calibration
 from realm.model.device import choose_device
 from realm.model.encoders import SpanConfig, SpanReader, body_mask
 from realm.model.folder import Model, load_model
@@ -130,6 +131,7 @@ def train(
             f"the span reader of {init} always finds an answer: unanswerable = 0 trains it further, a model without a span "
             "reader gets one that may find none"
         )
+    model.calibration = Calibration()
     head_rate = config.learning_rate if config.head_rate is None else config.head_rate
     rates: dict[nn.Module, float] = {reader.trunk: config.learning_rate}
     rates |= dict.fromkeys((reader.ends, reader.norm, reader.score), head_rate)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,7 @@ def random_questions(count: int) -> list[str]:
 
 def test_json_is_the_contract(answerer) -> None:
     said = json.loads(json.dumps(answerer.answer("who built a tower in Arden?").to_json()))
-    assert list(said) == ["question", "answers", "index", "ms"]
+    assert list(said) == ["question", "found", "answers", "index", "ms"]
     assert said["question"] == "who built a tower in Arden?"
     assert said["index"] == {"version": 1, "step": 3}
     assert said["ms"].keys() == {"embed", "search", "read"} and all(ms >= 0 for ms in said["ms"].values())
@@ -95,10 +96,10 @@ def ranked_by_hand(answerer, question: str, method: str) -> list[int]:
 
 
 def best_by_hand(answerer, question: str, ranked: list[int]) -> tuple:
-    """Of every span of every one of the passages: score, text, passage, rank of the best, and its p(y|x) and p(z|x)."""
+    """Of every span of every one of the passages: score, text, passage, its rank, p(y|x) of the text, and p(z|x)."""
     model, scores = answerer.model, inner_products(answerer, question)
     (ids,) = model.tokenizer.encode([question])
-    spans, total = [], 0.0
+    spans, total, of_text = [], 0.0, Counter()
     for rank, number in enumerate(ranked, start=1):
         (passage,) = answerer.kb.passages([number])
         (encoding,) = model.tokenizer.encode_with_offsets([passage.text])
@@ -111,9 +112,10 @@ def best_by_hand(answerer, question: str, ranked: list[int]) -> tuple:
             score = (grid[width, place] + scores[number]).item()
             spans.append((score, text, passage.id, rank))
             total += float(np.exp(score))
+            of_text[normalise_answer(text)] += float(np.exp(score))
     best = max(spans)
     prior = torch.stack([scores[n] for n in ranked]).softmax(0)[best[3] - 1]
-    return *best, float(np.exp(best[0]) / total), float(prior)
+    return *best, of_text[normalise_answer(best[1])] / total, float(prior)
 
 
 @pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
@@ -337,7 +339,7 @@ def test_the_best_passages_are_the_same_however_many_are_asked_for(answerer, met
 
 def test_evaluation_report_is_the_contract(answerer) -> None:
     report = evaluate(answerer, QUESTIONS).as_dict()
-    assert report.keys() == {"n", "em", "em_ci95", "f1", "recall", "mrr"}
+    assert report.keys() == {"n", "em", "em_ci95", "f1", "recall", "mrr", "confidence"}
     assert list(report["recall"]) == ["1", "5", "20", "100"]
 
 

@@ -261,7 +261,7 @@ def test_a_client_object_answers_as_the_command_line_does(served, capsys, monkey
     ]
     assert cli.main(["answer", QUESTION, "--server", served.url + "/", "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
-    assert list(row) == ["question", "answers", "index", "ms"]
+    assert list(row) == ["question", "found", "answers", "index", "ms"]
     assert [a["text"] for a in row["answers"]] == [a.text for a in answers.answers]
     assert cli.main(["answer", QUESTION, "--server", served.url]) == 0
     assert capsys.readouterr().out.splitlines() == answers.lines()

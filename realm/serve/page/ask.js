@@ -106,12 +106,14 @@ function column(said, method, named) {
   const answer = el("p", { class: "answer" });
   const source = el("p", { class: "source" });
   const list = el("ol", { class: "cards" }, cards.map((one) => one.element));
+  const guess = said.found ? null : el("p", { class: "guess" }, "No answer found. The best guess:");
   choose(best);
   return el(
     "article",
     { class: "column" },
     el("div", { class: "best" },
       heading,
+      guess,
       answer,
       source,
       others.length ? el("div", { class: "others" }, el(`h${level}`, { class: "minor" }, "Or"), el("ul", {}, others)) : null,

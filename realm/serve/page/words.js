@@ -5,7 +5,7 @@ import { el } from "./dom.js";
 const MEANINGS = {
   "p(z|x)": ["p(z|x)", "How much the model trusts passage z for question x, before it reads the passage: a share of 100% that all passages read for this question divide between them."],
   span: ["span score", "How well a piece of the passage fits as an answer. Scores compare pieces for one question; they have no fixed scale. The probability beside a score is the piece's share among all pieces that were considered."],
-  probability: ["probability", "The share of this answer among all pieces of all passages that were read. It says which answer the model prefers, not how often such answers are right."],
+  probability: ["probability", "How likely this answer is to be right: its share among all pieces of the passages that were read, corrected on questions with known answers where the model has been calibrated. Below the model's threshold an answer is shown as a guess."],
   null: ["null passage", "An empty passage that competes with the real ones. Its share of p(z|x) is high where the model expects little help from what it found."],
   likelihood: ["p(y|z,x)", "How probable the predicted words y are when the model reads passage z beside the sentence x."],
   nats: ["nats", "A difference of logarithms to base e. A passage that raises the prediction by 0.69 nats makes it twice as probable, by 2.3 nats ten times; lowering divides instead."],

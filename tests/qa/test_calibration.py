@@ -1,0 +1,201 @@
+"""Probabilities of answers: the curve, the threshold, and what is reported of them."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import optimize
+
+from realm import cli
+from realm.config import InputError
+from realm.model.calibration import Calibration
+from realm.model.folder import load_model, read_manifest, save_model, set_calibration
+from realm.qa import calibration
+from realm.qa.calibration import Confidence, calibration_error, fit
+from realm.qa.evaluation import Question
+from realm.qa.pipeline import AnswerConfig, Answerer, CalibrationJson, calibrate, evaluate
+from realm.train.finetune import start_reader
+from tests.test_schemas import assert_holds
+
+CONFIG = AnswerConfig(device="cpu")
+TOO_SURE = Calibration(slope=0.5, offset=-0.8)
+
+
+def drawn(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Shares, and outcomes that are right as often as `TOO_SURE` makes of the shares."""
+    draw = np.random.default_rng(seed)
+    share_N = draw.beta(2, 1, count)
+    chance_N = np.array([TOO_SURE.probability(share) for share in share_N])
+    return share_N, draw.random(count) < chance_N
+
+
+def test_fitted_curve_is_the_one_of_greatest_likelihood() -> None:
+    share_N, right_N = drawn(500)
+    fitted = fit(share_N, right_N)
+    rights, wrongs = right_N.sum(), (~right_N).sum()
+    target_N = np.where(right_N, (rights + 1) / (rights + 2), 1 / (wrongs + 2))
+
+    def surprise(weight: np.ndarray) -> float:
+        odds_N = weight[0] * np.log(share_N / (1 - share_N)) + weight[1]
+        return float((np.logaddexp(0, odds_N) - target_N * odds_N).sum())
+
+    expected = optimize.minimize(
+        surprise, [1.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-10}
+    )
+    assert (fitted.slope, fitted.offset) == pytest.approx(tuple(expected.x), abs=1e-4)
+
+
+def test_calibrated_probabilities_are_right_as_often_as_they_say() -> None:
+    fitted = fit(*drawn(4000))
+    share_N, right_N = drawn(4000, seed=1)
+    probability_N = np.array([fitted.probability(share) for share in share_N])
+    assert calibration_error(share_N, right_N) > 0.2 > 0.04 > calibration_error(probability_N, right_N)
+    lost = (probability_N[right_N] < fitted.threshold).mean()
+    assert lost == pytest.approx(calibration.RIGHT_LOST, abs=0.02)
+
+
+def test_calibration_error_is_that_of_a_plain_loop_over_ten_bins() -> None:
+    share_N, right_N = drawn(300, seed=2)
+    share_N[0] = 1.0
+    total = 0.0
+    for low in range(10):
+        inside = [i for i, p in enumerate(share_N) if low / 10 <= p < low / 10 + 0.1 or (low == 9 and p == 1)]
+        if inside:
+            said, right = np.mean([share_N[i] for i in inside]), np.mean([right_N[i] for i in inside])
+            total += len(inside) / 300 * abs(said - right)
+    assert calibration_error(share_N, right_N) == pytest.approx(total, abs=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-300, 1e-9, 0.5, 1 - 1e-12, 1.0])
+def test_probabilities_stay_between_0_and_1_and_in_order(share: float) -> None:
+    for curve in (Calibration(), TOO_SURE, Calibration(slope=300, offset=5)):
+        assert 0 <= curve.probability(share) <= 1
+        assert curve.probability(share * 0.9) <= curve.probability(share)
+    assert Calibration().probability(share) == share
+
+
+def test_too_few_answers_of_one_outcome_are_refused() -> None:
+    share_N, _ = drawn(200)
+    with pytest.raises(InputError, match="of 200 answers 200 are right and 0 wrong"):
+        fit(share_N, np.ones(200, dtype=bool))
+    with pytest.raises(InputError, match="not right more often"):
+        fit(share_N, share_N < np.median(share_N))
+
+
+def test_guesses_are_counted_among_right_wrong_and_unanswerable() -> None:
+    said = Confidence(np.array([0.9, 0.2, 0.6, 0.1]), 0.5, np.array([0.6, 0.1, 0.2, 0.0]))
+    report = said.as_dict(np.array([True, True, False, False]))
+    assert (report["right_declined"], report["wrong_declined"]) == (50.0, 50.0)
+    assert report["unanswerable"]["n"] == 4 and report["unanswerable"]["declined"] == 75.0
+    none_declined = Confidence(np.array([0.9, 0.0]), 0.0).as_dict(np.array([True, False]))
+    assert (none_declined["right_declined"], none_declined["wrong_declined"]) == (0.0, 100.0)
+    assert none_declined["unanswerable"] is None
+
+
+# -- of a model
+
+
+@pytest.fixture
+def calibrated_folder(tiny_kb, qa_folder, tmp_path):
+    """A copy of the model with the span reader, its answers to these questions, half of which are called right."""
+    folder = tmp_path / "model"
+    save_model(load_model(qa_folder), folder)
+    answerer = Answerer.load(str(tiny_kb.folder), str(folder), CONFIG)
+    asked = [
+        f"on which river lies {town}?" for town in ("Arden", "Corvo", "Ivrea", "Oakham", "Velka", "Bergen")
+    ]
+    said = [answerer.answer(question).answers[0] for question in asked]
+    middle = float(np.median([one.probability for one in said]))
+    questions = [
+        Question(str(n), question, (answer.text if (answer.probability > middle) == (n != 0) else "Nile",))
+        for n, (question, answer) in enumerate(zip(asked, said, strict=True))
+    ]
+    return folder, questions
+
+
+def test_calibrate_changes_the_probabilities_of_answers_and_nothing_else(
+    tiny_kb, calibrated_folder, monkeypatch
+) -> None:
+    folder, questions = calibrated_folder
+    monkeypatch.setattr(calibration, "LEAST_QUESTIONS", 1)
+    before = Answerer.load(str(tiny_kb.folder), str(folder), CONFIG).answer(questions[1].question)
+    found = calibrate(str(tiny_kb.folder), str(folder), questions, "dense", CONFIG)
+    assert load_model(folder).calibration == found.calibration != Calibration()
+    assert_holds(CalibrationJson, found.to_json())
+    answerer = Answerer.load(str(tiny_kb.folder), str(folder), CONFIG)
+    after = answerer.answer(questions[1].question)
+    assert [one.text for one in after.answers] == [one.text for one in before.answers]
+    assert [one.score for one in after.answers] == [one.score for one in before.answers]
+    for one, was in zip(after.answers, before.answers, strict=True):
+        assert one.probability == pytest.approx(found.calibration.probability(was.probability))
+    measured = evaluate(answerer, questions, unanswerable=True)
+    np.testing.assert_allclose(
+        measured.confidence.probability_N, found.after.confidence.probability_N, rtol=1e-5
+    )
+    np.testing.assert_allclose(measured.confidence.without_N, found.after.confidence.without_N, rtol=1e-5)
+    assert measured.confidence.threshold == found.calibration.threshold
+
+
+def test_an_answer_below_the_threshold_is_a_guess(tiny_kb, qa_folder) -> None:
+    kb, question = str(tiny_kb.folder), "on which river lies Arden?"
+    sure = Answerer.load(kb, str(qa_folder), CONFIG).answer(question)
+    assert sure.found and sure.to_json()["found"]
+    guess = Answerer.load(kb, str(qa_folder), AnswerConfig(device="cpu", threshold=1.0)).answer(question)
+    assert not guess.found and guess.answers == sure.answers
+    first, *rest = guess.lines()
+    assert first == "no answer found; the best guess:" and rest == sure.lines()[:3]
+
+
+def test_questions_without_their_passages_are_read_from_the_best_of_the_others(tiny_kb, qa_folder) -> None:
+    answerer = Answerer.load(str(tiny_kb.folder), str(qa_folder), CONFIG)
+    question = Question("1", "on which river lies Arden?", ("Ouse",))
+    measured = evaluate(answerer, [question], unanswerable=True).confidence
+    _, ranked = answerer.retrieve([question.question], len(tiny_kb), "dense")
+    others = [n for n in ranked[0].tolist() if "Ouse" not in tiny_kb.passages([n])[0].text][:5]
+    (said,) = answerer.answer_from([question.question], np.array([others]))
+    assert measured.without_N == pytest.approx(np.array([said.answers[0].probability]))
+    assert {passage.id for passage in said.passages} == {p.id for p in tiny_kb.passages(others)}
+
+
+def test_no_answer_takes_its_share_where_the_reader_may_find_none(tiny_kb, qa_folder, tmp_path) -> None:
+    """A span's share is exp(score) / (1 + the sum over all spans)."""
+    model = load_model(qa_folder)
+    always = model.span_reader
+    start_reader(model, seed=0, finds_none=True).load_state_dict(always.state_dict())
+    save_model(model, tmp_path / "model")
+    kb, question = str(tiny_kb.folder), "on which river lies Arden?"
+    plain = Answerer.load(kb, str(qa_folder), CONFIG).answer(question).answers[0]
+    with_none = Answerer.load(kb, str(tmp_path / "model"), CONFIG).answer(question).answers[0]
+    together = math.exp(plain.score) / plain.probability
+    assert with_none.text == plain.text
+    assert with_none.score == pytest.approx(plain.score, abs=1e-5)
+    assert with_none.probability == pytest.approx(math.exp(plain.score) / (1 + together), rel=1e-3)
+
+
+def test_calibration_survives_saving_and_older_manifests_have_none(qa_folder, tmp_path) -> None:
+    save_model(load_model(qa_folder), tmp_path / "model")
+    set_calibration(tmp_path / "model", TOO_SURE)
+    model = load_model(tmp_path / "model")
+    save_model(model, tmp_path / "again")
+    assert load_model(tmp_path / "again").calibration == model.calibration == TOO_SURE
+    manifest = json.loads((tmp_path / "model" / "realm.json").read_text())
+    del manifest["calibration"], manifest["checksums"]
+    (tmp_path / "model" / "realm.json").write_text(json.dumps(manifest))
+    assert load_model(tmp_path / "model").calibration == Calibration()
+    assert "checksums" not in read_manifest(tmp_path / "model")
+
+
+def test_what_cannot_be_calibrated_is_one_line(
+    tiny_kb, tiny_model_folder, qa_folder, tmp_path, capsys
+) -> None:
+    asked = tmp_path / "q.jsonl"
+    asked.write_text('{"question": "on which river lies Arden?", "answers": ["Ouse"]}')
+    rest = ["--kb", str(tiny_kb.folder), "--questions", str(asked), "--set", "device=cpu"]
+    for model, problem in (
+        (tiny_model_folder, "no span reader"),
+        (qa_folder, "calibration needs 50 of each"),
+        ("hf:some/model", "not yours to change"),
+    ):
+        assert cli.main(["calibrate", "--model", str(model), *rest]) == 2
+        assert problem in capsys.readouterr().err.splitlines()[-1]

@@ -1,0 +1,63 @@
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from realm.qa.significance import mcnemar, paired_bootstrap, wilson_interval
+
+
+@given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_interval_equals_scipys(outcome: tuple[int, int]) -> None:
+    successes, n = outcome
+    expected = stats.binomtest(successes, n).proportion_ci(method="wilson")
+    assert wilson_interval(successes, n) == pytest.approx((expected.low, expected.high), abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=300))
+def test_mcnemar_equals_scipys_binomial_test_on_the_disagreements(pairs: list[tuple[bool, bool]]) -> None:
+    a, b = zip(*pairs, strict=True)
+    result = mcnemar(a, b)
+    counts = Counter(pairs)
+    assert (result.only_a, result.only_b) == (counts[True, False], counts[False, True])
+    n = result.only_a + result.only_b
+    assert result.p == pytest.approx(stats.binomtest(result.only_a, n).pvalue if n else 1.0)
+
+
+def test_mcnemar_is_exact_for_thousands_of_questions() -> None:
+    a = np.repeat([True, False], [1900, 1710])
+    result = mcnemar(a, ~a)
+    assert result.p == pytest.approx(stats.binomtest(1900, 3610).pvalue)
+    assert mcnemar([True] * 3610, [False] * 3610).p == 0.0  # 2 ** -3609 is below the smallest float
+
+
+def test_paired_bootstrap_agrees_with_the_normal_theory_on_many_questions() -> None:
+    generator = np.random.default_rng(3)
+    a = generator.random(2000)
+    b = a + generator.normal(0.02, 0.4, 2000)
+    result = paired_bootstrap(a, b, samples=4000)
+    difference = a - b
+    error = difference.std() / math.sqrt(2000)
+    assert result.mean == pytest.approx(difference.mean())
+    assert result.low == pytest.approx(difference.mean() - 1.96 * error, abs=0.15 * error)
+    assert result.high == pytest.approx(difference.mean() + 1.96 * error, abs=0.15 * error)
+    assert result.p == pytest.approx(stats.ttest_rel(a, b).pvalue, abs=0.03)
+
+
+def test_paired_bootstrap_repeats_with_its_seed_and_sees_no_difference_in_equals() -> None:
+    a = np.arange(7) % 2
+    assert paired_bootstrap(a, a[::-1], samples=200, seed=5) == paired_bootstrap(
+        a, a[::-1], samples=200, seed=5
+    )
+    assert paired_bootstrap(a, a, samples=100) == (0, 0, 0, 1)
+    assert paired_bootstrap([1] * 9, [0] * 9, samples=999).p == pytest.approx(2 / 1000)
+
+
+def test_pairs_must_be_pairs() -> None:
+    with pytest.raises(ValueError, match="one outcome per question"):
+        mcnemar([True], [True, False])
+    with pytest.raises(ValueError, match="one outcome per question"):
+        paired_bootstrap([], [])
