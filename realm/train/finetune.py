@@ -34,6 +34,7 @@ from realm.retrieval.index import IndexVersion, load_index
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.passages import Lookup, key_of
 from realm.retrieval.refresh import IndexRefresher, RefreshConfig
+from realm.retrieval.states import freeze_input_embeddings
 from realm.text.corpus import Passage
 from realm.text.inputs import Lengths, Tokens, passage_inputs, query_inputs, reading_inputs
 from realm.train.loop import RunConfig, TrainRun, generator
@@ -56,6 +57,8 @@ class FinetuneConfig(RunConfig):
     """Peak rate of the question side of the embedder; 0: the embedder stays as it is."""
     read: int = 5
     """Passages read per question."""
+    input_embeddings: Literal["trained", "frozen"] = "trained"
+    """Of the reader, and of the embedder where it trains: words, positions, segments. "frozen": they stay as they are."""
     passages: Literal["retrieved", "contrast"] = "retrieved"
     """Which `read` passages train the reader. "retrieved": the best of the index, as for an answer (paper). "contrast": one
     that holds an answer, from the question's own document where the question file names it, and the best that hold none."""
@@ -142,6 +145,10 @@ def train(
     else:
         model.embedder.untie()
         rates[model.embedder.query] = config.retriever_rate
+    if config.input_embeddings == "frozen":
+        reader.trunk.embeddings.requires_grad_(False)
+        if config.retriever_rate > 0:
+            freeze_input_embeddings(model.embedder)
     examples = Examples(kb, model, questions, config.contains)
     asked = hashlib.sha256(repr((questions, dev)).encode()).hexdigest()[:16]
     names: FinetunedFrom = {"init": init, "kb": kb.fingerprint, "questions": asked}

@@ -58,6 +58,8 @@ class MlmConfig(RunConfig):
     """Rows per step."""
     learning_rate: float = 5e-4
     """Peak rate; 1e-3 suits a small trunk from scratch."""
+    input_embeddings: Literal["trained", "frozen"] = "trained"
+    """Of the reader: words, positions, segments. "frozen": they stay as `init` has them, for one that has read much."""
     reading: float = 0.5
     """Share of rows that are a sentence beside a passage."""
     own_passage: float = 0.3
@@ -124,6 +126,12 @@ def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = No
     probe = held_out_queries(kb, config.query_tokens - 2, count=256)
     spans = SpanIndex(tokens)
     names: StartedFrom = {"init": init, **kb.training_record}
+    if config.input_embeddings == "frozen":
+        if init is None:
+            raise InputError(
+                'input_embeddings = "frozen" needs an init: embeddings from random weights have to train'
+            )
+        reader.bert.bert.embeddings.requires_grad_(False)
     with TrainRun("mlm", out, config, model, {reader: config.learning_rate}, names) as run:
         for step in run.steps():
             rng = generator(config.seed, step)

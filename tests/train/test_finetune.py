@@ -441,6 +441,19 @@ def test_no_answer_is_right_where_no_passage_read_holds_one(tiny_kb, tiny_model,
     assert logit[:, -1].tolist() == [0.0, 0.0] and correct[:, -1].tolist() == [False, True]
 
 
+@pytest.mark.parametrize("moves", ["update_passages=false", "update_passages=true"])
+def test_input_embeddings_may_stay_as_they_are(tiny_kb, tiny_model_folder, tmp_path, moves) -> None:
+    frozen = train(tiny_kb, tmp_path / "out", tiny_model_folder, moves, "input_embeddings=frozen", dev=[])
+    start, model = load_model(tiny_model_folder), load_model(frozen)
+    for before, after in (
+        (start.reader.bert.bert, model.span_reader.trunk),
+        (start.embedder.query.trunk, model.embedder.query.trunk),
+    ):
+        old = before.state_dict()
+        same = {name for name, weights in after.state_dict().items() if torch.equal(weights, old[name])}
+        assert same == {name for name in old if name.startswith("embeddings.")}
+
+
 def test_fine_tuning_goes_on_with_the_span_reader_that_is_there(tiny_kb, tiny_model_folder, tmp_path) -> None:
     """The embedder stays as it is at a rate of 0, so that the index fits; what a reader can do is not changed."""
     fixed = ["retriever_rate=0", "passages=contrast"]

@@ -386,6 +386,16 @@ def test_embedder_of_a_model_may_stay_as_it_is(tiny_kb, tiny_model_folder, tmp_p
     assert changed(out, tiny_model_folder) == {"reader"}
 
 
+def test_input_embeddings_of_an_encoder_may_stay_as_they_are(tiny_kb, tiny_model_folder, tmp_path) -> None:
+    frozen = settings('input_embeddings="frozen"')
+    reader = load_model(mlm.train(tiny_kb, tmp_path / "out", frozen, str(tiny_model_folder))).reader
+    start = load_model(tiny_model_folder).reader.bert.bert.state_dict()
+    same = {name for name, value in reader.bert.bert.state_dict().items() if torch.equal(value, start[name])}
+    assert same == {name for name in start if name.startswith("embeddings.")}
+    with pytest.raises(InputError, match="needs an init"):
+        mlm.train(tiny_kb, tmp_path / "no", frozen)
+
+
 def changed_trunk(folder: Path, model: Model) -> bool:
     trunk = load_model(folder).embedder.query.trunk.state_dict()
     came = model.reader.bert.bert.state_dict()
