@@ -9,12 +9,12 @@ A line counts from a version of the table on; without one, always. A change that
 for the version that it is about to make: killed before its commit, it leaves lines of a version that is not there, which
 nobody counts. The next writer removes them (`settle_merged`) before a commit of its own makes a version of that number.
 Whoever writes here holds the knowledge base's lock from reading to writing, and is at the newest version.
+
+The file's digest stands among those of the tables (`realm.retrieval.tables`).
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
@@ -25,24 +25,25 @@ import pyarrow.compute as pc
 
 from realm.config import sync_folder, write_json_lines, writing
 from realm.retrieval.passages import SCHEMA, key_of
-from realm.retrieval.tables import reading, take_rows
+from realm.retrieval.tables import add_lines, forget, lines_of, reading, record, take_rows
 
 MERGED = "merged.jsonl"
 
 
 def read_merged(folder: Path, version: int) -> dict[str, int]:
-    """State by document id, at a version of the table; a last line that a full disk cut short is passed over."""
-    states: dict[str, int | None] = {}
-    for line in _lines(folder):
-        if line.get("version", 0) <= version:
-            states[line["document"]] = None if line["state"] is None else int(line["state"], 16)
+    """State by document id, at a version of the table; a last line that a full disk cut short is passed over.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    states = {document: state for document, state, since in _lines(folder) if since <= version}
     return {document: state for document, state in states.items() if state is not None}
 
 
 def settle_merged(folder: Path, version: int) -> dict[str, int]:
     """The same at the newest version, for the one writer; lines of changes that were killed before their commit go."""
     states = read_merged(folder, version)
-    if any(line.get("version", 0) > version for line in _lines(folder)):
+    if any(since > version for _, _, since in _lines(folder)):
         write_merged(folder, states)
     return states
 
@@ -50,8 +51,11 @@ def settle_merged(folder: Path, version: int) -> dict[str, int]:
 def write_merged(folder: Path, states: Mapping[str, int]) -> None:
     """A new file with a line for each of these; none where nothing is merged."""
     with writing(folder / MERGED):
+        if (folder / MERGED).exists():  # a kill before the new digest leaves a file without one, which counts
+            forget(folder, {folder / MERGED})
         if states:
             write_json_lines(folder / MERGED, (_line(*one) for one in states.items()))
+            record(folder, [folder / MERGED])
         else:
             (folder / MERGED).unlink(missing_ok=True)
         sync_folder(folder)
@@ -61,12 +65,8 @@ def change_merged(folder: Path, changes: Mapping[str, int | None], version: int)
     """Adds lines that count from this version on, and waits until they are on disk."""
     if not changes:
         return
-    lines = "".join(f"\n{json.dumps(_line(*change) | {'version': version})}" for change in changes.items())
-    with writing(folder / MERGED), (folder / MERGED).open("a", encoding="utf-8") as file:
-        file.write(lines + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-        sync_folder(folder)  # the file may be new
+    lines = [json.dumps(_line(*change) | {"version": version}) for change in changes.items()]
+    add_lines(folder / MERGED, lines)
 
 
 class MergedLine(TypedDict):
@@ -78,12 +78,16 @@ class MergedLine(TypedDict):
     """From which version of the table on it counts."""
 
 
-def _lines(folder: Path) -> Iterator[MergedLine]:
-    if not (folder / MERGED).is_file():
-        return
-    for line in (folder / MERGED).read_text(encoding="utf-8").split("\n"):  # an id may hold other line ends
-        with suppress(ValueError):
-            yield json.loads(line)
+def _lines(folder: Path) -> Iterator[tuple[str, int | None, int]]:
+    """Document, state, and from which version of the table on they count."""
+    for line in lines_of(folder / MERGED):
+        try:
+            found = json.loads(line)
+            document, state, since = found["document"], found["state"], found.get("version", 0)
+            change = str(document), None if state is None else int(state, 16), int(since)
+        except (ValueError, TypeError, KeyError):
+            continue
+        yield change
 
 
 def _line(document: str, state: int | None) -> MergedLine:

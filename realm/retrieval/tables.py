@@ -18,6 +18,7 @@ small files, and refuses a table whose newest listed version is missing; `damage
 import errno
 import fcntl
 import hashlib
+import io
 import logging
 import os
 import re
@@ -34,7 +35,7 @@ import pyarrow as pa
 from lance.commit import CommitConflictError
 from lance.fragment import FragmentMetadata, LanceFragment, write_fragments
 
-from realm.config import InputError, WriteFailed, progress, reason, write_lines, writing
+from realm.config import InputError, WriteFailed, progress, reason, sync_folder, write_lines, writing
 from realm.folders import one_writer
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ TRIES = 5
 """How often a change is made anew when another process changed the same tables."""
 TIDY_EVERY = 32
 """How many versions there may be before small files are put together and old versions removed."""
+_DIFFERS = "has changed since it was written (SHA-256 differs)"
 _LAST = 2**64 - 1
 """Lance names the manifest of version v after this minus v."""
 
@@ -152,7 +154,7 @@ def write_rows(
     reader = pa.RecordBatchReader.from_batches(schema, rows)
     with _writing(path):
         fragments: list[FragmentMetadata] = write_fragments(reader, path, schema=schema, mode=mode)
-    _record(path, [path / "data" / file.path for fragment in fragments for file in fragment.files])
+    record(path.parent, [path / "data" / file.path for fragment in fragments for file in fragment.files])
     return fragments
 
 
@@ -196,7 +198,7 @@ def replace_rows(
         else:
             changed.append(left)
             files.append(path / left.deletion_file.path(left.id))
-    _record(path, files)
+    record(path.parent, files)
     update = lance.LanceOperation.Update(
         removed_fragment_ids=emptied, updated_fragments=changed, new_fragments=list(fragments)
     )
@@ -227,7 +229,7 @@ def commit(
             except CommitConflictError as error:
                 raise _changed_meanwhile(path) from error
         try:
-            _record(path, [_manifest(path, committed.version)])
+            record(path.parent, [_manifest(path, committed.version)])
         except WriteFailed as error:  # the version is there, and stands without its line
             _log.warning("version %d is committed, but %s", committed.version, error)
         with suppress(OSError):  # no more open files, perhaps: the version is committed all the same
@@ -315,7 +317,7 @@ def remove_versions(path: Path, keep: int) -> Removed:
             in_use += _remove(path, old[start : start + 256])
         _remove_left_behind(path)
         with _writing(path):
-            _forget(path)
+            forget(path.parent)
     return Removed(len(old) - in_use, in_use)
 
 
@@ -372,12 +374,14 @@ def forget_after(path: Path, version: int) -> None:
     open_table(path, version)
     newest = newest_version(path) or version
     later = {_manifest(path, number) for number in range(version + 1, newest + 1)}
-    _forget(path, later)  # first: a version with a line in the list and no manifest is lost, not forgotten
+    forget(
+        path.parent, later
+    )  # first: a version with a line in the list and no manifest is lost, not forgotten
     for manifest in sorted(later):  # the newest first, so that at any moment the newest is whole
         manifest.unlink(missing_ok=True)
     (path / "_versions" / "latest_version_hint.json").unlink(missing_ok=True)
     open_table(path).cleanup_old_versions(retain_versions=newest, delete_unverified=True)
-    _forget(path)
+    forget(path.parent)
 
 
 def take_rows(table: lance.LanceDataset, numbers: np.ndarray, columns: Sequence[str]) -> pa.Table:
@@ -496,7 +500,7 @@ def _changed(path: Path, files: Iterable[Path], must_be_known: bool = False) -> 
             if must_be_known:
                 yield f"{name} has no checksum in {CHECKSUMS}"
         elif _digest(file) != known[name]:
-            yield f"{name} has changed since it was written (SHA-256 differs)"
+            yield f"{name} {_DIFFERS}"
 
 
 def _refuse(path: Path, problems: Iterable[str]) -> None:
@@ -504,9 +508,10 @@ def _refuse(path: Path, problems: Iterable[str]) -> None:
         raise InputError(f"{path.parent} is damaged: {problem}")
 
 
-def _record(path: Path, files: Sequence[Path]) -> None:
-    lines = "".join(f"{_digest(file)}  {file.relative_to(path.parent).as_posix()}\n" for file in files)
-    with one_writer(path.parent), _writing(path), (path.parent / CHECKSUMS).open("ab+") as listed:
+def record(folder: Path, files: Sequence[Path]) -> None:
+    """Puts the digests of files of a folder into its list."""
+    lines = "".join(f"{_digest(file)}  {file.relative_to(folder).as_posix()}\n" for file in files)
+    with one_writer(folder), _writing(folder), (folder / CHECKSUMS).open("ab+") as listed:
         if listed.tell() and (listed.seek(-1, os.SEEK_END), listed.read(1))[1] != b"\n":
             lines = "\n" + lines  # a full disk cut the last line short
         listed.write(lines.encode())
@@ -514,14 +519,64 @@ def _record(path: Path, files: Sequence[Path]) -> None:
         os.fsync(listed.fileno())
 
 
-def _forget(path: Path, files: Set[Path] = frozenset()) -> None:
+def add_lines(file: Path, lines: Iterable[str]) -> None:
+    """Adds lines to a file that stands beside tables, on disk, and its new digest to the list.
+
+    Killed between the two, the lines count. What a full disk leaves of a line stays a line of its own.
+    """
+    with one_writer(file.parent):
+        with _writing(file), file.open("ab") as stream:
+            stream.write("".join(f"\n{line}" for line in lines).encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+            sync_folder(file.parent)  # the file may be new
+        record(file.parent, [file])
+
+
+def lines_of(file: Path) -> list[bytes]:
+    """Of a file that grows by `add_lines`; none where there is no file.
+
+    Raises:
+        InputError: what its digest was taken of has changed.
+    """
+    _refuse(file, changed_lines(file))
+    return _content(file).split(b"\n")
+
+
+def changed_lines(file: Path) -> Iterator[str]:
+    """What is wrong with a file that grows by `add_lines`: it must begin with what its digest in the list was taken of.
+
+    A file without a digest is taken as it is: it was written before such files had one, or its writer was killed.
+    """
+    known = _recorded(file).get(file.name)
+    if known is None:
+        return
+    digest = hashlib.sha256()
+    for line in io.BytesIO(_content(file)):
+        digest.update(line)
+        if digest.hexdigest() == known:
+            return
+    if _recorded(file).get(file.name) != known:  # it was written anew meanwhile
+        yield from changed_lines(file)
+    else:
+        yield f"{file.name} {_DIFFERS if file.is_file() else 'is missing'}"
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def forget(folder: Path, files: Set[Path] = frozenset()) -> None:
     """Takes from the list the lines of these files and of files that are gone: a later version may have a name again."""
     there = {
         name: digest
-        for name, digest in _recorded(path).items()
-        if (path.parent / name).is_file() and path.parent / name not in files
+        for name, digest in _recorded(folder / CHECKSUMS).items()
+        if (folder / name).is_file() and folder / name not in files
     }
-    write_lines(path.parent / CHECKSUMS, [f"{digest}  {name}" for name, digest in there.items()])
+    write_lines(folder / CHECKSUMS, [f"{digest}  {name}" for name, digest in there.items()])
 
 
 def _recorded(path: Path) -> dict[str, str]:

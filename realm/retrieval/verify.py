@@ -13,8 +13,9 @@ import pyarrow as pa
 from realm.config import InputError, progress
 from realm.retrieval import vectors as vectors_table
 from realm.retrieval.build import TABLE
+from realm.retrieval.merged import MERGED
 from realm.retrieval.passages import SCHEMA, fingerprint_of, key_of
-from realm.retrieval.tables import damaged_files, open_table
+from realm.retrieval.tables import changed_lines, damaged_files, open_table
 from realm.text.corpus import passage_id
 from realm.text.inputs import Tokenizer
 
@@ -26,6 +27,7 @@ def problems(folder: Path, table: lance.LanceDataset, tokenizer: Tokenizer) -> l
     if not found:
         keys_N = table.to_table(columns=["id"]).column("id").to_numpy()
         found = list(_passages(table, keys_N, tokenizer.vocab_size))
+    found += changed_lines(folder / MERGED)
     fingerprint = fingerprint_of(keys_N, tokenizer)
     for index in vectors_table.folders(folder):
         found += (f"{index.relative_to(folder)}: {what}" for what in _vectors(index, keys_N, fingerprint))

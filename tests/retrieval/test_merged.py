@@ -12,7 +12,7 @@ from realm.retrieval import tables
 from realm.retrieval.build import TABLE
 from realm.retrieval.knowledge_base import KnowledgeBase, build, changed
 from realm.retrieval.merged import MERGED, handed_over
-from realm.retrieval.tables import history
+from realm.retrieval.tables import CHECKSUMS, history
 from realm.text.corpus import Document
 from tests.retrieval.tiny import CONFIG, TOKENIZER, TinyTagger, make
 
@@ -245,3 +245,70 @@ def test_a_change_that_is_killed_around_its_commit_is_whole_or_leaves_nothing(
         assert content(kb.folder) == content(expected.folder)
         assert KnowledgeBase.open(kb.folder).merged() == expected.merged()
     assert KnowledgeBase.open(kb.folder).verify() == []
+
+
+# --- damaged ------------------------------------------------------------------------------------------------
+
+
+def damages(content: bytes) -> "dict[str, bytes | None]":
+    flipped = {
+        f"bit {n} flipped": content[:n] + bytes([content[n] ^ 16]) + content[n + 1 :]
+        for n in range(0, len(content), 29)
+    }
+    last = content.rindex(b"\n", 0, -1)
+    return {
+        **flipped,
+        "a line cut off": content[: last + 1],
+        "empty": b"",
+        "gone": None,
+        "binary": bytes(range(256)),
+    }
+
+
+def test_a_damaged_list_of_merged_documents_is_found_and_never_believed(kb: KnowledgeBase) -> None:
+    kb.add([OTHER._replace(id="e.txt")], TinyTagger())
+    file = kb.folder / MERGED
+    whole, before = file.read_bytes(), content(kb.folder)
+    for name, damaged in damages(whole).items():
+        file.write_bytes(damaged) if damaged is not None else file.unlink()
+        again = KnowledgeBase.open(kb.folder)
+        uses = (
+            KnowledgeBase.merged,
+            lambda kb: kb.delete(["b.txt"]),
+            lambda kb: kb.add(SAME[:1], TinyTagger()),
+        )
+        for use in uses:
+            with pytest.raises(
+                InputError, match=rf"\A{kb.folder} is damaged: {MERGED} (has changed|is missing)[^\n]*\Z"
+            ):
+                use(again)
+        (found,) = again.verify()
+        assert found.startswith(MERGED), name
+        assert content(kb.folder) == before
+    file.write_bytes(whole)
+    assert kb.verify() == []
+
+
+def test_lines_of_a_writer_that_was_killed_before_their_checksum_count(kb: KnowledgeBase) -> None:
+    before = kb.merged()
+    with (kb.folder / MERGED).open("a") as file:
+        file.write('\n{"document": "c.txt", "state": null}\n\n{"document": "b.t')
+    assert kb.merged() == {"b.txt": "a.txt"}
+    assert kb.verify() == []
+    kb.add([SAME[2]], TinyTagger())
+    assert kb.merged() == before
+    assert kb.verify() == []
+
+
+def test_a_list_that_was_written_without_a_checksum_is_read_and_gets_one_with_its_next_line(
+    kb: KnowledgeBase,
+) -> None:
+    listed = kb.folder / CHECKSUMS
+    lines = listed.read_text().splitlines(keepends=True)
+    listed.write_text("".join(line for line in lines if MERGED not in line))
+    assert len(kb.merged()) == 2
+    assert kb.verify() == []
+    kb.delete(["b.txt"])
+    assert MERGED in listed.read_text()
+    assert kb.merged() == {"c.txt": "a.txt"}
+    assert kb.verify() == []
