@@ -154,7 +154,11 @@ def write_rows(
     reader = pa.RecordBatchReader.from_batches(schema, rows)
     with _writing(path):
         fragments: list[FragmentMetadata] = write_fragments(reader, path, schema=schema, mode=mode)
-    record(path.parent, [path / "data" / file.path for fragment in fragments for file in fragment.files])
+    written = {path / "data" / file.path: file.file_size_bytes for one in fragments for file in one.files}
+    for file, size in written.items():  # Lance does not notice when the disk has no room for the last of them
+        if size is not None and file.stat().st_size != size:
+            raise WriteFailed(f"{file} cannot be written: {file.stat().st_size} of {size} bytes are on disk")
+    record(path.parent, list(written))
     return fragments
 
 

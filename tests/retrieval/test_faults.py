@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from realm.config import WriteFailed
+from realm.retrieval.build import TABLE
 from realm.retrieval.knowledge_base import KnowledgeBase
-from realm.retrieval.tables import CHECKSUMS
+from realm.retrieval.tables import CHECKSUMS, write_rows
 from realm.text.corpus import Document
 from tests.retrieval.tiny import DOCUMENTS, TinyTagger, make
 
@@ -65,3 +66,12 @@ def test_a_change_on_a_full_disk_is_one_line_and_succeeds_once_there_is_room(
     change(kb, name)
     assert list(kb) != before
     assert kb.verify() == []
+
+
+def test_rows_whose_last_bytes_find_no_room_are_a_failed_write(kb: KnowledgeBase) -> None:
+    path, schema = kb.folder / TABLE, kb.table.schema
+    (written,) = write_rows(path, kb.table.to_batches(), schema)
+    size = (path / "data" / written.files[0].path).stat().st_size
+    for missing in (1, 2, 40, size // 2):
+        with pytest.raises(WriteFailed, match="cannot be written"), files_of_at_most(size - missing):
+            write_rows(path, kb.table.to_batches(), schema)
