@@ -45,6 +45,9 @@ TABLES = (
 
 BAR_AFTER = 2.0
 """Seconds after which a bar appears: short work needs none."""
+NARROW = 60
+"""Columns below which a bar has no room for its rate and values, which would be cut within a number."""
+NARROW_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]"
 
 
 class InputError(ValueError):
@@ -210,6 +213,7 @@ def progress(
         return PlainLines(iterable, total, description, unit, done)
     from tqdm import tqdm
 
+    columns = _columns()
     return tqdm(
         iterable,
         total=total,
@@ -219,16 +223,21 @@ def progress(
         file=sys.stderr,
         delay=BAR_AFTER,
         disable=not shown,
-        **({"dynamic_ncols": True} if _size_is_known() else {"ncols": 80, "nrows": 24}),
+        bar_format=NARROW_BAR if total is not None and 0 < columns < NARROW else None,
+        **({"dynamic_ncols": True} if columns else {"ncols": 80, "nrows": 24}),
     )
 
 
-def _size_is_known() -> bool:
-    """Whether the terminal says its size; one that a program opened may have 0 rows, where tqdm shows nothing."""
+def _columns() -> int:
+    """Of the terminal; 0 where it does not say its size.
+
+    A terminal that a program opened may have 0 rows, where tqdm shows nothing.
+    """
     try:
-        return min(os.get_terminal_size(sys.stderr.fileno())) > 0
+        columns, rows = os.get_terminal_size(sys.stderr.fileno())
     except OSError:
-        return False
+        return 0
+    return columns if rows else 0
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

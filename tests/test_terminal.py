@@ -164,6 +164,8 @@ def test_every_command_runs_on_a_terminal_and_shows_how_far_it_is(
         bars = screen.bars()
         assert bool(bars) == (command in HAVE_A_BAR), screen.text
         assert max(map(len, bars), default=0) <= columns
+        # The rate behind the time left is whole, or left out.
+        assert all(bar.endswith("]") or ", " not in bar for bar in bars if "%|" in bar), bars
         if command == "kb build":
             assert re.search(
                 r"read: \d+ document", screen.text
