@@ -97,6 +97,11 @@ def add_commands(commands: "Commands[Parser]") -> None:
     add_regex(evaluate)
     _add_method(evaluate, SCORED + "; without --model, bm25 alone: recall, and no answers")
     evaluate.add_argument(
+        "--gold",
+        action="store_true",
+        help="read the passages of each question's own document (its passage_id): the reader without retrieval",
+    )
+    evaluate.add_argument(
         "--unanswerable",
         action="store_true",
         help="ask each question again without the passages that hold an answer: how often is none found?",
@@ -231,10 +236,18 @@ def _evaluate(args: argparse.Namespace) -> None:
     questions = read_questions(args.questions, regex=args.regex)
     config = settings(args, pipeline.AnswerConfig)
     if args.model is None:
+        if args.gold or args.unanswerable:
+            raise InputError(
+                "--gold and --unanswerable are about answers: name a --model that has a span reader"
+            )
         evaluated = pipeline.evaluate_words(KnowledgeBase.open(args.kb), questions)
     else:
         evaluated = pipeline.evaluate(
-            pipeline.Answerer.load(args.kb, args.model, config), questions, args.method, args.unanswerable
+            pipeline.Answerer.load(args.kb, args.model, config),
+            questions,
+            args.method,
+            args.unanswerable,
+            args.gold,
         )
     if args.out:
         file: ReportFile = {**evaluated.as_dict(), "outcomes": evaluated.outcomes(questions)}

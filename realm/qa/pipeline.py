@@ -34,6 +34,7 @@ from realm.retrieval.hybrid import reciprocal_rank_fusion
 from realm.retrieval.index import IndexVersion, load_index
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.mips import MipsIndex
+from realm.retrieval.passages import Lookup, key_of
 from realm.text.corpus import Passage
 from realm.text.inputs import NULL_PASSAGE, passage_inputs, query_inputs
 
@@ -44,6 +45,7 @@ EVALUATION_DEPTH = 100
 """Passages retrieved per question for recall."""
 SPANS_ADDED_UP = 200
 """Best spans of a question whose shares are added up by text; the share of the others is next to nothing."""
+NEEDS_READER = "the model has no span reader: `realm finetune` gives it one"
 FUSION_DEPTH = 100
 """Passages of each of the two rankings that "hybrid" fuses, at least: the best few are the same however many are asked for."""
 
@@ -145,7 +147,7 @@ class Answerer:
         clock: "_Clock",
     ) -> list[Answers]:
         if self.model.span_reader is None:
-            raise InputError("the model has no span reader: `realm finetune` gives it one")
+            raise InputError(NEEDS_READER)
         read = self._read(ids, query_BD, number_BK)
         clock.lap("read")
         index = AnsweringIndex(self.version.number, self.version.step, self.version.created)
@@ -380,25 +382,39 @@ def retrieve_to_file(
 
 
 def evaluate(
-    answerer: Answerer, questions: Sequence[Question], method: Method = "dense", unanswerable: bool = False
+    answerer: Answerer,
+    questions: Sequence[Question],
+    method: Method = "dense",
+    unanswerable: bool = False,
+    gold: bool = False,
 ) -> evaluation.Report:
     """Scores the passages that `method` retrieves, and the answers that a span reader reads from the first of them.
 
-    With `unanswerable` each question is asked again without the retrieved passages that hold an answer.
+    With `gold` the passages are those of the document that each question names, in their order, and all are read. With
+    `unanswerable` each question is asked again without the passages that hold an answer.
+
+    Raises:
+        InputError: with `gold`, a question that names no document, or one that is not there; with either, no span reader.
     """
     if answerer.model.span_reader is None:
+        if gold or unanswerable:
+            raise InputError(NEEDS_READER)
         return _evaluate_retrieval(answerer.kb, questions, partial(answerer.retrieve, method=method))
     said, without, texts = [], [], []
+    own_passages = _OwnPassages(answerer.kb) if gold else None
     for part in _batches(questions, 16, "evaluate"):
         asked = [q.question for q in part]
-        _, number_BN = answerer.retrieve(asked, EVALUATION_DEPTH, method)
+        if own_passages is not None:
+            number_BN = own_passages(part)
+            read = number_BN.shape[1]
+        else:
+            _, number_BN = answerer.retrieve(asked, EVALUATION_DEPTH, method)
+            read = answerer.config.read
         found = _texts(answerer.kb, number_BN)
         texts += found
-        said += answerer.answer_from(asked, number_BN[:, : answerer.config.read])
+        said += answerer.answer_from(asked, number_BN[:, :read])
         if unanswerable:
-            without += answerer.answer_from(
-                asked, _without_answers(part, number_BN, found, answerer.config.read)
-            )
+            without += answerer.answer_from(asked, _without_answers(part, number_BN, found, read))
     report = evaluation.evaluate(
         [one.answers[0].text if one.answers else "" for one in said], texts, questions, EVALUATION_DEPTH
     )
@@ -460,7 +476,7 @@ def calibrate(
         raise InputError(f"{model} is not yours to change: copy its folder, and calibrate the copy")
     answerer = Answerer.load(kb, model, config)
     if answerer.model.span_reader is None:
-        raise InputError("the model has no span reader: `realm finetune` gives it one")
+        raise InputError(NEEDS_READER)
     answerer.model.calibration = Calibration()
     before = evaluate(answerer, questions, method, unanswerable=True)
     assert before.correct_N is not None and before.confidence is not None
@@ -474,6 +490,30 @@ def calibrate(
     )
     after = Confidence(probability_N, fitted.threshold, without_N)
     return Calibrated(fitted, before, before._replace(confidence=after))
+
+
+class _OwnPassages:
+    """The passages of the documents that questions name."""
+
+    def __init__(self, kb: KnowledgeBase):
+        self._kb, self._by_document = kb, Lookup(kb.document_keys_N)
+
+    def __call__(self, questions: Sequence[Question]) -> np.ndarray:
+        """Their numbers -> [B, N], rows with fewer end in `NULL_PASSAGE`; raises InputError where there are none."""
+        found = [self._by_document.all(key_of(question.passage_id)) for question in questions]
+        for question, numbers in zip(questions, found, strict=True):
+            if not len(numbers):
+                named = (
+                    f"document {question.passage_id!r}" if question.passage_id else "no document (passage_id)"
+                )
+                raise InputError(
+                    f"question {question.id} names {named}, and its passages are not in {self._kb.folder}: "
+                    "--gold needs both"
+                )
+        number_BN = np.full((len(questions), max(map(len, found))), NULL_PASSAGE)
+        for row, numbers in zip(number_BN, found, strict=True):
+            row[: len(numbers)] = numbers
+        return number_BN
 
 
 def _without_answers(

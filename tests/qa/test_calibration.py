@@ -158,6 +158,21 @@ def test_questions_without_their_passages_are_read_from_the_best_of_the_others(t
     assert {passage.id for passage in said.passages} == {p.id for p in tiny_kb.passages(others)}
 
 
+def test_gold_passages_are_those_of_the_document_that_a_question_names(tiny_kb, qa_folder) -> None:
+    answerer = Answerer.load(str(tiny_kb.folder), str(qa_folder), CONFIG)
+    documents = [passage.document_id for passage in tiny_kb]
+    names = [documents[0], max(documents, key=documents.count)]
+    questions = [Question(name, "who built the tower?", ("nobody",), passage_id=name) for name in names]
+    report = evaluate(answerer, questions, gold=True)
+    for question, probability in zip(questions, report.confidence.probability_N, strict=True):
+        own = [n for n, name in enumerate(documents) if name == question.passage_id]
+        (said,) = answerer.answer_from([question.question], np.array([own]))
+        assert probability == pytest.approx(said.answers[0].probability, rel=1e-4)
+    for name, problem in (("", "names no document"), ("d99", "names document 'd99'")):
+        with pytest.raises(InputError, match=problem):
+            evaluate(answerer, [questions[0]._replace(passage_id=name)], gold=True)
+
+
 def test_no_answer_takes_its_share_where_the_reader_may_find_none(tiny_kb, qa_folder, tmp_path) -> None:
     """A span's share is exp(score) / (1 + the sum over all spans)."""
     model = load_model(qa_folder)
@@ -192,6 +207,11 @@ def test_what_cannot_be_calibrated_is_one_line(
     asked = tmp_path / "q.jsonl"
     asked.write_text('{"question": "on which river lies Arden?", "answers": ["Ouse"]}')
     rest = ["--kb", str(tiny_kb.folder), "--questions", str(asked), "--set", "device=cpu"]
+    gold = ["evaluate", *rest, "--gold"]
+    assert cli.main([*gold, "--model", str(tiny_model_folder)]) == 2
+    assert "no span reader" in capsys.readouterr().err
+    assert cli.main([*gold, "--method", "bm25"]) == 2
+    assert "name a --model" in capsys.readouterr().err
     for model, problem in (
         (tiny_model_folder, "no span reader"),
         (qa_folder, "calibration needs 50 of each"),
