@@ -33,6 +33,7 @@ TABLES = (
     "mlm",
     "ict",
     "pretrain",
+    "adapt",
     "index",
     "finetune",
     "answer",

@@ -30,7 +30,7 @@ COMMANDS = [
     "kb verify",
     "questions",
 ]
-COMMANDS += ["mlm", "ict", "pretrain", "index", "finetune"]
+COMMANDS += ["mlm", "ict", "pretrain", "adapt", "index", "finetune"]
 COMMANDS += ["retrieve", "answer", "fill", "evaluate", "probe", "convert"]
 SLOW_TO_IMPORT = {
     "torch",
@@ -213,12 +213,14 @@ def config_classes() -> dict[str, type]:
     from realm.retrieval.index import IndexConfig
     from realm.retrieval.knowledge_base import KnowledgeBaseConfig
     from realm.serve.settings import ServeConfig
+    from realm.train.adapt import AdaptConfig
     from realm.train.finetune import FinetuneConfig
     from realm.train.ict import IctConfig
     from realm.train.mlm import MlmConfig
     from realm.train.pretrain import PretrainConfig
 
-    stages = {"mlm": MlmConfig, "ict": IctConfig, "pretrain": PretrainConfig, "finetune": FinetuneConfig}
+    stages = {"mlm": MlmConfig, "ict": IctConfig, "pretrain": PretrainConfig}
+    stages |= {"adapt": AdaptConfig, "finetune": FinetuneConfig}
     uses = {"index": IndexConfig, "answer": AnswerConfig, "probe": ProbeConfig, "serve": ServeConfig}
     return {"kb": KnowledgeBaseConfig, "questions": QuestionsConfig} | stages | uses
 

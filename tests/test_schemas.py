@@ -33,6 +33,7 @@ from realm.retrieval.vectors import VectorsInfo
 from realm.text.inputs import Lengths, encoder_folder
 from realm.text.readers import LeftOut
 from realm.train import loop
+from realm.train.adapt import AdaptConfig
 from realm.train.finetune import FinetuneConfig, FinetunedFrom
 from realm.train.ict import IctConfig
 from realm.train.loop import WATCHED, MetricsLine, StageRecord, StartedFrom
@@ -247,6 +248,7 @@ STAGES = {
     "mlm": (MlmConfig, StartedFrom, "init", []),
     "ict": (IctConfig, StartedFrom, "init", ["batch_size=4"]),
     "pretrain": (PretrainConfig, PretrainedFrom, "model", ["health.queries=4"]),
+    "adapt": (AdaptConfig, StartedFrom, "model", []),
     "finetune": (FinetuneConfig, FinetunedFrom, "model", ["dev_every=1"]),
 }
 

@@ -36,6 +36,7 @@ LINES = {
     "ict": f"--kb kb --init encoder --out ict {TRAIN}",
     "pretrain": f"--kb kb --model ict --out model {TRAIN} --set refresh.every=2",
     "index": f"--kb kb --model encoder {RUN}",
+    "adapt": f"--kb kb --model encoder --out adapted {TRAIN}",
     "probe": f"--kb kb --model model --out probe.json {RUN}",
     "fill": f"'Aldora was founded in [MASK].' --kb kb --model model {RUN}",
     "finetune": f"--kb kb --model model --train q.jsonl --dev q.jsonl --out qa {TRAIN}",

@@ -1,4 +1,4 @@
-"""The stages of training, in their order: `mlm`, `ict`, `pretrain`, `index`, `finetune`."""
+"""The stages of training, in their order: `mlm`, `ict`, `pretrain`, `adapt`, `index`, `finetune`."""
 
 import argparse
 from pathlib import Path
@@ -70,6 +70,21 @@ def add_commands(commands: "Commands[Parser]") -> None:
     add_regex(pretrain)
     add_out(pretrain, "folder of the new model")
 
+    adapt = add_command(
+        commands,
+        "adapt",
+        _adapt,
+        "adapt a model that retrieves already to a knowledge base, within minutes: REALM's loss, each sentence read once",
+        "realm adapt --kb kb --model models/start --out models/adapted",
+        section="adapt",
+    )
+    add_kb(adapt)
+    add_model(adapt)
+    adapt.add_argument(
+        "--minutes", metavar="N", type=float, help="how long it may take (default: the setting `minutes`, 10)"
+    )
+    add_out(adapt, "folder of the new model")
+
     index = add_command(
         commands,
         "index",
@@ -129,6 +144,16 @@ def _pretrain(args: argparse.Namespace) -> None:
     questions = read_questions(args.questions, regex=args.regex) if args.questions else None
     text = KnowledgeBase.open(args.text) if args.text else None
     pretrain.train(KnowledgeBase.open(args.kb), Path(args.out), config, args.model, text, questions)
+
+
+def _adapt(args: argparse.Namespace) -> None:
+    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.train import adapt
+
+    if args.minutes is not None:
+        args.set.append(f"minutes={args.minutes}")
+    config = settings(args, adapt.AdaptConfig)
+    adapt.train(KnowledgeBase.open(args.kb), Path(args.out), config, args.model)
 
 
 def _index(args: argparse.Namespace) -> None:

@@ -60,6 +60,18 @@ def with_unread(
     )
 
 
+def index_marginal_loss(score_BN: Tensor, gain_BN: Tensor) -> Tensor:
+    """-log p(y|x) over a whole index, less the null passage's -log p(y|null,x): the mean over queries -> scalar.
+
+    `gain_BN` is log p(y|z,x) - log p(y|null,x) per span; -inf where a passage is none for the query.
+
+    >>> index_marginal_loss(torch.zeros(1, 3), torch.tensor([[torch.inf.__neg__(), 0.0, 0.0]])).item()
+    0.0
+    """
+    score_BN = score_BN.masked_fill(gain_BN == -torch.inf, -torch.inf)
+    return (score_BN.logsumexp(dim=1) - (score_BN + gain_BN).logsumexp(dim=1)).mean()
+
+
 def posterior(score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor) -> Tensor:
     """p(z_k|x,y): which passages the answer credits -> [B, K]."""
     span_logp_BK = (token_logp_BKM * mask_BM[:, None, :]).sum(dim=-1)

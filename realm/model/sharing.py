@@ -21,7 +21,7 @@ from realm.model.folder import MANIFEST, Model, read_manifest
 from realm.model.published.export import write_tokenizer
 
 CARD = "README.md"
-START = {"mlm": "--init", "ict": "--init", "pretrain": "--model", "finetune": "--model"}
+START = {"mlm": "--init", "ict": "--init", "pretrain": "--model", "adapt": "--model", "finetune": "--model"}
 """How a stage's command names the model it starts from."""
 OF_KB = ("held_out", "passage_tokens")
 """Settings of the knowledge base that a stage remembers."""

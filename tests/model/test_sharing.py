@@ -18,6 +18,7 @@ from realm.model.encoders import EmbedderConfig, Norm, Pooling, TrunkConfig, emb
 from realm.model.folder import Model, load_model, save_model
 from realm.model.sharing import commands, write_sentence_transformers
 from realm.text.inputs import Lengths, passage_inputs, query_inputs
+from realm.train.adapt import AdaptConfig
 from realm.train.finetune import FinetuneConfig
 from realm.train.ict import IctConfig
 from realm.train.mlm import MlmConfig
@@ -74,6 +75,7 @@ def test_a_cards_commands_are_what_the_command_line_takes() -> None:
         "mlm": (MlmConfig(steps=7), {}),
         "ict": (IctConfig(learning_rate=3e-5), {"init": "my models/a"}),
         "pretrain": (PretrainConfig(steps=9), {"init": "b", "text": "89ab"}),
+        "adapt": (AdaptConfig(minutes=5.0), {"init": "b"}),
         "finetune": (FinetuneConfig(whole_words=False), {"init": "c", "questions": "cdef"}),
     }
     remembered = [
@@ -87,8 +89,8 @@ def test_a_cards_commands_are_what_the_command_line_takes() -> None:
     for args, (config, names) in zip(parsed, stages.values(), strict=False):
         assert settings(args, type(config)) == config
         assert (getattr(args, "init", None) or getattr(args, "model", None)) == names.get("init")
-    assert (parsed[2].text, parsed[3].train, parsed[3].dev) == ("TEXT", "TRAIN", "DEV")
-    assert (parsed[4].source, parsed[4].encoder, parsed[4].embedder) == ("google/x", "google/y z", None)
+    assert (parsed[2].text, parsed[4].train, parsed[4].dev) == ("TEXT", "TRAIN", "DEV")
+    assert (parsed[5].source, parsed[5].encoder, parsed[5].embedder) == ("google/x", "google/y z", None)
 
 
 def test_a_card_says_what_the_knowledge_base_of_a_stage_held_out() -> None:

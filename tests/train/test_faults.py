@@ -36,6 +36,7 @@ COMMANDS = {
     "ict": ("ict", "--init", []),
     "pretrain, builds in the foreground": ("pretrain", "--model", [*BUILDS, *JUDGED, *FOREGROUND]),
     "pretrain, builds in the background": ("pretrain", "--model", [*JUDGED, *BACKGROUND]),
+    "adapt": ("adapt", "--model", ["rounds=3", "sentences=20"]),
     "finetune": ("finetune", "--model", ["dev_every=5"]),
     "finetune, passages move": ("finetune", "--model", ["dev_every=5", "update_passages=true", *BACKGROUND]),
 }

@@ -18,7 +18,7 @@ from realm.retrieval.index import IndexConfig, build_index
 from realm.retrieval.knowledge_base import KnowledgeBase, build
 from realm.retrieval.masked_queries import held_out
 from realm.text.corpus import HeldOut
-from realm.train import ict, mlm, pretrain
+from realm.train import adapt, ict, mlm, pretrain
 from tests.conftest import tiny_documents
 from tests.retrieval.tiny import TinyTagger, holding_out
 from tests.train.stages import tiny
@@ -29,6 +29,7 @@ STAGES: dict[str, Callable[[KnowledgeBase, Path, str], object]] = {
     "pretrain": lambda kb, out, model: pretrain.train(
         kb, out, tiny(pretrain.PretrainConfig, "pretrain"), model
     ),
+    "adapt": lambda kb, out, model: adapt.train(kb, out, tiny(adapt.AdaptConfig, "adapt"), model),
     "probe": lambda kb, out, model: probe(kb, model, ProbeConfig(device="cpu")),
 }
 

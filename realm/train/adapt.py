@@ -1,0 +1,269 @@
+"""Adapting a retriever to a corpus within minutes: REALM's loss with likelihoods that the reader gives once.
+
+`realm pretrain` reads every candidate in every step. Here the reader judges a masked sentence's passages once, and many cheap
+steps of the query tower follow. `train(kb, out, config, init)` takes a knowledge base that has the index of the model `init`
+and makes the model folder `out`; `config.minutes` bounds it. The passage tower stays as it is, so the index serves both
+models. One round, of `config.rounds`:
+
+1. draw    masked sentences of passages that are not held out, half of them with their title, and embed them
+2. judge   the reader reads each sentence beside nothing and beside the best passages that hold the masked span; what it gains
+           from each is kept in OUT.training/judged-*.parquet
+3. train   steps over all that is judged so far; p(z|x) is a softmax over the whole index
+
+The query tower of a round chooses the passages that the next one judges, as a refreshed index would. A run that was killed
+goes on from its last checkpoint, with the rounds that were judged before.
+
+Given up against `realm pretrain`: the reader learns nothing; passages without the span count as unread; the passages' side
+does not move. docs/recipe.md has the numbers.
+
+Letters: B sentences, N passages with the null one, D embedding, K passages read for a sentence, P all of them, M masked tokens.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from realm.config import InputError, progress
+from realm.model.encoders import evaluating
+from realm.model.folder import Model, load_model
+from realm.model.losses import index_marginal_loss
+from realm.model.scores import scores
+from realm.qa.probe import embed_queries
+from realm.retrieval.candidates import choose_candidates, read_inputs
+from realm.retrieval.index import load_index
+from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.retrieval.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds
+from realm.retrieval.mips import MipsIndex
+from realm.retrieval.states import freeze_input_embeddings
+from realm.text.inputs import NULL_PASSAGE, passage_inputs, query_inputs
+from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
+
+JUDGED_AT_ONCE = 16
+"""Sentences that the reader judges together; the minutes are looked at between two such batches."""
+TRIES = 20
+"""How many times more sentences than are wanted are drawn, at most: most corpora have a holder for every other one."""
+JUDGED_TYPES = {
+    "ids": pa.list_(pa.int64()),
+    "number_K": pa.list_(pa.int64()),
+    "gain_K": pa.list_(pa.float32()),
+    "excluded": pa.list_(pa.int64()),
+}
+"""Of the columns of a round's file."""
+
+
+@dataclass(frozen=True)
+class AdaptConfig(RunConfig):
+    """Settings of `realm adapt`."""
+
+    minutes: float = 10.0
+    """How long it may take, judging included; what is learnt by then is the model."""
+    steps: int = 300
+    """Optimizer steps, where the minutes allow them."""
+    warmup: int | None = 10
+    """Steps of linear warm-up."""
+    dropout: float = 0.0
+    """Dropout of the query tower while it trains."""
+    learning_rate: float = 1e-4
+    """Peak learning rate of the query tower."""
+    rounds: int = 4
+    """How often sentences are judged, evenly over the steps, each time with passages that the tower of that step finds."""
+    sentences: int = 300
+    """Masked sentences judged in each round."""
+    read: int = 4
+    """Passages that the reader reads for a sentence beside the null one, at most."""
+    titled: float = 0.5
+    """How often the passage's title stands before its sentence, as a question names what it asks about."""
+    unread_gap: float = 1.5
+    """Nats per span that an unread passage is taken to be worse than the null passage."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("rounds", "sentences", "read"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be 1 or more")
+        if not self.minutes > 0:
+            raise ValueError(f"minutes is {self.minutes:g}: it must be above 0")
+
+
+class Judged(NamedTuple):
+    """A masked sentence and what the reader gains from passages that hold its span."""
+
+    ids: np.ndarray
+    """The sentence's wordpieces with [MASK] among them, its title perhaps before them."""
+    number_K: np.ndarray
+    gain_K: np.ndarray
+    """log p(y|z,x) less the null passage's, for the whole span."""
+    excluded: np.ndarray
+    """Passages that repeat its text, its own among them: they are no passages for it."""
+
+
+def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
+    """Adapts the query tower of the model `init` to a knowledge base that has its index -> the folder `out`."""
+    model = load_model(init)
+    kb.check_tokenizer(model.tokenizer, init)
+    kb.check_held_out(model.held_out, init)
+    vectors_ND = load_index(kb, model, init).index.rows(np.arange(len(kb)))
+    model.embedder.untie()
+    model.embedder.passage.requires_grad_(False)
+    freeze_input_embeddings(model.embedder)
+    names: StartedFrom = {"init": init, **kb.training_record}
+    rates = {model.embedder.query: config.learning_rate}
+    with TrainRun("adapt", out, config, model, rates, names) as run:
+        judge = Judge(kb, model, vectors_ND, run, config)
+        passage_ND = torch.cat([vectors_ND, null_vector(model).cpu()]).to(
+            run.device
+        )  # the null one is the last
+        judged: list[Judged] = []
+        for step in run.steps():
+            while judge.rounds <= step * config.rounds // config.steps and not judge.over:
+                judged += judge.next_round()
+            if judge.over or not judged:
+                run.say(
+                    f"the {config.minutes:g} minutes are over: {step:,} of {config.steps:,} steps were made"
+                )
+                break
+            drawn = generator(config.seed, step).integers(len(judged), size=config.batch_size)
+            part = [judged[number] for number in drawn]
+            queries = query_inputs([one.ids for one in part], model.tokenizer, model.lengths).to(run.device)
+            with run.autocast():
+                score_BN = scores(model.embedder.query(queries), passage_ND)
+            gain_BN = gain_table(part, len(kb), config.unread_gap).to(run.device)
+            loss = index_marginal_loss(score_BN, gain_BN)
+            null = score_BN.detach().softmax(dim=1)[:, -1].mean().item()
+            run.update(loss, {"retrieval_utility": -loss.item(), "null_probability": null})
+        return run.finish()
+
+
+class Judge:
+    """Judges masked sentences round by round; what it judged before an interruption it reads again from the run's folder."""
+
+    def __init__(
+        self, kb: KnowledgeBase, model: Model, vectors_ND: Tensor, run: TrainRun, config: AdaptConfig
+    ):
+        self.rounds = 0
+        """Rounds that are done."""
+        self._kb, self._model, self._run, self._config = kb, model, run, config
+        self._index, self._spans = MipsIndex(vectors_ND.half(), run.device), SpanIndex(kb.tokens)
+        passages = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
+        self._passages = passages[kb.tokens.span_starts.lengths[passages] > 0]
+
+    @property
+    def over(self) -> bool:
+        """Whether the minutes are."""
+        return self._run.seconds() > 60 * self._config.minutes
+
+    def next_round(self) -> list[Judged]:
+        """The sentences of one more round, fewer where the minutes are over before.
+
+        Raises:
+            InputError: the corpus has no salient span that stands in two passages.
+        """
+        file = self._run.folder / f"judged-{self.rounds:04d}.parquet"
+        if not file.exists():
+            judged = self._judge_round()
+            if not judged and not self.over:
+                raise InputError(
+                    f"{self._kb.folder} has no salient span that stands in two passages, so there is nothing to adapt to: "
+                    "use another tagger, or more text"
+                )
+            write_judged(judged, file)
+        self.rounds += 1
+        return read_judged(file)
+
+    def _judge_round(self) -> list[Judged]:
+        config, model = self._config, self._model
+        judged: list[Judged] = []
+        with progress(total=config.sentences, description="judge", unit="sentence") as bar:
+            for batch in range(TRIES * -(-config.sentences // JUDGED_AT_ONCE)):
+                if len(judged) >= config.sentences or self.over or len(self._passages) == 0:
+                    break
+                rng = generator(config.seed, config.steps + self.rounds, batch)
+                queries = draw_queries(
+                    self._kb.tokens, self._passages, JUDGED_AT_ONCE, rng, model.tokenizer.mask_id,
+                    model.lengths.query - 2, repeats=True, titled=config.titled,
+                )  # fmt: skip
+                found = self._judge(queries)
+                bar.update(min(len(found), config.sentences - len(judged)))
+                judged += found
+        return judged[: config.sentences]
+
+    def _judge(self, queries: list[MaskedQuery]) -> list[Judged]:
+        """Those of the queries that some passage may help."""
+        config, tokens = self._config, self._kb.tokens
+        with self._run.autocast():
+            query_BD = embed_queries(self._model, queries)
+        chosen = choose_candidates(
+            queries, query_BD, self._index, tokens, config.read + 1, True, config.read, self._spans
+        )
+        reads_BK = np.array(
+            [
+                [number == NULL_PASSAGE or holds(tokens.body.row(number), query.targets) for number in row]
+                for query, row in zip(queries, chosen.number_BK, strict=True)
+            ]
+        )
+        helped = reads_BK[:, 1:].any(axis=1).nonzero()[0]
+        if len(helped) == 0:
+            return []
+        gain_BK = self._gains([queries[row] for row in helped], chosen.number_BK[helped], reads_BK[helped])
+        return [
+            Judged(queries[row].ids, chosen.number_BK[row][read], gain_K[read], chosen.excluded[row])
+            for row, gain_K in zip(helped, gain_BK, strict=True)
+            for read in [reads_BK[row] & (chosen.number_BK[row] != NULL_PASSAGE)]
+        ]
+
+    @torch.no_grad()
+    def _gains(self, queries: list[MaskedQuery], number_BK: np.ndarray, reads_BK: np.ndarray) -> np.ndarray:
+        """log p(y|z,x) - log p(y|null,x) per span where `reads_BK` says so, the null passage's column first -> [B, K]."""
+        model, (row_P, column_P) = self._model, torch.from_numpy(reads_BK).to(self._run.device).nonzero().T
+        batch = read_inputs(queries, number_BK, self._kb.tokens, model.tokenizer, model.lengths).to(
+            self._run.device
+        )
+        joint = batch.joint.rows(row_P * number_BK.shape[1] + column_P)
+        asked = batch.position_BM[row_P], batch.target_BM[row_P], batch.mask_BM[row_P]
+        with evaluating(model.reader), self._run.autocast():
+            logp_PM = model.reader.token_logp(joint, *asked)[:, 0]  # 0 behind a span's end
+        logp_BK = torch.zeros(number_BK.shape, device=joint.ids_BT.device)
+        logp_BK[row_P, column_P] = logp_PM.sum(dim=1)
+        return (logp_BK - logp_BK[:, :1]).cpu().numpy()
+
+
+def gain_table(judged: Sequence[Judged], passages: int, unread_gap: float) -> Tensor:
+    """What the reader gains from every passage over the null one, which is the last -> [B, N]; -inf for excluded ones."""
+    gain_BN = torch.full((len(judged), passages + 1), -unread_gap)
+    gain_BN[:, -1] = 0.0
+    for gain_N, one in zip(gain_BN, judged, strict=True):
+        gain_N[torch.from_numpy(one.number_K)] = torch.from_numpy(one.gain_K)
+        gain_N[torch.from_numpy(one.excluded)] = -torch.inf
+    return gain_BN
+
+
+@torch.no_grad()
+def null_vector(model: Model) -> Tensor:
+    """The vector of the null passage: no title, no text -> [1, D]."""
+    nothing = passage_inputs([[]], [[]], model.tokenizer, model.lengths).to(model.device)
+    with evaluating(model.embedder):
+        return model.embedder.passage(nothing)
+
+
+def write_judged(judged: Sequence[Judged], file: Path) -> None:
+    """Writes aside, then renames in."""
+    aside = file.with_name(file.name + ".writing")
+    columns = {name: [getattr(one, name) for one in judged] for name in Judged._fields}
+    pq.write_table(
+        pa.table({name: pa.array(rows, JUDGED_TYPES[name]) for name, rows in columns.items()}), aside
+    )
+    os.replace(aside, file)
+
+
+def read_judged(file: Path) -> list[Judged]:
+    """What `write_judged` wrote."""
+    columns = [pq.read_table(file)[name] for name in Judged._fields]
+    return [Judged(*(np.array(cell.values) for cell in row)) for row in zip(*columns, strict=True)]
