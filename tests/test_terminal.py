@@ -63,6 +63,7 @@ WRITE = {
     "ict": "ict",
     "pretrain": "model",
     "index": r"kb/indexes/\w+",
+    "adapt": "adapted",
     "probe": "probe.json",
     "finetune": "qa",
     "retrieve": "hits.jsonl",

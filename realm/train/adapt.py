@@ -109,7 +109,7 @@ def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
     """Adapts the query tower of the model `init` to a knowledge base that has its index -> the folder `out`."""
     model = load_model(init)
     kb.check_tokenizer(model.tokenizer, init)
-    kb.check_held_out(model.held_out, init)
+    kb.agree_on_held_out(model.held_out, init)
     vectors_ND = load_index(kb, model, init).index.rows(np.arange(len(kb)))
     model.embedder.untie()
     model.embedder.passage.requires_grad_(False)
