@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from realm.config import InputError, progress
 from realm.model.encoders import evaluating
@@ -115,7 +115,7 @@ def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
     model.embedder.passage.requires_grad_(False)
     freeze_input_embeddings(model.embedder)
     names: StartedFrom = {"init": init, **kb.training_record}
-    rates = {model.embedder.query: config.learning_rate}
+    rates: dict[nn.Module, float] = {model.embedder.query: config.learning_rate}
     with TrainRun("adapt", out, config, model, rates, names) as run:
         judge = Judge(kb, model, vectors_ND, run, config)
         passage_ND = torch.cat([vectors_ND, null_vector(model).cpu()]).to(
@@ -209,7 +209,7 @@ class Judge:
                 for query, row in zip(queries, chosen.number_BK, strict=True)
             ]
         )
-        helped = reads_BK[:, 1:].any(axis=1).nonzero()[0]
+        helped = np.flatnonzero(reads_BK[:, 1:].any(axis=1))
         if len(helped) == 0:
             return []
         gain_BK = self._gains([queries[row] for row in helped], chosen.number_BK[helped], reads_BK[helped])
