@@ -142,7 +142,7 @@ def test_knowledge_base_of_an_earlier_version_holds_out_what_its_models_did(
         shares.append(share)
         return held_out(ids, share)
 
-    for module in (mlm, ict, pretrain, probe_module):
+    for module in (mlm, ict, pretrain, adapt, probe_module):
         monkeypatch.setattr(module, "held_out", watched)
     model = trained(held_out=0.2)
     build_index(earlier_kb, model, IndexConfig(device="cpu"))
@@ -173,7 +173,9 @@ def test_share_that_is_none_is_refused(share: float) -> None:
         KnowledgeBaseConfig(held_out=share)
 
 
-@pytest.mark.parametrize("cls", [mlm.MlmConfig, ict.IctConfig, pretrain.PretrainConfig, ProbeConfig])
+@pytest.mark.parametrize(
+    "cls", [mlm.MlmConfig, ict.IctConfig, pretrain.PretrainConfig, adapt.AdaptConfig, ProbeConfig]
+)
 def test_no_stage_has_a_share_of_its_own(cls: type) -> None:
     with pytest.raises(InputError, match=r"unknown key held_out \(known: "):
         read_config(cls, None, "any", ["held_out=0.1"])
