@@ -5,6 +5,7 @@ grows a hundredfold beyond `_SMALL` is refused by its declared size, values beco
 rows and the text of a whole file are bounded too.
 """
 
+import mmap
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,12 +38,16 @@ def parquet(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        with (
+            pq.ParquetFile(path) as file,
+            path.open("rb") as raw,
+            mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as pages,
+        ):
             names = _columns(path, file.schema_arrow)
             rows = _Rows(path, limits)
             rows.expect(file.metadata.num_rows)
             for number in range(file.metadata.num_row_groups):
-                size = _checked_row_group(path, file.metadata.row_group(number), names)
+                size = _checked_row_group(path, file.metadata.row_group(number), names, pages)
                 batches = file.iter_batches(
                     batch_size=max(1, min(256, _SMALL // size)), row_groups=[number], columns=names
                 )
@@ -159,13 +164,17 @@ def _size(value: Any) -> int:
     return 0 if buffer is None else buffer.size
 
 
-def _checked_row_group(path: Path, group: Any, names: Sequence[str]) -> int:
-    """The largest size of the columns of these names, decoded but for repeated values."""
+def _checked_row_group(path: Path, group: Any, names: Sequence[str], data: mmap.mmap) -> int:
+    """The largest size of the columns of these names, decoded but for repeated values.
+
+    The metadata of a column and the headers of its pages each declare a size, and pyarrow makes room for what a header says.
+    """
     largest = 1
     for number in range(group.num_columns):
         column = group.column(number)
         if column.path_in_schema in names:
-            _check(path, column.total_uncompressed_size, column.total_compressed_size)
+            for size in (column.total_uncompressed_size, _size_by_pages(data, column)):
+                _check(path, size, column.total_compressed_size)
             largest = max(largest, column.total_uncompressed_size)
     return largest
 
@@ -178,6 +187,93 @@ def _check(path: Path, size: int, compressed: int) -> None:
             TOO_LONG,
             f"{path}: a part of {compressed:,} bytes stands for {size:,}, over the limit of {most:,}",
         )
+
+
+# --- sizes in Parquet's pages --------------------------------------------------------------------
+
+
+def _size_by_pages(data: mmap.mmap, column: Any) -> int:
+    """Adds up what the headers of a column's pages declare; negative where one of them does.
+
+    A header is a struct in Thrift's compact protocol, whose fields 2 and 3 are the sizes of the page decoded and as it is:
+    https://github.com/apache/parquet-format, parquet.thrift; https://github.com/apache/thrift, thrift-compact-protocol.md.
+    """
+    if not column.num_values:  # then pyarrow reads no page
+        return 0
+    place = column.data_page_offset
+    if column.has_dictionary_page and 0 < column.dictionary_page_offset < place:
+        place = column.dictionary_page_offset
+    end, total = place + column.total_compressed_size, 0
+    while place < end:
+        place, (size, stored) = _page_header(data, place)
+        if size < 0 or stored < 0:
+            return -1
+        total += size
+        place += stored
+    return total
+
+
+def _page_header(data: mmap.mmap, place: int) -> tuple[int, tuple[int, int]]:
+    """Where the page begins behind its header, and fields 2 and 3."""
+    sizes, number = {2: -1, 3: -1}, 0
+    while field := data[place]:
+        number, place = _field_number(data, place, number)
+        if number in sizes and field & 15 == 5:
+            value, place = _varint(data, place)
+            sizes[number] = (value >> 1) ^ -(value & 1)
+        else:
+            place = _skip(data, place, field & 15)
+    return place + 1, (sizes[2], sizes[3])
+
+
+def _field_number(data: mmap.mmap, place: int, last: int) -> tuple[int, int]:
+    """The number of the field at a place, and where its value begins."""
+    if step := data[place] >> 4:
+        return last + step, place + 1
+    value, place = _varint(data, place + 1)
+    return (value >> 1) ^ -(value & 1), place
+
+
+def _skip(data: mmap.mmap, place: int, kind: int) -> int:
+    """The place behind a value."""
+    match kind:
+        case 1 | 2:  # true and false, which stand in the kind
+            return place
+        case 3:
+            return place + 1
+        case 4 | 5 | 6:
+            return _varint(data, place)[1]
+        case 7:
+            return place + 8
+        case 8:
+            size, place = _varint(data, place)
+            return place + size
+        case 9 | 10:
+            inner, count, place = data[place] & 15, data[place] >> 4, place + 1
+            if count == 15:
+                count, place = _varint(data, place)
+            for _ in range(count):
+                place = _skip(data, place, 3 if inner in (1, 2) else inner)
+            return place
+        case 12:
+            number = 0
+            while field := data[place]:
+                number, place = _field_number(data, place, number)
+                place = _skip(data, place, field & 15)
+            return place + 1
+    raise ValueError(f"a page header has a field of kind {kind}")
+
+
+def _varint(data: mmap.mmap, place: int) -> tuple[int, int]:
+    """A number in groups of seven bits, the lowest first, and the place behind it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[place]
+        place += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, place
+    raise ValueError("a page header has a number of over ten bytes")
 
 
 # --- sizes in Arrow's messages -------------------------------------------------------------------

@@ -75,8 +75,16 @@ def whole(path: Path, limits: Limits, html: bool = False) -> Text:
     text, assumed = decode(data, path, _declared(data, path) if html else None)
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text.strip():
-        raise Unreadable(path, EMPTY, f"{path} is empty")
+        raise without_text(path, data)
     return Text(text, assumed)
+
+
+def without_text(path: Path, start: bytes) -> Unreadable:
+    """What is wrong with a file that holds nothing but white space; of longer ones the first five bytes are enough."""
+    if not start:
+        return Unreadable(path, EMPTY, f"{path} is empty")
+    what = "a byte-order mark" if start in dict(_MARKS) else "white space"
+    return Unreadable(path, EMPTY, f"{path} holds {what} alone")
 
 
 def _name(encoding: str) -> str:

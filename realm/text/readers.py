@@ -21,12 +21,11 @@ from realm.config import InputError
 from realm.text.columns import arrow, parquet
 from realm.text.corpus import Document
 from realm.text.demo_corpora import packaged
-from realm.text.encodings import decode, marked, whole
+from realm.text.encodings import decode, marked, whole, without_text
 from realm.text.pages import Page, PageError, read_page
 from realm.text.records import (
     BINARY,
     DAMAGED,
-    EMPTY,
     FIELDS,
     LINK,
     NAME,
@@ -146,16 +145,18 @@ def documents_of(
 
 def _refuse(found: Sequence["_Found"]) -> None:
     """Raises the first problem of the folders; what is of another type is told, and no error."""
-    passed = []
-    for one in found:
-        if isinstance(one, Unreadable):
-            if one.reason not in (TYPE, LINK):
-                raise one
-            passed.append(one)
+    passed = [one for one in found if isinstance(one, Unreadable)]
+    for one in passed:
+        if one.reason not in (TYPE, LINK):
+            raise one
     if passed:
-        kinds = Counter(Path(one.where).suffix or Path(one.where).name for one in passed)
-        few = ", ".join(f"{number} {printable(kind)}" for kind, number in kinds.most_common(5))
-        logger.warning("%d files of other kinds left out (%s)", len(passed), few)
+        logger.warning("%d files of other kinds left out (%s)", len(passed), _kinds(passed))
+
+
+def _kinds(files: Iterable[Unreadable]) -> str:
+    """How many files there are of the commonest extensions."""
+    kinds = Counter(Path(one.where).suffix or Path(one.where).name for one in files)
+    return ", ".join(f"{number} {printable(kind)}" for kind, number in kinds.most_common(5))
 
 
 def _documents(
@@ -253,11 +254,9 @@ def _walk(folder: Path) -> list[_Found]:
             if path.is_symlink():  # it may lead back here
                 found.append(Unreadable(path, LINK, f"{path}: links to folders are not followed"))
         found += [_file(Path(parent, name)) for name in sorted(names) if not name.startswith(".")]
-    if all(isinstance(one, Unreadable) and one.reason in (TYPE, LINK) for one in found):
-        kinds = Counter(
-            Path(one.where).suffix or Path(one.where).name for one in found if isinstance(one, Unreadable)
-        )
-        others = ", ".join(f"{number} {printable(kind)}" for kind, number in kinds.most_common(5))
+    passed = [one for one in found if isinstance(one, Unreadable) and one.reason in (TYPE, LINK)]
+    if len(passed) == len(found):
+        others = _kinds(passed)
         has = f"has {others}, and no" if others else "is empty: it needs"
         raise InputError(f"{folder}: this folder {has} {', '.join(_FORMATS)}")
     return found
@@ -284,6 +283,8 @@ def _file(path: Path) -> _Found:
 def _json_lines(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     empty = True
     with path.open("rb") as file:
+        start = file.read(5)
+        file.seek(0)
         for number, (raw, complete) in enumerate(_raw_lines(path, file, limits), start=1):
             where = f"{path}:{number}"
             if raw is None:
@@ -301,7 +302,7 @@ def _json_lines(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
                 found = _json_line(where, line.strip(), complete)
                 yield found if isinstance(found, Unreadable) else found._replace(assumed=assumed)
     if empty:
-        raise Unreadable(path, EMPTY, f"{path} is empty")
+        raise without_text(path, start)
 
 
 def _raw_lines(path: Path, file: io.BufferedReader, limits: Limits) -> Iterator[tuple[bytes | None, bool]]:

@@ -92,6 +92,31 @@ def test_a_part_that_stands_for_a_hundred_times_its_size_is_refused_undecoded(
             read(path)
 
 
+@pytest.mark.parametrize("kind", ["data", "dictionary"])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_a_page_header_that_declares_more_than_its_column_is_refused_undecoded(
+    kind: str, version: str, tmp_path: Path, monkeypatch
+) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"title": ["A"] * 3, "text": ["x" * 30_000] * 3})
+    pq.write_table(
+        table, path, compression="zstd", use_dictionary=kind == "dictionary", data_page_version=version
+    )
+    monkeypatch.setattr("realm.text.columns._SMALL", 100_000)
+    assert len(read(path)[0]) == 3
+    column = pq.read_metadata(path).row_group(0).column(1)
+    start = column.dictionary_page_offset if kind == "dictionary" else column.data_page_offset
+    content = bytearray(path.read_bytes())
+    assert (
+        content[start] == content[start + 2] == 0x15
+    )  # the page's type, and the size of three bytes behind it
+    assert content[start + 3] & content[start + 4] & 0x80 and not content[start + 5] & 0x80
+    content[start + 3 : start + 6] = b"\xfe\xff\x7f"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"stands for 1,[\d,]+, over the limit of 100,000"):
+        read(path)
+
+
 def test_more_rows_or_text_than_the_size_of_the_file_allows_is_refused(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("realm.text.columns._FEW_ROWS", 1_000)
     path = tmp_path / "a.parquet"

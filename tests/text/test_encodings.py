@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from realm.config import InputError
 from realm.text.corpus import Document
 from realm.text.encodings import decode
-from realm.text.readers import ReadingReport, read_documents
+from realm.text.readers import LeftOut, ReadingReport, read_documents
 
 TEXT = "Café “Zum Löwen” – 3 € für Fräulein Müller.\nSecond line."
 
@@ -28,6 +28,31 @@ def test_a_marked_file_and_utf8_are_read_without_an_assumption(encoding: str, tm
     line = json.dumps({"title": "T", "text": TEXT}, ensure_ascii=False)
     documents, report = read(tmp_path / "a.jsonl", f"{line}\r\n{line}".encode(encoding))
     assert [d.text for d in documents] == [TEXT, TEXT] and not report.assumed
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".md", ".html", ".jsonl"])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        *(
+            ("\ufeff".encode(e), "holds a byte-order mark alone")
+            for e in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le")
+        ),
+        *((text.encode("utf-16"), "holds white space alone") for text in (" ", "\r\n\t\n")),
+        (b" \n\n", "holds white space alone"),
+        (b"\xef\xbb\xbf\n", "holds white space alone"),
+    ],
+)
+def test_a_file_without_text_is_empty_and_says_what_it_holds(
+    content: bytes, says: str, suffix: str, tmp_path: Path
+) -> None:
+    (tmp_path / "b.txt").write_text("Words.")
+    (tmp_path / f"a{suffix}").write_bytes(content)
+    report = ReadingReport()
+    assert [one.text for one in read_documents([str(tmp_path)], report=report)] == ["Words."]
+    path = tmp_path / f"a{suffix}"
+    assert report.left_out == [LeftOut(str(path), "empty", f"{path} {says}")]
 
 
 def test_windows_1252_is_read_and_said(tmp_path: Path) -> None:

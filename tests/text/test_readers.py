@@ -143,8 +143,10 @@ def test_sources_are_checked_before_anything_is_read(tmp_path: Path) -> None:
     [
         ("a.pdf", b"%PDF", r"a\.pdf: cannot read \.pdf files, only \.jsonl, \.txt"),
         ("Makefile", b"all:", "Makefile: cannot read files without an extension"),
-        ("a.txt", b" \n", r"a\.txt is empty"),
-        ("a.jsonl", b"\n\n", r"a\.jsonl is empty"),
+        ("a.txt", b"", r"a\.txt is empty"),
+        ("a.jsonl", b"", r"a\.jsonl is empty"),
+        ("a.txt", b" \n", r"a\.txt holds white space alone"),
+        ("a.jsonl", b"\n\n", r"a\.jsonl holds white space alone"),
         ("a.html", b"<title>Only a title</title><script>x</script>", r"a\.html has no text"),
         ("a.md", b"# Only a title", r"a\.md has no text"),
         ("a.txt", b"PAR1\0\0", r"a\.txt: binary data, or UTF-16"),
