@@ -10,7 +10,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from realm.config import InputError, read_json, reason
+from realm.config import InputError, read_json, reason, write_json
 
 CHECKSUMS = "checksums.json"
 """In a folder that has no manifest: file -> checksum."""
@@ -42,17 +42,33 @@ def changed(folder: Path, recorded: Mapping[str, str], leave: Iterable[str] = ()
     return ""
 
 
-@cache
+def record_checksums(folder: Path) -> None:
+    """Writes `CHECKSUMS` for the files that are in a folder."""
+    write_json(folder / CHECKSUMS, checksums_of(folder, sorted(file.name for file in folder.iterdir())))
+
+
 def check_folder(folder: Path) -> None:
-    """Compares a folder's files with its `CHECKSUMS`, where it has that; once in a process, unless it raises.
+    """Compares a folder's files with its `CHECKSUMS`, where it has that.
 
     Raises:
         InputError: one of them has changed.
     """
     if (folder / CHECKSUMS).is_file():
         recorded = read_json(folder / CHECKSUMS)
-        if problem := changed(folder, recorded):
-            raise InputError(f"{folder} is damaged: {problem}; install realm anew")
+        try:
+            problem = changed(folder, recorded)
+        except (AttributeError, TypeError) as error:
+            raise InputError(f"{folder / CHECKSUMS} is damaged: {reason(error)}") from error
+        if problem:
+            raise InputError(
+                f"{folder} is damaged: {problem}; copy or install it anew (after a change on purpose, remove its {CHECKSUMS})"
+            )
+
+
+@cache
+def check_installed(folder: Path) -> None:
+    """`check_folder`, once in a process, unless it raises: for a folder that nobody changes while the process runs."""
+    check_folder(folder)
 
 
 def _of_file(path: Path) -> str:

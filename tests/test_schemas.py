@@ -62,6 +62,7 @@ WRITERS = {
     "model/bert_files.py save_bert": ["transformers' config.json: tests/model/test_bert.py loads it there"],
     "model/folder.py Model.passage_fingerprint": ["what a fingerprint is of: never written"],
     "model/folder.py _manifest_checksum": ["what a checksum is of: never written"],
+    "checksums.py record_checksums": ["checksums.json"],
     "model/folder.py _write": ["held_out.json", "realm.json"],
     "model/published/export.py write_checkpoint": [
         "transformers' config.json: tests/published loads it there"

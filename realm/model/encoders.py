@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from realm.checksums import check_folder
 from realm.config import InputError, reason
 from realm.model.bert import Bert, BertConfig, MaskedBert
 from realm.model.bert_files import load_bert, read_weights, save_bert, save_tensors
@@ -28,7 +29,7 @@ from realm.model.copying import CopyHead, mixed_target_logp, mixed_vocabulary_lo
 from realm.model.dropout import FastDropout
 from realm.model.scores import own_scores
 from realm.model.trunk import hidden_states, states_at, undivided
-from realm.text.inputs import Tokenizer, Tokens, encoder_folder
+from realm.text.inputs import PACKAGED, Tokenizer, Tokens, encoder_folder
 
 COPY_HEAD = "copy_head.safetensors"
 """Beside the encoder's own weights, where it has a copy head."""
@@ -359,15 +360,18 @@ def body_mask(tokens: Tokens, sep_id: int) -> Tensor:
     return (tokens.segments_BT == 1) & (tokens.ids_BT != sep_id) & (tokens.mask_BT == 1)
 
 
-def load_reader(name: str) -> MaskedReader:
+def load_reader(name: str, alone: bool = True) -> MaskedReader:
     """The masked-LM reader of a BERT by folder, `package:` or hub name.
 
-    A missing head starts as the identity, so that a state close to a word's embedding predicts that word.
+    A missing head starts as the identity, so that a state close to a word's embedding predicts that word. Files are compared
+    with the checksums in the folder, unless it is not `alone`: a model has checksums of its own for all its files.
 
     Raises:
         InputError: no such encoder, not of the BERT family, or damaged files.
     """
     folder = Path(encoder_folder(name))
+    if alone and name not in PACKAGED:  # those were compared when their folder was asked for
+        check_folder(folder)
     reader = MaskedReader(load_bert(folder, name), copy=(folder / COPY_HEAD).is_file())
     if reader.copy_head is not None:
         try:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from realm.checksums import changed, checksum, checksums_of
+from realm.checksums import changed, checksum, checksums_of, record_checksums
 from realm.config import InputError, config_from, read_json, reason, write_json, writing
 from realm.folders import replace_folder
 from realm.model.bert import Bert, BertConfig
@@ -187,6 +187,7 @@ def _write(model: Model, aside: Path, extra: Sequence[Path]) -> None:
         held_out: HeldOutFile = {"held_out": share, "passage_tokens": longest}
         write_json(aside / "encoder" / HELD_OUT, held_out)
     model.tokenizer.save(aside / "encoder")
+    record_checksums(aside / "encoder")
     shared = model.embedder.passage is model.embedder.query
     towers = model.embedder.query.state_dict(prefix="query.")
     if not shared:
@@ -374,7 +375,7 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
     """
     manifest, path = read_manifest(folder), model_path(folder)
     tokenizer = Tokenizer.load(path)
-    masked_reader = load_reader(str(path / "encoder")) if reader else None
+    masked_reader = load_reader(str(path / "encoder"), alone=False) if reader else None
     encoder = masked_reader.config if masked_reader else _look_at_reader(path / "encoder")
     try:
         if not tokenizer.goes_by(manifest["tokenizer"]):

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
 
-from realm.checksums import check_folder
+from realm.checksums import check_installed
 from realm.config import InputError, read_json
 
 NULL_PASSAGE = -1
@@ -331,7 +331,7 @@ def encoder_folder(name: str, files: Sequence[str] = ENCODER_FILES) -> str:
         folder = Path(spec.origin).parent / inside
         if not folder.is_dir():
             raise InputError(f"{name} is not in this installation: there is no folder {folder}")
-        check_folder(folder)
+        check_installed(folder)
         return str(folder)
     if name.startswith("package:"):
         raise InputError(f"{name} is no encoder or model of a package: these are {', '.join(PACKAGED)}")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from transformers import BertForMaskedLM
 
 from realm import checksums, cli
-from realm.checksums import CHECKSUMS, check_folder
+from realm.checksums import CHECKSUMS, check_installed
 from realm.config import InputError
 from realm.model import folder as folder_module
 from realm.model.bert import Bert
@@ -28,6 +28,7 @@ from realm.model.encoders import (
     SpanReader,
     TrunkConfig,
     embedder_from,
+    load_reader,
     new_reader,
 )
 from realm.model.folder import Model, load_model, read_manifest, save_model
@@ -304,7 +305,7 @@ def test_a_changed_manifest_is_one_line_and_its_checksums_can_be_taken_away(
     manifest = json.loads(file.read_text())
     assert manifest["checksums"].keys() == {
         "realm.json", "tokenizer.json", "embedder.safetensors",
-        "encoder/config.json", "encoder/model.safetensors", "encoder/tokenizer.json",
+        "encoder/config.json", "encoder/model.safetensors", "encoder/tokenizer.json", "encoder/checksums.json",
     }  # fmt: skip
     file.write_text(json.dumps(manifest))  # without its line breaks: the same
     load_model(tmp_path / "model")
@@ -334,6 +335,27 @@ def test_the_packaged_encoder_is_what_its_checksums_say(tmp_path: Path, monkeypa
         Tokenizer.load("package:realm-mini")
 
 
+def test_an_encoder_that_is_used_without_its_model_is_compared_with_its_own_checksums(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    save_model(small_model(tokenizer), tmp_path / "model")
+    encoder = tmp_path / "elsewhere"
+    shutil.copytree(tmp_path / "model" / "encoder", encoder)
+    whole = load_reader(str(encoder)).state_dict()
+    files = {path.name for path in encoder.iterdir()} - {CHECKSUMS}
+    assert json.loads((encoder / CHECKSUMS).read_text()).keys() == files
+    flip(encoder / "model.safetensors", (encoder / "model.safetensors").stat().st_size - 3)
+    with pytest.raises(InputError, match=r"elsewhere is damaged: model\.safetensors is not what"):
+        load_reader(str(encoder))
+    (encoder / CHECKSUMS).write_text("[]")
+    with pytest.raises(InputError, match=r"checksums\.json is damaged"):
+        load_reader(str(encoder))
+    (encoder / CHECKSUMS).unlink()  # as earlier versions wrote it, or after a change on purpose
+    changed = load_reader(str(encoder)).state_dict()
+    assert changed.keys() == whole.keys()
+    assert not all(torch.equal(changed[name], whole[name]) for name in whole)
+
+
 def test_the_packaged_encoder_is_checked_once_in_a_process(monkeypatch) -> None:
     checked: list[Path] = []
 
@@ -342,10 +364,10 @@ def test_the_packaged_encoder_is_checked_once_in_a_process(monkeypatch) -> None:
         return ""
 
     monkeypatch.setattr(checksums, "changed", changed)
-    check_folder.cache_clear()
+    check_installed.cache_clear()
     folders = {encoder_folder("package:realm-mini") for _ in range(3)}
     assert [str(folder) for folder in checked] == list(folders)
-    check_folder.cache_clear()
+    check_installed.cache_clear()
 
 
 def test_a_model_of_a_package_is_known_by_its_name(
