@@ -82,11 +82,15 @@ def error_number(error: BaseException) -> int | None:
     return None
 
 
-def way_out(path: str | os.PathLike[str], error: BaseException) -> str:
-    """What to do where the system refused the path, as a clause behind its reason; nothing for most reasons."""
+def way_out(path: str | os.PathLike[str] | None, error: BaseException) -> str:
+    """What to do where the system refused the path, as a clause behind its reason; nothing for most reasons.
+
+    The room that is left is of the path's file system, so it is unknown without a path.
+    """
     match error_number(error):
         case errno.ENOSPC:
-            return f"; {_free(Path(path))}: remove files, or make a knowledge base smaller with `realm kb compact`"
+            room = "" if path is None else f"{_free(Path(path))}: "
+            return f"; {room}remove files, or make a knowledge base smaller with `realm kb compact`"
         case errno.EDQUOT:
             return "; remove files of this user, or make a knowledge base smaller with `realm kb compact`"
         case errno.EFBIG:

@@ -198,12 +198,15 @@ def test_what_the_user_can_mend_is_said_in_one_line(
     assert capsys.readouterr().err == line + "\n"
 
 
-def test_a_full_disk_is_one_line_with_the_room_that_is_left(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_full_disk_is_one_line_with_the_room_that_is_left_where_the_file_is_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main_that_raises(monkeypatch, OSError(28, "No space left on device")) == 2
+    advice = "remove files, or make a knowledge base smaller with `realm kb compact`"
+    assert capsys.readouterr().err == f"realm: No space left on device; {advice}\n"
+    assert main_that_raises(monkeypatch, OSError(28, "No space left on device", str(tmp_path / "x"))) == 2
     room = r"[\d,]+\.\d MB are free there: remove files, or make a knowledge base smaller with `realm kb compact`"
-    assert re.fullmatch(f"realm: No space left on device; {room}\n", capsys.readouterr().err)
+    assert re.fullmatch(f"realm: No space left on device: {tmp_path}/x; {room}\n", capsys.readouterr().err)
 
 
 def config_classes() -> dict[str, type]:

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno in _OURS:
             raise
         refused = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
-        return _say(refused + way_out(error.filename or ".", error), 2)
+        return _say(refused + way_out(error.filename, error), 2)
     return 0
 
 
