@@ -1,22 +1,25 @@
 """Adapting a retriever to a corpus within minutes: REALM's loss with likelihoods that the reader gives once.
 
-`realm pretrain` reads every candidate in every step. Here the reader judges a masked sentence's passages once, and many cheap
-steps of the query tower follow. `train(kb, out, config, init)` takes a knowledge base that has the index of the model `init`
-and makes the model folder `out`; `config.minutes` bounds it. The passage tower stays as it is, so the index serves both
-models. One round, of `config.rounds`:
+`realm pretrain` reads every candidate in every step and trains whole towers. Here the reader judges a masked sentence's
+passages once, and of the retriever only the projection of the query tower trains, on states of the sentences that are
+computed once too. So nearly all of the time goes into judging, and the index stays as it is: it serves both models.
+
+`train(kb, out, config, init)` takes a knowledge base that has the index of the model `init`, a folder or a packaged name, and
+makes the model folder `out` within about `config.minutes`. One round, of `config.rounds`:
 
 1. draw    masked sentences of passages that are not held out, half of them with their title, and embed them
 2. judge   the reader reads each sentence beside nothing and beside the best passages that hold the masked span; what it gains
            from each is kept in OUT.training/judged-*.parquet
 3. train   steps over all that is judged so far; p(z|x) is a softmax over the whole index
 
-The query tower of a round chooses the passages that the next one judges, as a refreshed index would. A run that was killed
+The projection of a round chooses the passages that the next one judges, as a refreshed index would. A run that was killed
 goes on from its last checkpoint, with the rounds that were judged before.
 
-Given up against `realm pretrain`: the reader learns nothing; passages without the span count as unread; the passages' side
-does not move. docs/recipe.md has the numbers.
+Given up against `realm pretrain`: layers and reader learn nothing; passages without the span count as unread; the passages'
+vectors do not move. docs/recipe.md has the numbers.
 
-Letters: B sentences, N passages with the null one, D embedding, K passages read for a sentence, P all of them, M masked tokens.
+Letters: B sentences, N passages with the null one, H hidden, D embedding, K passages read for a sentence, P all of them,
+M masked tokens.
 """
 
 import os
@@ -29,29 +32,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from realm.config import InputError, progress
 from realm.model.encoders import evaluating
 from realm.model.folder import Model, load_model
 from realm.model.losses import index_marginal_loss
 from realm.model.scores import scores
-from realm.qa.probe import embed_queries
 from realm.retrieval.candidates import choose_candidates, read_inputs
 from realm.retrieval.index import load_index
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds
 from realm.retrieval.mips import MipsIndex
-from realm.retrieval.states import freeze_input_embeddings
 from realm.text.inputs import NULL_PASSAGE, passage_inputs, query_inputs
 from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
 
 JUDGED_AT_ONCE = 16
 """Sentences that the reader judges together; the minutes are looked at between two such batches."""
 TRIES = 20
-"""How many times more sentences than are wanted are drawn, at most: most corpora have a holder for every other one."""
+"""How many times more sentences than are wanted are drawn, at most: in most corpora another passage holds every other span."""
 JUDGED_TYPES = {
-    "ids": pa.list_(pa.int64()),
+    "state_H": pa.list_(pa.float32()),
     "number_K": pa.list_(pa.int64()),
     "gain_K": pa.list_(pa.float32()),
     "excluded": pa.list_(pa.int64()),
@@ -67,14 +68,14 @@ class AdaptConfig(RunConfig):
     """How long it may take, judging included; what is learnt by then is the model."""
     steps: int = 300
     """Optimizer steps, where the minutes allow them."""
+    batch_size: int = 64
+    """Judged sentences per step."""
     warmup: int | None = 10
     """Steps of linear warm-up."""
-    dropout: float = 0.0
-    """Dropout of the query tower while it trains."""
-    learning_rate: float = 1e-4
-    """Peak learning rate of the query tower."""
+    learning_rate: float = 3e-4
+    """Peak learning rate of the query tower's projection."""
     rounds: int = 4
-    """How often sentences are judged, evenly over the steps, each time with passages that the tower of that step finds."""
+    """How often sentences are judged, evenly over the steps, each time with passages that the projection of that step finds."""
     sentences: int = 300
     """Masked sentences judged in each round."""
     read: int = 4
@@ -96,8 +97,8 @@ class AdaptConfig(RunConfig):
 class Judged(NamedTuple):
     """A masked sentence and what the reader gains from passages that hold its span."""
 
-    ids: np.ndarray
-    """The sentence's wordpieces with [MASK] among them, its title perhaps before them."""
+    state_H: np.ndarray
+    """Its pooled state in the query tower, which the projection turns into its vector."""
     number_K: np.ndarray
     gain_K: np.ndarray
     """log p(y|z,x) less the null passage's, for the whole span."""
@@ -106,17 +107,15 @@ class Judged(NamedTuple):
 
 
 def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
-    """Adapts the query tower of the model `init` to a knowledge base that has its index -> the folder `out`."""
+    """Adapts the query side of the model `init` to a knowledge base that has its index -> the folder `out`."""
     model = load_model(init)
     kb.check_tokenizer(model.tokenizer, init)
     kb.agree_on_held_out(model.held_out, init)
     vectors_ND = load_index(kb, model, init).index.rows(np.arange(len(kb)))
     model.embedder.untie()
-    model.embedder.passage.requires_grad_(False)
-    freeze_input_embeddings(model.embedder)
+    tower = model.embedder.query
     names: StartedFrom = {"init": init, **kb.training_record}
-    rates: dict[nn.Module, float] = {model.embedder.query: config.learning_rate}
-    with TrainRun("adapt", out, config, model, rates, names) as run:
+    with TrainRun("adapt", out, config, model, {tower.projection: config.learning_rate}, names) as run:
         judge = Judge(kb, model, vectors_ND, run, config)
         passage_ND = torch.cat([vectors_ND, null_vector(model).cpu()]).to(
             run.device
@@ -132,11 +131,9 @@ def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
                 break
             drawn = generator(config.seed, step).integers(len(judged), size=config.batch_size)
             part = [judged[number] for number in drawn]
-            queries = query_inputs([one.ids for one in part], model.tokenizer, model.lengths).to(run.device)
-            with run.autocast():
-                score_BN = scores(model.embedder.query(queries), passage_ND)
-            gain_BN = gain_table(part, len(kb), config.unread_gap).to(run.device)
-            loss = index_marginal_loss(score_BN, gain_BN)
+            state_BH = torch.from_numpy(np.stack([one.state_H for one in part])).to(run.device)
+            score_BN = scores(tower.project(state_BH), passage_ND)
+            loss = index_marginal_loss(score_BN, gain_table(part, len(kb), config.unread_gap).to(run.device))
             null = score_BN.detach().softmax(dim=1)[:, -1].mean().item()
             run.update(loss, {"retrieval_utility": -loss.item(), "null_probability": null})
         return run.finish()
@@ -198,8 +195,9 @@ class Judge:
     def _judge(self, queries: list[MaskedQuery]) -> list[Judged]:
         """Those of the queries that some passage may help."""
         config, tokens = self._config, self._kb.tokens
-        with self._run.autocast():
-            query_BD = embed_queries(self._model, queries)
+        state_BH = self._states(queries)
+        with torch.no_grad():
+            query_BD = self._model.embedder.query.project(state_BH)
         chosen = choose_candidates(
             queries, query_BD, self._index, tokens, config.read + 1, True, config.read, self._spans
         )
@@ -213,11 +211,18 @@ class Judge:
         if len(helped) == 0:
             return []
         gain_BK = self._gains([queries[row] for row in helped], chosen.number_BK[helped], reads_BK[helped])
+        read_BK = reads_BK & (chosen.number_BK != NULL_PASSAGE)
         return [
-            Judged(queries[row].ids, chosen.number_BK[row][read], gain_K[read], chosen.excluded[row])
-            for row, gain_K in zip(helped, gain_BK, strict=True)
-            for read in [reads_BK[row] & (chosen.number_BK[row] != NULL_PASSAGE)]
+            Judged(state_H, chosen.number_BK[row][read_BK[row]], gain_K[read_BK[row]], chosen.excluded[row])
+            for row, state_H, gain_K in zip(helped, state_BH.cpu().numpy()[helped], gain_BK, strict=True)
         ]
+
+    @torch.no_grad()
+    def _states(self, queries: list[MaskedQuery]) -> Tensor:
+        """Pooled states of the query tower -> [B, H] float32."""
+        inputs = query_inputs([query.ids for query in queries], self._model.tokenizer, self._model.lengths)
+        with evaluating(self._model.embedder.query), self._run.autocast():
+            return self._model.embedder.query.pooled(inputs.to(self._run.device)).float()
 
     @torch.no_grad()
     def _gains(self, queries: list[MaskedQuery], number_BK: np.ndarray, reads_BK: np.ndarray) -> np.ndarray:
