@@ -67,18 +67,19 @@ class AdaptConfig(RunConfig):
     minutes: float = 10.0
     """How long it may take, judging included; what is learnt by then is the model."""
     steps: int = 300
-    """Optimizer steps, where the minutes allow them."""
+    """Optimizer steps, where the minutes allow them. With the defaults each judged sentence is seen about five times: few
+    sentences seen often make the retriever worse."""
     batch_size: int = 64
     """Judged sentences per step."""
     warmup: int | None = 10
     """Steps of linear warm-up."""
     learning_rate: float = 3e-4
     """Peak learning rate of the query tower's projection."""
-    rounds: int = 4
+    rounds: int = 10
     """How often sentences are judged, evenly over the steps, each time with passages that the projection of that step finds."""
-    sentences: int = 300
+    sentences: int = 400
     """Masked sentences judged in each round."""
-    read: int = 4
+    read: int = 2
     """Passages that the reader reads for a sentence beside the null one, at most."""
     titled: float = 0.5
     """How often the passage's title stands before its sentence, as a question names what it asks about."""
