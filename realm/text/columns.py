@@ -9,7 +9,7 @@ import mmap
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from realm.text.records import (
     DAMAGED,
@@ -32,6 +32,19 @@ _FEW_ROWS = 1_000_000
 """Rows that any file may have; more need a byte for each hundred."""
 
 
+class Chunk(NamedTuple):
+    """A column's part of a row group."""
+
+    column: str
+    values: int
+    decoded: int
+    """Bytes."""
+    stored: int
+    """Bytes, as they are in the file."""
+    place: int
+    """Where its first page begins."""
+
+
 def parquet(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     """Row group by row group, in batches that hold few rows where a row may be long."""
     import pyarrow as pa
@@ -46,8 +59,8 @@ def parquet(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
             names = _columns(path, file.schema_arrow)
             rows = _Rows(path, limits)
             rows.expect(file.metadata.num_rows)
-            for number in range(file.metadata.num_row_groups):
-                size = _checked_row_group(path, file.metadata.row_group(number), names, pages)
+            for number, chunks in enumerate(chunks_of(pages)):
+                size = _checked_row_group(path, chunks, names, pages)
                 batches = file.iter_batches(
                     batch_size=max(1, min(256, _SMALL // size)), row_groups=[number], columns=names
                 )
@@ -164,18 +177,17 @@ def _size(value: Any) -> int:
     return 0 if buffer is None else buffer.size
 
 
-def _checked_row_group(path: Path, group: Any, names: Sequence[str], data: mmap.mmap) -> int:
+def _checked_row_group(path: Path, chunks: Sequence[Chunk], names: Sequence[str], data: mmap.mmap) -> int:
     """The largest size of the columns of these names, decoded but for repeated values.
 
     The metadata of a column and the headers of its pages each declare a size, and pyarrow makes room for what a header says.
     """
     largest = 1
-    for number in range(group.num_columns):
-        column = group.column(number)
-        if column.path_in_schema in names:
-            for size in (column.total_uncompressed_size, _size_by_pages(data, column)):
-                _check(path, size, column.total_compressed_size)
-            largest = max(largest, column.total_uncompressed_size)
+    for chunk in chunks:
+        if chunk.column in names:
+            for size in (chunk.decoded, _size_by_pages(data, chunk)):
+                _check(path, size, chunk.stored)
+            largest = max(largest, chunk.decoded)
     return largest
 
 
@@ -189,23 +201,46 @@ def _check(path: Path, size: int, compressed: int) -> None:
         )
 
 
-# --- sizes in Parquet's pages --------------------------------------------------------------------
+# --- sizes in Parquet ----------------------------------------------------------------------------
+#
+# Structs in Thrift's compact protocol: https://github.com/apache/thrift, thrift-compact-protocol.md. Numbers and kinds of their
+# fields: https://github.com/apache/parquet-format, parquet.thrift. They are read here because pyarrow gives no sizes of pages,
+# and because asking it for the sizes of a column ends the process where the column's metadata are damaged.
+
+_I32, _I64, _LIST, _STRUCT = 5, 6, 9, 12
+_MOST_ELEMENTS = 1_000_000
+"""Of a list; pyarrow reads no more either."""
+
+_Fields = dict[tuple[int, int], Any]
+"""The values of a struct by number and kind; another kind than the format's does not count, as in pyarrow."""
 
 
-def _size_by_pages(data: mmap.mmap, column: Any) -> int:
-    """Adds up what the headers of a column's pages declare; negative where one of them does.
+def chunks_of(data: mmap.mmap) -> list[list[Chunk]]:
+    """Those of each row group, from the end of a file that pyarrow could open."""
+    (size,) = struct.unpack_from("<I", data, len(data) - 8)
+    footer, _ = _struct(data, len(data) - 8 - size)
+    return [[_chunk(column[3, _STRUCT]) for column in group[1, _LIST]] for group in footer[4, _LIST]]
 
-    A header is a struct in Thrift's compact protocol, whose fields 2 and 3 are the sizes of the page decoded and as it is:
-    https://github.com/apache/parquet-format, parquet.thrift; https://github.com/apache/thrift, thrift-compact-protocol.md.
-    """
-    if not column.num_values:  # then pyarrow reads no page
+
+def _chunk(metadata: _Fields) -> Chunk:
+    place, dictionary = metadata[9, _I64], metadata.get((11, _I64), 0)
+    return Chunk(
+        column=b".".join(metadata[3, _LIST]).decode(),
+        values=metadata[5, _I64],
+        decoded=metadata[6, _I64],
+        stored=metadata[7, _I64],
+        place=dictionary if 0 < dictionary < place else place,
+    )
+
+
+def _size_by_pages(data: mmap.mmap, chunk: Chunk) -> int:
+    """Adds up what the headers of a column's pages declare; negative where one of them does."""
+    if not chunk.values:  # then pyarrow reads no page
         return 0
-    place = column.data_page_offset
-    if column.has_dictionary_page and 0 < column.dictionary_page_offset < place:
-        place = column.dictionary_page_offset
-    end, total = place + column.total_compressed_size, 0
+    place, end, total = chunk.place, chunk.place + chunk.stored, 0
     while place < end:
-        place, (size, stored) = _page_header(data, place)
+        header, place = _struct(data, place)
+        size, stored = header.get((2, _I32), -1), header.get((3, _I32), -1)
         if size < 0 or stored < 0:
             return -1
         total += size
@@ -213,55 +248,54 @@ def _size_by_pages(data: mmap.mmap, column: Any) -> int:
     return total
 
 
-def _page_header(data: mmap.mmap, place: int) -> tuple[int, tuple[int, int]]:
-    """Where the page begins behind its header, and fields 2 and 3."""
-    sizes, number = {2: -1, 3: -1}, 0
-    while field := data[place]:
-        number, place = _field_number(data, place, number)
-        if number in sizes and field & 15 == 5:
-            value, place = _varint(data, place)
-            sizes[number] = (value >> 1) ^ -(value & 1)
+def _struct(data: mmap.mmap, place: int) -> tuple[_Fields, int]:
+    """The struct at a place, and the place behind it."""
+    fields: _Fields = {}
+    number = 0
+    while head := data[place]:
+        place += 1
+        if step := head >> 4:
+            number += step
         else:
-            place = _skip(data, place, field & 15)
-    return place + 1, (sizes[2], sizes[3])
+            number, place = _signed(data, place)
+        fields[number, head & 15], place = _value(data, place, head & 15)
+    return fields, place + 1
 
 
-def _field_number(data: mmap.mmap, place: int, last: int) -> tuple[int, int]:
-    """The number of the field at a place, and where its value begins."""
-    if step := data[place] >> 4:
-        return last + step, place + 1
-    value, place = _varint(data, place + 1)
-    return (value >> 1) ^ -(value & 1), place
-
-
-def _skip(data: mmap.mmap, place: int, kind: int) -> int:
-    """The place behind a value."""
+def _value(data: mmap.mmap, place: int, kind: int) -> tuple[Any, int]:
+    """The value of this kind at a place, and the place behind it."""
     match kind:
         case 1 | 2:  # true and false, which stand in the kind
-            return place
+            return kind == 1, place
         case 3:
-            return place + 1
-        case 4 | 5 | 6:
-            return _varint(data, place)[1]
-        case 7:
-            return place + 8
-        case 8:
+            return data[place], place + 1
+        case 4 | 5 | 6:  # _I32 and _I64 among them
+            return _signed(data, place)
+        case 7:  # a floating-point number, which no size is
+            return None, place + 8
+        case 8:  # bytes
             size, place = _varint(data, place)
-            return place + size
-        case 9 | 10:
+            return data[place : place + size], place + size
+        case 9 | 10:  # _LIST, and a set
             inner, count, place = data[place] & 15, data[place] >> 4, place + 1
             if count == 15:
                 count, place = _varint(data, place)
+            if count > _MOST_ELEMENTS:
+                raise ValueError(f"Parquet's metadata have a list of {count:,} elements")
+            values = []
             for _ in range(count):
-                place = _skip(data, place, 3 if inner in (1, 2) else inner)
-            return place
-        case 12:
-            number = 0
-            while field := data[place]:
-                number, place = _field_number(data, place, number)
-                place = _skip(data, place, field & 15)
-            return place + 1
-    raise ValueError(f"a page header has a field of kind {kind}")
+                value, place = _value(data, place, 3 if inner in (1, 2) else inner)
+                values.append(value)
+            return values, place
+        case 12:  # _STRUCT
+            return _struct(data, place)
+    raise ValueError(f"Parquet's metadata have a field of kind {kind}")
+
+
+def _signed(data: mmap.mmap, place: int) -> tuple[int, int]:
+    """A number whose lowest bit is its sign, and the place behind it."""
+    value, place = _varint(data, place)
+    return (value >> 1) ^ -(value & 1), place
 
 
 def _varint(data: mmap.mmap, place: int) -> tuple[int, int]:
@@ -273,7 +307,7 @@ def _varint(data: mmap.mmap, place: int) -> tuple[int, int]:
         value |= (byte & 127) << shift
         if byte < 128:
             return value, place
-    raise ValueError("a page header has a number of over ten bytes")
+    raise ValueError("Parquet's metadata have a number of over ten bytes")
 
 
 # --- sizes in Arrow's messages -------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Parquet and Arrow files that are damaged, or stand for far more than their size."""
 
+import mmap
 import subprocess
 import sys
 from contextlib import suppress
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from realm.config import InputError
+from realm.text.columns import chunks_of
 from realm.text.readers import ReadingReport, read_documents
 
 TABLE = pa.table({"title": ["A", "B", "C"], "text": ["One.", "Two.", "Three."]})
@@ -115,6 +117,43 @@ def test_a_page_header_that_declares_more_than_its_column_is_refused_undecoded(
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"stands for 1,[\d,]+, over the limit of 100,000"):
         read(path)
+
+
+def test_metadata_of_a_column_that_contradict_its_schema_are_one_line(tmp_path: Path) -> None:
+    """The schema has no nulls in the column, and the column's metadata count them: pyarrow may end the process."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(TABLE, path)
+    content = path.read_bytes()
+    nullable, required = b"\x25\x02\x18\x05title", b"\x25\x00\x18\x05title"
+    assert content.count(nullable) == 1
+    path.write_bytes(content.replace(nullable, required))
+    said, _ = documents_and_megabytes(path)  # in a process of its own
+    assert said == f"{path}: Definition level histogram size mismatch, size: 2, expected: 1 1"
+
+
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_sizes_of_columns_are_those_that_pyarrow_gives(dictionary: bool, tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = TABLE.append_column("of", pa.array([{"title": [1.5, None]}, None, {"title": []}]))
+    pq.write_table(table, path, row_group_size=2, use_dictionary=dictionary, write_statistics=dictionary)
+    metadata = pq.read_metadata(path)
+    wanted = []
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        columns = [group.column(number) for number in range(group.num_columns)]
+        wanted.append(
+            [
+                (
+                    one.path_in_schema,
+                    one.num_values,
+                    one.total_uncompressed_size,
+                    one.total_compressed_size,
+                    one.dictionary_page_offset if one.has_dictionary_page else one.data_page_offset,
+                )
+                for one in columns
+            ]
+        )
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        assert chunks_of(data) == wanted
 
 
 def test_more_rows_or_text_than_the_size_of_the_file_allows_is_refused(tmp_path: Path, monkeypatch) -> None:
