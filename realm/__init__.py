@@ -2,7 +2,7 @@
 
     import realm
 
-    manual = realm.load("manual")  # a workspace, as `realm fit` makes it
+    manual = realm.fit(["docs/"], "manual")  # and later: realm.load("manual")
     answer = manual.answer("how do I reset the device?")
     print(answer.text, answer.probability, answer.passage.title)
 
@@ -11,12 +11,17 @@ Importing the package is cheap: what the names below need is imported when the f
 
 TYPE_CHECKING = False  # type checkers take it for true; `typing` takes longer to import than all else here
 if TYPE_CHECKING:
+    from realm.workspace.fit import fit
     from realm.workspace.folder import Workspace, load
 
 __version__ = "0.1.0"
-__all__ = ["Workspace", "__version__", "load"]
+__all__ = ["Workspace", "__version__", "fit", "load"]
 
-_HOMES = {"Workspace": "realm.workspace.folder", "load": "realm.workspace.folder"}
+_HOMES = {
+    "Workspace": "realm.workspace.folder",
+    "fit": "realm.workspace.fit",
+    "load": "realm.workspace.folder",
+}
 
 if not TYPE_CHECKING:  # else every name would be one of the package
 

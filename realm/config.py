@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TABLES = (
+    "fit",
     "kb",
     "questions",
     "mlm",

@@ -21,6 +21,7 @@ from tests.test_demo import write_corpus, write_encoder
 
 COMMANDS = [
     "demo",
+    "fit",
     "kb build",
     "kb add",
     "kb delete",
@@ -221,11 +222,13 @@ def config_classes() -> dict[str, type]:
     from realm.train.ict import IctConfig
     from realm.train.mlm import MlmConfig
     from realm.train.pretrain import PretrainConfig
+    from realm.workspace.settings import FitConfig
 
     stages = {"mlm": MlmConfig, "ict": IctConfig, "pretrain": PretrainConfig}
     stages |= {"adapt": AdaptConfig, "finetune": FinetuneConfig}
     uses = {"index": IndexConfig, "answer": AnswerConfig, "probe": ProbeConfig, "serve": ServeConfig}
-    return {"kb": KnowledgeBaseConfig, "questions": QuestionsConfig} | stages | uses
+    kept = {"fit": FitConfig, "kb": KnowledgeBaseConfig, "questions": QuestionsConfig}
+    return kept | stages | uses
 
 
 @pytest.mark.parametrize("preset", presets())

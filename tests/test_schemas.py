@@ -31,7 +31,7 @@ from realm.retrieval.published import ConvertedJson, ExportedJson
 from realm.retrieval.tables import open_table
 from realm.retrieval.vectors import VectorsInfo
 from realm.text.inputs import Lengths, encoder_folder
-from realm.text.readers import LeftOut
+from realm.text.readers import LEFT_OUT, LeftOut
 from realm.train import loop
 from realm.train.adapt import AdaptConfig
 from realm.train.finetune import FinetuneConfig, FinetunedFrom
@@ -51,8 +51,8 @@ WRITERS = {
     "cli/demo.py _demo": ["the demo's reports: tests/test_demo.py"],
     "cli/knowledge_base.py _list": ["kb list"],
     "cli/knowledge_base.py _questions": ["made questions"],
-    "cli/knowledge_base.py _said": ["left_out.jsonl"],
     "model/folder.py set_calibration": ["realm.json"],
+    "cli/workspace.py _fit": ["settings, to be read again: never written"],
     "config.py config_from": ["settings, to be checked: never written"],
     "config.py read_json": ["what was read, to be checked: never written"],
     "config.py write_json": ["the writer itself"],
@@ -87,6 +87,9 @@ WRITERS = {
     "serve/app.py _stream": ["answers and problems: tests/serve/test_schema.py, against OpenAPI"] * 2,
     "serve/client.py Client._open": ["requests: tests/serve/test_schema.py"],
     "text/inputs.py _behaviour": ["what a fingerprint is of: never written"],
+    "text/readers.py ReadingReport.keep": ["left_out.jsonl"],
+    "workspace/fit.py _Fit._write": ["report.json: tests/workspace/test_fit.py"],
+    "workspace/fit.py _Fit._write_ids": ["documents.json: tests/workspace/test_fit.py"],
     "train/loop.py TrainRun._open_folder": ["settings.json"],
     "train/loop.py TrainRun.log": ["metrics.jsonl"],
 }
@@ -157,7 +160,7 @@ def test_what_a_knowledge_base_says_and_holds(tiny_kb, tiny_model_folder, tmp_pa
     named = ["--tokenizer", tiny_kb.folder / "tokenizer", "--tagger", "rules"]
     built = said("kb", "build", source, "--out", kb, *named)
     assert_holds(BuildResult, built, kb_command.SourcesJson)
-    (left_out,) = lines(kb / kb_command.LEFT_OUT)
+    (left_out,) = lines(kb / LEFT_OUT)
     assert_holds(LeftOut, left_out)
     (merged,) = lines(kb / MERGED)
     assert_holds(MergedLine, merged)

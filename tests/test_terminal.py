@@ -43,6 +43,7 @@ LINES = {
     "retrieve": f"--kb kb --model qa --questions q.jsonl --top-k 3 --out hits.jsonl {RUN}",
     "answer": f"'when was Aldora founded?' --kb kb --model qa {RUN}",
     "evaluate": f"--kb kb --model qa --questions q.jsonl --out report.json {RUN}",
+    "fit": "towns.jsonl more.jsonl --out towns --start qa --set tagger=rules --set device=cpu",
     "convert": "qa published --to hub --licence mit --data towns",
 }
 """A line for each command, in an order in which each finds what it needs."""

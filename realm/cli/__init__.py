@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from realm import __version__
-from realm.cli import answering, converting, demo, knowledge_base, serving, training
+from realm.cli import answering, converting, demo, knowledge_base, serving, training, workspace
 from realm.cli.arguments import Parser
 from realm.config import AlreadyDone, InputError, before_torch, way_out
 
@@ -77,7 +77,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
-    for group in (demo, knowledge_base, training, answering, converting, serving):
+    for group in (demo, workspace, knowledge_base, training, answering, converting, serving):
         group.add_commands(commands)
     return parser
 

@@ -134,6 +134,21 @@ def add_out(parser: Parser, what: str) -> None:
     parser.add_argument("--out", metavar="OUT", required=True, help=what)
 
 
+def add_sources(parser: Parser) -> None:
+    """SOURCE..., the documents that a command reads, and --strict."""
+    parser.add_argument(
+        "sources",
+        metavar="SOURCE",
+        nargs="+",
+        help="files and folders (.jsonl .txt .md .html .parquet .arrow), package:vital-articles, package:factbook",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="end at the first file, line or row that cannot be read (default: leave it out, and list it by reason)",
+    )
+
+
 def add_regex(parser: Parser) -> None:
     """--regex and --no-regex, what the answers of a question file are."""
     parser.add_argument(

@@ -17,6 +17,7 @@ from realm.cli.arguments import (
     add_command,
     add_kb,
     add_out,
+    add_sources,
     positive,
     report,
     say_where,
@@ -27,8 +28,6 @@ from realm.config import InputError, progress, write_json_lines
 if TYPE_CHECKING:
     from realm.text.readers import ReadingReport
 
-LEFT_OUT = "left_out.jsonl"
-"""In a knowledge base: what the last `kb build` or `kb add` could not read, one JSON object per file, line or row."""
 _log = logging.getLogger(__name__)
 
 
@@ -60,7 +59,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         section="kb",
         reports=True,
     )
-    _add_sources(build)
+    add_sources(build)
     add_out(build, "folder of the new knowledge base")
     build.add_argument(
         "--tokenizer",
@@ -86,7 +85,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm kb add news.jsonl --kb kb",
         reports=True,
     )
-    _add_sources(add)
+    add_sources(add)
     add_kb(add)
     _add_tagger(add, default="the one it was built with")
 
@@ -140,20 +139,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
     add_kb(questions)
     add_out(questions, "folder for train.jsonl and dev.jsonl")
-
-
-def _add_sources(parser: Parser) -> None:
-    parser.add_argument(
-        "sources",
-        metavar="SOURCE",
-        nargs="+",
-        help="files and folders (.jsonl .txt .md .html .parquet .arrow), package:vital-articles, package:factbook",
-    )
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="end at the first file, line or row that cannot be read (default: leave it out, and list it by reason)",
-    )
 
 
 def _add_tagger(parser: Parser, default: str) -> None:
@@ -283,20 +268,16 @@ def _add(args: argparse.Namespace) -> None:
 
 def _said(folder: str, reading: "ReadingReport | None", merged: Mapping[str, str]) -> SourcesJson:
     """Says what was merged and left out, keeps the list of that in the knowledge base, and gives the counts."""
+    from realm.text.readers import ReadingReport
+
     if merged:
         few = ", ".join(f"{one} (as {other})" for one, other in islice(merged.items(), 3))
         more = ", ..." if len(merged) > 3 else ""
         _log.info("merged: %d with the title and text of another document: %s%s", len(merged), few, more)
-    listed = Path(folder, LEFT_OUT)
-    listed.unlink(missing_ok=True)  # of an earlier build or addition
+    for line in (reading or ReadingReport()).keep(Path(folder)):
+        _log.warning("%s", line)
     if reading is None:
         return {"merged": len(merged)}
-    lines = reading.lines()
-    if reading.left_out:
-        write_json_lines(listed, (one._asdict() for one in reading.left_out))
-        lines.append(f"all that was left out: {listed} (--strict ends at the first)")
-    for line in lines:
-        _log.warning("%s", line)
     return {
         "merged": len(merged),
         "left_out": dict(reading.reasons.most_common()),

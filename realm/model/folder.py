@@ -167,11 +167,30 @@ def save_model(model: Model, folder: Path, extra: Sequence[Path] = ()) -> None:
     Raises:
         WriteFailed: it could not be written, a full disk perhaps; what was there stays.
     """
+    with _in_place_of(folder, RuntimeError, SafetensorError) as aside:
+        _write(model, aside, extra)
+
+
+def copy_model(name: str | Path, folder: Path) -> None:
+    """Copies the files of a model, as `save_model` writes them.
+
+    Raises:
+        InputError: see `read_manifest`.
+        WriteFailed: it could not be written; what was there stays.
+    """
+    read_manifest(name)
+    with _in_place_of(folder, shutil.Error) as aside:
+        shutil.copytree(model_path(name), aside)
+
+
+@contextmanager
+def _in_place_of(folder: Path, *kinds: type[Exception]) -> Iterator[Path]:
+    """A name beside the folder; what is written there takes the folder's place when the block ends well, else it goes."""
     aside = folder.with_name(folder.name + ".writing")
     shutil.rmtree(aside, ignore_errors=True)
-    with writing(folder, RuntimeError, SafetensorError):
+    with writing(folder, *kinds):
         try:
-            _write(model, aside, extra)
+            yield aside
             replace_folder(aside, folder)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)

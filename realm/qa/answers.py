@@ -136,6 +136,11 @@ class Answer(Span):
 
     passage: RankedPassage
 
+    def evidence(self) -> str:
+        """The part of the passage around the answer, which stands in [[ ]], on one line."""
+        text = self.passage.text
+        return _around(f"{text[: self.start]}[[{self.text}]]{text[self.end :]}", self.start)
+
     def to_json(self) -> AnswerJson:
         return {**super().to_json(), "passage": self.passage.to_json()}
 
@@ -205,11 +210,10 @@ class Answers:
         lines = [] if self.found else ["no answer found; the best guess:"]
         for answer in self.answers if self.found else self.answers[:1]:
             passage = answer.passage
-            marked = f"{passage.text[: answer.start]}[[{answer.text}]]{passage.text[answer.end :]}"
             lines += [
                 f"{answer.text}   (probability {answer.probability:.2f})",
                 f"    {passage.title or passage.document}, rank {passage.rank}, p(z|x) {passage.probability:.2f}",
-                f"    {_around(marked, answer.start)}",
+                f"    {answer.evidence()}",
             ]
         return lines
 

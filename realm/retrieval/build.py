@@ -35,12 +35,12 @@ from realm.config import InputError, config_from, progress
 from realm.folders import LOCK, one_writer, replace_folder, restore
 from realm.retrieval.merged import MERGED, holders, write_merged
 from realm.retrieval.passages import SCHEMA, Row, key_of, row_batches, state_of
-from realm.retrieval.tables import CHECKSUMS, commit, newest_version, open_table, write_rows
+from realm.retrieval.tables import CHECKSUMS, PASSAGES, commit, newest_version, open_table, write_rows
 from realm.text.corpus import Annotations, Document, Passage, split_document
 from realm.text.inputs import Tokenizer
 from realm.text.salient_spans import Tagger
 
-TABLE = "passages.lance"
+TABLE = PASSAGES
 TOKENIZER = "tokenizer"
 FORMAT = 3
 """Raised when older code can no longer read what newer code writes; all formats from 1 on are read."""
@@ -136,6 +136,10 @@ class Settings(NamedTuple):
             for s in (self, other)
         )
         return mine == others
+
+
+class DocumentsChanged(InputError):
+    """An interrupted build cannot go on: the documents that it had read are no longer the same."""
 
 
 class BuildResult(NamedTuple):
@@ -333,7 +337,7 @@ def after(read: ReadSoFar, documents: Iterator[Document], work: Path) -> Iterato
     ):
         again = again.past(document)
     if (again.documents, again.digest) != (read.documents, read.digest):
-        raise InputError(
+        raise DocumentsChanged(
             f"{work} was interrupted, and its documents have changed since: remove it to start over"
         )
     if read.documents:

@@ -40,6 +40,8 @@ from realm.folders import one_writer
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+PASSAGES = "passages.lance"
+"""The table of passages in a knowledge base."""
 CHECKSUMS = "SHA256SUMS"
 TRIES = 5
 """How often a change is made anew when another process changed the same tables."""

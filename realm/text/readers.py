@@ -5,6 +5,7 @@ names the reader of a file; readers give records (`records.py`), and what all ha
 length, what becomes of files that cannot be read) is in `read_documents`. Nothing here cuts text into passages.
 """
 
+import hashlib
 import io
 import json
 import logging
@@ -17,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm.config import InputError
+from realm.config import InputError, write_json_lines
 from realm.text.columns import arrow, parquet
 from realm.text.corpus import Document
 from realm.text.demo_corpora import packaged
@@ -48,6 +49,8 @@ from realm.text.records import (
 )
 
 logger = logging.getLogger(__name__)
+LEFT_OUT = "left_out.jsonl"
+"""In a knowledge base: what was left out when its documents were last read, one JSON object per file, line or row."""
 
 
 class LeftOut(NamedTuple):
@@ -87,6 +90,18 @@ class ReadingReport:
         if len(self.assumed) < self.MOST:
             self.assumed[printable(where)] = encoding
 
+    def keep(self, folder: Path) -> list[str]:
+        """Writes the list of what was left out into a folder, in the place of an earlier one -> lines that say all that.
+
+        Where nothing was left out there is no list.
+        """
+        listed = folder / LEFT_OUT
+        if not self.left_out:
+            listed.unlink(missing_ok=True)
+            return self.lines()
+        write_json_lines(listed, (one._asdict() for one in self.left_out))
+        return [*self.lines(), f"all that was left out: {listed} (--strict ends at the first)"]
+
     def lines(self) -> list[str]:
         """A line per reason, and one about encodings: how many, and the first few names."""
         lines = [
@@ -104,7 +119,10 @@ def _few(names: Sequence[str], number: int) -> str:
 
 
 def read_documents(
-    sources: Sequence[str], max_document_chars: int = 1_000_000, report: ReadingReport | None = None
+    sources: Sequence[str],
+    max_document_chars: int = 1_000_000,
+    report: ReadingReport | None = None,
+    but: Path | None = None,
 ) -> Iterator[Document]:
     """The documents of files, folders and packages, in order; a folder's files sorted, hidden ones left out.
 
@@ -112,14 +130,14 @@ def read_documents(
     number behind it from its second use on. A file that is one document has its path, as given, for an id, so
     that a folder, and later one file of it, name the same document.
 
-    Sources are looked up at once, and read while documents are taken. What cannot be read is left out and stands in
-    the `report`; without one the first of it is an error.
+    Nothing in the folder `but` is read. Sources are looked up at once, and read while documents are taken.
+    What cannot be read is left out and stands in the `report`; without one the first of it is an error.
 
     Raises:
         InputError: one line with the file, its line or row where it has some, and what is wrong. With a report: a
             source that is not there, or nothing that can be read in any of them.
     """
-    found = [one for source in sources for one in _files(source)]
+    found = [one for source in sources for one in _files(source, but)]
     if report is None:
         _refuse(found)
     limits = Limits(max_document_chars)
@@ -141,6 +159,27 @@ def documents_of(
         for number, one in enumerate(records, start=1)
     )
     return _documents(read, Limits(max_document_chars), None)
+
+
+def stamp(sources: Sequence[str], but: Path | None = None) -> str:
+    """Sixteen hex digits that stay the same as long as no file of the sources comes, goes or is written.
+
+    They follow from names, sizes and times. Nothing is read.
+
+    Raises:
+        InputError: as in `read_documents`, of a source that is not there.
+    """
+    digest = hashlib.sha256()
+    for one in (one for source in sources for one in _files(source, but)):
+        path = Path(one.where) if isinstance(one, Unreadable) else one[1]
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            try:
+                found = file.stat()
+                state = f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+            except OSError as error:
+                state = str(error.errno)
+            digest.update(os.fsencode(file) + b"\0" + state.encode() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def _refuse(found: Sequence["_Found"]) -> None:
@@ -228,12 +267,12 @@ def reader_of(path: Path) -> Reader | None:
     return _FORMATS.get(path.suffix.lower())
 
 
-def _files(source: str) -> list[_Found]:
+def _files(source: str, but: Path | None) -> list[_Found]:
     if source.startswith("package:"):
         return [packaged(source)]
     path = Path(os.path.normpath(source))
     if path.is_dir():
-        return _walk(path)
+        return _walk(path, but)
     if not path.exists():
         raise InputError(f"{source}: no such file or folder")
     if reader_of(path) is None:
@@ -242,14 +281,17 @@ def _files(source: str) -> list[_Found]:
     return [_file(path)]
 
 
-def _walk(folder: Path) -> list[_Found]:
+def _walk(folder: Path, but: Path | None) -> list[_Found]:
     found: list[_Found] = []
+    left = but.resolve() if but is not None else None
 
     def not_opened(error: OSError) -> None:
         found.append(Unreadable(error.filename, NOT_OPENED, f"{error.filename}: {error.strerror}"))
 
     for parent, folders, names in os.walk(folder, onerror=not_opened):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(
+            name for name in folders if not name.startswith(".") and Path(parent, name).resolve() != left
+        )
         for path in (Path(parent, name) for name in folders):
             if path.is_symlink():  # it may lead back here
                 found.append(Unreadable(path, LINK, f"{path}: links to folders are not followed"))

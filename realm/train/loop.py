@@ -154,6 +154,10 @@ class RunConfig:
             raise ValueError(f"seed is {self.seed}: it must be below {2**31}")
 
 
+class OtherSettings(InputError):
+    """An interrupted run cannot go on: its settings, or the knowledge base and model that it began with, are others."""
+
+
 def generator(*key: int) -> np.random.Generator:
     """The random numbers that belong to a (seed, step, ...) key, whatever was drawn elsewhere."""
     return np.random.default_rng(key)
@@ -446,7 +450,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 changed = sorted(
                     k for k in before.keys() | settings.keys() if before.get(k) != settings.get(k)
                 )
-                raise InputError(
+                raise OtherSettings(
                     f"{self.folder} holds an interrupted run with other settings ({', '.join(changed)}): "
                     "repeat its command to go on, or remove the folder to start anew"
                 )

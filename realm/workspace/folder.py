@@ -2,6 +2,7 @@
 
 WORKSPACE/kb/           the knowledge base, with its index
 WORKSPACE/model/        the model that answers
+WORKSPACE/report.json   what the last fit found (`realm.workspace.report`)
 """
 
 import os
@@ -18,9 +19,7 @@ from realm.qa.pipeline import AnswerConfig, Method
 from realm.retrieval.add import AddResult
 from realm.retrieval.knowledge_base import DocumentEntry
 from realm.text.readers import documents_of
-
-KB = "kb"
-MODEL = "model"
+from realm.workspace.report import KB, MODEL, FitJson, read_report
 
 
 class Workspace:
@@ -54,8 +53,15 @@ class Workspace:
     def __repr__(self) -> str:
         return f"Workspace({str(self.folder)!r})"
 
+    @property
+    def report(self) -> FitJson | None:
+        """What the last fit found; none where the fit has not got so far."""
+        return read_report(self.folder)
+
     def answer(self, question: str, *, method: Method = "dense") -> Answer:
         """The best answer to a question, with its passage: `answer.passage.text[answer.start:answer.end] == answer.text`.
+
+        It may be a guess: `answers(question).found` says whether its probability reaches the model's threshold.
 
         Raises:
             InputError: the knowledge base has no passage to read, or the model no span reader.

@@ -1,0 +1,33 @@
+"""Calls stages of training from Python: fills gaps better, pre-trains with REALM's loss, and looks at the result.
+
+    python examples/stages.py manual models
+
+`manual` is a workspace; its knowledge base is trained on, and its model is the start. Each stage can be interrupted and called
+again, as its command can.
+"""
+
+import sys
+from pathlib import Path
+
+from realm.qa.probe import ProbeConfig, probe
+from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.train import mlm, pretrain
+
+
+def main(workspace: str, models: str, steps: int = 100) -> None:
+    """Makes MODELS/encoder and MODELS/realm, and prints what the second finds of held-out facts."""
+    kb = KnowledgeBase.open(Path(workspace, "kb"))
+    start, encoder, realm_model = f"{workspace}/model", Path(models, "encoder"), Path(models, "realm")
+    query_tokens = 32
+    reading = mlm.MlmConfig(
+        init=start, steps=steps, query_tokens=query_tokens, embedder_start="given", device="cpu"
+    )
+    mlm.train(kb, encoder, reading)
+    config = pretrain.PretrainConfig(steps=steps, batch_size=4, candidates=4, device="cpu")
+    pretrain.train(kb, realm_model, config, str(encoder))
+    found = probe(kb, str(realm_model), ProbeConfig(read=16, device="cpu"))
+    print(f"held-out facts: {found.n}, in the first 5: {found.recall[5]:.1f} %")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

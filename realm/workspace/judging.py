@@ -1,0 +1,145 @@
+"""Whether an adapted model finds more than its start, on queries made from the user's own documents.
+
+Two kinds, both without anybody's labels: masked facts (a name or date hidden in a held-out sentence; found when another
+passage holds it) and made questions (found when a passage holds the answer). Masked facts alone mislead: an embedder that
+follows wording can gain on them and lose on questions. So an adapted model is kept when it is better on one kind and not
+worse on the other.
+
+N queries.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from realm.config import progress
+from realm.model.device import autocast, choose_device
+from realm.model.folder import load_model
+from realm.qa.evaluation import Question
+from realm.qa.made_questions import MadeQuestion
+from realm.qa.pipeline import evaluate_words, question_ranks
+from realm.qa.probe import embed_queries, first_holders, first_holders_by_words, held_out_queries, recall_at
+from realm.qa.significance import mcnemar, paired_bootstrap
+from realm.retrieval.index import load_index
+from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.retrieval.masked_queries import MaskedQuery
+from realm.workspace.report import DifferenceJson, Recall, TestJson
+
+LEAST = 20
+"""Queries of a kind; with fewer there is nothing to be seen."""
+RANKS = (1, 5, 20)
+AT = 5
+"""Where the two models are compared."""
+SIGNIFICANT = 0.05
+TOLERANCE = 1.0
+"""Points of recall that may be lost by chance without being called worse."""
+Ranks = dict[str, np.ndarray]
+"""By kind of queries: the rank from 1 of the first passage that is right, 0 for none -> [N]."""
+
+
+class Queries(NamedTuple):
+    """What models are judged by."""
+
+    facts: list[MaskedQuery]
+    questions: list[Question]
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are enough of both kinds."""
+        return min(len(self.facts), len(self.questions)) >= LEAST
+
+    @property
+    def too_few(self) -> str:
+        """How many there are, where they are not enough."""
+        return (
+            f"too little text to judge an adaptation by, so there was none: it gives {len(self.facts)} masked facts and "
+            f"{len(self.questions)} made questions, and {LEAST} of each are needed"
+        )
+
+    @classmethod
+    def draw(
+        cls, kb: KnowledgeBase, made: Sequence[MadeQuestion], query_tokens: int, facts: int, questions: int
+    ) -> "Queries":
+        """At most so many of each, the same for the same knowledge base; `made` are all questions made from it."""
+        drawn = np.random.default_rng(0).permutation(len(made))[:questions]
+        asked = [Question(made[n].id, made[n].question, made[n].answers) for n in sorted(drawn)]
+        return cls(held_out_queries(kb, query_tokens - 2, facts), asked)
+
+
+def ranks_by_words(kb: KnowledgeBase, queries: Queries) -> Ranks:
+    """What BM25 finds."""
+    found: Ranks = {}
+    if queries.facts:
+        found["masked_facts"] = first_holders_by_words(queries.facts, kb)
+    if queries.questions:
+        found["made_questions"] = evaluate_words(kb, queries.questions).first_hit_N
+    return found
+
+
+def ranks_of(path: str, kb: KnowledgeBase, queries: Queries, device: str, description: str) -> Ranks:
+    """What a model finds that has an index in the knowledge base."""
+    model = load_model(path, reader=False).to(choose_device(device))
+    index = load_index(kb, model, path).index
+    found: Ranks = {}
+    total = len(queries.facts) + len(queries.questions)
+    with (
+        progress(total=total, description=description, unit="query") as bar,
+        autocast(model.device, "auto"),
+    ):
+        if queries.facts:
+            query_BD = embed_queries(model, queries.facts)
+            found["masked_facts"] = first_holders(queries.facts, query_BD, index, kb.tokens)
+            bar.update(len(queries.facts))
+        if queries.questions:
+            found["made_questions"] = question_ranks(model, kb, index, queries.questions, max(RANKS))
+            bar.update(len(queries.questions))
+    return found
+
+
+def tests_of(words: Ranks, start: Ranks, adapted: Ranks | None) -> dict[str, TestJson]:
+    """What was found, by kind of queries."""
+    return {
+        name: {
+            "n": len(start[name]),
+            "bm25": _recall(words[name]),
+            "start": _recall(start[name]),
+            "adapted": None if adapted is None else _recall(adapted[name]),
+            "difference": None if adapted is None else difference(adapted[name], start[name]),
+        }
+        for name in start
+    }
+
+
+def difference(adapted_N: np.ndarray, start_N: np.ndarray) -> DifferenceJson:
+    """The adapted model less the start on the same queries."""
+    hits = [(ranks >= 1) & (ranks <= AT) for ranks in (adapted_N, start_N)]
+    pair, gain = mcnemar(*hits), paired_bootstrap(*(100.0 * hit_N for hit_N in hits))
+    return {
+        "points": round(gain.mean, 2),
+        "low": round(gain.low, 2),
+        "high": round(gain.high, 2),
+        "only_adapted": pair.only_a,
+        "only_start": pair.only_b,
+        "p": pair.p,
+    }
+
+
+def verdict(differences: Mapping[str, DifferenceJson]) -> tuple[bool, str]:
+    """Whether the adapted model is better on one kind of queries and not worse on the other, and why; by name of the kinds."""
+    better = [name for name, d in differences.items() if d["points"] > 0 and d["p"] < SIGNIFICANT]
+    worse = [
+        name
+        for name, d in differences.items()
+        if d["points"] < -TOLERANCE or (d["points"] < 0 and d["p"] < SIGNIFICANT)
+    ]
+    if worse:
+        return False, f"adaptation made it worse on {' and '.join(worse)}"
+    if not better:
+        return False, "adaptation made it better on neither"
+    others = [name for name in differences if name not in better]
+    return True, f"better on {' and '.join(better)}" + "".join(f", not worse on {name}" for name in others)
+
+
+def _recall(rank_N: np.ndarray) -> Recall:
+    return cast(Recall, {str(k): round(recall_at(rank_N, k), 2) for k in RANKS})

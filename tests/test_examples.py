@@ -1,0 +1,41 @@
+"""The programs of examples/ run as they are."""
+
+import runpy
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from realm.workspace.settings import FitConfig
+from tests.workspace.conftest import config, fitted, home, qa_folder, small
+
+__all__ = ["config", "fitted", "home", "qa_folder", "small"]
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(name: str, *given: object) -> None:
+    runpy.run_path(str(EXAMPLES / name))["main"](*given)
+
+
+def test_asking(home: Path, config: FitConfig, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    tiny = tuple(getattr(config, field.name) for field in fields(FitConfig))
+    monkeypatch.setattr(FitConfig.__init__, "__defaults__", tiny)
+    run("ask.py", "docs", "towns", "when was arden founded?")
+    out = capsys.readouterr().out
+    assert "(probability " in out and "[[" in out and "\n3. " in out
+
+
+def test_changing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("change.py", "towns")
+    before, added, deleted = (line.partition(": ")[2] for line in capsys.readouterr().out.splitlines())
+    assert before == deleted and before.startswith("14 documents") and added.startswith("15 documents")
+
+
+def test_training(home: Path, capsys) -> None:
+    run("stages.py", "towns", "models", 2)
+    assert "held-out facts: " in capsys.readouterr().out
+
+
+def test_every_example_is_run_here() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {"ask.py", "change.py", "stages.py"}

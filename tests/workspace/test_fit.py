@@ -1,0 +1,392 @@
+"""From files to a workspace: what it holds, that it follows its files, and that it goes on wherever it was ended."""
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import realm
+from realm import cli
+from realm.model.folder import load_model, read_manifest
+from realm.retrieval.knowledge_base import KnowledgeBase, build
+from realm.train import loop
+from realm.workspace import fit as fit_module
+from realm.workspace import judging
+from realm.workspace.fit import run
+from realm.workspace.report import FitJson, lines
+from realm.workspace.settings import FitConfig
+from tests.conftest import TOWNS
+from tests.schemas import assert_holds
+from tests.workspace.conftest import Tagger, text_of
+
+WS = Path("towns")
+
+
+def content(workspace: Path) -> set[tuple[str, str]]:
+    return {(passage.document_id, passage.text) for passage in KnowledgeBase.open(workspace / "kb")}
+
+
+def without_time(report: FitJson) -> dict[str, object]:
+    return {name: value for name, value in report.items() if name not in ("seconds", "stamp", "kb_version")}
+
+
+def saved(workspace: Path = WS) -> FitJson:
+    found: FitJson = json.loads((workspace / "report.json").read_text())
+    return found
+
+
+def test_a_workspace_holds_its_parts_and_a_report_of_its_type(fitted: Path) -> None:
+    workspace = fitted / "towns"
+    assert {path.name for path in workspace.iterdir()} == {
+        ".lock", "kb", "model", "documents.json", "report.json",
+    }  # fmt: skip
+    report = saved(workspace)
+    assert_holds(FitJson, report)
+    assert_holds(fit_module.DocumentsJson, json.loads((workspace / "documents.json").read_text()))
+    assert report["documents"] == len(TOWNS) and report["left_out"] == {
+        "empty": 1,
+        "of a type that is not read": 1,
+    }
+    assert {name: test["n"] >= 10 for name, test in report["tests"].items()} == {
+        "masked_facts": True, "made_questions": True,
+    }  # fmt: skip
+    assert len(report["examples"]) == 3 == len({example["question"] for example in report["examples"]})
+
+
+def test_a_workspace_answers_with_the_model_that_it_was_judged_with(home: Path) -> None:
+    opened = realm.load(WS)
+    (example, *_) = saved()["examples"]
+    answer = opened.answer(example["question"])
+    assert (answer.text, answer.evidence()) == (example["answer"], example["evidence"])
+    assert opened.report == saved()
+
+
+def test_the_report_is_told_as_a_table_with_the_verdict_and_three_questions(fitted: Path) -> None:
+    told = lines(saved(fitted / "towns"))
+    rows = [line.split()[0] for line in told[2:5]]
+    assert rows == ["BM25", "start", "adapted"]
+    assert sum(line.startswith("Q  ") for line in told) == sum(line.startswith("A  ") for line in told) == 3
+    assert any("answers: " in line for line in told)
+
+
+def test_the_workspace_answers_before_it_is_adapted_and_says_how(
+    fresh: Path, config: FitConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "realm")
+    answered: list[str] = []
+
+    def train(*_: object) -> None:
+        answered.append(realm.load(WS).answer("when was arden founded?").text)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fit_module.adapt, "train", train)
+    with pytest.raises(KeyboardInterrupt):
+        run(WS, ["docs"], config)
+    assert answered
+    assert 'realm answer "..." --in towns' in caplog.text
+    assert "left out: 1 empty: docs/empty.md" in caplog.text and "towns/kb/left_out.jsonl" in caplog.text
+
+
+@pytest.mark.usefixtures("light")
+def test_a_fit_of_what_has_not_changed_does_nothing_and_needs_no_torch(home: Path, config: FitConfig) -> None:
+    before = run(WS, ["docs"], config)  # the copied files have other times
+    files = {path: path.stat().st_mtime_ns for path in WS.rglob("*")}
+    words = ["fit", "docs/", "--out", "towns", "--start", config.start]
+    for setting in ("tagger=tiny", "held_out=0.3", "device=cpu"):
+        words += ["--set", setting]
+    code = f"import sys; from realm import cli; print(cli.main({words!r}), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    told = f"towns is up to date: {len(TOWNS)} documents, {before['passages']} passages; nothing to do\n"
+    assert done.stdout == told + "0 False\n"
+    assert {path: path.stat().st_mtime_ns for path in WS.rglob("*")} == files
+
+
+@pytest.mark.usefixtures("light")
+def test_a_workspace_follows_its_files(
+    home: Path, config: FitConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened = realm.load(WS)
+    opened.add([{"title": "Note", "text": "A note of the user's own."}])
+    monkeypatch.setattr(
+        fit_module.adapt, "train", lambda *_: pytest.fail("a small change needs no adaptation")
+    )
+    Path("docs/Oakham.txt").write_text(text_of("Oakham", 1848))
+    Path("docs/Arden.txt").write_text(text_of("Arden", 1066))
+    Path("docs/north/Bexley.txt").unlink()
+    os.rename("docs/Corvo.txt", "docs/north/Corvo.txt")
+    before = saved()
+    report = run(WS, ["docs"], config)
+    assert {"docs/Oakham.txt", "docs/north/Corvo.txt", "Note"} <= {
+        document.id for document in opened.documents()
+    }
+    build(tmp_path / "anew", fit_module._read(WS, ["docs"], config, False).documents,
+          KnowledgeBase.open(WS / "kb").config, load_model(WS / "model").tokenizer, Tagger())  # fmt: skip
+    anew = {(p.document_id, p.text) for p in KnowledgeBase.open(tmp_path / "anew")}
+    assert content(WS) == anew | {("Note", "A note of the user's own.")}
+    assert KnowledgeBase.open(WS / "kb").verify() == [] == KnowledgeBase.open(WS / "kb").lagging()
+    assert report["tests"] == before["tests"]
+    assert report["adaptation"]["changed"] > 0 and "have come or gone since" in "\n".join(lines(report))
+    assert opened.delete("Note") == 1
+    assert run(WS, ["docs"], config)["documents"] == len(TOWNS)
+    assert content(WS) == anew
+
+
+@pytest.mark.usefixtures("light")
+def test_a_text_that_is_mostly_new_is_adapted_to_again(home: Path, config: FitConfig) -> None:
+    for number in range(30):
+        Path(f"docs/{number}.txt").write_text(text_of(f"Town{number}", 1200 + number))
+    assert run(WS, ["docs"], config)["adaptation"]["changed"] == 0
+    assert saved()["tests"]["made_questions"]["n"] > 30
+
+
+@pytest.mark.usefixtures("light")
+def test_minutes_are_an_upper_bound_that_may_be_raised(home: Path, config: FitConfig, monkeypatch) -> None:
+    minutes = []
+    train = fit_module.adapt.train
+    monkeypatch.setattr(
+        fit_module.adapt, "train", lambda *given: minutes.append(given[2].minutes) or train(*given)
+    )
+    for asked in (0, 5, 12, 12, 10):
+        run(WS, ["docs"], replace(config, minutes=asked))
+    assert minutes == [12]
+
+
+def test_without_minutes_nothing_is_adapted_and_the_start_is_measured(fresh: Path, config: FitConfig) -> None:
+    report = run(WS, ["docs"], replace(config, minutes=0))
+    assert_holds(FitJson, report)
+    assert report["adaptation"] is None
+    assert [test["adapted"] for test in report["tests"].values()] == [None, None]
+    assert read_manifest(WS / "model")["stages"] == read_manifest(config.start)["stages"]
+    assert not any(line.startswith("adapted") for line in lines(report))
+    assert run(WS, ["docs"], config)["adaptation"]["minutes"] == 10
+
+
+@pytest.mark.usefixtures("light")
+def test_the_better_model_answers_and_stays_until_a_later_one_is_judged(
+    home: Path, config: FitConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stages() -> list[str]:
+        return [stage["stage"] for stage in read_manifest(WS / "model")["stages"]]
+
+    assert not saved()["adaptation"]["kept"] and "adapt" not in stages()
+    for kept in (True, False):
+        monkeypatch.setattr(judging, "verdict", lambda differences, kept=kept: (kept, "because"))
+        Path(f"docs/{kept}.txt").write_text(text_of("Oakham", 1848, str(kept)))
+        report = run(WS, ["docs"], replace(config, again=0.0))
+        assert (report["adaptation"]["kept"], report["adaptation"]["why"]) == (kept, "because")
+        assert ("adapt" in stages()) == kept
+        Path(f"docs/{kept}.txt").unlink()
+        run(WS, ["docs"], config)  # a small change
+        assert ("adapt" in stages()) == kept
+        assert {path.name for path in WS.iterdir()} == {
+            ".lock",
+            "kb",
+            "model",
+            "documents.json",
+            "report.json",
+        }
+
+
+STAGES = {
+    "read": (fit_module, "_read"),
+    "build": (fit_module, "build"),
+    "keep": (fit_module._Fit, "_keep"),
+    "copy": (fit_module, "copy_model"),
+    "index": (fit_module, "build_index"),
+    "report": (fit_module._Fit, "_write"),
+    "adapt": (loop.TrainRun, "update"),
+    "adapted": (loop.TrainRun, "finish"),
+    "judge": (judging, "ranks_of"),
+    "settle": (fit_module._Fit, "_settle"),
+    "examples": (fit_module, "_examples"),
+}
+
+
+def interrupt(stage: str, after: bool, config: FitConfig) -> None:
+    """Begins a fit, and ends it before or after one of its stages."""
+    where, name = STAGES[stage]
+    whole = getattr(where, name)
+
+    def interrupted(*args: object, **more: object) -> None:
+        if after:
+            whole(*args, **more)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(where, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(WS, ["docs"], config)
+
+
+def assert_ends_as(fitted: Path, config: FitConfig) -> None:
+    """Repeats the call: the workspace is what an uninterrupted fit makes."""
+    report = run(WS, ["docs"], config)
+    assert without_time(report) == without_time(saved(fitted / "towns"))
+    assert {path.name for path in WS.iterdir()} == {".lock", "kb", "model", "documents.json", "report.json"}
+    assert read_manifest(WS / "model")["checksums"] == read_manifest(config.start)["checksums"]
+
+
+def test_a_fit_that_is_interrupted_at_one_stage_after_the_other_goes_on_to_the_same_end(
+    fresh: Path, fitted: Path, config: FitConfig
+) -> None:
+    for stage in STAGES:
+        interrupt(stage, after=stage in ("build", "adapted", "settle"), config=config)
+    assert_ends_as(fitted, config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_fit_that_is_interrupted_anywhere_goes_on_to_the_same_end(
+    stage: str, after: bool, fresh: Path, fitted: Path, config: FitConfig
+) -> None:
+    interrupt(stage, after, config)
+    assert_ends_as(fitted, config)
+
+
+def test_a_fit_goes_on_although_the_documents_changed_since_it_was_interrupted(
+    fresh: Path, config: FitConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = []
+    commit = fit_module.build.__globals__["_commit"]
+
+    def killed(*args: object) -> object:
+        commits.append(1)
+        if len(commits) == 2:
+            raise KeyboardInterrupt
+        return commit(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setitem(fit_module.build.__globals__, "_commit", killed)
+        patch.setitem(fit_module.build.__globals__, "_commit_size", lambda *_: 4)
+        with pytest.raises(KeyboardInterrupt):
+            run(WS, ["docs"], config)
+    assert (WS / "kb.building").exists()
+    Path("docs/Arden.txt").write_text(text_of("Arden", 1066))
+    with monkeypatch.context() as patch:  # now in the middle of the adaptation
+        patch.setattr(loop.TrainRun, "finish", lambda run: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(WS, ["docs"], config)
+    assert (WS / "adapted.training").exists()
+    Path("docs/Corvo.txt").write_text(text_of("Corvo", 1067))
+    assert run(WS, ["docs"], config)["adaptation"]["changed"] == 0
+    assert any("1066" in text for _, text in content(WS)) and any("1067" in text for _, text in content(WS))
+
+
+@pytest.mark.usefixtures("light")
+def test_a_workspace_inside_its_own_source_is_not_read(fresh: Path, config: FitConfig) -> None:
+    first = run(Path("docs/towns"), ["docs"], replace(config, minutes=0))
+    assert first["documents"] == len(TOWNS)
+    assert run(Path("docs/towns"), ["docs"], replace(config, minutes=0)) == first
+
+
+@pytest.mark.usefixtures("light")
+def test_too_little_text_is_not_adapted_to(fresh: Path, config: FitConfig, monkeypatch) -> None:
+    monkeypatch.setattr(judging, "LEAST", 1000)
+    monkeypatch.setattr(fit_module.adapt, "train", lambda *_: pytest.fail("adapted"))
+    report = run(WS, ["docs"], config)
+    assert not report["adaptation"]["kept"] and "1000 of each are needed" in report["adaptation"]["why"]
+    shutil.rmtree("docs")
+    Path("docs").mkdir()
+    Path("docs/a.txt").write_text("ein satz ohne namen.")
+    report = run(Path("other"), ["docs"], config)
+    assert (report["tests"], report["examples"]) == ({}, [])
+    assert lines(report) and run(Path("other"), ["docs"], config) == report
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["absent", "--out", "new"], "absent: no such file or folder"),
+        (["docs", "--out", "new", "--minutes", "-1"], "minutes is -1"),
+        (["docs", "--out", "new", "--start", "absent"], "no model at absent"),
+        (["docs", "--out", "docs"], "docs is there already, and no workspace"),
+        (["docs", "--out", "docs/Arden.txt"], "docs/Arden.txt is a file"),
+        (["docs", "--out", "new", "--strict"], "docs/empty.md is empty"),
+        (["docs/empty.md", "--out", "new"], "docs/empty.md is empty"),
+        (["docs/north", "--out", "towns"], "towns was made from docs too: name all its sources"),
+        (
+            ["docs", "--out", "towns", "--set", "tagger=other"],
+            "made with tagger = tiny-1, and this call has other-1",
+        ),
+    ],
+)
+def test_bad_use_is_one_line_and_changes_nothing(
+    words: list[str], says: str, home: Path, config: FitConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in home.rglob("*") if path.is_file()}
+    base = ["--start", config.start] if "--start" not in words else []
+    for setting in ("tagger=tiny", "held_out=0.3", "device=cpu"):
+        base += ["--set", setting]
+    assert cli.main(["fit", *base, *words]) == 2
+    err = capsys.readouterr().err.splitlines()
+    assert err[-1].startswith("realm: ") and says in err[-1]
+    assert {path: path.stat().st_mtime_ns for path in home.rglob("*") if path.is_file()} == before
+
+
+def test_another_start_takes_the_place_of_the_model_and_is_indexed(
+    home: Path, config: FitConfig, tiny_model_folder: Path, tmp_path: Path, caplog
+) -> None:
+    """The other one has no span reader: its questions are answered by passages."""
+    import torch
+
+    from realm.model.folder import save_model
+
+    caplog.set_level(logging.INFO, "realm")
+    other = load_model(tiny_model_folder)
+    with torch.no_grad():
+        other.embedder.query.projection.bias += 0.5
+    save_model(other, tmp_path / "other")
+    report = run(WS, ["docs"], replace(config, start="other"))
+    assert "starting from other anew" in caplog.text
+    assert read_manifest(WS / "model")["passage_fingerprint"] == other.passage_fingerprint
+    assert report["adaptation"]["changed"] == 0
+    assert [example["answer"] for example in report["examples"]] == [None] * 3
+    assert realm.load(WS).retrieve("when was arden founded?")
+
+
+@pytest.mark.usefixtures("light")
+def test_from_python_sources_are_paths_and_settings_are_arguments(home: Path, config: FitConfig) -> None:
+    workspace = realm.fit(Path("docs"), "towns", start=Path(config.start), minutes=3, config=config)
+    assert workspace.report["settings"]["minutes"] == 3
+    assert workspace.answer("when was arden founded?").text
+
+
+D = judging.DifferenceJson
+
+
+def difference(points: float, p: float) -> D:
+    return {"points": points, "low": 0.0, "high": 0.0, "only_adapted": 0, "only_start": 0, "p": p}
+
+
+@pytest.mark.parametrize(
+    ("facts", "questions", "kept"),
+    [
+        (difference(5.5, 0.001), difference(0.0, 1.0), True),
+        (difference(-0.4, 0.8), difference(2.0, 0.01), True),
+        (difference(5.5, 0.001), difference(-2.3, 0.21), False),  # what happened on the Factbook
+        (difference(5.5, 0.001), difference(-0.9, 0.04), False),
+        (difference(5.5, 0.06), difference(1.0, 0.5), False),
+        (difference(0.0, 1.0), difference(0.0, 1.0), False),
+    ],
+)
+def test_an_adapted_model_is_kept_when_better_on_one_and_not_worse_on_the_other(
+    facts, questions, kept
+) -> None:
+    found, why = judging.verdict({"masked facts": facts, "made questions": questions})
+    assert found == kept and why
+
+
+def test_differences_are_those_of_the_same_queries() -> None:
+    import numpy as np
+
+    adapted, start = np.array([1, 5, 6, 0, 2, 3, 1, 4]), np.array([6, 0, 1, 0, 2, 20, 7, 9])
+    found = judging.difference(adapted, start)
+    assert (found["only_adapted"], found["only_start"], found["points"]) == (5, 1, 50.0)
+    assert found["low"] <= 50 <= found["high"] and 0 < found["p"] < 1
