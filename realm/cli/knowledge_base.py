@@ -342,7 +342,9 @@ def _verify(args: argparse.Namespace) -> None:
     report(args, sound, problems or [f"{args.kb} is sound", *lagging])
     if problems:
         raise InputError(
-            f"{args.kb} has {len(problems)} problems: `realm index` mends an index, all else is built anew by `realm kb build`"
+            f"{args.kb} has {len(problems)} problems: "
+            "a damaged index is built anew by `realm index` once its folder is removed, "
+            "all else by `realm kb build`"
         )
 
 

@@ -87,6 +87,11 @@ def newest_version(path: Path) -> int | None:
     return max(_versions(path), default=None)
 
 
+def was_committed(path: Path) -> bool:
+    """Whether the table has a version, or had one by the list of digests."""
+    return newest_version(path) is not None or any(_lost(path, None))
+
+
 def committed(path: Path, version: int) -> float:
     """When a version was, in seconds since 1970."""
     return _manifest(path, version).stat().st_mtime
@@ -100,6 +105,7 @@ def open_table(path: Path, version: int | None = None) -> lance.LanceDataset:
     """
     newest = newest_version(path)
     if newest is None:
+        _refuse(path, _lost(path, None))
         raise InputError(f"{path} holds no table")
     number = newest if version is None else version
     try:
@@ -465,13 +471,14 @@ def _kept_open(descriptor: int) -> Iterator[None]:
         raise
 
 
-def _lost(path: Path, newest: int) -> Iterator[str]:
+def _lost(path: Path, newest: int | None) -> Iterator[str]:
     """What is wrong where a version was committed and is not there: each has a line in the list."""
     name = re.compile(rf"{re.escape(path.name)}/_versions/(\d{{20}})\.manifest")
     committed = [_LAST - int(found[1]) for found in map(name.fullmatch, _recorded(path)) if found]
-    if committed and max(committed) > newest:
+    if committed and max(committed) > (newest or 0):
+        there = f"version {newest}" if newest else "no version"
         yield (
-            f"{path.name} has version {newest}, and version {max(committed)} was committed after it: "
+            f"{path.name} has {there}, and version {max(committed)} was committed{' after it' if newest else ''}: "
             f"{_manifest(path, max(committed)).name} is missing"
         )
 

@@ -42,6 +42,7 @@ from realm.retrieval.tables import (
     remove_versions,
     tidy,
     uncommitted,
+    was_committed,
     write_rows,
 )
 
@@ -91,10 +92,8 @@ def folder_of(kb: Path, model: str) -> Path:
 
 
 def folders(kb: Path) -> list[Path]:
-    """Those that hold vectors, whichever model's."""
-    return sorted(
-        folder for folder in folder_of(kb, "").glob("*") if newest_version(folder / TABLE) is not None
-    )
+    """Those that hold vectors, or held some and lost them, whichever model's."""
+    return sorted(folder for folder in folder_of(kb, "").glob("*") if was_committed(folder / TABLE))
 
 
 def publish(folder: Path, ids_N: np.ndarray, vectors_ND: np.ndarray, info: VectorsInfo) -> int:

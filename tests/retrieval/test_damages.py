@@ -77,4 +77,29 @@ def test_many_damaged_knowledge_bases_answer_as_before_or_verify_says_why(
 
 
 def test_a_damaged_knowledge_base_answers_as_before_or_verify_says_why(kb, tiny_model_folder, capsys) -> None:
-    trial(kb, tiny_model_folder, 10, 0, capsys)
+    trial(kb, tiny_model_folder, 4, 0, capsys)
+
+
+@pytest.mark.parametrize("damage_of", ["flip", "cut", "lost"])
+def test_a_damaged_index_is_sound_after_what_verify_advises(
+    damage_of: str, kb, tiny_model_folder, capsys
+) -> None:
+    (index,) = (kb / "indexes").iterdir()
+    data = max((index / "vectors.lance" / "data").iterdir(), key=lambda file: file.stat().st_size)
+    content = bytearray(data.read_bytes())
+    match damage_of:
+        case "flip":
+            content[100] ^= 1
+            data.write_bytes(content)
+        case "cut":
+            data.write_bytes(content[:-9])
+        case "lost":
+            min((index / "vectors.lance" / "_versions").glob("*.manifest")).unlink()
+    verify = ["kb", "verify", "--kb", str(kb)]
+    assert cli.main(verify) == 2
+    advice = "a damaged index is built anew by `realm index` once its folder is removed"
+    assert advice in capsys.readouterr().err
+    shutil.rmtree(index)
+    arguments = ["--kb", str(kb), "--model", str(tiny_model_folder), "--set", "device=cpu"]
+    assert cli.main(["index", *arguments]) == 0
+    assert cli.main(verify) == 0
