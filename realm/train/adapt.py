@@ -26,7 +26,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +46,7 @@ from realm.retrieval.masked_queries import MaskedQuery, SpanIndex, draw_queries,
 from realm.retrieval.mips import MipsIndex
 from realm.text.inputs import NULL_PASSAGE, passage_inputs, query_inputs
 from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
+from realm.train.pretrain import HOLDER_GAIN
 
 JUDGED_AT_ONCE = 16
 """Sentences that the reader judges together; the minutes are looked at between two such batches."""
@@ -83,6 +84,8 @@ class AdaptConfig(RunConfig):
     """Passages that the reader reads for a sentence beside the null one, at most."""
     titled: float = 0.5
     """How often the passage's title stands before its sentence, as a question names what it asks about."""
+    signal: Literal["reader", "entity"] = "reader"
+    """What credits passages. "entity" is the control: every passage that holds the span gains the same, and nothing is read."""
     unread_gap: float = 1.5
     """Nats per span that an unread passage is taken to be worse than the null passage."""
 
@@ -191,6 +194,10 @@ class Judge:
                 found = self._judge(queries)
                 bar.update(min(len(found), config.sentences - len(judged)))
                 judged += found
+                if (
+                    self._run.asked_to_stop
+                ):  # what was trained since the last checkpoint is trained again within seconds
+                    raise KeyboardInterrupt
         return judged[: config.sentences]
 
     def _judge(self, queries: list[MaskedQuery]) -> list[Judged]:
@@ -211,7 +218,12 @@ class Judge:
         helped = np.flatnonzero(reads_BK[:, 1:].any(axis=1))
         if len(helped) == 0:
             return []
-        gain_BK = self._gains([queries[row] for row in helped], chosen.number_BK[helped], reads_BK[helped])
+        if config.signal == "entity":
+            gain_BK = np.full((len(helped), config.read + 1), HOLDER_GAIN, dtype=np.float32)
+        else:
+            gain_BK = self._gains(
+                [queries[row] for row in helped], chosen.number_BK[helped], reads_BK[helped]
+            )
         read_BK = reads_BK & (chosen.number_BK != NULL_PASSAGE)
         return [
             Judged(state_H, chosen.number_BK[row][read_BK[row]], gain_K[read_BK[row]], chosen.excluded[row])

@@ -1,6 +1,9 @@
 """Adapting within minutes: the reader's gains, the loss, who moves, and that a run ends in time and repeats."""
 
 import math
+import os
+import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from realm.text.inputs import joint_inputs, query_inputs
 from realm.train import adapt
 from realm.train.adapt import AdaptConfig, Judge, Judged, gain_table, read_judged, write_judged
 from realm.train.loop import TrainRun
+from realm.train.pretrain import HOLDER_GAIN
 from tests.train.stages import CONTRACT, assert_same_result, changed, metrics, stopped_at, tiny
 
 
@@ -61,6 +65,27 @@ def test_an_interrupted_run_goes_on_and_judges_nothing_twice(
     assert_same_result(tmp_path / "out", made)
 
 
+def test_a_signal_that_comes_while_sentences_are_judged_does_not_wait_for_the_round(
+    made, tiny_kb, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    batches: list[int] = []
+    judge = Judge._judge
+
+    def signalled(self, queries):
+        batches.append(self.rounds)
+        if len(batches) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return judge(self, queries)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Judge, "_judge", signalled)
+        with pytest.raises(KeyboardInterrupt):
+            adapt.train(tiny_kb, tmp_path / "out", settings(), str(tiny_model_folder))
+    assert batches == [0]
+    adapt.train(tiny_kb, tmp_path / "out", settings(), str(tiny_model_folder))
+    assert_same_result(tmp_path / "out", made)
+
+
 @pytest.fixture
 def judge(tiny_kb, tiny_model, tmp_path):
     """A judge of the towns, its knowledge base and its model."""
@@ -98,6 +123,15 @@ def test_gains_are_those_of_each_passage_read_alone(judge) -> None:
                     logp_PV = model.reader(joint, torch.zeros_like(place), place)
                 logp.append(logp_PV[torch.arange(len(place)), torch.from_numpy(query.targets)].sum().item())
             assert gain == pytest.approx(logp[0] - logp[1], abs=1e-4)
+
+
+def test_the_control_credits_every_holder_alike_and_reads_nothing(judge, monkeypatch) -> None:
+    judge, _, model = judge
+    judge._config = replace(judge._config, signal="entity")
+    monkeypatch.setattr(model.reader, "token_logp", None)
+    assert {float(gain) for one in judge.next_round() for gain in one.gain_K} == {
+        float(np.float32(HOLDER_GAIN))
+    }
 
 
 def test_held_out_passages_are_never_judged(judge) -> None:
