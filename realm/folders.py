@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,10 +23,10 @@ _held = threading.local()
 
 
 @contextmanager
-def one_writer(folder: Path) -> Iterator[None]:
+def one_writer(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Waits until no other thread or process writes to the folder; the lock of a killed process is free at once.
 
-    A thread that holds the lock already goes on.
+    A thread that holds the lock already goes on. `waits` is called where there is a wait, which may be long.
 
     Raises:
         WriteFailed: the folder cannot be written, or its file system has no locks.
@@ -37,7 +37,7 @@ def one_writer(folder: Path) -> Iterator[None]:
         yield
         return
     try:
-        descriptor = _lock(folder / LOCK)
+        descriptor = _lock(folder / LOCK, waits)
     except OSError as error:
         refused = f"{folder} cannot be locked for writing: {reason(error)}"
         raise WriteFailed(refused + way_out(folder, error)) from error
@@ -50,11 +50,15 @@ def one_writer(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _lock(file: Path) -> int:
+def _lock(file: Path, waits: Callable[[], None]) -> int:
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waits()
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
             if file.exists() and os.path.samestat(os.fstat(descriptor), file.stat()):
                 return descriptor
         except BaseException:

@@ -132,10 +132,10 @@ def test_lock_of_a_killed_writer_is_free_and_one_of_a_replaced_folder_is_none(tm
         f"with one_writer(pathlib.Path({str(tmp_path)!r})): os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    with one_writer(tmp_path):
+    with one_writer(tmp_path, lambda: pytest.fail("nobody holds the lock")):
         shutil.rmtree(tmp_path)
         tmp_path.mkdir()
-    with one_writer(tmp_path):
+    with one_writer(tmp_path, lambda: pytest.fail("nobody holds the lock")):
         assert (tmp_path / folders.LOCK).exists()
 
 

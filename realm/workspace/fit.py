@@ -143,7 +143,7 @@ def run(folder: Path, sources: Sequence[str], config: FitConfig, strict: bool = 
         read = _read(folder, sources, config, strict)
     start = load_model(config.start, reader=False)
     folder.mkdir(parents=True, exist_ok=True)
-    with one_writer(folder):
+    with one_writer(folder, lambda: _log.info("%s: waiting for another fit to end", folder)):
         return _Fit(folder, sources, config, start, seconds).run(read, stamped)
 
 

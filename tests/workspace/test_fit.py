@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 import realm
 from realm import cli
+from realm.folders import one_writer
 from realm.model.folder import load_model, read_manifest
 from realm.retrieval.knowledge_base import KnowledgeBase, build
 from realm.train import loop
@@ -284,6 +287,20 @@ def test_a_workspace_inside_its_own_source_is_not_read(fresh: Path, config: FitC
     first = run(Path("docs/towns"), ["docs"], replace(config, minutes=0))
     assert first["documents"] == len(TOWNS)
     assert run(Path("docs/towns"), ["docs"], replace(config, minutes=0)) == first
+
+
+@pytest.mark.usefixtures("light")
+def test_a_second_fit_of_a_workspace_says_that_it_waits_for_the_first(
+    home: Path, config: FitConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "realm")
+    with ThreadPoolExecutor(1) as other:
+        with one_writer(WS):
+            running = other.submit(run, WS, ["docs"], config)
+            while "towns: waiting for another fit to end" not in caplog.text:
+                assert not running.done()
+                time.sleep(0.01)
+        assert running.result()["documents"] == len(TOWNS)
 
 
 @pytest.mark.usefixtures("light")
