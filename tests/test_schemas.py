@@ -13,7 +13,7 @@ import realm
 from realm import cli
 from realm.checksums import CHECKSUMS
 from realm.cli import knowledge_base as kb_command
-from realm.cli.converting import MadeFolderJson
+from realm.cli.converting import CompactJson, MadeFolderJson
 from realm.model.encoders import EmbedderConfig
 from realm.model.folder import HELD_OUT, HeldOutFile, SummedManifest
 from realm.qa.answers import AnswersJson
@@ -227,6 +227,7 @@ def test_what_is_said_of_a_folder_for_others(tiny_model_folder, tmp_path, said) 
     assert_holds(MadeFolderJson, said("convert", tiny_model_folder, tmp_path / "hub", *to_hub))
     to_others = ["--to", "sentence-transformers"]
     assert_holds(MadeFolderJson, said("convert", tiny_model_folder, tmp_path / "st", *to_others))
+    assert_holds(CompactJson, said("convert", tiny_model_folder, tmp_path / "small", "--to", "compact"))
 
 
 def read_so_far(kb: Path) -> Any:

@@ -11,7 +11,7 @@ from realm.config import InputError, read_json
 if TYPE_CHECKING:
     from realm.retrieval.published import ConvertedJson, ExportedJson
 
-TARGETS = ("realm", "huggingface-realm", "hub", "sentence-transformers")
+TARGETS = ("realm", "huggingface-realm", "hub", "sentence-transformers", "compact")
 ONLY_FOR = {
     "encoder": "realm",
     "embedder": "realm",
@@ -49,7 +49,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
         choices=TARGETS,
         default="realm",
         help="realm: ours (default); huggingface-realm: what transformers 4.57.6 loads, a folder per class; "
-        "hub: a model folder with its card; sentence-transformers: the embedder",
+        "hub: a model folder with its card; sentence-transformers: the embedder; compact: a model folder in 16 bits, without "
+        "the tensors that are equal to a packaged encoder's",
     )
     convert.add_argument(
         "--encoder", metavar="NAME", help="published encoder that becomes the masked-LM reader"
@@ -99,12 +100,20 @@ class MadeFolderJson(TypedDict):
     out: str
 
 
+class CompactJson(TypedDict):
+    """What `realm convert --to compact` reports."""
+
+    out: str
+    bytes: int
+    """Of all files that were made."""
+
+
 def _convert(args: argparse.Namespace) -> None:
     for flag, target in ONLY_FOR.items():
         if getattr(args, flag) is not None and target != args.to:
             raise InputError(f"--{flag} is for --to {target}, not for --to {args.to}")
     out = Path(args.out)
-    made: ConvertedJson | ExportedJson | MadeFolderJson
+    made: ConvertedJson | ExportedJson | MadeFolderJson | CompactJson
     match args.to:
         case "realm":
             from realm.retrieval.published import convert_checkpoint
@@ -120,6 +129,8 @@ def _convert(args: argparse.Namespace) -> None:
             made = export_model(args.source, out, args.kb)
         case "hub":
             made = _to_hub(args, out)
+        case "compact":
+            made = _to_compact(args, out)
         case _:
             from realm.model.folder import load_model, new_folder
             from realm.model.sharing import write_sentence_transformers
@@ -130,6 +141,15 @@ def _convert(args: argparse.Namespace) -> None:
             made = {"out": args.out}
     report(args, made)
     say_where(args, "the model and the knowledge base are" if "kb" in made else "the model is", args.out)
+
+
+def _to_compact(args: argparse.Namespace, out: Path) -> CompactJson:
+    from realm.model.folder import load_model, new_folder, save_model
+
+    model = load_model(args.source)
+    with new_folder(out) as aside:
+        save_model(model, aside, compact=True)
+    return {"out": args.out, "bytes": sum(file.stat().st_size for file in out.rglob("*") if file.is_file())}
 
 
 def _to_hub(args: argparse.Namespace, out: Path) -> MadeFolderJson:

@@ -1,6 +1,6 @@
 """A BERT's files: `config.json` and `model.safetensors`, as published checkpoints have them and as transformers reads them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import FunctionType
@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from realm.config import InputError, config_from, read_json, reason, write_json
 from realm.model.bert import Bert, BertConfig, MaskedBert
+from realm.model.tensor_files import WEIGHTS, load_tensors, save_tensors
 
-WEIGHTS = "model.safetensors"
 TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -91,7 +90,7 @@ def read_weights(folder: Path, name: str) -> dict[str, Tensor]:
     states: dict[str, Tensor] = {}
     try:
         for file in weight_files(folder, name):
-            states |= load_file(file)
+            states |= load_tensors(file)
     except (SafetensorError, OSError) as error:
         raise InputError(f"{name} does not load as a BERT: {reason(error)}") from error
     return {_own_name(key): value for key, value in states.items()}
@@ -115,24 +114,13 @@ def weight_files(folder: Path, name: str) -> list[Path]:
         raise InputError(f"{name} does not load as a BERT: {index} is damaged") from error
 
 
-def save_tensors(
-    tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None
-) -> None:
-    """Writes a safetensors file with the rights that the umask gives; `save_file` alone leaves it to its owner."""
-    path.touch()
-    rights = path.stat().st_mode
-    values = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    save_file(values, path, metadata=dict(metadata) if metadata else None)
-    path.chmod(rights)
-
-
-def save_bert(network: Bert | MaskedBert, folder: Path) -> None:
-    """Writes a network as transformers does: `config.json` and `model.safetensors`."""
+def save_bert(network: Bert | MaskedBert, folder: Path, compact: bool = False) -> None:
+    """Writes a network as transformers does: `config.json` and `model.safetensors`; `compact` is for `load_bert` alone."""
     folder.mkdir(parents=True, exist_ok=True)
     kind = "BertForMaskedLM" if isinstance(network, MaskedBert) else "BertModel"
-    settings = {"architectures": [kind], "model_type": "bert", "dtype": "float32"}
+    settings = {"architectures": [kind], "model_type": "bert", "dtype": "float16" if compact else "float32"}
     states = {k: v for k, v in network.state_dict().items() if k not in TIED}
-    save_tensors(states, folder / WEIGHTS, metadata={"format": "pt"})
+    save_tensors(states, folder / WEIGHTS, metadata={"format": "pt"}, compact=compact)
     write_json(folder / "config.json", settings | asdict(network.config))
 
 

@@ -17,17 +17,17 @@ from typing import Any, Literal, cast
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from realm.checksums import check_folder
 from realm.config import InputError, reason
 from realm.model.bert import Bert, BertConfig, MaskedBert
-from realm.model.bert_files import load_bert, read_weights, save_bert, save_tensors
+from realm.model.bert_files import load_bert, read_weights, save_bert
 from realm.model.copying import CopyHead, mixed_target_logp, mixed_vocabulary_logp
 from realm.model.dropout import FastDropout
 from realm.model.scores import own_scores
+from realm.model.tensor_files import load_tensors, save_tensors
 from realm.model.trunk import hidden_states, states_at, undivided
 from realm.text.inputs import PACKAGED, Tokenizer, Tokens, encoder_folder
 
@@ -375,7 +375,7 @@ def load_reader(name: str, alone: bool = True) -> MaskedReader:
     reader = MaskedReader(load_bert(folder, name), copy=(folder / COPY_HEAD).is_file())
     if reader.copy_head is not None:
         try:
-            reader.copy_head.load_state_dict(load_file(folder / COPY_HEAD))
+            reader.copy_head.load_state_dict(load_tensors(folder / COPY_HEAD))
         except (SafetensorError, OSError, RuntimeError) as error:
             raise InputError(
                 f"{folder / COPY_HEAD} is damaged or of another version: {reason(error)}"
@@ -383,11 +383,11 @@ def load_reader(name: str, alone: bool = True) -> MaskedReader:
     return reader
 
 
-def save_reader(reader: MaskedReader, folder: Path) -> None:
-    """Writes a reader in Hugging Face layout, its copy head beside it."""
-    save_bert(reader.bert, folder)
+def save_reader(reader: MaskedReader, folder: Path, compact: bool = False) -> None:
+    """Writes a reader in Hugging Face layout, its copy head beside it; see `save_bert` for `compact`."""
+    save_bert(reader.bert, folder, compact)
     if reader.copy_head is not None:
-        save_tensors(reader.copy_head.state_dict(), folder / COPY_HEAD)
+        save_tensors(reader.copy_head.state_dict(), folder / COPY_HEAD, compact=compact)
 
 
 def new_reader(trunk: TrunkConfig, tokenizer: Tokenizer) -> MaskedReader:

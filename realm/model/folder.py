@@ -18,22 +18,14 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors import SafetensorError
 from torch import nn
 
 from realm.checksums import changed, checksum, checksums_of, record_checksums
 from realm.config import InputError, config_from, read_json, reason, write_json, writing
 from realm.folders import replace_folder
 from realm.model.bert import Bert, BertConfig
-from realm.model.bert_files import (
-    WEIGHTS,
-    Undrawn,
-    bert_config,
-    read_bert_config,
-    save_tensors,
-    weight_files,
-)
+from realm.model.bert_files import Undrawn, bert_config, read_bert_config, weight_files
 from realm.model.calibration import Calibration
 from realm.model.encoders import (
     COPY_HEAD,
@@ -45,6 +37,7 @@ from realm.model.encoders import (
     load_reader,
     save_reader,
 )
+from realm.model.tensor_files import WEIGHTS, load_tensors, look_at_tensors, round_tensors, save_tensors
 from realm.text.corpus import HeldOut
 from realm.text.inputs import Lengths, Tokenizer, encoder_folder, from_hub
 
@@ -161,14 +154,17 @@ class HeldOutFile(TypedDict):
     """Where the encoder's text came from; written by hand where an encoder is published alone."""
 
 
-def save_model(model: Model, folder: Path, extra: Sequence[Path] = ()) -> None:
+def save_model(model: Model, folder: Path, extra: Sequence[Path] = (), compact: bool = False) -> None:
     """Writes the model, with copies of the `extra` files and folders, aside and renames it in, over what was there.
+
+    With `compact` the files are those of `realm.model.tensor_files`, and the model is rounded as they are.
 
     Raises:
         WriteFailed: it could not be written, a full disk perhaps; what was there stays.
+        InputError: `compact`, and a weight is too large for 16 bits.
     """
     with _in_place_of(folder, RuntimeError, SafetensorError) as aside:
-        _write(model, aside, extra)
+        _write(model, aside, extra, compact)
 
 
 def copy_model(name: str | Path, folder: Path) -> None:
@@ -197,10 +193,12 @@ def _in_place_of(folder: Path, *kinds: type[Exception]) -> Iterator[Path]:
             raise
 
 
-def _write(model: Model, aside: Path, extra: Sequence[Path]) -> None:
+def _write(model: Model, aside: Path, extra: Sequence[Path], compact: bool) -> None:
+    if compact:
+        round_tensors(value for part in model.parts().values() for value in part.state_dict().values())
     aside.mkdir(parents=True)
     model.tokenizer.save(aside)
-    save_reader(model.reader, aside / "encoder")
+    save_reader(model.reader, aside / "encoder", compact)
     if len(model.held_out) == 1:
         share, longest = min(model.held_out)
         held_out: HeldOutFile = {"held_out": share, "passage_tokens": longest}
@@ -211,9 +209,10 @@ def _write(model: Model, aside: Path, extra: Sequence[Path]) -> None:
     towers = model.embedder.query.state_dict(prefix="query.")
     if not shared:
         towers |= model.embedder.passage.state_dict(prefix="passage.")
-    save_tensors(towers, aside / "embedder.safetensors")
+    save_tensors(towers, aside / "embedder.safetensors", compact=compact)
     if model.span_reader is not None:
-        save_tensors(model.span_reader.state_dict(), aside / "span_reader.safetensors")
+        span_reader = model.span_reader.state_dict()
+        save_tensors(span_reader, aside / "span_reader.safetensors", compact=compact)
     manifest: Manifest = {
         "format": FORMAT,
         "step": model.step,
@@ -403,7 +402,7 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
         lengths = config_from(Lengths, manifest["lengths"], f"{path / MANIFEST} lengths")
         with Undrawn():
             embedder = Embedder(bert_config(manifest["trunk"], f"{path / MANIFEST} trunk"), config)
-        states = load_file(path / "embedder.safetensors")
+        states = load_tensors(path / "embedder.safetensors")
         embedder.query.load_state_dict(_with_prefix(states, "query."))
         if not config.shared:
             embedder.passage.load_state_dict(_with_prefix(states, "passage."))
@@ -412,7 +411,7 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
             with Undrawn():
                 spans = config_from(SpanConfig, manifest.get("span", {}), f"{path / MANIFEST} span")
                 span_reader = SpanReader(Bert(encoder), config=spans)
-            span_reader.load_state_dict(load_file(path / "span_reader.safetensors"))
+            span_reader.load_state_dict(load_tensors(path / "span_reader.safetensors"))
         calibration = config_from(
             Calibration, manifest.get("calibration", {}), f"{path / MANIFEST} calibration"
         )
@@ -442,8 +441,7 @@ def _look_at_reader(encoder: Path) -> BertConfig:
     """The sizes of a reader that stays on disk; raises InputError where its files are missing or cut short."""
     try:
         for file in weight_files(encoder, str(encoder)):
-            with safe_open(file, "pt"):
-                pass
+            look_at_tensors(file)
     except (SafetensorError, OSError) as error:
         raise InputError(f"{encoder} does not load as a BERT: {reason(error)}") from error
     return read_bert_config(encoder, str(encoder))

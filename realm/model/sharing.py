@@ -1,6 +1,6 @@
 """Our models by other conventions: a folder for the hub with its card, and the embedder as a sentence-transformers model.
 
-write_hub                    the model folder as it is, with README.md (the card) and config.json; `--model hf:NAME` loads it
+write_hub                    the model folder, complete, with README.md (the card) and config.json; `--model hf:NAME` loads it
 write_sentence_transformers  the query tower as the modules that library chains; it needs nothing of ours
 """
 
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from realm.config import InputError, write_json
-from realm.model.bert_files import save_bert, save_tensors
+from realm.model.bert_files import save_bert
 from realm.model.encoders import TrunkTower
-from realm.model.folder import MANIFEST, Model, read_manifest
+from realm.model.folder import MANIFEST, Model, load_model, read_manifest, save_model
 from realm.model.published.export import write_tokenizer
+from realm.model.tensor_files import is_compact, save_tensors
 
 CARD = "README.md"
 START = {"mlm": "--init", "ict": "--init", "pretrain": "--model", "adapt": "--model", "finetune": "--model"}
@@ -34,9 +35,12 @@ NORM_SCALE = 1000.0
 def write_hub(
     source: Path, out: Path, name: str, licence: str, data: str, numbers: Mapping[str, Any]
 ) -> None:
-    """A copy of a model folder that can be uploaded as it is; `numbers` are reports of `realm evaluate` or `realm probe`."""
+    """A model folder that can be uploaded as it is; `numbers` are reports of `realm evaluate` or `realm probe`."""
     manifest = read_manifest(source)
-    shutil.copytree(source, out, dirs_exist_ok=True)
+    if is_compact(source):
+        save_model(load_model(source), out)
+    else:
+        shutil.copytree(source, out, dirs_exist_ok=True)
     write_json(out / "config.json", {**manifest["trunk"], "model_type": "realm-lm", "realm": MANIFEST})
     (out / CARD).write_text(card(manifest, name, licence, data, numbers), encoding="utf-8")
 

