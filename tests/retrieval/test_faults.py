@@ -1,18 +1,22 @@
 """A disk that refuses: every write of a change fails once, in one line, and the same change succeeds afterwards."""
 
+import os
 import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
+from realm import cli
 from realm.config import WriteFailed
 from realm.retrieval.build import TABLE
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.tables import CHECKSUMS, write_rows
 from realm.text.corpus import Document
+from tests.retrieval.test_kills import Trial, content
 from tests.retrieval.tiny import DOCUMENTS, TinyTagger, make
 
 NEW = [DOCUMENTS[4]._replace(text="Town 4 is two towns."), Document("New", "It is in town.", "new")]
@@ -75,3 +79,39 @@ def test_rows_whose_last_bytes_find_no_room_are_a_failed_write(kb: KnowledgeBase
     for missing in (1, 2, 40, size // 2):
         with pytest.raises(WriteFailed, match="cannot be written"), files_of_at_most(size - missing):
             write_rows(path, kb.table.to_batches(), schema)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["build", "build --replace", "index"])
+def test_a_command_on_a_full_disk_ends_with_one_line_and_succeeds_once_there_is_room(
+    name: str, tiny_kb, tiny_model_folder, tmp_path, capsys
+) -> None:
+    trial = Trial(name, tiny_kb.folder / "tokenizer", tiny_model_folder, tmp_path)
+    trial.reset()
+    before = content(trial.folder)
+    assert cli.main(trial.argv) == 0
+    after, refused = content(trial.folder), 0
+    for size in sizes_too_small(trial.folder):
+        trial.reset()
+        capsys.readouterr()
+        with files_of_at_most(size):
+            code = cli.main(trial.argv)
+        said = capsys.readouterr().err
+        if code:
+            assert code == 2 and said.startswith("realm: ") and said.count("\n") == 1, said
+            assert content(trial.folder) == before, size
+            assert cli.main(trial.argv) == 0
+            refused += 1
+        assert content(trial.folder) == after, size
+        assert KnowledgeBase.open(trial.folder).verify() == []
+        assert os.listdir(trial.folder.parent) == ["kb"]
+    assert refused > 3
+
+
+def sizes_too_small(folder: Path) -> list[int]:
+    """For each file that was written, and each line of the lists of checksums, a size that lacks its last byte."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    sizes = {path.stat().st_size for path in files}
+    for listed in (path for path in files if path.name == CHECKSUMS):
+        sizes.update(accumulate(len(line) for line in listed.read_bytes().splitlines(keepends=True)))
+    return sorted(max(size - 1, 0) for size in sizes)
