@@ -492,7 +492,7 @@ def test_save_that_dies_leaves_the_old_model(tokenizer: Tokenizer, tmp_path: Pat
     old, new = small_model(tokenizer, seed=0), small_model(tokenizer, seed=1)
     save_model(old, tmp_path / "model")
 
-    def die(*_: object) -> None:
+    def die(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     for step in ("save_tensors", "write_json", "replace_folder"):
