@@ -160,6 +160,7 @@ def test_minutes_are_an_upper_bound_that_may_be_raised(home: Path, config: FitCo
     assert minutes == [12]
 
 
+@pytest.mark.usefixtures("light")
 def test_without_minutes_nothing_is_adapted_and_the_start_is_measured(fresh: Path, config: FitConfig) -> None:
     report = run(WS, ["docs"], replace(config, minutes=0))
     assert_holds(FitJson, report)
@@ -347,6 +348,7 @@ def test_bad_use_is_one_line_and_changes_nothing(
     assert {path: path.stat().st_mtime_ns for path in home.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.usefixtures("light")
 def test_another_start_takes_the_place_of_the_model_and_is_indexed(
     home: Path, config: FitConfig, tiny_model_folder: Path, tmp_path: Path, caplog
 ) -> None:

@@ -7,11 +7,8 @@ from pathlib import Path
 import pytest
 
 from realm.workspace.settings import FitConfig
-from tests.workspace.conftest import config, fitted, home, qa_folder, small
 
-__all__ = ["config", "fitted", "home", "qa_folder", "small"]
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
 def run(name: str, *given: object) -> None:
