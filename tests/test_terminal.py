@@ -19,6 +19,8 @@ import httpx
 import pytest
 
 from realm import cli, config
+from realm.model.calibration import Calibration
+from realm.qa import pipeline
 from tests.test_demo import SETTINGS, write_corpus, write_encoder
 
 RUN = "--config tiny --set device=cpu --set precision=fp32"
@@ -43,6 +45,7 @@ LINES = {
     "retrieve": f"--kb kb --model qa --questions q.jsonl --top-k 3 --out hits.jsonl {RUN}",
     "answer": f"'when was Aldora founded?' --kb kb --model qa {RUN}",
     "evaluate": f"--kb kb --model qa --questions q.jsonl --out report.json {RUN}",
+    "calibrate": f"--kb kb --model qa --questions q.jsonl {RUN}",
     "fit": "towns.jsonl more.jsonl --out towns --start qa --set tagger=rules --set device=cpu",
     "convert": "qa published --to hub --licence mit --data towns",
 }
@@ -69,6 +72,7 @@ WRITE = {
     "finetune": "qa",
     "retrieve": "hits.jsonl",
     "evaluate": "report.json",
+    "calibrate": "qa",
     "convert": "published",
 }
 """What each command that writes says at its end."""
@@ -153,6 +157,7 @@ def test_every_command_runs_on_a_terminal_and_shows_how_far_it_is(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(config, "BAR_AFTER", 0)
+    monkeypatch.setattr(pipeline, "fit", lambda *_: Calibration(0.5, 0.0, 0.2))  # one question is too few
     write_corpus(Path("towns.jsonl"))
     Path("more.jsonl").write_text('{"title": "Rome", "text": "Rome was founded in 753 BC."}\n')
     Path("q.jsonl").write_text('{"question": "when was Aldora founded?", "answers": ["1492"]}\n')

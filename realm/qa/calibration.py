@@ -144,6 +144,8 @@ def fit(share_N: np.ndarray, correct_N: np.ndarray) -> Calibration:
     odds_N2 = np.stack([np.log(share_N / (1 - share_N)), np.ones(len(share_N))], axis=1)
     target_N = np.where(correct_N, (rights + 1) / (rights + 2), 1 / (wrongs + 2))
     weight_2 = np.array([1.0, 0.0])
+    if np.ptp(odds_N2[:, 0]) == 0:
+        raise InputError(f"all {len(share_N)} answers have one probability: there is nothing to calibrate")
     for _ in range(100):  # Newton's method; the likelihood has one maximum
         chance_N = 1 / (1 + np.exp(-(odds_N2 @ weight_2)))
         gradient_2 = odds_N2.T @ (target_N - chance_N)

@@ -79,6 +79,8 @@ def test_too_few_answers_of_one_outcome_are_refused() -> None:
     share_N, _ = drawn(200)
     with pytest.raises(InputError, match="of 200 answers 200 are right and 0 wrong"):
         fit(share_N, np.ones(200, dtype=bool))
+    with pytest.raises(InputError, match="have one probability"):
+        fit(np.full(200, 0.4), np.arange(200) % 2 == 0)
     with pytest.raises(InputError, match="not right more often"):
         fit(share_N, share_N < np.median(share_N))
 
