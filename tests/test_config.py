@@ -127,7 +127,7 @@ def test_an_unknown_key_of_the_file_names_file_and_table(tmp_path: Path) -> None
 def test_an_unknown_table_is_not_taken_for_absent(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("[trian]\nrate = 1\n")
-    with pytest.raises(InputError, match=r"unknown table trian \(known: kb, .*pretrain"):
+    with pytest.raises(InputError, match=r"unknown table trian \(known: .*kb, .*pretrain"):
         read_config(Settings, str(path), "train")
 
 

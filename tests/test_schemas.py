@@ -52,6 +52,7 @@ WRITERS = {
     "cli/knowledge_base.py _list": ["kb list"],
     "cli/knowledge_base.py _questions": ["made questions"],
     "model/folder.py set_calibration": ["realm.json"],
+    "model/tensor_files.py save_tensors": ["what a compact file takes: tests/model/test_compact.py"],
     "cli/workspace.py _fit": ["settings, to be read again: never written"],
     "config.py config_from": ["settings, to be checked: never written"],
     "config.py read_json": ["what was read, to be checked: never written"],
