@@ -29,6 +29,7 @@ from realm.model.encoders import (
     ROWS_AT_ONCE,
     EmbedderConfig,
     MaskedReader,
+    SpanReader,
     TrunkConfig,
     WordTower,
     embedder_from,
@@ -117,7 +118,7 @@ class Rows(NamedTuple):
 def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = None) -> Path:
     """Trains or adapts an encoder on a knowledge base's text, fits the embedder's start, saves both as a model folder.
 
-    `init` takes the place of the setting.
+    `init` takes the place of the setting. A span reader that it has stays as it is.
     """
     init = init or config.init
     model = start_model(kb, config, init)
@@ -187,12 +188,14 @@ def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model
     lengths = Lengths(query=config.query_tokens, passage=kb.config.passage_tokens)
     stages: list[dict[str, Any]] = []
     spared: set[HeldOut] = set()
+    span_reader: SpanReader | None = None
     torch.manual_seed(config.seed)
     if init is None:
         tokenizer, reader = kb.tokenizer, new_reader(config.trunk, kb.tokenizer)
     elif is_model(init):
         saved = load_model(init)
         tokenizer, reader, stages, spared = saved.tokenizer, saved.reader, saved.stages, saved.held_out
+        span_reader = saved.span_reader
     else:
         tokenizer, reader, spared = (
             Tokenizer.load(init),
@@ -212,11 +215,13 @@ def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model
         weight_V = inverse_frequency(kb.tokens, tokenizer)
         cast(CopyHead, reader.copy_head).fit_importance(weight_V / weight_V.max().clamp_min(1e-6))
     if keeps_embedder(config, init):
-        return Model(tokenizer, lengths, reader, saved.embedder, stages=stages)
+        return Model(
+            tokenizer, lengths, reader, saved.embedder, span_reader, saved.calibration, stages=stages
+        )
     embedder = embedder_from(reader, config.embedder)
     if init is not None and not is_model(init) and config.embedder.pooling == "cls":
         load_pooler(embedder, init)
-    return Model(tokenizer, lengths, reader, embedder, stages=stages)
+    return Model(tokenizer, lengths, reader, embedder, span_reader, stages=stages)
 
 
 def masked_rows(

@@ -4,6 +4,7 @@ import multiprocessing
 import signal
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -51,7 +52,15 @@ def test_what_a_piece_raises_is_raised(two_threads) -> None:
     assert squares(range(20)) == [number**2 for number in range(20)]
 
 
-def test_pieces_that_nobody_has_begun_are_left_when_the_user_interrupts(two_threads) -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C interrupts, also where the tests run in the background of a shell, which ignores it there."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_pieces_that_nobody_has_begun_are_left_when_the_user_interrupts(two_threads, interruptible) -> None:
     done: list[int] = []
     first = threading.Lock()
 

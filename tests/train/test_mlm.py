@@ -10,8 +10,9 @@ import torch
 
 from realm.config import InputError
 from realm.model.bert_files import save_bert
+from realm.model.calibration import Calibration
 from realm.model.encoders import TrunkConfig, new_reader, save_reader
-from realm.model.folder import Model, load_model
+from realm.model.folder import Model, load_model, save_model
 from realm.retrieval.embedding import pooled_states
 from realm.retrieval.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
 from realm.retrieval.masked_queries import SpanIndex, held_out
@@ -19,6 +20,7 @@ from realm.retrieval.passages import PassageTokens, Ragged
 from realm.text.corpus import Annotations, Document, Span
 from realm.text.inputs import Lengths, Tokenizer
 from realm.train import mlm
+from realm.train.finetune import start_reader
 from realm.train.mlm import MlmConfig, masked_rows
 from tests.train.stages import CONTRACT, assert_same_result, changed, metrics, stopped_at, tiny
 
@@ -384,6 +386,22 @@ def test_embedder_may_start_from_the_encoder_as_it_came(tiny_kb, tiny_model, tmp
 def test_embedder_of_a_model_may_stay_as_it_is(tiny_kb, tiny_model_folder, tmp_path) -> None:
     out = mlm.train(tiny_kb, tmp_path / "out", settings('embedder_start="given"'), str(tiny_model_folder))
     assert changed(out, tiny_model_folder) == {"reader"}
+
+
+def test_a_span_reader_stays_as_it_is_and_its_calibration_does_while_the_embedder_does(
+    tiny_kb, tiny_model, tmp_path
+) -> None:
+    start_reader(tiny_model, seed=5)
+    tiny_model.calibration = Calibration(slope=0.5, offset=-1.0, threshold=0.3)
+    save_model(tiny_model, tmp_path / "qa")
+    towers = {"embedder.query", "embedder.passage"}
+    for start in ("given", "trained"):
+        out = mlm.train(
+            tiny_kb, tmp_path / start, settings(f'embedder_start="{start}"'), str(tmp_path / "qa")
+        )
+        assert changed(out, tmp_path / "qa") == {"reader"} | (towers if start == "trained" else set())
+        assert load_model(out).span_reader is not None
+        assert load_model(out).calibration == (tiny_model.calibration if start == "given" else Calibration())
 
 
 def test_input_embeddings_of_an_encoder_may_stay_as_they_are(tiny_kb, tiny_model_folder, tmp_path) -> None:
