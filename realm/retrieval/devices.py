@@ -20,6 +20,7 @@ import torch
 from realm.config import InputError, progress
 from realm.model.device import Precision, autocast, choose_device
 from realm.model.folder import load_model
+from realm.retrieval import unfinished
 from realm.retrieval.child import in_words
 from realm.retrieval.embedding import embed_passages
 from realm.retrieval.knowledge_base import KnowledgeBase
@@ -32,6 +33,8 @@ class Share(NamedTuple):
     corpus: str
     """Fingerprint of the knowledge base: passages have the same numbers in all processes."""
     model_path: str
+    folder: Path
+    """Of the index."""
     device: str
     precision: Precision
     threads: int
@@ -43,6 +46,7 @@ class Share(NamedTuple):
 def embed_on_devices(
     kb: KnowledgeBase,
     model_path: str,
+    folder: Path,
     devices: Sequence[str],
     precision: Precision,
     threads: int = 0,
@@ -58,7 +62,9 @@ def embed_on_devices(
     with contextlib.ExitStack() as stack:
         workers = {}
         for place, device in enumerate(devices):
-            share = Share(kb.folder, kb.fingerprint, model_path, device, precision, threads, place, count)
+            share = Share(
+                kb.folder, kb.fingerprint, model_path, folder, device, precision, threads, place, count
+            )
             ours, theirs = spawn.Pipe(duplex=False)
             worker = spawn.Process(target=_work, args=(share, theirs), daemon=True)
             worker.start()
@@ -114,8 +120,12 @@ def _embed(share: Share, tell: Callable[[int], None]) -> np.ndarray:
         raise InputError(f"{share.kb} was changed while its index was built: build it again")
     model = load_model(share.model_path, reader=False).to(choose_device(share.device))
     numbers = np.arange(share.first, len(kb), share.step)
-    with autocast(model.device, share.precision):
+    name, dim = f"{share.first}-of-{share.step}", model.embedder.config.dim
+    with (
+        autocast(model.device, share.precision),
+        unfinished.kept(share.folder, model.passage_fingerprint, name, kb.keys_N[numbers], dim) as kept,
+    ):
         return embed_passages(
             model.embedder.passage, kb.tokens, numbers, model.tokenizer, model.lengths, model.device,
-            description=None, tell=tell,
+            description=None, tell=tell, kept=kept,
         )  # fmt: skip

@@ -17,6 +17,7 @@ from realm.config import InputError, progress
 from realm.model.encoders import Tower, evaluating
 from realm.model.workers import share_out
 from realm.retrieval.knowledge_base import PassageTokens
+from realm.retrieval.unfinished import Kept
 from realm.text.inputs import Lengths, Tokenizer, Tokens, passage_rows
 
 BATCH_TOKENS = 4096
@@ -32,10 +33,11 @@ def embed_passages(
     device: torch.device,
     description: str | None = "embed",
     tell: Callable[[int], None] | None = None,
+    kept: Kept | None = None,
 ) -> np.ndarray:
     """Vectors of the given passages, in their order -> [n, D] float16; `tell` hears after each batch how many are done.
 
-    Without a `description` there is no progress bar.
+    Without a `description` there is no progress bar. Batches that are `kept` from an earlier call are not made again.
 
     Raises:
         InputError: a vector is not finite.
@@ -49,7 +51,7 @@ def embed_passages(
             )
         return vector_BD
 
-    vectors = _embed(tower, checked, tokens, numbers, tokenizer, lengths, device, description, tell)
+    vectors = _embed(tower, checked, tokens, numbers, tokenizer, lengths, device, description, tell, kept)
     return vectors.half().numpy()
 
 
@@ -95,14 +97,26 @@ def _embed(
     device: torch.device,
     description: str | None,
     tell: Callable[[int], None] | None = None,
+    kept: Kept | None = None,
 ) -> Tensor:
     title, body = tokens.title, tokens.body
     length_N = np.minimum(title.lengths_of(numbers) + body.lengths_of(numbers) + 3, lengths.passage)
     batches = batches_by_length(length_N)
     result: Tensor | None = None
-    done, one_at_a_time = 0, threading.Lock()
+    if kept is not None:
+        known, vectors = kept.read()
+        result = torch.zeros(len(numbers), vectors.shape[1], dtype=torch.float16)
+        result[torch.from_numpy(known)] = torch.from_numpy(vectors)
+        there = np.zeros(len(numbers), dtype=bool)
+        there[known] = True
+        batches = [batch for batch in batches if not there[batch].all()]  # the same ones as without a kill
+    done, one_at_a_time = len(numbers) - sum(map(len, batches)), threading.Lock()
     bar = progress(
-        total=len(numbers), description=description or "", unit="passage", shown=description is not None
+        total=len(numbers),
+        description=description or "",
+        unit="passage",
+        done=done,
+        shown=description is not None,
     )
 
     def embed(batch: np.ndarray) -> None:
@@ -113,6 +127,8 @@ def _embed(
             if result is None:
                 result = values.new_empty(len(numbers), values.shape[1])
             result[torch.from_numpy(batch)] = values
+            if kept is not None:
+                kept.add(batch, values.numpy())
             bar.update(len(batch))
             done += len(batch)
             if tell is not None:

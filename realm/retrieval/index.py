@@ -19,7 +19,7 @@ from realm.config import InputError
 from realm.model.device import Precision, autocast, choose_device
 from realm.model.encoders import Embedder
 from realm.model.folder import Model, load_model
-from realm.retrieval import vectors
+from realm.retrieval import unfinished, vectors
 from realm.retrieval.devices import embed_on_devices
 from realm.retrieval.embedding import embed_passages
 from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
@@ -98,9 +98,11 @@ def build_index(
         known = vectors.read(folder, kb.keys_N)
         if known is None or known.info.model != model.passage_fingerprint:
             if len(devices) == 1:
-                array_ND = _embed(kb.tokens, model, tell)
+                array_ND = _embed(kb.tokens, kb.keys_N, model, folder, tell)
             else:
-                array_ND = embed_on_devices(kb, model_path, devices, config.precision, config.threads, tell)
+                array_ND = embed_on_devices(
+                    kb, model_path, folder, devices, config.precision, config.threads, tell
+                )
             return publish(kb, model, model_path, folder, array_ND), len(kb)
         if len(known.missing):
             return _complete(kb, model, folder, known).version, len(known.missing)
@@ -164,7 +166,7 @@ def publish(
 ) -> int:
     """Publishes a version with these vectors of all passages, or embeds them now -> its number."""
     if array_ND is None:
-        array_ND = _embed(kb.tokens, model)
+        array_ND = _embed(kb.tokens, kb.keys_N, model, folder)
     info = VectorsInfo(
         model=model.passage_fingerprint,
         model_path=model_path,
@@ -173,27 +175,37 @@ def publish(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         corpus=kb.fingerprint,
     )
-    return vectors.publish(folder, kb.keys_N, array_ND, info)
+    version = vectors.publish(folder, kb.keys_N, array_ND, info)
+    unfinished.forget(folder)
+    return version
 
 
 def _complete(kb: KnowledgeBase, model: Model, folder: Path, known: Vectors) -> Vectors:
     """The same vectors with those of missing passages, which are embedded and published now."""
     if len(known.missing) == 0:
         return known
-    array_MD = _embed(kb.tokens_of(known.missing), model)
-    version = vectors.append(
-        folder, known.version, kb.keys_N[known.missing], array_MD, known.info.model, kb.fingerprint
-    )
+    keys_M = kb.keys_N[known.missing]
+    array_MD = _embed(kb.tokens_of(known.missing), keys_M, model, folder)
+    version = vectors.append(folder, known.version, keys_M, array_MD, known.info.model, kb.fingerprint)
+    unfinished.forget(folder)
     known.array[known.missing] = array_MD
     return known._replace(missing=known.missing[:0], version=version)
 
 
-def _embed(tokens: PassageTokens, model: Model, tell: Callable[[int], None] | None = None) -> np.ndarray:
-    numbers = np.arange(len(tokens.title.lengths))
-    return embed_passages(
-        model.embedder.passage, tokens, numbers, model.tokenizer, model.lengths, model.device,
-        description="embed" if tell is None else None, tell=tell,
-    )  # fmt: skip
+def _embed(
+    tokens: PassageTokens,
+    keys_n: np.ndarray,
+    model: Model,
+    folder: Path,
+    tell: Callable[[int], None] | None = None,
+) -> np.ndarray:
+    """Vectors of the passages with these keys; those that a killed call left in the index's folder are among them."""
+    dim = model.embedder.config.dim
+    with unfinished.kept(folder, model.passage_fingerprint, "all", keys_n, dim) as kept:
+        return embed_passages(
+            model.embedder.passage, tokens, np.arange(len(keys_n)), model.tokenizer, model.lengths, model.device,
+            description="embed" if tell is None else None, tell=tell, kept=kept,
+        )  # fmt: skip
 
 
 def _sign_of_life(total: int) -> Callable[[int], None]:

@@ -30,7 +30,7 @@ from lance.fragment import FragmentMetadata
 
 from realm.config import InputError
 from realm.folders import one_writer, restore
-from realm.retrieval import vectors
+from realm.retrieval import unfinished, vectors
 from realm.retrieval.add import AddResult, add
 from realm.retrieval.build import TABLE, TOKENIZER, BuildResult, KnowledgeBaseConfig, Settings, build
 from realm.retrieval.merged import (
@@ -360,6 +360,8 @@ class KnowledgeBase:
             self._move_to(compacted(path, self.table))
         removed = [remove_versions(path, 1)]
         removed += [vectors.compact(index, self.keys_N) for index in vectors.folders(self.folder)]
+        for index in self.folder.glob("indexes/*"):
+            unfinished.forget(index)
         versions, in_use = (sum(counts) for counts in zip(*removed, strict=True))
         return CompactResult(before, _size(self.folder), first.versions + versions, in_use)
 

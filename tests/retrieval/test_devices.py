@@ -35,9 +35,13 @@ def test_two_devices_make_one_version_with_the_vectors_of_one(
 
 
 @pytest.mark.slow
-def test_three_devices_say_together_how_far_they_are(tiny_kb, tiny_model, tiny_model_folder) -> None:
+def test_three_devices_say_together_how_far_they_are(
+    tiny_kb, tiny_model, tiny_model_folder, tmp_path
+) -> None:
     heard: list[int] = []
-    array_ND = embed_on_devices(tiny_kb, str(tiny_model_folder), ["cpu"] * 3, "fp32", 1, heard.append)
+    array_ND = embed_on_devices(
+        tiny_kb, str(tiny_model_folder), tmp_path, ["cpu"] * 3, "fp32", 1, heard.append
+    )
     assert heard == sorted(heard) and heard[-1] == len(tiny_kb)
     np.testing.assert_allclose(array_ND, expected(tiny_kb, tiny_model), atol=4e-3)
 
@@ -57,14 +61,14 @@ def test_device_that_fails_is_one_line_and_no_version(tiny_kb, tiny_model_folder
 
 
 @pytest.mark.slow
-def test_knowledge_base_that_changes_meanwhile_is_one_line(own_kb, tiny_model_folder) -> None:
+def test_knowledge_base_that_changes_meanwhile_is_one_line(own_kb, tiny_model_folder, tmp_path) -> None:
     KnowledgeBase.open(own_kb.folder).delete(["d0"])
     with pytest.raises(InputError, match=r"cpu: .* was changed while its index was built"):
-        embed_on_devices(own_kb, str(tiny_model_folder), ["cpu", "cpu"], "fp32")
+        embed_on_devices(own_kb, str(tiny_model_folder), tmp_path, ["cpu", "cpu"], "fp32")
 
 
 @pytest.mark.slow
-def test_killed_process_is_one_line_and_takes_the_others_along(tiny_kb, tiny_model_folder) -> None:
+def test_killed_process_is_one_line_and_takes_the_others_along(tiny_kb, tiny_model_folder, tmp_path) -> None:
     before, others = set(children_of(os.getpid())), []
 
     def kill() -> None:
@@ -83,7 +87,7 @@ def test_killed_process_is_one_line_and_takes_the_others_along(tiny_kb, tiny_mod
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(InputError, match="embeds on cpu failed with signal SIGKILL"):
-        embed_on_devices(tiny_kb, str(tiny_model_folder), ["cpu", "cpu"], "fp32")
+        embed_on_devices(tiny_kb, str(tiny_model_folder), tmp_path, ["cpu", "cpu"], "fp32")
     killer.join()
     assert len(others) == 1 and not alive(others[0])
 

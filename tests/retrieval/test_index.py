@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,9 @@ import torch
 
 from realm.config import InputError
 from realm.model.folder import load_model, save_model
+from realm.retrieval import embedding, unfinished, vectors
 from realm.retrieval import index as index_module
-from realm.retrieval import vectors
-from realm.retrieval.embedding import embed_passages
+from realm.retrieval.embedding import batches_by_length, embed_passages
 from realm.retrieval.index import IndexConfig, build_index, index_folder, load_index
 from realm.retrieval.knowledge_base import KnowledgeBase, build
 from realm.retrieval.tables import open_table
@@ -242,6 +243,80 @@ def test_half_written_version_is_never_loaded(own_kb, tiny_model, tiny_model_fol
     known = vectors.read(folder, own_kb.keys_N)
     assert known is not None and known.version == 1 and len(known.missing) == 1
     assert_searches(load_index(own_kb, tiny_model, str(tiny_model_folder)), own_kb, tiny_model)
+
+
+@pytest.fixture
+def stops(monkeypatch) -> list[int]:
+    """Builds of several batches that keep their vectors; one that is asked for more batches than are left here is killed."""
+    monkeypatch.setattr(batches_by_length, "__defaults__", (60,))
+    monkeypatch.setattr(unfinished, "WORTH_KEEPING", 1)
+    left, rows = [1000], embedding.passage_rows
+
+    def counted(*arguments):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return rows(*arguments)
+
+    monkeypatch.setattr(embedding, "passage_rows", counted)
+    return left
+
+
+@pytest.mark.parametrize("damage", ["none", "cut", "lost", "another model's"])
+def test_a_killed_build_goes_on_and_ends_as_if_it_never_was(
+    damage, own_kb, tiny_model, tiny_model_folder, stops, tmp_path
+) -> None:
+    config = replace(CONFIG, folder=str(tmp_path / "index"))
+    build_index(own_kb, str(tiny_model_folder), replace(CONFIG, folder=str(tmp_path / "whole")))
+    wanted, batches = vectors.read(tmp_path / "whole", own_kb.keys_N), 1000 - stops[0]
+    assert wanted is not None and batches > 4
+    stops[0] = 3
+    with pytest.raises(KeyboardInterrupt):
+        build_index(own_kb, str(tiny_model_folder), config)
+    assert vectors.newest(tmp_path / "index") is None
+    (file,) = (tmp_path / "index").glob("unfinished-*")
+    content, again = file.read_bytes(), batches - 3
+    if damage == "cut":  # within the last vector
+        file.write_bytes(content[:-7])
+        again += 1
+    elif damage == "lost":  # as after a power cut
+        file.write_bytes(bytes(len(content)))
+        again += 3
+    elif damage == "another model's":
+        file.rename(file.with_name("unfinished-0123456789abcdef-all"))
+        again += 3
+    stops[0] = 1000
+    build_index(own_kb, str(tiny_model_folder), config)
+    assert 1000 - stops[0] == again
+    found = vectors.read(tmp_path / "index", own_kb.keys_N)
+    assert found is not None and np.array_equal(found.array, wanted.array) and len(found.missing) == 0
+    assert not list((tmp_path / "index").glob("unfinished-*"))
+
+
+def test_additions_that_were_being_embedded_go_on_too(own_kb, tiny_model, tiny_model_folder, stops) -> None:
+    own_kb.add(
+        [Document(f"Oak {n}", f"Oak {n} lies on the river Tarn.", f"o{n}") for n in range(30)], TinyTagger()
+    )
+    known = vectors.read(index_folder(own_kb, tiny_model), own_kb.keys_N)
+    assert known is not None and len(known.missing) >= 30
+    title, body = own_kb.tokens.title, own_kb.tokens.body
+    length_M = title.lengths_of(known.missing) + body.lengths_of(known.missing) + 3
+    stops[0] = 2
+    with pytest.raises(KeyboardInterrupt):
+        load_index(own_kb, tiny_model, str(tiny_model_folder))
+    stops[0] = 1000
+    version = load_index(own_kb, tiny_model, str(tiny_model_folder))
+    assert 1000 - stops[0] == len(batches_by_length(length_M, 60)) - 2
+    assert_searches(version, own_kb, tiny_model)
+
+
+def test_two_builds_at_a_time_do_not_write_into_one_file(tmp_path) -> None:
+    keys = np.arange(unfinished.WORTH_KEEPING, dtype=np.uint64)
+    with (
+        unfinished.kept(tmp_path, "m", "all", keys, 4) as one,
+        unfinished.kept(tmp_path, "m", "all", keys, 4) as two,
+    ):
+        assert one is not None and two is None
 
 
 def test_damaged_index_is_one_line(own_kb, tiny_model, tiny_model_folder) -> None:
