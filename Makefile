@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: install demo demo-full test test-slow bench clean
+.PHONY: install demo demo-from-text demo-full test test-slow bench clean
 
 install: $(INSTALLED)
 
@@ -21,8 +21,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/realm demo
 
+demo-from-text: install
+	$(BIN)/realm demo --from-text
+
 demo-full: install
-	$(BIN)/realm demo --full
+	$(BIN)/realm demo --from-text --full
 
 test: install
 	$(BIN)/ruff check

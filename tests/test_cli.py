@@ -17,7 +17,7 @@ import pytest
 from realm import cli
 from realm.cli.arguments import Parser, report
 from realm.config import TABLES, InputError, config_from, presets, read_config
-from tests.test_demo import write_corpus, write_encoder
+from tests.demo.test_from_text import write_corpus, write_encoder
 
 COMMANDS = [
     "demo",
@@ -237,7 +237,7 @@ def test_every_setting_of_a_preset_is_one_that_its_command_knows(preset: str) ->
         assert isinstance(read_config(cls, preset, table), cls)
 
 
-@pytest.mark.parametrize("table", [table for table in TABLES if table != "demo"])
+@pytest.mark.parametrize("table", [table for table in TABLES if table != "from_text"])
 def test_the_defaults_of_a_command_are_values_that_it_accepts(table: str) -> None:
     cls = config_classes()[table]
     assert config_from(cls, dataclasses.asdict(cls()), table) == cls()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from realm.config import TABLES, presets, read_config
-from realm.demo.story import DemoConfig
+from realm.demo.from_text import FromTextConfig
 from tests.test_cli import config_classes
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "paper_map.md").read_text(encoding="utf-8")
@@ -24,7 +24,7 @@ LONGEST_INPUT = 512
 @functools.cache
 def resolved(preset: str) -> dict[str, Any]:
     """Every table of a preset with all its settings."""
-    classes = config_classes() | {"demo": DemoConfig}
+    classes = config_classes() | {"from_text": FromTextConfig}
     return {name: asdict(read_config(classes[name], preset, name)) for name in classes}
 
 
@@ -138,5 +138,5 @@ def test_presets_that_start_from_realm_mini_read_as_it_was_taught() -> None:
 def test_full_demo_is_the_demo_with_more_of_it() -> None:
     demo, full = resolved("demo"), resolved("demo-full")
     more = {"pretrain.steps", "pretrain.refresh.every", "finetune.dev_questions"}
-    more |= {f"demo.{name}" for name in demo["demo"]}
+    more |= {f"from_text.{name}" for name in demo["from_text"]}
     assert {name for name in names_set(demo) if setting(demo, name) != setting(full, name)} <= more

@@ -21,7 +21,7 @@ import pytest
 from realm import cli, config
 from realm.model.calibration import Calibration
 from realm.qa import pipeline
-from tests.test_demo import SETTINGS, write_corpus, write_encoder
+from tests.demo.test_from_text import SETTINGS, write_corpus, write_encoder
 
 RUN = "--config tiny --set device=cpu --set precision=fp32"
 TRAIN = f"{RUN} --set steps=4"
@@ -222,9 +222,9 @@ def test_the_demo_runs_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     texts = write_corpus(Path("towns.jsonl"))
     write_encoder(Path("start"), texts)
-    Path("small.toml").write_text(SETTINGS + '\n[demo]\ncorpora = ["towns.jsonl"]\nencoder = "start"\n')
+    Path("small.toml").write_text(SETTINGS + '\n[from_text]\ncorpora = ["towns.jsonl"]\nencoder = "start"\n')
     with terminal(80) as screen:
-        code = cli.main(["demo", "--config", "small.toml", "--dir", "demo"])
+        code = cli.main(["demo", "--from-text", "--config", "small.toml", "--dir", "demo"])
     assert code == 0, screen.text
     assert "Traceback" not in screen.text
     assert "7. Answers with evidence" in screen.text

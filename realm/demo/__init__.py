@@ -1,71 +1,7 @@
-"""`realm demo`: from plain text to answers with evidence, told in the commands that anyone could type.
+"""`realm demo`: stories told in the commands that anyone could type, on corpora that come with packages.
 
-    story      the stages in their order, each a `realm ...` command and what it makes
-    telling    runs the stages whose product is missing, says why, keeps what each cost
-    results    what the outcomes say: recall of each retriever, paired tests, accuracy; the table
-    picture    the training curves
-    memory     how much of it all this took
-
-The folder of a story is a contract: kb, questions/{train,dev}.jsonl, models/{encoder,ict,realm,qa}, report.json, curves.png.
-With several corpora each of the others has such a folder of its own, inside the first one's, by its name.
+from_text/  the story from plain text alone: a retriever and a reader trained on nothing else
+telling     runs the stages whose product is missing, says why, keeps what each cost
+tables      of plain text
+memory      how much of it all this took
 """
-
-from collections.abc import Callable, Sequence
-from importlib.util import find_spec
-from pathlib import Path
-
-from realm.config import InputError, write_json
-from realm.demo import picture, results
-from realm.demo.memory import PeakMemory
-from realm.demo.story import DemoConfig, Story
-from realm.demo.telling import Record, tell
-from realm.qa.evaluation import read_questions
-
-__all__ = ["DemoConfig", "Story", "run"]
-
-
-def run(
-    config: DemoConfig,
-    preset: str,
-    folder: Path,
-    question_files: Sequence[str],
-    run_command: Callable[[Sequence[str]], None],
-) -> dict[str, results.DemoReport]:
-    """Tells the story of each corpus -> its report, by the corpus' name; what is there already is not made again.
-
-    `preset` is the configuration file of every stage; `question_files` are measured beside the made questions.
-
-    Raises:
-        InputError: as the stages do; or there is nothing to draw with.
-    """
-    if find_spec("matplotlib") is None:
-        raise InputError("the demo draws its curves with matplotlib: pip install realm-lm[demo]")
-    for file in question_files:
-        read_questions(file)  # now, not after hours
-    reports = {}
-    for number, source in enumerate(config.corpora):
-        name = source.removeprefix("package:").rpartition("/")[2].partition(".")[0]
-        here = folder if number == 0 else folder / name
-        story = Story(config, preset, source, here, tuple(map(Path, question_files)))
-        story.tests()  # refuses names that clash
-        reports[name] = _tell(story, run_command)
-    return reports
-
-
-def _tell(story: Story, run_command: Callable[[Sequence[str]], None]) -> results.DemoReport:
-    print(f"realm demo: {story.source}, from plain text to answers with evidence, in {story.folder}")
-    print("A line that begins with $ is a command of its own. Stop at any time: the demo goes on from there.")
-    story.folder.mkdir(parents=True, exist_ok=True)
-    with PeakMemory() as memory:
-        record = Record(story.folder / "stages.json", memory)
-        tell(story.making(), record, run_command)
-        tell(story.measuring(), record, run_command)
-        seconds, peak = record.seconds(), record.peak_memory_mb()
-    report: results.DemoReport = {**results.read(story), "seconds": seconds, "peak_memory_mb": peak}
-    write_json(story.folder / "report.json", report)
-    metrics = [story.model("realm", seed) / "metrics.jsonl" for seed in story.config.seeds]
-    picture.draw_if_new(metrics, story.curves)
-    print("", *results.lines(report), sep="\n")
-    print(f"Training curves: {story.curves}. All numbers: {story.folder / 'report.json'}.")
-    tell(story.answering(), record, run_command)
-    return report

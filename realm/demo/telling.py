@@ -8,11 +8,40 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from realm.config import write_json
 from realm.demo.memory import PeakMemory
-from realm.demo.story import Stage
+
+
+class Chapter(NamedTuple):
+    """A heading, and in two lines what happens under it and why."""
+
+    title: str
+    why: str
+
+
+class Stage(NamedTuple):
+    """One command."""
+
+    chapter: Chapter
+    name: str
+    argv: tuple[str, ...]
+    makes: Path | None = None
+    """Skipped where this is there; without it, run every time."""
+    measures: tuple[Path, ...] = ()
+    """Files that make it due again when they are newer."""
+    quiet: bool = False
+    """What the command reports is not shown: the table will."""
+    note: str = ""
+    """Said after the command."""
+
+    def is_done(self) -> bool:
+        """Whether what it makes is there and up to date."""
+        if self.makes is None or not self.makes.exists():
+            return False
+        made = self.makes.stat().st_mtime
+        return all(path.stat().st_mtime <= made for path in self.measures)
 
 
 def tell(stages: Iterable[Stage], record: "Record", run_command: Callable[[Sequence[str]], None]) -> None:

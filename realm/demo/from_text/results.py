@@ -11,7 +11,8 @@ from typing import Any, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
 
-from realm.demo.story import Story
+from realm.demo.from_text.story import Story
+from realm.demo.tables import aligned, p_value
 from realm.model.folder import last_record, read_manifest
 from realm.qa.evaluation import recall_at
 from realm.qa.significance import mcnemar, paired_bootstrap
@@ -90,7 +91,7 @@ class Results(TypedDict):
     answers: dict[str, Answered]
 
 
-class DemoReport(Results):
+class FromTextReport(Results):
     """What report.json holds."""
 
     seconds: dict[str, float]
@@ -125,12 +126,12 @@ def read(story: Story) -> Results:
     }
 
 
-def lines(report: DemoReport) -> list[str]:
+def lines(report: FromTextReport) -> list[str]:
     """The report as a table and a few sentences."""
     return [*_table(report), "", *_comparisons(report), "", *_accuracy(report), "", *_costs(report)]
 
 
-def _table(report: DemoReport) -> list[str]:
+def _table(report: FromTextReport) -> list[str]:
     """Recall: a row per retriever, a group of columns per test."""
     recall, cell = report["recall"], 12 if len(report["seeds"]) > 1 else 7
     heads = [f"{by['bm25']['n']:,} {TESTS.get(test, test)}" for test, by in recall.items()]
@@ -139,31 +140,23 @@ def _table(report: DemoReport) -> list[str]:
     for name in recall["probe"]:
         found = [[_cell(by[name], k) for k in ("1", "5", "20")] for by in recall.values()]
         rows.append([LABELS[name], *["".join(f"{one:>{cell}}" for one in cells) for cells in found]])
-    return _aligned(rows)
+    return aligned(rows)
 
 
-def _comparisons(report: DemoReport) -> list[str]:
+def _comparisons(report: FromTextReport) -> list[str]:
     """REALM less each other retriever: a row per retriever, a column per test."""
     against = report["realm_against"]
     rows = [["points @5, REALM less", *(TESTS.get(test, test) for test in against)]]
     for other in against["probe"]:
         found = [by[other] for by in against.values()]
-        cells = [f"{f['points']:+.1f} ({f['low']:+.1f} to {f['high']:+.1f}) p {_p(f['p'])}" for f in found]
+        cells = [
+            f"{f['points']:+.1f} ({f['low']:+.1f} to {f['high']:+.1f}) p {p_value(f['p'])}" for f in found
+        ]
         rows.append([LABELS[other], *cells])
-    return [*_aligned(rows), "(in brackets the 95% interval; p: exact McNemar test on the same queries)"]
+    return [*aligned(rows), "(in brackets the 95% interval; p: exact McNemar test on the same queries)"]
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
-    """Rows of cells: the first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        f"{first:<{widths[0]}}"
-        + "".join(f"{cell:>{width + 4}}" for cell, width in zip(cells, widths[1:], strict=True))
-        for first, *cells in rows
-    ]
-
-
-def _accuracy(report: DemoReport) -> list[str]:
+def _accuracy(report: FromTextReport) -> list[str]:
     reading, match = report["reading"], report["exact_match"]
     answered = "; ".join(
         f"{found['em']:.1f}% of {found['n']:,} {TESTS.get(test, test)}"
@@ -178,7 +171,7 @@ def _accuracy(report: DemoReport) -> list[str]:
     ]
 
 
-def _costs(report: DemoReport) -> list[str]:
+def _costs(report: FromTextReport) -> list[str]:
     groups: dict[str, float] = {}
     for name, seconds in report["seconds"].items():
         group = next(
@@ -269,7 +262,3 @@ def _lines_in(file: Path) -> int:
 def _cell(recall: Recall, k: Literal["1", "5", "20"]) -> str:
     spread = f" ±{recall['spread'][k]:.1f}" if "spread" in recall else ""
     return f"{recall[k]:.1f}{spread}"
-
-
-def _p(p: float) -> str:
-    return "<.001" if p < 0.001 else f"{p:.3f}"

@@ -1,28 +1,22 @@
-"""The demo told for real, on a dozen made-up towns with random weights, and its parts on their own."""
+"""The story from plain text told for real, on a dozen made-up towns with random weights, and its parts on their own."""
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
-from subprocess import PIPE
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from realm import cli, demo
+from realm import cli
 from realm.config import InputError, presets, read_config
-from realm.demo import picture, results
-from realm.demo.memory import PeakMemory, together_mb
-from realm.demo.results import DemoReport
-from realm.demo.story import Chapter, DemoConfig, Stage, Story
-from realm.demo.telling import Costs, Record, tell
+from realm.demo import from_text
+from realm.demo.from_text import FromTextConfig, Story, picture, results
+from realm.demo.from_text.results import FromTextReport
+from realm.demo.telling import Costs
 from realm.model.folder import read_manifest
 from tests.schemas import assert_holds
 
@@ -113,9 +107,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     home = tmp_path_factory.mktemp("demo")
     texts = write_corpus(home / "towns.jsonl")
     write_encoder(home / "encoder", texts)
-    table = f"[demo]\ncorpora = ['{home / 'towns.jsonl'}']\nencoder = '{home / 'encoder'}'\n"
+    table = f"[from_text]\ncorpora = ['{home / 'towns.jsonl'}']\nencoder = '{home / 'encoder'}'\n"
     (home / "settings.toml").write_text(SETTINGS + table + "fill = 'Aldora was founded in [MASK].'\n")
-    words = ["demo", "--dir", str(home / "work"), "--config", str(home / "settings.toml")]
+    words = ["demo", "--from-text", "--dir", str(home / "work"), "--config", str(home / "settings.toml")]
     return Told(words, home / "work", *run_demo(words))
 
 
@@ -151,7 +145,7 @@ def test_every_command_that_is_shown_is_one_that_the_parser_takes(told: Told) ->
 
 def test_the_report_holds_the_numbers_of_the_table(told: Told) -> None:
     report = told.report
-    assert_holds(DemoReport, report)
+    assert_holds(FromTextReport, report)
     assert_holds(Costs, json.loads((told.folder / "stages.json").read_text()))
     assert set(report) == {
         "source", "documents", "passages", "made_questions", "seeds", "recall", "realm_against", "reading",
@@ -223,7 +217,7 @@ def test_the_full_demo_compares_with_its_controls_over_seeds_and_corpora(told: T
         "controls": controls,
         "corpora": [str(home / "towns.jsonl"), str(tmp_path / "more.jsonl")],
     }
-    words = ["demo", "--dir", str(tmp_path / "full"), "--config", str(home / "settings.toml")]
+    words = ["demo", "--from-text", "--dir", str(tmp_path / "full"), "--config", str(home / "settings.toml")]
     for name, value in chosen.items():
         words += ["--set", f"{name}={json.dumps(value)}"]
     text, report = run_demo([*words, "--questions", str(told.folder / "questions" / "train.jsonl")])
@@ -241,7 +235,7 @@ def test_the_full_demo_compares_with_its_controls_over_seeds_and_corpora(told: T
 
 
 def story_in(folder: Path, **settings: Any) -> Story:
-    return Story(DemoConfig(**settings), "demo", "package:vital-articles", folder)
+    return Story(FromTextConfig(**settings), "demo", "package:vital-articles", folder)
 
 
 def test_ict_for_the_same_seconds_counts_all_that_realm_had(tiny_model_folder: Path, tmp_path: Path) -> None:
@@ -267,85 +261,28 @@ def test_question_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Pa
         tmp_path / name
         for name in ("wiki/train.jsonl", "factbook/train.jsonl", "trec.jsonl", "mine/dev.jsonl")
     ]
-    story = Story(DemoConfig(), "demo", "x", tmp_path, tuple(files))
+    story = Story(FromTextConfig(), "demo", "x", tmp_path, tuple(files))
     assert list(story.tests()) == ["probe", "dev", "wiki-train", "factbook-train", "trec", "mine-dev"]
     with pytest.raises(InputError, match="two question files would be called"):
-        Story(DemoConfig(), "demo", "x", tmp_path, (files[2], files[2])).tests()
+        Story(FromTextConfig(), "demo", "x", tmp_path, (files[2], files[2])).tests()
 
 
 @pytest.mark.parametrize("preset", [name for name in ("demo", "demo-full") if name in presets()])
 def test_the_settings_of_the_shipped_demos_are_ones_that_it_knows(preset: str) -> None:
-    assert isinstance(read_config(DemoConfig, preset, "demo"), DemoConfig)
+    assert isinstance(read_config(FromTextConfig, preset, "from_text"), FromTextConfig)
 
 
 def test_an_empty_list_of_corpora_is_refused() -> None:
     with pytest.raises(InputError, match="corpora is empty"):
-        read_config(DemoConfig, None, "demo", ["corpora=[]"])
-
-
-CHAPTER = Chapter("1. A chapter", "What and why.")
-
-
-def stage_that_makes(file: Path, **more: Any) -> Stage:
-    return Stage(CHAPTER, file.name, ("make", str(file)), file, **more)
-
-
-def test_an_interrupted_stage_is_run_again_and_its_seconds_add_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = 0.0
-    # the stage's clock alone: an event loop in another thread that saw time go back would sleep for ever
-    monkeypatch.setattr("realm.demo.telling.time", SimpleNamespace(monotonic=lambda: now))
-    stages = [stage_that_makes(tmp_path / "first"), stage_that_makes(tmp_path / "second")]
-    stopped = False
-
-    def run(argv: Sequence[str]) -> None:
-        nonlocal now, stopped
-        now += 10
-        if argv[1].endswith("second") and not stopped:
-            stopped = True
-            raise KeyboardInterrupt
-        Path(argv[1]).touch()
-
-    with pytest.raises(KeyboardInterrupt):
-        tell(stages, Record(tmp_path / "stages.json", PeakMemory()), run)
-    capsys.readouterr()
-    record = Record(tmp_path / "stages.json", PeakMemory())
-    tell(stages, record, run)
-    assert record.seconds() == {"first": 10, "second": 20, "total": 30}
-    told = capsys.readouterr().out
-    assert f"skipped: {tmp_path / 'first'} is there" in told
-    assert f"$ realm make {tmp_path / 'second'}\n(20.0 s)" in told
-
-
-def test_a_measurement_is_due_again_when_what_it_measures_is_newer(tmp_path: Path) -> None:
-    model, outcome = tmp_path / "realm.json", tmp_path / "outcome.json"
-    stage = stage_that_makes(outcome, measures=(model,))
-    model.touch()
-    assert not stage.is_done()
-    outcome.touch()
-    assert stage.is_done()
-    os.utime(outcome, (1, 1))
-    assert not stage.is_done()
-
-
-def test_a_report_that_the_table_replaces_is_not_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(argv: Sequence[str]) -> None:
-        print("em 3")
-
-    quiet = [stage_that_makes(tmp_path / "a", quiet=True), stage_that_makes(tmp_path / "b")]
-    tell(quiet, Record(tmp_path / "stages.json", PeakMemory()), run)
-    assert capsys.readouterr().out.count("em 3") == 1
+        read_config(FromTextConfig, None, "from_text", ["corpora=[]"])
 
 
 def test_without_matplotlib_the_demo_says_so_before_it_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    monkeypatch.setattr(from_text, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="matplotlib: pip install"):
-        demo.run(DemoConfig(), "demo", tmp_path / "work", [], print)
+        from_text.run(FromTextConfig(), "demo", tmp_path / "work", [], print)
     assert not (tmp_path / "work").exists()
 
 
@@ -364,14 +301,3 @@ def test_a_picture_is_drawn_of_runs_that_measured_little(tmp_path: Path) -> None
     out = tmp_path / "curves.png"
     picture.draw([[{"step": 10, "loss": 3.0, "retrieval_utility": None}], []], out)
     assert out.read_bytes()[:4] == b"\x89PNG"
-
-
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs /proc")
-def test_memory_of_children_counts_too() -> None:
-    code = "held = bytearray(b'x') * 100_000_000; print('ready', flush=True); input()"
-    alone = together_mb(os.getpid())
-    with subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-        assert 100 < together_mb(os.getpid()) - alone < 140
-        child.communicate("\n")

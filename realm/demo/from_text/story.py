@@ -9,9 +9,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from realm.config import InputError
+from realm.demo.telling import Chapter, Stage
 from realm.model.folder import last_record, read_manifest
 from realm.retrieval.vectors import folder_of
 
@@ -19,8 +20,8 @@ Control = Literal["ict-same-seconds", "shuffled", "entity"]
 
 
 @dataclass(frozen=True)
-class DemoConfig:
-    """What the demo does; how each stage does it is in the stage's own table of the same file."""
+class FromTextConfig:
+    """What the story from plain text does; how each stage does it is in the stage's own table of the same file."""
 
     corpora: tuple[str, ...] = ("package:vital-articles",)
     """Sources; each gets a knowledge base and a story of its own."""
@@ -39,36 +40,6 @@ class DemoConfig:
         for name in ("corpora", "seeds"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is empty: the demo needs at least one")
-
-
-class Chapter(NamedTuple):
-    """A heading, and in two lines what happens under it and why."""
-
-    title: str
-    why: str
-
-
-class Stage(NamedTuple):
-    """One command."""
-
-    chapter: Chapter
-    name: str
-    argv: tuple[str, ...]
-    makes: Path | None = None
-    """Skipped where this is there; without it, run every time."""
-    measures: tuple[Path, ...] = ()
-    """Files that make it due again when they are newer."""
-    quiet: bool = False
-    """What the command reports is not shown: the table will."""
-    note: str = ""
-    """Said after the command."""
-
-    def is_done(self) -> bool:
-        """Whether what it makes is there and up to date."""
-        if self.makes is None or not self.makes.exists():
-            return False
-        made = self.makes.stat().st_mtime
-        return all(path.stat().st_mtime <= made for path in self.measures)
 
 
 CORPUS = Chapter(
@@ -118,7 +89,7 @@ ANSWER = Chapter(
 class Story:
     """One corpus and the folder where all about it is."""
 
-    config: DemoConfig
+    config: FromTextConfig
     preset: str
     """The configuration file, or preset by name, of every stage."""
     source: str

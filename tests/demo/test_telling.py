@@ -1,0 +1,82 @@
+"""Stages that run once, go on after an interruption, and are run again where what they measure is newer; memory."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from subprocess import PIPE
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from realm.demo.memory import PeakMemory, together_mb
+from realm.demo.telling import Chapter, Record, Stage, tell
+
+CHAPTER = Chapter("1. A chapter", "What and why.")
+
+
+def stage_that_makes(file: Path, **more: Any) -> Stage:
+    return Stage(CHAPTER, file.name, ("make", str(file)), file, **more)
+
+
+def test_an_interrupted_stage_is_run_again_and_its_seconds_add_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    # the stage's clock alone: an event loop in another thread that saw time go back would sleep for ever
+    monkeypatch.setattr("realm.demo.telling.time", SimpleNamespace(monotonic=lambda: now))
+    stages = [stage_that_makes(tmp_path / "first"), stage_that_makes(tmp_path / "second")]
+    stopped = False
+
+    def run(argv: Sequence[str]) -> None:
+        nonlocal now, stopped
+        now += 10
+        if argv[1].endswith("second") and not stopped:
+            stopped = True
+            raise KeyboardInterrupt
+        Path(argv[1]).touch()
+
+    with pytest.raises(KeyboardInterrupt):
+        tell(stages, Record(tmp_path / "stages.json", PeakMemory()), run)
+    capsys.readouterr()
+    record = Record(tmp_path / "stages.json", PeakMemory())
+    tell(stages, record, run)
+    assert record.seconds() == {"first": 10, "second": 20, "total": 30}
+    told = capsys.readouterr().out
+    assert f"skipped: {tmp_path / 'first'} is there" in told
+    assert f"$ realm make {tmp_path / 'second'}\n(20.0 s)" in told
+
+
+def test_a_measurement_is_due_again_when_what_it_measures_is_newer(tmp_path: Path) -> None:
+    model, outcome = tmp_path / "realm.json", tmp_path / "outcome.json"
+    stage = stage_that_makes(outcome, measures=(model,))
+    model.touch()
+    assert not stage.is_done()
+    outcome.touch()
+    assert stage.is_done()
+    os.utime(outcome, (1, 1))
+    assert not stage.is_done()
+
+
+def test_a_report_that_the_table_replaces_is_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(argv: Sequence[str]) -> None:
+        print("em 3")
+
+    quiet = [stage_that_makes(tmp_path / "a", quiet=True), stage_that_makes(tmp_path / "b")]
+    tell(quiet, Record(tmp_path / "stages.json", PeakMemory()), run)
+    assert capsys.readouterr().out.count("em 3") == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs /proc")
+def test_memory_of_children_counts_too() -> None:
+    code = "held = bytearray(b'x') * 100_000_000; print('ready', flush=True); input()"
+    alone = together_mb(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        assert 100 < together_mb(os.getpid()) - alone < 140
+        child.communicate("\n")
