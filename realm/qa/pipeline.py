@@ -29,8 +29,8 @@ from realm.qa.answers import Answer, AnsweringIndex, Answers, RankedPassage, Rea
 from realm.qa.calibration import Confidence, fit
 from realm.qa.evaluation import Question, ReportJson, first_hit, has_answer, normalise_answer
 from realm.qa.reading import Reading, joint_reading, peer_question, peer_reading
-from realm.retrieval.bm25 import Bm25Index
-from realm.retrieval.hybrid import reciprocal_rank_fusion
+from realm.retrieval.bm25 import Bm25Index, highest
+from realm.retrieval.hybrid import Scored, fuse
 from realm.retrieval.index import IndexVersion, load_index
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.mips import MipsIndex
@@ -47,7 +47,7 @@ SPANS_ADDED_UP = 200
 """Best spans of a question whose shares are added up by text; the share of the others is next to nothing."""
 NEEDS_READER = "the model has no span reader: `realm finetune` gives it one"
 FUSION_DEPTH = 100
-"""Passages of each of the two rankings that "hybrid" fuses, at least: the best few are the same however many are asked for."""
+"""Passages of either side whose scores "hybrid" adds up, at least: the best few are the same however many are asked for."""
 
 
 @dataclass(frozen=True)
@@ -336,21 +336,33 @@ class Retriever:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Scores and passage numbers, best first -> two of [B, k], rows with fewer end in `NULL_PASSAGE`.
 
-        A hybrid score is that of reciprocal rank fusion. Only "bm25" does without the questions' vectors.
+        A hybrid score is that of `fuse`. Only "bm25" does without the questions' vectors.
         """
-        rankings = []
-        depth = max(k, FUSION_DEPTH) if method == "hybrid" else k
-        if method != "bm25":
-            assert self._index is not None and query_BD is not None
-            hits = self._index.search(query_BD, depth)
-            rankings.append((hits.score_BK.cpu().numpy(), hits.number_BK.cpu().numpy()))
-        if method != "dense":
-            ranking = self.words.search(questions, depth)
-            rankings.append((ranking.score_BK, ranking.number_BK))
-        if len(rankings) == 1:
-            return rankings[0]
-        fused = reciprocal_rank_fusion([numbers for _, numbers in rankings])
-        return fused.score_BK[:, :k], fused.number_BK[:, :k]
+        if method == "bm25":
+            ranking = self.words.search(questions, k)
+            return ranking.score_BK, ranking.number_BK
+        assert self._index is not None and query_BD is not None
+        if method == "dense":
+            hits = self._index.search(query_BD, k)
+            return hits.score_BK.cpu().numpy(), hits.number_BK.cpu().numpy()
+        k = min(k, len(self._kb))
+        score_BK = np.zeros((len(questions), k), dtype=np.float32)
+        number_BK = np.full((len(questions), k), NULL_PASSAGE, dtype=np.int64)
+        for row, scored in enumerate(self._scored(questions, max(k, FUSION_DEPTH), query_BD)):
+            score_N, number_N = fuse(scored)
+            score_BK[row, : len(score_N)] = score_N[:k]
+            number_BK[row, : len(number_N)] = number_N[:k]
+        return score_BK, number_BK
+
+    def _scored(self, questions: Sequence[str], depth: int, query_BD: Tensor) -> Iterator[Scored]:
+        """For each question the best `depth` passages of either side, with both scores of each."""
+        assert self._index is not None
+        hits = self._index.search(query_BD, depth)
+        for row, bm25_N in enumerate(self.words.scores(questions)):
+            number_n = np.union1d(hits.number_BK[row].cpu().numpy(), highest(bm25_N, depth))
+            query_D = query_BD[row : row + 1].float().to(self._index.device)
+            dense_n = scores(query_D, self._index.rows(number_n))[0].cpu().numpy()
+            yield Scored(number_n, dense_n, bm25_N[number_n])
 
 
 def retrieve_to_file(

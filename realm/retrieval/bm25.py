@@ -4,7 +4,7 @@ B queries, K passages per query, N passages.
 """
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import bm25s
@@ -51,29 +51,37 @@ class Bm25Index:
         k = min(k, len(self))
         score_BK = np.zeros((len(questions), k), dtype=np.float32)
         number_BK = np.full((len(questions), k), NULL_PASSAGE, dtype=np.int64)
-        if self._bm25 is None:
-            return Ranking(score_BK, number_BK)
-        for row, words in enumerate(_words(questions)):
-            known = self._bm25.get_tokens_ids(words)
-            if not known:
-                continue
-            score_N = self._bm25.get_scores_from_ids(known)
-            best = _highest(score_N, k)
+        for row, score_N in enumerate(self.scores(questions)):
+            best = highest(score_N, k)
             score_BK[row, : len(best)] = score_N[best]
             number_BK[row, : len(best)] = best
         return Ranking(score_BK, number_BK)
 
+    def scores(self, questions: Sequence[str]) -> Iterator[np.ndarray]:
+        """The score of every passage, for one question after the other -> [N] each."""
+        for words in _words(questions):
+            known = self._bm25.get_tokens_ids(words) if self._bm25 is not None else []
+            if self._bm25 is not None and known:
+                yield self._bm25.get_scores_from_ids(known)
+            else:
+                yield np.zeros(len(self), dtype=np.float32)
+
 
 def _words(texts: Sequence[str]) -> list[list[str]]:
-    plain = [
-        "".join(c for c in unicodedata.normalize("NFKD", t) if not unicodedata.combining(c)) for t in texts
-    ]
     return bm25s.tokenize(
-        plain, stopwords=STOP_WORDS, token_pattern=r"(?u)\b\w+\b", return_ids=False, show_progress=False
+        [text if text.isascii() else _without_accents(text) for text in texts],
+        stopwords=STOP_WORDS,
+        token_pattern=r"(?u)\b\w+\b",
+        return_ids=False,
+        show_progress=False,
     )
 
 
-def _highest(score_N: np.ndarray, k: int) -> np.ndarray:
+def _without_accents(text: str) -> str:
+    return "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+
+
+def highest(score_N: np.ndarray, k: int) -> np.ndarray:
     """Numbers of the k highest scores above zero, best first; equal scores in the order of their numbers."""
     number = np.flatnonzero(score_N)
     if len(number) > k:

@@ -1,44 +1,44 @@
-"""Several rankings of the same passages into one: where dense and BM25 results meet.
+"""Dense and BM25 scores of the same passages into one ranking.
 
-B queries, K passages per query.
+N passages that either side ranks for a query.
 """
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from realm.retrieval.bm25 import Ranking
-from realm.text.inputs import NULL_PASSAGE
+DENSE_WEIGHT = 2.0
+"""Of dense scores beside BM25's, chosen on dev questions of four corpora: LOG.md, 2026-11-23."""
 
 
-def reciprocal_rank_fusion(rankings: Sequence[np.ndarray], k: int = 60) -> Ranking:
-    """Passages by the sum of 1 / (k + rank) over the rankings that hold them (Cormack, Clarke and Buettcher 2009).
+class Scored(NamedTuple):
+    """Passages that dense retrieval or BM25 ranks for a query, with both scores of each."""
 
-    Only ranks count, so scores of different kinds need no scaling. Each ranking is passage numbers [B, K_i], best
-    first; `NULL_PASSAGE` is padding. The result is as wide as the longest fused row; ties go to the earlier ranking.
+    number_N: np.ndarray
+    dense_N: np.ndarray
+    bm25_N: np.ndarray
 
-    >>> dense, bm25 = np.array([[3, 7, 5]]), np.array([[7, 3, 9]])
-    >>> fused = reciprocal_rank_fusion([dense, bm25])
-    >>> fused.number_BK  # 3 and 7 were first and second: 1/61 + 1/62; 5 and 9 were third once: 1/63
-    array([[3, 7, 5, 9]])
-    >>> fused.score_BK.round(4)
-    array([[0.0325, 0.0325, 0.0159, 0.0159]], dtype=float32)
+
+def fuse(scored: Scored) -> tuple[np.ndarray, np.ndarray]:
+    """Fused scores and passage numbers, best first -> two of [N].
+
+    Each side's scores are divided by their standard deviation over the N passages; the sum is weighted (a convex combination of
+    normalised scores: Bruch, Gai and Ingber 2023). So the scale of a side does not matter, only how far it sets a passage apart
+    from the others. A side whose scores are all equal adds nothing. Of equal sums the higher dense score counts, then the lower
+    number.
+
+    >>> dense, bm25 = np.array([4.0, 1.0, 1.0]), np.array([0.0, 2.0, 2.0])
+    >>> fuse(Scored(np.array([3, 7, 9]), dense, bm25))[0].round(2)
+    array([5.66, 3.54, 3.54])
     """
-    rows = [_fuse(ranked, k) for ranked in zip(*rankings, strict=True)]
-    longest = max(map(len, rows), default=0)
-    score_BK = np.zeros((len(rows), longest), dtype=np.float32)
-    number_BK = np.full((len(rows), longest), NULL_PASSAGE, dtype=np.int64)
-    for row, fused in enumerate(rows):
-        number_BK[row, : len(fused)] = list(fused)
-        score_BK[row, : len(fused)] = list(fused.values())
-    return Ranking(score_BK, number_BK)
+    number_N, dense_N, bm25_N = scored
+    score_N = DENSE_WEIGHT * _scaled(dense_N) + _scaled(bm25_N)
+    best_N = np.lexsort((number_N, -dense_N, -score_N))
+    return score_N[best_N], number_N[best_N]
 
 
-def _fuse(rankings: Sequence[np.ndarray], k: int) -> dict[int, float]:
-    """Score by passage number, best first, of one query's rankings."""
-    scores: dict[int, float] = {}
-    for numbers in rankings:
-        for rank, number in enumerate(numbers.tolist(), start=1):
-            if number != NULL_PASSAGE:
-                scores[number] = scores.get(number, 0.0) + 1 / (k + rank)
-    return dict(sorted(scores.items(), key=lambda item: -item[1]))
+def _scaled(score_N: np.ndarray) -> np.ndarray:
+    """In units of their standard deviation, and zeros where they are all equal."""
+    if not len(score_N) or score_N.min() == score_N.max():
+        return np.zeros(len(score_N))
+    return score_N / score_N.std(dtype=np.float64)

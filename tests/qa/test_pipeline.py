@@ -87,12 +87,14 @@ def ranked_by_hand(answerer, question: str, method: str) -> list[int]:
     """All passages that a method ranks, best first."""
     kb = answerer.kb
     dense = inner_products(answerer, question).argsort(descending=True).tolist()
-    by_words = Bm25Index(kb.titles, kb.texts()).search([question], len(kb)).number_BK[0]
-    by_words = by_words[by_words >= 0].tolist()
+    scores, ranked = Bm25Index(kb.titles, kb.texts()).search([question], len(kb))
+    by_words = ranked[0][ranked[0] >= 0].tolist()
     if method != "hybrid":
         return {"dense": dense, "bm25": by_words}[method]
-    places = {n: [ranking.index(n) for ranking in (dense, by_words) if n in ranking] for n in dense}
-    return sorted(dense, key=lambda n: -sum(1 / (61 + place) for place in places[n]))
+    dense_N, bm25_N = inner_products(answerer, question).numpy(), np.zeros(len(kb))
+    bm25_N[by_words] = scores[0][: len(by_words)]
+    sums = 2 * dense_N / dense_N.std() + (bm25_N / bm25_N.std() if by_words else 0)
+    return sorted(dense, key=lambda n: -sums[n])
 
 
 def best_by_hand(answerer, question: str, ranked: list[int]) -> tuple:

@@ -1,13 +1,9 @@
 import math
 import re
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from realm.retrieval.bm25 import STOP_WORDS, Bm25Index
-from realm.retrieval.hybrid import reciprocal_rank_fusion
 from realm.text.inputs import NULL_PASSAGE
 
 TITLES = ["Nile", "Amazon", "Paris", "Nile", ""]
@@ -83,24 +79,3 @@ def test_corpora_without_words_rank_nothing(texts: list[str]) -> None:
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     Bm25Index(TITLES, TEXTS).search(["nile"], k=1)
     assert capfd.readouterr() == ("", "")
-
-
-rankings = st.lists(st.permutations(range(6)).map(lambda p: p[:4]), min_size=1, max_size=3)
-
-
-@given(rankings, st.integers(1, 100))
-def test_fusion_equals_the_formula(ranked: list[list[int]], k: int) -> None:
-    fused = reciprocal_rank_fusion([np.array([row]) for row in ranked], k=k)
-    for number in range(6):
-        expected = sum(1 / (k + 1 + row.index(number)) for row in ranked if number in row)
-        got = fused.score_BK[fused.number_BK == number].sum()
-        assert got == pytest.approx(expected, rel=1e-6)
-    assert (np.diff(fused.score_BK[0]) <= 0).all()
-
-
-def test_fusion_drops_padding_and_fills_short_rows_with_it() -> None:
-    dense = np.array([[1, 2], [5, NULL_PASSAGE]])
-    words = np.array([[3, 4, 1], [5, NULL_PASSAGE, NULL_PASSAGE]])
-    fused = reciprocal_rank_fusion([dense, words])
-    assert fused.number_BK.tolist() == [[1, 3, 2, 4], [5, *[NULL_PASSAGE] * 3]]
-    assert fused.score_BK[1].tolist() == [pytest.approx(2 / 61), 0, 0, 0]
