@@ -35,6 +35,7 @@ from realm.retrieval.index import IndexVersion, load_index
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.mips import MipsIndex
 from realm.retrieval.passages import Lookup, key_of
+from realm.retrieval.words import words_of
 from realm.text.corpus import Passage
 from realm.text.inputs import NULL_PASSAGE, passage_inputs, query_inputs
 
@@ -323,8 +324,8 @@ class Retriever:
 
     @cached_property
     def words(self) -> Bm25Index:
-        """Made when first asked for: every passage is read, in memory at once."""
-        return Bm25Index(self._kb.titles, self._kb.texts())
+        """Opened when first asked for; where it has to be made, every passage is read, in memory at once."""
+        return words_of(self._kb)
 
     @property
     def has_words(self) -> bool:

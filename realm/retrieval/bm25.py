@@ -5,7 +5,8 @@ B queries, K passages per query, N passages.
 
 import unicodedata
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Self
 
 import bm25s
 import numpy as np
@@ -16,6 +17,10 @@ from realm.text.inputs import NULL_PASSAGE
 QUESTION_WORDS = "who whom whose what which when where why how do does did were has have had".split()
 STOP_WORDS = [*STOPWORDS_EN, *QUESTION_WORDS]
 """Lucene's English list, and the words that make a sentence a question: passages seldom hold them, and never as an answer."""
+
+_PATTERN = r"(?u)\b\w+\b"
+RULES = f"lucene k1=1.5 b=0.75, {_PATTERN}, lower case, no accents, without {' '.join(STOP_WORDS)}"
+"""What `Bm25Index` goes by: an index that was saved under other rules has other words or scores."""
 
 
 class Ranking(NamedTuple):
@@ -42,6 +47,23 @@ class Bm25Index:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def knows_words(self) -> bool:
+        """Whether any passage has a word that is no stop word."""
+        return self._bm25 is not None
+
+    def save(self, folder: Path) -> None:
+        """Writes the files of an index that knows words into a folder."""
+        assert self._bm25 is not None
+        self._bm25.save(folder, show_progress=False)
+
+    @classmethod
+    def load(cls, folder: Path, count: int) -> Self:
+        """An index of so many passages that `save` wrote, mapped into memory."""
+        loaded = cls([], [])
+        loaded._count, loaded._bm25 = count, bm25s.BM25.load(folder, mmap=True, show_progress=False)
+        return loaded
 
     def search(self, questions: Sequence[str], k: int) -> Ranking:
         """The k passages that score highest for each question, ties by number; k is cut to the size of the index.
@@ -71,7 +93,7 @@ def _words(texts: Sequence[str]) -> list[list[str]]:
     return bm25s.tokenize(
         [text if text.isascii() else _without_accents(text) for text in texts],
         stopwords=STOP_WORDS,
-        token_pattern=r"(?u)\b\w+\b",
+        token_pattern=_PATTERN,
         return_ids=False,
         show_progress=False,
     )

@@ -4,6 +4,7 @@
     KB/tokenizer/        whose wordpieces the passages are in
     KB/SHA256SUMS        digests of the table's files (`realm.retrieval.tables`)
     KB/indexes/          vectors of the passages, a folder per model (`realm.retrieval.vectors`)
+    KB/words/            their words, for BM25, once somebody has asked for that (`realm.retrieval.words`)
 
 A passage's id is the hash of its title and text, so the same text is kept once. It belongs to the first
 document that brought it, and goes with that document; another one that holds it too brings it back when it
