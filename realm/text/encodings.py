@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from realm.text.compressed import opened
 from realm.text.records import BINARY, EMPTY, ENCODING, TOO_LONG, Limits, Unreadable
 
 _MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
@@ -66,7 +67,7 @@ def whole(path: Path, limits: Limits, html: bool = False) -> Text:
     Raises:
         Unreadable: it is empty, too long, binary, or in an encoding that cannot be told.
     """
-    with path.open("rb") as file:
+    with opened(path) as file:
         data = file.read(limits.file_bytes + 1)
     if len(data) > limits.file_bytes:
         raise Unreadable(

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from realm.config import InputError, write_json_lines
 from realm.text.columns import arrow, parquet
+from realm.text.compressed import COMPRESSIONS, opened, uncompressed
 from realm.text.corpus import Document
 from realm.text.demo_corpora import packaged
 from realm.text.encodings import decode, marked, whole, without_text
@@ -194,7 +195,7 @@ def _refuse(found: Sequence["_Found"]) -> None:
 
 def _kinds(files: Iterable[Unreadable]) -> str:
     """How many files there are of the commonest extensions."""
-    kinds = Counter(Path(one.where).suffix or Path(one.where).name for one in files)
+    kinds = Counter(_kind(Path(one.where)) or Path(one.where).name for one in files)
     return ", ".join(f"{number} {printable(kind)}" for kind, number in kinds.most_common(5))
 
 
@@ -264,7 +265,14 @@ _Found = tuple[Reader, Path] | Unreadable
 
 def reader_of(path: Path) -> Reader | None:
     """The reader of a file, by its name; none for a type that is not read."""
-    return _FORMATS.get(path.suffix.lower())
+    plain = uncompressed(path)
+    return (_FORMATS if plain == path else _COMPRESSED).get(plain.suffix.lower())
+
+
+def _kind(path: Path) -> str:
+    """A file's extension, with the one before it where it is compressed."""
+    plain = uncompressed(path)
+    return path.suffix if plain == path else plain.suffix + path.suffix
 
 
 def _files(source: str, but: Path | None) -> list[_Found]:
@@ -276,8 +284,8 @@ def _files(source: str, but: Path | None) -> list[_Found]:
     if not path.exists():
         raise InputError(f"{source}: no such file or folder")
     if reader_of(path) is None:
-        kind = f"{path.suffix} files" if path.suffix else "files without an extension"
-        raise InputError(f"{source}: cannot read {kind}, only {', '.join(_FORMATS)}")
+        kind = f"{_kind(path)} files" if path.suffix else "files without an extension"
+        raise InputError(f"{source}: cannot read {kind}, only {_READ}")
     return [_file(path)]
 
 
@@ -300,15 +308,15 @@ def _walk(folder: Path, but: Path | None) -> list[_Found]:
     if len(passed) == len(found):
         others = _kinds(passed)
         has = f"has {others}, and no" if others else "is empty: it needs"
-        raise InputError(f"{folder}: this folder {has} {', '.join(_FORMATS)}")
+        raise InputError(f"{folder}: this folder {has} {_READ}")
     return found
 
 
 def _file(path: Path) -> _Found:
     reader = reader_of(path)
     if reader is None:
-        kind = path.suffix or "no extension"
-        return Unreadable(path, TYPE, f"{path}: {kind} is not read, only {', '.join(_FORMATS)}")
+        kind = _kind(path) or "no extension"
+        return Unreadable(path, TYPE, f"{path}: {kind} is not read, only {_READ}")
     if SURROGATE.search(str(path)):  # names become ids and titles, which are kept in UTF-8
         return Unreadable(path, NAME, f"{str(path)!r}: the name of this file is not UTF-8: rename it")
     try:
@@ -324,9 +332,8 @@ def _file(path: Path) -> _Found:
 
 def _json_lines(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     empty = True
-    with path.open("rb") as file:
-        start = file.read(5)
-        file.seek(0)
+    with opened(path) as file:
+        start = file.peek(5)[:5]
         for number, (raw, complete) in enumerate(_raw_lines(path, file, limits), start=1):
             where = f"{path}:{number}"
             if raw is None:
@@ -349,8 +356,7 @@ def _json_lines(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
 
 def _raw_lines(path: Path, file: io.BufferedReader, limits: Limits) -> Iterator[tuple[bytes | None, bool]]:
     """Each line in UTF-8, or as it is; whether it has an end; None for one that is too long to be looked at."""
-    start = file.read(1024)
-    file.seek(0)
+    start = file.peek(1024)[:1024]
     encoding = marked(start)
     if encoding in ("utf-16", "utf-32"):
         try:
@@ -397,7 +403,7 @@ def _plain_text(path: Path, limits: Limits) -> Iterator[Record]:
     if len(first) <= 100 and rest.strip() and not rest.partition("\n")[0].strip():
         yield Record(str(path), first.strip(), rest.strip(), path.as_posix(), assumed)
     else:
-        yield Record(str(path), path.stem, text, path.as_posix(), assumed)
+        yield Record(str(path), uncompressed(path).stem, text, path.as_posix(), assumed)
 
 
 def _markdown(path: Path, limits: Limits) -> Iterator[Record]:
@@ -433,7 +439,7 @@ def _page(path: Path, source: str) -> Page:
 
 
 def _page_record(path: Path, title: str, text: str, assumed: str | None) -> Record:
-    title = title or path.stem
+    title = title or uncompressed(path).stem
     # The title is stored beside the text; a heading that repeats it would be in the first passage twice.
     if text == title or text.startswith(f"{title}\n"):
         text = text[len(title) :].lstrip()
@@ -451,3 +457,8 @@ _FORMATS: dict[str, Reader] = {
     ".parquet": parquet,
     ".arrow": arrow,
 }
+_COMPRESSED: dict[str, Reader] = {
+    **{name: _FORMATS[name] for name in (".jsonl", ".txt", ".md", ".html", ".htm")},
+    ".json": _json_lines,  # what data sets call JSON Lines when they compress them: `c4-train.00000.json.gz`
+}
+_READ = f"{', '.join(_FORMATS)}, and {', '.join(COMPRESSIONS)} of the text formats"

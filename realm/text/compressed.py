@@ -1,0 +1,83 @@
+"""Compressed text files are read as what is in them: `.gz` and `.xz` through Python's own modules, `.zst` through pyarrow.
+
+A few bytes can stand for gigabytes, so what comes out is counted while it comes, and no more than a part is in memory.
+"""
+
+import gzip
+import io
+import lzma
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from realm.text.records import DAMAGED, TOO_LONG, Unreadable, first_line, shortened
+
+_SMALL = 256 << 20
+"""Bytes that any file may hold; more need a compressed byte for each hundred."""
+
+
+def _zstd(file: io.BufferedReader) -> Any:
+    import pyarrow as pa
+
+    return pa.CompressedInputStream(file, "zstd")
+
+
+_OPENERS: dict[str, Callable[[io.BufferedReader], Any]] = {
+    ".gz": lambda file: gzip.GzipFile(fileobj=file),
+    ".xz": lzma.LZMAFile,
+    ".zst": _zstd,
+}
+
+COMPRESSIONS = tuple(_OPENERS)
+
+
+def uncompressed(path: Path) -> Path:
+    """The name that a file has when it is not compressed.
+
+    >>> uncompressed(Path("notes.txt.gz")).name, uncompressed(Path("notes.txt")).name
+    ('notes.txt', 'notes.txt')
+    """
+    return path.with_suffix("") if path.suffix.lower() in _OPENERS else path
+
+
+@contextmanager
+def opened(path: Path) -> Iterator["io.BufferedReader[Any]"]:
+    """The bytes of a file, decompressed where its name says that it is compressed.
+
+    Reading them raises Unreadable where the file is damaged, or holds too much for its size.
+    """
+    with path.open("rb") as file:
+        opener = _OPENERS.get(path.suffix.lower())
+        if opener is None or not file.peek(1):  # a file without a byte is empty, and not damaged
+            yield file
+        else:
+            with opener(file) as stream, io.BufferedReader(_Decompressed(path, stream), 1 << 16) as reader:
+                yield reader
+
+
+class _Decompressed(io.RawIOBase):
+    """Counts what a library decompresses, and names the file in whatever the library raises."""
+
+    def __init__(self, path: Path, stream: Any):
+        self._path, self._stream = path, stream
+        self._size = path.stat().st_size
+        self._left = self._most = max(_SMALL, 100 * self._size)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._stream.read(len(buffer))
+        except Exception as error:  # EOFError, OSError, and each library's own
+            if isinstance(error, OSError) and error.errno:  # the system's, not the library's
+                raise
+            reason = shortened(first_line(error))
+            raise Unreadable(self._path, DAMAGED, f"{self._path} cannot be decompressed ({reason})") from None
+        self._left -= len(data)
+        if self._left < 0:
+            message = f"{self._size:,} bytes decompress to over {self._most:,}: decompress and split it"
+            raise Unreadable(self._path, TOO_LONG, f"{self._path}: {message}")
+        buffer[: len(data)] = data
+        return len(data)
