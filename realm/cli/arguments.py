@@ -140,7 +140,8 @@ def add_sources(parser: Parser) -> None:
         "sources",
         metavar="SOURCE",
         nargs="+",
-        help="files and folders (.jsonl .txt .md .html .parquet .arrow), package:vital-articles, package:factbook",
+        help="files and folders (.jsonl .txt .md .html, also with .gz .xz .zst; .parquet .arrow .pdf .docx .epub), "
+        "package:vital-articles, package:factbook",
     )
     parser.add_argument(
         "--strict",

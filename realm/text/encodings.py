@@ -73,7 +73,7 @@ def whole(path: Path, limits: Limits, html: bool = False) -> Text:
         raise Unreadable(
             path, TOO_LONG, f"{path}: over {limits.file_bytes:,} bytes, too long for one document: split it"
         )
-    text, assumed = decode(data, path, _declared(data, path) if html else None)
+    text, assumed = decode(data, path, declared_encoding(data, path) if html else None)
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text.strip():
         raise without_text(path, data)
@@ -141,7 +141,8 @@ _AS_BROWSERS = {  # what browsers take these names for, each a superset
 }
 
 
-def _declared(data: bytes, path: Path) -> str | None:
+def declared_encoding(data: bytes, path: str | Path) -> str | None:
+    """The encoding that a page of HTML names, if it names one; raises Unreadable where that is none."""
     match = _DECLARED.search(data, 0, 4096)
     if match is None:
         return None

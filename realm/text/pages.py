@@ -7,9 +7,13 @@ takes time linear in the page: a tree is never made, and a page whose elements a
 import re
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from lxml import etree
+
+from realm.text.compressed import uncompressed
+from realm.text.records import NO_TEXT, Record, Unreadable
 
 
 class Page(NamedTuple):
@@ -49,6 +53,21 @@ def read_page(source: str) -> Page:
     return Page(title, heading, text)
 
 
+def page_record(path: Path, title: str, text: str, assumed: str | None = None) -> Record:
+    """A file that is one page as a record; without a title its name is the title.
+
+    Raises:
+        Unreadable: it has no text.
+    """
+    title = title or uncompressed(path).stem
+    # The title is stored beside the text; a heading that repeats it would be in the first passage twice.
+    if text == title or text.startswith(f"{title}\n"):
+        text = text[len(title) :].lstrip()
+    if not text:
+        raise Unreadable(path, NO_TEXT, f"{path} has no text, only a title or markup")
+    return Record(str(path), title, text, path.as_posix(), assumed)
+
+
 def _parse(source: str, taken: "_Taken") -> None:
     parser = etree.HTMLParser(target=taken, encoding="utf-8", huge_tree=True)
     for start in range(0, len(source), _FED):  # in parts, or an error would wait for the end of the page
@@ -83,6 +102,8 @@ class _Taken:
         self._titles = 0
         self._heading_read = False
         self._row_started = False
+        self._cell_has_text = False
+        self._paragraph_ended = False  # in a cell: a blank line follows if text does
 
     def start(self, tag: str, attributes: object) -> None:
         self._depth += 1
@@ -94,14 +115,16 @@ class _Taken:
             self._asides.append(len(self.text))
         elif tag in _OWN_TEXT:
             self._asides.clear()
-        if tag in _BLOCK:
-            self.text.append("\n\n")
-            self._row_started = False
+        if tag == "p" and self._in_cell():
+            self._paragraph_ended = self._cell_has_text
+        elif tag in _BLOCK:
+            self._break()
         elif tag == "br":
             self.text.append("\n")
         elif tag in ("td", "th"):
-            self.text.append(" | " if self._row_started else "")
+            self.text.append(" | " if self._row_started else "\n\n")
             self._row_started = True
+            self._cell_has_text = self._paragraph_ended = False
 
     def end(self, tag: str) -> None:
         self._depth -= 1
@@ -110,7 +133,9 @@ class _Taken:
             del self.text[self._asides.pop() :]
         if tag in _HEADING:
             self._heading_read = self._heading_read or bool("".join(self.heading).strip())
-        if tag in _BLOCK:
+        if tag == "p" and self._in_cell():
+            self._paragraph_ended = self._cell_has_text
+        elif tag in _BLOCK:
             self.text.append("\n\n")
 
     def data(self, data: str) -> None:
@@ -122,7 +147,18 @@ class _Taken:
             return
         if self._open["heading"] and not self._heading_read and not self._asides:
             self.heading.append(data)
+        if data and not data.isspace():
+            if self._paragraph_ended:
+                self._break()
+            self._cell_has_text = True
         self.text.append(data if self._open["pre"] else _WHITE.sub(" ", data))
+
+    def _in_cell(self) -> bool:
+        return self._open["td"] > 0 or self._open["th"] > 0
+
+    def _break(self) -> None:
+        self.text.append("\n\n")
+        self._row_started = self._paragraph_ended = False
 
     def close(self) -> None:
         """The parser calls it at the end; all is in the attributes."""

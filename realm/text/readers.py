@@ -1,6 +1,6 @@
 """File formats: whatever holds documents becomes a stream of `Document`.
 
-A source is a file, a folder that is walked, or the name of a corpus that a package carries (`demo_corpora.py`). `reader_of`
+A source is a file, a folder that is walked, or the name of a corpus that a package carries (`demo_corpora.py`). `_FORMATS`
 names the reader of a file; readers give records (`records.py`), and what all have in common (unique ids, the limit on
 length, what becomes of files that cannot be read) is in `read_documents`. Nothing here cuts text into passages.
 """
@@ -14,24 +14,23 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from realm.config import InputError, write_json_lines
+from realm.text import apart
 from realm.text.columns import arrow, parquet
 from realm.text.compressed import COMPRESSIONS, opened, uncompressed
 from realm.text.corpus import Document
 from realm.text.demo_corpora import packaged
 from realm.text.encodings import decode, marked, whole, without_text
-from realm.text.pages import Page, PageError, read_page
+from realm.text.pages import Page, PageError, page_record, read_page
 from realm.text.records import (
     BINARY,
     DAMAGED,
     FIELDS,
     LINK,
     NAME,
-    NO_TEXT,
     NOT_JSON,
     NOT_OPENED,
     SAME_ID,
@@ -142,7 +141,7 @@ def read_documents(
     if report is None:
         _refuse(found)
     limits = Limits(max_document_chars)
-    return _documents(chain.from_iterable(_opened(source, limits) for source in found), limits, report)
+    return _documents(_read(found, limits), limits, report)
 
 
 def documents_of(
@@ -232,7 +231,8 @@ def _documents(
 
 def _problem(one: Record, used: set[str], limits: Limits) -> Unreadable | None:
     if len(one.text) > limits.document_chars:
-        message = f"{len(one.text):,} characters, over the limit of {limits.document_chars:,}: split it"
+        over = f"{len(one.text):,} characters, over the limit of {limits.document_chars:,}"
+        message = f"{over}: split it, or raise max_document_chars"
         return Unreadable(one.where, TOO_LONG, f"{one.where}: {message}")
     if one.id in used:
         message = f"a second document with the id {shown(one.id)}: ids must differ"
@@ -240,14 +240,21 @@ def _problem(one: Record, used: set[str], limits: Limits) -> Unreadable | None:
     return None
 
 
-def _opened(found: "_Found", limits: Limits) -> Iterator[Record | Unreadable]:
+def _read(found: Iterable["_Found"], limits: Limits) -> Iterator[Record | Unreadable]:
+    """What all files give, in order."""
+    with apart.Apart() as child:
+        for one in found:
+            yield from _opened(one, limits, child)
+
+
+def _opened(found: "_Found", limits: Limits, child: apart.Apart) -> Iterator[Record | Unreadable]:
     """What a file gives, and at the end what was wrong with it: whatever its reader raises names the file."""
     if isinstance(found, Unreadable):
         yield found
         return
     reader, path = found
     try:
-        yield from reader(path, limits)
+        yield from child.read(path, limits) if reader is None else reader(path, limits)
     except Unreadable as problem:
         yield problem
     except InputError:  # about the installation, not about a file
@@ -260,13 +267,19 @@ def _opened(found: "_Found", limits: Limits) -> Iterator[Record | Unreadable]:
 
 # --- which files ---------------------------------------------------------------------------------
 
-_Found = tuple[Reader, Path] | Unreadable
+_Found = tuple[Reader | None, Path] | Unreadable
+"""No reader: the file is read in a process of its own."""
 
 
-def reader_of(path: Path) -> Reader | None:
-    """The reader of a file, by its name; none for a type that is not read."""
+def _is_read(path: Path) -> bool:
+    """Whether files of this name are of a type that is read."""
     plain = uncompressed(path)
-    return (_FORMATS if plain == path else _COMPRESSED).get(plain.suffix.lower())
+    return plain.suffix.lower() in (_FORMATS if plain == path else _COMPRESSED)
+
+
+def _reader_of(path: Path) -> Reader | None:
+    plain = uncompressed(path)
+    return (_FORMATS if plain == path else _COMPRESSED)[plain.suffix.lower()]
 
 
 def _kind(path: Path) -> str:
@@ -283,7 +296,7 @@ def _files(source: str, but: Path | None) -> list[_Found]:
         return _walk(path, but)
     if not path.exists():
         raise InputError(f"{source}: no such file or folder")
-    if reader_of(path) is None:
+    if not _is_read(path):
         kind = f"{_kind(path)} files" if path.suffix else "files without an extension"
         raise InputError(f"{source}: cannot read {kind}, only {_READ}")
     return [_file(path)]
@@ -313,8 +326,11 @@ def _walk(folder: Path, but: Path | None) -> list[_Found]:
 
 
 def _file(path: Path) -> _Found:
-    reader = reader_of(path)
-    if reader is None:
+    if path.name.startswith("~$"):
+        return Unreadable(
+            path, TYPE, f"{path} marks a document as open in an office program, and holds no text"
+        )
+    if not _is_read(path):
         kind = _kind(path) or "no extension"
         return Unreadable(path, TYPE, f"{path}: {kind} is not read, only {_READ}")
     if SURROGATE.search(str(path)):  # names become ids and titles, which are kept in UTF-8
@@ -324,7 +340,7 @@ def _file(path: Path) -> _Found:
             return Unreadable(path, NOT_OPENED, f"{path} is no regular file")
     except OSError as error:
         return Unreadable(path, NOT_OPENED, f"{path}: {error.strerror}")
-    return reader, path
+    return _reader_of(path), path
 
 
 # --- JSON Lines ----------------------------------------------------------------------------------
@@ -418,7 +434,7 @@ def _markdown(path: Path, limits: Limits) -> Iterator[Record]:
             title = named[1].strip().strip("\"'")
     # Through HTML: that is what Markdown means, and it may contain some.
     page = _page(path, MarkdownIt("commonmark").enable("table").render(source))
-    yield _page_record(path, title or page.heading, page.text, assumed)
+    yield page_record(path, title or page.heading, page.text, assumed)
 
 
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?\n)?---[ \t]*(?:\n|\Z)", re.DOTALL)
@@ -428,7 +444,7 @@ def _html(path: Path, limits: Limits) -> Iterator[Record]:
     """The title element is the title, else the first heading."""
     source, assumed = whole(path, limits, html=True)
     page = _page(path, source)
-    yield _page_record(path, page.title or page.heading, page.text, assumed)
+    yield page_record(path, page.title or page.heading, page.text, assumed)
 
 
 def _page(path: Path, source: str) -> Page:
@@ -438,17 +454,7 @@ def _page(path: Path, source: str) -> Page:
         raise Unreadable(path, DAMAGED, f"{path}: {error}") from None
 
 
-def _page_record(path: Path, title: str, text: str, assumed: str | None) -> Record:
-    title = title or uncompressed(path).stem
-    # The title is stored beside the text; a heading that repeats it would be in the first passage twice.
-    if text == title or text.startswith(f"{title}\n"):
-        text = text[len(title) :].lstrip()
-    if not text:
-        raise Unreadable(path, NO_TEXT, f"{path} has no text, only a title or markup")
-    return Record(str(path), title, text, path.as_posix(), assumed)
-
-
-_FORMATS: dict[str, Reader] = {
+_FORMATS: dict[str, Reader | None] = {
     ".jsonl": _json_lines,
     ".txt": _plain_text,
     ".md": _markdown,
@@ -456,8 +462,9 @@ _FORMATS: dict[str, Reader] = {
     ".htm": _html,
     ".parquet": parquet,
     ".arrow": arrow,
+    **dict.fromkeys(apart.MODULES),
 }
-_COMPRESSED: dict[str, Reader] = {
+_COMPRESSED: dict[str, Reader | None] = {
     **{name: _FORMATS[name] for name in (".jsonl", ".txt", ".md", ".html", ".htm")},
     ".json": _json_lines,  # what data sets call JSON Lines when they compress them: `c4-train.00000.json.gz`
 }

@@ -16,6 +16,8 @@ FIELDS: Final = "without a usable title, text or id"
 SAME_ID: Final = "with an id that an earlier document has"
 TOO_LONG: Final = "too long"
 DAMAGED: Final = "damaged"
+ENCRYPTED: Final = "encrypted"
+NOT_INSTALLED: Final = "for want of a library (pip install 'realm-lm[documents]')"
 NOT_OPENED: Final = "not to be opened"
 NAME: Final = "with a name that is not UTF-8"
 TYPE: Final = "of a type that is not read"
@@ -58,6 +60,13 @@ class Limits(NamedTuple):
         return max(64 << 20, 12 * self.document_chars)  # twelve bytes: "\ud83d\ude00"
 
 
+class Pages(NamedTuple):
+    """How far a long file has been read."""
+
+    done: int
+    total: int
+
+
 Reader = Callable[[Path, Limits], Iterator[Record | Unreadable]]
 
 
@@ -79,6 +88,24 @@ def printable(text: str) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of what a library says, or the error's kind where it says nothing."""
     return str(error).split("\n", 1)[0] or type(error).__name__
+
+
+_NO_TITLE = re.compile(
+    r"microsoft (?:word|powerpoint|excel)\b.*|untitled.*|no title|title|(?:document|presentation|slide)\s*\d*"
+    r"|.*\.(?:docx?|dvi|epub|fm|html?|indd|md|odt|pages|pdf|pptx?|ps|qx[dp]|rtf|tex|txt|xlsx?)",
+    re.IGNORECASE,
+)
+
+
+def sensible_title(title: str | None) -> str:
+    """A title from a file's metadata, or nothing where a program put a file's name or a placeholder there.
+
+    >>> sensible_title(" The Debian\\n FAQ "), sensible_title("Microsoft Word - report_final2.doc")
+    ('The Debian FAQ', '')
+    """
+    words = " ".join(SURROGATE.sub("", title or "").split())
+    named = any(map(str.isalpha, words)) and len(words) <= 300 and not _NO_TITLE.fullmatch(words)
+    return words if named else ""
 
 
 def record(where: str, fields: Mapping[str, Any]) -> Record | Unreadable:

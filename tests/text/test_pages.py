@@ -33,6 +33,25 @@ def test_what_no_reader_of_the_page_reads_is_left_out(element: str) -> None:
     assert page == Page("T", "H", "One.\n\nH\n\nTwo.")
 
 
+def test_a_paragraph_alone_in_a_cell_is_a_cell() -> None:
+    row = "<tr><td><p>Town</p></td><td>\n<p>River</p>\n</td></tr>"
+    assert read_page(f"<p>x</p><table>{row}{row}</table><p>y</p>").text.split("\n\n") == [
+        "x",
+        *["Town | River"] * 2,
+        "y",
+    ]
+    layout = "<table><tr><td>Zero<p>One.</p><p>Two.</p>Three.<td><p>Four.</p><p>Five.</table><p>Six."
+    assert read_page(layout).text.split("\n\n") == [
+        "Zero",
+        "One.",
+        "Two.",
+        "Three.",
+        "Four.",
+        "Five.",
+        "Six.",
+    ]
+
+
 def test_a_picture_has_a_title_of_its_own() -> None:
     assert read_page("<svg><title>no</title></svg><h1>Yes</h1>x") == Page("", "Yes", "Yes\n\nx")
 

@@ -141,7 +141,7 @@ def test_sources_are_checked_before_anything_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.pdf", b"%PDF", r"a\.pdf: cannot read \.pdf files, only \.jsonl, \.txt"),
+        ("a.doc", b"text", r"a\.doc: cannot read \.doc files, only \.jsonl, \.txt"),
         ("Makefile", b"all:", "Makefile: cannot read files without an extension"),
         ("a.txt", b"", r"a\.txt is empty"),
         ("a.jsonl", b"", r"a\.jsonl is empty"),

@@ -1,0 +1,156 @@
+"""Readers that run in a process of their own, where a hostile or damaged file can harm nothing but its own reading.
+
+PDF, Word documents and EPUB are archives of compressed parts, and C++ reads one of them. A crash there, an endless loop or a
+demand for too much memory ends the child; one file is left out, and the next one gets another child. What comes back is
+text in JSON, a line for each page and record.
+"""
+
+import importlib
+import json
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, suppress
+from pathlib import Path
+
+from realm.config import progress
+from realm.text.records import (
+    DAMAGED,
+    EMPTY,
+    NOT_OPENED,
+    TOO_LONG,
+    Limits,
+    Pages,
+    Record,
+    Unreadable,
+    first_line,
+    shortened,
+)
+
+MODULES = {".pdf": "realm.text.pdf", ".docx": "realm.text.word", ".epub": "realm.text.epub"}
+"""Each has a function `read(path, limits)`, a reader that may yield `Pages` too."""
+
+MOST_MEMORY = 2 << 30
+"""Bytes of address space that a child may take."""
+MOST_SECONDS = 120
+"""Of processor time that a file may take; every page that was read adds one."""
+
+
+class Apart(AbstractContextManager["Apart"]):
+    """The child that reads one file after the other; it starts with the first file, and ends with the `with` block."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def read(self, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+        """What the reader of a file of one of the `MODULES` gives; a bar shows the pages of a long file."""
+        child = self._child = self._child or _start()
+        assert child.stdin is not None and child.stdout is not None
+        with ExitStack() as whatever_comes, ExitStack() as shown:
+            whatever_comes.callback(self._stop)  # a child whose answer was not taken to its end is of no use
+            bar = None
+            request = {"path": str(path), "document_chars": limits.document_chars}
+            child.stdin.write(json.dumps(request).encode() + b"\n")
+            child.stdin.flush()
+            for line in child.stdout:
+                kind, values = json.loads(line)
+                if kind == "pages":
+                    done, total = values
+                    if bar is None:
+                        name = shortened(path.name, 30)
+                        bar = shown.enter_context(
+                            progress(total=total, description=name, unit="page", leave=False)
+                        )
+                    bar.update(done - bar.n)
+                elif kind == "end":
+                    whatever_comes.pop_all()
+                    return
+                else:
+                    yield Record(*values) if kind == "record" else Unreadable(*values)
+            raise _ended(path, child.wait())
+
+    def _stop(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    # -P: the folder where the command runs may hold files that are named as Python's modules are.
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "realm.text.apart"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _ended(path: Path, code: int) -> Unreadable:
+    if code == -signal.SIGXCPU:
+        return Unreadable(path, TOO_LONG, f"{path}: reading took over {MOST_SECONDS} s of processor time")
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return Unreadable(path, DAMAGED, f"{path} cannot be read (its reader ended with {how})")
+
+
+# --- in the child --------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Answers requests until their stream ends, which it does when the parent dies."""
+    answers = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)  # whatever a library prints is no answer
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_AS, MOST_MEMORY)
+
+    def answer(kind: str, *values: object) -> None:
+        answers.write(json.dumps([kind, values]) + "\n")
+        answers.flush()
+
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        path = Path(request["path"])
+        seconds = math.ceil(time.process_time() + MOST_SECONDS)
+        _limit(resource.RLIMIT_CPU, seconds)
+        try:
+            with path.open("rb") as file:
+                if not file.read(1):
+                    raise Unreadable(path, EMPTY, f"{path} is empty")
+            read = importlib.import_module(MODULES[path.suffix.lower()]).read
+            for found in read(path, Limits(request["document_chars"])):
+                if isinstance(found, Pages):
+                    _limit(resource.RLIMIT_CPU, seconds + found.done)
+                    answer("pages", *found)
+                elif isinstance(found, Record):
+                    answer("record", *found)
+                else:
+                    answer("unreadable", found.where, found.reason, str(found))
+        except Unreadable as problem:
+            answer("unreadable", problem.where, problem.reason, str(problem))
+        except OSError as error:
+            answer("unreadable", str(path), NOT_OPENED, f"{path}: {error.strerror or first_line(error)}")
+        except MemoryError:
+            message = f"{path}: reading takes over {MOST_MEMORY >> 30} GiB of memory"
+            answer("unreadable", str(path), TOO_LONG, message)
+        except Exception as error:  # of many classes: whatever a library could not read
+            message = f"{path} cannot be read ({shortened(first_line(error))})"
+            answer("unreadable", str(path), DAMAGED, message)
+        answer("end")
+
+
+def _limit(kind: int, most: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    with suppress(ValueError, OSError):  # some systems have no such limit
+        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Writes PDF, Word documents and EPUB as programs do: with fpdf2, python-docx and zipfile."""
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import docx
+from docx.oxml import parse_xml
+from docx.oxml.ns import nsdecls
+from fpdf import FPDF
+
+SENTENCES = (
+    "The town of Arden lies on the river Ouse between the sea and the hills.",
+    "Alaric built a tower for Ermina, who kept forty horses there for 12 years.",
+    "It sells wool, salt and amber to the merchants of Dunmore every spring!",
+    "Nobody knows who burnt the bridge; the monks wrote that it was lightning.",
+    "The mint of Halden was closed in 1437, and opened again by Dagobert.",
+)
+
+
+def paragraphs(count: int) -> list[str]:
+    """Paragraphs of two to six sentences, no two alike."""
+    return [
+        " ".join(
+            SENTENCES[(number * 3 + n) % 5].replace("town", f"town {number}") for n in range(2 + number % 5)
+        )
+        for number in range(count)
+    ]
+
+
+class Manual(FPDF):
+    """Pages with a header and a page number."""
+
+    def header(self) -> None:
+        self.set_font("Helvetica", size=9)
+        self.cell(0, 8, f"Manual of towns - {self.page_no()}", new_x="LMARGIN", new_y="NEXT")
+
+    def footer(self) -> None:
+        self.set_y(-15)
+        self.set_font("Helvetica", size=9)
+        self.cell(0, 8, str(self.page_no()), align="C")
+
+
+def pdf(path: Path, blocks: Sequence[str], title: str = "", **encryption: str) -> Path:
+    """A PDF of justified paragraphs; blocks that begin with "# " are headings."""
+    manual = Manual(format=(148, 210))
+    if title:
+        manual.set_title(title)
+    if encryption:
+        manual.set_encryption(**encryption)  # type: ignore[arg-type]
+    manual.add_page()
+    for block in blocks:
+        manual.set_font("Times", size=18 if block.startswith("# ") else 11)
+        manual.multi_cell(
+            0,
+            10 if block.startswith("# ") else 5.5,
+            block.removeprefix("# "),
+            align="J",
+            new_x="LMARGIN",
+            new_y="NEXT",
+        )
+        manual.ln(3)
+    manual.output(str(path))
+    return path
+
+
+def word(path: Path, title: str = "") -> Path:
+    """A Word document with about everything that it may hold."""
+    document = docx.Document()
+    document.core_properties.title = title
+    document.sections[0].header.paragraphs[0].text = "A header of every page"
+    document.add_heading("Towns of the Ouse", 0)
+    document.add_heading("Arden", 1)
+    paragraph = document.add_paragraph("The town of ")
+    paragraph.add_run("Ar").bold = True
+    paragraph.add_run("den lies on the Ouse.")
+    paragraph._p.append(
+        parse_xml(f'<w:del {nsdecls("w")} w:id="1"><w:r><w:delText>Deleted.</w:delText></w:r></w:del>')
+    )
+    paragraph._p.append(parse_xml(f'<w:ins {nsdecls("w")} w:id="2"><w:r><w:t> Inserted.</w:t></w:r></w:ins>'))
+    document.add_paragraph("Wool", style="List Bullet")
+    document.add_paragraph("Salt", style="List Bullet")
+    table = document.add_table(rows=2, cols=2)
+    for cell, text in zip(
+        [*table.rows[0].cells, *table.rows[1].cells], ("Town", "River", "Arden", "Ouse"), strict=True
+    ):
+        cell.text = text
+    document.save(str(path))
+    return path
+
+
+WORD_BLOCKS = [
+    *("Arden", "The town of Arden lies on the Ouse. Inserted.", "Wool", "Salt"),
+    *("Town | River", "Arden | Ouse"),
+]
+"""What the text of `word` is."""
+
+CONTAINER = (
+    '<?xml version="1.0"?><container xmlns="urn:oasis:names:tc:opendocument:xmlns:container" version="1.0"><rootfiles>'
+    '<rootfile full-path="OPS/book.opf" media-type="application/oebps-package+xml"/></rootfiles></container>'
+)
+PACKAGE = """<?xml version="1.0"?>
+<package xmlns="http://www.idpf.org/2007/opf" version="3.0">
+<metadata xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>Towns of the Ouse</dc:title></metadata>
+<manifest>
+<item id="b" href="text/b%20two.xhtml" media-type="application/xhtml+xml"/>
+<item id="toc" href="toc.xhtml" properties="nav" media-type="application/xhtml+xml"/>
+<item id="a" href="text/a.xhtml" media-type="application/xhtml+xml"/>
+<item id="font" href="font.otf" media-type="font/otf"/>
+</manifest>
+<spine><itemref idref="toc"/><itemref idref="a"/><itemref idref="gone"/><itemref idref="b"/></spine>
+</package>"""
+PAGE = """<?xml version="1.0" encoding="utf-8"?>
+<html xmlns="http://www.w3.org/1999/xhtml"><head><title/><script src="x.js"/><style>p {{ }}</style></head>
+<body><h1><a id="start"/>{}</h1><p>{}</p><div class="end"/></body></html>"""
+BOOK = {
+    "mimetype": "application/epub+zip",
+    "META-INF/container.xml": CONTAINER,
+    "OPS/book.opf": PACKAGE,
+    "OPS/toc.xhtml": PAGE.format("Contents", "Arden"),
+    "OPS/text/a.xhtml": PAGE.format("Arden", "On the&nbsp;Ouse &amp; the sea."),
+    "OPS/text/b two.xhtml": PAGE.format("Bexley", "Köln &#8212; far away."),
+}
+BOOK_TEXT = "Arden\n\nOn the Ouse & the sea.\n\nBexley\n\nKöln — far away."
+
+
+def zipped(path: Path, parts: Mapping[str, str | bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+    return path
