@@ -91,6 +91,7 @@ WRITERS = {
     "text/apart.py main.answer": ["the child's answers: tests/text/test_pdf_word_epub.py"],
     "text/inputs.py _behaviour": ["what a fingerprint is of: never written"],
     "text/readers.py ReadingReport.keep": ["left_out.jsonl"],
+    "workspace/fit.py _Fit._judged": ["made questions: tests/workspace/test_fit.py reads them"],
     "workspace/fit.py _Fit._write": ["report.json: tests/workspace/test_fit.py"],
     "workspace/fit.py _Fit._write_ids": ["documents.json: tests/workspace/test_fit.py"],
     "train/loop.py TrainRun._open_folder": ["settings.json"],

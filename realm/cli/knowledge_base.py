@@ -41,6 +41,8 @@ class QuestionsConfig:
     """Questions of one document at most."""
     dev_share: float = 0.1
     """Share of documents whose questions are dev."""
+    documents: str = ""
+    """Only questions of documents whose id or title begins so, such as those added last."""
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
@@ -354,8 +356,16 @@ def _questions(args: argparse.Namespace) -> None:
 
     config = settings(args, QuestionsConfig)
     made = make_questions(KnowledgeBase.open(args.kb), config.seed, config.most_per_document)
+    made = [
+        q for q in made if q.document_id.startswith(config.documents) or q.title.startswith(config.documents)
+    ]
     if not made:
-        raise InputError(f"{args.kb} has no sentence that a question can be made from: see `realm kb info`")
+        about = (
+            f' of a document whose id or title begins with "{config.documents}"' if config.documents else ""
+        )
+        raise InputError(
+            f"{args.kb} has no sentence{about} that a question can be made from: see `realm kb list` and `realm kb info`"
+        )
     train, dev = split(made, config.dev_share, config.seed)
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ How far a fit has come follows from what is on disk, so an interrupted one goes 
 
     WORKSPACE/kb/                 after 2 (while it is made: kb.building)
     WORKSPACE/documents.json      ids of the documents that the sources held: what is deleted when they lack one
+    WORKSPACE/questions.jsonl     after 3: the made questions that models are judged by in 5
     WORKSPACE/model/              after 3 the start, after 5 the better one
     WORKSPACE/adapted/            after 4, until 5 (while it is made: adapted.training)
     WORKSPACE/report.json         after 3, and after 5 and 6 again
@@ -29,7 +30,7 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 
 from realm import __version__
-from realm.config import InputError, progress, read_json, write_json
+from realm.config import InputError, progress, read_json, write_json, write_json_lines
 from realm.folders import LOCK, one_writer, remove, replace_folder, restore
 from realm.model.folder import Model, copy_model, is_model, load_model, read_manifest
 from realm.progress import duration
@@ -66,6 +67,7 @@ from realm.workspace.settings import FitConfig
 
 ADAPTED = "adapted"
 DOCUMENTS = "documents.json"
+QUESTIONS = "questions.jsonl"
 EXAMPLES = 3
 SHORT = 90
 """Most characters of an example question, where there are such."""
@@ -307,7 +309,9 @@ class _Fit:
     def _judged(self, report: FitJson, kb: KnowledgeBase, made: Sequence[MadeQuestion]) -> FitJson:
         """The report with what words, the start and, where it is due, the adapted model find."""
         config, device = self.config, self.config.device
-        queries = judging.Queries.draw(kb, made, self.start.lengths.query, config.facts, config.questions)
+        asked = judging.drawn(made, config.questions)
+        write_json_lines(self.folder / QUESTIONS, (question._asdict() for question in asked))
+        queries = judging.Queries.draw(kb, asked, self.start.lengths.query, config.facts)
         adapts = self._is_due(report["adaptation"], len(kb)) and queries.enough
         if adapts:
             with _timed("adapt", self.seconds):

@@ -59,12 +59,16 @@ class Queries(NamedTuple):
 
     @classmethod
     def draw(
-        cls, kb: KnowledgeBase, made: Sequence[MadeQuestion], query_tokens: int, facts: int, questions: int
+        cls, kb: KnowledgeBase, made: Sequence[MadeQuestion], query_tokens: int, facts: int
     ) -> "Queries":
-        """At most so many of each, the same for the same knowledge base; `made` are all questions made from it."""
-        drawn = np.random.default_rng(0).permutation(len(made))[:questions]
-        asked = [Question(made[n].id, made[n].question, made[n].answers) for n in sorted(drawn)]
+        """The questions, and at most so many masked facts, the same for the same knowledge base."""
+        asked = [Question(one.id, one.question, one.answers) for one in made]
         return cls(held_out_queries(kb, query_tokens - 2, facts), asked)
+
+
+def drawn(made: Sequence[MadeQuestion], most: int) -> list[MadeQuestion]:
+    """At most so many of all questions that were made from a knowledge base, the same for the same ones."""
+    return [made[n] for n in sorted(np.random.default_rng(0).permutation(len(made))[:most])]
 
 
 def ranks_by_words(kb: KnowledgeBase, queries: Queries) -> Ranks:

@@ -17,6 +17,8 @@ import realm
 from realm import cli
 from realm.folders import one_writer
 from realm.model.folder import load_model, read_manifest
+from realm.qa.evaluation import read_questions
+from realm.qa.pipeline import evaluate_words
 from realm.retrieval.knowledge_base import KnowledgeBase, build
 from realm.train import loop
 from realm.workspace import fit as fit_module
@@ -47,7 +49,7 @@ def saved(workspace: Path = WS) -> FitJson:
 def test_a_workspace_holds_its_parts_and_a_report_of_its_type(fitted: Path) -> None:
     workspace = fitted / "towns"
     assert {path.name for path in workspace.iterdir()} == {
-        ".lock", "kb", "model", "documents.json", "report.json",
+        ".lock", "kb", "model", "documents.json", "questions.jsonl", "report.json",
     }  # fmt: skip
     report = saved(workspace)
     assert_holds(FitJson, report)
@@ -60,6 +62,28 @@ def test_a_workspace_holds_its_parts_and_a_report_of_its_type(fitted: Path) -> N
         "masked_facts": True, "made_questions": True,
     }  # fmt: skip
     assert len(report["examples"]) == 3 == len({example["question"] for example in report["examples"]})
+
+
+def test_the_questions_that_judged_the_models_are_kept_and_give_the_same_recall(home: Path) -> None:
+    asked = read_questions(WS / "questions.jsonl")
+    judged = saved()["tests"]["made_questions"]
+    assert len(asked) == judged["n"]
+    found = evaluate_words(KnowledgeBase.open(WS / "kb"), asked).as_dict()["recall"]
+    assert [found[k] for k in ("1", "5", "20")] == [judged["bm25"][k] for k in ("1", "5", "20")]
+
+
+def test_questions_can_be_made_of_some_documents_alone(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def made(*settings: str) -> list[dict[str, str]]:
+        words = ["questions", "--in", "towns", "--out", "made", "--set", "dev_share=1.0"]
+        assert cli.main([*words, *settings]) == 0
+        return [json.loads(line) for line in Path("made/dev.jsonl").read_text().splitlines()]
+
+    of_north = made("--set", "documents=docs/north")
+    assert of_north == [one for one in made() if one["document_id"].startswith("docs/north")] != []
+    assert cli.main(["questions", "--in", "towns", "--out", "none", "--set", "documents=Nobody"]) == 2
+    assert 'no sentence of a document whose id or title begins with "Nobody"' in capsys.readouterr().err
 
 
 def test_a_workspace_answers_with_the_model_that_it_was_judged_with(home: Path) -> None:
