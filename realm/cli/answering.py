@@ -13,6 +13,7 @@ from realm.cli.arguments import (
     add_kb,
     add_model,
     add_out,
+    add_reader,
     add_regex,
     positive,
     report,
@@ -22,6 +23,7 @@ from realm.cli.arguments import (
 from realm.config import InputError, write_json
 
 SCORED = "; p(z|x) comes from the vectors in any case"
+READS = "reads in place of the model's span reader"
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
@@ -55,6 +57,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     answer.add_argument("question", metavar="QUESTION", type=_one_text)
     add_kb(answer, required=False)
     add_model(answer, required=False)
+    add_reader(answer, READS)
     _add_method(answer, SCORED)
     answer.add_argument(
         "--server",
@@ -93,6 +96,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
     add_kb(evaluate)
     add_model(evaluate, required=False)
+    add_reader(evaluate, READS)
     _add_questions(evaluate)
     add_regex(evaluate)
     _add_method(evaluate, SCORED + "; without --model, bm25 alone: recall, and no answers")
@@ -200,7 +204,8 @@ def _retrieve(args: argparse.Namespace) -> None:
 
 def _answer(args: argparse.Namespace) -> None:
     if args.server is not None:
-        if args.kb is not None or args.model is not None or args.config is not None or args.set:
+        here = (args.kb, args.model, args.reader, args.config)
+        if any(given is not None for given in here) or args.set:
             raise InputError(
                 "--server answers by its own knowledge base, model and settings: leave out all others"
             )
@@ -236,9 +241,9 @@ def _evaluate(args: argparse.Namespace) -> None:
     questions = read_questions(args.questions, regex=args.regex)
     config = settings(args, pipeline.AnswerConfig)
     if args.model is None:
-        if args.gold or args.unanswerable:
+        if args.gold or args.unanswerable or args.reader is not None:
             raise InputError(
-                "--gold and --unanswerable are about answers: name a --model that has a span reader"
+                "--gold, --unanswerable and --reader are about answers: name the --model that finds passages"
             )
         evaluated = pipeline.evaluate_words(KnowledgeBase.open(args.kb), questions)
     else:

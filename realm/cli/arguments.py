@@ -124,6 +124,15 @@ def add_model(parser: Parser, required: bool = True) -> None:
     )
 
 
+def add_reader(parser: Parser, does: str) -> None:
+    """--reader, the setting of that name: another span reader than the model's."""
+    parser.add_argument(
+        "--reader",
+        metavar="NAME",
+        help=f"{does}: a checkpoint with BERT's question-answering head, folder or hub name, or a model",
+    )
+
+
 def add_init(parser: Parser, required: bool, metavar: str, help: str) -> None:
     """--init, the model or encoder that a stage starts from."""
     parser.add_part("init", Part("model", required), metavar, help)
@@ -161,8 +170,10 @@ def add_regex(parser: Parser) -> None:
 
 
 def settings(args: argparse.Namespace, cls: type[T]) -> T:
-    """The command's settings from --config and --set."""
-    return read_config(cls, args.config, args.section, args.set)
+    """The command's settings from --config, --set, and --reader where it has that flag."""
+    reader = getattr(args, "reader", None)
+    last = [] if reader is None else [f"reader={json.dumps(reader)}"]
+    return read_config(cls, args.config, args.section, [*args.set, *last])
 
 
 def positive(text: str) -> int:

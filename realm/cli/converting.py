@@ -15,6 +15,7 @@ TARGETS = ("realm", "huggingface-realm", "hub", "sentence-transformers", "compac
 ONLY_FOR = {
     "encoder": "realm",
     "embedder": "realm",
+    "retriever": "realm",
     "bits": "realm",
     "tagger": "realm",
     "tokenizer": "realm",
@@ -32,7 +33,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "convert",
         _convert,
-        "turn a published REALM checkpoint into a model and a knowledge base, or ours into files that others load",
+        "turn a published checkpoint into a model, of open QA with its knowledge base, or ours into files that others load",
         "realm convert google/realm-orqa-nq-openqa ./nq",
         reports=True,
     )
@@ -59,6 +60,11 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "--embedder",
         metavar="NAME",
         help="published embedder of the passages, and of queries where FROM has none",
+    )
+    convert.add_argument(
+        "--retriever",
+        metavar="MODEL",
+        help="FROM has BERT's question-answering head: OUT is a copy of this model of ours that answers with it",
     )
     convert.add_argument(
         "--bits",
@@ -115,6 +121,8 @@ def _convert(args: argparse.Namespace) -> None:
     out = Path(args.out)
     made: ConvertedJson | ExportedJson | MadeFolderJson | CompactJson
     match args.to:
+        case "realm" if args.retriever is not None:
+            made = _with_reader(args, out)
         case "realm":
             from realm.retrieval.published import convert_checkpoint
             from realm.text.salient_spans import load_tagger
@@ -141,6 +149,22 @@ def _convert(args: argparse.Namespace) -> None:
             made = {"out": args.out}
     report(args, made)
     say_where(args, "the model and the knowledge base are" if "kb" in made else "the model is", args.out)
+
+
+def _with_reader(args: argparse.Namespace, out: Path) -> "ConvertedJson":
+    from realm.model.folder import load_model, new_folder, save_model
+    from realm.model.published.answering import take_reader
+
+    for flag, target in ONLY_FOR.items():
+        if flag != "retriever" and target == args.to and getattr(args, flag) is not None:
+            raise InputError(f"--{flag} is for a published REALM checkpoint, not for --retriever")
+    model = load_model(args.retriever)
+    dead = take_reader(model, args.source)
+    model.stages = [*model.stages, {"stage": "reader", "name": args.source}]
+    with new_folder(out) as aside:
+        save_model(model, aside)
+    note = "its probabilities are not calibrated: `realm calibrate` does that on questions with known answers"
+    return {"kind": "reader", "model": args.out, "dead_weights": dead, "notes": [note]}
 
 
 def _to_compact(args: argparse.Namespace, out: Path) -> CompactJson:

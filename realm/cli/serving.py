@@ -4,7 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
-from realm.cli.arguments import Commands, Parser, add_command, add_kb, add_model, settings
+from realm.cli.arguments import Commands, Parser, add_command, add_kb, add_model, add_reader, settings
 from realm.config import InputError
 
 TOKEN = "REALM_TOKEN"
@@ -24,6 +24,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
     add_kb(serve)
     add_model(serve)
+    add_reader(serve, "reads in place of the model's span reader")
     serve.add_argument(
         "--host", metavar="HOST", default="127.0.0.1", help="address to listen on (default: %(default)s)"
     )

@@ -11,6 +11,7 @@ from realm.cli.arguments import (
     add_kb,
     add_model,
     add_out,
+    add_reader,
     add_regex,
     report,
     say_where,
@@ -112,6 +113,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
     add_kb(finetune)
     add_model(finetune)
+    add_reader(finetune, "the span reader to start from (default: the model's own, else a fresh one)")
     finetune.add_argument("--train", metavar="FILE", required=True, help="questions with answers to train on")
     finetune.add_argument(
         "--dev", metavar="FILE", required=True, help="questions with answers to choose the model by"

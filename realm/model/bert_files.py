@@ -93,7 +93,7 @@ def read_weights(folder: Path, name: str) -> dict[str, Tensor]:
             states |= load_tensors(file)
     except (SafetensorError, OSError) as error:
         raise InputError(f"{name} does not load as a BERT: {reason(error)}") from error
-    return {_own_name(key): value for key, value in states.items()}
+    return {own_name(key): value for key, value in states.items()}
 
 
 def weight_files(folder: Path, name: str) -> list[Path]:
@@ -138,7 +138,7 @@ class Undrawn(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _own_name(name: str) -> str:
-    """`MaskedBert`'s name for a tensor of a checkpoint with or without a head, of today or of BERT's first years."""
+def own_name(name: str) -> str:
+    """Our name for a tensor of a checkpoint with or without a head, of today or of BERT's first years."""
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-    return name if name.startswith(("bert.", "cls.")) else f"bert.{name}"
+    return name if name.startswith(("bert.", "cls.", "qa_outputs.")) else f"bert.{name}"

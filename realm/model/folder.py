@@ -5,7 +5,7 @@ MODEL/tokenizer.json
 MODEL/encoder/                    the masked-LM reader in Hugging Face layout (loads there as BertForMaskedLM), and which
                                   passages its training held out (held_out.json)
 MODEL/embedder.safetensors        query tower, and the passage tower where it is another one
-MODEL/span_reader.safetensors     after fine-tuning
+MODEL/span_reader.safetensors     after fine-tuning, or taken from a published checkpoint
 """
 
 import hashlib
@@ -135,6 +135,8 @@ class Manifest(TypedDict):
     span_reader: bool
     span: dict[str, Any]
     """Empty without a span reader."""
+    span_trunk: dict[str, Any]
+    """The sizes of its layers, which may be others than the encoder's; empty without one."""
     calibration: dict[str, float]
     stages: list[dict[str, Any]]
 
@@ -223,6 +225,7 @@ def _write(model: Model, aside: Path, extra: Sequence[Path], compact: bool) -> N
         "trunk": asdict(model.embedder.trunk_config),
         "span_reader": model.span_reader is not None,
         "span": asdict(model.span_reader.config) if model.span_reader else {},
+        "span_trunk": asdict(model.span_reader.trunk.config) if model.span_reader else {},
         "calibration": asdict(model.calibration),
         "stages": model.stages,
     }
@@ -408,9 +411,11 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
             embedder.passage.load_state_dict(_with_prefix(states, "passage."))
         span_reader = None
         if manifest["span_reader"]:
+            spans = config_from(SpanConfig, manifest.get("span", {}), f"{path / MANIFEST} span")
+            sizes = manifest.get("span_trunk")  # earlier versions had the encoder's
+            trunk = encoder if sizes is None else bert_config(sizes, f"{path / MANIFEST} span_trunk")
             with Undrawn():
-                spans = config_from(SpanConfig, manifest.get("span", {}), f"{path / MANIFEST} span")
-                span_reader = SpanReader(Bert(encoder), config=spans)
+                span_reader = SpanReader(Bert(trunk), config=spans)
             span_reader.load_state_dict(load_tensors(path / "span_reader.safetensors"))
         calibration = config_from(
             Calibration, manifest.get("calibration", {}), f"{path / MANIFEST} calibration"

@@ -90,7 +90,7 @@ class RankedPassage:
 class Span:
     """A span of a passage: the passage's `text[start:end]`.
 
-    `score` is the span's and its passage's retrieval score together. `probability` is that of its text as the answer: the
+    `score` is the span's, and what its passage's retrieval score adds. `probability` is that of its text as the answer: the
     share of all spans with this text among the spans of all passages read, "no answer" among them where the reader may find
     none, as the model's calibration has it.
     """

@@ -21,6 +21,7 @@ import numpy as np
 from realm.config import InputError
 from realm.model.device import choose_device
 from realm.model.folder import MANIFEST, load_model, model_path
+from realm.model.published.answering import take_reader
 from realm.qa.filling import Filler
 from realm.qa.made_questions import make_questions
 from realm.qa.pipeline import AnswerConfig, Answerer
@@ -195,6 +196,8 @@ class LivingKnowledge:
             model = before.answerer.model
         else:
             model = load_model(self.model).to(choose_device(self._config.device))
+            if self._config.reader is not None:
+                take_reader(model, self._config.reader)
         kb.check_tokenizer(model.tokenizer, self.model)
         version = load_index(kb, model, self.model, self._config.mapped_index)
         version.index.prepare()  # here, where no question waits

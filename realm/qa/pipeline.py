@@ -23,6 +23,7 @@ from realm.model.calibration import Calibration
 from realm.model.device import Precision, autocast, choose_device
 from realm.model.encoders import evaluating
 from realm.model.folder import Model, load_model, set_calibration
+from realm.model.published.answering import take_reader
 from realm.model.scores import scores
 from realm.qa import evaluation
 from realm.qa.answers import Answer, AnsweringIndex, Answers, RankedPassage, ReadPassage, Span
@@ -57,6 +58,9 @@ class AnswerConfig:
 
     read: int = 5
     """Passages that the reader reads (paper: 5)."""
+    reader: str | None = None
+    """Another span reader than the model's own: a checkpoint with BERT's question-answering head, by folder or hub name, or a
+    model of ours. Its probabilities are not calibrated; `realm convert --retriever` keeps it, for `realm calibrate`."""
     answers: int = 5
     """Different answers returned, best first."""
     threshold: float | None = None
@@ -111,6 +115,8 @@ class Answerer:
     def load(cls, kb: str, model: str, config: AnswerConfig) -> "Answerer":
         """Raises InputError when the parts do not belong together, or the index is missing or lacks passages."""
         opened, loaded = open_pair(kb, model, config.device, reader=False)
+        if config.reader is not None:
+            take_reader(loaded, config.reader)
         return cls(opened, loaded, load_index(opened, loaded, model, config.mapped_index), config)
 
     def answer(self, question: str) -> Answers:
@@ -262,11 +268,16 @@ class Answerer:
         """The best different spans of one question's passages, and each passage with its best one, if it has any."""
         if not ranked:
             return [], []
+        reader = self.model.span_reader
+        assert reader is not None
         joint_F = torch.cat(
-            [(one.score_WT + score).flatten() for one, score in zip(spans, score_K, strict=True)]
+            [
+                (one.score_WT + score).flatten()
+                for one, score in zip(spans, reader.beside(score_K), strict=True)
+            ]
         )
         ends = np.cumsum([one.score_WT.numel() for one in spans])
-        none = [0.0] if self.model.span_reader and self.model.span_reader.config.finds_none else []
+        none = [0.0] if reader.config.finds_none else []
         share_F = torch.cat([joint_F, torch.tensor(none)]).softmax(dim=0)
         published = self.model.tokenizer.as_published() if self.config.peer_compat else None
 
@@ -487,6 +498,11 @@ def calibrate(
     """
     if ":" in model and not Path(model).is_dir():
         raise InputError(f"{model} is not yours to change: copy its folder, and calibrate the copy")
+    if config.reader is not None:
+        raise InputError(
+            f"a calibration is kept with its model: `realm convert {config.reader} OUT --retriever {model}` makes one, "
+            "without the setting `reader`"
+        )
     answerer = Answerer.load(kb, model, config)
     if answerer.model.span_reader is None:
         raise InputError(NEEDS_READER)

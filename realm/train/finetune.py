@@ -26,6 +26,7 @@ from realm.model.device import choose_device
 from realm.model.encoders import SpanConfig, SpanReader, body_mask
 from realm.model.folder import Model, load_model
 from realm.model.losses import any_correct_loss
+from realm.model.published.answering import take_reader
 from realm.model.scores import own_scores
 from realm.qa.evaluation import Containment, Question, has_answer
 from realm.qa.pipeline import AnswerConfig, Answerer, evaluate
@@ -57,6 +58,9 @@ class FinetuneConfig(RunConfig):
     """Peak rate of the question side of the embedder; 0: the embedder stays as it is."""
     read: int = 5
     """Passages read per question."""
+    reader: str | None = None
+    """The span reader to start from: a checkpoint with BERT's question-answering head, by folder or hub name, or a model of
+    ours; none: the model's own, or a fresh head where it has none (paper)."""
     input_embeddings: Literal["trained", "frozen"] = "trained"
     """Of the reader, and of the embedder where it trains: words, positions, segments. "frozen": they stay as they are."""
     passages: Literal["retrieved", "contrast"] = "retrieved"
@@ -128,16 +132,18 @@ def train(
     moves = config.update_passages
     found = None if moves else load_index(kb, model, init)
     finds_none = config.unanswerable > 0
+    if config.reader is not None:
+        take_reader(model, config.reader)
     reader = model.span_reader or start_reader(model, config.seed, config.whole_words, finds_none)
     if finds_none and not reader.config.finds_none:
         raise InputError(
-            f"the span reader of {init} always finds an answer: unanswerable = 0 trains it further, a model without a span "
-            "reader gets one that may find none"
+            f"the span reader of {config.reader or init} always finds an answer: unanswerable = 0 trains it further, a model "
+            "without a span reader gets one that may find none"
         )
     model.calibration = Calibration()
     head_rate = config.learning_rate if config.head_rate is None else config.head_rate
     rates: dict[nn.Module, float] = {reader.trunk: config.learning_rate}
-    rates |= dict.fromkeys((reader.ends, reader.norm, reader.score), head_rate)
+    rates |= dict.fromkeys(reader.head(), head_rate)
     if config.retriever_rate == 0:
         model.embedder.requires_grad_(False)
     elif moves:
@@ -352,7 +358,8 @@ class Examples:
         span_RWT = reader(tokens, body_mask(tokens, model.tokenizer.sep_id))
         rows, widths, length = span_RWT.shape
         correct_RWT = correct_mask(spans, starts, (rows, widths, length)).to(score_BN.device)
-        logit_BKS = span_RWT.view(*number_BK.shape, -1) + score_BN[:, : number_BK.shape[1], None]
+        score_BK = reader.beside(score_BN[:, : number_BK.shape[1]])
+        logit_BKS = span_RWT.view(*number_BK.shape, -1) + score_BK[:, :, None]
         logit_BX, correct_BX = logit_BKS.flatten(1), correct_RWT.view(len(batch), -1)
         if reader.config.finds_none:
             none_B1 = ~correct_BX.any(dim=1, keepdim=True)

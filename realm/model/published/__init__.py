@@ -1,5 +1,7 @@
-"""Checkpoints of others: the REALM models that Google published, as Hugging Face files in and out, and as its own files in.
+"""Checkpoints of others: the REALM models that Google published, as Hugging Face files in and out, and as its own files in;
+and readers that others fine-tuned.
 
+    answering    a BERT that answers questions about a text, as a span reader
     checkpoint   a folder or hub repository: which kind it is, its tensors by their published names
     google       Google's names and settings as published ones
     tensorflow   the tensors of a TensorFlow checkpoint, without TensorFlow

@@ -98,7 +98,7 @@ def open_checkpoint(name: str, tokenizer: str | None = None) -> Checkpoint:
         return _googles(name, prefix, tokenizer)
     folder = Path(encoder_folder(name, FILES))
     config = _config(name, folder)
-    tensors = _tensors(name, folder)
+    tensors = read_tensors(name, folder)
     vocabulary = Path(encoder_folder(tokenizer)) if tokenizer else folder
     return Checkpoint(name, folder, _kind(name, tensors), config, tensors, vocabulary)
 
@@ -121,7 +121,8 @@ def _config(name: str, folder: Path) -> dict[str, Any]:
     if model_type != "realm":
         raise InputError(
             f"{name} is a {model_type!r} model, no published REALM checkpoint (model_type 'realm'); "
-            f"`realm mlm --init {name}` starts from a BERT"
+            f"`realm mlm --init {name}` starts from a BERT, `realm convert --retriever MODEL` takes one that answers "
+            "questions as a reader"
         )
     if config.get("position_embedding_type", "absolute") != "absolute" or config.get("is_decoder"):
         raise InputError(f"{name} has relative positions or is a decoder, which no published REALM is")
@@ -137,7 +138,8 @@ def _checked(config: dict[str, Any], file: Path) -> dict[str, Any]:
     return config
 
 
-def _tensors(name: str, folder: Path) -> dict[str, Tensor]:
+def read_tensors(name: str, folder: Path) -> dict[str, Tensor]:
+    """The tensors of a published folder by their names there; raises InputError where there are none that can be read."""
     files = _weight_files(name, folder)
     tensors: dict[str, Tensor] = {}
     for file in files:

@@ -43,6 +43,10 @@ def check_exportable(model: Model) -> None:
     if reader.copy_head is not None:
         raise InputError("the reader has a copy head, which the published classes do not know")
     spans = model.span_reader
+    if spans is not None and spans.config.head != "pairs":
+        raise InputError(
+            "the span reader has BERT's question-answering head, which the published classes do not know"
+        )
     if spans is not None and bool(spans.continues_V.any()):
         raise InputError(
             "the span reader answers in whole words only, which the published one cannot: train with "

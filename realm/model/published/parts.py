@@ -280,8 +280,9 @@ def _equal(one: Tower, other: Tower) -> bool:
 
 def _untrained(reader: SpanReader) -> bool:
     """Whether the head is as it was initialised: gains of exactly one and biases of exactly zero outlast no training."""
-    ones, zeros = reader.norm.weight, (reader.norm.bias, reader.ends.bias, reader.score.bias)
-    return bool((ones == 1).all()) and not any(bool(zero.any()) for zero in zeros)
+    states = reader.state_dict()
+    zeros = (states[name] for name in ("norm.bias", "ends.bias", "score.bias"))
+    return bool((states["norm.weight"] == 1).all()) and not any(bool(zero.any()) for zero in zeros)
 
 
 def tensors_of(network: nn.Module, table: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
