@@ -46,7 +46,10 @@ STAGES = (
     ("found", f"finetune --model known --out found {TRAIN}"),  # the passages that are found
     ("wiki", "kb build articles.jsonl --out wiki --config realm-small"),
     ("filled", "mlm --kb wiki --init found --out filled --config realm-small"),
-    ("calibrated.json", "calibrate --kb kb --model filled --questions calibration.jsonl --json"),
+    (
+        "calibrated.json",
+        "calibrate --kb kb --model filled --questions calibration.jsonl --method hybrid --json",
+    ),
     ("realm-small", "convert filled realm-small --to compact"),
 )
 """What each command makes, and the command."""

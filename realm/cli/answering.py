@@ -83,7 +83,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         type=_one_text,
         help="also print p(WORD|x) with and without retrieval; the passages show what each did for WORD",
     )
-    _add_method(fill, SCORED)
+    _add_method(fill, SCORED, default="dense")
 
     evaluate = add_command(
         commands,
@@ -138,7 +138,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
     add_kb(probe)
     add_model(probe)
-    _add_method(probe, "; of what recall counts, the model reads dense passages", ("dense", "bm25"))
+    _add_method(probe, "; of what recall counts, the model reads dense passages", ("dense", "bm25"), "dense")
     _add_outcomes(probe, "masked fact")
 
 
@@ -148,12 +148,18 @@ def _add_questions(parser: Parser) -> None:
     )
 
 
-def _add_method(parser: Parser, note: str, methods: Sequence[str] = ("dense", "bm25", "hybrid")) -> None:
+def _add_method(
+    parser: Parser,
+    note: str,
+    methods: Sequence[str] = ("dense", "bm25", "hybrid"),
+    default: str | None = None,
+) -> None:
+    unnamed = default or "the one the model was calibrated with, else dense"
     parser.add_argument(
         "--method",
         choices=methods,
-        default="dense",
-        help=f"find passages by vectors{', words, or both' if 'hybrid' in methods else ' or words'} (default: dense){note}",
+        default=default,
+        help=f"find passages by vectors{', words, or both' if 'hybrid' in methods else ' or words'} (default: {unnamed}){note}",
     )
 
 
@@ -181,7 +187,7 @@ def _one_text(text: str) -> str:
 
 def _need_model_but_for_words(args: argparse.Namespace) -> None:
     if args.model is None and args.method != "bm25":
-        raise InputError(f"--method {args.method} needs a --model; without one, use --method bm25")
+        raise InputError(f"--method {args.method or 'dense'} needs a --model; without one, use --method bm25")
 
 
 def _retrieve(args: argparse.Namespace) -> None:

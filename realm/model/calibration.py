@@ -2,7 +2,10 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
+Method = Literal["dense", "bm25", "hybrid"]
+"""What ranks the passages that are read: vectors, words, or both."""
 HIGHEST = 1 - 1e-7
 """A share above it counts as this much: in float32 a certain span has the share 1, whose log-odds are infinite."""
 
@@ -18,6 +21,8 @@ class Calibration:
     offset: float = 0.0
     threshold: float = 0.0
     """An answer of a lower probability counts as a guess: no answer was found."""
+    method: Method = "dense"
+    """What ranked the passages of those questions, and ranks them where nobody names a method."""
 
     def __post_init__(self) -> None:
         if not (0 < self.slope < math.inf and math.isfinite(self.offset) and 0 <= self.threshold <= 1):

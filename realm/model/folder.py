@@ -137,7 +137,7 @@ class Manifest(TypedDict):
     """Empty without a span reader."""
     span_trunk: dict[str, Any]
     """The sizes of its layers, which may be others than the encoder's; empty without one."""
-    calibration: dict[str, float]
+    calibration: dict[str, float | str]
     stages: list[dict[str, Any]]
 
 

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from realm.config import InputError
+from realm.model.calibration import Method
 from realm.model.device import autocast
 from realm.model.encoders import evaluating
 from realm.model.folder import Model
 from realm.qa.answers import RankedPassage, RankedPassageJson
-from realm.qa.pipeline import AnswerConfig, Method, Retriever, open_pair
+from realm.qa.pipeline import AnswerConfig, Retriever, open_pair
 from realm.retrieval.candidates import read_inputs
 from realm.retrieval.index import IndexVersion, load_index
 from realm.retrieval.knowledge_base import KnowledgeBase

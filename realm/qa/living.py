@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from realm.config import InputError
+from realm.model.calibration import Method
 from realm.model.device import choose_device
 from realm.model.folder import MANIFEST, load_model, model_path
 from realm.model.published.answering import take_reader
@@ -165,6 +166,11 @@ class LivingKnowledge:
     def get_ready_to_write(self) -> None:
         """Loads the tagger. Raises InputError where it is not here, which the first writer would hear of otherwise."""
         self._tagger_for(self.current.kb)
+
+    @property
+    def method(self) -> Method:
+        """What ranks passages where nobody names a method."""
+        return self.current.answerer.method
 
     def read_words(self) -> None:
         """Sees to it that passages can be ranked by words."""

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from realm.config import InputError, progress, write_json_lines
-from realm.model.calibration import Calibration
+from realm.model.calibration import Calibration, Method
 from realm.model.device import Precision, autocast, choose_device
 from realm.model.encoders import evaluating
 from realm.model.folder import Model, load_model, set_calibration
@@ -40,7 +40,6 @@ from realm.retrieval.words import words_of
 from realm.text.corpus import Passage
 from realm.text.inputs import NULL_PASSAGE, passage_inputs, query_inputs
 
-Method = Literal["dense", "bm25", "hybrid"]
 ROWS_READ = 16
 """Passages that the span reader takes together."""
 EVALUATION_DEPTH = 100
@@ -124,18 +123,21 @@ class Answerer:
 
     @torch.no_grad()
     def answer_batch(
-        self, questions: Sequence[str], method: Method = "dense", read: int | None = None
+        self, questions: Sequence[str], method: Method | None = None, read: int | None = None
     ) -> list[Answers]:
         """Answers to several questions at once, each from `read` passages; `ms` is the batch's time per question.
 
-        `method` chooses and ranks the passages. p(z|x) and the retrieval part of a score are the embedder's inner
-        products whatever chose them: the span reader was trained beside these, and a BM25 score has another scale.
+        `method` chooses and ranks the passages; none: `self.method`. p(z|x) and the retrieval part of a score are the
+        embedder's inner products whatever chose them: the span reader was trained beside these, and a BM25 score has
+        another scale.
         """
         clock = _Clock(len(questions))
         ids = self.tokenized(questions)
         query_BD = self.embed(ids)
         clock.lap("embed")
-        _, number_BK = self.retriever.search(questions, read or self.config.read, method, query_BD)
+        _, number_BK = self.retriever.search(
+            questions, read or self.config.read, method or self.method, query_BD
+        )
         clock.lap("search")
         return self._answers(questions, ids, query_BD, number_BK, clock)
 
@@ -172,6 +174,11 @@ class Answerer:
         set_here = self.config.threshold
         return self.model.calibration.threshold if set_here is None else set_here
 
+    @property
+    def method(self) -> Method:
+        """What ranks passages where nobody names a method: what did when the model was calibrated, else vectors."""
+        return self.model.calibration.method
+
     def tokenized(self, questions: Sequence[str]) -> list[list[int]]:
         """The wordpieces of questions, no special tokens added."""
         if self.config.peer_compat:
@@ -188,16 +195,19 @@ class Answerer:
             return self.model.embedder.query(inputs)
 
     @torch.no_grad()
-    def retrieve(self, questions: Sequence[str], k: int, method: Method) -> tuple[np.ndarray, np.ndarray]:
-        """As `Retriever.search`, which says what comes back."""
+    def retrieve(
+        self, questions: Sequence[str], k: int, method: Method | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `Retriever.search`, which says what comes back; without a method, by `self.method`."""
+        method = method or self.method
         query_BD = None if method == "bm25" else self.embed(self.tokenized(questions))
         return self.retriever.search(questions, k, method, query_BD)
 
     @torch.no_grad()
-    def passages(self, question: str, k: int, method: Method = "dense") -> list[RankedPassage]:
+    def passages(self, question: str, k: int, method: Method | None = None) -> list[RankedPassage]:
         """The best passages for a question, with the share of p(z|x) that each has among them."""
         query_BD = self.embed(self.tokenized([question]))
-        _, number_BK = self.retriever.search([question], k, method, query_BD)
+        _, number_BK = self.retriever.search([question], k, method or self.method, query_BD)
         numbers = number_BK[0][number_BK[0] >= 0]
         return self._ranked(self._scores(query_BD[0], numbers), self.kb.passages(numbers))
 
@@ -382,19 +392,19 @@ def retrieve_to_file(
     model: str | None,
     questions: Sequence[Question],
     k: int,
-    method: Method,
+    method: Method | None,
     out: Path,
     config: AnswerConfig,
 ) -> None:
     """A line of `RetrievedJson` for each question, written aside and renamed in."""
     if model is not None and method != "bm25":
-        search = Answerer.load(str(kb.folder), model, config).retrieve
+        search = partial(Answerer.load(str(kb.folder), model, config).retrieve, method=method)
     else:
-        search = partial(Retriever(kb).search, query_BD=None)
+        search = partial(Retriever(kb).search, method="bm25", query_BD=None)
 
     def lines() -> Iterator[RetrievedJson]:
         for part in _batches(questions, 64, "retrieve"):
-            scores, numbers = search([q.question for q in part], k, method)
+            scores, numbers = search([q.question for q in part], k)
             for question, score_K, number_K in zip(part, scores, numbers, strict=True):
                 passages: list[HitJson] = [
                     {"id": p.id, "title": p.title, "text": p.text, "score": round(float(score), 6)}
@@ -408,11 +418,12 @@ def retrieve_to_file(
 def evaluate(
     answerer: Answerer,
     questions: Sequence[Question],
-    method: Method = "dense",
+    method: Method | None = None,
     unanswerable: bool = False,
     gold: bool = False,
 ) -> evaluation.Report:
-    """Scores the passages that `method` retrieves, and the answers that a span reader reads from the first of them.
+    """Scores the passages that `method` retrieves (none: the answerer's), and the answers that a span reader reads from the
+    first of them.
 
     With `gold` the passages are those of the document that each question names, in their order, and all are read. With
     `unanswerable` each question is asked again without the passages that hold an answer.
@@ -456,6 +467,7 @@ class CalibrationJson(TypedDict):
     slope: float
     offset: float
     threshold: float
+    method: Method
     before: ReportJson
     after: ReportJson
 
@@ -474,6 +486,7 @@ class Calibrated:
             "slope": fitted.slope,
             "offset": fitted.offset,
             "threshold": fitted.threshold,
+            "method": fitted.method,
             "before": self.before.as_dict(),
             "after": self.after.as_dict(),
         }
@@ -485,13 +498,14 @@ class Calibrated:
             *self.after.lines(),
             f"the calibration error was {was['ece']:.1f} points before; all this is measured on the questions it was fitted on",
             f"slope {fitted.slope:.3f}, offset {fitted.offset:.3f}; answers below {fitted.threshold:g} are guesses",
+            f"where no method is named, the model's passages are now found by {fitted.method}",
         ]
 
 
 def calibrate(
-    kb: str, model: str, questions: Sequence[Question], method: Method, config: AnswerConfig
+    kb: str, model: str, questions: Sequence[Question], method: Method | None, config: AnswerConfig
 ) -> Calibrated:
-    """Fits the calibration of a model folder's answers, and writes it into the folder.
+    """Fits the calibration of a model folder's answers, and writes it into the folder, with the method that it holds for.
 
     Raises:
         InputError: the model is not a folder of the user's, has no span reader, or answers too few questions right or wrong.
@@ -506,10 +520,11 @@ def calibrate(
     answerer = Answerer.load(kb, model, config)
     if answerer.model.span_reader is None:
         raise InputError(NEEDS_READER)
+    method = method or answerer.method
     answerer.model.calibration = Calibration()
     before = evaluate(answerer, questions, method, unanswerable=True)
     assert before.correct_N is not None and before.confidence is not None
-    fitted = fit(before.confidence.probability_N, before.correct_N)
+    fitted = replace(fit(before.confidence.probability_N, before.correct_N), method=method)
     set_calibration(Path(model), fitted)
     was = before.confidence
     assert was.without_N is not None

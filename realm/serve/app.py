@@ -56,8 +56,10 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # A server that is written to makes this anew with every change: it waits until somebody ranks by words.
-        if token is None and len(knowledge.current.kb) <= WORDS_AT_START:
+        # A server that is written to makes this anew with every change: unless it ranks by words by itself, it waits
+        # until somebody does.
+        ready = token is None and len(knowledge.current.kb) <= WORDS_AT_START
+        if ready or knowledge.method != "dense":
             desk.prepare_words()
         tasks = [asyncio.create_task(work()) for work in (desk.batcher.work, desk.watch)]
         try:
@@ -123,7 +125,9 @@ def _add_questions(api: APIRouter, desk: Desk) -> None:
     async def answer(asked: wire.AnswerRequest, request: Request) -> Response:
         """Answers with evidence. Many questions with `Accept: application/x-ndjson`: a line each, as they come."""
         read = _within(asked.top_k or config.read, config.most_read, "top_k")
-        return await _respond(desk, Kind("answer", asked.method, read), asked, request, _answers)
+        return await _respond(
+            desk, Kind("answer", asked.method or desk.knowledge.method, read), asked, request, _answers
+        )
 
     @api.post(
         "/retrieve", response_model=wire.HitsOut | wire.ManyHitsOut, responses=lines | documented(429, 503)
@@ -131,7 +135,9 @@ def _add_questions(api: APIRouter, desk: Desk) -> None:
     async def retrieve(asked: wire.RetrieveRequest, request: Request) -> Response:
         """The best passages, unread."""
         k = _within(asked.top_k, config.most_retrieved, "top_k")
-        return await _respond(desk, Kind("retrieve", asked.method, k), asked, request, _hits)
+        return await _respond(
+            desk, Kind("retrieve", asked.method or desk.knowledge.method, k), asked, request, _hits
+        )
 
     @api.post("/fill", response_model=wire.FilledOut, responses=documented(429, 503))
     async def fill(asked: wire.FillRequest) -> Response:
@@ -299,6 +305,7 @@ def _add_watching(app: FastAPI, desk: Desk, writable: bool, shows_runs: bool, re
                 "passages": len(snapshot.kb),
                 "documents": await asyncio.to_thread(lambda: snapshot.documents),
                 "index": wire.index_out(snapshot),
+                "method": knowledge.method,
                 "words": snapshot.answerer.retriever.has_words,
                 "queue": desk.waiting,
                 "writable": writable,

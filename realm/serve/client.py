@@ -47,14 +47,14 @@ class Client:
         self._opener = urllib.request.build_opener(_NoRedirects)
         self._token, self._timeout, self._patience = token, timeout, patience
 
-    def answer(self, question: str, method: Method = "dense", top_k: int | None = None) -> Answers:
+    def answer(self, question: str, method: Method | None = None, top_k: int | None = None) -> Answers:
         """The answers to a question, from the `top_k` best passages (none: as many as the server reads by itself)."""
         row = self._json("POST", "/v1/answer", _asked(question, method, top_k))
         with _said_by_realm(self.url):
             return Answers.from_json(row)
 
     def answer_many(
-        self, questions: Sequence[str], method: Method = "dense", top_k: int | None = None
+        self, questions: Sequence[str], method: Method | None = None, top_k: int | None = None
     ) -> Iterator[Answers]:
         """The answers to many questions, in their order, each as soon as it is there."""
         with _said_by_realm(self.url):
@@ -73,7 +73,7 @@ class Client:
                         answers = Answers.from_json(line)
                     yield answers
 
-    def retrieve(self, question: str, method: Method = "dense", top_k: int = 10) -> list[dict[str, Any]]:
+    def retrieve(self, question: str, method: Method | None = None, top_k: int = 10) -> list[dict[str, Any]]:
         """The best passages for a question: `{"id", "document", "title", "text", "score"}` each."""
         row = self._json("POST", "/v1/retrieve", _asked(question, method, top_k))
         with _said_by_realm(self.url):
@@ -170,10 +170,10 @@ class Client:
                 ) from None
 
 
-def _asked(question: str | list[str], method: Method, top_k: int | None) -> dict[str, Any]:
-    body: dict[str, Any] = {"method": method}
-    body["question" if isinstance(question, str) else "questions"] = question
-    return body if top_k is None else body | {"top_k": top_k}
+def _asked(question: str | list[str], method: Method | None, top_k: int | None) -> dict[str, Any]:
+    given = {"method": method, "top_k": top_k}
+    body: dict[str, Any] = {"question" if isinstance(question, str) else "questions": question}
+    return body | {name: value for name, value in given.items() if value is not None}
 
 
 def _lines(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:

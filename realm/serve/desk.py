@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from realm.config import InputError
+from realm.model.calibration import Method
 from realm.qa.filling import FilledJson
 from realm.qa.living import LivingKnowledge, Snapshot
-from realm.qa.pipeline import Method
 from realm.serve import wire
 from realm.serve.batching import Batcher, Busy, Done, NotReady, each
 from realm.serve.metrics import Metrics

@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from realm.model.calibration import Method
 from realm.qa.answers import Answers
 from realm.qa.evaluation import MAX_QUESTION_CHARACTERS
 from realm.qa.living import Snapshot
-from realm.qa.pipeline import Method
 from realm.serve.runs import State
 from realm.text.corpus import Passage
 
@@ -39,8 +39,8 @@ class Asked(_Body):
 
     question: Text | None = None
     questions: list[Text] | None = Field(None, min_length=1)
-    method: Method = "dense"
-    """What ranks the passages: vectors, words, or both."""
+    method: Method | None = None
+    """What ranks the passages: vectors, words, or both; none: what `/health` names."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -346,6 +346,8 @@ class HealthOut(_Out):
     passages: int
     documents: int
     index: IndexOut
+    method: Method
+    """What ranks passages for a request that names no method: what did when the model was calibrated, else vectors."""
     words: bool
     """Whether passages can be ranked by words (bm25, hybrid) at once; else the first request has it prepared."""
     queue: int

@@ -12,10 +12,11 @@ from typing import Any
 
 from realm.config import InputError
 from realm.folders import restore
+from realm.model.calibration import Method
 from realm.qa.answers import Answer, Answers, RankedPassage
 from realm.qa.filling import Filled
 from realm.qa.living import LivingKnowledge, Snapshot
-from realm.qa.pipeline import AnswerConfig, Method
+from realm.qa.pipeline import AnswerConfig
 from realm.retrieval.add import AddResult
 from realm.retrieval.knowledge_base import DocumentEntry
 from realm.text.readers import documents_of
@@ -58,7 +59,7 @@ class Workspace:
         """What the last fit found; none where the fit has not got so far."""
         return read_report(self.folder)
 
-    def answer(self, question: str, *, method: Method = "dense") -> Answer:
+    def answer(self, question: str, *, method: Method | None = None) -> Answer:
         """The best answer to a question, with its passage: `answer.passage.text[answer.start:answer.end] == answer.text`.
 
         It may be a guess: `answers(question).found` says whether its probability reaches the model's threshold.
@@ -71,12 +72,14 @@ class Workspace:
             raise InputError(f"no answer: {self.folder / KB} has no passage to read")
         return found[0]
 
-    def answers(self, question: str, *, method: Method = "dense") -> Answers:
+    def answers(self, question: str, *, method: Method | None = None) -> Answers:
         """The best different answers to a question, and all passages that were read for them."""
         (found,) = self._now().answerer.answer_batch([question], method)
         return found
 
-    def retrieve(self, question: str, top_k: int = 10, *, method: Method = "dense") -> list[RankedPassage]:
+    def retrieve(
+        self, question: str, top_k: int = 10, *, method: Method | None = None
+    ) -> list[RankedPassage]:
         """The best passages for a question; `probability` is a passage's share of p(z|x) among them."""
         return self._now().answerer.passages(question, top_k, method)
 

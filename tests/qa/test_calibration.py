@@ -203,6 +203,39 @@ def test_calibration_survives_saving_and_older_manifests_have_none(qa_folder, tm
     assert "checksums" not in read_manifest(tmp_path / "model")
 
 
+def test_what_ranked_passages_for_the_calibration_ranks_them_where_nobody_names_a_method(
+    tiny_kb, calibrated_folder, tmp_path, monkeypatch, capsys
+) -> None:
+    folder, questions = calibrated_folder
+    kb, asked = str(tiny_kb.folder), [one.question for one in questions]
+    monkeypatch.setattr(calibration, "LEAST_QUESTIONS", 1)
+    before = Answerer.load(kb, str(folder), CONFIG)
+    expected = {method: before.retrieve(asked, 5, method)[1].tolist() for method in ("dense", "hybrid")}
+    assert before.retrieve(asked, 5)[1].tolist() == expected["dense"] != expected["hybrid"]
+    for method in ("hybrid", None):  # a second calibration without a method keeps the first one's
+        found = calibrate(kb, str(folder), questions, method, CONFIG)
+        assert found.calibration.method == found.to_json()["method"] == "hybrid"
+    after = Answerer.load(kb, str(folder), CONFIG)
+    assert after.retrieve(asked, 5)[1].tolist() == expected["hybrid"]
+    for said, ranked in zip(after.answer_batch(asked), expected["hybrid"], strict=True):
+        assert [one.id for one in said.passages] == [one.id for one in tiny_kb.passages(ranked)]
+    assert [one.id for one in after.passages(asked[0], 5)] == [tiny_kb.ids[n] for n in expected["hybrid"][0]]
+    assert evaluate(after, questions).as_dict() == evaluate(after, questions, "hybrid").as_dict()
+    (tmp_path / "q.jsonl").write_text(json.dumps({"question": asked[0]}))
+    words = ["retrieve", "--kb", kb, "--model", str(folder), "--questions", str(tmp_path / "q.jsonl")]
+    assert (
+        cli.main([*words, "--out", str(tmp_path / "hits.jsonl"), "--top-k", "5", "--set", "device=cpu"]) == 0
+    )
+    hits = json.loads((tmp_path / "hits.jsonl").read_text())["passages"]
+    assert [one["id"] for one in hits] == [tiny_kb.ids[n] for n in expected["hybrid"][0]]
+    manifest = json.loads((folder / "realm.json").read_text())
+    manifest["calibration"]["method"] = "guess"
+    del manifest["checksums"]
+    (folder / "realm.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="method"):
+        load_model(folder)
+
+
 def test_what_cannot_be_calibrated_is_one_line(
     tiny_kb, tiny_model_folder, qa_folder, tmp_path, capsys
 ) -> None:

@@ -5,6 +5,7 @@ import fcntl
 import inspect
 import json
 import logging
+import shutil
 from collections import Counter
 
 import httpx
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 
 from realm import cli
+from realm.model.calibration import Calibration
+from realm.model.folder import set_calibration
 from realm.qa.filling import Filler
 from realm.qa.made_questions import make_questions
 from realm.qa.pipeline import Answerer
@@ -19,7 +22,7 @@ from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.serve import app
 from realm.serve.client import Client
 from tests.conftest import TOWNS
-from tests.serve.asking import QUESTION, assert_problem, metric, post
+from tests.serve.asking import QUESTION, assert_problem, metric, post, wait_for
 from tests.serve.conftest import CONFIG, TOKEN, running
 
 
@@ -46,6 +49,20 @@ def test_the_server_says_what_the_pipeline_says(served, method) -> None:
     assert said["null_probability"] == pytest.approx(expected.null_probability, rel=1e-4)
     assert said["index"]["version"] == 1 and said["index"]["step"] == 3 and said["index"]["created"]
     assert said["ms"].keys() == {"queue", "embed", "search", "read"}
+
+
+def test_a_server_ranks_by_the_models_method_where_a_request_names_none(served, tmp_path) -> None:
+    assert served.client().health()["method"] == "dense"
+    shutil.copytree(served.model, tmp_path / "model")
+    set_calibration(tmp_path / "model", Calibration(method="hybrid"))
+    with running(served.kb, tmp_path / "model") as other:
+        client = other.client()
+        assert client.health()["method"] == "hybrid"
+        wait_for(lambda: client.health()["words"])  # before anybody asks, though it is written to
+        hybrid = client.retrieve(QUESTION, "hybrid", 5)
+        assert client.retrieve(QUESTION, top_k=5) == hybrid != client.retrieve(QUESTION, "dense", 5)
+        said = client.answer(QUESTION, top_k=5)
+        assert [one.id for one in said.passages] == [one["id"] for one in hybrid]
 
 
 def test_many_questions_are_answered_in_their_order_as_one_object_or_line_by_line(served) -> None:

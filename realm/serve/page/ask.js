@@ -6,7 +6,7 @@ import { explain } from "./words.js";
 const METHODS = [["dense", "Dense"], ["bm25", "BM25"], ["hybrid", "Hybrid"]];
 const SAYS = { dense: "by vectors", bm25: "by words", hybrid: "by both" };
 const READS = [3, 5, 10, 20];
-const last = { question: "", method: "dense", read: 5, out: null, asked: "" };
+const last = { question: "", method: null, read: 5, out: null, asked: "" };
 const next = newest();
 
 export function askView(main, health, path, values) {
@@ -18,6 +18,7 @@ export function askView(main, health, path, values) {
     return;
   }
   const most = health.limits.question_characters;
+  last.method ??= health.method;
   const shared = values.get("question");
   if (shared !== null) {
     const method = values.get("method");
