@@ -12,6 +12,7 @@ from transformers import BertConfig, BertForQuestionAnswering
 
 from realm import cli
 from realm.config import InputError, read_config
+from realm.model.calibration import Calibration
 from realm.model.folder import Model, load_model, save_model
 from realm.model.published.answering import LONGEST_ANSWER, load_published_reader, take_reader
 from realm.model.published.export import check_exportable
@@ -257,6 +258,12 @@ def test_converted_reader_answers_as_it_does_alone_with_the_index_of_its_retriev
     for more in ("--encoder", "--tokenizer"):
         assert cli.main([*line[:2], str(tmp_path / "new"), *line[3:], more, "x"]) == 2
     assert not (tmp_path / "new").exists()
+
+
+def test_another_reader_takes_the_calibration_away_and_leaves_the_method(published, tiny_model) -> None:
+    tiny_model.calibration = Calibration(slope=0.5, threshold=0.3, method="hybrid")
+    take_reader(tiny_model, str(published))
+    assert tiny_model.calibration == Calibration(method="hybrid")
 
 
 def test_classes_of_the_published_checkpoints_do_not_take_its_head(published, tiny_model) -> None:

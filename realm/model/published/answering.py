@@ -36,7 +36,8 @@ class Published(NamedTuple):
 def take_reader(model: Model, name: str) -> list[str]:
     """Gives a model the span reader of another one: a published checkpoint, by folder or hub name, or a model of ours.
 
-    The model's calibration, which was that of its own reader, goes. Returns the tensors of the checkpoint that nothing uses.
+    The model's calibration, which was that of its own reader, goes; its method, which finds the passages, stays. Returns the
+    tensors of the checkpoint that nothing uses.
 
     Raises:
         InputError: there is no such reader, or it reads other wordpieces or shorter inputs than the model.
@@ -55,7 +56,7 @@ def take_reader(model: Model, name: str) -> list[str]:
         )
     _check_length(reader, name, model.lengths)
     model.span_reader = reader.to(model.device)
-    model.calibration = Calibration()
+    model.calibration = Calibration(method=model.calibration.method)
     return dead
 
 
