@@ -249,7 +249,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     if args.model is None:
         if args.gold or args.unanswerable or args.reader is not None:
             raise InputError(
-                "--gold, --unanswerable and --reader are about answers: name the --model that finds passages"
+                "--gold, --unanswerable and --reader are about answers: name a --model, which finds passages"
             )
         evaluated = pipeline.evaluate_words(KnowledgeBase.open(args.kb), questions)
     else:
