@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from realm.config import InputError
 from realm.model.bert import Bert
 from realm.model.calibration import Calibration
 from realm.model.device import choose_device
-from realm.model.encoders import SpanConfig, SpanReader, body_mask
+from realm.model.encoders import SpanConfig, SpanReader, body_mask, evaluating
 from realm.model.folder import Model, load_model
 from realm.model.losses import any_correct_loss
 from realm.model.published.answering import take_reader
@@ -66,6 +66,10 @@ class FinetuneConfig(RunConfig):
     passages: Literal["retrieved", "contrast"] = "retrieved"
     """Which `read` passages train the reader. "retrieved": the best of the index, as for an answer (paper). "contrast": one
     that holds an answer, from the question's own document where the question file names it, and the best that hold none."""
+    reader_gradient: Literal["all", "sampled"] = "sampled"
+    """"all": through every passage read (paper). "sampled": all are read without gradient and dropout, and of these some again
+    with both, drawn by how much of the loss's gradient is theirs and weighted so that it is the same in expectation. Without
+    dropout the loss is the same."""
     unanswerable: float = 0.0
     """Share of the questions that are read with passages that hold no answer. Above 0 the reader learns to find no answer:
     that has the score 0 beside the spans' scores, and is right where no passage read holds an answer."""
@@ -189,15 +193,21 @@ def train(
                     passage_BND = torch.cat([passage_UD[place_BK], passage_BND[:, config.read :]], dim=1)
                 score_BN = own_scores(query_BD, passage_BND)
                 retriever_loss = any_correct_loss(score_BN, torch.from_numpy(holds_BN).to(run.device))
-                logit_BX, correct_BX = examples.read(reader, batch, read_BK, score_BN)
-                reader_loss = any_correct_loss(logit_BX, correct_BX)
+                rows, read_b = examples.rows(reader, batch, read_BK).that_teach(reader)
+                span_RWT = read(reader, rows, config)
+                logit_bX, correct_bX = joint_scores(reader, span_RWT, rows, score_BN[read_b])
+                reader_loss = any_correct_loss(logit_bX, correct_bX)
+                sampled_loss, read_again = sampled_reader_loss(
+                    reader, rows, span_RWT, reader_loss, config, step
+                )
             run.update(
-                retriever_loss + reader_loss,
+                retriever_loss + reader_loss + sampled_loss,
                 {
                     "retriever_loss": retriever_loss.item(),
                     "reader_loss": reader_loss.item(),
                     "recall_read": holds_BN[:, : config.read].any(axis=1).mean(),
-                    "readable": correct_BX.any(dim=1).float().mean().item(),
+                    "readable": correct_bX.any(dim=1).sum().item() / len(batch),
+                    "passages_taught": read_again / len(batch),
                 }
                 | (refresher.describe(version, step) if moves else {}),
             )
@@ -238,6 +248,94 @@ def start_reader(model: Model, seed: int, whole_words: bool = True, finds_none: 
         continues_V[model.tokenizer.continuing_ids()] = True
     model.span_reader = SpanReader(trunk, continues_V, SpanConfig(finds_none=finds_none))
     return model.span_reader
+
+
+class Rows(NamedTuple):
+    """What the span reader reads: each question beside each of its passages, a question's passages in a row."""
+
+    tokens: Tokens
+    body_RT: Tensor
+    """True where an answer may stand."""
+    correct_RWT: Tensor
+    """True at the spans that are answers."""
+    questions: int
+
+    def that_teach(self, reader: SpanReader) -> tuple["Rows", Tensor]:
+        """Those of the questions whose passages teach a reader, and the numbers of these questions; one question at least.
+
+        Where no passage holds an answer there is nothing to learn, but for a reader that may find none.
+        """
+        passages = len(self.body_RT) // self.questions
+        readable_B = self.correct_RWT.flatten(1).any(dim=1).view(self.questions, passages).any(dim=1)
+        if reader.config.finds_none or bool(readable_B.all()):
+            return self, torch.arange(self.questions, device=self.body_RT.device)
+        asked_b = (
+            readable_B.nonzero().squeeze(1) if bool(readable_B.any()) else readable_B.new_zeros(1).long()
+        )
+        row_bK = asked_b[:, None] * passages + torch.arange(passages, device=asked_b.device)
+        return self.of(row_bK.flatten())._replace(questions=len(asked_b)), asked_b
+
+    def of(self, rows: Tensor) -> "Rows":
+        """Some of the rows, cut to the longest of them."""
+        tokens = self.tokens.rows(rows)
+        length = tokens.ids_BT.shape[1]
+        return Rows(
+            tokens, self.body_RT[rows, :length], self.correct_RWT[rows, :length, :length], self.questions
+        )
+
+
+def read(reader: SpanReader, rows: Rows, config: FinetuneConfig) -> Tensor:
+    """Scores of the spans -> [R, W, T]; with the reader's gradient only where every passage trains it."""
+    if config.reader_gradient == "all":
+        scores_RWT: Tensor = reader(rows.tokens, rows.body_RT)
+        return scores_RWT
+    with torch.no_grad(), evaluating(reader):
+        scores_RWT = reader(rows.tokens, rows.body_RT)
+    return scores_RWT.requires_grad_()
+
+
+def joint_scores(reader: SpanReader, span_RWT: Tensor, rows: Rows, score_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """Span + retrieval scores over all passages read, and which spans are answers -> two of [B, X].
+
+    X is K * W * T, and one more, "no answer", at the end where the reader may find none.
+    """
+    passages = len(span_RWT) // rows.questions
+    score_BK = reader.beside(score_BN[:, :passages])
+    logit_BX = (span_RWT.view(rows.questions, passages, -1) + score_BK[:, :, None]).flatten(1)
+    correct_BX = rows.correct_RWT.view(rows.questions, -1)
+    if reader.config.finds_none:
+        none_B1 = ~correct_BX.any(dim=1, keepdim=True)
+        logit_BX = torch.cat([logit_BX, logit_BX.new_zeros(rows.questions, 1)], dim=1)
+        correct_BX = torch.cat([correct_BX, none_B1], dim=1)
+    return logit_BX, correct_BX
+
+
+def sampled_reader_loss(
+    reader: SpanReader, rows: Rows, span_RWT: Tensor, loss: Tensor, config: FinetuneConfig, step: int
+) -> tuple[Tensor, int]:
+    """A loss of value 0 whose gradient in the reader is in expectation that of `loss`, and how many rows had a gradient.
+
+    The gradient of `loss` in a row's span scores has a size, the sum of its absolute values: what the row has to gain or lose
+    of a question's probability, at most 2. A row is read again with the probability of its size, and its gradient is divided
+    by that; one of size 1 or more is read in any case.
+    """
+    if config.reader_gradient == "all":
+        return loss.new_zeros(()), len(span_RWT)
+    (gradient_RWT,) = torch.autograd.grad(loss, span_RWT, retain_graph=True)
+    # The loss is a mean over questions.
+    chance_R = (gradient_RWT.abs().sum(dim=(1, 2)) * rows.questions).clamp(max=1)
+    drawn_R = torch.from_numpy(generator(config.seed, 9, step).random(len(chance_R), dtype=np.float32))
+    weight_R = torch.where(drawn_R.to(chance_R.device) < chance_R, 1 / chance_R, 0)
+    again_r = weight_R.nonzero().squeeze(1)
+    if len(again_r) == 0:
+        again_r = again_r.new_zeros(1)  # with weight 0: the reader's gradient is 0 then, and not missing
+    again = rows.of(again_r)
+    score_rWT = reader(again.tokens, again.body_RT)
+    weight_rWT = (
+        weight_R[again_r, None, None] * gradient_RWT[again_r, : score_rWT.shape[1], : score_rWT.shape[2]]
+    )
+    value = (weight_rWT * score_rWT.masked_fill(~score_rWT.isfinite(), 0)).sum()
+    return value - value.detach(), len(again_r)
 
 
 class Examples:
@@ -332,13 +430,8 @@ class Examples:
         passage_UD = model.embedder.passage(inputs.to(model.device))
         return passage_UD, torch.from_numpy(place.reshape(number_BK.shape)).to(model.device)
 
-    def read(
-        self, reader: SpanReader, batch: np.ndarray, number_BK: np.ndarray, score_BN: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Span + retrieval scores over all passages read, and which spans are answers -> two of [B, X].
-
-        X is K * W * T, and one more, "no answer", at the end where the reader may find none.
-        """
+    def rows(self, reader: SpanReader, batch: np.ndarray, number_BK: np.ndarray) -> Rows:
+        """The questions of a batch beside their passages, on the model's device."""
         model = self._model
         self._load(number_BK.ravel())
         passages = [self._passages[int(n)] for n in number_BK.ravel()]
@@ -354,18 +447,11 @@ class Examples:
             for q, passage, encoding in zip(owner, passages, encodings, strict=True)
         ]
         starts = [body_start(self._ids[q], model.lengths) for q in owner]
-        tokens = tokens.to(score_BN.device)
-        span_RWT = reader(tokens, body_mask(tokens, model.tokenizer.sep_id))
-        rows, widths, length = span_RWT.shape
-        correct_RWT = correct_mask(spans, starts, (rows, widths, length)).to(score_BN.device)
-        score_BK = reader.beside(score_BN[:, : number_BK.shape[1]])
-        logit_BKS = span_RWT.view(*number_BK.shape, -1) + score_BK[:, :, None]
-        logit_BX, correct_BX = logit_BKS.flatten(1), correct_RWT.view(len(batch), -1)
-        if reader.config.finds_none:
-            none_B1 = ~correct_BX.any(dim=1, keepdim=True)
-            logit_BX = torch.cat([logit_BX, logit_BX.new_zeros(len(batch), 1)], dim=1)
-            correct_BX = torch.cat([correct_BX, none_B1], dim=1)
-        return logit_BX, correct_BX
+        length = tokens.ids_BT.shape[1]
+        shape = (len(owner), min(reader.config.max_width, length), length)
+        correct_RWT = correct_mask(spans, starts, shape).to(model.device)
+        tokens = tokens.to(model.device)
+        return Rows(tokens, body_mask(tokens, model.tokenizer.sep_id), correct_RWT, len(batch))
 
     def _load(self, numbers: np.ndarray) -> None:
         """Has these passages at hand; of the others those that were asked for last stay, `PASSAGES_KEPT` in all."""

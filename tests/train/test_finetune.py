@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from realm.config import InputError
+from realm.model.encoders import SpanReader
 from realm.model.folder import load_model
+from realm.model.losses import any_correct_loss
 from realm.qa.evaluation import Question
 from realm.retrieval.embedding import embed_passages
 from realm.retrieval.index import load_index
@@ -20,7 +22,7 @@ from realm.retrieval.mips import MipsIndex
 from realm.text.corpus import Document
 from realm.text.inputs import Lengths
 from realm.train import finetune
-from realm.train.finetune import Examples, FinetuneConfig, start_reader
+from realm.train.finetune import Examples, FinetuneConfig, joint_scores, start_reader
 from tests.conftest import RIVERS, TOWNS
 from tests.retrieval.tiny import TinyTagger
 from tests.train.stages import CONTRACT, assert_same_result, changed, metrics, stopped_at, tiny
@@ -38,6 +40,12 @@ def settings(*overrides: str) -> FinetuneConfig:
 
 def train(kb, out: Path, folder: Path, *overrides: str, dev=DEV) -> Path:
     return finetune.train(kb, out, settings(*overrides), str(folder), TRAIN, dev)
+
+
+def both_of(examples: Examples, reader: SpanReader, batch: np.ndarray, number_BK, score_BN) -> tuple:
+    """Scores of all spans of all passages read, and which are answers."""
+    rows = examples.rows(reader, batch, number_BK)
+    return joint_scores(reader, reader(rows.tokens, rows.body_RT), rows, score_BN)
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +274,7 @@ def test_few_kept_passages_give_the_same_labels_and_no_more_memory(
         found = []
         for batch in batches:
             found.append(torch.from_numpy(examples.holds(rows, batch)))
-            found += examples.read(reader, rows, batch[:, :2], torch.zeros(2, 4))
+            found += both_of(examples, reader, rows, batch[:, :2], torch.zeros(2, 4))
             sizes.append((len(examples._passages), len(np.unique(batch))))
         return found
 
@@ -317,7 +325,7 @@ def test_span_labels_cut_the_answer_out_of_the_passage(tiny_kb, tiny_model, exam
     """Every correct span, and no other, is a text that a plain search finds."""
     batch, number_BK = np.array([0, 5, 14]), np.array([[0, 1, 20], [10, 8, 3], [1, 3, 2]])
     reader = tiny_model.span_reader.eval()
-    logit, correct = examples.read(reader, batch, number_BK, torch.zeros(3, 3))
+    logit, correct = both_of(examples, reader, batch, number_BK, torch.zeros(3, 3))
     for row, question in enumerate(batch):
         passages = tiny_kb.passages(number_BK[row])
         grid = correct[row].view(3, 10, -1)
@@ -341,8 +349,12 @@ def test_unknown_words_are_not_taken_for_one_another(own_kb, tiny_model) -> None
     asked = [Question("1", "what is written?", ("日本",)), Question("2", "what is written?", ("walls",))]
     reader = start_reader(tiny_model, seed=0).eval()
     number = len(own_kb) - 1
-    _, correct = Examples(own_kb, tiny_model, asked).read(
-        reader, np.array([0, 1]), np.array([[number], [number]]), torch.zeros(2, 1)
+    _, correct = both_of(
+        Examples(own_kb, tiny_model, asked),
+        reader,
+        np.array([0, 1]),
+        np.array([[number], [number]]),
+        torch.zeros(2, 1),
     )
     assert correct.any(dim=1).tolist() == [False, True]
 
@@ -351,8 +363,8 @@ def test_joint_scores_are_span_score_plus_retrieval_score(tiny_model, examples) 
     reader = tiny_model.span_reader.eval()
     batch, number_BK = np.array([0, 5]), np.array([[0, 1], [10, 8]])
     score = torch.tensor([[1.0, 2.0, 9.0], [3.0, -4.0, 9.0]])  # of three retrieved, two are read
-    plain, _ = examples.read(reader, batch, number_BK, torch.zeros(2, 3))
-    joint, _ = examples.read(reader, batch, number_BK, score)
+    plain, _ = both_of(examples, reader, batch, number_BK, torch.zeros(2, 3))
+    joint, _ = both_of(examples, reader, batch, number_BK, score)
     added = (joint - plain).view(2, 2, -1)
     for row in range(2):
         for column in range(2):
@@ -376,7 +388,7 @@ def test_losses_of_a_step_are_the_papers_written_out(tiny_kb, tiny_model_folder,
     with torch.no_grad():
         query_BD = model.embedder.query(examples.inputs(batch))
         hits = index.search(query_BD, 28)
-        logit, correct = examples.read(reader, batch, hits.number_BK[:, :5].numpy(), hits.score_BK)
+        logit, correct = both_of(examples, reader, batch, hits.number_BK[:, :5].numpy(), hits.score_BK)
     holds = examples.holds(batch, hits.number_BK.numpy())
 
     def loss(scores: list[float], right: list[bool]) -> float:
@@ -435,8 +447,8 @@ def test_no_answer_is_right_where_no_passage_read_holds_one(tiny_kb, tiny_model,
     holding = next(n for n, text in enumerate(texts) if RIVERS[0] in text)
     empty = next(n for n, text in enumerate(texts) if RIVERS[0] not in text)
     batch, number_BK = np.array([0, 0]), np.array([[holding, empty], [empty, empty]])
-    plain, right = examples.read(always, batch, number_BK, torch.ones(2, 2))
-    logit, correct = examples.read(finds_none, batch, number_BK, torch.ones(2, 2))
+    plain, right = both_of(examples, always, batch, number_BK, torch.ones(2, 2))
+    logit, correct = both_of(examples, finds_none, batch, number_BK, torch.ones(2, 2))
     assert torch.equal(logit[:, :-1], plain) and torch.equal(correct[:, :-1], right)
     assert logit[:, -1].tolist() == [0.0, 0.0] and correct[:, -1].tolist() == [False, True]
 
@@ -501,3 +513,89 @@ def test_reader_knows_which_pieces_continue_a_word_unless_told_otherwise(tiny_mo
     expected = {number for piece, number in pieces.items() if piece[:2] == "##"}
     assert expected and set(start_reader(tiny_model, seed=0).continues_V.nonzero()[:, 0].tolist()) == expected
     assert not start_reader(tiny_model, seed=0, whole_words=False).continues_V.any()
+
+
+# -- which passages teach
+
+
+def gradients(reader: SpanReader) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in reader.named_parameters() if p.grad is not None}
+
+
+class Draws:
+    """A generator whose next numbers are known."""
+
+    def __init__(self, drawn_R: np.ndarray):
+        self.random = lambda count, dtype: drawn_R.astype(dtype)
+
+
+@pytest.mark.parametrize("finds_none", [False, True])
+def test_sampled_gradient_of_the_reader_is_in_expectation_that_of_all_passages(
+    tiny_model, examples, monkeypatch, finds_none
+) -> None:
+    """Each row's gradient over the chance that it is drawn; the loss and the retrieval scores' gradient are exact."""
+    torch.manual_seed(0)
+    reader = start_reader(tiny_model, seed=0, finds_none=finds_none).eval()
+    for layer in (reader.ends, reader.score):
+        torch.nn.init.normal_(layer.weight, std=0.5)
+    rows = examples.rows(reader, np.array([0, 5, 14]), np.array([[0, 1, 20], [10, 8, 3], [2, 4, 6]]))
+    rows, asked = rows.that_teach(reader)
+    count = len(rows.body_RT)
+
+    def step(gradient: str, drawn_R: np.ndarray) -> dict[str, torch.Tensor]:
+        monkeypatch.setattr(finetune, "generator", lambda *_: Draws(drawn_R))
+        config = settings(f"reader_gradient={gradient}")
+        score_BN = torch.tensor([[3.0, 1, 2], [0, 0, 2], [1, 2, 3]]).requires_grad_()
+        span = finetune.read(reader, rows, config)
+        loss = any_correct_loss(*joint_scores(reader, span, rows, score_BN[asked]))
+        more, again = finetune.sampled_reader_loss(reader, rows, span, loss, config, 0)
+        assert again == (count if gradient == "all" else max(1, (drawn_R < chance_R.numpy()).sum()))
+        reader.zero_grad()
+        (loss + more).backward()
+        assert score_BN.grad is not None
+        return gradients(reader) | {"loss": (loss + more).detach(), "scores": score_BN.grad}
+
+    with (
+        torch.no_grad()
+    ):  # what has to change hands in each row: |p - p given that it is right|, span by span
+        scores = torch.tensor([[3.0, 1, 2], [0, 0, 2], [1, 2, 3]])[asked]
+        logit, correct = joint_scores(reader, reader(rows.tokens, rows.body_RT), rows, scores)
+        moved = logit.softmax(1) - logit.masked_fill(~correct, -torch.inf).softmax(1)
+        spans = moved[:, : rows.correct_RWT[0].numel() * 3]
+        chance_R = spans.abs().view(count, -1).sum(1).clamp(max=1)
+    assert (chance_R < 1).sum() >= 3
+    whole, never = step("all", np.ones(count)), np.full(count, 1 - 1e-6)
+    certain = step("sampled", never)
+    mean = dict(certain)
+    for row in range(count):
+        one = never.copy()
+        one[row] = 0.0
+        if chance_R[row] < 1:
+            alone = step("sampled", one)
+            mean |= {name: mean[name] + chance_R[row] * (alone[name] - certain[name]) for name in mean}
+    for name, value in whole.items():
+        assert torch.allclose(mean[name], value, rtol=1e-3, atol=1e-5 + 1e-4 * value.abs().max().item()), name
+
+
+def test_questions_whose_passages_hold_no_answer_are_not_read(tiny_kb, tiny_model, examples) -> None:
+    reader = start_reader(tiny_model, seed=0).eval()
+    texts = [passage.text for passage in tiny_kb]
+    empty = [n for n, text in enumerate(texts) if RIVERS[0] not in text][:2]
+    holding = next(n for n, text in enumerate(texts) if RIVERS[1] in text)
+    rows = examples.rows(reader, np.array([0, 1]), np.array([empty, [empty[0], holding]]))
+    teach, asked = rows.that_teach(reader)
+    assert asked.tolist() == [1] and teach.questions == 1 and len(teach.body_RT) == 2
+    length = teach.tokens.ids_BT.shape[1]
+    assert torch.equal(teach.tokens.ids_BT, rows.tokens.ids_BT[2:, :length])
+    assert torch.equal(teach.correct_RWT, rows.correct_RWT[2:, :, :length])
+    none = examples.rows(reader, np.array([0]), np.array([empty]))
+    teach, asked = none.that_teach(reader)
+    assert asked.tolist() == [0] and len(teach.body_RT) == 2  # nothing teaches: the loss is 0 all the same
+    config = settings("reader_gradient=sampled")
+    span = finetune.read(reader, teach, config)
+    loss = any_correct_loss(*joint_scores(reader, span, teach, torch.zeros(1, 2)))
+    more, _ = finetune.sampled_reader_loss(reader, teach, span, loss, config, 0)
+    (loss + more).backward()
+    assert (loss + more).item() == 0 and not any(value.any() for value in gradients(reader).values())
+    finds_none = start_reader(tiny_model, seed=0, finds_none=True)
+    assert len(rows.that_teach(finds_none)[1]) == 2
