@@ -114,6 +114,12 @@ def add_commands(commands: "Commands[Parser]") -> None:
     add_kb(finetune)
     add_model(finetune)
     add_reader(finetune, "the span reader to start from (default: the model's own, else a fresh one)")
+    finetune.add_argument(
+        "--method",
+        choices=("dense", "bm25", "hybrid"),
+        help="train on passages found by vectors, words, or both, which then find those of an answer too (default: the setting "
+        "`method`, else what the model was calibrated with, else dense)",
+    )
     finetune.add_argument("--train", metavar="FILE", required=True, help="questions with answers to train on")
     finetune.add_argument(
         "--dev", metavar="FILE", required=True, help="questions with answers to choose the model by"
@@ -177,6 +183,8 @@ def _finetune(args: argparse.Namespace) -> None:
     from realm.retrieval.knowledge_base import KnowledgeBase
     from realm.train import finetune
 
+    if args.method is not None:
+        args.set.append(f"method={args.method}")
     config = settings(args, finetune.FinetuneConfig)
     train, dev = (read_questions(file, regex=args.regex) for file in (args.train, args.dev))
     finetune.train(KnowledgeBase.open(args.kb), Path(args.out), config, args.model, train, dev)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from realm.config import InputError
 from realm.model.bert import Bert
-from realm.model.calibration import Calibration
+from realm.model.calibration import Calibration, Method
 from realm.model.device import choose_device
 from realm.model.encoders import SpanConfig, SpanReader, body_mask, evaluating
 from realm.model.folder import Model, load_model
@@ -29,7 +29,7 @@ from realm.model.losses import any_correct_loss
 from realm.model.published.answering import take_reader
 from realm.model.scores import own_scores
 from realm.qa.evaluation import Containment, Question, has_answer
-from realm.qa.pipeline import AnswerConfig, Answerer, evaluate
+from realm.qa.pipeline import AnswerConfig, Answerer, Retriever, evaluate
 from realm.qa.spans import answer_pieces, body_start, correct_mask
 from realm.retrieval.index import IndexVersion, load_index
 from realm.retrieval.knowledge_base import KnowledgeBase
@@ -37,9 +37,11 @@ from realm.retrieval.passages import Lookup, key_of
 from realm.retrieval.refresh import IndexRefresher, RefreshConfig
 from realm.retrieval.states import freeze_input_embeddings
 from realm.text.corpus import Passage
-from realm.text.inputs import Lengths, Tokens, passage_inputs, query_inputs, reading_inputs
+from realm.text.inputs import NULL_PASSAGE, Lengths, Tokens, passage_inputs, query_inputs, reading_inputs
 from realm.train.loop import RunConfig, TrainRun, generator
 
+NOT_THERE = -1e9
+"""The retrieval score in place of a passage where a method finds too few: no share of p(z|x), and none of the gradient."""
 PASSAGES_KEPT = 50_000
 """Passages whose texts stay in memory, about 3 kB each: 150 MB. A step that retrieves more keeps those of this step."""
 
@@ -58,6 +60,9 @@ class FinetuneConfig(RunConfig):
     """Peak rate of the question side of the embedder; 0: the embedder stays as it is."""
     read: int = 5
     """Passages read per question."""
+    method: Method | None = None
+    """What finds passages, for an answer of the new model too: vectors ("dense", paper), words ("bm25"), or both ("hybrid");
+    none: what does for the model that it starts from. p(z|x) is that of the vectors in any case."""
     reader: str | None = None
     """The span reader to start from: a checkpoint with BERT's question-answering head, by folder or hub name, or a model of
     ours; none: the model's own, or a fresh head where it has none (paper)."""
@@ -144,7 +149,8 @@ def train(
             f"the span reader of {config.reader or init} always finds an answer: unanswerable = 0 trains it further, a model "
             "without a span reader gets one that may find none"
         )
-    model.calibration = Calibration()
+    method = config.method or model.calibration.method
+    model.calibration = Calibration(method=method)
     head_rate = config.learning_rate if config.head_rate is None else config.head_rate
     rates: dict[nn.Module, float] = {reader.trunk: config.learning_rate}
     rates |= dict.fromkeys(reader.head(), head_rate)
@@ -171,6 +177,7 @@ def train(
         version = found or refresher.first(model, run.step, run.state.get("index"))
         if moves:
             run.after_checkpoint = lambda: refresher.sweep(run.kept("index"))
+        retriever = Retriever(kb, version.index)
         best = Best(run, kb, model, version, dev[: config.dev_questions], config)
         if run.step == 0:
             best.look()
@@ -183,15 +190,19 @@ def train(
                     if version.embedder is not None:  # refresh.search
                         search_BD = version.embedder.query(tokens)
                     refresher.freshen(version, model, search_BD, config.read, step)
-                number_BN = version.index.search(search_BD, config.retrieved).number_BK.cpu().numpy()
+                _, number_BN = retriever.search(
+                    examples.texts(batch), config.retrieved, method, search_BD.detach()
+                )
                 holds_BN = examples.holds(batch, number_BN)
                 number_BN, holds_BN = examples.choose(batch, number_BN, holds_BN, config, step)
                 read_BK = number_BN[:, : config.read]
-                passage_BND = version.index.rows(number_BN.ravel()).view(*number_BN.shape, -1)
+                there_BN = number_BN != NULL_PASSAGE
+                passage_BND = version.index.rows((number_BN * there_BN).ravel()).view(*number_BN.shape, -1)
                 if moves:  # those that are read are scored by the live model
                     passage_UD, place_BK = examples.vectors(read_BK)
                     passage_BND = torch.cat([passage_UD[place_BK], passage_BND[:, config.read :]], dim=1)
                 score_BN = own_scores(query_BD, passage_BND)
+                score_BN = score_BN.masked_fill(~torch.from_numpy(there_BN).to(run.device), NOT_THERE)
                 retriever_loss = any_correct_loss(score_BN, torch.from_numpy(holds_BN).to(run.device))
                 rows, read_b = examples.rows(reader, batch, read_BK).that_teach(reader)
                 span_RWT = read(reader, rows, config)
@@ -216,7 +227,7 @@ def train(
                 refresher.request(model, run.step)
                 built = refresher.poll(run.step)
                 if built is not None:
-                    version = built
+                    version, retriever = built, Retriever(kb, built.index)
                     run.log({"index_step": version.step, "index_number": version.number, **version.cost})
                 best.search_in(version)
                 run.state["index"] = refresher.place(version)
@@ -373,6 +384,9 @@ class Examples:
     def inputs(self, batch: np.ndarray) -> Tokens:
         return query_inputs([self._ids[q] for q in batch], self._model.tokenizer, self._model.lengths)
 
+    def texts(self, batch: np.ndarray) -> list[str]:
+        return [self._questions[q].question for q in batch]
+
     def holds(self, batch: np.ndarray, number_BN: np.ndarray) -> np.ndarray:
         """Whether each retrieved passage holds an answer -> [B, N] bool."""
         self._load(number_BN.ravel())
@@ -403,7 +417,9 @@ class Examples:
                     number_N[-1], holds_N[-1] = own, True
                 first = np.flatnonzero(holds_N if own is None else number_N == own)[:1]
             if len(first) or without_B[row]:  # the best that hold no answer, then the others
-                order = np.concatenate([first, np.flatnonzero(~holds_N), np.flatnonzero(holds_N)])
+                missing_N = number_N == NULL_PASSAGE
+                rest = (~holds_N & ~missing_N, holds_N, missing_N)
+                order = np.concatenate([first, *map(np.flatnonzero, rest)])
                 order = order[np.sort(np.unique(order, return_index=True)[1])]
                 number_BN[row], holds_BN[row] = number_N[order], holds_N[order]
         return number_BN, holds_BN
@@ -434,17 +450,15 @@ class Examples:
         """The questions of a batch beside their passages, on the model's device."""
         model = self._model
         self._load(number_BK.ravel())
-        passages = [self._passages[int(n)] for n in number_BK.ravel()]
-        encodings = model.tokenizer.encode_with_offsets([p.text for p in passages])
+        texts = ["" if n == NULL_PASSAGE else self._passages[int(n)].text for n in number_BK.ravel()]
+        encodings = model.tokenizer.encode_with_offsets(texts)
         owner = np.repeat(batch, number_BK.shape[1])
         tokens = reading_inputs(
             [self._ids[q] for q in owner], [e.ids for e in encodings], model.tokenizer, model.lengths
         )
         spans = [
-            answer_pieces(
-                self._questions[q], self._answer_ids[q], passage.text, encoding, reader.config.max_width
-            )
-            for q, passage, encoding in zip(owner, passages, encodings, strict=True)
+            answer_pieces(self._questions[q], self._answer_ids[q], text, encoding, reader.config.max_width)
+            for q, text, encoding in zip(owner, texts, encodings, strict=True)
         ]
         starts = [body_start(self._ids[q], model.lengths) for q in owner]
         length = tokens.ids_BT.shape[1]
@@ -455,7 +469,7 @@ class Examples:
 
     def _load(self, numbers: np.ndarray) -> None:
         """Has these passages at hand; of the others those that were asked for last stay, `PASSAGES_KEPT` in all."""
-        asked = np.unique(numbers).tolist()
+        asked = np.unique(numbers[numbers != NULL_PASSAGE]).tolist()
         new = [n for n in asked if n not in self._passages]
         found = dict(zip(new, self._kb.passages(new), strict=True))
         for number in asked:  # at the end, in the order of their last use
@@ -464,7 +478,9 @@ class Examples:
             del self._passages[number]
 
     def _has(self, question: int, number: int) -> bool:
-        return has_answer(self._passages[number].text, self._questions[question], self._contains)
+        return number != NULL_PASSAGE and has_answer(
+            self._passages[number].text, self._questions[question], self._contains
+        )
 
 
 class Best:

@@ -11,16 +11,18 @@ import pytest
 import torch
 
 from realm.config import InputError
+from realm.model.calibration import Calibration
 from realm.model.encoders import SpanReader
 from realm.model.folder import load_model
 from realm.model.losses import any_correct_loss
 from realm.qa.evaluation import Question
+from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.retrieval.embedding import embed_passages
 from realm.retrieval.index import load_index
 from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.retrieval.mips import MipsIndex
 from realm.text.corpus import Document
-from realm.text.inputs import Lengths
+from realm.text.inputs import NULL_PASSAGE, Lengths
 from realm.train import finetune
 from realm.train.finetune import Examples, FinetuneConfig, joint_scores, start_reader
 from tests.conftest import RIVERS, TOWNS
@@ -599,3 +601,44 @@ def test_questions_whose_passages_hold_no_answer_are_not_read(tiny_kb, tiny_mode
     assert (loss + more).item() == 0 and not any(value.any() for value in gradients(reader).values())
     finds_none = start_reader(tiny_model, seed=0, finds_none=True)
     assert len(rows.that_teach(finds_none)[1]) == 2
+
+
+@pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
+def test_what_trains_and_what_is_asked_on_dev_questions_is_what_an_answer_reads(
+    tiny_kb, tiny_model_folder, tmp_path, monkeypatch, method
+) -> None:
+    """A step reads, of each question, the passages that `realm answer --method` reads, in their order."""
+    read, judged = [], []
+    rows, looked = Examples.rows, finetune.evaluate
+
+    def note(examples: Examples, reader: SpanReader, batch: np.ndarray, number_BK: np.ndarray):
+        read.append((batch, number_BK))
+        return rows(examples, reader, batch, number_BK)
+
+    monkeypatch.setattr(Examples, "rows", note)
+    monkeypatch.setattr(finetune, "evaluate", lambda *asked: judged.append(asked[0].method) or looked(*asked))
+    asked = [*TRAIN[:3], Question("x", "xyzzy?", ("Ouse",))]  # no passage has a word of the last one
+    config = settings(f"method={method}", "steps=1", "batch_size=4", "read=3", "retrieved=28", "dropout=0")
+    out = finetune.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder), asked, DEV)
+    assert set(judged) == {method}
+    answerer = Answerer.load(str(tiny_kb.folder), str(tiny_model_folder), AnswerConfig(device="cpu"))
+    assert load_model(out).calibration == Calibration(method=method)
+    ((batch, number_BK),) = read
+    _, expected_BK = answerer.retrieve([asked[n].question for n in batch], 3, method)
+    assert number_BK.tolist() == expected_BK.tolist()
+    assert (number_BK == NULL_PASSAGE).all(axis=1).tolist() == [method == "bm25" and n == 3 for n in batch]
+    logged = [row for row in metrics(out) if row["loss"] is not None]
+    assert all(math.isfinite(row["loss"]) for row in logged)
+
+
+def test_passages_that_a_method_does_not_find_add_nothing_to_a_loss(tiny_model, examples) -> None:
+    reader = start_reader(tiny_model, seed=0, finds_none=True).eval()
+    score = torch.tensor([[1.0, 2.0, finetune.NOT_THERE]])
+    whole = both_of(examples, reader, np.array([0]), np.array([[0, 1, NULL_PASSAGE]]), score)
+    alone = both_of(examples, reader, np.array([0]), np.array([[0, 1]]), score[:, :2])
+    assert any_correct_loss(*whole).item() == pytest.approx(any_correct_loss(*alone).item(), rel=1e-6)
+    (none, right), nothing = (
+        both_of(examples, reader, np.array([0]), np.array([[NULL_PASSAGE]]), score[:, 2:]),
+        examples.holds(np.array([0]), np.array([[NULL_PASSAGE]])),
+    )
+    assert none.isfinite().sum() == 1 and right.tolist()[0][-1] and not nothing.any()
