@@ -48,6 +48,7 @@ __all__ = ["qa_folder"]
 WRITERS = {
     "cli/answering.py _write": ["evaluate, probe"],
     "cli/arguments.py report": ["what each command reports"],
+    "cli/arguments.py settings": ["a string of TOML, which is read again"],
     "cli/demo.py _demo": ["the demo's reports: tests/demo/test_from_text.py"],
     "cli/knowledge_base.py _list": ["kb list"],
     "cli/knowledge_base.py _questions": ["made questions"],

@@ -218,7 +218,11 @@ def _masked_reader(checkpoint: Checkpoint, prefix: str, trunk: BertConfig, used:
 
 def _span_reader(checkpoint: Checkpoint, prefix: str, trunk: BertConfig, used: set[str]) -> SpanReader:
     config = checkpoint.config
-    spans = SpanConfig(config["max_span_width"], config["span_hidden_size"], config["reader_layer_norm_eps"])
+    spans = SpanConfig(
+        max_width=config["max_span_width"],
+        hidden=config["span_hidden_size"],
+        norm_eps=config["reader_layer_norm_eps"],
+    )
     reader = SpanReader(Bert(trunk), config=spans)
     return _filled(reader, SPAN_READER, checkpoint, prefix, used)
 
