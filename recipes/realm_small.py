@@ -33,19 +33,19 @@ QED_COPIES = 4
 STEERED_BY = 200
 """Dev questions of either kind by which the best step is chosen; the others are measured with."""
 
-TRAIN = "--kb kb --train train.jsonl --dev steering.jsonl --config realm-small"
-KNOWN = "passages=contrast read=1 steps=7000 batch_size=24 learning_rate=1e-4 head_rate=1e-3 warmup=100 dev_every=1000"
+READER = (
+    "--kb kb --train train.jsonl --dev steering.jsonl --config realm-small --set passages=contrast "
+    "--set read={} --set steps={} --set batch_size={} --set learning_rate={} --set head_rate={}"
+)
 STAGES = (
     ("kb", "kb build paragraphs.jsonl package:vital-articles --out kb --config realm-small"),
     ("start", "mlm --kb kb --out start --config realm-small --set steps=0"),
     ("kb/indexes", "index --kb kb --model start"),
-    (
-        "known",
-        f"finetune --model start --out known {TRAIN} --set " + KNOWN.replace(" ", " --set "),
-    ),  # they answer
-    ("found", f"finetune --model known --out found {TRAIN}"),  # the passages that are found
+    # The span reader: passages that answer, then these beside the best two that do not, so that scores compare across passages.
+    ("gold", f"finetune --model start --out gold {READER.format(1, 7000, 24, 1e-4, 1e-3)}"),
+    ("contrast", f"finetune --model gold --out contrast {READER.format(3, 1200, 12, 6e-5, 3e-4)}"),
     ("wiki", "kb build articles.jsonl --out wiki --config realm-small"),
-    ("filled", "mlm --kb wiki --init found --out filled --config realm-small"),
+    ("filled", "mlm --kb wiki --init contrast --out filled --config realm-small"),
     (
         "calibrated.json",
         "calibrate --kb kb --model filled --questions calibration.jsonl --method hybrid --json",
