@@ -24,6 +24,8 @@ from tests.retrieval.tiny import TinyTagger
 
 __all__ = ["qa_folder"]
 
+PARTS = {".lock", "kb", "model", "documents.json", "questions.jsonl", "report.json"}
+"""What is in the folder of a workspace whose fit is complete."""
 YEARS = (1492, 1600, 1707, 1848)
 Fit = Callable[..., FitJson]
 

@@ -28,7 +28,7 @@ from realm.workspace.report import FitJson, lines
 from realm.workspace.settings import FitConfig
 from tests.conftest import TOWNS
 from tests.schemas import assert_holds
-from tests.workspace.conftest import Tagger, text_of
+from tests.workspace.conftest import PARTS, Tagger, text_of
 
 WS = Path("towns")
 
@@ -48,9 +48,7 @@ def saved(workspace: Path = WS) -> FitJson:
 
 def test_a_workspace_holds_its_parts_and_a_report_of_its_type(fitted: Path) -> None:
     workspace = fitted / "towns"
-    assert {path.name for path in workspace.iterdir()} == {
-        ".lock", "kb", "model", "documents.json", "questions.jsonl", "report.json",
-    }  # fmt: skip
+    assert {path.name for path in workspace.iterdir()} == PARTS
     report = saved(workspace)
     assert_holds(FitJson, report)
     assert_holds(fit_module.DocumentsJson, json.loads((workspace / "documents.json").read_text()))
@@ -212,13 +210,7 @@ def test_the_better_model_answers_and_stays_until_a_later_one_is_judged(
         Path(f"docs/{kept}.txt").unlink()
         run(WS, ["docs"], config)  # a small change
         assert ("adapt" in stages()) == kept
-        assert {path.name for path in WS.iterdir()} == {
-            ".lock",
-            "kb",
-            "model",
-            "documents.json",
-            "report.json",
-        }
+        assert {path.name for path in WS.iterdir()} == PARTS
 
 
 STAGES = {
@@ -256,7 +248,7 @@ def assert_ends_as(fitted: Path, config: FitConfig) -> None:
     """Repeats the call: the workspace is what an uninterrupted fit makes."""
     report = run(WS, ["docs"], config)
     assert without_time(report) == without_time(saved(fitted / "towns"))
-    assert {path.name for path in WS.iterdir()} == {".lock", "kb", "model", "documents.json", "report.json"}
+    assert {path.name for path in WS.iterdir()} == PARTS
     assert read_manifest(WS / "model")["checksums"] == read_manifest(config.start)["checksums"]
 
 
