@@ -34,7 +34,7 @@ STEERED_BY = 200
 """Dev questions of either kind by which the best step is chosen; the others are measured with."""
 
 READER = (
-    "--kb kb --train train.jsonl --dev steering.jsonl --config realm-small --set passages=contrast "
+    "--kb kb --train train.jsonl --dev steering.jsonl --config realm-small --set passages=contrast --set reader_gradient=all "
     "--set read={} --set steps={} --set batch_size={} --set learning_rate={} --set head_rate={}"
 )
 STAGES = (

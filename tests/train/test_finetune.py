@@ -564,8 +564,8 @@ def test_sampled_gradient_of_the_reader_is_in_expectation_that_of_all_passages(
         logit, correct = joint_scores(reader, reader(rows.tokens, rows.body_RT), rows, scores)
         moved = logit.softmax(1) - logit.masked_fill(~correct, -torch.inf).softmax(1)
         spans = moved[:, : rows.correct_RWT[0].numel() * 3]
-        chance_R = spans.abs().view(count, -1).sum(1).clamp(max=1)
-    assert (chance_R < 1).sum() >= 3
+        chance_R = (spans.abs().view(count, -1).sum(1) / finetune.SURE).clamp(max=1)
+    assert (chance_R < 1).sum() >= 2
     whole, never = step("all", np.ones(count)), np.full(count, 1 - 1e-6)
     certain = step("sampled", never)
     mean = dict(certain)
