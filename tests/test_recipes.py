@@ -52,6 +52,12 @@ def test_what_it_prepares_is_whole_and_apart(tmp_path: Path) -> None:
         questions = [{**question(number, number % 66), "id": f"{kind}-{number}"} for number in range(60 * 66)]
         write(data / kind / asked.replace("questions", "passages").replace("train", "passages"), articles)
         write(data / kind / asked, questions)
+    asked_elsewhere = [{"id": str(n), "question": f"Who is {n}?", "answers": ["Arden"]} for n in range(9)]
+    write(data / "nq_train8k" / "questions.jsonl", [*asked_elsewhere, {**asked_elsewhere[0], "id": "again"}])
+    for number, name in enumerate(RECIPE.MEASURED):
+        write(data / name / "test.jsonl", [{"question": f"who is {number}"}])
+    (data / "curatedtrec").mkdir()
+    (data / "curatedtrec" / "curatedtrec-train.tsv").write_text("1\tfactoid\tWho was 1?\tAr(den|t)\n")
     for name in RECIPE.ARTICLES_READ:
         write(data / name / "articles.jsonl.xz", articles)
     out.mkdir()
@@ -59,19 +65,62 @@ def test_what_it_prepares_is_whole_and_apart(tmp_path: Path) -> None:
     made = {file.stem: list(RECIPE.rows(file)) for file in out.iterdir()}
     assert {name: len(rows) for name, rows in made.items()} == {
         "train": 60 * 60 + RECIPE.QED_COPIES * 55 * 60,
+        "again": 60 * 60 + 55 * 60,
+        "pairs": 9 - 3 + 1,
         "steering": 400,
-        "calibration": 80 + 230,
-        "squad_dev": 80,
-        "qed_dev": 230,
+        "squad_calibration": 160,
+        "qed_calibration": 200,
+        "squad_dev": 0,
+        "qed_dev": 260,
         "paragraphs": 132,
         "articles": 14 + 22,
     }
     asked = [
         row["id"]
-        for name in ("train", "steering", "calibration", "squad_dev", "qed_dev")
+        for name in (
+            "train",
+            "steering",
+            "squad_calibration",
+            "qed_calibration",
+            "squad_dev",
+            "qed_dev",
+            "pairs",
+        )
         for row in made[name]
     ]
     assert len(asked) == len(set(asked))
+    assert made["pairs"][-1] == {
+        "id": "curatedtrec-train-1",
+        "question": "Who was 1?",
+        "answers": ["Ar(den|t)"],
+        "regex": True,
+    }
+
+
+def test_questions_without_passages_are_read_where_a_passage_with_the_answer_was_found(
+    tmp_path: Path,
+) -> None:
+    pairs = [
+        {"id": str(n), "question": "where?", "answers": [f"town {n}"], "regex": False} for n in range(40)
+    ]
+    hits = [
+        {"passages": [{"text": "no"}, {"text": f"In Town {n}." if n % 2 else "In it."}]} for n in range(40)
+    ]
+    for name, made in (("pairs", pairs), ("hits", hits), ("again", [question(1, 1)])):
+        write(tmp_path / f"{name}.jsonl", made)
+    for name in ("squad", "qed"):
+        write(tmp_path / f"{name}_calibration.jsonl", [question(2, 2)])
+    RECIPE.mix(tmp_path)
+    train, dev = (
+        [row["id"] for row in RECIPE.rows(tmp_path / name)]
+        for name in ("contrast.jsonl", "calibration.jsonl")
+    )
+    assert dev[:2] == ["q2", "q2"]
+    assert len(dev) == 2 + 20 // 10
+    assert len(train) == len(set(train)) == 1 + RECIPE.PAIR_COPIES * 18
+    assert {int(name.split("-")[0]) for name in train if name != "q1"} == set(range(1, 40, 2)) - {
+        int(name) for name in dev[2:]
+    }
 
 
 def write(file: Path, rows: list[dict[str, Any]]) -> None:
@@ -88,13 +137,15 @@ def test_every_stage_is_a_command_with_settings_that_it_knows(stage: str) -> Non
 
 
 def test_every_stage_uses_what_is_prepared_or_what_an_earlier_one_makes() -> None:
-    there = {"paragraphs.jsonl", "articles.jsonl", "train.jsonl", "steering.jsonl", "calibration.jsonl"}
+    there = {f"{name}.jsonl" for name in ("paragraphs", "articles", "train", "steering", "pairs")}
     for product, stage in RECIPE.STAGES:
         words = shlex.split(stage)
         used = {
             words[i + 1]
             for i, word in enumerate(words)
-            if word in {"--kb", "--model", "--init", "--train", "--dev"}
+            if word in {"--kb", "--model", "--init", "--train", "--dev", "--questions"}
         }
         assert used <= there, stage
         there.add(product)
+        if product == "hits.jsonl":  # of these `mix` makes
+            there |= {"contrast.jsonl", "calibration.jsonl"}
