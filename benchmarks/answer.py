@@ -1,7 +1,7 @@
 """Milliseconds per question of `realm answer`, by stage, one question at a time and several together.
 
-    python benchmarks/answer.py                         # from demo/ where it is, else from a small knowledge base made here
-    python benchmarks/answer.py --kb demo/kb --model demo/models/qa --batches 1 8 32 128 --seconds 20
+    python benchmarks/answer.py    # from demo-from-text/ where it is, else from a small knowledge base made here
+    python benchmarks/answer.py --kb demo-from-text/kb --model demo-from-text/models/qa --batches 1 8 32 128 --seconds 20
 
 The pipeline is warm, and asked different questions. embed: questions into vectors. search: the best passages by inner product.
 read: passages fetched, tokenized and read, answers picked. `reader alone` is the network's pass over the same inputs, the

@@ -2,7 +2,7 @@
 
     python benchmarks/embed.py                                    # two towers from random weights on lengths made up here
     python benchmarks/embed.py --layers 12 --hidden 768 --passage 288 --sizes 10000 --towers layers    # BERT-base's size
-    python benchmarks/embed.py --kb demo/kb --model demo/models/ict
+    python benchmarks/embed.py --kb demo-from-text/kb --model demo-from-text/models/ict
 
 `layers` is a BERT whose states are pooled, `words` an embedder without layers, as the demo's. Passages are random wordpieces of
 lengths as `kb build` makes them. The forward passes get their batches ready made, one after the other with all of torch's

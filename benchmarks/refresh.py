@@ -2,7 +2,7 @@
 
     python benchmarks/refresh.py                                    # a corpus made here: five minutes on two quiet cores
     python benchmarks/refresh.py --parts freshness --steps 300 --every 10 100 300 \
-        --kb demo/kb --model demo/models/ict --config demo --set retriever_rate=1e-3
+        --kb demo-from-text/kb --model demo-from-text/models/ict --config demo --set retriever_rate=1e-3
     python benchmarks/refresh.py --results refresh.jsonl            # keeps each row; started again, it does the others
 
 Every number comes from `realm pretrain` itself, run into a temporary folder.

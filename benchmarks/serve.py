@@ -1,7 +1,7 @@
 """How many questions `realm serve` answers a second, and how fast, from few and from many clients.
 
-    PYTHONPATH=. python benchmarks/serve.py --kb demo/kb --model demo/models/qa
-    PYTHONPATH=. python benchmarks/serve.py --kb demo/kb --model demo/models/qa --writes 20    # while documents come and go
+    PYTHONPATH=. python benchmarks/serve.py --kb demo-from-text/kb --model demo-from-text/models/qa
+    PYTHONPATH=. python benchmarks/serve.py --kb demo-from-text/kb --model demo-from-text/models/qa --writes 20  # with writes
 
 The server is a process of its own on loopback, on a copy of the knowledge base. Each client asks its next question when it
 has the answer to the last one. Beside it stand the pipeline asked one question at a time in this process, and a server that

@@ -102,8 +102,8 @@ class Asked(NamedTuple):
 
 @contextmanager
 def to_ask(kb: str | None, model: str | None) -> Iterator[Asked]:
-    """What is named; else the demo's, if it was run here; else a small one, made in a folder that goes with the block."""
-    demo = HOME / "demo"
+    """What is named; else that of `realm demo --from-text`, if it was run here; else a small one that goes with the block."""
+    demo = HOME / "demo-from-text"
     if kb is not None and model is not None:
         yield Asked(kb, model, questions_about(kb, 500), kb)
     elif (demo / "models" / "qa" / "realm.json").is_file():

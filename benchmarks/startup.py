@@ -1,7 +1,7 @@
 """How long a command takes from nothing: `realm --help`, and the first answer of a process that has loaded nothing.
 
-    python benchmarks/startup.py                        # from demo/ where it is, else from a small knowledge base made here
-    python benchmarks/startup.py --kb demo/kb --model demo/models/qa --rounds 10
+    python benchmarks/startup.py    # from demo-from-text/ where it is, else from a small knowledge base made here
+    python benchmarks/startup.py --kb demo-from-text/kb --model demo-from-text/models/qa --rounds 10
     python benchmarks/startup.py --from-disk            # and once more with its files out of the system's memory
 
 Each command is a process of its own, timed from outside. Beside ours stand the floors: an interpreter that does nothing, and

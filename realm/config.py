@@ -40,6 +40,7 @@ TABLES = (
     "answer",
     "probe",
     "serve",
+    "demo",
     "from_text",
 )
 """What a configuration file may have: one table for each kind of command."""

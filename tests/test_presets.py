@@ -11,6 +11,7 @@ import pytest
 
 from realm.config import TABLES, presets, read_config
 from realm.demo.from_text import FromTextConfig
+from realm.demo.story import DemoConfig
 from tests.test_cli import config_classes
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "paper_map.md").read_text(encoding="utf-8")
@@ -24,7 +25,7 @@ LONGEST_INPUT = 512
 @functools.cache
 def resolved(preset: str) -> dict[str, Any]:
     """Every table of a preset with all its settings."""
-    classes = config_classes() | {"from_text": FromTextConfig}
+    classes = config_classes() | {"demo": DemoConfig, "from_text": FromTextConfig}
     return {name: asdict(read_config(classes[name], preset, name)) for name in classes}
 
 

@@ -1,6 +1,6 @@
 """Takes the pictures of docs/serve.md from a running server that may be written to.
 
-REALM_TOKEN=... realm serve --kb demo/kb --model demo/models/qa --runs demo/models --writable
+REALM_TOKEN=... realm serve --kb demo-from-text/kb --model demo-from-text/models/qa --runs demo-from-text/models --writable
 REALM_TOKEN=... python docs/pictures/take.py http://127.0.0.1:8000
 """
 

@@ -1,12 +1,14 @@
-"""`realm demo`: the whole story on the demo corpus."""
+"""`realm demo`: documents that come with a package become a workspace that answers; or the story from plain text alone."""
 
 import argparse
 import json
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from realm.cli.arguments import Commands, Parser, add_command, settings
+from realm.config import InputError, read_config
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
@@ -15,20 +17,20 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "demo",
         _demo,
-        "build, train, answer and compare on Wikipedia articles that come with a package",
+        "make a workspace of Wikipedia articles that come with a package, adapt it, compare, and ask it questions",
         "realm demo --dir demo",
-        section="from_text",
+        section="demo",
         reports=True,
     )
     demo.add_argument(
         "--from-text",
         action="store_true",
-        help="the story from plain text alone, which is the only one as yet, in a folder of its own",
+        help="another story: retriever and reader from plain text alone; table [from_text], --config demo by default",
     )
     demo.add_argument(
         "--full",
         action="store_true",
-        help="from plain text with three seeds, a second corpus, and the controls: --config demo-full (hours)",
+        help="with --from-text: three seeds, a second corpus, and the controls; --config demo-full by default (hours)",
     )
     demo.add_argument(
         "--dir",
@@ -40,18 +42,31 @@ def add_commands(commands: "Commands[Parser]") -> None:
         metavar="FILE",
         nargs="+",
         default=[],
-        help="question files on which every retriever is measured too; never trained on",
+        help="with --from-text: question files on which every retriever is measured too; never trained on",
     )
 
 
 def _demo(args: argparse.Namespace) -> None:
+    if not args.from_text and (args.full or args.questions):
+        raise InputError("--full and --questions belong to the story from plain text: add --from-text")
+    with redirect_stdout(sys.stderr) if args.json else nullcontext():
+        report = _from_text(args) if args.from_text else _workspace(args)
+    if args.json:
+        print(json.dumps(report, ensure_ascii=False))
+
+
+def _workspace(args: argparse.Namespace) -> Any:
+    from realm import demo
+    from realm.cli import run
+
+    return demo.run(settings(args, demo.DemoConfig), args.config, Path(args.dir or "demo"), run)
+
+
+def _from_text(args: argparse.Namespace) -> Any:
     from realm.cli import run
     from realm.demo import from_text
 
-    args.config = args.config or ("demo-full" if args.full else "demo")
-    folder = args.dir or ("demo-full" if args.full else "demo-from-text" if args.from_text else "demo")
-    config = settings(args, from_text.FromTextConfig)
-    with redirect_stdout(sys.stderr) if args.json else nullcontext():
-        reports = from_text.run(config, args.config, Path(folder), args.questions, run)
-    if args.json:
-        print(json.dumps(reports, ensure_ascii=False))
+    preset = args.config or ("demo-full" if args.full else "demo")
+    config = read_config(from_text.FromTextConfig, preset, "from_text", args.set)
+    folder = args.dir or ("demo-full" if args.full else "demo-from-text")
+    return from_text.run(config, preset, Path(folder), args.questions, run)

@@ -1,7 +1,146 @@
-"""`realm demo`: stories told in the commands that anyone could type, on corpora that come with packages.
+"""`realm demo`: documents become a workspace that answers questions, in the commands that anyone could type.
 
-from_text/  the story from plain text alone: a retriever and a reader trained on nothing else
-telling     runs the stages whose product is missing, says why, keeps what each cost
-tables      of plain text
-memory      how much of it all this took
+    story       the stages in their order, each a `realm ...` command and what it is for; the questions of the end
+    results     what the outcomes say: what is found, what is answered, paired tests; the tables
+    telling     runs the stages that were not done, says why, keeps what each cost
+    pairs       two systems on the same queries
+    tables      tables as plain text
+    memory      how much of it all this took
+    from_text/  another story: a retriever and a reader from plain text alone
+
+The folder is a contract: workspace (as `realm fit` makes it), questions/dev.jsonl, report.json.
 """
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from realm.config import InputError, read_json, write_json
+from realm.demo import results
+from realm.demo.memory import PeakMemory
+from realm.demo.story import QUESTIONS, DemoConfig, Story
+from realm.demo.tables import paragraph
+from realm.demo.telling import Chapter, Record, tell
+from realm.qa.answers import Answers
+from realm.qa.pipeline import AnswerConfig
+from realm.workspace.folder import Workspace
+
+__all__ = ["DemoConfig", "Story", "run"]
+
+ANSWER = Chapter(
+    "5. Questions that a person would ask",
+    "They were written down before any answer was seen. [[ ]] marks the answer in its passage; the probability is how sure "
+    "the reader is, p(z|x) the passage's share of the retriever's trust.",
+)
+FILL = Chapter(
+    "6. A masked sentence",
+    "This is what the retriever is adapted with: the reader fills the gap with the help of passages. p(y|z,x) is the "
+    "probability that it gives the word beside a passage; retrieval utility says what the passage gains over none.",
+)
+
+
+HOW = (
+    "It takes about 8 minutes on two cores, 15 where they have no bf16 instructions. A line that begins with $ is a command "
+    "that can be run alone. Stop at any time: the same command goes on from there."
+)
+
+
+class SettingsJson(TypedDict):
+    """What settings.json holds."""
+
+    settings: dict[str, Any]
+    config: str | None
+
+
+def run(
+    config: DemoConfig, preset: str | None, folder: Path, run_command: Callable[[Sequence[str]], None]
+) -> results.DemoReport:
+    """Tells the story in a folder -> its report; what was done there is not done again.
+
+    Raises:
+        InputError: as the stages do; or the folder was made with other settings.
+    """
+    story = Story(config, preset, folder)
+    print(
+        paragraph(
+            f"realm demo: {config.source} becomes a workspace that answers questions, in {folder}. {HOW}"
+        )
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_settings(story)
+    with PeakMemory() as memory:
+        record = Record(folder / "stages.json", memory)
+        if not story.first_fit.exists() or not story.workspace.exists():
+            record.forget()
+        tell(story.fitting(), record, run_command)
+        tell(story.measuring(), record, run_command)
+        articles = results.articles(story)
+        print("", *results.articles_lines(articles), sep="\n")
+        tell(story.adding(), record, run_command)
+        tell(story.adapting(), record, run_command)
+        added = results.added(story)
+        print("", *results.added_lines(added), sep="\n")
+        asked = _ask(story)
+        seconds, peak = record.seconds(), record.peak_memory_mb()
+    report: results.DemoReport = {
+        "source": config.source,
+        "later": config.later,
+        "articles": articles,
+        "added": added,
+        "asked": asked,
+        "seconds": seconds,
+        "peak_memory_mb": peak,
+    }
+    write_json(folder / "report.json", report)
+    print("", paragraph(f"{results.costs_line(report)} All numbers: {folder / 'report.json'}."), sep="\n")
+    print(f'Your turn: realm answer "..." --in {story.workspace}')
+    print(f"A page to ask on: realm serve --in {story.workspace}")
+    return report
+
+
+def _check_settings(story: Story) -> None:
+    """Raises InputError where the folder was made with other settings; half of it would be of each."""
+    file = story.folder / "settings.json"
+    settings: SettingsJson = {"settings": dataclasses.asdict(story.config), "config": story.preset}
+    settings = json.loads(json.dumps(settings))
+    if file.exists() and read_json(file) != settings:
+        raise InputError(
+            f"{story.folder} was made with other settings: name another --dir, or remove that folder"
+        )
+    write_json(file, settings)
+
+
+def _ask(story: Story) -> list[results.Asked]:
+    """Chapters 5 and 6: the questions and their answers with evidence, and a masked sentence."""
+    workspace = Workspace(story.workspace, AnswerConfig(answers=1))
+    asked: list[results.Asked] = []
+    _begin(ANSWER)
+    for question, expected in QUESTIONS:
+        answers = workspace.answers(question)
+        print(f"\n$ {shlex.join(('realm', *story.answer(question)))}")
+        print(*answers.lines(), f"(the texts say: {expected})", sep="\n", flush=True)
+        asked.append(_asked(answers, expected))
+    print(f"\n{results.asked_line(asked)}")
+    _begin(FILL)
+    print(f"\n$ {shlex.join(('realm', *story.fill()))}")
+    print(*workspace.fill(story.config.fill).lines(), sep="\n", flush=True)
+    return asked
+
+
+def _begin(chapter: Chapter) -> None:
+    print(f"\n{chapter.title}", paragraph(chapter.why), sep="\n")
+
+
+def _asked(answers: Answers, expected: str) -> results.Asked:
+    best = answers.answers[0]
+    return {
+        "question": answers.question,
+        "expected": expected,
+        "answer": best.text,
+        "probability": best.probability,
+        "found": answers.found,
+        "title": best.passage.title,
+    }

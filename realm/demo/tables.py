@@ -1,4 +1,20 @@
-"""Tables of plain text."""
+"""Tables and figures as plain text."""
+
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from realm.demo.pairs import Against
+from realm.workspace.report import DifferenceJson
+
+WIDEST = 100
+"""Of a paragraph, where the terminal is wider."""
+
+
+def paragraph(text: str) -> str:
+    """The text in lines as wide as the terminal; a command in it stays whole."""
+    width = min(shutil.get_terminal_size().columns, WIDEST)
+    return textwrap.fill(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
 
 
 def aligned(rows: list[list[str]]) -> list[str]:
@@ -11,6 +27,18 @@ def aligned(rows: list[list[str]]) -> list[str]:
     ]
 
 
-def p_value(p: float) -> str:
-    """Of a test, as it stands in a table."""
-    return "<.001" if p < 0.001 else f"{p:.3f}"
+def difference(found: Against | DifferenceJson) -> str:
+    """In points, with the 95 % interval in brackets."""
+    p = "<.001" if found["p"] < 0.001 else f"{found['p']:.3f}"
+    return f"{found['points']:+.1f} ({found['low']:+.1f} to {found['high']:+.1f}) p {p}"
+
+
+def costs(seconds: Mapping[str, float], peak_memory_mb: float, verbs: Sequence[str]) -> str:
+    """What stages took; those whose names begin with one of `verbs` are added up. The last one is the "total"."""
+    groups: dict[str, float] = {}
+    for name, spent in seconds.items():
+        group = next((verb for verb in verbs if name.startswith(verb)), name)
+        groups[group] = groups.get(group, 0.0) + spent
+    total = groups.pop("total")
+    listed = ", ".join(f"{name} {spent:.0f}" for name, spent in groups.items())
+    return f"Seconds: {listed}; total {total:.0f}. Peak memory {peak_memory_mb / 1000:.1f} GB."

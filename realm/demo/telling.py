@@ -10,12 +10,13 @@ from io import StringIO
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-from realm.config import write_json
+from realm.config import read_json, write_json
 from realm.demo.memory import PeakMemory
+from realm.demo.tables import paragraph
 
 
 class Chapter(NamedTuple):
-    """A heading, and in two lines what happens under it and why."""
+    """A heading, and what happens under it and why."""
 
     title: str
     why: str
@@ -35,6 +36,10 @@ class Stage(NamedTuple):
     """What the command reports is not shown: the table will."""
     note: str = ""
     """Said after the command."""
+    once: bool = False
+    """Skipped where the record says that it was done, whatever it makes: for what changes a folder that others change again."""
+    keeps: Path | None = None
+    """A file that the command writes, and a later stage writes anew: it is copied to `makes`."""
 
     def is_done(self) -> bool:
         """Whether what it makes is there and up to date."""
@@ -42,6 +47,11 @@ class Stage(NamedTuple):
             return False
         made = self.makes.stat().st_mtime
         return all(path.stat().st_mtime <= made for path in self.measures)
+
+    @property
+    def measuring(self) -> bool:
+        """Whether all that it makes are numbers for a table."""
+        return bool(self.measures) or (self.once and self.quiet)
 
 
 def tell(stages: Iterable[Stage], record: "Record", run_command: Callable[[Sequence[str]], None]) -> None:
@@ -52,13 +62,15 @@ def tell(stages: Iterable[Stage], record: "Record", run_command: Callable[[Seque
         if stage.chapter != headed:
             print(f"\n{stage.chapter.title}")
             headed = stage.chapter
-        if stage.is_done():
-            measured += bool(stage.measures)
-            if not stage.measures:
+        if record.has(stage) if stage.once else stage.is_done():
+            measured += stage.measuring
+            if stage.once and not stage.measuring:
+                print(f"done before: {_typed(stage)}")
+            elif not stage.measuring:
                 print(f"skipped: {stage.makes} is there{record.other_maker(stage)}")
             continue
         if stage.chapter != explained:
-            print(stage.chapter.why)
+            print(paragraph(stage.chapter.why))
             explained = stage.chapter
         print(f"\n$ {_typed(stage)}", flush=True)
         _run(stage, record, run_command)
@@ -70,10 +82,14 @@ def tell(stages: Iterable[Stage], record: "Record", run_command: Callable[[Seque
 
 
 def _run(stage: Stage, record: "Record", run_command: Callable[[Sequence[str]], None]) -> None:
-    if stage.makes is None:
+    if stage.makes is None and not stage.once:
         return run_command(stage.argv)
-    with record.timing(stage), redirect_stdout(StringIO()) if stage.quiet else nullcontext():
-        run_command(stage.argv)
+    with record.timing(stage):
+        with redirect_stdout(StringIO()) if stage.quiet else nullcontext():
+            run_command(stage.argv)
+        if stage.keeps is not None and stage.makes is not None:
+            stage.makes.parent.mkdir(parents=True, exist_ok=True)
+            write_json(stage.makes, read_json(stage.keeps))
     seconds = record.spent(stage)
     print(f"({seconds:.1f} s)" if seconds < 100 else f"({seconds / 60:.1f} min)")
 
@@ -103,7 +119,7 @@ class Record:
     def __init__(self, file: Path, memory: PeakMemory):
         self._file, self._memory = file, memory
         self._stages: dict[str, Spent] = {}
-        self._memory_before = 0.0
+        self._memory_before, self._ran = 0.0, False
         if file.exists():
             saved = json.loads(file.read_text(encoding="utf-8"))
             self._stages, self._memory_before = saved["stages"], saved["peak_memory_mb"]
@@ -114,6 +130,7 @@ class Record:
         before = self._stages.get(stage.name)
         spent = before["seconds"] if before is not None and not before["done"] else 0.0
         started, done = time.monotonic(), False
+        self._ran = True
         try:
             yield
             done = True
@@ -126,6 +143,15 @@ class Record:
             }
             costs: Costs = {"stages": self._stages, "peak_memory_mb": self.peak_memory_mb()}
             write_json(self._file, costs)
+
+    def has(self, stage: Stage) -> bool:
+        """Whether the stage was done, and no stage was run since this record was opened: those after it are done again."""
+        known = self._stages.get(stage.name)
+        return known is not None and known["done"] and not self._ran
+
+    def forget(self) -> None:
+        """Forgets what was done, where it is gone."""
+        self._stages = {}
 
     def spent(self, stage: Stage) -> float:
         """Seconds of a stage, all sittings."""

@@ -14,8 +14,9 @@ import pytest
 from realm import cli
 from realm.config import InputError, presets, read_config
 from realm.demo import from_text
-from realm.demo.from_text import FromTextConfig, Story, picture, results
+from realm.demo.from_text import FromTextConfig, Story, picture
 from realm.demo.from_text.results import FromTextReport
+from realm.demo.pairs import against
 from realm.demo.telling import Costs
 from realm.model.folder import read_manifest
 from tests.schemas import assert_holds
@@ -289,12 +290,12 @@ def test_without_matplotlib_the_demo_says_so_before_it_begins(
 def test_pairs_are_compared_query_by_query_and_seed_by_seed() -> None:
     realm = np.array([[1, 5, 6, 0], [2, 3, 1, 0]])
     other = np.array([[6, 1, 0, 0], [1, 0, 0, 0]])
-    found = results._against(realm, other)
+    found = against(realm, other)
     assert found["points"] == pytest.approx(100 * (5 - 2) / 8)
     assert (found["only_realm"], found["only_other"]) == (3, 0)
-    assert results._against(realm, realm)["p"] == 1
-    one_for_all_seeds = results._against(realm, other[:1])
-    assert one_for_all_seeds == results._against(realm, np.concatenate([other[:1], other[:1]]))
+    assert against(realm, realm)["p"] == 1
+    one_for_all_seeds = against(realm, other[:1])
+    assert one_for_all_seeds == against(realm, np.concatenate([other[:1], other[:1]]))
 
 
 def test_a_picture_is_drawn_of_runs_that_measured_little(tmp_path: Path) -> None:

@@ -71,6 +71,40 @@ def test_a_report_that_the_table_replaces_is_not_shown(
     assert capsys.readouterr().out.count("em 3") == 1
 
 
+def test_a_stage_that_runs_once_is_run_again_only_after_one_before_it(tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    def run(argv: Sequence[str]) -> None:
+        ran.append(argv[1])
+
+    def told(*names: str, forget: bool = False) -> list[str]:
+        ran.clear()
+        record = Record(tmp_path / "stages.json", PeakMemory())
+        if forget:
+            record.forget()
+        tell([Stage(CHAPTER, name, ("make", name), once=True) for name in names], record, run)
+        return list(ran)
+
+    assert told("first", "third") == ["first", "third"]
+    assert told("first", "third") == []
+    assert told("first", "second", "third") == [
+        "second",
+        "third",
+    ]  # the third is about what the second changed
+    assert told("first", "second", "third", forget=True) == ["first", "second", "third"]
+
+
+def test_a_report_that_a_later_stage_writes_anew_is_copied(tmp_path: Path) -> None:
+    report, copy = tmp_path / "report.json", tmp_path / "reports" / "first.json"
+    record = Record(tmp_path / "stages.json", PeakMemory())
+    stages = [
+        Stage(CHAPTER, "first", ("1",), copy, once=True, keeps=report),
+        Stage(CHAPTER, "second", ("2",), once=True),
+    ]
+    tell(stages, record, lambda argv: report.write_text(argv[0]) and None)
+    assert (copy.read_text().strip(), report.read_text()) == ("1", "2")
+
+
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs /proc")
 def test_memory_of_children_counts_too() -> None:
     code = "held = bytearray(b'x') * 100_000_000; print('ready', flush=True); input()"

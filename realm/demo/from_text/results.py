@@ -12,10 +12,10 @@ from typing import Any, Literal, NotRequired, TypedDict, cast
 import numpy as np
 
 from realm.demo.from_text.story import Story
-from realm.demo.tables import aligned, p_value
+from realm.demo.pairs import Against, against
+from realm.demo.tables import aligned, costs, difference
 from realm.model.folder import last_record, read_manifest
 from realm.qa.evaluation import recall_at
-from realm.qa.significance import mcnemar, paired_bootstrap
 from realm.retrieval.knowledge_base import KnowledgeBase
 
 RANKS = (1, 5, 20)
@@ -28,6 +28,8 @@ LABELS = {
     "shuffled": "shuffled reader",
     "entity": "span match, no reader",
 }
+VERBS = ("kb build", "evaluate", "probe", "index", "ict", "pretrain", "finetune")
+"""Stages whose seconds are added up."""
 TESTS = {"probe": "masked facts", "dev": "made questions"}
 
 
@@ -35,18 +37,6 @@ Recall = TypedDict(
     "Recall", {"n": int, "1": float, "5": float, "20": float, "spread": NotRequired[dict[str, float]]}
 )
 """Percent of queries with a hit in the top 1, 5 and 20, mean over seeds; with several, their standard deviations."""
-
-
-class Against(TypedDict):
-    """REALM less another retriever, in points of recall at `k`: 95 % interval, McNemar's counts and p."""
-
-    k: int
-    points: float
-    low: float
-    high: float
-    only_realm: int
-    only_other: int
-    p: float
 
 
 class Reading(TypedDict):
@@ -117,7 +107,7 @@ def read(story: Story) -> Results:
         "seeds": list(story.config.seeds),
         "recall": {test: {name: _recall(r_SN) for name, r_SN in by.items()} for test, by in ranks.items()},
         "realm_against": {
-            test: {other: _against(by["realm"], by[other]) for other in by if other != "realm"}
+            test: {other: against(by["realm"], by[other]) for other in by if other != "realm"}
             for test, by in ranks.items()
         },
         "reading": _reading(story),
@@ -128,7 +118,15 @@ def read(story: Story) -> Results:
 
 def lines(report: FromTextReport) -> list[str]:
     """The report as a table and a few sentences."""
-    return [*_table(report), "", *_comparisons(report), "", *_accuracy(report), "", *_costs(report)]
+    return [
+        *_table(report),
+        "",
+        *_comparisons(report),
+        "",
+        *_accuracy(report),
+        "",
+        costs(report["seconds"], report["peak_memory_mb"], VERBS),
+    ]
 
 
 def _table(report: FromTextReport) -> list[str]:
@@ -145,13 +143,11 @@ def _table(report: FromTextReport) -> list[str]:
 
 def _comparisons(report: FromTextReport) -> list[str]:
     """REALM less each other retriever: a row per retriever, a column per test."""
-    against = report["realm_against"]
-    rows = [["points @5, REALM less", *(TESTS.get(test, test) for test in against)]]
-    for other in against["probe"]:
-        found = [by[other] for by in against.values()]
-        cells = [
-            f"{f['points']:+.1f} ({f['low']:+.1f} to {f['high']:+.1f}) p {p_value(f['p'])}" for f in found
-        ]
+    compared = report["realm_against"]
+    rows = [["points @5, REALM less", *(TESTS.get(test, test) for test in compared)]]
+    for other in compared["probe"]:
+        found = [by[other] for by in compared.values()]
+        cells = [difference(one) for one in found]
         rows.append([LABELS[other], *cells])
     return [*aligned(rows), "(in brackets the 95% interval; p: exact McNemar test on the same queries)"]
 
@@ -171,23 +167,6 @@ def _accuracy(report: FromTextReport) -> list[str]:
     ]
 
 
-def _costs(report: FromTextReport) -> list[str]:
-    groups: dict[str, float] = {}
-    for name, seconds in report["seconds"].items():
-        group = next(
-            (
-                verb
-                for verb in ("kb build", "evaluate", "probe", "index", "ict", "pretrain", "finetune")
-                if name.startswith(verb)
-            ),
-            name,
-        )
-        groups[group] = groups.get(group, 0.0) + seconds
-    total = groups.pop("total")
-    spent = ", ".join(f"{name} {seconds:.0f}" for name, seconds in groups.items())
-    return [f"Seconds: {spent}; total {total:.0f}. Peak memory {report['peak_memory_mb'] / 1000:.1f} GB."]
-
-
 def _recall(rank_SN: np.ndarray) -> Recall:
     """Mean over seeds, and with several seeds their standard deviation."""
     by_seed = {k: [100 * recall_at(rank_N)[k] for rank_N in rank_SN] for k in RANKS}
@@ -196,28 +175,6 @@ def _recall(rank_SN: np.ndarray) -> Recall:
     if len(rank_SN) > 1:
         found["spread"] = {str(k): round(float(np.std(v, ddof=1)), 2) for k, v in by_seed.items()}
     return found
-
-
-def _against(realm_SN: np.ndarray, other_SN: np.ndarray, k: int = 5) -> Against:
-    """REALM and another retriever on the same queries: who has a hit in the top k.
-
-    The test pools seeds; the interval draws queries again, each with the mean of its seeds, so it does not.
-    """
-    hit_SN, other_hit_SN = (
-        (ranks >= 1) & (ranks <= k) for ranks in (realm_SN, np.broadcast_to(other_SN, realm_SN.shape))
-    )
-    pair = mcnemar(hit_SN.ravel(), other_hit_SN.ravel())
-    difference = paired_bootstrap(100 * hit_SN.mean(axis=0), 100 * other_hit_SN.mean(axis=0))
-    points, low, high = (round(value, 2) for value in difference[:3])
-    return {
-        "k": k,
-        "points": points,
-        "low": low,
-        "high": high,
-        "only_realm": pair.only_a,
-        "only_other": pair.only_b,
-        "p": pair.p,
-    }
 
 
 def _reading(story: Story) -> Reading:
