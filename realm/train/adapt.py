@@ -9,7 +9,8 @@ makes the model folder `out` within about `config.minutes`. One round, of `confi
 
 1. draw    masked sentences of passages that are not held out, half of them with their title, and embed them
 2. judge   the reader reads each sentence beside nothing and beside the best passages that hold the masked span; what it gains
-           from each is kept in OUT.training/judged-*.parquet
+           from each is kept in OUT.training/judged-*.parquet. Once the round's share of the minutes is over, sentences are
+           no longer read: every passage that holds the span gains the same
 3. train   steps over all that is judged so far; p(z|x) is a softmax over the whole index
 
 The projection of a round chooses the passages that the next one judges, as a refreshed index would. A run that was killed
@@ -50,6 +51,8 @@ from realm.train.pretrain import HOLDER_GAIN
 
 JUDGED_AT_ONCE = 16
 """Sentences that the reader judges together; the minutes are looked at between two such batches."""
+READING = 0.75
+"""Share of the minutes in which the reader may read; drawing sentences and the steps have the rest."""
 TRIES = 20
 """How many times more sentences than are wanted are drawn, at most: in most corpora another passage holds every other span."""
 JUDGED_TYPES = {
@@ -57,6 +60,7 @@ JUDGED_TYPES = {
     "number_K": pa.list_(pa.int64()),
     "gain_K": pa.list_(pa.float32()),
     "excluded": pa.list_(pa.int64()),
+    "by_reader": pa.bool_(),
 }
 """Of the columns of a round's file."""
 
@@ -85,7 +89,8 @@ class AdaptConfig(RunConfig):
     titled: float = 0.5
     """How often the passage's title stands before its sentence, as a question names what it asks about."""
     signal: Literal["reader", "entity"] = "reader"
-    """What credits passages. "entity" is the control: every passage that holds the span gains the same, and nothing is read."""
+    """What credits passages that hold the span. "reader": what it gains from them, as many sentences as it can read in its
+    share of the minutes; in the others each gains the same. "entity" is the control: so it is in all, and nothing is read."""
     unread_gap: float = 1.5
     """Nats per span that an unread passage is taken to be worse than the null passage."""
 
@@ -108,6 +113,8 @@ class Judged(NamedTuple):
     """log p(y|z,x) less the null passage's, for the whole span."""
     excluded: np.ndarray
     """Passages that repeat its text, its own among them: they are no passages for it."""
+    by_reader: bool
+    """Whether the gains are the reader's; otherwise all are the same."""
 
 
 def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
@@ -125,13 +132,12 @@ def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
             run.device
         )  # the null one is the last
         judged: list[Judged] = []
+        steps_made = config.steps
         for step in run.steps():
             while judge.rounds <= step * config.rounds // config.steps and not judge.over:
                 judged += judge.next_round()
             if judge.over or not judged:
-                run.say(
-                    f"the {config.minutes:g} minutes are over: {step:,} of {config.steps:,} steps were made"
-                )
+                steps_made = step
                 break
             drawn = generator(config.seed, step).integers(len(judged), size=config.batch_size)
             part = [judged[number] for number in drawn]
@@ -140,6 +146,10 @@ def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
             loss = index_marginal_loss(score_BN, gain_table(part, len(kb), config.unread_gap).to(run.device))
             null = score_BN.detach().softmax(dim=1)[:, -1].mean().item()
             run.update(loss, {"retrieval_utility": -loss.item(), "null_probability": null})
+        run.say(
+            f"{steps_made:,} of {config.steps:,} steps were made in {config.minutes:g} min; the reader read "
+            f"{sum(one.by_reader for one in judged):,} of {len(judged):,} sentences"
+        )
         return run.finish()
 
 
@@ -160,6 +170,12 @@ class Judge:
     def over(self) -> bool:
         """Whether the minutes are."""
         return self._run.seconds() > 60 * self._config.minutes
+
+    @property
+    def _has_read(self) -> bool:
+        """Whether the round's share of the minutes, and those before it, are over for the reader."""
+        share = (self.rounds + 1) / self._config.rounds
+        return self._run.seconds() > 60 * self._config.minutes * READING * share
 
     def next_round(self) -> list[Judged]:
         """The sentences of one more round, fewer where the minutes are over before.
@@ -203,6 +219,7 @@ class Judge:
     def _judge(self, queries: list[MaskedQuery]) -> list[Judged]:
         """Those of the queries that some passage may help."""
         config, tokens = self._config, self._kb.tokens
+        by_reader = config.signal == "reader" and not self._has_read
         state_BH = self._states(queries)
         with torch.no_grad():
             query_BD = self._model.embedder.query.project(state_BH)
@@ -218,15 +235,21 @@ class Judge:
         helped = np.flatnonzero(reads_BK[:, 1:].any(axis=1))
         if len(helped) == 0:
             return []
-        if config.signal == "entity":
-            gain_BK = np.full((len(helped), config.read + 1), HOLDER_GAIN, dtype=np.float32)
-        else:
+        if by_reader:
             gain_BK = self._gains(
                 [queries[row] for row in helped], chosen.number_BK[helped], reads_BK[helped]
             )
+        else:
+            gain_BK = np.full((len(helped), config.read + 1), HOLDER_GAIN, dtype=np.float32)
         read_BK = reads_BK & (chosen.number_BK != NULL_PASSAGE)
         return [
-            Judged(state_H, chosen.number_BK[row][read_BK[row]], gain_K[read_BK[row]], chosen.excluded[row])
+            Judged(
+                state_H,
+                chosen.number_BK[row][read_BK[row]],
+                gain_K[read_BK[row]],
+                chosen.excluded[row],
+                by_reader,
+            )
             for row, state_H, gain_K in zip(helped, state_BH.cpu().numpy()[helped], gain_BK, strict=True)
         ]
 
@@ -284,4 +307,13 @@ def write_judged(judged: Sequence[Judged], file: Path) -> None:
 def read_judged(file: Path) -> list[Judged]:
     """What `write_judged` wrote."""
     columns = [pq.read_table(file)[name] for name in Judged._fields]
-    return [Judged(*(np.array(cell.values) for cell in row)) for row in zip(*columns, strict=True)]
+    return [
+        Judged(
+            np.array(state.values),
+            np.array(number.values),
+            np.array(gain.values),
+            np.array(excluded.values),
+            by_reader.as_py(),
+        )
+        for state, number, gain, excluded, by_reader in zip(*columns, strict=True)
+    ]

@@ -345,7 +345,7 @@ class _Fit:
                 return  # a fit was interrupted before it was judged
             remove(self.adapted)
         _log.info(
-            "adapting %s to the documents for at most %g minutes; Ctrl-C ends it, the same command goes on",
+            "adapting %s to the documents for at most %g min; Ctrl-C ends it, the same command goes on",
             self.config.start, config.minutes,
         )  # fmt: skip
         try:

@@ -150,7 +150,7 @@ def test_loss_over_the_index_is_that_of_pre_training_less_the_null_passages() ->
         [3.0, -0.5],
     )  # passages 0 to 7 and the null one; 1 is excluded
     null_logp, gap = -4.0, 1.5
-    one = Judged(np.zeros(1), np.array(read), np.array(gains, dtype=np.float32), np.array([1]))
+    one = Judged(np.zeros(1), np.array(read), np.array(gains, dtype=np.float32), np.array([1]), True)
     loss = index_marginal_loss(score_N[None], gain_table([one], 8, gap))
     rest = score_N[[0, 3, 4, 6, 7]].logsumexp(dim=0)
     logp_BKM = torch.tensor([[[null_logp], [null_logp + gains[0]], [null_logp + gains[1]]]])
@@ -166,17 +166,20 @@ def test_what_was_judged_comes_back_from_disk(tmp_path) -> None:
             np.array([3]),
             np.array([0.5], dtype=np.float32),
             np.array([1, 2]),
+            True,
         ),
         Judged(
             np.array([9], dtype=np.float32),
             np.array([5, 6]),
             np.array([-1.25, 2], dtype=np.float32),
             np.array([0]),
+            False,
         ),
     ]
     write_judged(judged, tmp_path / "judged.parquet")
     for one, other in zip(judged, read_judged(tmp_path / "judged.parquet"), strict=True):
-        for before, after in zip(one, other, strict=True):
+        assert one.by_reader == other.by_reader
+        for before, after in zip(one[:-1], other[:-1], strict=True):
             assert before.dtype == after.dtype and before.tolist() == after.tolist()
     assert [path.name for path in tmp_path.iterdir()] == ["judged.parquet"]
 
@@ -189,7 +192,30 @@ def test_a_run_whose_minutes_are_over_keeps_what_it_learnt(
     monkeypatch.setattr(TrainRun, "seconds", lambda run: 61.0 if run.step >= steps else begins)
     out = adapt.train(tiny_kb, tmp_path / "out", settings("minutes=1"), str(tiny_model_folder))
     assert load_model(out).step == steps
-    assert f"the 1 minutes are over: {steps} of 6 steps were made" in capsys.readouterr().err
+    assert f"{steps} of 6 steps were made in 1 min" in capsys.readouterr().err
+
+
+def test_a_slow_reader_reads_its_share_of_the_minutes_and_every_step_is_made(
+    tiny_kb, tiny_model_folder, tmp_path, monkeypatch, capsys
+) -> None:
+    """A batch takes the reader 10 seconds: 3 of them begin in the 22.5 that it has in the first round, 2 more within 45."""
+    clock = [0.0]
+    gains = Judge._gains
+
+    def slow(self, *batch):
+        clock[0] += 10
+        return gains(self, *batch)
+
+    monkeypatch.setattr(Judge, "_gains", slow)
+    monkeypatch.setattr(TrainRun, "seconds", lambda run: clock[0])
+    rounds = settings("minutes=1", "rounds=2", "sentences=200")
+    out = adapt.train(tiny_kb, tmp_path / "out", rounds, str(tiny_model_folder))
+    assert load_model(out).step == 6
+    assert clock == [50]
+    said = capsys.readouterr().err
+    assert "6 of 6 steps were made in 1 min; the reader read " in said
+    read = int(said.split("the reader read ")[1].split(" of ")[0])
+    assert 5 < read <= 5 * adapt.JUDGED_AT_ONCE
 
 
 def test_text_without_a_name_in_two_passages_is_refused(
