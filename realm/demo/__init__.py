@@ -21,10 +21,11 @@ from typing import Any, TypedDict
 from realm.config import InputError, read_json, write_json
 from realm.demo import results
 from realm.demo.memory import PeakMemory
-from realm.demo.story import QUESTIONS, DemoConfig, Story
+from realm.demo.story import QUESTIONS, Asked, DemoConfig, Story
 from realm.demo.tables import paragraph
 from realm.demo.telling import Chapter, Record, tell
 from realm.qa.answers import Answers
+from realm.qa.evaluation import Question, has_answer
 from realm.qa.pipeline import AnswerConfig
 from realm.workspace.folder import Workspace
 
@@ -113,16 +114,16 @@ def _check_settings(story: Story) -> None:
     write_json(file, settings)
 
 
-def _ask(story: Story) -> list[results.Asked]:
+def _ask(story: Story) -> list[results.Answered]:
     """Chapters 5 and 6: the questions and their answers with evidence, and a masked sentence."""
     workspace = Workspace(story.workspace, AnswerConfig(answers=1))
-    asked: list[results.Asked] = []
+    asked: list[results.Answered] = []
     _begin(ANSWER)
-    for question, expected in QUESTIONS:
-        answers = workspace.answers(question)
-        print(f"\n$ {shlex.join(('realm', *story.answer(question)))}")
-        print(*answers.lines(), f"(the texts say: {expected})", sep="\n", flush=True)
-        asked.append(_asked(answers, expected))
+    for one in QUESTIONS:
+        answers = workspace.answers(one.question)
+        print(f"\n$ {shlex.join(('realm', *story.answer(one.question)))}")
+        print(*answers.lines(), f"(the texts say: {one.expected})", sep="\n", flush=True)
+        asked.append(_answered(answers, one))
     print(f"\n{results.asked_line(asked)}")
     _begin(FILL)
     print(f"\n$ {shlex.join(('realm', *story.fill()))}")
@@ -134,12 +135,13 @@ def _begin(chapter: Chapter) -> None:
     print(f"\n{chapter.title}", paragraph(chapter.why), sep="\n")
 
 
-def _asked(answers: Answers, expected: str) -> results.Asked:
+def _answered(answers: Answers, asked: Asked) -> results.Answered:
     best = answers.answers[0]
     return {
         "question": answers.question,
-        "expected": expected,
+        "expected": asked.expected,
         "answer": best.text,
+        "right": has_answer(best.text, Question("", asked.question, (asked.right,))),
         "probability": best.probability,
         "found": answers.found,
         "title": best.passage.title,

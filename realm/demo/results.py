@@ -49,13 +49,15 @@ class Part(TypedDict):
     masked_facts: NotRequired[TestJson]
 
 
-class Asked(TypedDict):
+class Answered(TypedDict):
     """A question of the end, what the texts say, and the answer."""
 
     question: str
     expected: str
     answer: str
     probability: float
+    right: bool
+    """Whether it contains the words that a right answer does."""
     found: bool
     """Whether it reaches the threshold; below, it is a guess."""
     title: str
@@ -68,7 +70,7 @@ class DemoReport(TypedDict):
     later: str
     articles: Part
     added: Part
-    asked: list[Asked]
+    asked: list[Answered]
     seconds: dict[str, float]
     peak_memory_mb: float
 
@@ -173,11 +175,11 @@ def _verdict(part: Part) -> list[str]:
     return told
 
 
-def asked_line(asked: list[Asked]) -> str:
-    """How many of the last questions were answered."""
+def asked_line(asked: list[Answered]) -> str:
+    """How many of the last questions were answered right."""
     guesses = sum(not one["found"] for one in asked)
-    told = f"Answered: {len(asked) - guesses} of {len(asked)}."
-    return f"{told} The others are guesses, below the model's threshold." if guesses else told
+    told = f"Right: {sum(one['right'] for one in asked)} of {len(asked)}."
+    return f"{told} Guesses among the answers, below the model's threshold: {guesses}." if guesses else told
 
 
 def costs_line(report: DemoReport) -> str:

@@ -6,6 +6,7 @@ Documents become a workspace, its retrievers are compared, other documents come 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from realm.config import read_json, write_json_lines
 from realm.demo.telling import Chapter, Stage
@@ -13,19 +14,30 @@ from realm.text.readers import read_documents
 from realm.workspace.report import KB, REPORT, FitJson
 from realm.workspace.settings import FitConfig
 
+
+class Asked(NamedTuple):
+    """A question that a person would ask."""
+
+    question: str
+    expected: str
+    """What the texts say."""
+    right: str
+    """The words that a right answer contains."""
+
+
 QUESTIONS = (
-    ("Who painted the Mona Lisa?", "Leonardo da Vinci"),
-    ("Who discovered penicillin?", "Alexander Fleming"),
-    ("Who was the first person to walk on the Moon?", "Neil Armstrong"),
-    ("When was the Berlin Wall built?", "1961"),
-    ("When was the Eiffel Tower built?", "1887 to 1889"),
-    ("Where is Machu Picchu?", "Peru"),
-    ("Where is the Sahara?", "North Africa"),
-    ("How high is Mount Everest?", "8,848.86 m"),
-    ("How many people live in Iceland?", "roughly 395,000"),
-    ("What is the highest mountain in Kenya?", "Mount Kenya"),
+    Asked("Who painted the Mona Lisa?", "Leonardo da Vinci", "Leonardo"),
+    Asked("Who discovered penicillin?", "Alexander Fleming", "Fleming"),
+    Asked("Who was the first person to walk on the Moon?", "Neil Armstrong", "Armstrong"),
+    Asked("When was the Berlin Wall built?", "1961", "1961"),
+    Asked("When was the Eiffel Tower built?", "1887 to 1889", "1889"),
+    Asked("Where is Machu Picchu?", "Peru", "Peru"),
+    Asked("Where is the Sahara?", "North Africa", "Africa"),
+    Asked("How high is Mount Everest?", "8,848.86 m", "8,848.86 m"),
+    Asked("How many people live in Iceland?", "roughly 395,000", "395,000"),
+    Asked("What is the highest mountain in Kenya?", "Mount Kenya", "Mount Kenya"),
 )
-"""Asked at the end, each with what the texts say. They were fixed before any answer was seen."""
+"""Asked at the end. They were fixed before any answer was seen."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +52,9 @@ class DemoConfig:
     """Of these, the ones whose id ends so; none: all of them."""
     start: str = "package:realm-small"
     """The model that answers at first, and that is adapted."""
-    minutes: float = 1.0
+    minutes: float = 1.5
     """How long the first adaptation may take."""
-    later_minutes: float = 1.5
+    later_minutes: float = 2.0
     """How long the second one may take; `realm fit` makes none that has no more time than the one before."""
     questions: int = 300
     """Most questions made from the first documents that are asked."""

@@ -143,7 +143,7 @@ def test_the_answers_are_those_of_the_commands_that_are_shown(
     told: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = [words for words in commands_in(told.text) if words[0] in ("answer", "fill")]
-    assert [one["question"] for one in told.report["asked"]] == [question for question, _ in QUESTIONS]
+    assert [one["question"] for one in told.report["asked"]] == [one.question for one in QUESTIONS]
     for words in (shown[0], shown[-1]):
         assert cli.main([*words, "--set", "device=cpu"]) == 0
         assert capsys.readouterr().out in told.text
@@ -249,10 +249,10 @@ def test_tables_fit_a_terminal_of_80_columns_and_say_which_model_was_kept() -> N
 
 
 def test_guesses_are_counted_apart_from_answers() -> None:
-    asked: list[Any] = [{"found": True}, {"found": False}]
-    assert results.asked_line(asked[:1]) == "Answered: 1 of 1."
-    assert (
-        results.asked_line(asked) == "Answered: 1 of 2. The others are guesses, below the model's threshold."
+    asked: list[Any] = [{"found": True, "right": True}, {"found": False, "right": True}]
+    assert results.asked_line(asked[:1]) == "Right: 1 of 1."
+    assert results.asked_line(asked) == (
+        "Right: 2 of 2. Guesses among the answers, below the model's threshold: 1."
     )
 
 
