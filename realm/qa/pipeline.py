@@ -129,23 +129,29 @@ class Answerer:
 
         `method` chooses and ranks the passages; none: `self.method`. p(z|x) and the retrieval part of a score are the
         embedder's inner products whatever chose them: the span reader was trained beside these, and a BM25 score has
-        another scale.
+        another scale. A hybrid score has theirs and is added: it knows better which passage is the right one.
         """
         clock = _Clock(len(questions))
         ids = self.tokenized(questions)
         query_BD = self.embed(ids)
         clock.lap("embed")
-        _, number_BK = self.retriever.search(
-            questions, read or self.config.read, method or self.method, query_BD
-        )
+        method = method or self.method
+        score_BK, number_BK = self.retriever.search(questions, read or self.config.read, method, query_BD)
         clock.lap("search")
-        return self._answers(questions, ids, query_BD, number_BK, clock)
+        return self._answers(questions, ids, query_BD, number_BK, clock, added(score_BK, method))
 
     @torch.no_grad()
-    def answer_from(self, questions: Sequence[str], number_BK: np.ndarray) -> list[Answers]:
-        """Answers from given passages, best first, whatever chose them; a row with fewer ends in `NULL_PASSAGE`."""
+    def answer_from(
+        self, questions: Sequence[str], number_BK: np.ndarray, added_BK: np.ndarray | None = None
+    ) -> list[Answers]:
+        """Answers from given passages, best first, whatever chose them; `NULL_PASSAGE` where there is none.
+
+        `added_BK` is added to the scores of each passage's spans.
+        """
         clock, ids = _Clock(len(questions)), self.tokenized(questions)
-        return self._answers(questions, ids, self.embed(ids), number_BK, clock)
+        if added_BK is None:
+            added_BK = np.zeros(number_BK.shape)
+        return self._answers(questions, ids, self.embed(ids), number_BK, clock, added_BK)
 
     def _answers(
         self,
@@ -154,10 +160,11 @@ class Answerer:
         query_BD: Tensor,
         number_BK: np.ndarray,
         clock: "_Clock",
+        added_BK: np.ndarray,
     ) -> list[Answers]:
         if self.model.span_reader is None:
             raise InputError(NEEDS_READER)
-        read = self._read(ids, query_BD, number_BK)
+        read = self._read(ids, query_BD, number_BK, added_BK)
         clock.lap("read")
         index = AnsweringIndex(self.version.number, self.version.step, self.version.created)
         return [
@@ -231,7 +238,7 @@ class Answerer:
             return self.model.embedder.passage(nothing)[0].float()
 
     def _read(
-        self, ids: Sequence[Sequence[int]], query_BD: Tensor, number_BK: np.ndarray
+        self, ids: Sequence[Sequence[int]], query_BD: Tensor, number_BK: np.ndarray, added_BK: np.ndarray
     ) -> list[tuple[list[Answer], list[ReadPassage], float]]:
         """Per question the best different spans, the passages they were looked for in, each one's best, and p(null|x)."""
         numbers = [row[row >= 0] for row in number_BK]
@@ -241,11 +248,14 @@ class Answerer:
             [ids[owner] for owner in owner_R.tolist()], [passage.text for passage in passages]
         )
         found, end = [], 0
-        for query_D, own in zip(query_BD.float(), numbers, strict=True):
+        adds = [added_K[row >= 0] for added_K, row in zip(added_BK, number_BK, strict=True)]
+        for query_D, own, added_K in zip(query_BD.float(), numbers, adds, strict=True):
             part = slice(end, end := end + len(own))
             score_K = self._scores(query_D, own)
             null = torch.cat([scores(query_D[None], self._null_D[None])[0].cpu(), score_K]).softmax(dim=0)[0]
-            answers, read = self._best(spans[part], score_K, self._ranked(score_K, passages[part]))
+            answers, read = self._best(
+                spans[part], score_K + torch.from_numpy(added_K), self._ranked(score_K, passages[part])
+            )
             found.append((answers, read, float(null)))
         return found
 
@@ -275,7 +285,10 @@ class Answerer:
     def _best(
         self, spans: Sequence[PassageSpans], score_K: Tensor, ranked: Sequence[RankedPassage]
     ) -> tuple[list[Answer], list[ReadPassage]]:
-        """The best different spans of one question's passages, and each passage with its best one, if it has any."""
+        """The best different spans of one question's passages, and each passage with its best one, if it has any.
+
+        `score_K` is the passages' part of a span's score.
+        """
         if not ranked:
             return [], []
         reader = self.model.span_reader
@@ -335,6 +348,11 @@ class Answerer:
             for top, passage in zip(tops, ranked, strict=True)
         ]
         return list(answers.values()), read
+
+
+def added(score_BK: np.ndarray, method: Method) -> np.ndarray:
+    """What a ranking's own scores add to those of its passages' spans: hybrid ones themselves, the others nothing."""
+    return score_BK if method == "hybrid" else np.zeros_like(score_BK)
 
 
 class Retriever:
@@ -441,15 +459,16 @@ def evaluate(
         asked = [q.question for q in part]
         if own_passages is not None:
             number_BN = own_passages(part)
-            read = number_BN.shape[1]
+            read, added_BN = number_BN.shape[1], np.zeros(number_BN.shape)
         else:
-            _, number_BN = answerer.retrieve(asked, EVALUATION_DEPTH, method)
-            read = answerer.config.read
+            score_BN, number_BN = answerer.retrieve(asked, EVALUATION_DEPTH, method)
+            read, added_BN = answerer.config.read, added(score_BN, method or answerer.method)
         found = _texts(answerer.kb, number_BN)
         texts += found
-        said += answerer.answer_from(asked, number_BN[:, :read])
+        said += answerer.answer_from(asked, number_BN[:, :read], added_BN[:, :read])
         if unanswerable:
-            without += answerer.answer_from(asked, _without_answers(part, number_BN, found, read))
+            others_BN = _without_answers(part, number_BN, found, read)
+            without += answerer.answer_from(asked, others_BN, added_BN)
     report = evaluation.evaluate(
         [one.answers[0].text if one.answers else "" for one in said], texts, questions, EVALUATION_DEPTH
     )
@@ -563,12 +582,12 @@ class _OwnPassages:
 def _without_answers(
     questions: Sequence[Question], number_BN: np.ndarray, texts: Sequence[Sequence[str]], read: int
 ) -> np.ndarray:
-    """The best `read` of each row's passages that hold no answer."""
-    number_BK = np.full((len(questions), read), NULL_PASSAGE)
-    for row, (question, number_N, found) in enumerate(zip(questions, number_BN, texts, strict=True)):
-        kept = [n for n, text in zip(number_N, found, strict=False) if not has_answer(text, question)][:read]
-        number_BK[row, : len(kept)] = kept
-    return number_BK
+    """The best `read` of each row's passages that hold no answer where they stand, `NULL_PASSAGE` for the others -> [B, N]."""
+    others_BN = np.full_like(number_BN, NULL_PASSAGE)
+    for other_N, question, number_N, found in zip(others_BN, questions, number_BN, texts, strict=True):
+        kept = [place for place, text in enumerate(found) if not has_answer(text, question)][:read]
+        other_N[kept] = number_N[kept]
+    return others_BN
 
 
 def evaluate_words(kb: KnowledgeBase, questions: Sequence[Question]) -> evaluation.Report:

@@ -149,13 +149,20 @@ def test_an_answer_below_the_threshold_is_a_guess(tiny_kb, qa_folder) -> None:
     assert first == "no answer found; the best guess:" and rest == sure.lines()[:3]
 
 
-def test_questions_without_their_passages_are_read_from_the_best_of_the_others(tiny_kb, qa_folder) -> None:
+@pytest.mark.parametrize("method", ["dense", "hybrid"])
+def test_questions_without_their_passages_are_read_from_the_best_of_the_others(
+    tiny_kb, qa_folder, method
+) -> None:
     answerer = Answerer.load(str(tiny_kb.folder), str(qa_folder), CONFIG)
     question = Question("1", "on which river lies Arden?", ("Ouse",))
-    measured = evaluate(answerer, [question], unanswerable=True).confidence
-    _, ranked = answerer.retrieve([question.question], len(tiny_kb), "dense")
+    measured = evaluate(answerer, [question], method, unanswerable=True).confidence
+    scores, ranked = answerer.retrieve([question.question], len(tiny_kb), method)
+    added = dict(zip(ranked[0].tolist(), scores[0] * (method == "hybrid"), strict=True))
     others = [n for n in ranked[0].tolist() if "Ouse" not in tiny_kb.passages([n])[0].text][:5]
-    (said,) = answerer.answer_from([question.question], np.array([others]))
+    assert others != ranked[0, :5].tolist()
+    (said,) = answerer.answer_from(
+        [question.question], np.array([others]), np.array([[added[n] for n in others]])
+    )
     assert measured.without_N == pytest.approx(np.array([said.answers[0].probability]))
     assert {passage.id for passage in said.passages} == {p.id for p in tiny_kb.passages(others)}
 

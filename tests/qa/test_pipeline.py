@@ -83,23 +83,26 @@ def inner_products(answerer, question: str) -> torch.Tensor:
     return answerer.version.index.rows(np.arange(len(answerer.kb))) @ query.detach()
 
 
-def ranked_by_hand(answerer, question: str, method: str) -> list[int]:
-    """All passages that a method ranks, best first."""
+def ranked_by_hand(answerer, question: str, method: str) -> tuple[list[int], np.ndarray]:
+    """All passages that a method ranks, best first, and what a hybrid ranking adds to the score of each passage's spans."""
     kb = answerer.kb
-    dense = inner_products(answerer, question).argsort(descending=True).tolist()
+    dense_N, bm25_N = inner_products(answerer, question).numpy(), np.zeros(len(kb))
     scores, ranked = Bm25Index(kb.titles, kb.texts()).search([question], len(kb))
     by_words = ranked[0][ranked[0] >= 0].tolist()
-    if method != "hybrid":
-        return {"dense": dense, "bm25": by_words}[method]
-    dense_N, bm25_N = inner_products(answerer, question).numpy(), np.zeros(len(kb))
     bm25_N[by_words] = scores[0][: len(by_words)]
-    sums = 2 * dense_N / dense_N.std() + (bm25_N / bm25_N.std() if by_words else 0)
-    return sorted(dense, key=lambda n: -sums[n])
+    if method == "bm25":
+        return by_words, np.zeros(len(kb))
+    if method == "dense":
+        return np.argsort(-dense_N).tolist(), np.zeros(len(kb))
+    sum_N = 2 * dense_N / dense_N.std() + (bm25_N / bm25_N.std() if by_words else 0)
+    return sorted(np.argsort(-dense_N).tolist(), key=lambda n: -sum_N[n]), sum_N
 
 
-def best_by_hand(answerer, question: str, ranked: list[int]) -> tuple:
-    """Of every span of every one of the passages: score, text, passage, its rank, p(y|x) of the text, and p(z|x)."""
+def best_by_hand(answerer, question: str, method: str) -> tuple:
+    """Of every span of the first five passages: score, text, passage, its rank, p(y|x) of the text, and p(z|x)."""
     model, scores = answerer.model, inner_products(answerer, question)
+    ranked, added_N = ranked_by_hand(answerer, question, method)
+    ranked = ranked[:5]
     (ids,) = model.tokenizer.encode([question])
     spans, total, of_text = [], 0.0, Counter()
     for rank, number in enumerate(ranked, start=1):
@@ -111,7 +114,7 @@ def best_by_hand(answerer, question: str, ranked: list[int]) -> tuple:
         for width, place in grid.isfinite().nonzero().tolist():
             first = place - tokens.segments_BT[0].tolist().index(1)
             text = passage.text[encoding.starts[first] : encoding.ends[first + width]]
-            score = (grid[width, place] + scores[number]).item()
+            score = (grid[width, place] + scores[number]).item() + added_N[number]
             spans.append((score, text, passage.id, rank))
             total += float(np.exp(score))
             of_text[normalise_answer(text)] += float(np.exp(score))
@@ -123,8 +126,7 @@ def best_by_hand(answerer, question: str, ranked: list[int]) -> tuple:
 @pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
 def test_best_answer_is_that_of_scoring_every_span_of_every_passage(answerer, method) -> None:
     for question in random_questions(8 if method == "dense" else 4):
-        ranked = ranked_by_hand(answerer, question, method)[:5]
-        score, *place, probability, prior = best_by_hand(answerer, question, ranked)
+        score, *place, probability, prior = best_by_hand(answerer, question, method)
         answer = answerer.answer_batch([question], method)[0].answers[0]
         assert [answer.text, answer.passage.id, answer.passage.rank] == place
         assert answer.score == pytest.approx(score, abs=1e-3)
@@ -311,16 +313,12 @@ def test_evaluation_scores_the_first_answer(answerer) -> None:
 
 @pytest.mark.parametrize("method", ["bm25", "hybrid"])
 def test_evaluation_reads_answers_from_the_passages_that_recall_counts(answerer, method) -> None:
-    asked = [
-        q._replace(
-            answers=(best_by_hand(answerer, q.question, ranked_by_hand(answerer, q.question, method)[:5])[1],)
-        )
-        for q in QUESTIONS[::2]
-    ]
+    asked = [q._replace(answers=(best_by_hand(answerer, q.question, method)[1],)) for q in QUESTIONS[::2]]
     dense, report = evaluate(answerer, asked), evaluate(answerer, asked, method)
     assert report.correct_N.all() and not dense.correct_N.all()
     for question, rank in zip(asked, report.first_hit_N, strict=True):
-        texts = [p.text for p in answerer.kb.passages(ranked_by_hand(answerer, question.question, method))]
+        ranked, _ = ranked_by_hand(answerer, question.question, method)
+        texts = [p.text for p in answerer.kb.passages(ranked)]
         assert rank == first_hit(texts, question)
 
 
