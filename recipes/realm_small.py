@@ -29,10 +29,11 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from realm.model.folder import load_model, save_model
 from realm.qa.evaluation import has_answer, read_questions
 
 ARTICLES_READ = {"simplewiki": 5, "enwiki_core": 3}
@@ -58,30 +59,34 @@ READER = (
     "--kb kb --train {}.jsonl --dev steering.jsonl --config realm-small --set passages=contrast --set reader_gradient=all "
     "--set read={} --set steps={} --set batch_size={} --set learning_rate={} --set head_rate={}"
 )
-STAGES: tuple[tuple[str, str], ...] = (
+STAGES: tuple[tuple[str, str | Callable[[Path], None]], ...] = (
     ("kb", "kb build paragraphs.jsonl package:vital-articles --out kb --config realm-small"),
     ("start", "mlm --kb kb --out start --config realm-small --set steps=0"),
     ("kb/indexes", "index --kb kb --model start"),
     # The span reader: passages that answer, then these beside the best two that do not, so that scores compare across passages.
+    # This second part is learnt twice, from questions written to a passage and from ones that people asked without one; their
+    # mean answers either kind.
     ("gold", f"finetune --model start --out gold {READER.format('train', 1, 7000, 24, 1e-4, 1e-3)}"),
     (
         "hits.jsonl",
         f"retrieve --kb kb --model start --questions pairs.jsonl --method hybrid --top-k {FIRST} --out hits.jsonl",
     ),
+    ("asked.jsonl", lambda out: mix(out)),
+    ("contrast", f"finetune --model gold --out contrast {READER.format('train', 3, 1200, 12, 6e-5, 3e-4)}"),
     (
-        "contrast",
-        "finetune --model gold --out contrast --method hybrid "
-        + READER.format("contrast", 3, 1500, 12, 6e-5, 3e-4),
+        "asked",
+        f"finetune --model gold --out asked --method hybrid {READER.format('asked', 3, 1500, 12, 6e-5, 3e-4)}",
     ),
+    ("both", lambda out: average(out)),
     ("wiki", "kb build articles.jsonl --out wiki --config realm-small"),
-    ("filled", "mlm --kb wiki --init contrast --out filled --config realm-small"),
+    ("filled", "mlm --kb wiki --init both --out filled --config realm-small"),
     (
         "calibrated.json",
         "calibrate --kb kb --model filled --questions calibration.jsonl --method hybrid --json",
     ),
     ("realm-small", "convert filled realm-small --to compact"),
 )
-"""What each command makes, and the command."""
+"""What each stage makes, and the command, or the function of this file."""
 
 
 def main(data: Path, out: Path) -> None:
@@ -90,9 +95,9 @@ def main(data: Path, out: Path) -> None:
     if not (out / "articles.jsonl").exists():
         prepare(data, out)
     for product, stage in STAGES:
-        if product == "contrast" and not (out / "contrast.jsonl").exists():
-            mix(out)
-        if not (out / product).exists():
+        if (out / product).exists():
+            continue
+        if isinstance(stage, str):
             print(f"$ realm {stage}", flush=True)
             command = [sys.executable, "-m", "realm", *shlex.split(stage)]
             if product.endswith(".json"):
@@ -100,6 +105,8 @@ def main(data: Path, out: Path) -> None:
                 (out / product).write_bytes(said)
             else:
                 subprocess.run(command, cwd=out, check=True)
+        else:
+            stage(out)
 
 
 def prepare(data: Path, out: Path) -> None:
@@ -167,7 +174,22 @@ def mix(out: Path) -> None:
     dev, train = found[: len(found) // 10], found[len(found) // 10 :]
     known = [row for name in ("squad", "qed") for row in rows(out / f"{name}_calibration.jsonl")]
     write(out / "calibration.jsonl", known + dev)
-    write(out / "contrast.jsonl", shuffled([*rows(out / "again.jsonl"), *copies(train, PAIR_COPIES)]))
+    write(out / "asked.jsonl", shuffled([*rows(out / "again.jsonl"), *copies(train, PAIR_COPIES)]))
+
+
+def average(out: Path) -> None:
+    """Makes the model whose span reader has the mean weights of two (a model soup: Wortsman et al. 2022)."""
+    contrast, asked = load_model(out / "contrast"), load_model(out / "asked")
+    assert contrast.span_reader is not None and asked.span_reader is not None
+    other = contrast.span_reader.state_dict()
+    asked.span_reader.load_state_dict(
+        {
+            name: (weight + other[name]) / 2 if weight.is_floating_point() else weight
+            for name, weight in asked.span_reader.state_dict().items()
+        }
+    )
+    asked.stages = [*contrast.stages, asked.stages[-1]]
+    save_model(asked, out / "both")
 
 
 def copies(questions: Iterable[dict[str, Any]], count: int) -> list[dict[str, Any]]:
