@@ -48,15 +48,15 @@ class DemoConfig:
     """The documents that it begins with."""
     later: str = "package:factbook"
     """The documents that come later."""
-    later_parts: tuple[str, ...] = ("Introduction", "Geography")
+    later_parts: tuple[str, ...] = ("Geography",)
     """Of these, the ones whose id ends so; none: all of them."""
     start: str = "package:realm-small"
     """The model that answers at first, and that is adapted."""
-    minutes: float = 1.5
+    minutes: float = 1.0
     """How long the first adaptation may take."""
-    later_minutes: float = 2.0
+    later_minutes: float = 1.25
     """How long the second one may take; `realm fit` makes none that has no more time than the one before."""
-    questions: int = 300
+    questions: int = 150
     """Most questions made from the first documents that are asked."""
     fill: str = "The [MASK] is the currency of the United Kingdom."
     """The sentence that `realm fill` completes at the end."""
