@@ -1,0 +1,49 @@
+"""README and docs: links lead somewhere, and the commands in them are commands."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from realm import cli
+
+ROOT = Path(__file__).parent.parent
+PAGES = {
+    str(page.relative_to(ROOT)): page.read_text(encoding="utf-8")
+    for page in (ROOT / "README.md", ROOT / "LOG.md", *ROOT.glob("docs/*.md"), *ROOT.glob("realm/**/*.md"))
+}
+
+
+def anchors(text: str) -> set[str]:
+    """The names by which GitHub links to the headings of a page."""
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+        for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_to_a_file_and_a_heading_that_are_there(page: str) -> None:
+    folder = (ROOT / page).parent
+    for target in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (folder / path).resolve() if path else ROOT / page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), target
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_is_accepted_by_the_parser(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("kb", "model"):  # the parser looks a workspace up
+        (tmp_path / "manual" / part).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for block in re.findall(r"^```sh\n(.*?)^```", PAGES[page], re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["realm"]:
+                cli._parser().parse_args(words[1:])
