@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Method = Literal["dense", "bm25", "hybrid"]
 """What ranks the passages that are read: vectors, words, or both."""
@@ -10,14 +10,33 @@ HIGHEST = 1 - 1e-7
 """A share above it counts as this much: in float32 a certain span has the share 1, whose log-odds are infinite."""
 
 
+class Features(NamedTuple):
+    """Of a question's best answer: what its share does not tell. The share says how far this span is ahead of the others,
+    these say whether the passages are about the question and have an answer at all."""
+
+    inner: float = 0.0
+    """Inner product of the question with the answer's passage."""
+    ranking: float = 0.0
+    """That passage's hybrid score, 0 where another method ranked it."""
+    span: float = 0.0
+    """The reader's own score of the span."""
+
+
+NO_FEATURES = Features()
+
+
 @dataclass(frozen=True)
 class Calibration:
-    """A logistic curve over log-odds (Platt 1999), fitted on questions with known answers: `realm calibrate`.
+    """A logistic curve over log-odds and features, fitted on questions with known answers: `realm calibrate`.
 
     The default changes nothing and takes every answer.
     """
 
     slope: float = 1.0
+    """Of an answer's log-odds; the next three are the weights of its question's features."""
+    inner: float = 0.0
+    ranking: float = 0.0
+    span: float = 0.0
     offset: float = 0.0
     threshold: float = 0.0
     """An answer of a lower probability counts as a guess: no answer was found."""
@@ -25,14 +44,15 @@ class Calibration:
     """What ranked the passages of those questions, and ranks them where nobody names a method."""
 
     def __post_init__(self) -> None:
-        if not (0 < self.slope < math.inf and math.isfinite(self.offset) and 0 <= self.threshold <= 1):
+        others = (self.inner, self.ranking, self.span, self.offset)
+        if not (0 < self.slope < math.inf and all(map(math.isfinite, others)) and 0 <= self.threshold <= 1):
             raise ValueError(
-                f"slope is {self.slope}, offset {self.offset}, threshold {self.threshold}: the slope must be above 0, "
-                "the offset finite, the threshold between 0 and 1"
+                f"slope is {self.slope}, inner, ranking, span and offset {others}, threshold {self.threshold}: the slope must "
+                "be above 0, the next four finite, the threshold between 0 and 1"
             )
 
-    def probability(self, share: float) -> float:
-        """Of an answer with this share, which is between 0 and 1.
+    def probability(self, share: float, features: Features = NO_FEATURES) -> float:
+        """Of an answer with this share, which is between 0 and 1, to a question with these features.
 
         >>> Calibration().probability(0.25)
         0.25
@@ -41,8 +61,10 @@ class Calibration:
         """
         if share <= 0:
             return 0.0
-        if self.slope == 1 and self.offset == 0:
+        inner, ranking, span = features
+        added = self.offset + self.inner * inner + self.ranking * ranking + self.span * span
+        if self.slope == 1 and added == 0:
             return share
         share = min(share, HIGHEST)
-        odds = self.offset + self.slope * math.log(share / (1 - share))
+        odds = added + self.slope * math.log(share / (1 - share))
         return 1 / (1 + math.exp(-odds)) if odds > -700 else 0.0

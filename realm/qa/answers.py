@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypedDict
 
+from realm.model.calibration import NO_FEATURES, Features
 from realm.text.corpus import Passage
 
 
@@ -179,6 +180,8 @@ class Answers:
     """p(z|x) of the null passage, had it been one of them: how little the model expects of what it found."""
     found: bool
     """Whether the best answer's probability reaches the threshold. Below it that answer is a guess."""
+    features: Features = NO_FEATURES
+    """What the probabilities were found by, beside the spans' shares; not in the JSON."""
 
     def to_json(self) -> AnswersJson:
         return {

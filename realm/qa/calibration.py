@@ -1,18 +1,19 @@
 """How far the probability of an answer can be relied on, and the curve that makes it so.
 
-Letters: N questions.
+Letters: N questions, M of them asked without the passages that hold their answers, F numbers that a probability is found by.
 """
 
+from dataclasses import replace
 from typing import NamedTuple, TypedDict
 
 import numpy as np
 
 from realm.config import InputError
-from realm.model.calibration import HIGHEST, Calibration
+from realm.model.calibration import HIGHEST, Calibration, Features
 from realm.qa.significance import percent, wilson_interval
 
 BINS = 10
-RIGHT_LOST = 0.12
+RIGHT_LOST = 0.14
 """Share of the right answers that the chosen threshold calls guesses, on the questions that it is chosen on."""
 LEAST_QUESTIONS = 50
 """Questions of either outcome that two numbers can be fitted on."""
@@ -129,36 +130,74 @@ def _bins(probability_N: np.ndarray, correct_N: np.ndarray) -> list[tuple[np.nda
     return [(probability_N[bin_N == n], correct_N[bin_N == n]) for n in np.unique(bin_N)]
 
 
-def fit(share_N: np.ndarray, correct_N: np.ndarray) -> Calibration:
-    """The curve of greatest likelihood (Platt 1999, with his targets), and a threshold that few right answers miss.
+class Evidence(NamedTuple):
+    """What probabilities are found by, of the best answers to some questions: their shares, and the questions' features."""
+
+    share_N: np.ndarray
+    features_N: list[Features]
+
+    def odds_NF(self) -> np.ndarray:
+        """The log-odds of the shares, and the features."""
+        share_N = np.clip(self.share_N.astype(np.float64), 1 - HIGHEST, HIGHEST)
+        return np.column_stack([np.log(share_N / (1 - share_N)), np.array(self.features_N).reshape(-1, 3)])
+
+    def probability_N(self, calibration: Calibration) -> np.ndarray:
+        pairs = zip(self.share_N.tolist(), self.features_N, strict=True)
+        return np.array([calibration.probability(share, features) for share, features in pairs])
+
+
+def fit(said: Evidence, correct_N: np.ndarray, without: Evidence) -> Calibration:
+    """The curve of greatest likelihood in two steps, and a threshold that few right answers miss.
+
+    The first weighs log-odds and features so that they tell right answers from wrong ones and from those to the questions
+    asked `without` their passages. The second puts the weighed sum on the scale of questions that have an answer to find (Platt
+    1999, with his targets): how many of the others will be asked, nobody knows.
 
     Raises:
-        InputError: too few right or wrong answers.
+        InputError: too few right or wrong answers, or nothing in which they differ.
     """
     rights, wrongs = int(correct_N.sum()), int((~correct_N).sum())
     if min(rights, wrongs) < LEAST_QUESTIONS:
         raise InputError(
             f"of {len(correct_N)} answers {rights} are right and {wrongs} wrong: calibration needs {LEAST_QUESTIONS} of each"
         )
-    share_N = np.clip(share_N.astype(np.float64), 1 - HIGHEST, HIGHEST)
-    odds_N2 = np.stack([np.log(share_N / (1 - share_N)), np.ones(len(share_N))], axis=1)
-    target_N = np.where(correct_N, (rights + 1) / (rights + 2), 1 / (wrongs + 2))
-    weight_2 = np.array([1.0, 0.0])
-    if np.ptp(odds_N2[:, 0]) == 0:
-        raise InputError(f"all {len(share_N)} answers have one probability: there is nothing to calibrate")
-    for _ in range(100):  # Newton's method; the likelihood has one maximum
-        chance_N = 1 / (1 + np.exp(-(odds_N2 @ weight_2)))
-        gradient_2 = odds_N2.T @ (target_N - chance_N)
-        hessian_22 = (odds_N2 * (chance_N * (1 - chance_N))[:, None]).T @ odds_N2
-        step_2 = np.linalg.solve(hessian_22, gradient_2)
-        weight_2 = weight_2 + step_2
-        if np.abs(step_2).max() < 1e-9:
-            break
-    slope, offset = weight_2.tolist()
-    if not slope > 0:
+    said_NF, without_MF = said.odds_NF(), without.odds_NF()[without.share_N > 0]
+    if np.ptp(said_NF[:, 0]) == 0:
+        raise InputError(f"all {len(said_NF)} answers have one probability: there is nothing to calibrate")
+    all_NF = np.concatenate([said_NF, without_MF])
+    weight_F, _ = _logistic(all_NF, np.concatenate([correct_N, np.zeros(len(without_MF), dtype=bool)]))
+    (scale,), offset = _logistic((said_NF @ weight_F)[:, None], correct_N)
+    slope, inner, ranking, span = (scale * weight_F).tolist()
+    if not (scale > 0 and slope > 0):
         raise InputError(
             "answers of a higher probability are not right more often here: there is nothing to calibrate"
         )
-    curve = Calibration(slope, offset)
-    right_n = [curve.probability(share) for share in share_N[correct_N].tolist()]
-    return Calibration(slope, offset, round(float(np.quantile(right_n, RIGHT_LOST)), 3))
+    curve = Calibration(slope, inner, ranking, span, offset)
+    right_n = said.probability_N(curve)[correct_N]
+    return replace(curve, threshold=round(float(np.quantile(right_n, RIGHT_LOST)), 3))
+
+
+def _logistic(value_NF: np.ndarray, right_N: np.ndarray) -> tuple[np.ndarray, float]:
+    """Weights [F] and the constant of the logistic regression of greatest likelihood, by Newton's method.
+
+    A column without differences has the weight 0. Targets are Platt's, so that there is a maximum where the outcomes can
+    be told apart without an error.
+    """
+    mean_F, spread_F = value_NF.mean(axis=0), value_NF.std(axis=0)
+    differs_F = spread_F > 0
+    spread_F = np.where(differs_F, spread_F, 1.0)
+    value_NF1 = np.column_stack([(value_NF - mean_F) / spread_F, np.ones(len(value_NF))])
+    rights = int(right_N.sum())
+    target_N = np.where(right_N, (rights + 1) / (rights + 2), 1 / (len(right_N) - rights + 2))
+    kept = [*np.flatnonzero(differs_F), value_NF.shape[1]]
+    value_NF1, weight_F1 = value_NF1[:, kept], np.zeros(len(kept))
+    for _ in range(100):
+        chance_N = 1 / (1 + np.exp(-(value_NF1 @ weight_F1)))
+        hessian_F1F1 = (value_NF1 * (chance_N * (1 - chance_N))[:, None]).T @ value_NF1
+        step_F1 = np.linalg.lstsq(hessian_F1F1, value_NF1.T @ (target_N - chance_N))[0]
+        weight_F1 = weight_F1 + step_F1
+        if np.abs(step_F1).max() < 1e-9:
+            break
+    weight_F = np.zeros(value_NF.shape[1])
+    weight_F[differs_F] = weight_F1[:-1] / spread_F[differs_F]
+    return weight_F, float(weight_F1[-1] - weight_F @ mean_F)

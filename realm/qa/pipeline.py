@@ -9,7 +9,7 @@ tokens, F all places of a joint score, V vocabulary.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple, TypedDict
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from realm.config import InputError, progress, write_json_lines
-from realm.model.calibration import Calibration, Method
+from realm.model.calibration import NO_FEATURES, Calibration, Features, Method
 from realm.model.device import Precision, autocast, choose_device
 from realm.model.encoders import evaluating
 from realm.model.folder import Model, load_model, set_calibration
@@ -27,7 +27,7 @@ from realm.model.published.answering import take_reader
 from realm.model.scores import scores
 from realm.qa import evaluation
 from realm.qa.answers import Answer, AnsweringIndex, Answers, RankedPassage, ReadPassage, Span
-from realm.qa.calibration import Confidence, fit
+from realm.qa.calibration import Confidence, Evidence, fit
 from realm.qa.evaluation import Question, ReportJson, first_hit, has_answer, normalise_answer
 from realm.qa.reading import Reading, joint_reading, peer_question, peer_reading
 from realm.retrieval.bm25 import Bm25Index, highest
@@ -170,9 +170,9 @@ class Answerer:
         return [
             Answers(
                 question, answers, index, clock.ms, passages, null,
-                found=bool(answers) and answers[0].probability >= self.threshold,
+                found=bool(answers) and answers[0].probability >= self.threshold, features=features,
             )
-            for question, (answers, passages, null) in zip(questions, read, strict=True)
+            for question, (answers, passages, null, features) in zip(questions, read, strict=True)
         ]  # fmt: skip
 
     @property
@@ -239,8 +239,8 @@ class Answerer:
 
     def _read(
         self, ids: Sequence[Sequence[int]], query_BD: Tensor, number_BK: np.ndarray, added_BK: np.ndarray
-    ) -> list[tuple[list[Answer], list[ReadPassage], float]]:
-        """Per question the best different spans, the passages they were looked for in, each one's best, and p(null|x)."""
+    ) -> list[tuple[list[Answer], list[ReadPassage], float, Features]]:
+        """Per question the best different spans, the passages they were looked for in, each one's best, p(null|x), features."""
         numbers = [row[row >= 0] for row in number_BK]
         owner_R = np.repeat(np.arange(len(numbers)), [len(row) for row in numbers])
         passages = self.kb.passages(np.concatenate(numbers)) if len(numbers) else []
@@ -253,10 +253,10 @@ class Answerer:
             part = slice(end, end := end + len(own))
             score_K = self._scores(query_D, own)
             null = torch.cat([scores(query_D[None], self._null_D[None])[0].cpu(), score_K]).softmax(dim=0)[0]
-            answers, read = self._best(
-                spans[part], score_K + torch.from_numpy(added_K), self._ranked(score_K, passages[part])
+            answers, read, features = self._best(
+                spans[part], score_K, torch.from_numpy(added_K), self._ranked(score_K, passages[part])
             )
-            found.append((answers, read, float(null)))
+            found.append((answers, read, float(null), features))
         return found
 
     def _spans(self, questions: Sequence[Sequence[int]], texts: Sequence[str]) -> list[PassageSpans]:
@@ -283,20 +283,20 @@ class Answerer:
         return joint_reading(questions, texts, tokenizer, lengths)
 
     def _best(
-        self, spans: Sequence[PassageSpans], score_K: Tensor, ranked: Sequence[RankedPassage]
-    ) -> tuple[list[Answer], list[ReadPassage]]:
-        """The best different spans of one question's passages, and each passage with its best one, if it has any.
+        self, spans: Sequence[PassageSpans], score_K: Tensor, added_K: Tensor, ranked: Sequence[RankedPassage]
+    ) -> tuple[list[Answer], list[ReadPassage], Features]:
+        """The best different spans of one question's passages, each passage with its best one, if it has any, and features.
 
-        `score_K` is the passages' part of a span's score.
+        The sum of `score_K` and `added_K` is the passages' part of a span's score.
         """
         if not ranked:
-            return [], []
+            return [], [], NO_FEATURES
         reader = self.model.span_reader
         assert reader is not None
         joint_F = torch.cat(
             [
                 (one.score_WT + score).flatten()
-                for one, score in zip(spans, reader.beside(score_K), strict=True)
+                for one, score in zip(spans, reader.beside(score_K + added_K), strict=True)
             ]
         )
         ends = np.cumsum([one.score_WT.numel() for one in spans])
@@ -326,15 +326,19 @@ class Answerer:
             for place in dict.fromkeys(order[: max(SPANS_ADDED_UP, 20 * self.config.answers)] + tops)
             if joint_F[place] > -torch.inf
         ]
+        if not likely:
+            return [], [ReadPassage(**vars(passage), span=None) for passage in ranked], NO_FEATURES
         pieces = {place: piece(place) for place in likely}
         names = {place: normalise_answer(text) for place, (*_, text) in pieces.items()}
         shares: dict[str, float] = {}
         for place, name in names.items():
             shares[name] = shares.get(name, 0.0) + float(share_F[place])
+        best = pieces[likely[0]][0]
+        features = Features(float(score_K[best]), float(added_K[best]), float(spans[best].score_WT.max()))
 
         def span(place: int) -> Span:
             _, start, end, text = pieces[place]
-            probability = self.model.calibration.probability(min(1.0, shares[names[place]]))
+            probability = self.model.calibration.probability(min(1.0, shares[names[place]]), features)
             return Span(text, float(joint_F[place]), probability, start, end)
 
         answers: dict[str, Answer] = {}
@@ -347,7 +351,7 @@ class Answerer:
             ReadPassage(**vars(passage), span=span(top) if top in pieces else None)
             for top, passage in zip(tops, ranked, strict=True)
         ]
-        return list(answers.values()), read
+        return list(answers.values()), read, features
 
 
 def added(score_BK: np.ndarray, method: Method) -> np.ndarray:
@@ -453,6 +457,35 @@ def evaluate(
         if gold or unanswerable:
             raise InputError(NEEDS_READER)
         return _evaluate_retrieval(answerer.kb, questions, partial(answerer.retrieve, method=method))
+    return _ask(answerer, questions, method, unanswerable, gold).report(questions, answerer.threshold)
+
+
+class _Said(NamedTuple):
+    """What was answered to some questions, and from what."""
+
+    answers: list[Answers]
+    texts: list[list[str]]
+    """Per question those of the passages that were retrieved."""
+    without: list[Answers] | None
+    """The answers without the passages that hold one; None where that was not asked."""
+
+    def report(self, questions: Sequence[Question], threshold: float) -> evaluation.Report:
+        """`threshold` is the probability below which an answer is a guess."""
+        texts = [one.answers[0].text if one.answers else "" for one in self.answers]
+        without_N = None if self.without is None else _best_N(self.without)
+        report = evaluation.evaluate(texts, self.texts, questions, EVALUATION_DEPTH)
+        return report._replace(confidence=Confidence(_best_N(self.answers), threshold, without_N))
+
+
+def _best_N(answers: Sequence[Answers]) -> np.ndarray:
+    """The probability of each best answer, 0 where there is none."""
+    return np.array([one.answers[0].probability if one.answers else 0.0 for one in answers])
+
+
+def _ask(
+    answerer: Answerer, questions: Sequence[Question], method: Method | None, unanswerable: bool, gold: bool
+) -> _Said:
+    """Answers, as `evaluate` says."""
     said, without, texts = [], [], []
     own_passages = _OwnPassages(answerer.kb) if gold else None
     for part in _batches(questions, 16, "evaluate"):
@@ -469,24 +502,14 @@ def evaluate(
         if unanswerable:
             others_BN = _without_answers(part, number_BN, found, read)
             without += answerer.answer_from(asked, others_BN, added_BN)
-    report = evaluation.evaluate(
-        [one.answers[0].text if one.answers else "" for one in said], texts, questions, EVALUATION_DEPTH
-    )
-
-    def best(answers: Sequence[Answers]) -> np.ndarray:
-        return np.array([one.answers[0].probability if one.answers else 0.0 for one in answers])
-
-    confidence = Confidence(best(said), answerer.threshold, best(without) if unanswerable else None)
-    return report._replace(confidence=confidence)
+    return _Said(said, texts, without if unanswerable else None)
 
 
 class CalibrationJson(TypedDict):
     """What `realm calibrate` reports."""
 
-    slope: float
-    offset: float
-    threshold: float
-    method: Method
+    calibration: dict[str, float | str]
+    """As `realm.json` has it."""
     before: ReportJson
     after: ReportJson
 
@@ -500,12 +523,8 @@ class Calibrated:
     after: evaluation.Report
 
     def to_json(self) -> CalibrationJson:
-        fitted = self.calibration
         return {
-            "slope": fitted.slope,
-            "offset": fitted.offset,
-            "threshold": fitted.threshold,
-            "method": fitted.method,
+            "calibration": asdict(self.calibration),
             "before": self.before.as_dict(),
             "after": self.after.as_dict(),
         }
@@ -516,7 +535,8 @@ class Calibrated:
         return [
             *self.after.lines(),
             f"the calibration error was {was['ece']:.1f} points before; all this is measured on the questions it was fitted on",
-            f"slope {fitted.slope:.3f}, offset {fitted.offset:.3f}; answers below {fitted.threshold:g} are guesses",
+            f"answers below {fitted.threshold:g} are guesses; weights: log-odds {fitted.slope:.3f}, inner product "
+            f"{fitted.inner:.3f}, hybrid score {fitted.ranking:.3f}, span {fitted.span:.3f}, constant {fitted.offset:.3f}",
             f"where no method is named, the model's passages are now found by {fitted.method}",
         ]
 
@@ -541,17 +561,17 @@ def calibrate(
         raise InputError(NEEDS_READER)
     method = method or answerer.method
     answerer.model.calibration = Calibration()
-    before = evaluate(answerer, questions, method, unanswerable=True)
-    assert before.correct_N is not None and before.confidence is not None
-    fitted = replace(fit(before.confidence.probability_N, before.correct_N), method=method)
-    set_calibration(Path(model), fitted)
-    was = before.confidence
-    assert was.without_N is not None
-    probability_N, without_N = (
-        np.array([fitted.probability(share) for share in share_N.tolist()])
-        for share_N in (was.probability_N, was.without_N)
+    asked = _ask(answerer, questions, method, unanswerable=True, gold=False)
+    assert asked.without is not None
+    before = asked.report(questions, threshold=0.0)
+    assert before.correct_N is not None
+    said, without = (
+        Evidence(_best_N(answers), [one.features for one in answers])
+        for answers in (asked.answers, asked.without)
     )
-    after = Confidence(probability_N, fitted.threshold, without_N)
+    fitted = replace(fit(said, before.correct_N, without), method=method)
+    set_calibration(Path(model), fitted)
+    after = Confidence(said.probability_N(fitted), fitted.threshold, without.probability_N(fitted))
     return Calibrated(fitted, before, before._replace(confidence=after))
 
 

@@ -9,10 +9,10 @@ from scipy import optimize
 
 from realm import cli
 from realm.config import InputError
-from realm.model.calibration import Calibration
+from realm.model.calibration import Calibration, Features
 from realm.model.folder import load_model, read_manifest, save_model, set_calibration
 from realm.qa import calibration
-from realm.qa.calibration import Confidence, calibration_error, fit
+from realm.qa.calibration import Confidence, Evidence, calibration_error, fit
 from realm.qa.evaluation import Question
 from realm.qa.pipeline import AnswerConfig, Answerer, CalibrationJson, calibrate, evaluate
 from realm.train.finetune import start_reader
@@ -20,43 +20,70 @@ from tests.test_schemas import assert_holds
 
 CONFIG = AnswerConfig(device="cpu")
 TOO_SURE = Calibration(slope=0.5, offset=-0.8)
+WARY = Calibration(slope=0.5, inner=0.3, span=0.2, offset=-3.0)
 
 
-def drawn(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Shares, and outcomes that are right as often as `TOO_SURE` makes of the shares."""
+def drawn(count: int, curve: Calibration = TOO_SURE, seed: int = 0) -> tuple[Evidence, np.ndarray, Evidence]:
+    """What was said, outcomes that are right as often as `curve` makes of it, and what was said without the passages."""
     draw = np.random.default_rng(seed)
-    share_N = draw.beta(2, 1, count)
-    chance_N = np.array([TOO_SURE.probability(share) for share in share_N])
-    return share_N, draw.random(count) < chance_N
+
+    def evidence(inner: float, span: float) -> Evidence:
+        features = [Features(draw.normal(inner, 1.0), 0.0, draw.normal(span, 2.0)) for _ in range(count)]
+        return Evidence(draw.beta(2, 1, count), features)
+
+    said, without = evidence(6.0, 3.0), evidence(4.0, 1.0)
+    return said, draw.random(count) < said.probability_N(curve), without
 
 
-def test_fitted_curve_is_the_one_of_greatest_likelihood() -> None:
-    share_N, right_N = drawn(500)
-    fitted = fit(share_N, right_N)
-    rights, wrongs = right_N.sum(), (~right_N).sum()
-    target_N = np.where(right_N, (rights + 1) / (rights + 2), 1 / (wrongs + 2))
+def test_fitted_weights_are_those_of_another_logistic_regression() -> None:
+    """Of the two steps one after the other, by scipy's search of the least surprise."""
+    said, right_N, without = drawn(500, WARY)
+    fitted = fit(said, right_N, without)
 
-    def surprise(weight: np.ndarray) -> float:
-        odds_N = weight[0] * np.log(share_N / (1 - share_N)) + weight[1]
-        return float((np.logaddexp(0, odds_N) - target_N * odds_N).sum())
+    def least_surprise(value_NF: np.ndarray, right_N: np.ndarray) -> np.ndarray:
+        rights, wrongs = right_N.sum(), (~right_N).sum()
+        target_N = np.where(right_N, (rights + 1) / (rights + 2), 1 / (wrongs + 2))
 
-    expected = optimize.minimize(
-        surprise, [1.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-10}
-    )
-    assert (fitted.slope, fitted.offset) == pytest.approx(tuple(expected.x), abs=1e-4)
+        def surprise(weight_F1: np.ndarray) -> float:
+            odds_N = value_NF @ weight_F1[:-1] + weight_F1[-1]
+            return float((np.logaddexp(0, odds_N) - target_N * odds_N).sum())
+
+        return optimize.minimize(surprise, np.zeros(value_NF.shape[1] + 1), tol=1e-9).x
+
+    def values(evidence: Evidence) -> np.ndarray:
+        logit_N = np.log(evidence.share_N / (1 - evidence.share_N))
+        return np.column_stack([logit_N, *([one[place] for one in evidence.features_N] for place in (0, 2))])
+
+    both_NF = np.concatenate([values(said), values(without)])
+    weight_F = least_surprise(both_NF, np.concatenate([right_N, np.zeros(500, dtype=bool)]))[:-1]
+    scale, offset = least_surprise((values(said) @ weight_F)[:, None], right_N)
+    assert (fitted.slope, fitted.inner, fitted.span) == pytest.approx(tuple(scale * weight_F), abs=1e-4)
+    assert (fitted.ranking, fitted.offset) == (0.0, pytest.approx(offset, abs=1e-3))
 
 
 def test_calibrated_probabilities_are_right_as_often_as_they_say() -> None:
     fitted = fit(*drawn(4000))
-    share_N, right_N = drawn(4000, seed=1)
-    probability_N = np.array([fitted.probability(share) for share in share_N])
-    assert calibration_error(share_N, right_N) > 0.2 > 0.04 > calibration_error(probability_N, right_N)
+    said, right_N, _ = drawn(4000, seed=1)
+    probability_N = said.probability_N(fitted)
+    assert calibration_error(said.share_N, right_N) > 0.2 > 0.04 > calibration_error(probability_N, right_N)
     lost = (probability_N[right_N] < fitted.threshold).mean()
-    assert lost == pytest.approx(calibration.RIGHT_LOST, abs=0.02)
+    assert lost == pytest.approx(calibration.RIGHT_LOST, abs=0.03)
+
+
+def test_features_tell_questions_without_their_passages() -> None:
+    """At as many right answers lost, more of them are declined than by shares alone, which here know nothing of them."""
+    said, right_N, without = drawn(2000, WARY)
+    fitted = fit(said, right_N, without)
+    nothing = [Features()] * 2000
+    of_shares = fit(said._replace(features_N=nothing), right_N, without._replace(features_N=nothing))
+    declined = (without.probability_N(fitted) < fitted.threshold).mean()
+    by_shares = (without._replace(features_N=nothing).probability_N(of_shares) < of_shares.threshold).mean()
+    assert declined > by_shares + 0.2
 
 
 def test_calibration_error_is_that_of_a_plain_loop_over_ten_bins() -> None:
-    share_N, right_N = drawn(300, seed=2)
+    said, right_N, _ = drawn(300, seed=2)
+    share_N = said.share_N
     share_N[0] = 1.0
     total = 0.0
     for low in range(10):
@@ -76,13 +103,13 @@ def test_probabilities_stay_between_0_and_1_and_in_order(share: float) -> None:
 
 
 def test_too_few_answers_of_one_outcome_are_refused() -> None:
-    share_N, _ = drawn(200)
+    said, _, without = drawn(200)
     with pytest.raises(InputError, match="of 200 answers 200 are right and 0 wrong"):
-        fit(share_N, np.ones(200, dtype=bool))
+        fit(said, np.ones(200, dtype=bool), without)
     with pytest.raises(InputError, match="have one probability"):
-        fit(np.full(200, 0.4), np.arange(200) % 2 == 0)
+        fit(said._replace(share_N=np.full(200, 0.4)), np.arange(200) % 2 == 0, without)
     with pytest.raises(InputError, match="not right more often"):
-        fit(share_N, share_N < np.median(share_N))
+        fit(said, said.share_N < np.median(said.share_N), without)
 
 
 def test_guesses_are_counted_among_right_wrong_and_unanswerable() -> None:
@@ -105,7 +132,9 @@ def calibrated_folder(tiny_kb, qa_folder, tmp_path):
     save_model(load_model(qa_folder), folder)
     answerer = Answerer.load(str(tiny_kb.folder), str(folder), CONFIG)
     asked = [
-        f"on which river lies {town}?" for town in ("Arden", "Corvo", "Ivrea", "Oakham", "Velka", "Bergen")
+        f"{start} {town}?"
+        for start in ("on which river lies", "where is", "who was born in", "when was the tower built in")
+        for town in ("Arden", "Corvo", "Ivrea", "Oakham", "Velka", "Bergen")
     ]
     said = [answerer.answer(question).answers[0] for question in asked]
     middle = float(np.median([one.probability for one in said]))
@@ -130,7 +159,8 @@ def test_calibrate_changes_the_probabilities_of_answers_and_nothing_else(
     assert [one.text for one in after.answers] == [one.text for one in before.answers]
     assert [one.score for one in after.answers] == [one.score for one in before.answers]
     for one, was in zip(after.answers, before.answers, strict=True):
-        assert one.probability == pytest.approx(found.calibration.probability(was.probability))
+        expected = found.calibration.probability(was.probability, before.features)
+        assert one.probability == pytest.approx(expected)
     measured = evaluate(answerer, questions, unanswerable=True)
     np.testing.assert_allclose(
         measured.confidence.probability_N, found.after.confidence.probability_N, rtol=1e-5
@@ -221,7 +251,7 @@ def test_what_ranked_passages_for_the_calibration_ranks_them_where_nobody_names_
     assert before.retrieve(asked, 5)[1].tolist() == expected["dense"] != expected["hybrid"]
     for method in ("hybrid", None):  # a second calibration without a method keeps the first one's
         found = calibrate(kb, str(folder), questions, method, CONFIG)
-        assert found.calibration.method == found.to_json()["method"] == "hybrid"
+        assert found.calibration.method == found.to_json()["calibration"]["method"] == "hybrid"
     after = Answerer.load(kb, str(folder), CONFIG)
     assert after.retrieve(asked, 5)[1].tolist() == expected["hybrid"]
     for said, ranked in zip(after.answer_batch(asked), expected["hybrid"], strict=True):
