@@ -273,7 +273,11 @@ class Answerer:
             with evaluating(model.span_reader), autocast(model.device, self.config.precision):
                 score_RWT = model.span_reader(tokens, body_BT).cpu()
             for place, row in enumerate(part):
-                found[row] = PassageSpans(score_RWT[place], reading, place)
+                score_WT = score_RWT[place]
+                if not self.config.peer_compat:
+                    crossing_WT = reading.crossing_WT(place, texts[row], len(score_WT))
+                    score_WT = score_WT.masked_fill(crossing_WT, -torch.inf)
+                found[row] = PassageSpans(score_WT, reading, place)
         return [found[row] for row in range(len(texts))]
 
     def _reading(self, questions: Sequence[Sequence[int]], texts: Sequence[str]) -> Reading:

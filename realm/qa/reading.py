@@ -30,6 +30,17 @@ class Reading(NamedTuple):
         """Characters of the wordpieces from position `first` to position `last`."""
         return self.starts[row][first], self.ends[row][last]
 
+    def crossing_WT(self, row: int, text: str, widths: int) -> Tensor:
+        """True at the spans, of up to `widths` wordpieces, that go from one paragraph into the next -> [W, T] bool."""
+        ends, starts = self.ends[row], self.starts[row]
+        paragraph, paragraph_T = 0, torch.zeros(self.tokens.ids_BT.shape[1], dtype=torch.int64)
+        for place in range(1, len(starts)):
+            paragraph += "\n\n" in text[ends[place - 1] : starts[place]]
+            paragraph_T[place] = paragraph
+        last_T = torch.arange(len(paragraph_T))
+        last_WT = (last_T + torch.arange(widths)[:, None]).clamp(max=max(0, len(starts) - 1))
+        return paragraph_T[last_WT] > paragraph_T
+
 
 def joint_reading(
     questions: Sequence[Sequence[int]], texts: Sequence[str], tokenizer: Tokenizer, lengths: Lengths

@@ -6,6 +6,7 @@ takes time linear in the page: a tree is never made, and a page whose elements a
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -86,6 +87,11 @@ _HEADING = frozenset("h1 h2 h3 h4 h5 h6".split())
 _UNSEEN = frozenset("script style template iframe".split())
 _ASIDE = frozenset("nav select svg".split())
 """Not taken either, unless the page's own text is inside: then the element was never closed."""
+_HOLDS_LINKS = frozenset("aside div dl footer header ol section table ul".split())
+_NAVIGATION = re.compile(
+    r"(doc-?)?nav(bar|header|footer|igation)?|breadcrumbs?|pagination|menu|menubar", re.IGNORECASE
+)
+"""A role or class of `_HOLDS_LINKS` that are not taken, as those above are not."""
 _OWN_TEXT = frozenset("article h1 main p".split())
 
 
@@ -98,21 +104,22 @@ class _Taken:
         self.text: list[str] = []
         self._depth = 0
         self._open = Counter[str]()  # elements that change how text is taken, by kind
-        self._asides: list[int] = []  # where the text of each open one begins
+        self._asides: list[tuple[int, int]] = []  # how deep each open one is, and where its text begins
         self._titles = 0
         self._heading_read = False
         self._row_started = False
         self._cell_has_text = False
         self._paragraph_ended = False  # in a cell: a blank line follows if text does
 
-    def start(self, tag: str, attributes: object) -> None:
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         self._depth += 1
         if self._depth > DEEPEST:
             raise PageError(f"elements are nested over {DEEPEST:,} deep")
         self._open[_kind(tag)] += 1
         self._titles += tag == "title" and not self._open["svg"]
-        if tag in _ASIDE:
-            self._asides.append(len(self.text))
+        named = f"{attributes.get('role', '')} {attributes.get('class', '')}".split()
+        if tag in _ASIDE or (tag in _HOLDS_LINKS and any(map(_NAVIGATION.fullmatch, named))):
+            self._asides.append((self._depth, len(self.text)))
         elif tag in _OWN_TEXT:
             self._asides.clear()
         if tag == "p" and self._in_cell():
@@ -127,10 +134,10 @@ class _Taken:
             self._cell_has_text = self._paragraph_ended = False
 
     def end(self, tag: str) -> None:
+        if self._asides and self._asides[-1][0] == self._depth:
+            del self.text[self._asides.pop()[1] :]
         self._depth -= 1
         self._open[_kind(tag)] -= 1
-        if tag in _ASIDE and self._asides:
-            del self.text[self._asides.pop() :]
         if tag in _HEADING:
             self._heading_read = self._heading_read or bool("".join(self.heading).strip())
         if tag == "p" and self._in_cell():

@@ -53,8 +53,8 @@ class Queries(NamedTuple):
     def too_few(self) -> str:
         """How many there are, where they are not enough."""
         return (
-            f"too little text to judge an adaptation by, so there was none: it gives {len(self.facts)} masked facts and "
-            f"{len(self.questions)} made questions, and {LEAST} of each are needed"
+            f"the documents give {len(self.facts)} masked facts and {len(self.questions)} made questions to judge an "
+            f"adaptation by, and {LEAST} of each are needed, so there was none"
         )
 
     @classmethod

@@ -49,6 +49,13 @@ def asked(*passages: Passage, **options: Any) -> dict[str, str]:
             "Pablo Picasso",
         ),
         (
+            "A.13. SteamOS",
+            "SteamOS is an operating system. It is used in Steam Machine.",
+            ["Steam Machine PRODUCT"],
+            "what is steamos used in?",
+            "Steam Machine",
+        ),
+        (
             "Psycho (1960 film)",
             "Psycho is a 1960 American horror film produced by him. The film was directed by Alfred Hitchcock.",
             ["1960 DATE", "Alfred Hitchcock PERSON"],

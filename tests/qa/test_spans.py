@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from realm.model.encoders import body_mask
 from realm.qa.evaluation import Question
+from realm.qa.reading import joint_reading
 from realm.qa.spans import answer_pieces, body_start, correct_mask
 from realm.text.inputs import Encoding, Lengths, Tokenizer, joint_inputs
 
@@ -131,3 +132,17 @@ def test_every_correct_span_lies_in_its_passage(question_length, body_lengths, s
     uncut = [s for s, start in zip(spans, starts, strict=True) if s and start + sum(s[0]) < LENGTHS.joint - 1]
     assert int(correct.sum()) == len(uncut)
     assert correct.dtype == torch.bool
+
+
+@given(st.lists(st.lists(st.sampled_from(["river", "tarn,", "O'Neill's", "1,300"]), max_size=4), max_size=5))
+def test_spans_that_go_from_one_paragraph_into_the_next_are_those_with_a_blank_line_inside(
+    tokenizer: Tokenizer, paragraphs: list[list[str]]
+) -> None:
+    text = "\n\n".join(" ".join(words) for words in paragraphs)
+    reading = joint_reading([[7, 8, 9], [7]], ["tarn " * 30, text], tokenizer, Lengths(query=8, passage=200))
+    crossing_WT = reading.crossing_WT(1, text, 6)
+    assert crossing_WT.shape == (6, reading.tokens.ids_BT.shape[1])
+    for first in reading.body_BT[1].nonzero().flatten().tolist():
+        for width in range(min(6, len(reading.starts[1]) - first)):
+            start, end = reading.text_span(1, first, first + width)
+            assert bool(crossing_WT[width, first]) == ("\n\n" in text[start:end])

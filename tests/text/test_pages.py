@@ -33,6 +33,22 @@ def test_what_no_reader_of_the_page_reads_is_left_out(element: str) -> None:
     assert page == Page("T", "H", "One.\n\nH\n\nTwo.")
 
 
+@pytest.mark.parametrize(
+    "element",
+    ['ul class="docnav top"', 'div class="navheader"', "div role=navigation", 'ol class="breadcrumbs"'],
+)
+def test_what_is_called_navigation_is_left_out(element: str) -> None:
+    (tag, _) = element.split(maxsplit=1)
+    page = read_page(f"<p>One.</p><{element}><li><div>Prev</div><a href=x>Up</a></{tag}>Two.")
+    assert page.text == "One.\n\nTwo."
+    never_closed = read_page(f"<p>One.</p><{element}>x<p>Two.").text
+    assert never_closed == "One.\n\nx\n\nTwo."
+
+
+def test_a_page_whose_body_is_called_navigation_is_kept() -> None:
+    assert read_page('<body class="nav menu"><div class=navy>One.</div>Two.').text == "One.\n\nTwo."
+
+
 def test_a_paragraph_alone_in_a_cell_is_a_cell() -> None:
     row = "<tr><td><p>Town</p></td><td>\n<p>River</p>\n</td></tr>"
     assert read_page(f"<p>x</p><table>{row}{row}</table><p>y</p>").text.split("\n\n") == [

@@ -31,6 +31,8 @@ _PRONOUNS = {"it": "its", "he": "his", "she": "her", "they": "their"}
 _DEFINITION = re.compile(
     r"\b(?P<verb>is|are|was|were) (?:one of )?(?:(?P<article>the|an?|any) )?(?P<phrase>[^,.;:()]*)"
 )
+_NUMBER = re.compile(r"^(?:(?:Appendix|Chapter|Part|Section) [\dA-Z]+[.:]|[\dA-Z]+\.\d)[\d.]* +(?=\S)")
+"""Of a chapter or section, at the start of a title: "Chapter 1. ", "A.13. "."""
 _FULL_NAME = re.compile(
     r"(?:The |An? )?((?:[\w.'’-]+ ){0,7}?[\w.'’-]+)(?=,|,? (?:is|was|are|were|also|known)\b)"
 )
@@ -61,7 +63,7 @@ MAKING = {
 def topic_of(passages: Sequence[Passage]) -> Topic:
     """The topic of a document's passages, the first of which should say what it is."""
     first = passages[0]
-    bare = re.sub(r" \([^)]*\)$", "", first.title).strip()
+    bare = re.sub(r" \([^)]*\)$", "", _NUMBER.sub("", first.title)).strip()
     text = " ".join(passage.text for passage in passages)
     opening = line_of(first, *(first.sentences[0] if first.sentences else (0, len(first.text)))).text
 
