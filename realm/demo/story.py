@@ -48,7 +48,7 @@ class DemoConfig:
     """The documents that it begins with."""
     later: str = "package:factbook"
     """The documents that come later."""
-    later_parts: tuple[str, ...] = ("Geography",)
+    later_parts: tuple[str, ...] = ("Introduction",)
     """Of these, the ones whose id ends so; none: all of them."""
     start: str = "package:realm-small"
     """The model that answers at first, and that is adapted."""
