@@ -34,11 +34,12 @@ class Reading(NamedTuple):
         """True at the spans, of up to `widths` wordpieces, that go from one paragraph into the next -> [W, T] bool."""
         ends, starts = self.ends[row], self.starts[row]
         paragraph, paragraph_T = 0, torch.zeros(self.tokens.ids_BT.shape[1], dtype=torch.int64)
-        for place in range(1, len(starts)):
+        read = min(len(starts), len(paragraph_T))  # the end of a long text is cut
+        for place in range(1, read):
             paragraph += "\n\n" in text[ends[place - 1] : starts[place]]
             paragraph_T[place] = paragraph
         last_T = torch.arange(len(paragraph_T))
-        last_WT = (last_T + torch.arange(widths)[:, None]).clamp(max=max(0, len(starts) - 1))
+        last_WT = (last_T + torch.arange(widths)[:, None]).clamp(max=max(0, read - 1))
         return paragraph_T[last_WT] > paragraph_T
 
 

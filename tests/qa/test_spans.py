@@ -134,12 +134,17 @@ def test_every_correct_span_lies_in_its_passage(question_length, body_lengths, s
     assert correct.dtype == torch.bool
 
 
-@given(st.lists(st.lists(st.sampled_from(["river", "tarn,", "O'Neill's", "1,300"]), max_size=4), max_size=5))
+@given(
+    st.lists(st.lists(st.sampled_from(["river", "tarn,", "O'Neill's", "1,300"]), max_size=4), max_size=5),
+    st.sampled_from([4, 12, 200]),
+)
 def test_spans_that_go_from_one_paragraph_into_the_next_are_those_with_a_blank_line_inside(
-    tokenizer: Tokenizer, paragraphs: list[list[str]]
+    tokenizer: Tokenizer, paragraphs: list[list[str]], longest: int
 ) -> None:
     text = "\n\n".join(" ".join(words) for words in paragraphs)
-    reading = joint_reading([[7, 8, 9], [7]], ["tarn " * 30, text], tokenizer, Lengths(query=8, passage=200))
+    reading = joint_reading(
+        [[7, 8, 9], [7]], ["tarn " * 30, text], tokenizer, Lengths(query=8, passage=longest)
+    )
     crossing_WT = reading.crossing_WT(1, text, 6)
     assert crossing_WT.shape == (6, reading.tokens.ids_BT.shape[1])
     for first in reading.body_BT[1].nonzero().flatten().tolist():
