@@ -1,5 +1,6 @@
 """Wordpieces and characters: where answers stand, against plain searches of ids and of text."""
 
+import itertools
 import re
 
 import numpy as np
@@ -147,7 +148,8 @@ def test_spans_that_go_from_one_paragraph_into_the_next_are_those_with_a_blank_l
     )
     crossing_WT = reading.crossing_WT(1, text, 6)
     assert crossing_WT.shape == (6, reading.tokens.ids_BT.shape[1])
-    for first in reading.body_BT[1].nonzero().flatten().tolist():
-        for width in range(min(6, len(reading.starts[1]) - first)):
-            start, end = reading.text_span(1, first, first + width)
+    body = reading.body_BT[1].nonzero().flatten().tolist()
+    for first, last in itertools.combinations_with_replacement(body, 2):
+        if (width := last - first) < 6:
+            start, end = reading.text_span(1, first, last)
             assert bool(crossing_WT[width, first]) == ("\n\n" in text[start:end])
