@@ -44,7 +44,7 @@ FILL = Chapter(
 
 
 HOW = (
-    "It takes about 7 minutes on two cores, 15 where they have no bf16 instructions. A line that begins with $ is a command "
+    "It takes about 8 minutes on two cores, 15 where they have no bf16 instructions. A line that begins with $ is a command "
     "that can be run alone. Stop at any time: the same command goes on from there."
 )
 
