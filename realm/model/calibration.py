@@ -68,3 +68,13 @@ class Calibration:
         share = min(share, HIGHEST)
         odds = added + self.slope * math.log(share / (1 - share))
         return 1 / (1 + math.exp(-odds)) if odds > -700 else 0.0
+
+    def scale(self, best: float, features: Features) -> float:
+        """What the shares of a question's other answers are multiplied by, where the best one has the share `best`.
+
+        The curve is that of best answers. Others keep their ratio to it, and with it have at most the probability 1.
+        """
+        if best <= 0:
+            return 0.0
+        probability = self.probability(best, features)
+        return min(probability / best, (1 - probability) / max(1 - best, 1 - HIGHEST))

@@ -339,11 +339,16 @@ class Answerer:
             shares[name] = shares.get(name, 0.0) + float(share_F[place])
         best = pieces[likely[0]][0]
         features = Features(float(score_K[best]), float(added_K[best]), float(spans[best].score_WT.max()))
+        calibration, best_name = self.model.calibration, names[likely[0]]
+        best_share = min(1.0, shares[best_name])
+        probability = {
+            name: share * calibration.scale(best_share, features) for name, share in shares.items()
+        }
+        probability[best_name] = calibration.probability(best_share, features)
 
         def span(place: int) -> Span:
             _, start, end, text = pieces[place]
-            probability = self.model.calibration.probability(min(1.0, shares[names[place]]), features)
-            return Span(text, float(joint_F[place]), probability, start, end)
+            return Span(text, float(joint_F[place]), probability[names[place]], start, end)
 
         answers: dict[str, Answer] = {}
         for place in likely:

@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import optimize
 
 from realm import cli
@@ -102,6 +104,17 @@ def test_probabilities_stay_between_0_and_1_and_in_order(share: float) -> None:
     assert Calibration().probability(share) == share
 
 
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(-5, 5), st.floats(0.1, 3))
+def test_probabilities_of_all_answers_are_at_most_1_together(
+    best: float, others: float, inner: float, slope: float
+) -> None:
+    curve = Calibration(slope=slope, inner=1.0, offset=-1.0)
+    others *= 1 - best  # shares add up to at most 1
+    scale = curve.scale(best, Features(inner))
+    assert 0 <= curve.probability(best, Features(inner)) + others * scale <= 1 + 1e-6
+    assert Calibration().scale(best, Features(inner)) == pytest.approx(1 if best > 0 else 0)
+
+
 def test_too_few_answers_of_one_outcome_are_refused() -> None:
     said, _, without = drawn(200)
     with pytest.raises(InputError, match="of 200 answers 200 are right and 0 wrong"):
@@ -158,9 +171,13 @@ def test_calibrate_changes_the_probabilities_of_answers_and_nothing_else(
     after = answerer.answer(questions[1].question)
     assert [one.text for one in after.answers] == [one.text for one in before.answers]
     assert [one.score for one in after.answers] == [one.score for one in before.answers]
-    for one, was in zip(after.answers, before.answers, strict=True):
-        expected = found.calibration.probability(was.probability, before.features)
-        assert one.probability == pytest.approx(expected)
+    (best, *others), (was_best, *were) = after.answers, before.answers
+    assert best.probability == pytest.approx(
+        found.calibration.probability(was_best.probability, before.features)
+    )
+    for one, was in zip(others, were, strict=True):
+        assert one.probability / was.probability == pytest.approx(others[0].probability / were[0].probability)
+    assert sum(one.probability for one in after.answers) < 1
     measured = evaluate(answerer, questions, unanswerable=True)
     np.testing.assert_allclose(
         measured.confidence.probability_N, found.after.confidence.probability_N, rtol=1e-5
