@@ -28,14 +28,14 @@ import numpy as np
 import shared
 import torch
 
+from realm.index.embedding import batches_by_length, embed_passages
 from realm.model.bert import BertConfig
 from realm.model.device import Precision, autocast, choose_device, chosen
 from realm.model.encoders import EmbedderConfig, Tower, new_tower
 from realm.model.folder import load_model
-from realm.retrieval.embedding import batches_by_length, embed_passages
-from realm.retrieval.knowledge_base import KnowledgeBase
-from realm.retrieval.passages import PassageTokens
-from realm.text.inputs import Lengths, Ragged, Tokenizer, Tokens, passage_rows
+from realm.store.knowledge_base import KnowledgeBase
+from realm.store.schema import PassageTokens
+from realm.tokens.layouts import Lengths, Ragged, Tokenizer, Tokens, passage_rows
 
 FORWARD_SECONDS = 3.0
 """About as long a round of bare forward passes takes, at most."""

@@ -58,8 +58,8 @@ def answer(folder: Path, rounds: int, way: str) -> dict[str, Any]:
 
 def prepare(folder: Path, blocks: int) -> dict[str, float]:
     """Makes the files, and converts them -> what the conversion took; `peak_gb` counts pages of mapped files, `own_gb` none."""
-    from realm.model.published.checkpoint import RECORDS
-    from realm.retrieval.block_records import BlockRecords
+    from realm.interop.block_records import BlockRecords
+    from realm.interop.checkpoint import RECORDS
 
     records = folder / "openqa" / RECORDS
     if not records.exists():
@@ -122,7 +122,7 @@ def ways(part: str) -> list[str]:
 
 def compare(part: str, args: argparse.Namespace) -> dict[str, Any]:
     """Both sides of a part, ours in each of its ways; ratios are the peer's cost in ours."""
-    from tests.published.peer_environment import peer_python
+    from tests.interop.peer_environment import peer_python
 
     words = [part, str(args.folder), str(args.threads), str(args.rounds)]
     queries = [str(args.queries), "full"] if part == "step" else []

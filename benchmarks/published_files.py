@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from published_inputs import FIRST_WORD, VOCABULARY, vocabulary
 
+from realm.interop.checkpoint import RECORDS
+from realm.interop.export import Lazy, write_checkpoint
 from realm.model.bert import Bert, BertConfig, MaskedBert
 from realm.model.encoders import Embedder, EmbedderConfig, MaskedReader, SpanReader
 from realm.model.folder import Model
-from realm.model.published.checkpoint import RECORDS
-from realm.model.published.export import Lazy, write_checkpoint
-from realm.text.inputs import Lengths, Tokenizer
+from realm.tokens.layouts import Lengths, Tokenizer
 
 DIM = 128
 

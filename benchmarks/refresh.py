@@ -36,7 +36,7 @@ from shared import Row, made_up, print_table
 
 from realm.config import read_config
 from realm.model.device import choose_device
-from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.store.knowledge_base import KnowledgeBase
 from realm.train import pretrain
 
 LOOKS = 12

@@ -36,8 +36,8 @@ import numpy as np
 import shared
 import torch
 
-from realm.retrieval import codes
-from realm.retrieval.mips import MipsIndex
+from realm.search import int8_prefilter as codes
+from realm.search.exact import MipsIndex
 
 D, K = 128, 20
 JUDGED = 256

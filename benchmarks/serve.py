@@ -32,8 +32,8 @@ before_torch()  # as the command line does
 
 import numpy as np
 
-from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.serve.client import Client
+from realm.store.knowledge_base import KnowledgeBase
 from tests.serve.process import serving
 
 

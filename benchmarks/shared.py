@@ -124,7 +124,7 @@ def questions_about(kb: str, count: int) -> list[str]:
 
 def _questions_about(kb: str, count: str) -> list[str]:
     sys.path.insert(0, str(HOME))
-    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.store.knowledge_base import KnowledgeBase
 
     opened = KnowledgeBase.open(kb)
     numbers = random.Random(0).sample(range(len(opened)), min(int(count), len(opened)))

@@ -12,7 +12,7 @@ padded    every row padded to 64, 288 and 352 tokens, transformers' own layers, 
           a run of ours.
 fp32 ...  ours; "sampled" trains the reader through one candidate, drawn by its credit (`pretrain.reader_gradient`).
 bf16 ...  only where the device has instructions for it, or where asked for.
-peer      RealmScorer and RealmKnowledgeAugEncoder on the CPU, where tests/published/peer_environment.py has made their
+peer      RealmScorer and RealmKnowledgeAugEncoder on the CPU, where tests/interop/peer_environment.py has made their
           environment; they predict words at every position.
 
 All must give the same loss without dropout: float32 to 1e-5, bf16 to 1 %. Model FLOPs count the tokens that are no padding,
@@ -46,17 +46,17 @@ import torch
 from published_inputs import B, K, step_inputs, tell, timed
 from torch import Tensor, nn
 
+from realm.interop.checkpoint import open_checkpoint
+from realm.interop.parts import convert
+from realm.masking.candidates import RetrievalBatch
 from realm.model.device import autocast, choose_device, keep_freed_memory, multiplies_bf16
 from realm.model.encoders import Tower, TrunkTower
 from realm.model.folder import Model
 from realm.model.losses import marginal_loss
-from realm.model.published.checkpoint import open_checkpoint
-from realm.model.published.parts import convert
-from realm.retrieval.candidates import RetrievalBatch
-from realm.text.inputs import Tokens
+from realm.tokens.layouts import Tokens
 from realm.train.pretrain import Entries, PretrainConfig, read, sampled_reader_loss
-from tests.published import peer_environment
-from tests.published.peer_environment import PEER
+from tests.interop import peer_environment
+from tests.interop.peer_environment import PEER
 
 PEER_FILE = Path(peer_environment.__file__).relative_to(HERE.parent)
 OURS = ("fp32", "fp32-sampled", "bf16", "bf16-sampled")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from realm.qa.probe import ProbeConfig, probe
-from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.store.knowledge_base import KnowledgeBase
 from realm.train import mlm, pretrain
 
 

@@ -16,7 +16,7 @@ import torch
 
 if TYPE_CHECKING:
     from realm.model.folder import Model
-    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.store.knowledge_base import KnowledgeBase
     from realm.text.corpus import Document
 
 torch.set_num_threads(1)  # the tests' tensors are tiny, and other work may share the machine
@@ -92,8 +92,8 @@ def tiny_documents() -> "list[Document]":
 @pytest.fixture(scope="session")
 def tiny_kb(tmp_path_factory: pytest.TempPathFactory) -> "KnowledgeBase":
     """The towns as a knowledge base of 28 passages; shared, so only to be read."""
-    from realm.retrieval.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
-    from tests.retrieval.tiny import KNOWN, TinyTagger, tiny_tokenizer
+    from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
+    from tests.store.tiny import KNOWN, TinyTagger, tiny_tokenizer
 
     folder = tmp_path_factory.mktemp("tiny") / "kb"
     documents = tiny_documents()
@@ -109,11 +109,11 @@ def tiny_model_folder(tiny_kb: "KnowledgeBase", tmp_path_factory: pytest.TempPat
     """A model of random weights whose projection is fitted to the towns; its index is in `tiny_kb`."""
     import numpy as np
 
+    from realm.index.embedding import pooled_states
+    from realm.index.versions import IndexConfig, build_index
     from realm.model.encoders import EmbedderConfig, TrunkConfig, embedder_from, fit_projection, new_reader
     from realm.model.folder import Model, save_model
-    from realm.retrieval.embedding import pooled_states
-    from realm.retrieval.index import IndexConfig, build_index
-    from realm.text.inputs import Lengths
+    from realm.tokens.layouts import Lengths
 
     torch.manual_seed(0)
     reader = new_reader(TrunkConfig(layers=2, hidden=32, heads=2, positions=96), tiny_kb.tokenizer)
@@ -141,7 +141,7 @@ def tiny_model(tiny_model_folder: Path) -> "Model":
 @pytest.fixture
 def own_kb(tiny_kb: "KnowledgeBase", tiny_model_folder: Path, tmp_path: Path) -> "KnowledgeBase":
     """A copy of the towns and their index, to be changed."""
-    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.store.knowledge_base import KnowledgeBase
 
     shutil.copytree(tiny_kb.folder, tmp_path / "kb")
     return KnowledgeBase.open(tmp_path / "kb")

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from realm import cli
-from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.store.knowledge_base import KnowledgeBase
 from tests.conftest import tiny_documents
 
 TINY = "--out new --config tiny --set steps=0 --set device=cpu --set precision=fp32"

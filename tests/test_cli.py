@@ -212,11 +212,11 @@ def test_a_full_disk_is_one_line_with_the_room_that_is_left_where_the_file_is_kn
 
 def config_classes() -> dict[str, type]:
     from realm.cli.knowledge_base import QuestionsConfig
+    from realm.index.versions import IndexConfig
     from realm.qa.pipeline import AnswerConfig
     from realm.qa.probe import ProbeConfig
-    from realm.retrieval.index import IndexConfig
-    from realm.retrieval.knowledge_base import KnowledgeBaseConfig
     from realm.serve.settings import ServeConfig
+    from realm.store.knowledge_base import KnowledgeBaseConfig
     from realm.train.adapt import AdaptConfig
     from realm.train.finetune import FinetuneConfig
     from realm.train.ict import IctConfig
@@ -301,7 +301,7 @@ def test_help_is_instant_and_imports_nothing_heavy() -> None:
 def test_networks_leave_no_cycles_for_a_collector_that_seldom_comes(tiny_model: Any) -> None:
     import torch
 
-    from realm.text.inputs import passage_inputs
+    from realm.tokens.layouts import passage_inputs
 
     inputs = passage_inputs([[5, 6]], [[7, 8, 9]], tiny_model.tokenizer, tiny_model.lengths)
     first = torch.zeros(1, dtype=torch.int64)

@@ -14,24 +14,24 @@ from realm import cli
 from realm.checksums import CHECKSUMS
 from realm.cli import knowledge_base as kb_command
 from realm.cli.converting import CompactJson, MadeFolderJson
+from realm.index.versions import IndexReport
+from realm.interop.blocks import ConvertedJson, ExportedJson
 from realm.model.encoders import EmbedderConfig
 from realm.model.folder import HELD_OUT, HeldOutFile, SummedManifest
 from realm.qa.answers import AnswersJson
 from realm.qa.evaluation import ReportFile, ReportJson
 from realm.qa.filling import FilledJson
-from realm.qa.made_questions import MadeQuestion
 from realm.qa.pipeline import RetrievedJson
 from realm.qa.probe import ProbeFile, ProbeJson
-from realm.retrieval.add import AddResult
-from realm.retrieval.build import TABLE, BuildResult, KnowledgeBaseConfig, ReadSoFar, Settings, SettingsJson
-from realm.retrieval.index import IndexReport
-from realm.retrieval.knowledge_base import DocumentEntry
-from realm.retrieval.merged import MERGED, MergedLine
-from realm.retrieval.published import ConvertedJson, ExportedJson
-from realm.retrieval.tables import open_table
-from realm.retrieval.vectors import VectorsInfo
-from realm.text.inputs import Lengths, encoder_folder
+from realm.questions import MadeQuestion
+from realm.store.add import AddResult
+from realm.store.ingest import TABLE, BuildResult, KnowledgeBaseConfig, ReadSoFar, Settings, SettingsJson
+from realm.store.knowledge_base import DocumentEntry
+from realm.store.merged import MERGED, MergedLine
+from realm.store.tables import open_table
+from realm.store.vectors import VectorsInfo
 from realm.text.readers import LEFT_OUT, LeftOut
+from realm.tokens.layouts import Lengths, encoder_folder
 from realm.train import loop
 from realm.train.adapt import AdaptConfig
 from realm.train.finetune import FinetuneConfig, FinetunedFrom
@@ -39,7 +39,7 @@ from realm.train.ict import IctConfig
 from realm.train.loop import WATCHED, MetricsLine, StageRecord, StartedFrom
 from realm.train.mlm import MlmConfig
 from realm.train.pretrain import PretrainConfig, PretrainedFrom
-from tests.published.peer_environment import FIXTURES
+from tests.interop.peer_environment import FIXTURES
 from tests.qa.conftest import qa_folder
 from tests.schemas import assert_holds
 
@@ -70,31 +70,28 @@ WRITERS = {
     "model/folder.py _manifest_checksum": ["what a checksum is of: never written"],
     "checksums.py record_checksums": ["checksums.json"],
     "model/folder.py _write": ["held_out.json", "realm.json"],
-    "model/published/export.py write_checkpoint": [
-        "transformers' config.json: tests/published loads it there"
-    ],
-    "model/published/export.py write_safetensors": ["its header: tests/published loads it there"],
-    "model/published/export.py write_tokenizer": ["transformers' files: tests/published loads them there"]
-    * 2,
-    "model/sharing.py card": ["numbers in the text of a model card"],
-    "model/sharing.py write_hub": ["transformers' config.json: tests/model/test_sharing.py"],
-    "model/sharing.py write_sentence_transformers": [
-        "its files: tests/model/test_sharing.py loads them there"
+    "interop/export.py write_checkpoint": ["transformers' config.json: tests/interop loads it there"],
+    "interop/export.py write_safetensors": ["its header: tests/interop loads it there"],
+    "interop/export.py write_tokenizer": ["transformers' files: tests/interop loads them there"] * 2,
+    "interop/sharing.py card": ["numbers in the text of a model card"],
+    "interop/sharing.py write_hub": ["transformers' config.json: tests/interop/test_sharing.py"],
+    "interop/sharing.py write_sentence_transformers": [
+        "its files: tests/interop/test_sharing.py loads them there"
     ]
     * 3,
-    "model/sharing.py write_sentence_transformers.add": ["the same"],
+    "interop/sharing.py write_sentence_transformers.add": ["the same"],
     "qa/pipeline.py retrieve_to_file": ["retrieve"],
-    "retrieval/build.py Settings.to_json": ["what a knowledge base says about itself"],
-    "retrieval/build.py _in_few_files": ["how far a build has read, in its commits"],
-    "retrieval/build.py commit_rows": ["the same"],
-    "retrieval/merged.py change_merged": ["merged.jsonl"],
-    "retrieval/merged.py write_merged": ["merged.jsonl"],
-    "retrieval/vectors.py _schema": ["what an index says about itself"],
+    "store/ingest.py Settings.to_json": ["what a knowledge base says about itself"],
+    "store/ingest.py _in_few_files": ["how far a build has read, in its commits"],
+    "store/ingest.py commit_rows": ["the same"],
+    "store/merged.py change_merged": ["merged.jsonl"],
+    "store/merged.py write_merged": ["merged.jsonl"],
+    "store/vectors.py _schema": ["what an index says about itself"],
     "serve/app.py _stream": ["answers and problems: tests/serve/test_schema.py, against OpenAPI"] * 2,
     "serve/client.py Client._open": ["requests: tests/serve/test_schema.py"],
     "text/apart.py Apart.read": ["requests to its own child"],
     "text/apart.py main.answer": ["the child's answers: tests/text/test_pdf_word_epub.py"],
-    "text/inputs.py _behaviour": ["what a fingerprint is of: never written"],
+    "tokens/layouts.py _behaviour": ["what a fingerprint is of: never written"],
     "text/readers.py ReadingReport.keep": ["left_out.jsonl"],
     "workspace/fit.py _Fit._judged": ["made questions: tests/workspace/test_fit.py reads them"],
     "workspace/fit.py _Fit._write": ["report.json: tests/workspace/test_fit.py"],

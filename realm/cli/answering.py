@@ -195,7 +195,7 @@ def _retrieve(args: argparse.Namespace) -> None:
 
     from realm.qa import pipeline
     from realm.qa.evaluation import read_questions
-    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.store.knowledge_base import KnowledgeBase
 
     out = Path(args.out)
     if out.is_dir():
@@ -242,7 +242,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 
     from realm.qa import pipeline
     from realm.qa.evaluation import ReportFile, read_questions
-    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.store.knowledge_base import KnowledgeBase
 
     questions = read_questions(args.questions, regex=args.regex)
     config = settings(args, pipeline.AnswerConfig)
@@ -281,7 +281,7 @@ def _calibrate(args: argparse.Namespace) -> None:
 
 def _probe(args: argparse.Namespace) -> None:
     from realm.qa.probe import ProbeConfig, ProbeFile, probe
-    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.store.knowledge_base import KnowledgeBase
 
     config = settings(args, ProbeConfig)
     probed = probe(KnowledgeBase.open(args.kb), args.model, config, args.method)

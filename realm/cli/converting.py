@@ -9,7 +9,7 @@ from realm.cli.arguments import Commands, Parser, add_command, report, say_where
 from realm.config import InputError, read_json
 
 if TYPE_CHECKING:
-    from realm.retrieval.published import ConvertedJson, ExportedJson
+    from realm.interop.blocks import ConvertedJson, ExportedJson
 
 TARGETS = ("realm", "huggingface-realm", "hub", "sentence-transformers", "compact")
 ONLY_FOR = {
@@ -124,7 +124,7 @@ def _convert(args: argparse.Namespace) -> None:
         case "realm" if args.retriever is not None:
             made = _with_reader(args, out)
         case "realm":
-            from realm.retrieval.published import convert_checkpoint
+            from realm.interop.blocks import convert_checkpoint
             from realm.text.salient_spans import load_tagger
 
             tagger = load_tagger(args.tagger) if args.tagger else None
@@ -132,7 +132,7 @@ def _convert(args: argparse.Namespace) -> None:
                 args.source, out, args.encoder, args.embedder, args.bits or 32, tagger, args.tokenizer
             )
         case "huggingface-realm":
-            from realm.retrieval.published import export_model
+            from realm.interop.blocks import export_model
 
             made = export_model(args.source, out, args.kb)
         case "hub":
@@ -140,8 +140,8 @@ def _convert(args: argparse.Namespace) -> None:
         case "compact":
             made = _to_compact(args, out)
         case _:
+            from realm.interop.sharing import write_sentence_transformers
             from realm.model.folder import load_model, new_folder
-            from realm.model.sharing import write_sentence_transformers
 
             model = load_model(args.source)
             with new_folder(out) as aside:
@@ -152,8 +152,8 @@ def _convert(args: argparse.Namespace) -> None:
 
 
 def _with_reader(args: argparse.Namespace, out: Path) -> "ConvertedJson":
+    from realm.interop.span_readers import take_reader
     from realm.model.folder import load_model, new_folder, save_model
-    from realm.model.published.answering import take_reader
 
     for flag, target in ONLY_FOR.items():
         if flag != "retriever" and target == args.to and getattr(args, flag) is not None:
@@ -177,8 +177,8 @@ def _to_compact(args: argparse.Namespace, out: Path) -> CompactJson:
 
 
 def _to_hub(args: argparse.Namespace, out: Path) -> MadeFolderJson:
+    from realm.interop.sharing import write_hub
     from realm.model.folder import model_path, new_folder
-    from realm.model.sharing import write_hub
 
     if not (args.licence and args.data):
         raise InputError(

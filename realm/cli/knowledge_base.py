@@ -202,10 +202,10 @@ class MadeJson(TypedDict):
 
 
 def _build(args: argparse.Namespace) -> None:
-    from realm.retrieval.knowledge_base import KnowledgeBaseConfig, build
-    from realm.text.inputs import Tokenizer
+    from realm.store.knowledge_base import KnowledgeBaseConfig, build
     from realm.text.readers import ReadingReport, read_documents
     from realm.text.salient_spans import load_tagger
+    from realm.tokens.layouts import Tokenizer
 
     flags = {
         "tokenizer": args.tokenizer,
@@ -250,7 +250,7 @@ def _count(sources: Sequence[str], max_document_chars: int) -> int | None:
 
 
 def _add(args: argparse.Namespace) -> None:
-    from realm.retrieval.knowledge_base import AddResult, KnowledgeBase, changed
+    from realm.store.knowledge_base import AddResult, KnowledgeBase, changed
     from realm.text.readers import ReadingReport, read_documents
     from realm.text.salient_spans import load_tagger
 
@@ -288,7 +288,7 @@ def _said(folder: str, reading: "ReadingReport | None", merged: Mapping[str, str
 
 
 def _delete(args: argparse.Namespace) -> None:
-    from realm.retrieval.knowledge_base import changed
+    from realm.store.knowledge_base import changed
 
     removed = changed(Path(args.kb), lambda kb: kb.delete(args.documents))
     deleted: DeletedJson = {"passages_removed": removed}
@@ -297,14 +297,14 @@ def _delete(args: argparse.Namespace) -> None:
 
 
 def _compact(args: argparse.Namespace) -> None:
-    from realm.retrieval.knowledge_base import KnowledgeBase, changed
+    from realm.store.knowledge_base import KnowledgeBase, changed
 
     report(args, changed(Path(args.kb), KnowledgeBase.compact)._asdict())
     say_where(args, "the knowledge base is", args.kb)
 
 
 def _list(args: argparse.Namespace) -> None:
-    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.store.knowledge_base import KnowledgeBase
 
     for document in KnowledgeBase.open(args.kb).documents(count=args.limit, prefix=args.prefix):
         if args.json:
@@ -317,8 +317,8 @@ def _list(args: argparse.Namespace) -> None:
 
 
 def _info(args: argparse.Namespace) -> None:
-    from realm.retrieval import vectors
-    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.store import vectors
+    from realm.store.knowledge_base import KnowledgeBase
 
     kb = KnowledgeBase.open(args.kb)
     facts: FactsJson = {
@@ -335,7 +335,7 @@ def _info(args: argparse.Namespace) -> None:
 
 
 def _verify(args: argparse.Namespace) -> None:
-    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.store.knowledge_base import KnowledgeBase
 
     kb = KnowledgeBase.open(args.kb)
     problems = kb.verify()
@@ -351,8 +351,8 @@ def _verify(args: argparse.Namespace) -> None:
 
 
 def _questions(args: argparse.Namespace) -> None:
-    from realm.qa.made_questions import make_questions, split
-    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.questions import make_questions, split
+    from realm.store.knowledge_base import KnowledgeBase
 
     config = settings(args, QuestionsConfig)
     made = make_questions(KnowledgeBase.open(args.kb), config.seed, config.most_per_document)

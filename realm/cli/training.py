@@ -129,7 +129,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
 
 
 def _mlm(args: argparse.Namespace) -> None:
-    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.store.knowledge_base import KnowledgeBase
     from realm.train import mlm
 
     config = settings(args, mlm.MlmConfig)
@@ -137,7 +137,7 @@ def _mlm(args: argparse.Namespace) -> None:
 
 
 def _ict(args: argparse.Namespace) -> None:
-    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.store.knowledge_base import KnowledgeBase
     from realm.train import ict
 
     ict.train(KnowledgeBase.open(args.kb), Path(args.out), settings(args, ict.IctConfig), args.init)
@@ -145,7 +145,7 @@ def _ict(args: argparse.Namespace) -> None:
 
 def _pretrain(args: argparse.Namespace) -> None:
     from realm.qa.evaluation import read_questions
-    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.store.knowledge_base import KnowledgeBase
     from realm.train import pretrain
 
     config = settings(args, pretrain.PretrainConfig)
@@ -155,7 +155,7 @@ def _pretrain(args: argparse.Namespace) -> None:
 
 
 def _adapt(args: argparse.Namespace) -> None:
-    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.store.knowledge_base import KnowledgeBase
     from realm.train import adapt
 
     if args.minutes is not None:
@@ -166,11 +166,11 @@ def _adapt(args: argparse.Namespace) -> None:
 
 def _index(args: argparse.Namespace) -> None:
     if args.supervised:
-        from realm.retrieval.child import end_with_parent
+        from realm.index.watchdog import end_with_parent
 
         end_with_parent()  # before torch is imported: that takes seconds in which a trainer can die
-    from realm.retrieval.index import IndexConfig, build_index
-    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.index.versions import IndexConfig, build_index
+    from realm.store.knowledge_base import KnowledgeBase
 
     config = settings(args, IndexConfig)
     built = build_index(KnowledgeBase.open(args.kb), args.model, config, args.supervised)
@@ -180,7 +180,7 @@ def _index(args: argparse.Namespace) -> None:
 
 def _finetune(args: argparse.Namespace) -> None:
     from realm.qa.evaluation import read_questions
-    from realm.retrieval.knowledge_base import KnowledgeBase
+    from realm.store.knowledge_base import KnowledgeBase
     from realm.train import finetune
 
     if args.method is not None:

@@ -1,0 +1,1 @@
+"""The networks, their losses, and their files."""

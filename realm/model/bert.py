@@ -3,7 +3,7 @@
     Bert          the layers: tokens -> states                            `BertModel` in transformers
     MaskedBert    with the head that predicts words                       `BertForMaskedLM` in transformers
 
-The forward passes in this file take padded rows, as a GPU likes them; `realm.model.trunk` has those for a CPU.
+The forward passes in this file take padded rows, as a GPU likes them; `realm.model.cpu.packed` has those for a CPU.
 
 Letters: B rows, T tokens, H hidden, A heads, d hidden of a head, P predicted positions, V vocabulary.
 """
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from realm.model.dropout import FastDropout
+from realm.model.cpu.dropout import FastDropout
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,

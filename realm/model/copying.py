@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from realm.text.inputs import Tokens
+from realm.tokens.layouts import Tokens
 
 REACH = 8
 """Words to either side that count as surroundings."""

@@ -25,11 +25,11 @@ from realm.config import InputError, reason
 from realm.model.bert import Bert, BertConfig, MaskedBert
 from realm.model.bert_files import load_bert, read_weights, save_bert
 from realm.model.copying import CopyHead, mixed_target_logp, mixed_vocabulary_logp
-from realm.model.dropout import FastDropout
+from realm.model.cpu.dropout import FastDropout
+from realm.model.cpu.packed import hidden_states, states_at, undivided
 from realm.model.scores import own_scores
 from realm.model.tensor_files import load_tensors, save_tensors
-from realm.model.trunk import hidden_states, states_at, undivided
-from realm.text.inputs import PACKAGED, Tokenizer, Tokens, encoder_folder
+from realm.tokens.layouts import PACKAGED, Tokenizer, Tokens, encoder_folder
 
 COPY_HEAD = "copy_head.safetensors"
 """Beside the encoder's own weights, where it has a copy head."""

@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 
 from realm.config import InputError
+from realm.index.versions import IndexVersion, load_index
+from realm.masking.candidates import read_inputs
+from realm.masking.masked_queries import MaskedQuery
 from realm.model.calibration import Method
 from realm.model.device import autocast
 from realm.model.encoders import evaluating
 from realm.model.folder import Model
 from realm.qa.answers import RankedPassage, RankedPassageJson
 from realm.qa.pipeline import AnswerConfig, Retriever, open_pair
-from realm.retrieval.candidates import read_inputs
-from realm.retrieval.index import IndexVersion, load_index
-from realm.retrieval.knowledge_base import KnowledgeBase
-from realm.retrieval.masked_queries import MaskedQuery
-from realm.text.inputs import NULL_PASSAGE, query_inputs
+from realm.store.knowledge_base import KnowledgeBase
+from realm.tokens.layouts import NULL_PASSAGE, query_inputs
 
 CANDIDATES = 8
 """The null passage and seven retrieved ones, as in pre-training."""

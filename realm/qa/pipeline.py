@@ -19,26 +19,26 @@ import torch
 from torch import Tensor
 
 from realm.config import InputError, progress, write_json_lines
+from realm.index.versions import IndexVersion, load_index
+from realm.interop.span_readers import take_reader
 from realm.model.calibration import NO_FEATURES, Calibration, Features, Method
 from realm.model.device import Precision, autocast, choose_device
 from realm.model.encoders import evaluating
 from realm.model.folder import Model, load_model, set_calibration
-from realm.model.published.answering import take_reader
 from realm.model.scores import scores
 from realm.qa import evaluation
 from realm.qa.answers import Answer, AnsweringIndex, Answers, RankedPassage, ReadPassage, Span
 from realm.qa.calibration import Confidence, Evidence, fit
 from realm.qa.evaluation import Question, ReportJson, first_hit, has_answer, normalise_answer
 from realm.qa.reading import Reading, joint_reading, peer_question, peer_reading
-from realm.retrieval.bm25 import Bm25Index, highest
-from realm.retrieval.hybrid import Scored, fuse
-from realm.retrieval.index import IndexVersion, load_index
-from realm.retrieval.knowledge_base import KnowledgeBase
-from realm.retrieval.mips import MipsIndex
-from realm.retrieval.passages import Lookup, key_of
-from realm.retrieval.words import words_of
+from realm.search.bm25 import Bm25Index, highest
+from realm.search.exact import MipsIndex
+from realm.search.hybrid import Scored, fuse
+from realm.search.stored_bm25 import words_of
+from realm.store.knowledge_base import KnowledgeBase
+from realm.store.schema import Lookup, key_of
 from realm.text.corpus import Passage
-from realm.text.inputs import NULL_PASSAGE, passage_inputs, query_inputs
+from realm.tokens.layouts import NULL_PASSAGE, passage_inputs, query_inputs
 
 ROWS_READ = 16
 """Passages that the span reader takes together."""

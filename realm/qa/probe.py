@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from realm.config import InputError, progress
+from realm.index.versions import load_index
+from realm.masking.candidates import choose_candidates, read_inputs
+from realm.masking.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds, repeats_text
 from realm.model.device import Precision, autocast, choose_device
 from realm.model.encoders import evaluating
 from realm.model.folder import Model, load_model
 from realm.model.losses import passage_utility, retrieval_utility
-from realm.retrieval.bm25 import Bm25Index
-from realm.retrieval.candidates import choose_candidates, read_inputs
-from realm.retrieval.index import load_index
-from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
-from realm.retrieval.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds, repeats_text
-from realm.retrieval.mips import MipsIndex
-from realm.text.inputs import NULL_PASSAGE, query_inputs
+from realm.search.bm25 import Bm25Index
+from realm.search.exact import MipsIndex
+from realm.store.knowledge_base import KnowledgeBase, PassageTokens
+from realm.tokens.layouts import NULL_PASSAGE, query_inputs
 
 RANKS = (1, 5, 20)
 PROBE_SEED = 20_200_210

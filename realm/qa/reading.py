@@ -14,7 +14,7 @@ from torch import Tensor
 
 from realm.model.encoders import body_mask
 from realm.qa.spans import body_start
-from realm.text.inputs import Lengths, Tokenizer, Tokens, reading_inputs
+from realm.tokens.layouts import Lengths, Tokenizer, Tokens, reading_inputs
 
 
 class Reading(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from realm.model.encoders import SpanConfig
 from realm.qa.evaluation import Question
-from realm.text.inputs import Encoding, Lengths
+from realm.tokens.layouts import Encoding, Lengths
 
 
 def body_start(question_ids: Sequence[int], lengths: Lengths) -> int:

@@ -23,7 +23,6 @@ from starlette.exceptions import HTTPException
 from realm import __version__
 from realm.config import InputError
 from realm.qa.evaluation import MAX_QUESTION_CHARACTERS
-from realm.qa.living import LivingKnowledge, UnknownDocument
 from realm.serve import wire
 from realm.serve.batching import Done
 from realm.serve.client import NDJSON
@@ -33,6 +32,7 @@ from realm.serve.problems import documented, from_error, install
 from realm.serve.runs import Run, read_metrics, runs
 from realm.serve.settings import ServeConfig
 from realm.text.corpus import Document
+from realm.workspace.living import LivingKnowledge, UnknownDocument
 
 PAGE = Path(__file__).parent / "page"
 _log = logging.getLogger(__name__)

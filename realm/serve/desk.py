@@ -11,12 +11,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from realm.config import InputError
 from realm.model.calibration import Method
 from realm.qa.filling import FilledJson
-from realm.qa.living import LivingKnowledge, Snapshot
 from realm.serve import wire
 from realm.serve.batching import Batcher, Busy, Done, NotReady, each
 from realm.serve.metrics import Metrics
 from realm.serve.settings import ServeConfig
-from realm.text.inputs import NULL_PASSAGE
+from realm.tokens.layouts import NULL_PASSAGE
+from realm.workspace.living import LivingKnowledge, Snapshot
 
 T = TypeVar("T")
 

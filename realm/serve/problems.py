@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from realm.config import InputError, WriteFailed, error_number
-from realm.qa.living import UnknownDocument
-from realm.retrieval.tables import ChangedMeanwhile
 from realm.serve.batching import Busy, NotReady
+from realm.store.tables import ChangedMeanwhile
+from realm.workspace.living import UnknownDocument
 
 MEDIA_TYPE = "application/problem+json"
 _FULL = (errno.ENOSPC, errno.EDQUOT)

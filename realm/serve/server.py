@@ -6,11 +6,11 @@ import socket
 from pathlib import Path
 
 from realm.config import InputError
-from realm.qa.living import LivingKnowledge
 from realm.serve.app import create_app
 from realm.serve.connections import BACKLOG, http_server
 from realm.serve.edge import own_hosts
 from realm.serve.settings import ServeConfig
+from realm.workspace.living import LivingKnowledge
 
 _log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from realm.model.calibration import Method
 from realm.qa.answers import Answers
 from realm.qa.evaluation import MAX_QUESTION_CHARACTERS
-from realm.qa.living import Snapshot
 from realm.serve.runs import State
 from realm.text.corpus import Passage
+from realm.workspace.living import Snapshot
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_QUESTION_CHARACTERS, pattern=r"\S")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"\S")]

@@ -1,0 +1,1 @@
+"""The stages of training, each on the same loop."""

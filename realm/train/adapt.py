@@ -36,16 +36,16 @@ import torch
 from torch import Tensor
 
 from realm.config import InputError, progress
+from realm.index.versions import load_index
+from realm.masking.candidates import choose_candidates, read_inputs
+from realm.masking.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds
 from realm.model.encoders import evaluating
 from realm.model.folder import Model, load_model
 from realm.model.losses import index_marginal_loss
 from realm.model.scores import scores
-from realm.retrieval.candidates import choose_candidates, read_inputs
-from realm.retrieval.index import load_index
-from realm.retrieval.knowledge_base import KnowledgeBase
-from realm.retrieval.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds
-from realm.retrieval.mips import MipsIndex
-from realm.text.inputs import NULL_PASSAGE, passage_inputs, query_inputs
+from realm.search.exact import MipsIndex
+from realm.store.knowledge_base import KnowledgeBase
+from realm.tokens.layouts import NULL_PASSAGE, passage_inputs, query_inputs
 from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
 from realm.train.pretrain import HOLDER_GAIN
 

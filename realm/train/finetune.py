@@ -4,7 +4,7 @@ Two losses of equal weight: the retriever's, over the best few hundred passages 
 teaches before the reader finds anything; and the reader's, over every span of the best five, whose scores contain the
 retrieval score. Passage vectors stay as they are and only the question side of the embedder moves, unless
 `update_passages`: then the passages that are read are embedded anew with gradient, and the index is refreshed as in
-pre-training (`realm.retrieval.refresh`). Later work gains most from that (Sachan et al. 2021, EMDR2, section 4).
+pre-training (`realm.train.refresh.refresher`). Later work gains most from that (Sachan et al. 2021, EMDR2, section 4).
 
 Letters: B questions, N retrieved passages, K passages read, U distinct ones, W span widths, T tokens, D embedding.
 """
@@ -20,25 +20,25 @@ import torch
 from torch import Tensor, nn
 
 from realm.config import InputError
+from realm.index.versions import IndexVersion, load_index
+from realm.interop.span_readers import take_reader
 from realm.model.bert import Bert
 from realm.model.calibration import Calibration, Method
 from realm.model.device import choose_device
 from realm.model.encoders import SpanConfig, SpanReader, body_mask, evaluating
 from realm.model.folder import Model, load_model
 from realm.model.losses import any_correct_loss
-from realm.model.published.answering import take_reader
 from realm.model.scores import own_scores
 from realm.qa.evaluation import Containment, Question, has_answer
 from realm.qa.pipeline import AnswerConfig, Answerer, Retriever, evaluate
 from realm.qa.spans import answer_pieces, body_start, correct_mask
-from realm.retrieval.index import IndexVersion, load_index
-from realm.retrieval.knowledge_base import KnowledgeBase
-from realm.retrieval.passages import Lookup, key_of
-from realm.retrieval.refresh import IndexRefresher, RefreshConfig
-from realm.retrieval.states import freeze_input_embeddings
+from realm.store.knowledge_base import KnowledgeBase
+from realm.store.schema import Lookup, key_of
 from realm.text.corpus import Passage
-from realm.text.inputs import NULL_PASSAGE, Lengths, Tokens, passage_inputs, query_inputs, reading_inputs
+from realm.tokens.layouts import NULL_PASSAGE, Lengths, Tokens, passage_inputs, query_inputs, reading_inputs
 from realm.train.loop import RunConfig, TrainRun, generator
+from realm.train.refresh.frozen_passages import freeze_input_embeddings
+from realm.train.refresh.refresher import IndexRefresher, RefreshConfig
 
 NOT_THERE = -1e9
 """The retrieval score in place of a passage where a method finds too few: no share of p(z|x), and none of the gradient."""

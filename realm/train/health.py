@@ -16,15 +16,15 @@ from torch import Tensor
 
 from realm import distributed
 from realm.config import InputError
+from realm.index.embedding import embed_passages
+from realm.index.versions import IndexVersion
+from realm.masking.masked_queries import SpanIndex
 from realm.model.folder import Model
 from realm.qa.evaluation import Question
 from realm.qa.pipeline import question_ranks
 from realm.qa.probe import RANKS, embed_queries, first_holders, held_out_queries, read_queries, recall_at
-from realm.retrieval.embedding import embed_passages
-from realm.retrieval.index import IndexVersion
-from realm.retrieval.knowledge_base import KnowledgeBase
-from realm.retrieval.masked_queries import SpanIndex
-from realm.retrieval.mips import MipsIndex
+from realm.search.exact import MipsIndex
+from realm.store.knowledge_base import KnowledgeBase
 from realm.train.loop import TrainRun
 
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from realm.config import InputError
+from realm.masking.masked_queries import held_out
 from realm.model.folder import Model, load_model
 from realm.model.losses import in_batch_loss
 from realm.model.scores import scores
-from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
-from realm.retrieval.masked_queries import held_out
-from realm.text.inputs import passage_inputs, query_inputs
+from realm.store.knowledge_base import KnowledgeBase, PassageTokens
+from realm.tokens.layouts import passage_inputs, query_inputs
 from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
 
 

@@ -11,7 +11,7 @@ resuming. A stage owns its data, its forward pass and its loss, and reads:
 
 Everything random in a step is drawn from (seed, step), so a checkpoint needs no generator states: weights, optimizer and
 step number say it all, and a rerun of the same command goes on as if nothing had happened. What a killed run wrote after
-its last checkpoint is forgotten: metrics are cut off there, and so are index versions (`realm.retrieval.refresh`).
+its last checkpoint is forgotten: metrics are cut off there, and so are index versions (`realm.train.refresh.refresher`).
 
     OUT.training/settings.json               what must match on resume
     OUT.training/checkpoint-00000120.pt      weights, optimizer, step, metrics offset, the stage's own state; the last few
@@ -57,7 +57,7 @@ from realm.model.device import Precision, autocast, choose_device, chosen, keep_
 from realm.model.encoders import keep_rows, set_dropout
 from realm.model.folder import Model, is_model, read_manifest, save_model
 from realm.progress import duration
-from realm.retrieval.knowledge_base import TrainingRecord
+from realm.store.knowledge_base import TrainingRecord
 
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"

@@ -24,6 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from realm.config import InputError
+from realm.index.embedding import pooled_states
+from realm.masking.masked_queries import MaskedQuery, SpanIndex, held_out
 from realm.model.copying import CopyHead
 from realm.model.encoders import (
     ROWS_AT_ONCE,
@@ -41,11 +43,9 @@ from realm.model.encoders import (
 )
 from realm.model.folder import Model, encoder_held_out, is_model, load_model
 from realm.qa.probe import held_out_queries
-from realm.retrieval.embedding import pooled_states
-from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
-from realm.retrieval.masked_queries import MaskedQuery, SpanIndex, held_out
+from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.text.corpus import HeldOut
-from realm.text.inputs import Lengths, Tokenizer, Tokens, joint_inputs, passage_inputs
+from realm.tokens.layouts import Lengths, Tokenizer, Tokens, joint_inputs, passage_inputs
 from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
 
 

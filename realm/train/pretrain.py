@@ -24,6 +24,8 @@ from torch import Tensor
 
 from realm import distributed
 from realm.config import InputError
+from realm.masking.candidates import Candidates, RetrievalBatch, choose_candidates, read_inputs
+from realm.masking.masked_queries import MaskedQuery, Masking, SpanIndex, draw_queries, held_out, holds
 from realm.model.encoders import Embedder, MaskedReader, evaluating
 from realm.model.folder import Model, load_model
 from realm.model.losses import (
@@ -37,20 +39,18 @@ from realm.model.losses import (
 )
 from realm.qa.evaluation import Question
 from realm.qa.probe import embed_queries
-from realm.retrieval.candidates import Candidates, RetrievalBatch, choose_candidates, read_inputs
-from realm.retrieval.knowledge_base import KnowledgeBase, PassageTokens
-from realm.retrieval.masked_queries import MaskedQuery, Masking, SpanIndex, draw_queries, held_out, holds
-from realm.retrieval.mips import MipsIndex
-from realm.retrieval.refresh import IndexRefresher, RefreshConfig
-from realm.retrieval.states import (
+from realm.search.exact import MipsIndex
+from realm.store.knowledge_base import KnowledgeBase, PassageTokens
+from realm.train.health import HealthConfig, HealthWatch
+from realm.train.ict import IctConfig, cloze_vectors
+from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
+from realm.train.refresh.frozen_passages import (
     PassageStates,
     freeze_input_embeddings,
     freeze_passage_trunk,
     passage_states,
 )
-from realm.train.health import HealthConfig, HealthWatch
-from realm.train.ict import IctConfig, cloze_vectors
-from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
+from realm.train.refresh.refresher import IndexRefresher, RefreshConfig
 
 HOLDER_GAIN, OTHER_GAIN = 6.2, -1.6
 """Nats over the null passage that a trained reader gives passages with and without the span; the entity control's table."""

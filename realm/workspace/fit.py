@@ -32,15 +32,15 @@ import numpy as np
 from realm import __version__
 from realm.config import InputError, progress, read_json, write_json, write_json_lines
 from realm.folders import LOCK, one_writer, remove, replace_folder, restore
+from realm.index.versions import IndexConfig, build_index
 from realm.model.folder import Model, copy_model, is_model, load_model, read_manifest
 from realm.progress import duration
 from realm.qa.answers import Answer, RankedPassage
-from realm.qa.made_questions import MadeQuestion, make_questions
 from realm.qa.pipeline import AnswerConfig, Answerer
-from realm.retrieval.build import TABLE, DocumentsChanged, KnowledgeBaseConfig, build
-from realm.retrieval.index import IndexConfig, build_index
-from realm.retrieval.knowledge_base import KnowledgeBase, changed
-from realm.retrieval.tables import newest_version
+from realm.questions import MadeQuestion, make_questions
+from realm.store.ingest import TABLE, DocumentsChanged, KnowledgeBaseConfig, build
+from realm.store.knowledge_base import KnowledgeBase, changed
+from realm.store.tables import newest_version
 from realm.text.corpus import Document
 from realm.text.readers import ReadingReport, read_documents, stamp
 from realm.text.records import shortened

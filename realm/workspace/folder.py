@@ -15,11 +15,11 @@ from realm.folders import restore
 from realm.model.calibration import Method
 from realm.qa.answers import Answer, Answers, RankedPassage
 from realm.qa.filling import Filled
-from realm.qa.living import LivingKnowledge, Snapshot
 from realm.qa.pipeline import AnswerConfig
-from realm.retrieval.add import AddResult
-from realm.retrieval.knowledge_base import DocumentEntry
+from realm.store.add import AddResult
+from realm.store.knowledge_base import DocumentEntry
 from realm.text.readers import documents_of
+from realm.workspace.living import LivingKnowledge, Snapshot
 from realm.workspace.report import KB, MODEL, FitJson, read_report
 
 

@@ -14,16 +14,16 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from realm.config import progress
+from realm.index.versions import load_index
+from realm.masking.masked_queries import MaskedQuery
 from realm.model.device import autocast, choose_device
 from realm.model.folder import load_model
 from realm.qa.evaluation import Question
-from realm.qa.made_questions import MadeQuestion
 from realm.qa.pipeline import evaluate_words, question_ranks
 from realm.qa.probe import embed_queries, first_holders, first_holders_by_words, held_out_queries, recall_at
 from realm.qa.significance import mcnemar, paired_bootstrap
-from realm.retrieval.index import load_index
-from realm.retrieval.knowledge_base import KnowledgeBase
-from realm.retrieval.masked_queries import MaskedQuery
+from realm.questions import MadeQuestion
+from realm.store.knowledge_base import KnowledgeBase
 from realm.workspace.report import DifferenceJson, Recall, TestJson
 
 LEAST = 20

@@ -11,7 +11,7 @@ from typing import Any, NotRequired, TypedDict
 
 from realm import __version__
 from realm.config import read_json
-from realm.retrieval.tables import PASSAGES, newest_version
+from realm.store.tables import PASSAGES, newest_version
 from realm.text.readers import stamp
 from realm.workspace.settings import FitConfig
 

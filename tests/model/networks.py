@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from realm.model.bert import Bert, BertConfig
-from realm.text.inputs import Lengths, Tokenizer, Tokens, joint_inputs, passage_inputs
+from realm.tokens.layouts import Lengths, Tokenizer, Tokens, joint_inputs, passage_inputs
 from tests.transformers_twin import twin
 
 VOCAB = 40

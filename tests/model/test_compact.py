@@ -18,7 +18,7 @@ from realm.model.bert_files import save_bert
 from realm.model.encoders import MaskedReader, SpanReader, load_reader
 from realm.model.folder import load_model, read_manifest, save_model
 from realm.model.tensor_files import TAKEN, load_tensors
-from realm.text import inputs
+from realm.tokens import layouts as inputs
 from tests.model.test_damages import asked, trial
 
 BASE = "package:all-minilm-l6-v2"

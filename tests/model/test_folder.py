@@ -19,6 +19,7 @@ from transformers import BertForMaskedLM
 from realm import checksums, cli
 from realm.checksums import CHECKSUMS, check_installed
 from realm.config import InputError
+from realm.interop.sharing import write_sentence_transformers
 from realm.model import folder as folder_module
 from realm.model.bert import Bert
 from realm.model.bert_files import save_bert
@@ -32,9 +33,8 @@ from realm.model.encoders import (
     new_reader,
 )
 from realm.model.folder import Model, load_model, read_manifest, save_model
-from realm.model.sharing import write_sentence_transformers
-from realm.text import inputs
-from realm.text.inputs import Lengths, Tokenizer, encoder_folder, query_inputs
+from realm.tokens import layouts as inputs
+from realm.tokens.layouts import Lengths, Tokenizer, encoder_folder, query_inputs
 from tests.damages import full_disk_at
 from tests.transformers_twin import masked_twin
 

@@ -16,7 +16,7 @@ from realm.model.encoders import (
     keep_rows,
     set_dropout,
 )
-from realm.text.inputs import Tokenizer, Tokens
+from realm.tokens.layouts import Tokenizer, Tokens
 from tests.model.networks import masked_batch
 
 

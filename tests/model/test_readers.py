@@ -14,7 +14,7 @@ from realm.model.encoders import (
     SpanReader,
     body_mask,
 )
-from realm.text.inputs import Tokenizer, Tokens, joint_inputs
+from realm.tokens.layouts import Tokenizer, Tokens, joint_inputs
 from tests.model.networks import CONFIG, LENGTHS, VOCAB, masked_batch, plain_states, some_ids
 from tests.transformers_twin import masked_twin
 

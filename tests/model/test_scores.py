@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import realm
+from realm.masking.candidates import choose_candidates, read_inputs
+from realm.masking.masked_queries import SpanIndex, draw_queries
 from realm.model.device import autocast
 from realm.model.losses import in_batch_loss
 from realm.model.scores import own_scores, scores
-from realm.retrieval.candidates import choose_candidates, read_inputs
-from realm.retrieval.masked_queries import SpanIndex, draw_queries
-from realm.retrieval.mips import MipsIndex
+from realm.search.exact import MipsIndex
 from realm.train import ict, pretrain
 
 BF16 = torch.device("cpu"), "bf16"

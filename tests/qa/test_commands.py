@@ -9,7 +9,7 @@ import pytest
 
 from realm import cli
 from realm.qa import pipeline
-from realm.retrieval.bm25 import Bm25Index
+from realm.search.bm25 import Bm25Index
 from tests.conftest import RIVERS, TOWNS
 
 LINES = [

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from realm.config import InputError
+from realm.index.embedding import embed_passages
 from realm.qa import filling
 from realm.qa.filling import Filler
 from realm.qa.pipeline import AnswerConfig
-from realm.retrieval.bm25 import Bm25Index
-from realm.retrieval.embedding import embed_passages
-from realm.text.inputs import passage_inputs, query_inputs
+from realm.search.bm25 import Bm25Index
+from realm.tokens.layouts import passage_inputs, query_inputs
 from tests.transformers_twin import masked_twin
 
 CONFIG = AnswerConfig(device="cpu")

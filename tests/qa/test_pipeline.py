@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from realm.config import InputError
+from realm.index.versions import load_index
 from realm.model.encoders import body_mask
 from realm.model.folder import save_model
 from realm.qa import pipeline
 from realm.qa.answers import Answers
 from realm.qa.evaluation import Question, first_hit, normalise_answer
 from realm.qa.pipeline import AnswerConfig, Answerer, evaluate, question_ranks, retrieve_to_file
-from realm.retrieval.bm25 import Bm25Index
-from realm.retrieval.index import load_index
+from realm.search.bm25 import Bm25Index
 from realm.text.corpus import Document
-from realm.text.inputs import Tokenizer, joint_inputs, passage_inputs
+from realm.tokens.layouts import Tokenizer, joint_inputs, passage_inputs
 from tests.conftest import GOODS, RIVERS, RULERS, TOWNS
-from tests.retrieval.tiny import TinyTagger
+from tests.store.tiny import TinyTagger
 
 CONFIG = AnswerConfig(device="cpu")
 QUESTIONS = [

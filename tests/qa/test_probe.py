@@ -5,6 +5,9 @@ import pytest
 import torch
 
 from realm.config import InputError
+from realm.index.versions import load_index
+from realm.masking.candidates import choose_candidates
+from realm.masking.masked_queries import SpanIndex, held_out, holds, repeats_text
 from realm.model.folder import load_model
 from realm.qa.probe import (
     ProbeConfig,
@@ -16,12 +19,9 @@ from realm.qa.probe import (
     read_queries,
     recall_at,
 )
-from realm.retrieval.bm25 import Bm25Index
-from realm.retrieval.candidates import choose_candidates
-from realm.retrieval.index import load_index
-from realm.retrieval.masked_queries import SpanIndex, held_out, holds, repeats_text
-from realm.text.inputs import joint_inputs, passage_inputs, query_inputs
-from tests.retrieval.tiny import holding_out
+from realm.search.bm25 import Bm25Index
+from realm.tokens.layouts import joint_inputs, passage_inputs, query_inputs
+from tests.store.tiny import holding_out
 from tests.transformers_twin import masked_twin
 
 

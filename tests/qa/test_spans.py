@@ -13,7 +13,7 @@ from realm.model.encoders import body_mask
 from realm.qa.evaluation import Question
 from realm.qa.reading import joint_reading
 from realm.qa.spans import answer_pieces, body_start, correct_mask
-from realm.text.inputs import Encoding, Lengths, Tokenizer, joint_inputs
+from realm.tokens.layouts import Encoding, Lengths, Tokenizer, joint_inputs
 
 LENGTHS = Lengths(query=8, passage=14)
 TEXT = "The river Tarn, in 1284: the TARN froze. Tärn River was 1,300 km long; O'Neill's tarn."

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from realm.model.folder import load_model, save_model
-from realm.qa.living import LivingKnowledge
 from realm.serve.app import create_app
 from realm.serve.client import Client
 from realm.serve.connections import http_server
 from realm.serve.edge import own_hosts
 from realm.serve.settings import ServeConfig
 from realm.train.finetune import start_reader
-from tests.retrieval.tiny import TinyTagger
+from realm.workspace.living import LivingKnowledge
+from tests.store.tiny import TinyTagger
 
 TOKEN = "the towns' own token"
 CONFIG = ServeConfig(device="cpu", poll_seconds=0.05)

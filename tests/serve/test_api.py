@@ -16,11 +16,11 @@ from realm import cli
 from realm.model.calibration import Calibration
 from realm.model.folder import set_calibration
 from realm.qa.filling import Filler
-from realm.qa.made_questions import make_questions
 from realm.qa.pipeline import Answerer
-from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.questions import make_questions
 from realm.serve import app
 from realm.serve.client import Client
+from realm.store.knowledge_base import KnowledgeBase
 from tests.conftest import TOWNS
 from tests.serve.asking import QUESTION, assert_problem, metric, post, wait_for
 from tests.serve.conftest import CONFIG, TOKEN, running

@@ -15,16 +15,16 @@ import httpx
 import pytest
 import torch
 
+from realm.index.versions import IndexConfig, build_index, index_folder
 from realm.model.folder import load_model
-from realm.retrieval import vectors
-from realm.retrieval.build import TABLE
-from realm.retrieval.index import IndexConfig, build_index, index_folder
-from realm.retrieval.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
-from realm.retrieval.tables import damaged_files, open_table
 from realm.serve.client import Client
+from realm.store import vectors
+from realm.store.ingest import TABLE
+from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
+from realm.store.tables import damaged_files, open_table
 from tests.conftest import tiny_documents
-from tests.retrieval.tiny import TinyTagger
 from tests.serve.conftest import CONFIG, TOKEN, running
+from tests.store.tiny import TinyTagger
 
 
 def serve_until_killed(kb: Path, model: Path, told: Connection) -> None:

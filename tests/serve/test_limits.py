@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from realm import cli
-from realm.qa.living import LivingKnowledge
 from realm.qa.pipeline import Answerer
 from realm.serve.client import ServerError
+from realm.workspace.living import LivingKnowledge
 from tests.serve.asking import QUESTION, assert_problem, metric, post, wait_for
 from tests.serve.conftest import CONFIG, TOKEN, Served, running
 

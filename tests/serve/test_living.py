@@ -11,17 +11,17 @@ from typing import Any
 import httpx
 import pytest
 
-from realm.qa.living import LivingKnowledge
+from realm.index.versions import IndexConfig, build_index
 from realm.qa.pipeline import Answerer
-from realm.retrieval import tables
-from realm.retrieval.index import IndexConfig, build_index
-from realm.retrieval.knowledge_base import KnowledgeBase
 from realm.serve.client import ServerError
+from realm.store import tables
+from realm.store.knowledge_base import KnowledgeBase
 from realm.text.corpus import Document
+from realm.workspace.living import LivingKnowledge
 from tests.conftest import RIVERS, TOWNS
-from tests.retrieval.tiny import TinyTagger
 from tests.serve.asking import OAKHAM, QUESTION, assert_problem, post, titles, wait_for
 from tests.serve.conftest import CONFIG, TOKEN, running
+from tests.store.tiny import TinyTagger
 
 
 def test_an_added_document_answers_when_the_call_returns_and_after_a_restart(own_server, qa_model) -> None:

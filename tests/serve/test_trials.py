@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.store.knowledge_base import KnowledgeBase
 from tests.conftest import RIVERS, TOWNS
 from tests.serve.asking import wait_for
 from tests.serve.conftest import CONFIG, TOKEN, Served, running

@@ -13,7 +13,7 @@ import torch
 
 from realm.config import read_config
 from realm.model.folder import load_model
-from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.store.knowledge_base import KnowledgeBase
 from realm.train.loop import TrainRun
 
 T = TypeVar("T")

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from realm.config import InputError
+from realm.index.versions import load_index
+from realm.masking.masked_queries import SpanIndex, draw_queries, held_out, holds
 from realm.model.folder import load_model
 from realm.model.losses import index_marginal_loss, marginal_loss, with_unread
-from realm.retrieval.index import load_index
-from realm.retrieval.masked_queries import SpanIndex, draw_queries, held_out, holds
-from realm.text.inputs import joint_inputs, query_inputs
+from realm.tokens.layouts import joint_inputs, query_inputs
 from realm.train import adapt
 from realm.train.adapt import AdaptConfig, Judge, Judged, gain_table, read_judged, write_judged
 from realm.train.loop import TrainRun

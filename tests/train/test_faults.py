@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from realm.model.folder import load_model
-from realm.retrieval import vectors
+from realm.store import vectors
 from tests.train.stages import assert_same_result, children_of
 from tests.train.test_finetune import DEV, TRAIN
 

@@ -11,22 +11,22 @@ import pytest
 import torch
 
 from realm.config import InputError
+from realm.index.embedding import embed_passages
+from realm.index.versions import load_index
 from realm.model.calibration import Calibration
 from realm.model.encoders import SpanReader
 from realm.model.folder import load_model
 from realm.model.losses import any_correct_loss
 from realm.qa.evaluation import Question
 from realm.qa.pipeline import AnswerConfig, Answerer
-from realm.retrieval.embedding import embed_passages
-from realm.retrieval.index import load_index
-from realm.retrieval.knowledge_base import KnowledgeBase
-from realm.retrieval.mips import MipsIndex
+from realm.search.exact import MipsIndex
+from realm.store.knowledge_base import KnowledgeBase
 from realm.text.corpus import Document
-from realm.text.inputs import NULL_PASSAGE, Lengths
+from realm.tokens.layouts import NULL_PASSAGE, Lengths
 from realm.train import finetune
 from realm.train.finetune import Examples, FinetuneConfig, joint_scores, start_reader
 from tests.conftest import RIVERS, TOWNS
-from tests.retrieval.tiny import TinyTagger
+from tests.store.tiny import TinyTagger
 from tests.train.stages import CONTRACT, assert_same_result, changed, metrics, stopped_at, tiny
 
 TRAIN = [Question(f"r{n}", f"on which river lies {town}?", (RIVERS[n % 4],)) for n, town in enumerate(TOWNS)]

@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from realm.config import InputError
+from realm.index.embedding import embed_passages
+from realm.index.versions import IndexVersion
+from realm.masking.masked_queries import SpanIndex
 from realm.model.folder import load_model
 from realm.qa.evaluation import Question
 from realm.qa.probe import ReadingReport, embed_queries
-from realm.retrieval.embedding import embed_passages
-from realm.retrieval.index import IndexVersion
-from realm.retrieval.masked_queries import SpanIndex
-from realm.retrieval.mips import MipsIndex
+from realm.search.exact import MipsIndex
 from realm.train import health
 from realm.train.health import HealthConfig, HealthWatch
 from realm.train.loop import RunConfig, TrainRun
-from tests.retrieval.tiny import holding_out
+from tests.store.tiny import holding_out
 
 QUESTIONS = [
     Question("1", "who built a tower in Arden?", ("Cunimund",)),

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from realm.config import InputError, read_config
+from realm.index.versions import IndexConfig, build_index
+from realm.masking.masked_queries import held_out
 from realm.model.folder import HELD_OUT, encoder_held_out, load_model, save_model
 from realm.qa import probe as probe_module
 from realm.qa.probe import ProbeConfig, probe
-from realm.retrieval import build as build_module
-from realm.retrieval.build import KnowledgeBaseConfig, Settings
-from realm.retrieval.index import IndexConfig, build_index
-from realm.retrieval.knowledge_base import KnowledgeBase, build
-from realm.retrieval.masked_queries import held_out
+from realm.store import ingest as build_module
+from realm.store.ingest import KnowledgeBaseConfig, Settings
+from realm.store.knowledge_base import KnowledgeBase, build
 from realm.text.corpus import HeldOut
 from realm.train import adapt, ict, mlm, pretrain
 from tests.conftest import tiny_documents
-from tests.retrieval.tiny import TinyTagger, holding_out
+from tests.store.tiny import TinyTagger, holding_out
 from tests.train.stages import tiny
 
 STAGES: dict[str, Callable[[KnowledgeBase, Path, str], object]] = {

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from realm.config import InputError
+from realm.masking.masked_queries import held_out
 from realm.model.folder import load_model, save_model
-from realm.retrieval.masked_queries import held_out
-from realm.retrieval.passages import PassageTokens, Ragged
+from realm.store.schema import PassageTokens, Ragged
 from realm.text.corpus import HeldOut
 from realm.train import ict
 from realm.train.ict import IctConfig, cloze_pairs

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from realm.config import InputError
+from realm.index.embedding import pooled_states
+from realm.masking.masked_queries import SpanIndex, held_out
 from realm.model.bert_files import save_bert
 from realm.model.calibration import Calibration
 from realm.model.encoders import TrunkConfig, new_reader, save_reader
 from realm.model.folder import Model, load_model, save_model
-from realm.retrieval.embedding import pooled_states
-from realm.retrieval.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
-from realm.retrieval.masked_queries import SpanIndex, held_out
-from realm.retrieval.passages import PassageTokens, Ragged
+from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
+from realm.store.schema import PassageTokens, Ragged
 from realm.text.corpus import Annotations, Document, Span
-from realm.text.inputs import Lengths, Tokenizer
+from realm.tokens.layouts import Lengths, Tokenizer
 from realm.train import mlm
 from realm.train.finetune import start_reader
 from realm.train.mlm import MlmConfig, masked_rows

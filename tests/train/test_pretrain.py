@@ -12,18 +12,19 @@ import pytest
 import torch
 
 from realm.config import InputError, read_config
+from realm.index.embedding import embed_passages
+from realm.index.versions import IndexConfig, build_index, load_index, publish
+from realm.masking import masked_queries
+from realm.masking.candidates import choose_candidates, read_inputs
+from realm.masking.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds
 from realm.model.encoders import MaskedReader
 from realm.model.folder import load_model, save_model
 from realm.model.losses import marginal_loss
-from realm.retrieval import masked_queries, refresh, vectors
-from realm.retrieval.candidates import choose_candidates, read_inputs
-from realm.retrieval.embedding import embed_passages
-from realm.retrieval.index import IndexConfig, build_index, load_index, publish
-from realm.retrieval.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
-from realm.retrieval.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds
-from realm.retrieval.mips import MipsIndex
+from realm.search.exact import MipsIndex
+from realm.store import vectors
+from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
 from realm.text.corpus import Annotations, Document
-from realm.text.inputs import passage_inputs, query_inputs
+from realm.tokens.layouts import passage_inputs, query_inputs
 from realm.train import health, pretrain
 from realm.train.health import HealthWatch
 from realm.train.ict import cloze_pairs
@@ -39,8 +40,9 @@ from realm.train.pretrain import (
     sampled_reader_loss,
     warm_start_loss,
 )
+from realm.train.refresh import refresher as refresh
 from tests.conftest import tiny_documents
-from tests.retrieval.tiny import TinyTagger
+from tests.store.tiny import TinyTagger
 from tests.train.stages import CONTRACT, assert_same_result, changed, metrics, stopped_at, tiny
 
 EMBEDDER = {"embedder.query", "embedder.passage"}

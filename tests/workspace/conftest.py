@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 
 from realm.model.folder import load_model, save_model
-from realm.qa import living
-from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.store.knowledge_base import KnowledgeBase
 from realm.text.corpus import Annotations, Span
 from realm.train.adapt import AdaptConfig
 from realm.workspace import fit as fit_module
-from realm.workspace import judging
+from realm.workspace import judging, living
 from realm.workspace.report import FitJson
 from realm.workspace.settings import FitConfig
 from tests.conftest import tiny_documents
 from tests.qa.conftest import qa_folder
-from tests.retrieval.tiny import TinyTagger
+from tests.store.tiny import TinyTagger
 
 __all__ = ["qa_folder"]
 

@@ -19,7 +19,7 @@ from realm.folders import one_writer
 from realm.model.folder import load_model, read_manifest
 from realm.qa.evaluation import read_questions
 from realm.qa.pipeline import evaluate_words
-from realm.retrieval.knowledge_base import KnowledgeBase, build
+from realm.store.knowledge_base import KnowledgeBase, build
 from realm.train import loop
 from realm.workspace import fit as fit_module
 from realm.workspace import judging

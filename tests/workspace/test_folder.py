@@ -9,7 +9,7 @@ from realm.config import InputError
 from realm.qa.answers import Answer, RankedPassage
 from realm.qa.filling import Filler
 from realm.qa.pipeline import AnswerConfig, Answerer
-from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.store.knowledge_base import KnowledgeBase
 from tests.conftest import TOWNS
 
 QUESTION = "on which river lies Arden?"

@@ -15,7 +15,7 @@ import pytest
 
 from realm.config import InputError
 from realm.model.folder import load_model
-from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.store.knowledge_base import KnowledgeBase
 from realm.workspace.folder import Workspace
 from realm.workspace.report import FitJson
 from tests.conftest import Trials

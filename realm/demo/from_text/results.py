@@ -16,7 +16,7 @@ from realm.demo.pairs import Against, against
 from realm.demo.tables import aligned, costs, difference
 from realm.model.folder import last_record, read_manifest
 from realm.qa.evaluation import recall_at
-from realm.retrieval.knowledge_base import KnowledgeBase
+from realm.store.knowledge_base import KnowledgeBase
 
 RANKS = (1, 5, 20)
 LABELS = {

@@ -14,7 +14,7 @@ from typing import Literal
 from realm.config import InputError
 from realm.demo.telling import Chapter, Stage
 from realm.model.folder import last_record, read_manifest
-from realm.retrieval.vectors import folder_of
+from realm.store.vectors import folder_of
 
 Control = Literal["ict-same-seconds", "shuffled", "entity"]
 

@@ -1,0 +1,131 @@
+"""Embedding on several devices: a process for each, all of them with an even share of the passages.
+
+A worker opens knowledge base and model for itself, says how many passages it has embedded so far, then hands its vectors over.
+One that ends before ends the whole. When the process that started them is gone, they end with their next word.
+
+Letters: N passages, n those of one worker, D embedding.
+"""
+
+import contextlib
+import multiprocessing
+import signal
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from realm.config import InputError, progress
+from realm.index.embedding import embed_passages
+from realm.index.watchdog import in_words
+from realm.model.device import Precision, autocast, choose_device
+from realm.model.folder import load_model
+from realm.store import unfinished
+from realm.store.knowledge_base import KnowledgeBase
+
+
+class Share(NamedTuple):
+    """What a worker is to embed, and where."""
+
+    kb: Path
+    corpus: str
+    """Fingerprint of the knowledge base: passages have the same numbers in all processes."""
+    model_path: str
+    folder: Path
+    """Of the index."""
+    device: str
+    precision: Precision
+    threads: int
+    first: int
+    step: int
+    """Passages `first`, `first + step`, ...: long and short ones fall to everyone alike."""
+
+
+def embed_on_devices(
+    kb: KnowledgeBase,
+    model_path: str,
+    folder: Path,
+    devices: Sequence[str],
+    precision: Precision,
+    threads: int = 0,
+    tell: Callable[[int], None] | None = None,
+) -> np.ndarray:
+    """Vectors of all passages -> [N, D] float16; `threads` is each process's, `tell` hears how many are done.
+
+    Raises:
+        InputError: a worker found its input bad, or ended.
+    """
+    spawn, count = multiprocessing.get_context("spawn"), len(devices)
+    done, parts = [0] * count, [np.zeros((0, 0), dtype=np.float16)] * count
+    with contextlib.ExitStack() as stack:
+        workers = {}
+        for place, device in enumerate(devices):
+            share = Share(
+                kb.folder, kb.fingerprint, model_path, folder, device, precision, threads, place, count
+            )
+            ours, theirs = spawn.Pipe(duplex=False)
+            worker = spawn.Process(target=_work, args=(share, theirs), daemon=True)
+            worker.start()
+            stack.callback(worker.join)
+            stack.callback(worker.kill)
+            theirs.close()  # so that its end is the pipe's
+            workers[ours] = place, worker
+        bar = stack.enter_context(
+            progress(total=len(kb), description="embed", unit="passage", shown=tell is None)
+        )
+        while workers:
+            for pipe in wait(list(workers)):
+                assert isinstance(pipe, Connection)
+                place, worker = workers[pipe]
+                try:
+                    said = pipe.recv()
+                except EOFError:
+                    worker.join()
+                    how = in_words(worker.exitcode or 0)
+                    raise InputError(
+                        f"the process that embeds on {devices[place]} failed with {how}"
+                    ) from None
+                if isinstance(said, str):
+                    raise InputError(f"{devices[place]}: {said}")
+                if isinstance(said, np.ndarray):
+                    parts[place] = said
+                    del workers[pipe]
+                    continue
+                done[place] = said
+                bar.update(sum(done) - bar.n)
+                if tell is not None:
+                    tell(sum(done))
+    vectors_ND = np.empty((len(kb), parts[0].shape[1]), dtype=np.float16)
+    for place, part_nD in enumerate(parts):
+        vectors_ND[place::count] = part_nD
+    return vectors_ND
+
+
+def _work(share: Share, pipe: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the one who asked ends us
+    with contextlib.suppress(BrokenPipeError):  # nobody is there to hear
+        try:
+            pipe.send(_embed(share, pipe.send))
+        except InputError as error:
+            pipe.send(str(error))
+
+
+def _embed(share: Share, tell: Callable[[int], None]) -> np.ndarray:
+    if share.threads:
+        torch.set_num_threads(share.threads)
+    kb = KnowledgeBase.open(share.kb)
+    if kb.fingerprint != share.corpus:
+        raise InputError(f"{share.kb} was changed while its index was built: build it again")
+    model = load_model(share.model_path, reader=False).to(choose_device(share.device))
+    numbers = np.arange(share.first, len(kb), share.step)
+    name, dim = f"{share.first}-of-{share.step}", model.embedder.config.dim
+    with (
+        autocast(model.device, share.precision),
+        unfinished.kept(share.folder, model.passage_fingerprint, name, kb.keys_N[numbers], dim) as kept,
+    ):
+        return embed_passages(
+            model.embedder.passage, kb.tokens, numbers, model.tokenizer, model.lengths, model.device,
+            description=None, tell=tell, kept=kept,
+        )  # fmt: skip

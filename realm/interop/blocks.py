@@ -1,0 +1,287 @@
+"""A published open-QA checkpoint as a knowledge base: its block records and their vectors, in and out.
+
+    OUT/model    the networks (`realm.interop`)
+    OUT/kb       a passage per block, and the published vectors as its index
+
+The published texts have no titles, but their vectors were made with them. So a block has an empty title; a text that comes
+again is told apart by the title "block 4711", for knowledge bases keep the same title and text once. Blocks are documents of
+their own, by their number from 0 on, and one sentence each unless a tagger looks at them.
+
+In memory while blocks are read: about 30 bytes per block and those of one write.
+"""
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from realm.config import InputError, progress
+from realm.index.versions import index_folder
+from realm.interop.block_records import BlockRecords, write_records
+from realm.interop.checkpoint import CLASSES, RECORDS, open_checkpoint
+from realm.interop.export import Lazy, check_exportable, kinds_of, write_checkpoint
+from realm.interop.parts import convert
+from realm.model.folder import Model, is_model, load_model, new_folder, read_manifest, save_model
+from realm.store import vectors
+from realm.store.ingest import (
+    TABLE,
+    KnowledgeBaseConfig,
+    ReadSoFar,
+    Settings,
+    after,
+    annotated,
+    check_target,
+    commit_rows,
+    how_far,
+    interrupted,
+    put_in_place,
+    rows_of,
+)
+from realm.store.knowledge_base import KnowledgeBase
+from realm.store.schema import Row, row_batches
+from realm.store.tables import newest_version
+from realm.store.vectors import VectorsInfo
+from realm.text.corpus import Annotations, Document, Passage, passage_id
+from realm.text.salient_spans import Tagger
+from realm.tokens.layouts import Tokenizer
+
+BLOCKS_AT_ONCE = 1 << 18
+"""Blocks of a commit, and of a file: what a killed conversion has to read again."""
+
+
+class ConvertedJson(TypedDict):
+    """What `realm convert` reports of a published checkpoint that became ours; the optional ones where it has vectors."""
+
+    kind: str
+    model: str
+    kb: NotRequired[str]
+    passages: NotRequired[int]
+    version: NotRequired[int]
+    """Of its index."""
+    dead_weights: list[str]
+    """Tensors that nothing uses, and that were left out."""
+    notes: list[str]
+
+
+class ExportedJson(TypedDict):
+    """What `realm convert --to huggingface-realm` reports."""
+
+    out: str
+    classes: dict[str, str]
+    """By folder, the class that loads it."""
+
+
+def convert_checkpoint(
+    name: str,
+    out: Path,
+    encoder: str | None = None,
+    embedder: str | None = None,
+    bits: int = 32,
+    tagger: Tagger | None = None,
+    tokenizer: str | None = None,
+) -> ConvertedJson:
+    """Writes a published checkpoint as ours, and says what became of it; repeated, it goes on where it was stopped.
+
+    Google's own open-QA checkpoints come without vectors and texts: they become a model alone.
+
+    Raises:
+        InputError: see `open_checkpoint` and `convert`; texts and vectors differ in number; or `out` holds something else.
+    """
+    checkpoint = open_checkpoint(name, tokenizer)
+    others = (open_checkpoint(other, tokenizer) if other else None for other in (encoder, embedder))
+    conversion = convert(checkpoint, *others)
+    if "block_emb" not in checkpoint.tensors:
+        _save(conversion.model, out)
+        return {
+            "kind": checkpoint.kind,
+            "model": str(out),
+            "dead_weights": conversion.dead,
+            "notes": conversion.notes,
+        }
+    records, block_emb = BlockRecords(checkpoint.folder / RECORDS), checkpoint.tensors["block_emb"]
+    shape = (len(records), checkpoint.config["retriever_proj_size"])
+    if tuple(block_emb.shape) != shape:
+        raise InputError(
+            f"{name} has {len(records)} texts, its block_emb is {tuple(block_emb.shape)}: {shape} was expected"
+        )
+    _save(conversion.model, out / "model")
+    kb = import_blocks(out / "kb", records, name, conversion.model.tokenizer, tagger)
+    version = _publish(kb, conversion.model, str(out / "model"), block_emb, bits)
+    return {
+        "kind": checkpoint.kind,
+        "model": str(out / "model"),
+        "kb": str(out / "kb"),
+        "passages": len(kb),
+        "version": version,
+        "dead_weights": conversion.dead,
+        "notes": conversion.notes,
+    }
+
+
+def import_blocks(
+    target: Path, records: BlockRecords, source: str, tokenizer: Tokenizer, tagger: Tagger | None = None
+) -> KnowledgeBase:
+    """A knowledge base with a passage for each record, in their order, not tokenized yet.
+
+    An interrupted import of the same records goes on where its last commit ended; a finished one is left as it is.
+
+    Raises:
+        InputError: the records are damaged, have changed since the interruption, or `target` holds something else.
+    """
+    config = KnowledgeBaseConfig(tokenizer="", sources=(source,), tagger=tagger.name if tagger else "")
+    if newest_version(target / TABLE) is not None:
+        kb = KnowledgeBase.open(target)
+        if kb.config == config and len(kb) == len(records):
+            return kb
+    check_target(target, replace=False)
+    settings = Settings(config, tokenizer.fingerprint)
+    work = target.with_name(f"{target.name}.building")
+    table = interrupted(work, settings)
+    read = how_far(table)
+    stream = after(read, _documents(records), work)
+    with progress(total=len(records), description="blocks", unit="block") as bar:
+        bar.update(read.documents)
+        while read.documents < len(records):
+            counted = _Counted(islice(stream, BLOCKS_AT_ONCE), read)
+            table = commit_rows(
+                work, table, _batches(counted, tagger, bar), tokenizer, settings, counted.so_far
+            )
+            read = counted.so_far()
+    table = table or commit_rows(work, None, [], tokenizer, settings, lambda: read)
+    put_in_place(work, target)
+    return KnowledgeBase.open(target)
+
+
+def export_model(source: str, out: Path, kb: str | None = None) -> ExportedJson:
+    """Writes a model as folders that transformers 4.57.6 loads; with a knowledge base of its, an open-QA one too.
+
+    Raises:
+        InputError: the published classes cannot compute what it does, it has no index there, or `out` is not empty.
+    """
+    model = load_model(source)
+    check_exportable(model)
+    if kb is not None and model.span_reader is None:
+        raise InputError(f"{source} has no span reader, so no open-QA folder: `realm finetune` gives it one")
+    kinds = kinds_of(model)
+    opened = KnowledgeBase.open(kb) if kb else None
+    found = _vectors_of(opened, model, source) if opened else None
+    with new_folder(out) as aside:
+        for kind in kinds:
+            write_checkpoint(model, kind, aside / kind)
+        if opened is not None and found is not None:
+            array_ND = found.array
+            parts = (array_ND[start : start + 8192] for start in range(0, len(array_ND), 8192))
+            write_checkpoint(model, "openqa", aside / "openqa", Lazy(array_ND.shape, parts))
+            write_records(aside / "openqa" / RECORDS, (passage.text for passage in opened), len(opened))
+            kinds.append("openqa")
+    return {"out": str(out), "classes": {kind: CLASSES[kind] for kind in kinds}}
+
+
+def _vectors_of(kb: KnowledgeBase, model: Model, source: str) -> vectors.Vectors:
+    kb.check_tokenizer(model.tokenizer, source)
+    found = vectors.mapped(index_folder(kb, model), kb.keys_N)
+    if found is None or len(found.missing):
+        raise InputError(
+            f"{kb.folder} has no whole index of {source}: run `realm index --kb {kb.folder} --model {source}`"
+        )
+    return found
+
+
+class _Counted:
+    """Documents as they pass, and how far that is."""
+
+    def __init__(self, documents: Iterable[Document], read: ReadSoFar):
+        self._documents, self._read = documents, read
+
+    def __iter__(self) -> Iterator[Document]:
+        for document in self._documents:
+            self._read = self._read.past(document)
+            yield document
+
+    def so_far(self) -> ReadSoFar:
+        return self._read
+
+
+def _documents(records: BlockRecords) -> Iterator[Document]:
+    """A document per record; its title is empty, or says which block it is where an earlier one has the same text."""
+    again = _repeated(records)
+    place = 0
+    for number, text in enumerate(records):
+        repeated = place < len(again) and again[place] == number
+        place += repeated
+        yield Document(f"block {number}" if repeated else "", text, str(number))
+
+
+def _repeated(records: BlockRecords) -> np.ndarray:
+    """Numbers of the records whose text an earlier record has, ascending; reads them all once."""
+    keys_N = np.empty(len(records), dtype=np.uint64)
+    for number, text in enumerate(progress(records, total=len(records), description="survey", unit="block")):
+        keys_N[number] = int(passage_id("", text), 16)
+    order_N = np.argsort(keys_N, kind="stable")
+    sorted_N = keys_N[order_N]
+    return np.sort(order_N[1:][sorted_N[1:] == sorted_N[:-1]])
+
+
+def _batches(documents: Iterable[Document], tagger: Tagger | None, bar: Any) -> Iterator[pa.RecordBatch]:
+    """Rows of untokenized passages."""
+    rows: list[Row] = []
+    for row in _tagged(documents, tagger) if tagger else _untagged(documents):
+        rows.append(row)
+        if len(rows) == 1024:
+            yield from row_batches(rows, None, 1024)
+            bar.update(len(rows))
+            rows.clear()
+    if rows:
+        yield from row_batches(rows, None, 1024)
+        bar.update(len(rows))
+
+
+def _untagged(documents: Iterable[Document]) -> Iterator[Row]:
+    for document in documents:
+        yield _row(document, Annotations(((0, len(document.text)),) if document.text else (), ()))
+
+
+def _tagged(documents: Iterable[Document], tagger: Tagger) -> Iterator[Row]:
+    with annotated(documents, tagger) as found:
+        for document, annotations in found:
+            yield _row(document, annotations)
+
+
+def _row(document: Document, annotations: Annotations) -> Row:
+    title, text, name = document
+    passage = Passage(passage_id(title, text), name, title, text, annotations.sentences, annotations.spans)
+    return rows_of(document, [passage], [passage])[0]
+
+
+def _save(model: Model, folder: Path) -> None:
+    """Saves the model, unless it is there already."""
+    if is_model(folder) and read_manifest(folder)["stages"] == model.stages:
+        return
+    if folder.exists():
+        raise InputError(f"{folder} is there already, and something else: give another folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    save_model(model, folder)
+
+
+def _publish(kb: KnowledgeBase, model: Model, path: str, block_emb: torch.Tensor, bits: int) -> int:
+    """The published vectors as a version of the model's index -> its number."""
+    folder = index_folder(kb, model)
+    version, there = vectors.newest(folder), vectors.info_of(folder)
+    if version is not None and there is not None and there.bits == bits:
+        return version
+    folder.mkdir(parents=True, exist_ok=True)
+    info = VectorsInfo(
+        model=model.passage_fingerprint,
+        model_path=path,
+        step=0,
+        dim=block_emb.shape[1],
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        corpus=kb.fingerprint,
+        bits=bits,
+    )
+    return vectors.publish(folder, kb.keys_N, block_emb.float().numpy(), info)

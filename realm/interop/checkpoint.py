@@ -1,0 +1,214 @@
+"""A published checkpoint as it lies on disk: what kind it is, its settings, its tensors by their published names.
+
+Nothing is unpickled but tensors (`torch.load(weights_only=True)`), and tensors stay on disk until they are used.
+"""
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from realm.config import InputError, read_json
+from realm.interop import google
+from realm.model.tensor_files import load_tensors
+from realm.tokens.layouts import Tokenizer, encoder_folder
+
+RECORDS = "block_records.npy"
+FILES = ("*.json", "vocab.txt", "*.safetensors", "pytorch_model*.bin", RECORDS)
+"""What a published repository may hold for us."""
+
+CLASSES = {
+    "embedder": "RealmEmbedder",
+    "scorer": "RealmScorer",
+    "encoder": "RealmKnowledgeAugEncoder",
+    "reader": "RealmReader",
+    "openqa": "RealmForOpenQA",
+}
+"""Kind -> the class of transformers 4.57.6 that has it."""
+
+TRUNK: dict[str, Any] = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu_new",
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+}
+"""What a trunk computes with: the parts of one model agree in it."""
+
+DEFAULTS: dict[str, Any] = TRUNK | {
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "initializer_range": 0.02,
+    "retriever_proj_size": 128,
+    "num_candidates": 8,
+    "span_hidden_size": 256,
+    "max_span_width": 10,
+    "reader_layer_norm_eps": 1e-3,
+    "reader_beam_size": 5,
+    "reader_seq_len": 320,
+    "searcher_beam_size": 5000,
+    "num_block_records": 13353718,
+}
+"""Of the published configuration class, for what a config.json leaves out."""
+
+
+class Checkpoint(NamedTuple):
+    """A published checkpoint; its tensors are views of the files."""
+
+    name: str
+    folder: Path
+    kind: str
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    vocabulary: Path
+    """The folder of its tokenizer."""
+
+    def tokenizer(self) -> Tokenizer:
+        """Raises InputError when there is none, or one that does not fit the embeddings."""
+        if not any((self.vocabulary / file).is_file() for file in ("tokenizer.json", "vocab.txt")):
+            raise InputError(
+                f"{self.vocabulary} has no tokenizer, neither tokenizer.json nor vocab.txt: name one with --tokenizer"
+            )
+        tokenizer = Tokenizer.load(self.vocabulary)
+        if tokenizer.vocab_size > self.config["vocab_size"]:
+            raise InputError(
+                f"{self.name}: its tokenizer has {tokenizer.vocab_size} wordpieces, its embeddings are for "
+                f"{self.config['vocab_size']}"
+            )
+        return tokenizer
+
+
+def open_checkpoint(name: str, tokenizer: str | None = None) -> Checkpoint:
+    """A published checkpoint by folder or hub name, or Google's own by the prefix of its files or a module's folder.
+
+    `tokenizer` names the tokenizer of one that has none beside it, or should not be read with its own.
+
+    Raises:
+        InputError: not there, not a REALM checkpoint, damaged, or a file that holds more than tensors.
+    """
+    if prefix := google.prefix_of(name):
+        return _googles(name, prefix, tokenizer)
+    folder = Path(encoder_folder(name, FILES))
+    config = _config(name, folder)
+    tensors = read_tensors(name, folder)
+    vocabulary = Path(encoder_folder(tokenizer)) if tokenizer else folder
+    return Checkpoint(name, folder, _kind(name, tensors), config, tensors, vocabulary)
+
+
+def _googles(name: str, prefix: Path, tokenizer: str | None) -> Checkpoint:
+    folder = Path(encoder_folder(tokenizer)) if tokenizer else Path(name) / "assets"
+    if not tokenizer and not (folder / "vocab.txt").is_file():
+        raise InputError(f"{name} has no vocabulary, {folder / 'vocab.txt'}: name one with --tokenizer")
+    tensors = google.read_variables(prefix)
+    config = DEFAULTS | google.settings(tensors, folder)
+    return Checkpoint(name, folder, _kind(name, tensors), _checked(config, folder), tensors, folder)
+
+
+def _config(name: str, folder: Path) -> dict[str, Any]:
+    try:
+        config = read_json(folder / "config.json")
+        model_type = config.get("model_type")
+    except (InputError, AttributeError) as error:
+        raise InputError(f"{name} has no readable config.json: {error}") from error
+    if model_type != "realm":
+        raise InputError(
+            f"{name} is a {model_type!r} model, no published REALM checkpoint (model_type 'realm'); "
+            f"`realm mlm --init {name}` starts from a BERT, `realm convert --retriever MODEL` takes one that answers "
+            "questions as a reader"
+        )
+    if config.get("position_embedding_type", "absolute") != "absolute" or config.get("is_decoder"):
+        raise InputError(f"{name} has relative positions or is a decoder, which no published REALM is")
+    return _checked(
+        DEFAULTS | {key: value for key, value in config.items() if value is not None}, folder / "config.json"
+    )
+
+
+def _checked(config: dict[str, Any], file: Path) -> dict[str, Any]:
+    for key, default in DEFAULTS.items():
+        if not isinstance(config[key], (int, float) if isinstance(default, int | float) else type(default)):
+            raise InputError(f"{file}: {key} is {config[key]!r}")
+    return config
+
+
+def read_tensors(name: str, folder: Path) -> dict[str, Tensor]:
+    """The tensors of a published folder by their names there; raises InputError where there are none that can be read."""
+    files = _weight_files(name, folder)
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        tensors |= _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
+    return tensors
+
+
+def _weight_files(name: str, folder: Path) -> list[Path]:
+    """The files with the weights, safetensors where there are both; several where an index says so."""
+    for whole in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{whole}.index.json"
+        if (folder / whole).is_file():
+            return [folder / whole]
+        if index.is_file():
+            try:
+                files = sorted({str(file) for file in read_json(index)["weight_map"].values()})
+            except (ValueError, KeyError, AttributeError, TypeError) as error:
+                raise InputError(f"{index} is damaged: {error!r}") from error
+            strange = [file for file in files if Path(file).name != file or not (folder / file).is_file()]
+            if strange:
+                raise InputError(f"{index} names {strange[0]}, which is not there")
+            return [folder / file for file in files]
+    raise InputError(f"{name} has no weights: neither model.safetensors nor pytorch_model.bin")
+
+
+def _safetensors(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_tensors(file)  # maps the file: tensors are read when used
+    except SafetensorError as error:
+        raise InputError(f"{file} is damaged: {error}") from error
+
+
+def _pickled(file: Path) -> dict[str, Tensor]:
+    try:
+        try:
+            tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError as error:
+            if "mmap" not in str(error):
+                raise
+            tensors = torch.load(file, map_location="cpu", weights_only=True)  # written before PyTorch 1.6
+    except pickle.UnpicklingError as error:
+        raise InputError(f"{file} holds more than tensors and is not read: {_first_line(error)}") from error
+    except (RuntimeError, ValueError, EOFError, OSError) as error:
+        raise InputError(f"{file} is damaged: {_first_line(error)}") from error
+    if not isinstance(tensors, dict) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in tensors.items()
+    ):
+        raise InputError(f"{file} is not a state dict: names and tensors were expected")
+    return tensors
+
+
+def _kind(name: str, tensors: dict[str, Tensor]) -> str:
+    """By the names of the tensors, which cannot err as a config.json can."""
+    roots = {re.sub(r"^((?:query_)?embedder\.|reader\.)?(\w+)\..*$", r"\1\2", key) for key in tensors}
+    if "block_emb" in tensors or "reader.qa_outputs" in roots:
+        return "openqa"
+    if "query_embedder.realm" in roots or "embedder.realm" in roots:
+        return "scorer"
+    if "qa_outputs" in roots:
+        return "reader"
+    if "cls.dense.weight" in tensors:
+        return "embedder"
+    if "realm" in roots and "cls" in roots:
+        return "encoder"
+    some = ", ".join(sorted(tensors)[:2])
+    raise InputError(
+        f"{name} is no published REALM checkpoint ({', '.join(CLASSES.values())}): it holds {some or 'nothing'} ..."
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

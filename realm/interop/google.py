@@ -1,0 +1,127 @@
+"""Google's own files, as TensorFlow wrote them: their variables by the published names, their settings by their shapes.
+
+    embedder    gs://realm-data/cc_news_pretrained/embedder         a module's folder, variables/ and assets/vocab.txt
+    encoder     gs://realm-data/cc_news_pretrained/bert             the same
+    openqa      gs://realm-data/orqa_nq_model_from_realm            export/best_default/checkpoint/model.ckpt-300000
+                and .../embedder/encoded/encoded.ckpt, which holds the vectors
+
+A variable's name begins with its module's, as often as modules contain each other.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from realm.config import InputError
+from realm.interop.tensorflow import is_bundle, read_bundle
+
+PLACES = {
+    r"(module/)+bert/": "embedder.realm.",
+    r"(module/)+(?=cls/predictions/)": "embedder.",
+    r"(module/)+(?=(dense|LayerNorm)/)": "embedder.cls.",
+    r"reader/module/bert/": "reader.realm.",
+    r"reader/module/(?=cls/)": "reader.",
+    r"reader/dense/": "reader.qa_outputs.dense_intermediate.",
+    r"reader/dense_1/": "reader.qa_outputs.dense_output.",
+    r"reader/(?=layer_normalization/)": "reader.qa_outputs.",
+    r"bert/": "realm.",
+}
+"""Beginnings of Google's names -> of the published ones."""
+WORDS = "realm.embeddings.word_embeddings.weight"
+LEAVES = {"kernel": "weight", "gamma": "weight", "beta": "bias", "output_bias": "bias"}
+BERT_CONFIG = "bert_config.json"
+"""Lies beside the vocabulary where a BERT was published."""
+HEAD_WIDTH = 64
+"""Where nothing says how many heads there are, and no shape does: that of every BERT that Google published."""
+_OPTIMIZER = re.compile(r"(^|/)(adam_[mv]|Adam(_1)?|global_step|beta[12]_power)$")
+
+
+def prefix_of(name: str) -> Path | None:
+    """The prefix of the TensorFlow checkpoint that a name is: of its files, or of a module's folder; none if it is none."""
+    for prefix in (Path(name), Path(name, "variables", "variables")):
+        if prefix.name and is_bundle(prefix):
+            return prefix
+    return None
+
+
+def read_variables(prefix: Path) -> dict[str, Tensor]:
+    """The variables under their published names, without those of the optimizer.
+
+    Raises:
+        InputError: see `read_bundle`; or there is no BERT.
+    """
+    found = read_bundle(prefix, lambda name: not _OPTIMIZER.search(name))
+    tensors = {published_name(name): _as_published(name, value) for name, value in found.items()}
+    if not any(name.endswith(WORDS) and value.dim() == 2 for name, value in tensors.items()):
+        raise InputError(f"{prefix} has no BERT in it, but {', '.join(sorted(found)[:2]) or 'nothing'} ...")
+    if any(name.startswith("reader.") for name in tensors):
+        return tensors
+    return {name.removeprefix("embedder."): value for name, value in tensors.items()}
+
+
+def published_name(name: str) -> str:
+    """The published name of one of Google's variables.
+
+    >>> published_name("module/module/module/bert/encoder/layer_0/attention/self/query/kernel")
+    'embedder.realm.encoder.layer.0.attention.self.query.weight'
+    >>> published_name("bert/embeddings/word_embeddings"), published_name("cls/predictions/output_bias")
+    ('realm.embeddings.word_embeddings.weight', 'cls.predictions.bias')
+    >>> published_name("reader/dense_1/kernel"), published_name("reader/layer_normalization/beta")
+    ('reader.qa_outputs.dense_output.weight', 'reader.qa_outputs.layer_normalization.bias')
+    """
+    for place, published in PLACES.items():
+        if found := re.match(place, name):
+            name = published + name[found.end() :]
+            break
+    *path, leaf = re.sub(r"\blayer_(\d+)/", r"layer.\1/", name).replace("/", ".").split(".")
+    leaf = f"{leaf}.weight" if leaf.endswith("_embeddings") else LEAVES.get(leaf, leaf)
+    return ".".join([*path, leaf])
+
+
+def _as_published(name: str, value: Tensor) -> Tensor:
+    return value.t() if name.endswith("/kernel") and value.dim() == 2 else value
+
+
+def settings(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
+    """The published settings that shapes tell, and how many heads there are, from a BERT's settings where `folder` has them.
+
+    Raises:
+        InputError: those do not say it, or there are none and the states are of another width than a BERT's.
+    """
+    root = "embedder." if f"embedder.{WORDS}" in tensors else ""
+    sizes = {
+        WORDS: ("vocab_size", "hidden_size"),
+        "realm.embeddings.position_embeddings.weight": ("max_position_embeddings",),
+        "realm.embeddings.token_type_embeddings.weight": ("type_vocab_size",),
+        "realm.encoder.layer.0.intermediate.dense.bias": ("intermediate_size",),
+        "cls.dense.bias": ("retriever_proj_size",),
+    }
+    found: dict[str, Any] = {}
+    for name, keys in sizes.items():
+        if root + name in tensors:
+            found |= dict(zip(keys, tensors[root + name].shape, strict=False))
+    layers = {
+        part.group(1)
+        for name in tensors
+        if (part := re.match(rf"{root}realm\.encoder\.layer\.(\d+)\.", name))
+    }
+    found["num_hidden_layers"] = len(layers)
+    if (ends := tensors.get("reader.qa_outputs.dense_intermediate.bias")) is not None:
+        found["span_hidden_size"] = ends.numel() // 2
+    file, hidden = folder / BERT_CONFIG, found.get("hidden_size", 0)
+    if file.is_file():
+        try:
+            found["num_attention_heads"] = json.loads(file.read_text(encoding="utf-8"))["num_attention_heads"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{file} does not say how many heads there are: {error!r}") from error
+    elif hidden % HEAD_WIDTH:
+        raise InputError(
+            f"states of {hidden} are not of heads of {HEAD_WIDTH}: say how many there are in {file}"
+        )
+    else:
+        found["num_attention_heads"] = hidden // HEAD_WIDTH
+    return found

@@ -1,0 +1,297 @@
+"""Published tensors to networks and back: the table of names, and what is dead in each kind of checkpoint.
+
+    kind       becomes                                 what its own forward pass does not use
+    embedder   Tower                                   the masked-LM head, cls.predictions
+    scorer     two Towers, one where they are equal    that head, twice
+    encoder    MaskedReader                            the pooler
+    reader     SpanReader, MaskedReader                the pooler, the masked-LM head
+    openqa     Tower, SpanReader, MaskedReader         as embedder and reader
+
+The head of a reader, with the word embeddings as its decoder, is the head of the encoder that the reader was fine-tuned from,
+so it becomes a masked-LM reader; that of an embedder is the start of one where nothing else is. Dead is what then has no use:
+poolers, heads of embedders beside a reader, and the decoders of both, which were never trained.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from realm.config import InputError
+from realm.interop.checkpoint import TRUNK, Checkpoint
+from realm.model.bert import Bert, BertConfig, MaskedBert
+from realm.model.bert_files import bert_config
+from realm.model.encoders import (
+    Embedder,
+    EmbedderConfig,
+    MaskedReader,
+    SpanConfig,
+    SpanReader,
+    Tower,
+    new_tower,
+)
+from realm.model.folder import Model
+from realm.tokens.layouts import Lengths, Tokenizer
+
+TOWER = {"trunk.": "realm.", "projection.": "cls.dense.", "norm.": "cls.LayerNorm."}
+MASKED_READER = {"bert.": "realm.", "cls.": "cls."}
+SPAN_READER = {
+    "trunk.": "realm.",
+    "ends.": "qa_outputs.dense_intermediate.",
+    "norm.": "qa_outputs.layer_normalization.",
+    "score.": "qa_outputs.dense_output.",
+}
+"""Our names -> published names, by their beginnings."""
+
+TIED = {
+    "cls.predictions.decoder.weight": "realm.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+"""What a masked-LM head shares; not every file has the names on the left, and where a file does, these are right."""
+
+Network = TypeVar("Network", bound=nn.Module)
+OURS = {"continues_V"}
+"""Tensors of our networks that no checkpoint has."""
+
+
+class Parts(NamedTuple):
+    """What a checkpoint gives; `query` and `passage` are one object where they are equal."""
+
+    query: Tower | None = None
+    passage: Tower | None = None
+    reader: MaskedReader | None = None
+    span_reader: SpanReader | None = None
+
+
+class Conversion(NamedTuple):
+    """A model made of published checkpoints, and what there is to know about that."""
+
+    model: Model
+    dead: list[str]
+    """Tensors that nothing uses, and that were left out."""
+    notes: list[str]
+
+
+def published_names(network: nn.Module, table: Mapping[str, str], prefix: str = "") -> dict[str, str]:
+    """The published name of each tensor of a network."""
+    names = {}
+    for name in network.state_dict():
+        if name not in OURS:
+            start = next(start for start in table if name.startswith(start))
+            published = table[start] + name.removeprefix(start)
+            names[name] = prefix + (TIED.get(published, published) if table is MASKED_READER else published)
+    return names
+
+
+def trunk_config(checkpoint: Checkpoint, tokenizer: Tokenizer) -> BertConfig:
+    """The settings of the trunk. The published padding id, 1, is wrong for the vocabulary and has no say here."""
+    same = (*TRUNK, "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+    sizes = {name: checkpoint.config[name] for name in same}
+    return bert_config(sizes | {"pad_token_id": tokenizer.pad_id}, checkpoint.name)
+
+
+def lengths_of(config: Mapping[str, Any]) -> Lengths:
+    """Ours, in as many positions as there are; what the span reader reads is as published."""
+    positions = config["max_position_embeddings"]
+    query = min(Lengths.query, positions // 4)
+    passage = min(Lengths.passage, positions - query)
+    return Lengths(query, passage, reading=min(config["reader_seq_len"], positions))
+
+
+def convert(
+    checkpoint: Checkpoint, encoder: Checkpoint | None = None, embedder: Checkpoint | None = None
+) -> Conversion:
+    """A model of ours from a published checkpoint.
+
+    `encoder` gives the masked-LM reader. `embedder` gives the passage tower, and the query tower where the checkpoint has
+    none. What none of them has starts from what there is, and the notes say so.
+
+    Raises:
+        InputError: a tensor is missing or of another shape, or the checkpoints do not fit together.
+    """
+    tokenizer = checkpoint.tokenizer()
+    for other, wanted in ((encoder, {"encoder", "openqa"}), (embedder, {"embedder", "scorer", "openqa"})):
+        if other is not None:
+            _check_fits(checkpoint, other, wanted, tokenizer)
+    trunk = trunk_config(checkpoint, tokenizer)
+    used: set[str] = set()
+    parts = _read(checkpoint, tokenizer, used)
+    notes: list[str] = []
+    trained = {"embedder", "reader", "span_reader"}
+    reader = _read(encoder, tokenizer).reader if encoder else parts.reader
+    towers = _read(embedder, tokenizer) if embedder else Parts()
+    query = parts.query or towers.query
+    passage = towers.passage or parts.passage
+    if reader is None:
+        reader = _reader_of_embedder(checkpoint, trunk, used)
+        trained.discard("reader")
+        notes.append(
+            "the masked-LM reader is the embedder's own trunk: give an --encoder, or train it with `realm mlm`"
+        )
+    shared = query is passage
+    dim = (embedder or checkpoint).config["retriever_proj_size"]
+    config = EmbedderConfig(dim, "cls", "layer", shared=shared)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # for what stays untrained: the same checkpoint gives the same model
+        model_embedder = Embedder(trunk, config)
+    if query is None or passage is None:
+        trained.discard("embedder")
+        model_embedder.query.start_from(reader.bert.bert)
+        notes.append("the embedder is untrained: give an --embedder, or train it with `realm ict`")
+    else:
+        model_embedder.query, model_embedder.passage = query, passage
+    span_reader = parts.span_reader
+    if span_reader is not None and _untrained(span_reader):
+        span_reader = None
+        notes.append(
+            "the head of the span reader was never trained and is left out: `realm finetune` gives a new one"
+        )
+    if checkpoint.kind == "openqa" and "block_emb" not in checkpoint.tensors:
+        notes.append(
+            "no vectors and no texts came with it: `realm kb build` and `realm index` make them of a corpus"
+        )
+    if checkpoint.kind == "openqa" and embedder is None:
+        notes.append(
+            "one tower serves questions and passages: before passages are added, convert with the --embedder that made "
+            "the vectors"
+        )
+    if span_reader is None:
+        trained.discard("span_reader")
+    elif checkpoint.kind == "reader" and encoder is None:
+        trained.discard("reader")  # its trunk has learnt to read spans
+    stage = {
+        "stage": "published",
+        "parts": sorted(trained),
+        "kind": checkpoint.kind,
+        "name": checkpoint.name,
+        "encoder": encoder.name if encoder else None,
+        "embedder": embedder.name if embedder else None,
+        "config": {name: checkpoint.config[name] for name in KEPT},
+    }
+    model = Model(
+        tokenizer, lengths_of(checkpoint.config), reader, model_embedder, span_reader, stages=[stage]
+    )
+    for part in model.parts().values():
+        part.eval()
+    dead = sorted(checkpoint.tensors.keys() - used - {"block_emb"})
+    return Conversion(model, dead, notes)
+
+
+KEPT = ("num_candidates", "reader_beam_size", "reader_seq_len", "searcher_beam_size")
+"""Published settings that are not of a network; kept for the way back."""
+
+
+def _read(checkpoint: Checkpoint, tokenizer: Tokenizer, used: set[str] | None = None) -> Parts:
+    """The networks that a checkpoint holds; the names of the tensors that they use are added to `used`."""
+    used = set() if used is None else used
+    trunk = trunk_config(checkpoint, tokenizer)
+    match checkpoint.kind:
+        case "embedder":
+            tower = _tower(checkpoint, "", trunk, used)
+            return Parts(tower, tower)
+        case "scorer":
+            passage = _tower(checkpoint, "embedder.", trunk, used)
+            query = _tower(checkpoint, "query_embedder.", trunk, used)
+            return Parts(passage if _equal(query, passage) else query, passage)
+        case "encoder":
+            return Parts(reader=_masked_reader(checkpoint, "", trunk, used))
+        case "reader":
+            return Parts(
+                reader=_masked_reader(checkpoint, "", trunk, used),
+                span_reader=_span_reader(checkpoint, "", trunk, used),
+            )
+        case _:
+            tower = _tower(checkpoint, "embedder.", trunk, used)
+            reader = _masked_reader(checkpoint, "reader.", trunk, used)
+            return Parts(tower, tower, reader, _span_reader(checkpoint, "reader.", trunk, used))
+
+
+def _tower(checkpoint: Checkpoint, prefix: str, trunk: BertConfig, used: set[str]) -> Tower:
+    config = EmbedderConfig(checkpoint.config["retriever_proj_size"], "cls", "layer")
+    return _filled(new_tower(trunk, config), TOWER, checkpoint, prefix, used)
+
+
+def _masked_reader(checkpoint: Checkpoint, prefix: str, trunk: BertConfig, used: set[str]) -> MaskedReader:
+    return MaskedReader(_filled(MaskedBert(trunk), MASKED_READER, checkpoint, prefix, used))
+
+
+def _span_reader(checkpoint: Checkpoint, prefix: str, trunk: BertConfig, used: set[str]) -> SpanReader:
+    config = checkpoint.config
+    spans = SpanConfig(
+        max_width=config["max_span_width"],
+        hidden=config["span_hidden_size"],
+        norm_eps=config["reader_layer_norm_eps"],
+    )
+    reader = SpanReader(Bert(trunk), config=spans)
+    return _filled(reader, SPAN_READER, checkpoint, prefix, used)
+
+
+def _reader_of_embedder(checkpoint: Checkpoint, trunk: BertConfig, used: set[str]) -> MaskedReader:
+    return _masked_reader(checkpoint, "embedder." if checkpoint.kind == "scorer" else "", trunk, used)
+
+
+def _filled(
+    network: Network, table: Mapping[str, str], checkpoint: Checkpoint, prefix: str, used: set[str]
+) -> Network:
+    """The network with the checkpoint's tensors in float32."""
+    names, shapes = published_names(network, table, prefix), network.state_dict()
+    missing = sorted(set(names.values()) - checkpoint.tensors.keys())
+    if missing:
+        raise InputError(
+            f"{checkpoint.name} lacks {missing[0]} and {len(missing) - 1} more tensors of a {checkpoint.kind}"
+        )
+    for ours, published in names.items():
+        found, wanted = tuple(checkpoint.tensors[published].shape), tuple(shapes[ours].shape)
+        if found != wanted:
+            raise InputError(f"{checkpoint.name}: {published} is {found}, its config.json says {wanted}")
+    network.load_state_dict(
+        {ours: checkpoint.tensors[published].float() for ours, published in names.items()}, strict=False
+    )
+    used.update(names.values())
+    for left, right in TIED.items():  # the same values under another name, or dead
+        twin = checkpoint.tensors.get(prefix + left)
+        if (
+            table is MASKED_READER
+            and twin is not None
+            and torch.equal(twin, checkpoint.tensors[prefix + right])
+        ):
+            used.add(prefix + left)
+    return network
+
+
+def _check_fits(
+    checkpoint: Checkpoint, other: Checkpoint, kinds: Sequence[str] | set[str], tokenizer: Tokenizer
+) -> None:
+    if other.kind not in kinds:
+        raise InputError(f"{other.name} is a {other.kind}: {' or '.join(sorted(kinds))} was expected there")
+    names = [*TRUNK]
+    if not {checkpoint.kind, other.kind} & {"encoder", "reader"}:
+        names.append("retriever_proj_size")
+    for name in names:
+        if other.config[name] != checkpoint.config[name]:
+            raise InputError(
+                f"{other.name} has {name} {other.config[name]}, {checkpoint.name} {checkpoint.config[name]}"
+            )
+    if other.tokenizer().vocabulary() != tokenizer.vocabulary():
+        raise InputError(f"{other.name} and {checkpoint.name} have different vocabularies")
+
+
+def _equal(one: Tower, other: Tower) -> bool:
+    mine, theirs = one.state_dict(), other.state_dict()
+    return all(torch.equal(value, theirs[name]) for name, value in mine.items())
+
+
+def _untrained(reader: SpanReader) -> bool:
+    """Whether the head is as it was initialised: gains of exactly one and biases of exactly zero outlast no training."""
+    states = reader.state_dict()
+    zeros = (states[name] for name in ("norm.bias", "ends.bias", "score.bias"))
+    return bool((states["norm.weight"] == 1).all()) and not any(bool(zero.any()) for zero in zeros)
+
+
+def tensors_of(network: nn.Module, table: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """A network's tensors by their published names, each name once."""
+    states = network.state_dict()
+    names = {published: ours for ours, published in published_names(network, table).items()}
+    for published, ours in names.items():
+        yield published, states[ours].detach().cpu()

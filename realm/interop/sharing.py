@@ -1,0 +1,189 @@
+"""Our models by other conventions: a folder for the hub with its card, and the embedder as a sentence-transformers model.
+
+write_hub                    the model folder, complete, with README.md (the card) and config.json; `--model hf:NAME` loads it
+write_sentence_transformers  the query tower as the modules that library chains; it needs nothing of ours
+"""
+
+import json
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from realm.config import InputError, write_json
+from realm.interop.export import write_tokenizer
+from realm.model.bert_files import save_bert
+from realm.model.encoders import TrunkTower
+from realm.model.folder import MANIFEST, Model, load_model, read_manifest, save_model
+from realm.model.tensor_files import is_compact, save_tensors
+
+CARD = "README.md"
+START = {"mlm": "--init", "ict": "--init", "pretrain": "--model", "adapt": "--model", "finetune": "--model"}
+"""How a stage's command names the model it starts from."""
+OF_KB = ("held_out", "passage_tokens")
+"""Settings of the knowledge base that a stage remembers."""
+NOT_SETTINGS = {"stage", "init", "kb", *OF_KB, "text", "questions", "seconds"}
+"""What a stage remembers beside its settings."""
+NORM_SCALE = 1000.0
+"""What goes into LayerNorm is this much larger there: its epsilon is fixed at 1e-5, and ours is 1e-12."""
+
+
+def write_hub(
+    source: Path, out: Path, name: str, licence: str, data: str, numbers: Mapping[str, Any]
+) -> None:
+    """A model folder that can be uploaded as it is; `numbers` are reports of `realm evaluate` or `realm probe`."""
+    manifest = read_manifest(source)
+    if is_compact(source):
+        save_model(load_model(source), out)
+    else:
+        shutil.copytree(source, out, dirs_exist_ok=True)
+    write_json(out / "config.json", {**manifest["trunk"], "model_type": "realm-lm", "realm": MANIFEST})
+    (out / CARD).write_text(card(manifest, name, licence, data, numbers), encoding="utf-8")
+
+
+def card(manifest: Mapping[str, Any], name: str, licence: str, data: str, numbers: Mapping[str, Any]) -> str:
+    """A model card: what it is, its data, licence, numbers, and the commands that made it."""
+    embedder, trunk = manifest["embedder"], manifest["trunk"]
+    parts = ["a retriever", "a masked-LM reader", *(["a span reader"] if manifest["span_reader"] else [])]
+    shape = f"{trunk.get('num_hidden_layers', 12)} layers, {trunk.get('hidden_size', 768)} wide"
+    said = [f"- {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in numbers.items()]
+    return "\n".join(
+        [
+            f"---\nlicense: {licence}\nlibrary_name: realm\ntags: [realm, retrieval, question-answering]\n---",
+            f"# {name}\n",
+            f"A REALM model (Guu et al. 2020): {', '.join(parts)}. {shape}; vectors of {embedder['dim']}, "
+            f"{embedder['pooling']} pooling, {embedder['norm']} norm.\n",
+            "## Use\n",
+            f"```sh\nrealm index --kb kb --model hf:OWNER/{name}\n"
+            f"realm answer 'a question' --kb kb --model hf:OWNER/{name}\n```\n",
+            "The folder `encoder` loads in `transformers` as `BertForMaskedLM` (`subfolder='encoder'`).\n",
+            f"## Data\n\n{data}\n",
+            f"## Licence\n\n{licence}\n",
+            "## Numbers\n",
+            "\n".join(said) or "None were given.",
+            "\n## What made it\n",
+            "```sh\n" + "\n".join(commands(manifest["stages"])) + "\n```\n",
+        ]
+    )
+
+
+def commands(stages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The command of each stage that led to a model, oldest first, with every setting.
+
+    Folders that only their maker knows are in capitals, with their fingerprints behind, and what a knowledge base held out.
+
+    >>> commands([{"stage": "ict", "steps": 3, "init": "models/a", "kb": "0123", "refresh": {"every": 5}}])
+    ['realm ict --kb KB --init models/a --out MODEL --set steps=3 --set refresh.every=5  # KB: 0123']
+    """
+    return [
+        _convert_command(settings) if settings["stage"] == "published" else _stage_command(settings)
+        for settings in stages
+    ]
+
+
+def _convert_command(settings: Mapping[str, Any]) -> str:
+    others = (
+        word for key in ("encoder", "embedder") if settings[key] for word in (f"--{key}", settings[key])
+    )
+    return shlex.join(["realm", "convert", settings["name"], "MODEL", *others])
+
+
+def _stage_command(settings: Mapping[str, Any]) -> str:
+    stage = settings["stage"]
+    built = [f"{name}={settings[name]:g}" for name in OF_KB if name in settings]
+    words, known = ["realm", stage, "--kb", "KB"], {"KB": ", ".join([str(settings.get("kb")), *built])}
+    if settings.get("text", settings.get("kb")) != settings.get("kb"):
+        words += ["--text", "TEXT"]
+        known["TEXT"] = settings["text"]
+    if settings.get("init"):
+        words += [START[stage], settings["init"]]
+    if "questions" in settings:
+        words += ["--train", "TRAIN", "--dev", "DEV"]
+        known["TRAIN and DEV"] = settings["questions"]
+    words += ["--out", "MODEL"]
+    for key, value in _flat({k: v for k, v in settings.items() if k not in NOT_SETTINGS}).items():
+        if value is not None:  # TOML has no such value: it can only be the default
+            words += ["--set", f"{key}={_plain(value)}"]
+    return f"{shlex.join(words)}  # {', '.join(f'{name}: {value}' for name, value in known.items())}"
+
+
+def write_sentence_transformers(model: Model, out: Path) -> None:
+    """The query tower as a sentence-transformers model that gives the same vectors for the same text.
+
+    A passage goes in as the pair (title, text): the library then sets the segments as we do.
+
+    Raises:
+        InputError: its towers are weighted words, which that library has no modules for.
+    """
+    tower, config = model.embedder.query, model.embedder.config
+    if not isinstance(tower, TrunkTower):
+        raise InputError(
+            "the towers are weighted words, which sentence-transformers has no module for: it takes cls and mean pooling"
+        )
+    modules = [("Transformer", "")]
+    save_bert(tower.trunk, out)
+    write_tokenizer(model.tokenizer, out, model.lengths.passage, kind="BertTokenizer")
+    write_json(
+        out / "sentence_bert_config.json", {"max_seq_length": model.lengths.passage, "do_lower_case": False}
+    )
+    dim, hidden = config.dim, model.embedder.trunk_config.hidden_size
+
+    def add(kind: str, settings: dict[str, Any] | None, weights: dict[str, Tensor] | None = None) -> None:
+        folder = out / f"{len(modules)}_{kind}"
+        folder.mkdir()
+        modules.append((kind, folder.name))
+        if settings is not None:
+            write_json(folder / "config.json", settings)
+        if weights is not None:
+            save_tensors(weights, folder / "model.safetensors")
+
+    def dense(weight: Tensor, bias: Tensor | None, activation: str) -> None:
+        settings = {
+            "in_features": weight.shape[1],
+            "out_features": weight.shape[0],
+            "bias": bias is not None,
+            "activation_function": f"torch.nn.modules.{activation}",
+        }
+        add("Dense", settings, {"linear.weight": weight} | ({} if bias is None else {"linear.bias": bias}))
+
+    add(
+        "Pooling",
+        {"word_embedding_dimension": hidden, f"pooling_mode_{_pooling(config.pooling)}": True}
+        | ({"pooling_mode_mean_tokens": False} if config.pooling == "cls" else {}),
+    )
+    if tower.trunk.pooler is not None:
+        dense(tower.trunk.pooler.dense.weight, tower.trunk.pooler.dense.bias, "activation.Tanh")
+    scale = NORM_SCALE if config.norm == "layer" else 1.0
+    dense(tower.projection.weight * scale, tower.projection.bias * scale, "linear.Identity")
+    if config.norm == "layer":
+        add("LayerNorm", {"dimension": dim}, {f"norm.{k}": v for k, v in tower.norm.state_dict().items()})
+    else:
+        add("Normalize", None)
+        dense(torch.eye(dim) * config.scale**0.5, None, "linear.Identity")
+    write_json(
+        out / "modules.json",
+        [
+            {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for n, (kind, path) in enumerate(modules)
+        ],
+    )
+    write_json(out / "config_sentence_transformers.json", {"similarity_fn_name": "dot"})
+
+
+def _pooling(pooling: str) -> str:
+    return {"cls": "cls_token", "mean": "mean_tokens"}[pooling]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

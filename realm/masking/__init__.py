@@ -1,0 +1,1 @@
+"""Masked sentences as queries, and which passages are candidates for them."""

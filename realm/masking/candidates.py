@@ -1,0 +1,164 @@
+"""From hits to the candidates that a masked query reads, and to the tensors of a pre-training step.
+
+The two rules of the paper: the null passage is always candidate 0, and a passage that the query was cut from, or that
+repeats its text, is never one. Guided candidates are an option beside them: passages that hold the masked span, found
+through the salient spans, for readers and batches too small to stumble on them.
+
+Letters: B queries, K candidates with the null one, M masked tokens, U distinct passages, T tokens.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from realm.config import InputError
+from realm.masking.masked_queries import MaskedQuery, SpanIndex, repeats_text
+from realm.model.scores import scores
+from realm.search.exact import Hits, MipsIndex
+from realm.store.knowledge_base import PassageTokens
+from realm.tokens.layouts import (
+    NULL_PASSAGE,
+    Lengths,
+    Tokenizer,
+    Tokens,
+    joint_inputs,
+    passage_inputs,
+    query_inputs,
+)
+
+
+class Candidates(NamedTuple):
+    """What each query may read, and what it may not."""
+
+    number_BK: np.ndarray
+    """Passage numbers; column 0 is the null passage."""
+    excluded: list[np.ndarray]
+    """Per query, the passages found to repeat its text, its own among them."""
+
+
+class RetrievalBatch(NamedTuple):
+    """Everything that one step's forward pass reads."""
+
+    queries: Tokens
+    passages: Tokens
+    """Each distinct candidate once -> [U, T]."""
+    place_BK: Tensor
+    """Row of each candidate in `passages`."""
+    joint: Tokens
+    """Each query beside each of its candidates -> [B * K, T], candidate fastest."""
+    position_BM: Tensor
+    """Masked positions, the same in the query and in its joint rows."""
+    target_BM: Tensor
+    mask_BM: Tensor
+    """1.0 at real masked tokens, 0.0 at padding."""
+
+    def to(self, device: torch.device) -> "RetrievalBatch":
+        return RetrievalBatch._make(part.to(device) for part in self)
+
+
+def choose_candidates(
+    queries: Sequence[MaskedQuery],
+    query_BD: Tensor,
+    index: MipsIndex,
+    knowledge: PassageTokens,
+    count: int,
+    same_corpus: bool,
+    guided: int = 0,
+    spans: SpanIndex | None = None,
+) -> Candidates:
+    """`count` candidates per query: the null passage, `guided` holders of the masked span, and the best hits.
+
+    `same_corpus` says that query passages are numbered as in `knowledge`. Guided candidates are the best-scoring holders
+    that the hits did not bring already; where there are fewer, more hits stand in.
+
+    Raises:
+        InputError: the corpus is too small to give every query its candidates.
+    """
+    wanted = count - 1
+    hits = index.search(query_BD, wanted + 8)
+    numbers, excluded = [], []
+    for row, query in enumerate(queries):
+        own = np.array([query.passage] if same_corpus else [], dtype=np.int64)
+        hit, out = _allowed(query, hits, row, knowledge, own)
+        depth = wanted + 8
+        while len(hit) < wanted and depth < len(index):  # many duplicates of one text: look deeper
+            depth *= 4
+            hit, out = _allowed(query, index.search(query_BD[row : row + 1], depth), 0, knowledge, own)
+        if len(hit) < wanted:
+            raise InputError(f"{len(index)} passages are too few: {count} candidates per query need more")
+        chosen = hit[:wanted]
+        if guided and spans is not None:
+            holders = np.setdiff1d(
+                spans.passages(query.targets), np.concatenate([out, chosen[: wanted - guided]])
+            )
+            best = _best(holders, query_BD[row], index, guided * 2)
+            best = [n for n in best if not repeats_text(query.original, knowledge.body.row(n))][:guided]
+            fill = [n for n in chosen[wanted - guided :] if n not in best][: guided - len(best)]
+            chosen = np.array([*chosen[: wanted - guided], *best, *fill], dtype=np.int64)
+        numbers.append(np.concatenate([[NULL_PASSAGE], chosen]))
+        excluded.append(out)
+    return Candidates(np.stack(numbers).astype(np.int64), excluded)
+
+
+def read_inputs(
+    queries: Sequence[MaskedQuery],
+    number_BK: np.ndarray,
+    knowledge: PassageTokens,
+    tokenizer: Tokenizer,
+    lengths: Lengths,
+) -> RetrievalBatch:
+    """The tensors of a step: queries, distinct passages, and every query beside every candidate."""
+    distinct, place = np.unique(number_BK, return_inverse=True)
+    position_BM, target_BM, mask_BM = _targets(queries)
+    nothing = np.zeros(0, dtype=np.int64)
+    body = {int(n): knowledge.body.row(n) if n != NULL_PASSAGE else nothing for n in distinct}
+    title = [knowledge.title.row(n) if n != NULL_PASSAGE else nothing for n in distinct]
+    return RetrievalBatch(
+        query_inputs([q.ids for q in queries], tokenizer, lengths),
+        passage_inputs(title, list(body.values()), tokenizer, lengths),
+        torch.from_numpy(place.reshape(number_BK.shape)),
+        joint_inputs(
+            [q.ids for q in queries for _ in range(number_BK.shape[1])],
+            [body[int(n)] for n in number_BK.ravel()],
+            tokenizer,
+            lengths,
+        ),
+        position_BM,
+        target_BM,
+        mask_BM,
+    )
+
+
+def _targets(queries: Sequence[MaskedQuery]) -> tuple[Tensor, Tensor, Tensor]:
+    """Positions (behind [CLS]), target ids and mask, padded to the longest span -> three of [B, M]."""
+    most = max(len(q.positions) for q in queries)
+    position_BM = np.zeros((len(queries), most), dtype=np.int64)
+    target_BM = np.zeros((len(queries), most), dtype=np.int64)
+    mask_BM = np.zeros((len(queries), most), dtype=np.float32)
+    for row, query in enumerate(queries):
+        count = len(query.positions)
+        position_BM[row, :count] = query.positions + 1
+        target_BM[row, :count] = query.targets
+        mask_BM[row, :count] = 1
+    return torch.from_numpy(position_BM), torch.from_numpy(target_BM), torch.from_numpy(mask_BM)
+
+
+def _allowed(
+    query: MaskedQuery, hits: Hits, row: int, knowledge: PassageTokens, own: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """A query's hits without what repeats its text, and the repeaters."""
+    numbers = hits.number_BK[row].cpu().numpy()
+    repeats = np.array(
+        [n in own or repeats_text(query.original, knowledge.body.row(n)) for n in numbers], dtype=bool
+    )
+    return numbers[~repeats], np.union1d(numbers[repeats], own)
+
+
+def _best(numbers: np.ndarray, query_D: Tensor, index: MipsIndex, count: int) -> list[int]:
+    if len(numbers) == 0:
+        return []
+    score = scores(query_D[None].detach().to(index.device), index.rows(numbers))[0]
+    return [int(n) for n in numbers[score.topk(min(count, len(numbers))).indices.cpu().numpy()]]

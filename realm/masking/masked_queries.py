@@ -1,0 +1,255 @@
+"""From a passage to a masked query: salient span masking (REALM section 3.4) and the two maskings of its ablation.
+
+A query is one sentence of a passage with some wordpieces replaced by [MASK]; what they were is the target. Offsets are
+wordpieces throughout; characters end at the knowledge base's door.
+
+Also here: what a span's wordpieces are called (`span_key`), which passages hold it (`SpanIndex`), and which passages
+repeat a query's own text (`repeats_text`), because all three decide what a masked query may retrieve.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from realm.store.knowledge_base import PassageTokens
+
+Masking = Literal["salient", "token", "span"]
+
+TOKEN_SHARE = 0.15
+"""Share of a sentence that the token and span maskings hide (BERT's, SpanBERT's)."""
+
+
+class MaskedQuery(NamedTuple):
+    """One masked sentence; `positions` count from the first of its `ids`."""
+
+    passage: int
+    """Number of the passage it was cut from."""
+    ids: np.ndarray
+    """The sentence with [MASK] in it; its passage's title may stand before it."""
+    original: np.ndarray
+    """The sentence as it stood, without a title."""
+    positions: np.ndarray
+    """Where predictions are due, at most `max_masks`, ascending."""
+    targets: np.ndarray
+    """The wordpieces that stood there."""
+
+
+def mask_passage(
+    tokens: PassageTokens,
+    passage: int,
+    rng: np.random.Generator,
+    mask_id: int,
+    max_tokens: int,
+    masking: Masking = "salient",
+    max_masks: int = 10,
+    repeats: bool = False,
+) -> MaskedQuery | None:
+    """One masked query of a passage, or none when the passage offers nothing to mask.
+
+    "salient": one span drawn evenly from all spans of the passage that lie within one sentence; its sentence is the query,
+    every wordpiece of it becomes [MASK], the first `max_masks` are predicted; `repeats` hides the span's other occurrences
+    in the sentence too (the released code leaves them). "token": 15 % of a random sentence's wordpieces. "span": random
+    runs of geometric length (p = 0.2, at most 10) up to 15 %, SpanBERT's scheme. A sentence longer than `max_tokens` is
+    cut to a window around the first mask (the released code skips the example).
+    """
+    body = tokens.body.row(passage)
+    if masking == "salient":
+        chosen = _salient(tokens, passage, rng)
+        if chosen is None:
+            return None
+        (first, last), (start, end) = chosen
+        sentence = body[first:last]
+        hidden = np.arange(start - first, end - first)
+        also = np.setdiff1d(_occurrences(sentence, sentence[hidden]), hidden) if repeats else hidden[:0]
+    else:
+        starts = tokens.sentences.row(passage)
+        bounds = np.append(starts, len(body))
+        number = int(rng.integers(len(starts)))
+        sentence = body[bounds[number] : bounds[number + 1]]
+        if len(sentence) < 4:
+            return None
+        hidden = (_random_tokens if masking == "token" else _random_spans)(len(sentence), rng)
+        also = hidden[:0]
+    offset = _window(len(sentence), int(hidden[0]), int(hidden[-1]), max_tokens)
+    ids = sentence.copy()
+    ids[hidden] = mask_id
+    ids[also] = mask_id
+    positions = hidden[:max_masks] - offset
+    positions = positions[positions < max_tokens]
+    window = slice(offset, offset + max_tokens)
+    return MaskedQuery(passage, ids[window], sentence[window], positions, sentence[positions + offset])
+
+
+def draw_queries(
+    tokens: PassageTokens,
+    passages: np.ndarray,
+    count: int,
+    rng: np.random.Generator,
+    mask_id: int,
+    max_tokens: int,
+    masking: Masking = "salient",
+    repeats: bool = False,
+    titled: float = 0.0,
+) -> list[MaskedQuery]:
+    """`count` masked queries from passages drawn evenly from the given numbers; those with nothing to mask are passed over.
+
+    A share `titled` of them has its passage's title before it (`with_title`).
+    """
+    queries: list[MaskedQuery] = []
+    for passage in _endless(passages, rng, limit=count * 50):
+        query = mask_passage(tokens, passage, rng, mask_id, max_tokens, masking, repeats=repeats)
+        if query is not None:
+            if titled and rng.random() < titled:
+                query = with_title(query, tokens.title.row(passage), max_tokens)
+            queries.append(query)
+            if len(queries) == count:
+                break
+    return queries
+
+
+def with_title(query: MaskedQuery, title: np.ndarray, max_tokens: int) -> MaskedQuery:
+    """A query with its passage's title before it, as a question names what it asks about.
+
+    As it is where a wordpiece of the title is hidden in it, or where it would get longer than `max_tokens`.
+    """
+    if len(title) + len(query.ids) > max_tokens or np.isin(title, query.targets).any():
+        return query
+    return query._replace(ids=np.concatenate([title, query.ids]), positions=query.positions + len(title))
+
+
+def held_out(ids: Sequence[str], share: float) -> np.ndarray:
+    """True for the passages that no training query is cut from, by their content hash: the same ones after add and delete."""
+    return np.array([int(i[:8], 16) % 10_000 < share * 10_000 for i in ids], dtype=bool)
+
+
+def span_key(ids: np.ndarray) -> int:
+    """A 64-bit name of a wordpiece sequence; equal sequences, equal names."""
+    return int(_polynomial(np.asarray(ids)[None, :])[0])
+
+
+class SpanIndex:
+    """Salient span -> the passages where it was tagged.
+
+    The first question builds it: it costs 16 bytes for each span of the corpus, which a run that asks nothing does not pay.
+    """
+
+    def __init__(self, tokens: PassageTokens):
+        self._tokens = tokens
+
+    @cached_property
+    def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Keys of spans, ascending, and the passages that hold them."""
+        tokens = self._tokens
+        owners = np.repeat(np.arange(len(tokens.body.lengths)), tokens.span_starts.lengths)
+        first = tokens.body.offsets[owners] + tokens.span_starts.values
+        width = tokens.span_ends.values - tokens.span_starts.values
+        keys = np.zeros(len(owners), dtype=np.uint64)
+        for one in np.unique(width):
+            rows = np.flatnonzero(width == one)
+            keys[rows] = _polynomial(tokens.body.values[first[rows, None] + np.arange(one)])
+        pairs = np.unique(
+            np.stack([keys, owners.astype(np.uint64)]), axis=1
+        )  # by key, then passage; each pair once
+        return pairs[0], pairs[1].astype(np.int64)
+
+    def passages(self, span_ids: np.ndarray) -> np.ndarray:
+        """Numbers of the passages in which this span was tagged, ascending."""
+        key, (keys, owners) = np.uint64(span_key(span_ids)), self._pairs
+        left, right = np.searchsorted(keys, key, "left"), np.searchsorted(keys, key, "right")
+        return owners[left:right]
+
+
+def holds(body: np.ndarray, span_ids: np.ndarray) -> bool:
+    """Whether the wordpieces of a span stand in a passage, in order and without a gap."""
+    return len(span_ids) > 0 and _stands_in(_bytes(span_ids), _bytes(body))
+
+
+def repeats_text(sentence: np.ndarray, body: np.ndarray, run: int = 10) -> bool:
+    """Whether a passage repeats `run` wordpieces of a sentence in a row (all of it when it is shorter).
+
+    This is how a query's own passage, its duplicates and overlapping windows are found: by content, so that it also works
+    when queries and passages come from different corpora.
+    """
+    length = min(run, len(sentence))
+    if length == 0 or len(body) < length:
+        return False
+    words, text = _bytes(sentence), _bytes(body)
+    return any(_stands_in(words[4 * i : 4 * (i + length)], text) for i in range(len(sentence) - length + 1))
+
+
+def _salient(
+    tokens: PassageTokens, passage: int, rng: np.random.Generator
+) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """A random span that lies within one sentence, as ((sentence start, end), (span start, end))."""
+    starts, ends = tokens.span_starts.row(passage), tokens.span_ends.row(passage)
+    if len(starts) == 0:
+        return None
+    bounds = np.append(tokens.sentences.row(passage), len(tokens.body.row(passage)))
+    sentence = np.searchsorted(bounds, starts, "right") - 1
+    inside = np.flatnonzero(ends <= bounds[np.minimum(sentence + 1, len(bounds) - 1)])
+    if len(inside) == 0:
+        return None
+    pick = inside[rng.integers(len(inside))]
+    number = sentence[pick]
+    return (int(bounds[number]), int(bounds[number + 1])), (int(starts[pick]), int(ends[pick]))
+
+
+def _random_tokens(length: int, rng: np.random.Generator) -> np.ndarray:
+    count = max(1, round(TOKEN_SHARE * length))
+    return np.sort(rng.choice(length, count, replace=False))
+
+
+def _random_spans(length: int, rng: np.random.Generator) -> np.ndarray:
+    budget = max(1, round(TOKEN_SHARE * length))
+    hidden: set[int] = set()
+    while len(hidden) < budget:
+        width = min(int(rng.geometric(0.2)), 10, budget - len(hidden))
+        start = int(rng.integers(length - width + 1))
+        hidden.update(range(start, start + width))
+    return np.array(sorted(hidden))
+
+
+def _window(length: int, first: int, last: int, max_tokens: int) -> int:
+    """Where a window of `max_tokens` starts: at the sentence's start unless the mask would fall outside."""
+    if length <= max_tokens or last < max_tokens:
+        return 0
+    return min(max(0, (first + last + 1 - max_tokens) // 2), first, length - max_tokens)
+
+
+def _occurrences(body: np.ndarray, span_ids: np.ndarray) -> np.ndarray:
+    """Positions of every wordpiece that belongs to an occurrence of the span."""
+    width = len(span_ids)
+    if width == 0 or len(body) < width:
+        return np.zeros(0, dtype=np.int64)
+    windows = np.lib.stride_tricks.sliding_window_view(body, width)
+    starts = np.flatnonzero((windows == span_ids).all(axis=1))
+    return np.unique((starts[:, None] + np.arange(width)).ravel())
+
+
+def _bytes(ids: np.ndarray) -> bytes:
+    """Wordpieces at four bytes each: searching bytes is ten times as fast as comparing windows of an array."""
+    return np.asarray(ids, dtype=np.int32).tobytes()
+
+
+def _stands_in(part: bytes, whole: bytes) -> bool:
+    place = whole.find(part)
+    while place % 4 and place >= 0:  # between two wordpieces
+        place = whole.find(part, place + 1)
+    return place >= 0
+
+
+def _polynomial(rows: np.ndarray) -> np.ndarray:
+    """A polynomial hash of each row modulo 2**64; the length is in it because ids count from 1."""
+    key = np.zeros(len(rows), dtype=np.uint64)
+    for column in rows.T.astype(np.uint64):
+        key = key * np.uint64(0x9E3779B97F4A7C15) + (column + np.uint64(1)) * np.uint64(0xBF58476D1CE4E5B9)
+    return key
+
+
+def _endless(passages: np.ndarray, rng: np.random.Generator, limit: int) -> Iterable[int]:
+    if len(passages) == 0:
+        return
+    for _ in range(limit):
+        yield int(passages[rng.integers(len(passages))])

@@ -1,0 +1,217 @@
+"""A BERT's layers on a CPU without padding: the tokens of all rows in one array, attention a few rows at a time.
+
+The weights and the numbers are those of `Bert`, whose own forward pass runs on every other device. What that costs here is
+padding in every layer, and in attention what `attention.py` says. Where there are rows enough, each thread takes some of them
+through all layers, forward and back: threads that share products wait for each other at every one of them.
+
+Letters: B rows, T tokens of the longest row, N tokens of all rows, n of a share of them, P wanted ones, H hidden.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from realm.model.bert import Bert
+from realm.model.cpu.attention import attend
+from realm.model.cpu.dropout import drawing_from, new_seed
+from realm.model.cpu.threads import share_out
+from realm.tokens.layouts import Tokens
+
+SHARED = 1 << 8
+"""Tokens from which on threads are sooner done with rows of their own."""
+EVENLY = 1.15
+"""Times an even share that the largest may be, else threads that share products are sooner done."""
+MOST = 8
+"""Threads from beyond which on all share products: each that learns holds a copy of the layers' gradients."""
+
+
+def hidden_states(trunk: Bert, tokens: Tokens) -> Tensor:
+    """States of the last layer -> [B, T, H]; those of padding mean nothing."""
+    if tokens.ids_BT.device.type != "cpu":
+        return _padded_states(trunk, tokens)
+    rows = _Rows.of(tokens)
+    state_NH = _run(trunk, tokens, rows, None)
+    padded = state_NH.new_zeros(tokens.ids_BT.numel(), state_NH.shape[1]).index_copy(
+        0, rows.place_N, state_NH
+    )
+    return padded.view(*tokens.ids_BT.shape, -1)
+
+
+def states_at(trunk: Bert, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
+    """States of the last layer at the given (row, position) pairs -> [P, H].
+
+    On a CPU the last layer computes nothing but keys and values for the other tokens: of 6 layers, a seventh is saved.
+    """
+    if tokens.ids_BT.device.type != "cpu" or not tokens.mask_BT[row_P, position_P].all():
+        states_BTH = _padded_states(trunk, tokens)  # on a CPU because padding is asked, which rows leave out
+        return states_BTH[row_P, position_P]
+    rows = _Rows.of(tokens, row_P)
+    number_BT = torch.zeros_like(tokens.ids_BT)
+    number_BT.view(-1)[rows.place_N] = torch.arange(len(rows.place_N))
+    order_P = rows.rank_B[row_P].argsort(stable=True)
+    wanted_P = number_BT[row_P, position_P][order_P]
+    return _run(trunk, tokens, rows, wanted_P)[order_P.argsort()]
+
+
+def _padded_states(trunk: Bert, tokens: Tokens) -> Tensor:
+    states_BTH: Tensor = trunk(tokens.ids_BT, tokens.mask_BT, tokens.segments_BT)
+    return states_BTH
+
+
+class _Rows(NamedTuple):
+    """Where the rows' tokens stand: rows of the same length, and with as many wanted tokens, follow one another."""
+
+    place_N: Tensor
+    """Of each token among the padded rows."""
+    rank_B: Tensor
+    """Of each row among the sorted ones."""
+    lengths: list[int]
+    """Tokens of each sorted row."""
+    asking: list[int]
+    """Its tokens that are wanted of the last layer."""
+
+    @classmethod
+    def of(cls, tokens: Tokens, wanted_row_P: Tensor | None = None) -> "_Rows":
+        length_B = tokens.mask_BT.sum(dim=1)
+        asking_B = length_B if wanted_row_P is None else wanted_row_P.bincount(minlength=len(length_B))
+        order_B = (length_B * (asking_B.max() + 1) + asking_B).argsort(stable=True)
+        row_N, column_N = tokens.mask_BT[order_B].nonzero(as_tuple=True)
+        place_N = order_B[row_N] * tokens.mask_BT.shape[1] + column_N
+        return cls(place_N, order_B.argsort(), length_B[order_B].tolist(), asking_B[order_B].tolist())
+
+    def shares(self, count: int, wanted_P: Tensor | None) -> Iterator["_Share"]:
+        """The rows in at most `count` shares, of about as many tokens each."""
+        ends, asked = [0, *accumulate(self.lengths)], [0, *accumulate(self.asking)]
+        even = [ends[-1] * part / count for part in range(count + 1)]
+        cuts = sorted({min(range(len(ends)), key=lambda row: abs(ends[row] - cut)) for cut in even})
+        for start, stop in pairwise(cuts):
+            wanted_p = None if wanted_P is None else wanted_P[asked[start] : asked[stop]] - ends[start]
+            own = slice(ends[start], ends[stop])
+            yield _Share(own, self.lengths[start:stop], self.asking[start:stop], wanted_p)
+
+
+class _Share(NamedTuple):
+    """Some of the sorted rows."""
+
+    own: slice
+    """Their tokens among those of all."""
+    lengths: list[int]
+    """Tokens of each."""
+    asking: list[int]
+    """Those that are wanted of the last layer."""
+    wanted_P: Tensor | None
+    """Their numbers in the share; none where all are wanted."""
+
+
+_UNDIVIDED = threading.local()
+
+
+@contextmanager
+def undivided() -> Iterator[None]:
+    """Inside, this thread's rows are not divided: hooks on what is kept for the backward pass (`recomputed` is made of them)
+    belong to a thread, and others' graphs would be kept whatever they say."""
+    before = getattr(_UNDIVIDED, "here", False)
+    _UNDIVIDED.here = True
+    try:
+        yield
+    finally:
+        _UNDIVIDED.here = before
+
+
+def _run(trunk: Bert, tokens: Tokens, rows: _Rows, wanted_P: Tensor | None) -> Tensor:
+    """Last states of all tokens, or of those with the numbers `wanted_P` -> [N or P, H]."""
+    state_NH = trunk.embeddings(
+        tokens.ids_BT.flatten()[rows.place_N],
+        tokens.segments_BT.flatten()[rows.place_N],
+        rows.place_N % tokens.ids_BT.shape[1],
+    )
+    threads = torch.get_num_threads()
+    shares = list(rows.shares(threads, wanted_P))
+    largest = max((share.own.stop - share.own.start for share in shares), default=0)
+    few = len(state_NH) < SHARED or largest * threads > EVENLY * len(state_NH)
+    weights = [weight for weight in trunk.encoder.parameters() if weight.requires_grad]
+    watched = any(weight._backward_hooks for weight in weights)  # they would be called for each share
+    if not 1 < threads <= MOST or few or watched or getattr(_UNDIVIDED, "here", False):
+        return _layers(trunk, state_NH, _Share(slice(None), rows.lengths, rows.asking, wanted_P))
+    drops = any(p.training and p.p for p in trunk.encoder.modules() if isinstance(p, nn.Dropout))
+    seeds = {share.own.start: new_seed() if drops else 0 for share in shares}
+
+    def read(share: _Share, state_NH: Tensor) -> Tensor:
+        with drawing_from(seeds[share.own.start]):
+            return _layers(trunk, state_NH, share)
+
+    learns = torch.is_grad_enabled() and bool(weights or state_NH.requires_grad)
+    states: Tensor = _Divided.apply(read, shares, learns, state_NH, *weights)
+    return states
+
+
+class _Divided(torch.autograd.Function):
+    """The layers, each thread's own rows forward and back by itself.
+
+    What they say of the weights is added up in the end, so there is a copy of the layers' gradients for each thread until then.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        read: Callable[[_Share, Tensor], Tensor],
+        shares: list[_Share],
+        learns: bool,
+        state_NH: Tensor,
+        *weights: Tensor,
+    ) -> Tensor:
+        def one(share: _Share) -> tuple[Tensor, Tensor]:
+            with torch.set_grad_enabled(learns):
+                given_nH = state_NH[share.own].detach().requires_grad_(learns)
+                return given_nH, read(share, given_nH)
+
+        found = share_out(one, shares, autocast=True)
+        if learns:
+            ctx.found, ctx.weights = found, weights
+        return torch.cat([states_nH.detach() for _, states_nH in found])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        to_states = gradients[0].split([len(states_nH) for _, states_nH in ctx.found])
+        again = torch._C._autograd._get_current_graph_task_keep_graph()  # what `retain_graph` says here
+
+        def one(part: tuple[tuple[Tensor, Tensor], Tensor]) -> tuple[Tensor | None, ...]:
+            (given_nH, states_nH), to_states_nH = part
+            inputs = [given_nH, *ctx.weights]
+            return torch.autograd.grad(states_nH, inputs, to_states_nH, retain_graph=again, allow_unused=True)
+
+        to_given, *to_weights = zip(
+            *share_out(one, list(zip(ctx.found, to_states, strict=True))), strict=True
+        )
+        for total, *more in to_weights:
+            for gradient in more if total is not None else ():  # none of a weight that no layer uses
+                total += gradient
+        return None, None, None, torch.cat(to_given), *(total for total, *_ in to_weights)
+
+
+def _layers(trunk: Bert, state_NH: Tensor, share: _Share) -> Tensor:
+    last = len(trunk.encoder.layer) - 1
+    for number, layer in enumerate(trunk.encoder.layer):
+        attention = layer.attention.self
+        # Cast once for the three products that read it; what is added up between layers stays float32.
+        read_NH = (
+            state_NH.to(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else state_NH
+        )
+        asking_NH, asking = read_NH, share.lengths
+        if share.wanted_P is not None and number == last:
+            asking_NH, state_NH, asking = read_NH[share.wanted_P], state_NH[share.wanted_P], share.asking
+        mixed_NH = attend(
+            attention.query(asking_NH), attention.key(read_NH), attention.value(read_NH),
+            asking, share.lengths, attention.num_attention_heads,
+            attention.dropout.p if attention.training else 0.0,
+        )  # fmt: skip
+        state_NH = layer.attention.output(mixed_NH, state_NH)
+        state_NH = layer.output(layer.intermediate(state_NH), state_NH)
+    return state_NH

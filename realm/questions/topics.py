@@ -1,0 +1,111 @@
+"""What a document is about: how a question calls it, whether it is a person, and of what kind."""
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from realm.questions.lines import line_of
+from realm.questions.verbs import PARTICIPLES
+from realm.questions.words import LINKS, PREPOSITIONS, content_words
+from realm.text.corpus import Passage
+
+
+class Topic(NamedTuple):
+    """What a document is about."""
+
+    bare: str
+    """The title without what tells it from others: "Psycho" for "Psycho (1960 film)"."""
+    name: str
+    """As a question calls it, article included: "the Zagros Mountains", "a hat"."""
+    kind: str
+    """Last word of "is a ... ": "city", "film"; empty if not understood."""
+    person: bool
+    possessive: str
+    """its, his, her or their."""
+    starts: re.Pattern[str]
+    """What a sentence about the topic begins with."""
+
+
+_PRONOUNS = {"it": "its", "he": "his", "she": "her", "they": "their"}
+_DEFINITION = re.compile(
+    r"\b(?P<verb>is|are|was|were) (?:one of )?(?:(?P<article>the|an?|any) )?(?P<phrase>[^,.;:()]*)"
+)
+_NUMBER = re.compile(r"^(?:(?:Appendix|Chapter|Part|Section) [\dA-Z]+[.:]|[\dA-Z]+\.\d)[\d.]* +(?=\S)")
+"""Of a chapter or section, at the start of a title: "Chapter 1. ", "A.13. "."""
+_FULL_NAME = re.compile(
+    r"(?:The |An? )?((?:[\w.'’-]+ ){0,7}?[\w.'’-]+)(?=,|,? (?:is|was|are|were|also|known)\b)"
+)
+TRADE = re.compile(
+    r"[a-z-]*(?:er|or|ist|ian|eer|ess|man|woman|poet|monk|saint|architect|critic|chef|scholar|astronaut|pilot|admiral"
+    r"|diplomat|spy|nurse|athlete|mystic|chemist|activist|playwright|aviator)"
+)
+NO_TRADE = frozenset(
+    "member founder leader ruler emperor river father mother daughter sister brother order number owner".split()
+)
+MAKING = {
+    kind: verb
+    for verb, kinds in {
+        "composed": "opera ballet symphony oratorio concerto sonata",
+        "created": "series franchise",
+        "developed": "game",
+        "directed": "film",
+        "made": "sculpture statue",
+        "painted": "painting fresco",
+        "recorded": "song album",
+        "wrote": "novel book play poem novella tragedy comedy treatise manga story essay musical",
+    }.items()
+    for kind in kinds.split()
+}
+"""Kind of a work -> what its maker did."""
+
+
+def topic_of(passages: Sequence[Passage]) -> Topic:
+    """The topic of a document's passages, the first of which should say what it is."""
+    first = passages[0]
+    bare = re.sub(r" \([^)]*\)$", "", _NUMBER.sub("", first.title)).strip()
+    text = " ".join(passage.text for passage in passages)
+    opening = line_of(first, *(first.sentences[0] if first.sentences else (0, len(first.text)))).text
+
+    definition = _DEFINITION.search(opening)
+    phrase = _noun_phrase(definition["phrase"]) if definition else []
+    kind = phrase[-1] if definition and definition["article"] and phrase and phrase[-1].islower() else ""
+    exact = re.match(rf"(?:(the|an?) )?({re.escape(bare)}(?:e?s)?)(?!\w)", opening, re.IGNORECASE)
+    plural = bool(definition and exact and definition["verb"] in ("are", "were"))
+
+    counts = {p: len(re.findall(rf"\b(?:{p}|{_PRONOUNS[p]})\b", text, re.IGNORECASE)) for p in _PRONOUNS}
+    pronoun = max(counts, key=lambda p: counts[p])
+    person = pronoun in ("he", "she") and counts[pronoun] > 0 and not plural and kind not in MAKING
+    person = person and not (exact and exact[1])  # "the Great Purge" is about people, but none itself
+    if not any(counts.values()) and TRADE.fullmatch(kind):
+        person, pronoun = any(span.label == "PERSON" and span.start < 9 for span in first.spans), "he"
+    if not person:
+        pronoun = "they" if plural else "it"
+
+    name = bare
+    if exact and not person:
+        name = f"{exact[1].lower()} {exact[2]}" if exact[1] else exact[2]
+    elif not person and re.search(rf"\bthe {re.escape(bare)}\b(?! [A-Z])", text):
+        name = f"the {bare}"
+    starts = [re.escape(bare) + "(?:e?s)?", pronoun]
+    full = _FULL_NAME.match(opening)  # "James Abbott McNeill Whistler was", "Italian is"
+    if full and content_words(full[1]) & content_words(bare):
+        starts.insert(0, re.escape(full[1]))
+    if person and " " in bare:
+        starts.append(re.escape(bare.split()[-1]))
+    elif kind and not plural:
+        starts += [f"the {re.escape(' '.join(phrase[-2:]))}", f"the {re.escape(kind)}"]
+    begins = re.compile(rf"(?:(?:The|An?) )?(?:{'|'.join(starts)})(?![\w'’-])", re.IGNORECASE)
+    return Topic(bare, name, kind, person, _PRONOUNS[pronoun], begins)
+
+
+def _noun_phrase(text: str) -> list[str]:
+    """Words up to the first that cannot belong to a plain noun phrase."""
+    words: list[str] = []
+    for word, following in pairwise([*text.split(), ""]):
+        leads_on = following in PREPOSITIONS or following.endswith("ly")
+        hangs = words and leads_on and (word in PARTICIPLES or word.endswith("ing"))
+        if hangs or word in PREPOSITIONS | LINKS or (word.endswith("ly") and following in PARTICIPLES):
+            break
+        words.append(word)
+    return words

@@ -1,0 +1,112 @@
+"""BM25 over title and text: the lexical baseline, and one half of hybrid retrieval. Counting and scoring is bm25s'.
+
+B queries, K passages per query, N passages.
+"""
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import bm25s
+import numpy as np
+from bm25s.stopwords import STOPWORDS_EN
+
+from realm.tokens.layouts import NULL_PASSAGE
+
+QUESTION_WORDS = "who whom whose what which when where why how do does did were has have had".split()
+STOP_WORDS = [*STOPWORDS_EN, *QUESTION_WORDS]
+"""Lucene's English list, and the words that make a sentence a question: passages seldom hold them, and never as an answer."""
+
+_PATTERN = r"(?u)\b\w+\b"
+RULES = f"lucene k1=1.5 b=0.75, {_PATTERN}, lower case, no accents, without {' '.join(STOP_WORDS)}"
+"""What `Bm25Index` goes by: an index that was saved under other rules has other words or scores."""
+
+
+class Ranking(NamedTuple):
+    """Passages per query, best first; a row with fewer than K ends in `NULL_PASSAGE` with score 0."""
+
+    score_BK: np.ndarray
+    number_BK: np.ndarray
+
+
+class Bm25Index:
+    """An index in memory, in the order of the given passages (Robertson and Zaragoza 2009, with Lucene's idf).
+
+    A word is a run of letters and digits, in lower case and without accents; stop words are out, nothing is stemmed.
+    k1 = 1.5 and b = 0.75 are the usual middle values, not tuned on any corpus.
+    """
+
+    def __init__(self, titles: Sequence[str], texts: Sequence[str], *, k1: float = 1.5, b: float = 0.75):
+        words = _words([f"{title} {text}" for title, text in zip(titles, texts, strict=True)])
+        self._count = len(words)
+        self._bm25: bm25s.BM25 | None = None
+        if any(words):  # bm25s divides by the mean length
+            self._bm25 = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
+            self._bm25.index(words, show_progress=False)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def knows_words(self) -> bool:
+        """Whether any passage has a word that is no stop word."""
+        return self._bm25 is not None
+
+    def save(self, folder: Path) -> None:
+        """Writes the files of an index that knows words into a folder."""
+        assert self._bm25 is not None
+        self._bm25.save(folder, show_progress=False)
+
+    @classmethod
+    def load(cls, folder: Path, count: int) -> Self:
+        """An index of so many passages that `save` wrote, mapped into memory."""
+        loaded = cls([], [])
+        loaded._count, loaded._bm25 = count, bm25s.BM25.load(folder, mmap=True, show_progress=False)
+        return loaded
+
+    def search(self, questions: Sequence[str], k: int) -> Ranking:
+        """The k passages that score highest for each question, ties by number; k is cut to the size of the index.
+
+        Only passages that share a word with the question are ranked, so an empty question ranks none.
+        """
+        k = min(k, len(self))
+        score_BK = np.zeros((len(questions), k), dtype=np.float32)
+        number_BK = np.full((len(questions), k), NULL_PASSAGE, dtype=np.int64)
+        for row, score_N in enumerate(self.scores(questions)):
+            best = highest(score_N, k)
+            score_BK[row, : len(best)] = score_N[best]
+            number_BK[row, : len(best)] = best
+        return Ranking(score_BK, number_BK)
+
+    def scores(self, questions: Sequence[str]) -> Iterator[np.ndarray]:
+        """The score of every passage, for one question after the other -> [N] each."""
+        for words in _words(questions):
+            known = self._bm25.get_tokens_ids(words) if self._bm25 is not None else []
+            if self._bm25 is not None and known:
+                yield self._bm25.get_scores_from_ids(known)
+            else:
+                yield np.zeros(len(self), dtype=np.float32)
+
+
+def _words(texts: Sequence[str]) -> list[list[str]]:
+    return bm25s.tokenize(
+        [text if text.isascii() else _without_accents(text) for text in texts],
+        stopwords=STOP_WORDS,
+        token_pattern=_PATTERN,
+        return_ids=False,
+        show_progress=False,
+    )
+
+
+def _without_accents(text: str) -> str:
+    return "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+
+
+def highest(score_N: np.ndarray, k: int) -> np.ndarray:
+    """Numbers of the k highest scores above zero, best first; equal scores in the order of their numbers."""
+    number = np.flatnonzero(score_N)
+    if len(number) > k:
+        bound = np.partition(score_N[number], len(number) - k)[len(number) - k]
+        number = np.flatnonzero(score_N >= bound)
+    return number[np.argsort(-score_N[number], kind="stable")][:k]

@@ -1,0 +1,182 @@
+"""Documents that come to a knowledge base later: new ones are added, changed ones replace what they were.
+
+Keys decide. A document whose title and text are as before is not even tagged. The new passages of the
+others go into files of their own, and then one commit takes the old passages out and these in. Old passages of a
+text that another document was merged for stay, in the same commit, as passages of that document.
+
+In memory: about 60 bytes per passage of the knowledge base, and the keys of what arrived.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import lance
+import numpy as np
+from lance.fragment import FragmentMetadata
+
+from realm.config import progress
+from realm.folders import one_writer
+from realm.store.ingest import TABLE, KnowledgeBaseConfig, annotated, one_text_per_id, rows_of, split
+from realm.store.merged import change_merged, handed_over, holders, settle_merged
+from realm.store.schema import SCHEMA, Lookup, Row, key_of, row_batches, state_of
+from realm.store.tables import check_newest, replace_rows, uncommitted, write_rows
+from realm.text.corpus import Document
+from realm.text.salient_spans import Tagger
+from realm.tokens.layouts import Tokenizer
+
+
+class AddResult(NamedTuple):
+    """What became of the documents that were added."""
+
+    added: int
+    replaced: int
+    unchanged: int
+    """Documents that were there as they are, or hold no passage that others do not."""
+    passages_added: int
+    passages_removed: int
+    """Those that no merged document keeps."""
+    merged: Mapping[str, str] = MappingProxyType({})
+    """Those of the unchanged and replaced whose title and text another document has: the id of each, and of the other."""
+
+
+def add(
+    folder: Path,
+    table: lance.LanceDataset,
+    documents: Iterable[Document],
+    config: KnowledgeBaseConfig,
+    tokenizer: Tokenizer,
+    tagger: Tagger,
+    total: int | None = None,
+) -> tuple[lance.LanceDataset, AddResult]:
+    """Adds documents to the passages, in one commit -> (the table after it, what became of them).
+
+    `total` documents are expected, for the time left.
+
+    Raises:
+        InputError: two of the documents have one id and different texts.
+        ChangedMeanwhile: another process changed the knowledge base.
+    """
+    standing = _Standing(table)
+    removed_N = np.zeros(len(standing.keys_N), dtype=bool)
+    arrived: set[int] = set()  # keys of new rows
+    taken: set[int] = set()  # keys of documents that arrived
+    rows: list[Row] = []
+    fragments: list[FragmentMetadata] = []
+    unchanged = replaced = 0
+    new_states: set[int] = set()  # states of documents that have new rows
+    elsewhere_too: dict[str, int] = {}  # states of documents all of whose passages others have, by id
+    merged_no_longer: dict[str, None] = {}
+
+    def news() -> Iterator[Document]:
+        nonlocal unchanged
+        for document in one_text_per_id(documents):
+            if standing.has(document):
+                unchanged += 1
+                bar.update()
+            else:
+                yield document
+
+    def write() -> None:
+        fragments.extend(write_rows(folder / TABLE, row_batches(rows, tokenizer), SCHEMA))
+        rows.clear()
+
+    bar = progress(total=total, description="add", unit="document")
+    with bar, uncommitted(folder / TABLE), annotated(news(), tagger) as found:
+        for document, annotations in found:
+            bar.update()
+            passages = split(document, annotations, config.passage_tokens, tokenizer)
+            key, own = key_of(document.id), standing.numbers_of(document)
+            fresh = {int(p.id, 16): p for p in passages}
+            for elsewhere in standing.of_others(fresh, key, removed_N) | (fresh.keys() & arrived):
+                del fresh[elsewhere]
+            if key in taken or fresh.keys() == set(standing.keys_N[own].tolist()):
+                unchanged += 1
+                if key not in taken and not len(own):
+                    elsewhere_too[document.id] = state_of(document)
+                continue
+            if fresh:
+                merged_no_longer[document.id] = None
+                new_states.add(state_of(document))
+            else:
+                elsewhere_too[document.id] = state_of(document)
+            taken.add(key)
+            arrived.update(fresh)
+            removed_N[own] = True
+            replaced += len(own) > 0
+            rows += rows_of(document, passages, fresh.values())
+            if len(rows) >= config.commit_every:
+                write()
+        if rows:
+            write()
+        with one_writer(folder):  # another writer could take away the texts that documents are merged for
+            check_newest(folder / TABLE, table)
+            before = settle_merged(folder, table.version)
+            heirs = {
+                name: state
+                for name, state in (before | elsewhere_too).items()
+                if name not in merged_no_longer
+            }
+            removed = np.flatnonzero(removed_N)
+            come_back_N = np.isin(standing.keys_N[removed], np.fromiter(arrived, dtype=np.uint64))
+            kept = handed_over(table, removed[~come_back_N], heirs)
+            if len(kept):
+                fragments += write_rows(folder / TABLE, kept.to_batches(), SCHEMA)
+            changes: dict[str, int | None] = dict.fromkeys([*elsewhere_too, *merged_no_longer])
+            new_states.update(kept.column("document_state").to_pylist())
+            changes |= standing.with_holder(elsewhere_too, removed_N, new_states)
+            changes |= dict.fromkeys(kept.column("document_id").to_pylist())
+            lines = {document: state for document, state in changes.items() if before.get(document) != state}
+            commits = len(removed) > 0 or len(fragments) > 0
+            change_merged(folder, lines, table.version + commits)
+            if commits:
+                table = replace_rows(folder / TABLE, table, removed, fragments)
+    return table, AddResult(
+        len(taken) - replaced,
+        replaced,
+        unchanged,
+        len(arrived),
+        len(removed) - len(kept),
+        holders(table, elsewhere_too),
+    )
+
+
+class _Standing:
+    """What the knowledge base holds, by key."""
+
+    def __init__(self, table: lance.LanceDataset):
+        columns = table.to_table(columns=["id", "document_key", "document_state", "document_passages"])
+        self.keys_N, self._documents_N, self._states_N, self._passages_N = (
+            column.to_numpy() for column in columns.columns
+        )
+        self._by_id = Lookup(self.keys_N)
+        self._by_document = Lookup(self._documents_N)
+
+    def numbers_of(self, document: Document) -> np.ndarray:
+        """Numbers of the document's passages."""
+        return self._by_document.all(key_of(document.id))
+
+    def has(self, document: Document) -> bool:
+        """Whether the document is here with this title and text, and none of its passages is another's."""
+        own = self.numbers_of(document)
+        same_N = self._states_N[own] == np.uint64(state_of(document))
+        return len(own) > 0 and bool(same_N.all()) and len(own) == self._passages_N[own[0]]
+
+    def with_holder(
+        self, states: Mapping[str, int], removed_N: np.ndarray, new_states: Iterable[int]
+    ) -> dict[str, int]:
+        """Those of the states by document id that a document has which stays here, or a new one."""
+        held = np.concatenate([self._states_N[~removed_N], np.fromiter(new_states, dtype=np.uint64)])
+        held_N = np.isin(np.fromiter(states.values(), dtype=np.uint64), held)
+        return {
+            name: state for (name, state), held in zip(states.items(), held_N.tolist(), strict=True) if held
+        }
+
+    def of_others(self, keys: Iterable[int], document_key: int, removed_N: np.ndarray) -> set[int]:
+        """Those of the passages that another document holds, and has not lost."""
+        wanted = np.fromiter(keys, dtype=np.uint64)
+        numbers, known = self._by_id.find(wanted)
+        wanted, numbers = wanted[known], numbers[known]
+        others = ~removed_N[numbers] & (self._documents_N[numbers] != np.uint64(document_key))
+        return set(wanted[others].tolist())

@@ -1,0 +1,395 @@
+"""The knowledge base on disk: passages that come and go with their documents.
+
+    KB/passages.lance    a row per passage (`realm.store.schema`), its settings in the schema metadata
+    KB/tokenizer/        whose wordpieces the passages are in
+    KB/SHA256SUMS        digests of the table's files (`realm.store.tables`)
+    KB/indexes/          vectors of the passages, a folder per model (`realm.store.vectors`)
+    KB/words/            their words, for BM25, once somebody has asked for that (`realm.search.stored_bm25`)
+
+A passage's id is the hash of its title and text, so the same text is kept once. It belongs to the first
+document that brought it, and goes with that document; another one that holds it too brings it back when it
+is added again. Documents with the same title and the same text are merged: their ids are remembered
+(`KB/merged.jsonl`, `realm.store.merged`), and the text goes with the last of them. A passage's number is
+its row, counted over the rows alive: numbers shift when rows before them go, ids stay.
+
+An open knowledge base stays at the version it was opened at, and holds nothing per passage until asked.
+Then, per passage: `fingerprint` 8 bytes, `numbers_of` 16 and by title the titles, `ids` and `titles` a
+Python string each, `tokens` 4 bytes per wordpiece, about 1 kB.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, Self, TypedDict, TypeVar
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from lance.fragment import FragmentMetadata
+
+from realm.config import InputError
+from realm.folders import one_writer, restore
+from realm.store import unfinished, vectors
+from realm.store.add import AddResult, add
+from realm.store.ingest import TABLE, TOKENIZER, BuildResult, KnowledgeBaseConfig, Settings, build
+from realm.store.merged import (
+    change_merged,
+    handed_over,
+    holders,
+    read_merged,
+    settle_merged,
+    write_merged,
+)
+from realm.store.schema import (
+    PASSAGE_COLUMNS,
+    SCHEMA,
+    PassageTokens,
+    fingerprint_of,
+    key_of,
+    load_tokens,
+    to_passages,
+    to_tokens,
+)
+from realm.store.tables import (
+    check_newest,
+    compacted,
+    made_anew,
+    newest_version,
+    open_table,
+    reading,
+    remove_versions,
+    replace_rows,
+    take_rows,
+    tidy,
+    uncommitted,
+    write_rows,
+)
+from realm.store.verify import lagging, problems
+from realm.text.corpus import Document, HeldOut, Passage
+from realm.text.salient_spans import Tagger
+from realm.tokens.layouts import Ragged, Tokenizer
+
+__all__ = [
+    "AddResult",
+    "BuildResult",
+    "CompactResult",
+    "DocumentEntry",
+    "KnowledgeBase",
+    "KnowledgeBaseConfig",
+    "PassageTokens",
+    "Ragged",
+    "TrainingRecord",
+    "build",
+    "changed",
+]
+
+T = TypeVar("T")
+
+
+class DocumentEntry(NamedTuple):
+    """A document in the list of documents."""
+
+    id: str
+    title: str
+    passages: int
+    """Those that belong to it: a text that another document brought first is counted there."""
+
+
+class CompactResult(NamedTuple):
+    """What compaction saved."""
+
+    bytes_before: int
+    bytes_after: int
+    versions_removed: int
+    versions_in_use: int
+    """Older versions that stay because another process has them open, and with them what was deleted since."""
+
+
+class TrainingRecord(TypedDict):
+    """What a stage saves of the knowledge base that it trains on."""
+
+    kb: str
+    """Its fingerprint."""
+    held_out: float
+    passage_tokens: int
+
+
+class KnowledgeBase:
+    """An open knowledge base, at one version of its passages until it is changed through this object."""
+
+    def __init__(self, folder: Path, table: lance.LanceDataset, settings: Settings, tokenizer: Tokenizer):
+        self.folder = folder
+        self.config = settings.config
+        self._says_held_out = settings.says_held_out
+        self.tokenizer = tokenizer
+        self.table = table
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Self:
+        """Opens a folder that `build` made.
+
+        Raises:
+            InputError: it is no knowledge base, of an unknown format, damaged, or with another tokenizer.
+        """
+        folder = Path(folder)
+        restore(folder)
+        if newest_version(folder / TABLE) is None:
+            raise InputError(
+                f"{folder} is no knowledge base: make one with `realm kb build SOURCE... --out {folder}`"
+            )
+        table = open_table(folder / TABLE)
+        settings = Settings.of(table, folder)
+        tokenizer = Tokenizer.load(folder / TOKENIZER)
+        if not tokenizer.goes_by(settings.tokenizer):
+            raise InputError(
+                f"{folder / TOKENIZER} has fingerprint {tokenizer.fingerprint}, the passages were made with "
+                f"{settings.tokenizer}: put that tokenizer back, or build the knowledge base anew"
+            )
+        return cls(folder, table, settings, tokenizer)
+
+    def __len__(self) -> int:
+        return int(self.table.count_rows())
+
+    def __iter__(self) -> Iterator[Passage]:
+        """All passages by number, read as they are asked for."""
+        with reading(self.table):
+            for batch in self.table.to_batches(columns=list(PASSAGE_COLUMNS), batch_size=1024):
+                yield from to_passages(batch)
+
+    def passages(self, numbers: Iterable[int]) -> list[Passage]:
+        """The passages of these numbers, in this order."""
+        numbers = np.asarray(numbers if isinstance(numbers, np.ndarray) else list(numbers), dtype=np.int64)
+        if not len(numbers):
+            return []
+        if not 0 <= numbers.min() <= numbers.max() < len(self):
+            raise IndexError(f"passage numbers {numbers.min()} to {numbers.max()}: there are {len(self)}")
+        with reading(self.table):
+            return to_passages(take_rows(self.table, numbers, PASSAGE_COLUMNS))
+
+    @cached_property
+    def keys_N(self) -> np.ndarray:
+        """Passage ids by number, as unsigned 64-bit numbers."""
+        return self._column("id").to_numpy()
+
+    @cached_property
+    def document_keys_N(self) -> np.ndarray:
+        """By number, 64 bits that are equal for passages of one document."""
+        return self._column("document_key").to_numpy()
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """Passage ids by number: the first 16 hex digits of the SHA-1 of title and text."""
+        return [f"{key:016x}" for key in self.keys_N.tolist()]
+
+    @cached_property
+    def titles(self) -> list[str]:
+        """Titles by number."""
+        titles: list[str] = self._column("title").to_pylist()
+        return titles
+
+    def texts(self) -> list[str]:
+        """Texts by number, all of them: for an index of words, which needs them at once."""
+        texts: list[str] = self._column("text").to_pylist()
+        return texts
+
+    @cached_property
+    def tokens(self) -> PassageTokens:
+        """What training reads, in memory."""
+        with reading(self.table):
+            return load_tokens(self.table, self.tokenizer)
+
+    def tokens_of(self, numbers: np.ndarray) -> PassageTokens:
+        """The same of these passages alone, row n of the n-th; reads them anew each time."""
+        with reading(self.table):
+            rows = take_rows(self.table, numbers, SCHEMA.names)
+            return to_tokens(rows.to_batches(max_chunksize=1024), self.tokenizer)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with every passage that comes, goes or moves, and with the tokenizer."""
+        return fingerprint_of(self.keys_N, self.tokenizer)
+
+    def check_tokenizer(self, tokenizer: Tokenizer, name: str) -> None:
+        """Raises InputError unless the tokenizer of `name` is this knowledge base's."""
+        if tokenizer.behaviour != self.tokenizer.behaviour:
+            raise InputError(
+                f"{name} has tokenizer {tokenizer.behaviour}, knowledge base {self.folder} has "
+                f"{self.tokenizer.behaviour}: build it with `realm kb build ... --tokenizer {name}`"
+            )
+
+    @property
+    def held_out(self) -> HeldOut:
+        """Which passages are kept from training."""
+        return HeldOut(self.config.held_out, self.config.passage_tokens)
+
+    @property
+    def training_record(self) -> TrainingRecord:
+        """What a stage that trains on this knowledge base saves with its model."""
+        share, longest = self.held_out
+        return {"kb": self.fingerprint, "held_out": share, "passage_tokens": longest}
+
+    def agree_on_held_out(self, others: Iterable[HeldOut], name: str) -> None:
+        """Makes sure that the training of `name` held out the passages that are held out here.
+
+        A knowledge base of an earlier version has no share: it takes that of the training.
+
+        Raises:
+            InputError: other passages were held out.
+        """
+        others = sorted(set(others))
+        lengths = [other.passage_tokens for other in others]
+        if not self._says_held_out and lengths == [self.config.passage_tokens]:
+            self.config = replace(self.config, held_out=others[0].held_out)
+        for other in others:
+            if other != self.held_out:
+                raise InputError(
+                    f"{name} has {other}, knowledge base {self.folder} has {self.held_out}: the passages held out here may "
+                    f"have been trained on; build a knowledge base with `--set held_out={other.held_out:g} --set "
+                    f"passage_tokens={other.passage_tokens}`, or take a model that was trained on this one"
+                )
+
+    def documents(self, start: int = 0, count: int | None = None, prefix: str = "") -> list[DocumentEntry]:
+        """The documents in the order of their first passages, from the `start`-th on, at most `count`.
+
+        With a `prefix`, only those whose id or title begins with it. Ids and titles are read of what is returned;
+        with a prefix, of all documents.
+        """
+        _, first_N, counts_N = np.unique(self.document_keys_N, return_index=True, return_counts=True)
+        order = np.argsort(first_N)
+        first_N, counts_N = first_N[order], counts_N[order]
+        end = None if count is None else start + count
+        if not prefix:
+            first_N, counts_N = first_N[start:end], counts_N[start:end]
+        with reading(self.table):
+            rows = take_rows(self.table, first_N, ("document_id", "title"))
+        names = zip(
+            rows.column("document_id").to_pylist(),
+            rows.column("title").to_pylist(),
+            counts_N.tolist(),
+            strict=True,
+        )
+        if not prefix:
+            return [DocumentEntry(*one) for one in names]
+        return [
+            DocumentEntry(*one) for one in names if one[0].startswith(prefix) or one[1].startswith(prefix)
+        ][start:end]
+
+    def numbers_of(self, documents: Sequence[str]) -> np.ndarray:
+        """Numbers of the passages of documents with these ids or, where no id is the same, titles; ascending.
+
+        Raises:
+            InputError: one of them is neither.
+        """
+        keys = {name: key_of(name) for name in documents}
+        found_N = np.isin(self.document_keys_N, np.fromiter(keys.values(), dtype=np.uint64))
+        known = set(np.unique(self.document_keys_N[found_N]).tolist())
+        titles = {name for name, key in keys.items() if key not in known}
+        if titles:
+            column = self._column("title")
+            here_N = pc.is_in(column, value_set=pa.array(sorted(titles), pa.string())).to_numpy()
+            titles.difference_update(column.filter(here_N).to_pylist())
+            found_N |= here_N
+        if titles:
+            some = ", ".join(map(repr, sorted(titles)[:3])) + (", ..." if len(titles) > 3 else "")
+            raise InputError(f"{self.folder} has no document with id or title {some}")
+        return np.flatnonzero(found_N)
+
+    def add(self, documents: Iterable[Document], tagger: Tagger, total: int | None = None) -> AddResult:
+        """Adds documents; one whose id is here takes the place of the old one. All in one commit, or nothing.
+
+        A document is left alone when its title and text are as before, or give the same passages. The text of a document
+        that is replaced stays where another was merged with it: it goes over to that one. `total` documents are expected,
+        for the time left.
+
+        Raises:
+            InputError: two of the documents have one id and different texts.
+        """
+        table, result = add(self.folder, self.table, documents, self.config, self.tokenizer, tagger, total)
+        self._move_to(table)
+        return result
+
+    def merged(self) -> dict[str, str]:
+        """Documents whose title and text another one has too: the id of each, and of the one that holds the text."""
+        return holders(self.table, read_merged(self.folder, self.table.version))
+
+    def delete(self, documents: Sequence[str]) -> int:
+        """Removes documents by id or title, all in one commit; returns how many passages went with them.
+
+        A text stays as long as one of the documents that were merged for it does: it goes over to that one.
+
+        Raises:
+            InputError: one of them is not here; then all stay.
+            ChangedMeanwhile: another process changed the knowledge base.
+        """
+        path, table = self.folder / TABLE, self.table
+        with one_writer(self.folder):  # another writer could merge a document for a text that goes
+            check_newest(path, table)
+            merged = settle_merged(self.folder, table.version)
+            names = holders(table, {name: merged[name] for name in documents if name in merged})
+            numbers = self.numbers_of([name for name in documents if name not in names])
+            heirs = {name: state for name, state in merged.items() if name not in documents}
+            kept = handed_over(table, numbers, heirs)
+            changes = dict.fromkeys([*names, *kept.column("document_id").to_pylist()])
+            change_merged(self.folder, changes, table.version + (len(numbers) > 0))
+            if len(numbers):
+                fragments: list[FragmentMetadata] = []
+                with uncommitted(path):
+                    if len(kept):
+                        fragments += write_rows(path, kept.to_batches(), SCHEMA)
+                    table = replace_rows(path, table, numbers, fragments)
+        if table is not self.table:
+            self._move_to(table)
+        return len(numbers) - len(kept)
+
+    def compact(self) -> CompactResult:
+        """Writes passages and vectors anew without what was deleted, and removes all older versions.
+
+        A version that another process has open stays until a later call.
+
+        Raises:
+            ChangedMeanwhile: another process changed the knowledge base.
+        """
+        before = _size(self.folder)
+        path = self.folder / TABLE
+        first = remove_versions(path, 1)  # a full disk may have no room for the rows until these are gone
+        with one_writer(self.folder):
+            check_newest(path, self.table)
+            states = settle_merged(self.folder, self.table.version)
+            write_merged(self.folder, {name: states[name] for name in holders(self.table, states)})
+            self._move_to(compacted(path, self.table))
+        removed = [remove_versions(path, 1)]
+        removed += [vectors.compact(index, self.keys_N) for index in vectors.folders(self.folder)]
+        for index in self.folder.glob("indexes/*"):
+            unfinished.forget(index)
+        versions, in_use = (sum(counts) for counts in zip(*removed, strict=True))
+        return CompactResult(before, _size(self.folder), first.versions + versions, in_use)
+
+    def verify(self) -> list[str]:
+        """Reads everything and returns what is wrong with it, one line each."""
+        return problems(self.folder, self.table, self.tokenizer)
+
+    def lagging(self) -> list[str]:
+        """Indexes that lack vectors of passages that came after them, one line each; nothing is wrong with them."""
+        return lagging(self.folder, self.keys_N, self.fingerprint)
+
+    def _column(self, name: str) -> pa.ChunkedArray:
+        with reading(self.table):
+            return self.table.to_table(columns=[name]).column(name)
+
+    def _move_to(self, table: lance.LanceDataset) -> None:
+        self.table = table  # the version before it is no longer in use here
+        self.table = tidy(self.folder / TABLE, table)
+        for name in [name for name in vars(self) if isinstance(vars(type(self)).get(name), cached_property)]:
+            del self.__dict__[name]
+
+
+def changed(folder: Path, change: Callable[[KnowledgeBase], T]) -> T:
+    """`change` of the newest version of a knowledge base; begun again where another process changed it meanwhile."""
+    return made_anew(folder, lambda: change(KnowledgeBase.open(folder)))
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all its files."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

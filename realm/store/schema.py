@@ -1,0 +1,258 @@
+"""Passages as rows of a table, and as the arrays of wordpieces that training reads.
+
+A row holds a passage twice. In characters, for people: title, text, sentences, salient spans. In
+wordpieces, for networks: ids, the piece where each sentence starts, the pieces of each span. Turning the
+first into the second happens here, once, when a passage enters the knowledge base; or, where that was left
+out because there are millions whose vectors came with them, when it is first needed.
+
+Keys are unsigned 64-bit numbers: the 16 hex digits of a passage's id, the start of the SHA-1 of a
+document's id.
+"""
+
+import hashlib
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+from realm.config import progress
+from realm.text.corpus import Document, Passage, Span
+from realm.tokens.layouts import Ragged, Tokenizer
+
+_NUMBERS = pa.list_(pa.int32())
+SCHEMA = pa.schema(
+    [
+        ("id", pa.uint64()),
+        ("document_key", pa.uint64()),
+        ("document_state", pa.uint64()),  # hash of the document's title and text
+        ("document_passages", pa.int32()),  # how many it has, those that belong to other documents included
+        ("document_id", pa.string()),
+        ("title", pa.string()),
+        ("text", pa.string()),
+        # Characters of `text`, ends exclusive.
+        ("sentence_starts", _NUMBERS),
+        ("sentence_ends", _NUMBERS),
+        ("span_starts", _NUMBERS),
+        ("span_ends", _NUMBERS),
+        ("span_labels", pa.list_(pa.string())),
+        # Wordpieces.
+        ("title_ids", _NUMBERS),
+        ("body_ids", _NUMBERS),
+        ("sentence_pieces", _NUMBERS),
+        ("span_first_pieces", _NUMBERS),
+        ("span_end_pieces", _NUMBERS),
+    ]
+)
+PASSAGE_COLUMNS = (
+    "id",
+    "document_id",
+    "title",
+    "text",
+    "sentence_starts",
+    "sentence_ends",
+    "span_starts",
+    "span_ends",
+    "span_labels",
+)
+TOKEN_COLUMNS = ("title_ids", "body_ids", "sentence_pieces", "span_first_pieces", "span_end_pieces")
+"""In the order of the fields of `PassageTokens`."""
+
+
+class PassageTokens(NamedTuple):
+    """What training reads, by passage number: int32 wordpieces of the knowledge base, no special tokens."""
+
+    title: Ragged
+    body: Ragged
+    sentences: Ragged
+    """The wordpiece of the body where each sentence starts."""
+    span_starts: Ragged
+    """First wordpiece of each salient span, of those wholly inside it; a span without any is left out."""
+    span_ends: Ragged
+    """One past its last wordpiece."""
+
+
+class Row(NamedTuple):
+    """A passage, and what the table keeps about the document that it is from."""
+
+    passage: Passage
+    document_state: int
+    document_passages: int
+
+
+class Lookup:
+    """Where 64-bit keys stand in an array of them, by bisection; 16 bytes per key."""
+
+    def __init__(self, keys_N: np.ndarray):
+        self._order_N = np.argsort(keys_N, kind="stable")
+        self._sorted_N = keys_N[self._order_N]
+
+    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A position for each key, and whether the key is there at all."""
+        if len(self._sorted_N) == 0:
+            return np.zeros(len(keys), dtype=np.int64), np.zeros(len(keys), dtype=bool)
+        place = np.minimum(np.searchsorted(self._sorted_N, keys), len(self._sorted_N) - 1)
+        return self._order_N[place], self._sorted_N[place] == keys
+
+    def all(self, key: int) -> np.ndarray:
+        """Every position of a key, ascending."""
+        first, end = (np.searchsorted(self._sorted_N, np.uint64(key), side=s) for s in ("left", "right"))
+        return self._order_N[first:end]
+
+
+def key_of(text: str) -> int:
+    """64 bits of SHA-1: document keys and states."""
+    return int.from_bytes(hashlib.sha1(text.encode(), usedforsecurity=False).digest()[:8], "big")
+
+
+def state_of(document: Document) -> int:
+    """Changes whenever the document's title or text does."""
+    return key_of(f"{len(document.title)} {document.title}{document.text}")
+
+
+def fingerprint_of(keys_N: np.ndarray, tokenizer: Tokenizer) -> str:
+    """Changes with every passage that comes, goes or moves, and with the tokenizer."""
+    digest = hashlib.sha256(tokenizer.fingerprint.encode())
+    digest.update(keys_N.astype(">u8").tobytes())
+    return digest.hexdigest()[:16]
+
+
+def row_batches(rows: Sequence[Row], tokenizer: Tokenizer | None, size: int = 512) -> list[pa.RecordBatch]:
+    """Rows as Arrow batches, tokenized if by anything; `size` bounds the Python lists of wordpieces alive at once."""
+    return [_batch(rows[start : start + size], tokenizer) for start in range(0, len(rows), size)]
+
+
+def to_passages(table: pa.Table | pa.RecordBatch) -> list[Passage]:
+    """Passages from rows of the table; needs `PASSAGE_COLUMNS`."""
+    return list(map(_passage, *(_python(table.column(name)) for name in PASSAGE_COLUMNS)))
+
+
+def load_tokens(table: lance.LanceDataset, tokenizer: Tokenizer) -> PassageTokens:
+    """The wordpieces of all passages in memory."""
+    if table.count_rows(filter=_UNTOKENIZED):
+        rows = progress(
+            table.to_batches(columns=SCHEMA.names, batch_size=1024),
+            total=math.ceil(table.count_rows() / 1024),
+            description="tokenize",
+            unit="batch",
+        )
+        return to_tokens(rows, tokenizer)
+    return PassageTokens(*(_load_ragged(table, column) for column in TOKEN_COLUMNS))
+
+
+def to_tokens(batches: Iterable[pa.RecordBatch], tokenizer: Tokenizer) -> PassageTokens:
+    """The wordpieces of rows of the table; needs the whole `SCHEMA`."""
+    parts = [_tokenized(batch, tokenizer) for batch in batches]
+    return PassageTokens(*(_ragged([part.column(name) for part in parts]) for name in TOKEN_COLUMNS))
+
+
+_UNTOKENIZED = "body_ids IS NULL"
+
+
+def _tokenized(batch: pa.RecordBatch, tokenizer: Tokenizer) -> pa.RecordBatch:
+    """The batch's `TOKEN_COLUMNS`, made now where it came without."""
+    if batch.column("body_ids").null_count:
+        facts = (batch.column(name).to_pylist() for name in ("document_state", "document_passages"))
+        rows = list(map(Row, to_passages(batch), *facts))
+        batch = _batch(rows, tokenizer)
+    return batch.select(list(TOKEN_COLUMNS))
+
+
+def _ragged(parts: Sequence[pa.Array]) -> Ragged:
+    array = pa.chunked_array(parts, _NUMBERS).combine_chunks()
+    lengths = array.value_lengths().to_numpy()
+    return Ragged(array.flatten().to_numpy(), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+
+
+def _load_ragged(table: lance.LanceDataset, column: str) -> Ragged:
+    # Read twice, first for the lengths: half the peak memory of gathering the pieces and joining them.
+    offsets = np.zeros(table.count_rows() + 1, dtype=np.int64)
+    row = 0
+    for batch in table.to_batches(columns=[column]):
+        offsets[row + 1 : row + 1 + len(batch)] = batch.column(0).value_lengths().to_numpy()
+        row += len(batch)
+    np.cumsum(offsets, out=offsets)
+    values = np.empty(offsets[-1], dtype=np.int32)
+    start = 0
+    for batch in table.to_batches(columns=[column]):
+        part = batch.column(0).flatten().to_numpy()
+        values[start : start + len(part)] = part
+        start += len(part)
+    return Ragged(values, offsets)
+
+
+def _python(column: pa.ChunkedArray | pa.Array) -> list[Any]:
+    """A column as Python values; lists are cut from one list of all values, much faster than pyarrow does it."""
+    if not pa.types.is_list(column.type):
+        return column.to_pylist()
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    values = array.flatten().to_pylist()
+    ends = np.cumsum(array.value_lengths()).tolist()
+    return [values[start:end] for start, end in pairwise([0, *ends])]
+
+
+def _passage(
+    key: int,
+    document_id: str,
+    title: str,
+    text: str,
+    sentence_starts: Sequence[int],
+    sentence_ends: Sequence[int],
+    span_starts: Sequence[int],
+    span_ends: Sequence[int],
+    span_labels: Sequence[str],
+) -> Passage:
+    sentences = tuple(zip(sentence_starts, sentence_ends, strict=True))
+    spans = tuple(map(Span, span_starts, span_ends, span_labels))
+    return Passage(f"{key:016x}", document_id, title, text, sentences, spans)
+
+
+def _batch(rows: Sequence[Row], tokenizer: Tokenizer | None) -> pa.RecordBatch:
+    passages = [row.passage for row in rows]
+    columns: dict[str, list[Any]] = {
+        "id": [int(passage.id, 16) for passage in passages],
+        "document_key": [key_of(passage.document_id) for passage in passages],
+        "document_state": [row.document_state for row in rows],
+        "document_passages": [row.document_passages for row in rows],
+        "document_id": [passage.document_id for passage in passages],
+        "title": [passage.title for passage in passages],
+        "text": [passage.text for passage in passages],
+        "sentence_starts": [[start for start, _ in passage.sentences] for passage in passages],
+        "sentence_ends": [[end for _, end in passage.sentences] for passage in passages],
+        "span_starts": [[span.start for span in passage.spans] for passage in passages],
+        "span_ends": [[span.end for span in passage.spans] for passage in passages],
+        "span_labels": [[span.label for span in passage.spans] for passage in passages],
+    }
+    if tokenizer is None:
+        columns |= dict.fromkeys(TOKEN_COLUMNS, [None] * len(rows))
+    else:
+        columns |= _pieces(passages, tokenizer)
+    return pa.record_batch([pa.array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
+
+
+def _pieces(passages: Sequence[Passage], tokenizer: Tokenizer) -> dict[str, list[Any]]:
+    """The columns in wordpieces."""
+    bodies = tokenizer.encode_with_offsets([passage.text for passage in passages])
+    spans = [
+        _span_pieces(body.starts, body.ends, passage.spans)
+        for body, passage in zip(bodies, passages, strict=True)
+    ]
+    return {
+        "title_ids": tokenizer.encode([passage.title for passage in passages]),
+        "body_ids": [body.ids for body in bodies],
+        "sentence_pieces": [
+            [bisect_left(body.starts, start) for start, _ in passage.sentences]
+            for body, passage in zip(bodies, passages, strict=True)
+        ],
+        "span_first_pieces": [[first for first, _ in pieces] for pieces in spans],
+        "span_end_pieces": [[end for _, end in pieces] for pieces in spans],
+    }
+
+
+def _span_pieces(starts: Sequence[int], ends: Sequence[int], spans: Sequence[Span]) -> list[tuple[int, int]]:
+    pieces = [(bisect_left(starts, span.start), bisect_right(ends, span.end)) for span in spans]
+    return [(first, end) for first, end in pieces if first < end]

@@ -1,0 +1,87 @@
+"""Vectors of a build that has not ended: killed at any moment, the next build of the same index goes on.
+
+    KB/indexes/<fingerprint>/unfinished-<model>-<share>    a record per passage: its key, its vector, their CRC-32
+
+A build adds each batch when it is embedded, and its records go with the version that it publishes. Records that a kill cut off,
+or whose content a power cut lost, do not count.
+
+Letters: n passages to embed, D embedding.
+"""
+
+import fcntl
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from realm.config import writing
+from realm.store.schema import Lookup
+
+_NAME = "unfinished"
+WORTH_KEEPING = 1000
+"""Passages from which on their vectors are kept: fewer take seconds."""
+
+
+class Kept:
+    """Vectors of passages, by number in [0, n), in a file that this process alone writes."""
+
+    def __init__(self, file: BinaryIO, keys_n: np.ndarray, dim: int):
+        self._file, self._keys_n = file, keys_n
+        self._record = np.dtype([("key", "<u8"), ("vector", "<f2", dim), ("sum", "<u4")])
+
+    def read(self) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the passages that have a vector, and these vectors [., D] float16."""
+        self._file.seek(0)
+        there = self._file.read()
+        records: np.ndarray = np.frombuffer(
+            there, dtype=self._record, count=len(there) // self._record.itemsize
+        )
+        self._file.truncate(records.nbytes)  # what is added stands behind whole records
+        number, known = Lookup(self._keys_n).find(records["key"])
+        good = known & (_sums(records) == records["sum"])
+        return number[good], records["vector"][good]
+
+    def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
+        """Writes the vectors [., D] of some passages behind the others."""
+        records = np.zeros(len(numbers), dtype=self._record)
+        records["key"], records["vector"] = self._keys_n[numbers], vectors
+        records["sum"] = _sums(records)
+        with writing(self._file.name):
+            self._file.write(records.tobytes())
+            self._file.flush()
+
+
+def _sums(records: np.ndarray) -> np.ndarray:
+    rows = records.view(np.uint8).reshape(len(records), records.dtype.itemsize)
+    return np.array([zlib.crc32(row) for row in rows[:, :-4]], dtype=np.uint32)
+
+
+@contextmanager
+def kept(folder: Path, model: str, share: str, keys_n: np.ndarray, dim: int) -> Iterator[Kept | None]:
+    """Where the vectors of these passages by this model are kept while they are made.
+
+    None where they are few, or where another process makes them too.
+    """
+    if len(keys_n) < WORTH_KEEPING:
+        yield None
+        return
+    name = folder / f"{_NAME}-{model}-{share}"
+    with writing(name):
+        opened = name.open("a+b")
+    with opened as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = Kept(file, keys_n, dim)
+        except OSError:
+            mine = None
+        yield mine
+
+
+def forget(folder: Path) -> None:
+    """Removes what is kept in an index folder: its vectors are published, or nobody wants them."""
+    for file in folder.glob(f"{_NAME}-*"):
+        with suppress(OSError):
+            file.unlink()

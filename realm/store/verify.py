@@ -1,0 +1,153 @@
+"""Checks of a whole knowledge base: every byte against its checksum, then the rows against one another.
+
+One pass over the passages; in memory about 20 bytes per passage, and the newest vectors of one model.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+from realm.config import InputError, progress
+from realm.store import vectors as vectors_table
+from realm.store.ingest import TABLE
+from realm.store.merged import MERGED
+from realm.store.schema import SCHEMA, fingerprint_of, key_of
+from realm.store.tables import changed_lines, damaged_files, open_table
+from realm.text.corpus import passage_id
+from realm.tokens.layouts import Tokenizer
+
+
+def problems(folder: Path, table: lance.LanceDataset, tokenizer: Tokenizer) -> list[str]:
+    """What is wrong with a knowledge base, one line each; a table with damaged files is not decoded."""
+    keys_N = np.zeros(0, dtype=np.uint64)
+    found = damaged_files(table, folder / TABLE)
+    if not found:
+        keys_N = table.to_table(columns=["id"]).column("id").to_numpy()
+        found = list(_passages(table, keys_N, tokenizer.vocab_size))
+    found += changed_lines(folder / MERGED)
+    fingerprint = fingerprint_of(keys_N, tokenizer)
+    for index in vectors_table.folders(folder):
+        found += (f"{index.relative_to(folder)}: {what}" for what in _vectors(index, keys_N, fingerprint))
+    return found
+
+
+def lagging(folder: Path, keys_N: np.ndarray, fingerprint: str) -> list[str]:
+    """Indexes that were made before the newest passages came, one line each; whoever searches embeds what they lack."""
+    found = []
+    for index in vectors_table.folders(folder):
+        try:
+            info = vectors_table.info_of(index)
+            vectors = vectors_table.read(index, keys_N) if info and info.corpus != fingerprint else None
+        except InputError:  # damaged: among the problems
+            continue
+        if vectors is not None and len(vectors.missing):
+            found.append(
+                f"{index.relative_to(folder)} lags behind: {len(vectors.missing)} of {len(keys_N)} passages have no "
+                f"vector in version {vectors.version}; `realm index` embeds them"
+            )
+    return found
+
+
+def _passages(table: lance.LanceDataset, keys_N: np.ndarray, vocab_size: int) -> Iterator[str]:
+    _, first, count = np.unique(keys_N, return_index=True, return_counts=True)
+    yield from _report("share their id with another one", first[count > 1], keys_N)
+    checks: dict[str, Callable[[pa.RecordBatch], np.ndarray]] = {
+        "have an id that is not the hash of their title and text": _wrong_id,
+        "have a document key that is not the hash of their document's id": _wrong_document_key,
+        "have sentences or spans outside their text": _outside_text,
+        "have wordpieces that the tokenizer does not know": lambda batch: _unknown_pieces(batch, vocab_size),
+        "have sentences or spans outside their wordpieces": _outside_pieces,
+    }
+    failed: dict[str, list[int]] = {what: [] for what in checks}
+    row = 0
+    with progress(total=len(keys_N), description="verify passages", unit="passage") as bar:
+        for batch in table.to_batches(columns=SCHEMA.names, batch_size=4096):
+            for what, check in checks.items():
+                failed[what] += (np.flatnonzero(check(batch)) + row).tolist()
+            row += len(batch)
+            bar.update(len(batch))
+    for what, numbers in failed.items():
+        yield from _report(what, np.array(numbers, dtype=np.int64), keys_N)
+
+
+def _vectors(folder: Path, keys_N: np.ndarray, fingerprint: str) -> Iterator[str]:
+    path = folder / vectors_table.TABLE
+    try:
+        table = open_table(path)
+        damage = damaged_files(table, path)
+        vectors = None if damage else vectors_table.read(folder, keys_N)
+    except InputError as error:
+        yield str(error)
+        return
+    yield from damage
+    if vectors is None or len(keys_N) == 0:  # without readable passages, nothing to compare with
+        return
+    info, version = vectors.info, f"vectors version {vectors.version}"
+    if not info.model:
+        yield f"{version} does not name the model that made it: run `realm index`"
+    if (
+        info.corpus == fingerprint
+    ):  # one that was made before the passages came lags, and is whole (`lagging`)
+        yield from _report(
+            f"have no vector in version {vectors.version}: run `realm index`", vectors.missing, keys_N
+        )
+    bad = vectors_table.not_finite(vectors.array)
+    yield from _report(f"have a vector with a NaN or an infinity in version {vectors.version}", bad, keys_N)
+
+
+def _report(what: str, numbers: np.ndarray, keys_N: np.ndarray) -> Iterator[str]:
+    if len(numbers):
+        examples = ", ".join(f"{keys_N[number]:016x} (number {number})" for number in numbers[:3])
+        yield f"{len(numbers)} passages {what}: {examples}{', ...' if len(numbers) > 3 else ''}"
+
+
+# Each check: a batch of B passages -> [B] true where it fails.
+
+
+def _wrong_id(batch: pa.RecordBatch) -> np.ndarray:
+    titles, texts = (batch.column(name).to_pylist() for name in ("title", "text"))
+    right = [int(passage_id(title, text), 16) for title, text in zip(titles, texts, strict=True)]
+    return np.array(right, dtype=np.uint64) != batch.column("id").to_numpy()
+
+
+def _wrong_document_key(batch: pa.RecordBatch) -> np.ndarray:
+    right = [key_of(name) for name in batch.column("document_id").to_pylist()]
+    return np.array(right, dtype=np.uint64) != batch.column("document_key").to_numpy()
+
+
+def _outside_text(batch: pa.RecordBatch) -> np.ndarray:
+    length_B = np.array([len(text) for text in batch.column("text").to_pylist()])
+    sentences_B = _outside(batch, "sentence_starts", "sentence_ends", length_B)
+    return sentences_B | _outside(batch, "span_starts", "span_ends", length_B)
+
+
+def _outside_pieces(batch: pa.RecordBatch) -> np.ndarray:
+    length_B = _lengths(batch.column("body_ids"))
+    sentences_B = _outside(batch, "sentence_pieces", "sentence_pieces", length_B)
+    return sentences_B | _outside(batch, "span_first_pieces", "span_end_pieces", length_B)
+
+
+def _unknown_pieces(batch: pa.RecordBatch, vocab_size: int) -> np.ndarray:
+    last_B = np.full(len(batch), vocab_size - 1)
+    return _outside(batch, "title_ids", "title_ids", last_B) | _outside(batch, "body_ids", "body_ids", last_B)
+
+
+def _outside(batch: pa.RecordBatch, starts: str, ends: str, length_B: np.ndarray) -> np.ndarray:
+    """Where not 0 <= start <= end <= length for all ranges of a row, or where a start has no end."""
+    first, last = batch.column(starts), batch.column(ends)
+    counts_B = _lengths(first)
+    failed_B = counts_B != _lengths(last)
+    if failed_B.any():
+        return failed_B
+    row = np.repeat(np.arange(len(batch)), counts_B)
+    start, end = first.flatten().to_numpy(), last.flatten().to_numpy()
+    failed_B[row[(start < 0) | (end < start) | (end > length_B[row])]] = True
+    return failed_B
+
+
+def _lengths(column: pa.ListArray) -> np.ndarray:
+    """Of the lists; 0 where a passage is not tokenized yet."""
+    return column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)

@@ -1,0 +1,1 @@
+"""Text becomes wordpieces, and wordpieces become the inputs of networks."""

@@ -1,0 +1,1 @@
+"""The index is rebuilt by another process while training goes on."""

@@ -1,0 +1,99 @@
+"""Passages' pooled states, computed once, for a passage tower whose layers do not train.
+
+Only the projection turns states into vectors, so a whole index costs one matrix product instead of the trunk's pass over the
+corpus: an index on a CPU is seconds old, not minutes.
+
+Letters: N passages, H hidden, D embedding, n passages asked for.
+"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from realm import distributed
+from realm.config import InputError
+from realm.index.embedding import pooled_states
+from realm.model.device import Precision, autocast
+from realm.model.encoders import Embedder, Tower, TrunkTower, evaluating
+from realm.model.folder import Model
+from realm.store.knowledge_base import KnowledgeBase
+from realm.tokens.layouts import passage_inputs
+
+ROWS_AT_ONCE = 1 << 15
+"""States projected at a time."""
+
+
+class PassageStates:
+    """Pooled states [N + 1, H] in 16 bits; the null passage's come last, so that its number -1 finds them."""
+
+    def __init__(self, states_NH: np.ndarray, device: torch.device):
+        self._states_NH, self._device = states_NH, device
+
+    def vectors(self, tower: Tower, numbers: np.ndarray) -> Tensor:
+        """Vectors of the given passages, with gradient into the projection -> [n, D] float32."""
+        return tower.project(torch.from_numpy(self._states_NH[numbers]).to(self._device).float())
+
+    @torch.no_grad()
+    def index(self, tower: Tower) -> np.ndarray:
+        """Vectors of all passages but the null one -> [N, D] float16."""
+        numbers = np.arange(len(self._states_NH) - 1)
+        with evaluating(tower):
+            parts = [
+                self.vectors(tower, numbers[start : start + ROWS_AT_ONCE]).half().cpu().numpy()
+                for start in range(0, len(numbers), ROWS_AT_ONCE)
+            ]
+        return np.concatenate(parts)
+
+
+def freeze_passage_trunk(embedder: Embedder) -> None:
+    """Gives the passages a tower of their own whose projection trains and whose layers stay as they are.
+
+    Raises:
+        InputError: a tower of words has no layers to freeze.
+    """
+    embedder.untie()
+    _with_layers(embedder.passage, "passage_trunk").trunk.requires_grad_(False)
+
+
+def freeze_input_embeddings(embedder: Embedder) -> None:
+    """Leaves the embeddings of words, positions and segments of both towers as they are.
+
+    Raises:
+        InputError: a tower of words has nothing else that could train.
+    """
+    for tower in (embedder.query, embedder.passage):
+        _with_layers(tower, "input_embeddings").trunk.embeddings.requires_grad_(False)
+
+
+def _with_layers(tower: Tower, option: str) -> TrunkTower:
+    if not isinstance(tower, TrunkTower):
+        raise InputError(
+            f'{option} = "frozen" needs towers with layers, this model\'s embed words alone: leave it "trained"'
+        )
+    return tower
+
+
+def passage_states(kb: KnowledgeBase, model: Model, folder: Path, precision: Precision) -> PassageStates:
+    """The states that an interrupted run left in its folder, else computed now and kept there."""
+    file = folder / "states.npy"
+    if distributed.is_first() and not file.exists():
+        states_NH = _compute(kb, model, precision)
+        writing = file.with_suffix(".writing.npy")
+        np.save(writing, states_NH)
+        os.replace(writing, file)
+    distributed.wait_for_all()
+    return PassageStates(np.load(file, mmap_mode="r", allow_pickle=False), model.device)
+
+
+@torch.no_grad()
+def _compute(kb: KnowledgeBase, model: Model, precision: Precision) -> np.ndarray:
+    tower, nothing = model.embedder.passage, [np.zeros(0, dtype=np.int64)]
+    with autocast(model.device, precision), evaluating(tower):
+        states_NH = pooled_states(
+            tower, kb.tokens, np.arange(len(kb)), model.tokenizer, model.lengths, model.device
+        )
+        null = tower.pooled(passage_inputs(nothing, nothing, model.tokenizer, model.lengths).to(model.device))
+    return torch.cat([states_NH, null.float().cpu()]).half().numpy()

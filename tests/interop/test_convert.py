@@ -1,0 +1,441 @@
+"""Published checkpoints become models and knowledge bases: every kind and key set, and nothing that is not one."""
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from realm import cli
+from realm.config import InputError
+from realm.interop import blocks as published_module
+from realm.interop.blocks import convert_checkpoint
+from realm.interop.checkpoint import open_checkpoint
+from realm.interop.parts import Conversion, convert
+from realm.model.folder import load_model
+from realm.qa.evaluation import Question
+from realm.qa.pipeline import AnswerConfig, Answerer, evaluate
+from realm.store import vectors
+from realm.store.knowledge_base import KnowledgeBase
+from realm.tokens.layouts import Tokenizer
+from tests.interop.peer_environment import FIXTURES, block_texts, peer_says
+from tests.store.tiny import TinyTagger
+
+KINDS = {
+    "embedder": "embedder",
+    "scorer": "scorer",
+    "towers": "scorer",
+    "encoder": "encoder",
+    "reader": "reader",
+    "openqa": "openqa",
+}
+TOLD = peer_says()
+
+
+def converted(folder: Path) -> Conversion:
+    return convert(open_checkpoint(str(folder)))
+
+
+def weights(conversion: Conversion) -> dict[str, torch.Tensor]:
+    parts = conversion.model.parts().items()
+    return {f"{name}.{key}": value for name, part in parts for key, value in part.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_both_key_sets_and_safetensors_give_the_same_model(name: str) -> None:
+    files = sorted((FIXTURES / name).iterdir())
+    assert {"old", "new"} <= {file.name for file in files}
+    made = [converted(file) for file in files]
+    first = weights(made[0])
+    for file, conversion in zip(files, made, strict=True):
+        assert open_checkpoint(str(file)).kind == KINDS[name]
+        assert conversion.model.tokenizer.vocabulary() == made[0].model.tokenizer.vocabulary()
+        assert weights(conversion).keys() == first.keys()
+        for key, value in weights(conversion).items():
+            assert torch.equal(value, first[key]), key
+
+
+def test_a_vocabulary_alone_gives_the_tokenizer_that_the_peer_had() -> None:
+    """The old folders have no tokenizer.json."""
+    old, new = (open_checkpoint(str(FIXTURES / "openqa" / kind)).tokenizer() for kind in ("old", "new"))
+    texts = [
+        "Alan Turing wrote Éngine \u2603 science.",
+        "日本 née\tqueen's 1903",
+        *(told["question"] for told in TOLD),
+    ]
+    assert old.encode(texts) == new.encode(texts)
+    assert old.decode(old.encode(texts)[1]) == new.decode(new.encode(texts)[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "dead"),
+    [
+        ("embedder", {"cls.predictions.decoder.weight", "realm.embeddings.position_ids"}),
+        (
+            "encoder",
+            {"realm.pooler.dense.weight", "realm.pooler.dense.bias", "realm.embeddings.position_ids"},
+        ),
+    ],
+)
+def test_dead_weights_are_left_out_and_named(name: str, dead: set[str]) -> None:
+    assert set(converted(FIXTURES / name / "old").dead) == dead
+
+
+def test_parts_of_several_checkpoints_make_one_model(tmp_path: Path) -> None:
+    embedder, encoder = (str(FIXTURES / name / "new") for name in ("embedder", "encoder"))
+    convert_checkpoint(embedder, tmp_path / "model", encoder=encoder)
+    model = load_model(tmp_path / "model")
+    tower, reader = converted(Path(embedder)).model.embedder, converted(Path(encoder)).model.reader
+    for made, wanted in ((model.embedder, tower), (model.reader, reader)):
+        assert all(torch.equal(v, wanted.state_dict()[k]) for k, v in made.state_dict().items())
+    assert convert_checkpoint(embedder, tmp_path / "other", encoder=encoder)["notes"] == []
+
+
+def test_an_open_qa_model_may_have_the_passage_tower_that_made_its_vectors(tmp_path: Path) -> None:
+    tower = converted(FIXTURES / "embedder" / "new").model.embedder.query
+    convert_checkpoint(
+        str(FIXTURES / "openqa" / "new"), tmp_path / "nq", embedder=str(FIXTURES / "embedder" / "new")
+    )
+    model = load_model(tmp_path / "nq" / "model")
+    assert all(torch.equal(v, tower.state_dict()[k]) for k, v in model.embedder.passage.state_dict().items())
+    assert not torch.equal(model.embedder.query.projection.weight, tower.projection.weight)
+    Answerer.load(str(tmp_path / "nq" / "kb"), str(tmp_path / "nq" / "model"), AnswerConfig(device="cpu"))
+
+
+def test_a_span_head_that_was_never_trained_is_left_out(tmp_path: Path) -> None:
+    """The published pre-trained open-QA checkpoint has one: gains of one, biases of zero."""
+    folder = shutil.copytree(FIXTURES / "reader" / "new", tmp_path / "reader")
+    states = torch.load(folder / "pytorch_model.bin", weights_only=True)
+    for name in [n for n in states if n.startswith("qa_outputs.") and n.endswith("bias")]:
+        states[name].zero_()
+    states["qa_outputs.layer_normalization.weight"].fill_(1)
+    torch.save(states, folder / "pytorch_model.bin")
+    conversion = converted(folder)
+    assert conversion.model.span_reader is None
+    assert any("never trained" in note for note in conversion.notes)
+
+
+# -- a knowledge base of block records
+
+
+@pytest.fixture(scope="module")
+def nq(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("nq") / "nq"
+    convert_checkpoint(str(FIXTURES / "openqa" / "old"), out)
+    return out
+
+
+def test_blocks_and_vectors_are_the_published_ones(nq: Path) -> None:
+    kb, wanted = KnowledgeBase.open(nq / "kb"), block_texts()
+    assert kb.texts() == wanted
+    assert [passage.document_id for passage in kb] == [str(number) for number in range(40)]
+    repeated = [number for number, text in enumerate(wanted) if text in wanted[:number]]
+    assert [number for number, title in enumerate(kb.titles) if title] == repeated == [12, 31]
+    assert kb.titles[31] == "block 31"
+    assert kb.verify() == []
+    block_emb = torch.load(FIXTURES / "openqa" / "new" / "pytorch_model.bin", weights_only=True)["block_emb"]
+    (folder,) = vectors.folders(kb.folder)
+    found = vectors.read(folder, kb.keys_N)
+    assert found is not None and found.array.tobytes() == block_emb.numpy().tobytes()
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("number", range(len(TOLD)))
+def test_answers_in_peer_compat_are_the_peers(nq: Path, number: int, mapped: bool) -> None:
+    told = TOLD[number]
+    config = AnswerConfig(read=3, device="cpu", peer_compat=True, mapped_index=mapped)
+    answerer = Answerer.load(str(nq / "kb"), str(nq / "model"), config)
+    with torch.no_grad():
+        hits = answerer.version.index.search(answerer.embed(answerer.tokenized([told["question"]])), 3)
+    assert hits.number_BK[0].tolist() == told["blocks"]
+    best = answerer.answer(told["question"]).answers[0]
+    assert (best.text, best.passage.rank - 1) == (told["answer"], told["block"])
+    assert best.passage.document == str(told["blocks"][told["block"]])
+
+
+def test_peer_compat_reads_what_the_peer_reads(nq: Path) -> None:
+    from realm.qa.reading import peer_question, peer_reading
+
+    model = load_model(nq / "model")
+    for told in TOLD:
+        question = peer_question(told["question"], model.tokenizer)
+        reading = peer_reading(
+            [question] * 3, [block_texts()[n] for n in told["blocks"]], model.tokenizer, 32
+        )
+        assert reading.tokens.ids_BT.tolist() == told["joint_ids"]
+        assert reading.body_BT.long().tolist() == told["block_mask"]
+
+
+def test_ours_decides_as_the_peer_where_the_peer_is_not_odd(nq: Path) -> None:
+    """Questions of known words that are shorter than what is read; the answer is the passage's own text."""
+    answerer = Answerer.load(str(nq / "kb"), str(nq / "model"), AnswerConfig(read=3, device="cpu"))
+    compared = 0
+    for told, found in zip(TOLD, answerer.answer_batch([told["question"] for told in TOLD]), strict=True):
+        best = found.answers[0]
+        passage = best.passage
+        assert passage.text[best.start : best.end] == best.text
+        if "\u2603" not in told["question"] and len(told["question_ids"]) < 16:
+            assert passage.document == str(told["blocks"][told["block"]])
+            assert best.text.lower() == told["answer"]
+            compared += 1
+    assert compared == 3
+
+
+def test_a_question_keeps_its_unknown_words_unless_the_peers_way_is_asked_for(nq: Path) -> None:
+    from realm.qa.reading import joint_reading, peer_question, peer_reading
+
+    model = load_model(nq / "model")
+    (ids,) = model.tokenizer.encode(["who built the \u2603 bridge"])
+    assert model.tokenizer.unk_id in ids
+    ours = joint_reading([ids], ["the bridge"], model.tokenizer, model.lengths)
+    peers = peer_reading([ids], ["the bridge"], model.tokenizer, 32)
+    assert model.tokenizer.unk_id in ours.tokens.ids_BT and model.tokenizer.unk_id not in peers.tokens.ids_BT
+    assert peer_question("the [SEP]", model.tokenizer)[-1] == model.tokenizer.sep_id
+    assert model.tokenizer.sep_id not in model.tokenizer.encode(["the [SEP]"])[0]
+
+
+def test_a_converted_model_evaluates(nq: Path) -> None:
+    answerer = Answerer.load(str(nq / "kb"), str(nq / "model"), AnswerConfig(read=3, device="cpu"))
+    questions = [
+        Question(str(n), told["question"], (told["answer"],), False) for n, told in enumerate(TOLD[:3])
+    ]
+    assert evaluate(answerer, questions).as_dict()["em"] == 100.0
+
+
+def test_vectors_in_16_bits_take_half_and_find_the_same(tmp_path: Path) -> None:
+    convert_checkpoint(str(FIXTURES / "openqa" / "new"), tmp_path / "nq", bits=16)
+    kb = KnowledgeBase.open(tmp_path / "nq" / "kb")
+    found = vectors.read(vectors.folders(kb.folder)[0], kb.keys_N)
+    assert found is not None and found.array.dtype == np.float16 and found.info.bits == 16
+    answerer = Answerer.load(
+        str(kb.folder), str(tmp_path / "nq" / "model"), AnswerConfig(read=3, device="cpu", peer_compat=True)
+    )
+    assert [answerer.answer(told["question"]).answers[0].text for told in TOLD] == [t["answer"] for t in TOLD]
+
+
+def test_documents_come_and_go_in_a_converted_knowledge_base(nq: Path, tmp_path: Path) -> None:
+    from realm.text.corpus import Document
+
+    kb = KnowledgeBase.open(shutil.copytree(nq / "kb", tmp_path / "kb"))
+    kb.add([Document("Bridge", "Ada built the great bridge of Paris.", "mine")], TinyTagger())
+    kb.delete(["7", "12"])
+    assert len(kb) == 39
+    for mapped in (False, True):
+        config = AnswerConfig(device="cpu", mapped_index=mapped)
+        answerer = Answerer.load(str(kb.folder), str(nq / "model"), config)
+        assert len(answerer.version.index) == 39
+        assert answerer.answer("who built the bridge").answers
+    assert kb.verify() == []
+
+
+def test_wordpieces_are_made_when_they_are_first_needed(nq: Path) -> None:
+    kb = KnowledgeBase.open(nq / "kb")
+    assert kb.table.count_rows(filter="body_ids IS NULL") == 40
+    wanted = kb.tokenizer.encode(block_texts())
+    assert [kb.tokens.body.row(n).tolist() for n in range(40)] == wanted
+    assert [kb.tokens_of(np.array([7, 0])).body.row(n).tolist() for n in range(2)] == [wanted[7], wanted[0]]
+
+
+def test_an_interrupted_conversion_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published_module, "BLOCKS_AT_ONCE", 16)
+    source, out = str(FIXTURES / "openqa" / "new"), tmp_path / "nq"
+    commits = []
+    real = published_module.commit_rows
+
+    def commit(*args):
+        if len(commits) == 2:
+            raise KeyboardInterrupt
+        commits.append(args)
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(published_module, "commit_rows", commit)
+        with pytest.raises(KeyboardInterrupt):
+            convert_checkpoint(source, out)
+    assert not (out / "kb").exists()
+    rows: list[int] = []
+    monkeypatch.setattr(
+        published_module, "row_batches", lambda r, *more: rows.append(len(r)) or row_batches(r, *more)
+    )
+    from realm.store.schema import row_batches
+
+    report = convert_checkpoint(source, out)
+    assert sum(rows) == 8  # 32 of 40 were there
+    assert report["passages"] == 40 and KnowledgeBase.open(out / "kb").texts() == block_texts()
+    again = convert_checkpoint(source, out)  # nothing is left to do
+    assert sum(rows) == 8 and again["version"] == report["version"] == 1
+
+
+def test_a_tagger_gives_blocks_the_spans_that_pretraining_hides(tmp_path: Path) -> None:
+    convert_checkpoint(str(FIXTURES / "openqa" / "new"), tmp_path / "nq", tagger=TinyTagger())
+    kb = KnowledgeBase.open(tmp_path / "nq" / "kb")
+    assert kb.config.tagger == "tiny"
+    assert (kb.tokens.span_starts.lengths > 0).sum() > 20
+    assert len(kb.passages([0])[0].sentences) == 2
+
+
+def test_blocks_that_were_not_tagged_are_not_taken_for_tagged_ones(nq: Path, tmp_path: Path) -> None:
+    kb = shutil.copytree(nq / "kb", tmp_path / "nq" / "kb")
+    assert KnowledgeBase.open(kb).config.tagger == ""
+    words = ["convert", str(FIXTURES / "openqa" / "old"), str(tmp_path / "nq")]
+    with pytest.raises(InputError, match="is a knowledge base already"):
+        cli.run([*words, "--tagger", "rules"])
+    cli.run(words)  # the same as before: nothing is left to do
+    (tmp_path / "news.jsonl").write_text('{"title": "Bridge", "text": "Ada built it in 1903. It is old."}')
+    cli.run(["kb", "add", str(tmp_path / "news.jsonl"), "--kb", str(kb)])
+    (added,) = KnowledgeBase.open(kb).passages([40])
+    assert len(added.sentences) == 2 and [span.label for span in added.spans] == ["DATE"]
+
+
+@pytest.mark.parametrize("name", ["scorer", "openqa"])
+def test_a_folder_without_a_tokenizer_takes_the_named_one(name: str, tmp_path: Path, capsys) -> None:
+    whole, bare = FIXTURES / name / "new", tmp_path / "bare"
+    bare.mkdir()
+    for file in whole.iterdir():
+        if file.name not in (
+            "vocab.txt",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+        ):
+            shutil.copy(file, bare)
+    command = ["convert", str(bare), str(tmp_path / "out")]
+    assert cli.main(command) == 2
+    error = capsys.readouterr().err
+    assert (
+        "bare has no tokenizer" in error and "name one with --tokenizer" in error and error.count("\n") == 1
+    )
+    assert not (tmp_path / "out").exists()
+    assert cli.main([*command, "--tokenizer", str(whole)]) == 0
+    made = tmp_path / "out" / "model" if name == "openqa" else tmp_path / "out"
+    assert Tokenizer.load(made).fingerprint == Tokenizer.load(whole).fingerprint
+    (tmp_path / "empty").mkdir()
+    assert cli.main([*command[:2], str(tmp_path / "out2"), "--tokenizer", str(tmp_path / "empty")]) == 2
+    assert "has no tokenizer" in capsys.readouterr().err
+
+
+# -- what is refused
+
+
+def broken(tmp_path: Path, name: str, **states: torch.Tensor | None) -> Path:
+    """A checkpoint with some tensors replaced, or left out where None."""
+    folder = shutil.copytree(FIXTURES / name / "new", tmp_path / name)
+    tensors = torch.load(folder / "pytorch_model.bin", weights_only=True)
+    for key, value in states.items():
+        tensors.pop(key) if value is None else tensors.update({key: value})
+    torch.save(tensors, folder / "pytorch_model.bin")
+    return folder
+
+
+def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"lacks cls\.dense\.bias and 0 more tensors of a embedder"):
+        converted(broken(tmp_path / "a", "embedder", **{"cls.dense.bias": None}))
+    with pytest.raises(InputError, match=r"cls\.dense\.bias is \(3,\), its config\.json says \(8,\)"):
+        converted(broken(tmp_path / "b", "embedder", **{"cls.dense.bias": torch.zeros(3)}))
+
+
+def test_another_kind_of_model_is_refused(tiny_model_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a 'bert' model, no published REALM checkpoint"):
+        open_checkpoint(str(tiny_model_folder / "encoder"))
+    folder = tmp_path / "strange"
+    folder.mkdir()
+    shutil.copy(FIXTURES / "embedder" / "new" / "config.json", folder)
+    with pytest.raises(InputError, match="has no weights"):
+        open_checkpoint(str(folder))
+    save_file({"gpt.weight": torch.zeros(2)}, folder / "model.safetensors")
+    with pytest.raises(InputError, match=r"is no published REALM checkpoint .* it holds gpt\.weight"):
+        open_checkpoint(str(folder))
+    (folder / "model.safetensors").write_bytes(b"\0" * 100)
+    with pytest.raises(InputError, match="is damaged"):
+        open_checkpoint(str(folder))
+
+
+def test_checkpoints_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    reader, encoder = FIXTURES / "reader" / "new", FIXTURES / "encoder" / "new"
+    with pytest.raises(InputError, match="is a reader: encoder or openqa was expected"):
+        convert_checkpoint(str(encoder), tmp_path / "out", encoder=str(reader))
+    small = shutil.copytree(encoder, tmp_path / "small")
+    config = json.loads((small / "config.json").read_text())
+    for name, value in {"hidden_size": 8, "num_attention_heads": 4, "hidden_act": "relu"}.items():
+        (small / "config.json").write_text(json.dumps(config | {name: value}))
+        with pytest.raises(InputError, match=rf"has {name} {value}, .* {config[name]}"):
+            convert_checkpoint(str(FIXTURES / "embedder" / "new"), tmp_path / "out", encoder=str(small))
+    assert not (tmp_path / "out").exists()
+
+
+class Harmful:
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_weights_file_that_would_run_code_is_not_read(tmp_path: Path) -> None:
+    folder = shutil.copytree(FIXTURES / "embedder" / "new", tmp_path / "bad")
+    torch.save({"a": Harmful(tmp_path / "harm")}, folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match="holds more than tensors and is not read"):
+        open_checkpoint(str(folder))
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": Harmful(tmp_path / "harm")}))
+    with pytest.raises(InputError, match=r"pytorch_model\.bin"):
+        open_checkpoint(str(folder))
+    assert not (tmp_path / "harm").exists()
+
+
+def test_texts_and_vectors_must_be_as_many_before_anything_is_written(tmp_path: Path) -> None:
+    folder = broken(tmp_path, "openqa", block_emb=torch.zeros(39, 8))
+    with pytest.raises(InputError, match=r"has 40 texts, its block_emb is \(39, 8\)"):
+        convert_checkpoint(str(folder), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    (folder / "block_records.npy").unlink()
+    with pytest.raises(InputError, match="the checkpoint came without its texts"):
+        convert_checkpoint(str(folder), tmp_path / "out")
+
+
+def test_weights_in_several_files_are_read_by_their_index(tmp_path: Path) -> None:
+    whole = FIXTURES / "embedder" / "safetensors"
+    folder = shutil.copytree(whole, tmp_path / "split")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    halves = [dict(list(tensors.items())[start::2]) for start in (0, 1)]
+    places = {}
+    for number, half in enumerate(halves):
+        save_file(half, folder / f"model-{number}.safetensors")
+        places |= dict.fromkeys(half, f"model-{number}.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    mine, wanted = weights(converted(folder)), weights(converted(whole))
+    assert all(torch.equal(value, wanted[key]) for key, value in mine.items())
+    index.write_text(json.dumps({"weight_map": {"a": "../../secret.safetensors"}}))
+    with pytest.raises(InputError, match=r"names .* which is not there"):
+        open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["absent-folder/x/y", "out"], "is not a model folder"),
+        (["FIX/embedder/new", "out", "--kb", "kb"], "--kb is for --to huggingface-realm"),
+        (["absent", "out", "--to", "huggingface-realm"], "no model at absent"),
+        (["x", "out", "--to", "huggingface-realm", "--encoder", "y"], "--encoder is for --to realm"),
+        (["x", "out", "--to", "hub", "--bits", "16"], "--bits is for --to realm"),
+        (["x", "out", "--to", "sentence-transformers", "--numbers", "y"], "--numbers is for --to hub"),
+        (["absent", "out", "--to", "hub", "--licence", "y", "--data", "z"], "no model at absent"),
+        (["FIX/embedder/new", "out", "--bits", "8"], "invalid choice"),
+    ],
+)
+def test_bad_use_is_one_line_and_exit_code_2(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["convert", *(word.replace("FIX", str(FIXTURES)) for word in words)]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

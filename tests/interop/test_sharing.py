@@ -1,0 +1,150 @@
+"""Our models elsewhere: sentence-transformers gives the same vectors, and a hub folder comes back as it was."""
+
+import json
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from realm import cli
+from realm.cli.arguments import settings
+from realm.config import InputError
+from realm.interop.sharing import commands, write_sentence_transformers
+from realm.model import folder as folder_module
+from realm.model.encoders import EmbedderConfig, Norm, Pooling, TrunkConfig, embedder_from, new_reader
+from realm.model.folder import Model, load_model, save_model
+from realm.tokens.layouts import Lengths, passage_inputs, query_inputs
+from realm.train.adapt import AdaptConfig
+from realm.train.finetune import FinetuneConfig
+from realm.train.ict import IctConfig
+from realm.train.mlm import MlmConfig
+from realm.train.pretrain import PretrainConfig
+from tests.store.tiny import tiny_tokenizer
+
+TEXTS = ["the town is in ruritania", "it has two inns?", "", "the capital " * 8]
+
+
+def model_of(pooling: Pooling, norm: Norm) -> Model:
+    torch.manual_seed(0)
+    tokenizer = tiny_tokenizer()
+    reader = new_reader(TrunkConfig(layers=2, hidden=32, heads=2, positions=64), tokenizer)
+    embedder = embedder_from(reader, EmbedderConfig(dim=16, pooling=pooling, norm=norm))
+    for parameter in embedder.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return Model(tokenizer, Lengths(query=32, passage=48), reader, embedder.eval())
+
+
+@pytest.mark.parametrize(
+    ("pooling", "norm"), [("mean", "unit"), ("cls", "layer"), ("mean", "layer"), ("cls", "unit")]
+)
+def test_sentence_transformers_gives_our_vectors(pooling: Pooling, norm: Norm, tmp_path: Path) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    model = model_of(pooling, norm)
+    write_sentence_transformers(model, tmp_path)
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
+    queries = query_inputs(model.tokenizer.encode(TEXTS), model.tokenizer, model.lengths)
+    pairs = [("the town", "it has two inns."), ("ruritania", "the capital is in the town")]
+    titles, bodies = (model.tokenizer.encode(part) for part in zip(*pairs, strict=True))
+    passages = passage_inputs(titles, bodies, model.tokenizer, model.lengths)
+    with torch.no_grad():
+        ours = model.embedder.query(queries), model.embedder.query(passages)
+    np.testing.assert_allclose(theirs.encode(TEXTS), ours[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(theirs.encode(pairs), ours[1], rtol=1e-4, atol=1e-4)
+
+
+def test_words_have_no_modules_there(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tokenizer = tiny_tokenizer()
+    reader = new_reader(TrunkConfig(layers=1, hidden=16, heads=2, positions=32), tokenizer)
+    model = Model(
+        tokenizer, Lengths(8, 16), reader, embedder_from(reader, EmbedderConfig(dim=4, pooling="words"))
+    )
+    save_model(model, tmp_path / "model")
+    words = ["convert", str(tmp_path / "model"), str(tmp_path / "out"), "--to", "sentence-transformers"]
+    with pytest.raises(InputError, match="weighted words"):
+        cli.run(words)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_cards_commands_are_what_the_command_line_takes() -> None:
+    stages: dict[str, tuple[Any, dict[str, str]]] = {
+        "mlm": (MlmConfig(steps=7), {}),
+        "ict": (IctConfig(learning_rate=3e-5), {"init": "my models/a"}),
+        "pretrain": (PretrainConfig(steps=9), {"init": "b", "text": "89ab"}),
+        "adapt": (AdaptConfig(minutes=5.0), {"init": "b"}),
+        "finetune": (FinetuneConfig(whole_words=False), {"init": "c", "questions": "cdef"}),
+    }
+    remembered = [
+        {"stage": stage, **asdict(config), "kb": "0123", **names, "seconds": 1.5}
+        for stage, (config, names) in stages.items()
+    ]
+    remembered.append({"stage": "published", "name": "google/x", "encoder": "google/y z", "embedder": None})
+    told = [shlex.split(line, comments=True) for line in commands(remembered)]
+    parsed = [cli._parser().parse_args(words[1:]) for words in told]
+    assert [args.command for args in parsed] == [*stages, "convert"]
+    for args, (config, names) in zip(parsed, stages.values(), strict=False):
+        assert settings(args, type(config)) == config
+        assert (getattr(args, "init", None) or getattr(args, "model", None)) == names.get("init")
+    assert (parsed[2].text, parsed[4].train, parsed[4].dev) == ("TEXT", "TRAIN", "DEV")
+    assert (parsed[5].source, parsed[5].encoder, parsed[5].embedder) == ("google/x", "google/y z", None)
+
+
+def test_a_card_says_what_the_knowledge_base_of_a_stage_held_out() -> None:
+    record = {"stage": "ict", "kb": "0123", "held_out": 0.1, "passage_tokens": 112, "text": "89ab"}
+    (line,) = commands([record])
+    assert line.endswith("  # KB: 0123, held_out=0.1, passage_tokens=112, TEXT: 89ab") and "--set" not in line
+
+
+def test_a_hub_folder_has_a_card_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("cls", "layer")
+    model.stages = [{"stage": "ict", "steps": 3, "init": "a", "kb": "0123", "seed": 5}]
+    save_model(model, tmp_path / "model")
+    (tmp_path / "dev.json").write_text(
+        json.dumps({"em": 41.5, "em_ci95": [38.5, 44.5], "recall": {"5": 70.0}, "ids": ["a"]})
+    )
+    words = [
+        "convert",
+        str(tmp_path / "model"),
+        str(tmp_path / "mine"),
+        "--to",
+        "hub",
+        "--licence",
+        "apache-2.0",
+    ]
+    with pytest.raises(InputError, match="what --data they saw"):
+        cli.run(words)
+    bad = tmp_path / "bad.json"
+    for content in ("[1]", '{"em": ', '{"em": "\\ud800"}', "[" * 100_000):
+        bad.write_text(content)
+        with pytest.raises(InputError, match=r"bad\.json is (damaged|no report)") as error:
+            cli.run([*words, "--data", "x", "--numbers", str(bad)])
+        assert "\n" not in str(error.value) and not (tmp_path / "mine").exists()
+    cli.run([*words, "--data", "Fourteen towns.", "--numbers", str(tmp_path / "dev.json")])
+    card = (tmp_path / "mine" / "README.md").read_text()
+    assert card.startswith("---\nlicense: apache-2.0\n")
+    for said in (
+        "Fourteen towns.",
+        '"em": 41.5',
+        '"em_ci95": [38.5, 44.5]',
+        "realm ict --kb KB --init a",
+        "--set seed=5",
+        "hf:OWNER/mine",
+    ):
+        assert said in card
+    assert '"ids"' not in card
+    assert json.loads((tmp_path / "mine" / "config.json").read_text())["model_type"] == "realm-lm"
+    asked = []
+
+    def hub(name: str, files: tuple[str, ...]) -> str:  # what the hub's cache would hand back
+        asked.append((name, files))
+        return str(tmp_path / "mine")
+
+    monkeypatch.setattr(folder_module, "from_hub", hub)
+    loaded = load_model("hf:someone/mine")
+    assert asked and all(name == "someone/mine" for name, _ in asked)
+    for key, value in loaded.embedder.state_dict().items():
+        assert torch.equal(value, model.embedder.state_dict()[key])

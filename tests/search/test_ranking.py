@@ -1,0 +1,64 @@
+"""What can be among the best, against sorting everything."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm.search.ranking import GROUP, reaching, space
+
+
+@given(
+    queries=st.integers(1, 5),
+    groups=st.integers(4, 70),
+    k=st.integers(1, 10),
+    kind=st.sampled_from(["float", "whole", "few values"]),
+    slack=st.sampled_from([0.0, 30.0]),
+    with_floor=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_nothing_that_is_among_the_best_is_left_out(queries, groups, k, kind, slack, with_floor, seed):
+    """With a score that is off by up to `slack`, and with what is known of others, too."""
+    draw = np.random.default_rng(seed)
+    true = draw.normal(size=(queries, GROUP * groups)) * 1000
+    if kind == "few values":
+        true = np.round(true / 500)
+    seen = true + draw.uniform(-slack, slack, true.shape)
+    scores = torch.from_numpy(seen.astype(np.float32) if kind == "float" else np.rint(seen).astype(np.int32))
+    off = slack + 1  # what rounding to whole numbers or to 32 bits adds
+    floor = np.sort(true)[:, -3 * k] if with_floor else None
+    found = reaching(scores, k, floor, np.full(queries, off))
+    if found is None:
+        return
+    assert (np.diff(found // true.shape[1]) >= 0).all()
+    assert len(set(found.tolist())) == len(found)
+    for row in range(queries):
+        mine = set((found[found // true.shape[1] == row] - row * true.shape[1]).tolist())
+        kth = np.sort(true[row])[-k]
+        better = np.flatnonzero(true[row] > kth)
+        least = kth if floor is None else max(kth, floor[row])
+        assert set(better.tolist()) <= mine
+        assert all(true[row][one] < least for one in range(true.shape[1]) if one not in mine)
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_scores_that_are_no_numbers_are_left_to_others(broken):
+    scores = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 40 * GROUP)).astype(np.float32))
+    assert reaching(scores, 5, None, 0.0) is not None
+    scores[1, 7] = broken
+    assert reaching(scores, 5, None, 0.0) is None
+
+
+def test_scores_that_are_all_alike_are_left_to_others():
+    assert reaching(torch.ones(2, 40 * GROUP, dtype=torch.int32), 5, None, 0.0) is None
+
+
+def test_room_is_used_again_and_grows():
+    small = space("test", 3, 4, torch.float32)
+    assert space("test", 2, 6, torch.float32).data_ptr() == small.data_ptr()
+    assert space("test", 5, 4, torch.float32).shape == (5, 4)
+    assert space("test", 2, 2, torch.int32).dtype == torch.int32
+    with torch.inference_mode():
+        made = space("test", 100, 100, torch.int32)
+    made.zero_()  # a tensor of inference mode could not be written to here

@@ -1,0 +1,95 @@
+"""The BM25 index of a knowledge base on disk: used while it is of these passages and sound, made anew where it is not."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from realm.search import stored_bm25 as words
+from realm.search.bm25 import Bm25Index
+from realm.search.stored_bm25 import WORDS, words_of
+from realm.store.knowledge_base import KnowledgeBase, changed
+from realm.text.corpus import Document
+from realm.text.salient_spans import load_tagger
+
+ASKED = ["on which river lies Arden?", "zzz", "Bexley founded"]
+
+
+@pytest.fixture
+def kb(tiny_kb, tmp_path) -> KnowledgeBase:
+    """A knowledge base whose words nobody has asked for."""
+    shutil.copytree(tiny_kb.folder, tmp_path / "kb", ignore=shutil.ignore_patterns(WORDS))
+    return KnowledgeBase.open(tmp_path / "kb")
+
+
+def saved(kb: KnowledgeBase) -> Path:
+    (folder,) = (kb.folder / WORDS).iterdir()
+    return folder
+
+
+def assert_ranks_as_one_made_now(found: Bm25Index, kb: KnowledgeBase) -> None:
+    made = Bm25Index(kb.titles, kb.texts()).search(ASKED, 5)
+    for mine, expected in zip(found.search(ASKED, 5), made, strict=True):
+        assert np.array_equal(mine, expected)
+
+
+def test_the_second_process_reads_no_passage(kb, monkeypatch) -> None:
+    assert_ranks_as_one_made_now(words_of(kb), kb)
+    again = KnowledgeBase.open(kb.folder)
+    monkeypatch.setattr(words, "Bm25Index", type("Loaded", (Bm25Index,), {"__init__": _only_empty}))
+    assert_ranks_as_one_made_now(words_of(again), kb)
+
+
+def _only_empty(self: Bm25Index, titles: list[str], texts: list[str]) -> None:
+    assert not titles and not texts
+    Bm25Index.__init__(self, titles, texts)
+
+
+@pytest.mark.parametrize("harm", ["a byte", "half", "a file", "checksums"])
+def test_a_damaged_index_is_made_anew(kb, harm) -> None:
+    words_of(kb)
+    file = saved(kb) / ("checksums.json" if harm == "checksums" else "indices.csc.index.npy")
+    content = file.read_bytes()
+    if harm == "a file":
+        file.unlink()
+    elif harm == "a byte":
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    else:
+        file.write_bytes(content[: len(content) // 2])
+    assert_ranks_as_one_made_now(words_of(kb), kb)
+    assert {one.name for one in saved(kb).iterdir()} >= {"checksums.json", "indices.csc.index.npy"}
+    words.check_folder(saved(kb))
+
+
+def test_a_changed_knowledge_base_has_its_own_and_the_old_one_goes(kb) -> None:
+    words_of(kb)
+    before = saved(kb)
+    (kb.folder / WORDS / ".making-killed").mkdir()
+    changed(
+        kb.folder, lambda opened: opened.add([Document("zzz", "Zzz", "Zzz is a town.")], load_tagger("rules"))
+    )
+    later = KnowledgeBase.open(kb.folder)
+    assert_ranks_as_one_made_now(words_of(later), later)
+    assert saved(later) != before
+    assert words_of(later).search(["zzz"], 1).number_BK[0, 0] >= 0
+
+
+def test_other_rules_for_words_have_their_own_index(kb, monkeypatch) -> None:
+    words_of(kb)
+    before = saved(kb)
+    monkeypatch.setattr(words, "RULES", "other rules")
+    words_of(kb)
+    assert saved(kb) != before
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_copy_on_disk(kb) -> None:
+    (kb.folder / WORDS).write_text("in the way")
+    assert_ranks_as_one_made_now(words_of(kb), kb)
+
+
+def test_passages_without_words_leave_nothing_on_disk(kb, monkeypatch) -> None:
+    monkeypatch.setattr(KnowledgeBase, "titles", [""])
+    monkeypatch.setattr(KnowledgeBase, "texts", lambda self: ["..."])
+    assert not words_of(kb).knows_words
+    assert not (kb.folder / WORDS).exists()

@@ -1,0 +1,62 @@
+"""States computed once against the tower that made them."""
+
+import numpy as np
+import pytest
+import torch
+
+from realm.config import InputError
+from realm.index.embedding import embed_passages
+from realm.model.encoders import Embedder, EmbedderConfig
+from realm.tokens.layouts import NULL_PASSAGE, passage_inputs
+from realm.train.refresh.frozen_passages import freeze_input_embeddings, freeze_passage_trunk, passage_states
+
+
+@pytest.fixture
+def states(tiny_kb, tiny_model, tmp_path):
+    freeze_passage_trunk(tiny_model.embedder)
+    tiny_model.embedder.eval()
+    return passage_states(tiny_kb, tiny_model, tmp_path, "fp32")
+
+
+def test_an_index_of_states_is_that_of_the_texts(states, tiny_kb, tiny_model) -> None:
+    tower, model = tiny_model.embedder.passage, tiny_model
+    torch.nn.init.normal_(tower.projection.weight)  # another projection than the states were made beside
+    texts_ND = embed_passages(
+        tower, tiny_kb.tokens, np.arange(len(tiny_kb)), model.tokenizer, model.lengths, model.device
+    )
+    np.testing.assert_allclose(states.index(tower), texts_ND, atol=5e-3)
+
+
+def test_null_passage_is_found_by_its_number(states, tiny_model) -> None:
+    nothing = [np.zeros(0, dtype=np.int64)]
+    null = tiny_model.embedder.passage(
+        passage_inputs(nothing, nothing, tiny_model.tokenizer, tiny_model.lengths)
+    )
+    torch.testing.assert_close(
+        states.vectors(tiny_model.embedder.passage, np.array([NULL_PASSAGE])), null, atol=5e-3, rtol=0
+    )
+
+
+def test_gradients_of_states_reach_the_projection_alone(states, tiny_model) -> None:
+    tower = tiny_model.embedder.passage
+    states.vectors(tower, np.array([2, 0]))[:, 0].sum().backward()
+    assert {name for name, p in tower.named_parameters() if p.grad is not None} == {
+        "projection.weight",
+        "projection.bias",
+    }
+
+
+def test_states_of_an_interrupted_run_are_used_again(states, tiny_kb, tiny_model, tmp_path) -> None:
+    before = (tmp_path / "states.npy").stat().st_mtime_ns
+    again = passage_states(tiny_kb, tiny_model, tmp_path, "fp32")
+    assert (tmp_path / "states.npy").stat().st_mtime_ns == before
+    tower = tiny_model.embedder.passage
+    assert np.array_equal(again.index(tower), states.index(tower))
+
+
+def test_towers_of_words_have_nothing_to_freeze(tiny_model) -> None:
+    words = Embedder(tiny_model.embedder.trunk_config, EmbedderConfig(dim=16, pooling="words"))
+    with pytest.raises(InputError, match='passage_trunk = "frozen" needs towers with layers'):
+        freeze_passage_trunk(words)
+    with pytest.raises(InputError, match='input_embeddings = "frozen" needs towers with layers'):
+        freeze_input_embeddings(words)
