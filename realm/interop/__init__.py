@@ -1,13 +1,13 @@
 """Checkpoints of others: the REALM models that Google published, as Hugging Face files in and out, and as its own files in;
 and readers that others fine-tuned.
 
-    answering    a BERT that answers questions about a text, as a span reader
-    checkpoint   a folder or hub repository: which kind it is, its tensors by their published names
-    google       Google's names and settings as published ones
-    tensorflow   the tensors of a TensorFlow checkpoint, without TensorFlow
-    parts        tensors <-> networks; the table of names
-    peer         the arithmetic of transformers 4.57.6 where it differs from ours
-    export       our model -> folders that transformers 4.57.6 loads
-
-What is not networks, the block records and their vectors, is in `realm.interop.blocks`.
+    span_readers   a BERT that answers questions about a text, as a span reader
+    checkpoint     a folder or hub repository: which kind it is, its tensors by their published names
+    google         Google's names and settings as published ones
+    tensorflow     the tensors of a TensorFlow checkpoint, without TensorFlow
+    parts          tensors <-> networks; the table of names
+    peer           the arithmetic of transformers 4.57.6 where it differs from ours
+    export         our model -> folders that transformers 4.57.6 loads
+    blocks         the passages of an open-QA checkpoint and their vectors, from block_records
+    sharing        our model for others: a compact folder, sentence-transformers, a card
 """

@@ -121,4 +121,4 @@ def test_no_other_file_multiplies_vectors_of_queries() -> None:
         for file in Path(realm.__file__).parent.rglob("*.py")
         if any(product.search(line) for line in file.read_text(encoding="utf-8").splitlines())
     }
-    assert found == {"codes.py"}
+    assert found == {"int8_prefilter.py"}

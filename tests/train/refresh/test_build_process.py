@@ -217,7 +217,7 @@ def test_build_killed_before_its_commit_leaves_nothing_to_load(
 ) -> None:
     """A build that dies between its files and its commit leaves the old version the newest; the next try is whole."""
     code = (
-        "import os, signal, sys; from realm.cli import main; from realm.retrieval import tables, vectors; "
+        "import os, signal, sys; from realm.cli import main; from realm.store import tables, vectors; "
         f"first = not os.path.exists('{tmp_path}/died'); open('{tmp_path}/died', 'a'); "
         "vectors.commit = (lambda *_: os.kill(os.getpid(), signal.SIGKILL)) if first else vectors.commit; "
         "sys.exit(main(sys.argv[1:]))"
