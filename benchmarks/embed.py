@@ -35,7 +35,8 @@ from realm.model.encoders import EmbedderConfig, Tower, new_tower
 from realm.model.folder import load_model
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.schema import PassageTokens
-from realm.tokens.layouts import Lengths, Ragged, Tokenizer, Tokens, passage_rows
+from realm.tokens.layouts import Lengths, Ragged, Tokens, passage_rows
+from realm.tokens.tokenizer import Tokenizer
 
 FORWARD_SECONDS = 3.0
 """About as long a round of bare forward passes takes, at most."""

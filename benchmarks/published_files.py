@@ -19,7 +19,8 @@ from realm.interop.export import Lazy, write_checkpoint
 from realm.model.bert import Bert, BertConfig, MaskedBert
 from realm.model.encoders import Embedder, EmbedderConfig, MaskedReader, SpanReader
 from realm.model.folder import Model
-from realm.tokens.layouts import Lengths, Tokenizer
+from realm.tokens.layouts import Lengths
+from realm.tokens.tokenizer import Tokenizer
 
 DIM = 128
 

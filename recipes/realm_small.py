@@ -34,7 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from realm.model.folder import load_model, save_model
-from realm.qa.evaluation import has_answer, read_questions
+from realm.qa.metrics import has_answer
+from realm.qa.question_files import read_questions
 
 ARTICLES_READ = {"simplewiki": 5, "enwiki_core": 3}
 """Of Simple English Wikipedia every 5th article is read to learn to fill gaps, of the other every 3rd."""

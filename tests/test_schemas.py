@@ -31,7 +31,8 @@ from realm.store.merged import MERGED, MergedLine
 from realm.store.tables import open_table
 from realm.store.vectors import VectorsInfo
 from realm.text.readers import LEFT_OUT, LeftOut
-from realm.tokens.layouts import Lengths, encoder_folder
+from realm.tokens.hub import encoder_folder
+from realm.tokens.layouts import Lengths
 from realm.train import loop
 from realm.train.adapt import AdaptConfig
 from realm.train.finetune import FinetuneConfig, FinetunedFrom
@@ -91,7 +92,7 @@ WRITERS = {
     "serve/client.py Client._open": ["requests: tests/serve/test_schema.py"],
     "text/apart.py Apart.read": ["requests to its own child"],
     "text/apart.py main.answer": ["the child's answers: tests/text/test_pdf_word_epub.py"],
-    "tokens/layouts.py _behaviour": ["what a fingerprint is of: never written"],
+    "tokens/tokenizer.py _behaviour": ["what a fingerprint is of: never written"],
     "text/readers.py ReadingReport.keep": ["left_out.jsonl"],
     "workspace/fit.py _Fit._judged": ["made questions: tests/workspace/test_fit.py reads them"],
     "workspace/fit.py _Fit._write": ["report.json: tests/workspace/test_fit.py"],

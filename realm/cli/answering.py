@@ -170,7 +170,7 @@ def _add_outcomes(parser: Parser, what: str) -> None:
 
 
 def _one_text(text: str) -> str:
-    from realm.qa.evaluation import MAX_QUESTION_CHARACTERS
+    from realm.qa.question_files import MAX_QUESTION_CHARACTERS
 
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty")
@@ -194,7 +194,7 @@ def _retrieve(args: argparse.Namespace) -> None:
     _need_model_but_for_words(args)
 
     from realm.qa import pipeline
-    from realm.qa.evaluation import read_questions
+    from realm.qa.question_files import read_questions
     from realm.store.knowledge_base import KnowledgeBase
 
     out = Path(args.out)
@@ -241,7 +241,8 @@ def _evaluate(args: argparse.Namespace) -> None:
     _need_model_but_for_words(args)
 
     from realm.qa import pipeline
-    from realm.qa.evaluation import ReportFile, read_questions
+    from realm.qa.evaluation import ReportFile
+    from realm.qa.question_files import read_questions
     from realm.store.knowledge_base import KnowledgeBase
 
     questions = read_questions(args.questions, regex=args.regex)
@@ -270,7 +271,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 def _calibrate(args: argparse.Namespace) -> None:
     from realm.qa import pipeline
-    from realm.qa.evaluation import read_questions
+    from realm.qa.question_files import read_questions
 
     questions = read_questions(args.questions, regex=args.regex)
     config = settings(args, pipeline.AnswerConfig)

@@ -205,7 +205,7 @@ def _build(args: argparse.Namespace) -> None:
     from realm.store.knowledge_base import KnowledgeBaseConfig, build
     from realm.text.readers import ReadingReport, read_documents
     from realm.text.salient_spans import load_tagger
-    from realm.tokens.layouts import Tokenizer
+    from realm.tokens.tokenizer import Tokenizer
 
     flags = {
         "tokenizer": args.tokenizer,

@@ -144,7 +144,7 @@ def _ict(args: argparse.Namespace) -> None:
 
 
 def _pretrain(args: argparse.Namespace) -> None:
-    from realm.qa.evaluation import read_questions
+    from realm.qa.question_files import read_questions
     from realm.store.knowledge_base import KnowledgeBase
     from realm.train import pretrain
 
@@ -179,7 +179,7 @@ def _index(args: argparse.Namespace) -> None:
 
 
 def _finetune(args: argparse.Namespace) -> None:
-    from realm.qa.evaluation import read_questions
+    from realm.qa.question_files import read_questions
     from realm.store.knowledge_base import KnowledgeBase
     from realm.train import finetune
 

@@ -25,8 +25,9 @@ from realm.demo.story import QUESTIONS, Asked, DemoConfig, Story
 from realm.demo.tables import paragraph
 from realm.demo.telling import Chapter, Record, tell
 from realm.qa.answers import Answers
-from realm.qa.evaluation import Question, has_answer
+from realm.qa.metrics import has_answer
 from realm.qa.pipeline import AnswerConfig
+from realm.qa.question_files import Question
 from realm.workspace.folder import Workspace
 
 __all__ = ["DemoConfig", "Story", "run"]

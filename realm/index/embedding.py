@@ -18,7 +18,8 @@ from realm.model.cpu.threads import share_out
 from realm.model.encoders import Tower, evaluating
 from realm.store.knowledge_base import PassageTokens
 from realm.store.unfinished import Kept
-from realm.tokens.layouts import Lengths, Tokenizer, Tokens, passage_rows
+from realm.tokens.layouts import Lengths, Tokens, passage_rows
+from realm.tokens.tokenizer import Tokenizer
 
 BATCH_TOKENS = 4096
 """Tokens of a batch, padding counted."""

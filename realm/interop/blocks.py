@@ -48,7 +48,7 @@ from realm.store.tables import newest_version
 from realm.store.vectors import VectorsInfo
 from realm.text.corpus import Annotations, Document, Passage, passage_id
 from realm.text.salient_spans import Tagger
-from realm.tokens.layouts import Tokenizer
+from realm.tokens.tokenizer import Tokenizer
 
 BLOCKS_AT_ONCE = 1 << 18
 """Blocks of a commit, and of a file: what a killed conversion has to read again."""

@@ -15,7 +15,8 @@ from torch import Tensor
 from realm.config import InputError, read_json
 from realm.interop import google
 from realm.model.tensor_files import load_tensors
-from realm.tokens.layouts import Tokenizer, encoder_folder
+from realm.tokens.hub import encoder_folder
+from realm.tokens.tokenizer import Tokenizer
 
 RECORDS = "block_records.npy"
 FILES = ("*.json", "vocab.txt", "*.safetensors", "pytorch_model*.bin", RECORDS)

@@ -22,7 +22,7 @@ from realm.model.bert import BertConfig
 from realm.model.encoders import MaskedReader, SpanReader, Tower
 from realm.model.folder import Model, last_record
 from realm.model.tensor_files import WEIGHTS
-from realm.tokens.layouts import SPECIAL, Tokenizer
+from realm.tokens.tokenizer import SPECIAL, Tokenizer
 
 
 class Lazy(NamedTuple):

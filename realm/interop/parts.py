@@ -32,7 +32,8 @@ from realm.model.encoders import (
     new_tower,
 )
 from realm.model.folder import Model
-from realm.tokens.layouts import Lengths, Tokenizer
+from realm.tokens.layouts import Lengths
+from realm.tokens.tokenizer import Tokenizer
 
 TOWER = {"trunk.": "realm.", "projection.": "cls.dense.", "norm.": "cls.LayerNorm."}
 MASKED_READER = {"bert.": "realm.", "cls.": "cls."}

@@ -16,7 +16,9 @@ from realm.model.bert_files import Undrawn, own_name, read_bert_config
 from realm.model.calibration import Calibration
 from realm.model.encoders import SpanConfig, SpanReader
 from realm.model.folder import Model, is_model, load_model
-from realm.tokens.layouts import Lengths, Tokenizer, encoder_folder
+from realm.tokens.hub import encoder_folder
+from realm.tokens.layouts import Lengths
+from realm.tokens.tokenizer import Tokenizer
 
 LONGEST_ANSWER = 30
 """Wordpieces of an answer, at most, as the published scores of such checkpoints were taken."""

@@ -19,15 +19,8 @@ from realm.masking.masked_queries import MaskedQuery, SpanIndex, repeats_text
 from realm.model.scores import scores
 from realm.search.exact import Hits, MipsIndex
 from realm.store.knowledge_base import PassageTokens
-from realm.tokens.layouts import (
-    NULL_PASSAGE,
-    Lengths,
-    Tokenizer,
-    Tokens,
-    joint_inputs,
-    passage_inputs,
-    query_inputs,
-)
+from realm.tokens.layouts import NULL_PASSAGE, Lengths, Tokens, joint_inputs, passage_inputs, query_inputs
+from realm.tokens.tokenizer import Tokenizer
 
 
 class Candidates(NamedTuple):

@@ -29,7 +29,9 @@ from realm.model.cpu.dropout import FastDropout
 from realm.model.cpu.packed import hidden_states, states_at, undivided
 from realm.model.scores import own_scores
 from realm.model.tensor_files import load_tensors, save_tensors
-from realm.tokens.layouts import PACKAGED, Tokenizer, Tokens, encoder_folder
+from realm.tokens.hub import PACKAGED, encoder_folder
+from realm.tokens.layouts import Tokens
+from realm.tokens.tokenizer import Tokenizer
 
 COPY_HEAD = "copy_head.safetensors"
 """Beside the encoder's own weights, where it has a copy head."""

@@ -39,7 +39,9 @@ from realm.model.encoders import (
 )
 from realm.model.tensor_files import WEIGHTS, load_tensors, look_at_tensors, round_tensors, save_tensors
 from realm.text.corpus import HeldOut
-from realm.tokens.layouts import Lengths, Tokenizer, encoder_folder, from_hub
+from realm.tokens.hub import encoder_folder, from_hub
+from realm.tokens.layouts import Lengths
+from realm.tokens.tokenizer import Tokenizer
 
 FORMAT = 2
 MANIFEST = "realm.json"

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from realm.checksums import checksums_of
 from realm.config import InputError, reason
-from realm.tokens.layouts import encoder_folder, package_of
+from realm.tokens.hub import encoder_folder, package_of
 
 WEIGHTS = "model.safetensors"
 BASES = ("package:all-minilm-l6-v2", "package:realm-mini")

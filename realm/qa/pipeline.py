@@ -29,7 +29,9 @@ from realm.model.scores import scores
 from realm.qa import evaluation
 from realm.qa.answers import Answer, AnsweringIndex, Answers, RankedPassage, ReadPassage, Span
 from realm.qa.calibration import Confidence, Evidence, fit
-from realm.qa.evaluation import Question, ReportJson, first_hit, has_answer, normalise_answer
+from realm.qa.evaluation import ReportJson
+from realm.qa.metrics import first_hit, has_answer, normalise_answer
+from realm.qa.question_files import Question
 from realm.qa.reading import Reading, joint_reading, peer_question, peer_reading
 from realm.search.bm25 import Bm25Index, highest
 from realm.search.exact import MipsIndex

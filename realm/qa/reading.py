@@ -14,7 +14,8 @@ from torch import Tensor
 
 from realm.model.encoders import body_mask
 from realm.qa.spans import body_start
-from realm.tokens.layouts import Lengths, Tokenizer, Tokens, reading_inputs
+from realm.tokens.layouts import Lengths, Tokens, reading_inputs
+from realm.tokens.tokenizer import Tokenizer
 
 
 class Reading(NamedTuple):

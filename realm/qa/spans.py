@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from realm.model.encoders import SpanConfig
-from realm.qa.evaluation import Question
-from realm.tokens.layouts import Encoding, Lengths
+from realm.qa.question_files import Question
+from realm.tokens.layouts import Lengths
+from realm.tokens.tokenizer import Encoding
 
 
 def body_start(question_ids: Sequence[int], lengths: Lengths) -> int:

@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 
 from realm import __version__
 from realm.config import InputError
-from realm.qa.evaluation import MAX_QUESTION_CHARACTERS
+from realm.qa.question_files import MAX_QUESTION_CHARACTERS
 from realm.serve import wire
 from realm.serve.batching import Done
 from realm.serve.client import NDJSON

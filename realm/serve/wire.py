@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from realm.model.calibration import Method
 from realm.qa.answers import Answers
-from realm.qa.evaluation import MAX_QUESTION_CHARACTERS
+from realm.qa.question_files import MAX_QUESTION_CHARACTERS
 from realm.serve.runs import State
 from realm.text.corpus import Passage
 from realm.workspace.living import Snapshot

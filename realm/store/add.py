@@ -24,7 +24,7 @@ from realm.store.schema import SCHEMA, Lookup, Row, key_of, row_batches, state_o
 from realm.store.tables import check_newest, replace_rows, uncommitted, write_rows
 from realm.text.corpus import Document
 from realm.text.salient_spans import Tagger
-from realm.tokens.layouts import Tokenizer
+from realm.tokens.tokenizer import Tokenizer
 
 
 class AddResult(NamedTuple):

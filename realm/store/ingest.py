@@ -38,7 +38,7 @@ from realm.store.schema import SCHEMA, Row, key_of, row_batches, state_of
 from realm.store.tables import CHECKSUMS, PASSAGES, commit, newest_version, open_table, write_rows
 from realm.text.corpus import Annotations, Document, Passage, split_document
 from realm.text.salient_spans import Tagger
-from realm.tokens.layouts import Tokenizer
+from realm.tokens.tokenizer import Tokenizer
 
 TABLE = PASSAGES
 TOKENIZER = "tokenizer"

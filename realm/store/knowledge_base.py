@@ -69,7 +69,8 @@ from realm.store.tables import (
 from realm.store.verify import lagging, problems
 from realm.text.corpus import Document, HeldOut, Passage
 from realm.text.salient_spans import Tagger
-from realm.tokens.layouts import Ragged, Tokenizer
+from realm.tokens.layouts import Ragged
+from realm.tokens.tokenizer import Tokenizer
 
 __all__ = [
     "AddResult",

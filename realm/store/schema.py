@@ -22,7 +22,8 @@ import pyarrow as pa
 
 from realm.config import progress
 from realm.text.corpus import Document, Passage, Span
-from realm.tokens.layouts import Ragged, Tokenizer
+from realm.tokens.layouts import Ragged
+from realm.tokens.tokenizer import Tokenizer
 
 _NUMBERS = pa.list_(pa.int32())
 SCHEMA = pa.schema(

@@ -17,7 +17,7 @@ from realm.store.merged import MERGED
 from realm.store.schema import SCHEMA, fingerprint_of, key_of
 from realm.store.tables import changed_lines, damaged_files, open_table
 from realm.text.corpus import passage_id
-from realm.tokens.layouts import Tokenizer
+from realm.tokens.tokenizer import Tokenizer
 
 
 def problems(folder: Path, table: lance.LanceDataset, tokenizer: Tokenizer) -> list[str]:

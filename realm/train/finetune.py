@@ -29,8 +29,9 @@ from realm.model.encoders import SpanConfig, SpanReader, body_mask, evaluating
 from realm.model.folder import Model, load_model
 from realm.model.losses import any_correct_loss
 from realm.model.scores import own_scores
-from realm.qa.evaluation import Containment, Question, has_answer
+from realm.qa.metrics import Containment, has_answer
 from realm.qa.pipeline import AnswerConfig, Answerer, Retriever, evaluate
+from realm.qa.question_files import Question
 from realm.qa.spans import answer_pieces, body_start, correct_mask
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.schema import Lookup, key_of

@@ -45,7 +45,8 @@ from realm.model.folder import Model, encoder_held_out, is_model, load_model
 from realm.qa.probe import held_out_queries
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.text.corpus import HeldOut
-from realm.tokens.layouts import Lengths, Tokenizer, Tokens, joint_inputs, passage_inputs
+from realm.tokens.layouts import Lengths, Tokens, joint_inputs, passage_inputs
+from realm.tokens.tokenizer import Tokenizer
 from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
 
 

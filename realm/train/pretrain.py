@@ -37,8 +37,8 @@ from realm.model.losses import (
     token_credit,
     with_unread,
 )
-from realm.qa.evaluation import Question
 from realm.qa.probe import embed_queries
+from realm.qa.question_files import Question
 from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.train.health import HealthConfig, HealthWatch

@@ -87,7 +87,7 @@ def write_encoder(folder: Path, texts: Sequence[str]) -> None:
     """A BERT of one layer with random weights, in Hugging Face layout."""
     from realm.model.bert_files import save_bert
     from realm.model.encoders import TrunkConfig, new_reader
-    from realm.tokens.layouts import Tokenizer
+    from realm.tokens.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.train(texts, 250)
     tokenizer.save(folder)

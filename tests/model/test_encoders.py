@@ -19,7 +19,7 @@ from realm.model.encoders import (
     new_tower,
     set_dropout,
 )
-from realm.tokens.layouts import Tokenizer
+from realm.tokens.tokenizer import Tokenizer
 from tests.model.networks import CONFIG, VOCAB, passages, plain_states
 
 

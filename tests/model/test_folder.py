@@ -33,8 +33,10 @@ from realm.model.encoders import (
     new_reader,
 )
 from realm.model.folder import Model, load_model, read_manifest, save_model
-from realm.tokens import layouts as inputs
-from realm.tokens.layouts import Lengths, Tokenizer, encoder_folder, query_inputs
+from realm.tokens import hub
+from realm.tokens.hub import encoder_folder
+from realm.tokens.layouts import Lengths, query_inputs
+from realm.tokens.tokenizer import Tokenizer
 from tests.damages import full_disk_at
 from tests.transformers_twin import masked_twin
 
@@ -329,7 +331,7 @@ def test_the_packaged_encoder_is_what_its_checksums_say(tmp_path: Path, monkeypa
     shutil.copytree(packaged, copy)
     flip(copy / "tokenizer.json", 5000)
     monkeypatch.setattr(
-        inputs.importlib.util, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+        hub.importlib.util, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     )
     with pytest.raises(InputError, match=r"realm-mini is damaged: tokenizer\.json is not what"):
         Tokenizer.load("package:realm-mini")
@@ -373,8 +375,8 @@ def test_the_packaged_encoder_is_checked_once_in_a_process(monkeypatch) -> None:
 def test_a_model_of_a_package_is_known_by_its_name(
     tiny_model_folder: Path, own_kb, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setitem(inputs.PACKAGED, "package:towns", ("realm", str(tiny_model_folder)))
-    monkeypatch.setitem(inputs.PACKAGED, "package:absent", ("realm", str(tmp_path / "absent")))
+    monkeypatch.setitem(hub.PACKAGED, "package:towns", ("realm", str(tiny_model_folder)))
+    monkeypatch.setitem(hub.PACKAGED, "package:absent", ("realm", str(tmp_path / "absent")))
     assert (
         load_model("package:towns").passage_fingerprint == load_model(tiny_model_folder).passage_fingerprint
     )

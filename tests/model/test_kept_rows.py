@@ -16,7 +16,8 @@ from realm.model.encoders import (
     keep_rows,
     set_dropout,
 )
-from realm.tokens.layouts import Tokenizer, Tokens
+from realm.tokens.layouts import Tokens
+from realm.tokens.tokenizer import Tokenizer
 from tests.model.networks import masked_batch
 
 

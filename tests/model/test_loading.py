@@ -17,7 +17,7 @@ from realm.model.encoders import (
     load_pooler,
     load_reader,
 )
-from realm.tokens.layouts import Tokenizer
+from realm.tokens.tokenizer import Tokenizer
 from tests.model.networks import CONFIG, VOCAB, masked_batch
 from tests.transformers_twin import masked_twin, twin
 

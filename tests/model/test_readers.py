@@ -14,7 +14,8 @@ from realm.model.encoders import (
     SpanReader,
     body_mask,
 )
-from realm.tokens.layouts import Tokenizer, Tokens, joint_inputs
+from realm.tokens.layouts import Tokens, joint_inputs
+from realm.tokens.tokenizer import Tokenizer
 from tests.model.networks import CONFIG, LENGTHS, VOCAB, masked_batch, plain_states, some_ids
 from tests.transformers_twin import masked_twin
 

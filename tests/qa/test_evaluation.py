@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 
 from realm.config import InputError
 from realm.qa import evaluation
-from realm.qa.evaluation import (
+from realm.qa.evaluation import evaluate
+from realm.qa.metrics import (
     DPR,
     ORQA,
-    Question,
-    evaluate,
     exact_match,
     f1,
     first_hit,
@@ -29,10 +28,10 @@ from realm.qa.evaluation import (
     is_correct,
     mean_reciprocal_rank,
     normalise_answer,
-    read_questions,
     recall_at,
     regex_match,
 )
+from realm.qa.question_files import Question, read_questions
 from tests.conftest import Trials
 
 

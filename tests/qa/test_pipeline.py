@@ -15,11 +15,13 @@ from realm.model.encoders import body_mask
 from realm.model.folder import save_model
 from realm.qa import pipeline
 from realm.qa.answers import Answers
-from realm.qa.evaluation import Question, first_hit, normalise_answer
+from realm.qa.metrics import first_hit, normalise_answer
 from realm.qa.pipeline import AnswerConfig, Answerer, evaluate, question_ranks, retrieve_to_file
+from realm.qa.question_files import Question
 from realm.search.bm25 import Bm25Index
 from realm.text.corpus import Document
-from realm.tokens.layouts import Tokenizer, joint_inputs, passage_inputs
+from realm.tokens.layouts import joint_inputs, passage_inputs
+from realm.tokens.tokenizer import Tokenizer
 from tests.conftest import GOODS, RIVERS, RULERS, TOWNS
 from tests.store.tiny import TinyTagger
 

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm.model.encoders import body_mask
-from realm.qa.evaluation import Question
+from realm.qa.question_files import Question
 from realm.qa.reading import joint_reading
 from realm.qa.spans import answer_pieces, body_start, correct_mask
-from realm.tokens.layouts import Encoding, Lengths, Tokenizer, joint_inputs
+from realm.tokens.layouts import Lengths, joint_inputs
+from realm.tokens.tokenizer import Encoding, Tokenizer
 
 LENGTHS = Lengths(query=8, passage=14)
 TEXT = "The river Tarn, in 1284: the TARN froze. Tärn River was 1,300 km long; O'Neill's tarn."

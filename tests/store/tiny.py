@@ -10,7 +10,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
 from realm.text.corpus import Annotations, Document, Span
-from realm.tokens.layouts import Tokenizer
+from realm.tokens.tokenizer import Tokenizer
 
 KNOWN = "the is in town it has inns one two capital ruritania ##is ##ania"
 CONFIG = KnowledgeBaseConfig(passage_tokens=24, commit_every=4)

@@ -15,13 +15,13 @@ from realm.config import InputError
 from realm.tokens.layouts import (
     Lengths,
     Ragged,
-    Tokenizer,
     joint_inputs,
     pack,
     passage_inputs,
     passage_rows,
     query_inputs,
 )
+from realm.tokens.tokenizer import Tokenizer
 
 TEXTS = ["The pound sterling is the currency of the United Kingdom.", "Paris, in France: a city!"] * 20
 LENGTHS = Lengths(query=8, passage=12)

@@ -17,8 +17,8 @@ from realm.model.calibration import Calibration
 from realm.model.encoders import SpanReader
 from realm.model.folder import load_model
 from realm.model.losses import any_correct_loss
-from realm.qa.evaluation import Question
 from realm.qa.pipeline import AnswerConfig, Answerer
+from realm.qa.question_files import Question
 from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase
 from realm.text.corpus import Document

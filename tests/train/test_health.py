@@ -12,8 +12,8 @@ from realm.index.embedding import embed_passages
 from realm.index.versions import IndexVersion
 from realm.masking.masked_queries import SpanIndex
 from realm.model.folder import load_model
-from realm.qa.evaluation import Question
 from realm.qa.probe import ReadingReport, embed_queries
+from realm.qa.question_files import Question
 from realm.search.exact import MipsIndex
 from realm.train import health
 from realm.train.health import HealthConfig, HealthWatch

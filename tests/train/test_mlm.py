@@ -18,7 +18,8 @@ from realm.model.folder import Model, load_model, save_model
 from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
 from realm.store.schema import PassageTokens, Ragged
 from realm.text.corpus import Annotations, Document, Span
-from realm.tokens.layouts import Lengths, Tokenizer
+from realm.tokens.layouts import Lengths
+from realm.tokens.tokenizer import Tokenizer
 from realm.train import mlm
 from realm.train.finetune import start_reader
 from realm.train.mlm import MlmConfig, masked_rows

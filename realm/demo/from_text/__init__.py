@@ -17,7 +17,7 @@ from realm.demo.from_text import picture, results
 from realm.demo.from_text.story import FromTextConfig, Story
 from realm.demo.memory import PeakMemory
 from realm.demo.telling import Record, tell
-from realm.qa.evaluation import read_questions
+from realm.qa.question_files import read_questions
 
 __all__ = ["FromTextConfig", "Story", "run"]
 

@@ -15,7 +15,7 @@ from realm.demo.from_text.story import Story
 from realm.demo.pairs import Against, against
 from realm.demo.tables import aligned, costs, difference
 from realm.model.folder import last_record, read_manifest
-from realm.qa.evaluation import recall_at
+from realm.qa.metrics import recall_at
 from realm.store.knowledge_base import KnowledgeBase
 
 RANKS = (1, 5, 20)

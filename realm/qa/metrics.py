@@ -1,0 +1,166 @@
+"""One answer or one ranking against the expected answers: exact match, F1, patterns, recall, reciprocal rank.
+
+Text in, numbers out: no model, no index, no torch. Scores follow the published scripts by name: ORQA's (and so REALM's) and
+the one that SQuAD, DPR and FiD share; where they differ, `Scoring` chooses.
+"""
+
+import re
+import string
+import unicodedata
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from realm.qa.question_files import Question
+
+RECALL_AT = (1, 5, 20, 100)
+
+Normalisation = Literal["orqa", "squad"]
+RegexHow = Literal["search", "match", "fullmatch"]
+Containment = Literal["tokens", "substring"]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How strings are compared; `ORQA` and `DPR` below give the published combinations."""
+
+    normalise: Normalisation = "orqa"
+    """Of predictions and answers before exact match and F1: with Unicode decomposition (ORQA) or without (SQuAD)."""
+    regex: RegexHow = "search"
+    """Where a pattern must fit the prediction: anywhere (the data's own rule), at its start (ORQA), or all of it."""
+    contains: Containment = "tokens"
+    """When a passage holds an answer: as a run of whole tokens (DPR), or as a raw substring (ORQA)."""
+
+
+OURS = Scoring()
+ORQA = Scoring("orqa", "match", "substring")
+DPR = Scoring("squad", "search", "tokens")
+
+
+def normalise_answer(text: str, normalisation: Normalisation = "orqa") -> str:
+    """Lower case, no ASCII punctuation, no articles, single spaces; `orqa` decomposes characters first (NFD).
+
+    Accents are decomposed, not removed: "Café" and "cafe" stay apart (ORQA `eval_utils`; SQuAD `evaluate-v1.1`).
+
+    >>> normalise_answer("The  U.S. Dollar!")
+    'us dollar'
+    """
+    if normalisation == "orqa":
+        text = unicodedata.normalize("NFD", text)
+    text = text.lower().translate(_DELETE_PUNCTUATION)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+_DELETE_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def exact_match(prediction: str, answers: Sequence[str], normalisation: Normalisation = "orqa") -> bool:
+    """Whether the prediction equals one of the answers once both are normalised."""
+    predicted = normalise_answer(prediction, normalisation)
+    return any(predicted == normalise_answer(answer, normalisation) for answer in answers)
+
+
+def regex_match(prediction: str, patterns: Sequence[str], how: RegexHow = "search") -> bool:
+    """Whether one of the patterns fits; case never counts, ^ and $ are those of each line.
+
+    `search` takes a fit anywhere, as the questions' makers define it; `match` wants it at the start, as ORQA scores.
+    """
+    return any(getattr(_pattern(pattern), how)(prediction) is not None for pattern in patterns)
+
+
+@lru_cache(maxsize=1 << 14)
+def _pattern(pattern: str) -> re.Pattern[str]:
+    with warnings.catch_warnings(action="ignore"):  # of patterns that a later Python may read otherwise
+        return re.compile(pattern, re.IGNORECASE | re.UNICODE | re.MULTILINE)
+
+
+def f1(prediction: str, answers: Sequence[str], normalisation: Normalisation = "orqa") -> float:
+    """Best harmonic mean of token precision and recall over the answers (SQuAD); two empty texts give 0.
+
+    >>> round(f1("the river Nile", ["Nile", "Amazon"]), 3)
+    0.667
+    """
+    predicted = Counter(normalise_answer(prediction, normalisation).split())
+    return max(
+        (_token_f1(predicted, Counter(normalise_answer(a, normalisation).split())) for a in answers),
+        default=0,
+    )
+
+
+def _token_f1(predicted: Counter[str], answer: Counter[str]) -> float:
+    common = (predicted & answer).total()
+    return 2 * common / (predicted.total() + answer.total()) if common else 0.0
+
+
+def is_correct(prediction: str, question: Question, scoring: Scoring = OURS) -> bool:
+    """Exact match, or for a question with patterns a match of one of them."""
+    if question.regex:
+        return regex_match(prediction, question.answers, scoring.regex)
+    return exact_match(prediction, question.answers, scoring.normalise)
+
+
+def has_answer(text: str, question: Question, contains: Containment = "tokens") -> bool:
+    """Whether the text holds an answer, the notion under every recall@k.
+
+    `tokens`: as a run of whole tokens, case and Unicode form aside (DPR), so that "1" is not found in "2018".
+    `substring`: as it stands, case and all (ORQA's block labels). Patterns are searched either way.
+
+    >>> q = Question("1", "who painted guernica?", ("Pablo Picasso",))
+    >>> has_answer("Guernica is a painting by PABLO PICASSO.", q), has_answer("Pablo Picassos", q)
+    (True, False)
+    """
+    if question.regex:
+        return regex_match(text, question.answers)
+    if contains == "substring":
+        return any(answer in text for answer in question.answers)
+    tokens = _tokens(text)
+    return any(found in tokens for found in map(_tokens, question.answers) if found.strip())
+
+
+class _Spaced(dict[int, str]):
+    """For `str.translate`: spaces around every mark, a space for separators and controls, letters and numbers as is."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        kind = unicodedata.category(character)[0]
+        self[code] = character if kind in "LNM" else " " if kind in "ZC" else f" {character} "
+        return self[code]
+
+
+_SPACED = _Spaced()
+
+
+@lru_cache(maxsize=1 << 16)
+def _tokens(text: str) -> str:
+    """The text's tokens between single spaces: runs of letters, numbers and accents, and each mark alone (DPR).
+
+    Remembered, because training asks about the same passages for one question after another.
+    """
+    return f" {' '.join(unicodedata.normalize('NFD', text).lower().translate(_SPACED).split())} "
+
+
+def first_hit(texts: Iterable[str], question: Question, contains: Containment = "tokens") -> int:
+    """Rank, from 1, of the first text that holds an answer; 0 if none does."""
+    ranks = (rank for rank, text in enumerate(texts, start=1) if has_answer(text, question, contains))
+    return next(ranks, 0)
+
+
+def recall_at(first_hits: Sequence[int] | np.ndarray, ks: Sequence[int] = RECALL_AT) -> dict[int, float]:
+    """Share of questions with an answer among the first k texts, for each k; `first_hits` as from `first_hit`.
+
+    >>> recall_at([1, 0, 3, 7], ks=(1, 5))
+    {1: 0.25, 5: 0.5}
+    """
+    ranks_N = np.asarray(first_hits)
+    return {k: float(((ranks_N >= 1) & (ranks_N <= k)).mean()) for k in ks}
+
+
+def mean_reciprocal_rank(first_hits: Sequence[int] | np.ndarray) -> float:
+    """Mean of 1 / rank of the first hit, 0 where there is none."""
+    ranks_N = np.asarray(first_hits)
+    return float(np.where(ranks_N >= 1, 1 / np.maximum(ranks_N, 1), 0.0).mean())

