@@ -31,7 +31,7 @@ import torch
 from realm.index.embedding import batches_by_length, embed_passages
 from realm.model.bert import BertConfig
 from realm.model.device import Precision, autocast, choose_device, chosen
-from realm.model.encoders import EmbedderConfig, Tower, new_tower
+from realm.model.embedder import EmbedderConfig, Tower, new_tower
 from realm.model.folder import load_model
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.schema import PassageTokens

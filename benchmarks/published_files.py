@@ -17,8 +17,10 @@ from published_inputs import FIRST_WORD, VOCABULARY, vocabulary
 from realm.interop.checkpoint import RECORDS
 from realm.interop.export import Lazy, write_checkpoint
 from realm.model.bert import Bert, BertConfig, MaskedBert
-from realm.model.encoders import Embedder, EmbedderConfig, MaskedReader, SpanReader
+from realm.model.embedder import Embedder, EmbedderConfig
 from realm.model.folder import Model
+from realm.model.masked_reader import MaskedReader
+from realm.model.span_reader import SpanReader
 from realm.tokens.layouts import Lengths
 from realm.tokens.tokenizer import Tokenizer
 

@@ -50,7 +50,7 @@ from realm.interop.checkpoint import open_checkpoint
 from realm.interop.parts import convert
 from realm.masking.candidates import RetrievalBatch
 from realm.model.device import autocast, choose_device, keep_freed_memory, multiplies_bf16
-from realm.model.encoders import Tower, TrunkTower
+from realm.model.embedder import Tower, TrunkTower
 from realm.model.folder import Model
 from realm.model.losses import marginal_loss
 from realm.tokens.layouts import Tokens

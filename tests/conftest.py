@@ -111,8 +111,9 @@ def tiny_model_folder(tiny_kb: "KnowledgeBase", tmp_path_factory: pytest.TempPat
 
     from realm.index.embedding import pooled_states
     from realm.index.versions import IndexConfig, build_index
-    from realm.model.encoders import EmbedderConfig, TrunkConfig, embedder_from, fit_projection, new_reader
+    from realm.model.embedder import EmbedderConfig, embedder_from, fit_projection
     from realm.model.folder import Model, save_model
+    from realm.model.masked_reader import TrunkConfig, new_reader
     from realm.tokens.layouts import Lengths
 
     torch.manual_seed(0)

@@ -36,6 +36,15 @@ def test_every_link_leads_to_a_file_and_a_heading_that_are_there(page: str) -> N
 
 
 @pytest.mark.parametrize("page", PAGES)
+def test_files_that_pages_name_are_there(page: str) -> None:
+    if page != "LOG.md":  # where they were in their day
+        for path in re.findall(
+            r"\b(?:realm|tests|benchmarks|recipes|examples|configs)/[\w/.-]+\.(?:py|toml)", PAGES[page]
+        ):
+            assert (ROOT / path).is_file(), path
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_every_command_is_accepted_by_the_parser(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

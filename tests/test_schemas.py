@@ -16,7 +16,7 @@ from realm.cli import knowledge_base as kb_command
 from realm.cli.converting import CompactJson, MadeFolderJson
 from realm.index.versions import IndexReport
 from realm.interop.blocks import ConvertedJson, ExportedJson
-from realm.model.encoders import EmbedderConfig
+from realm.model.embedder import EmbedderConfig
 from realm.model.folder import HELD_OUT, HeldOutFile, SummedManifest
 from realm.qa.answers import AnswersJson
 from realm.qa.evaluation import ReportFile, ReportJson

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from realm.config import InputError, progress
 from realm.model.cpu.threads import share_out
-from realm.model.encoders import Tower, evaluating
+from realm.model.embedder import Tower
+from realm.model.modes import evaluating
 from realm.store.knowledge_base import PassageTokens
 from realm.store.unfinished import Kept
 from realm.tokens.layouts import Lengths, Tokens, passage_rows

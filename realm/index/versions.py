@@ -19,7 +19,7 @@ from realm.config import InputError
 from realm.index.embedding import embed_passages
 from realm.index.multi_process import embed_on_devices
 from realm.model.device import Precision, autocast, choose_device
-from realm.model.encoders import Embedder
+from realm.model.embedder import Embedder
 from realm.model.folder import Model, load_model
 from realm.search.exact import MipsIndex
 from realm.store import unfinished, vectors

@@ -22,16 +22,10 @@ from realm.config import InputError
 from realm.interop.checkpoint import TRUNK, Checkpoint
 from realm.model.bert import Bert, BertConfig, MaskedBert
 from realm.model.bert_files import bert_config
-from realm.model.encoders import (
-    Embedder,
-    EmbedderConfig,
-    MaskedReader,
-    SpanConfig,
-    SpanReader,
-    Tower,
-    new_tower,
-)
+from realm.model.embedder import Embedder, EmbedderConfig, Tower, new_tower
 from realm.model.folder import Model
+from realm.model.masked_reader import MaskedReader
+from realm.model.span_reader import SpanConfig, SpanReader
 from realm.tokens.layouts import Lengths
 from realm.tokens.tokenizer import Tokenizer
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from realm.model.encoders import MaskedReader
 from realm.model.losses import token_marginal
+from realm.model.masked_reader import MaskedReader
 from realm.tokens.layouts import Tokens
 
 IGNORED = -100

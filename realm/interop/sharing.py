@@ -17,7 +17,7 @@ from torch import Tensor
 from realm.config import InputError, write_json
 from realm.interop.export import write_tokenizer
 from realm.model.bert_files import save_bert
-from realm.model.encoders import TrunkTower
+from realm.model.embedder import TrunkTower
 from realm.model.folder import MANIFEST, Model, load_model, read_manifest, save_model
 from realm.model.tensor_files import is_compact, save_tensors
 

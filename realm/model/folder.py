@@ -27,16 +27,9 @@ from realm.folders import replace_folder
 from realm.model.bert import Bert, BertConfig
 from realm.model.bert_files import Undrawn, bert_config, read_bert_config, weight_files
 from realm.model.calibration import Calibration
-from realm.model.encoders import (
-    COPY_HEAD,
-    Embedder,
-    EmbedderConfig,
-    MaskedReader,
-    SpanConfig,
-    SpanReader,
-    load_reader,
-    save_reader,
-)
+from realm.model.embedder import Embedder, EmbedderConfig
+from realm.model.masked_reader import COPY_HEAD, MaskedReader, load_reader, save_reader
+from realm.model.span_reader import SpanConfig, SpanReader
 from realm.model.tensor_files import WEIGHTS, load_tensors, look_at_tensors, round_tensors, save_tensors
 from realm.text.corpus import HeldOut
 from realm.tokens.hub import encoder_folder, from_hub

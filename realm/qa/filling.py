@@ -25,8 +25,8 @@ from realm.masking.candidates import read_inputs
 from realm.masking.masked_queries import MaskedQuery
 from realm.model.calibration import Method
 from realm.model.device import autocast
-from realm.model.encoders import evaluating
 from realm.model.folder import Model
+from realm.model.modes import evaluating
 from realm.qa.answers import RankedPassage, RankedPassageJson
 from realm.qa.pipeline import AnswerConfig, Retriever, open_pair
 from realm.store.knowledge_base import KnowledgeBase

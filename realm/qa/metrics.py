@@ -7,7 +7,6 @@ the one that SQuAD, DPR and FiD share; where they differ, `Scoring` chooses.
 import re
 import string
 import unicodedata
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from realm.qa.question_files import Question
+from realm.qa.question_files import Question, compiled
 
 RECALL_AT = (1, 5, 20, 100)
 
@@ -70,13 +69,7 @@ def regex_match(prediction: str, patterns: Sequence[str], how: RegexHow = "searc
 
     `search` takes a fit anywhere, as the questions' makers define it; `match` wants it at the start, as ORQA scores.
     """
-    return any(getattr(_pattern(pattern), how)(prediction) is not None for pattern in patterns)
-
-
-@lru_cache(maxsize=1 << 14)
-def _pattern(pattern: str) -> re.Pattern[str]:
-    with warnings.catch_warnings(action="ignore"):  # of patterns that a later Python may read otherwise
-        return re.compile(pattern, re.IGNORECASE | re.UNICODE | re.MULTILINE)
+    return any(getattr(compiled(pattern), how)(prediction) is not None for pattern in patterns)
 
 
 def f1(prediction: str, answers: Sequence[str], normalisation: Normalisation = "orqa") -> float:

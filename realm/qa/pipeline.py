@@ -23,8 +23,8 @@ from realm.index.versions import IndexVersion, load_index
 from realm.interop.span_readers import take_reader
 from realm.model.calibration import NO_FEATURES, Calibration, Features, Method
 from realm.model.device import Precision, autocast, choose_device
-from realm.model.encoders import evaluating
 from realm.model.folder import Model, load_model, set_calibration
+from realm.model.modes import evaluating
 from realm.model.scores import scores
 from realm.qa import evaluation
 from realm.qa.answers import Answer, AnsweringIndex, Answers, RankedPassage, ReadPassage, Span

@@ -20,9 +20,9 @@ from realm.index.versions import load_index
 from realm.masking.candidates import choose_candidates, read_inputs
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds, repeats_text
 from realm.model.device import Precision, autocast, choose_device
-from realm.model.encoders import evaluating
 from realm.model.folder import Model, load_model
 from realm.model.losses import passage_utility, retrieval_utility
+from realm.model.modes import evaluating
 from realm.search.bm25 import Bm25Index
 from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens

@@ -6,11 +6,11 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from realm.config import InputError
-from realm.qa.metrics import _pattern
 
 MAX_QUESTION_CHARACTERS = 2000
 
@@ -281,7 +281,7 @@ def _check_pattern(pattern: str, where: str) -> None:
 
 def _pattern_problem(pattern: str) -> str | None:
     try:
-        _pattern(pattern)
+        compiled(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         return str(error)
     return None
@@ -290,3 +290,10 @@ def _pattern_problem(pattern: str) -> str | None:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+@lru_cache(maxsize=1 << 14)
+def compiled(pattern: str) -> re.Pattern[str]:
+    """A pattern that stands for answers: upper and lower case are the same, and a line is a text of its own."""
+    with warnings.catch_warnings(action="ignore"):  # of patterns that a later Python may read otherwise
+        return re.compile(pattern, re.IGNORECASE | re.UNICODE | re.MULTILINE)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from realm.model.encoders import body_mask
+from realm.model.span_reader import body_mask
 from realm.qa.spans import body_start
 from realm.tokens.layouts import Lengths, Tokens, reading_inputs
 from realm.tokens.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realm.model.encoders import SpanConfig
+from realm.model.span_reader import SpanConfig
 from realm.qa.question_files import Question
 from realm.tokens.layouts import Lengths
 from realm.tokens.tokenizer import Encoding

@@ -39,9 +39,9 @@ from realm.config import InputError, progress
 from realm.index.versions import load_index
 from realm.masking.candidates import choose_candidates, read_inputs
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds
-from realm.model.encoders import evaluating
 from realm.model.folder import Model, load_model
 from realm.model.losses import index_marginal_loss
+from realm.model.modes import evaluating
 from realm.model.scores import scores
 from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase

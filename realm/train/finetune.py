@@ -25,10 +25,11 @@ from realm.interop.span_readers import take_reader
 from realm.model.bert import Bert
 from realm.model.calibration import Calibration, Method
 from realm.model.device import choose_device
-from realm.model.encoders import SpanConfig, SpanReader, body_mask, evaluating
 from realm.model.folder import Model, load_model
 from realm.model.losses import any_correct_loss
+from realm.model.modes import evaluating
 from realm.model.scores import own_scores
+from realm.model.span_reader import SpanConfig, SpanReader, body_mask
 from realm.qa.metrics import Containment, has_answer
 from realm.qa.pipeline import AnswerConfig, Answerer, Retriever, evaluate
 from realm.qa.question_files import Question

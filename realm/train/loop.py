@@ -54,8 +54,8 @@ from realm.config import (
     write_json,
 )
 from realm.model.device import Precision, autocast, choose_device, chosen, keep_freed_memory
-from realm.model.encoders import keep_rows, set_dropout
 from realm.model.folder import Model, is_model, read_manifest, save_model
+from realm.model.modes import keep_rows, set_dropout
 from realm.progress import duration
 from realm.store.knowledge_base import TrainingRecord
 

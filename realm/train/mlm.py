@@ -27,21 +27,11 @@ from realm.config import InputError
 from realm.index.embedding import pooled_states
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, held_out
 from realm.model.copying import CopyHead
-from realm.model.encoders import (
-    ROWS_AT_ONCE,
-    EmbedderConfig,
-    MaskedReader,
-    SpanReader,
-    TrunkConfig,
-    WordTower,
-    embedder_from,
-    evaluating,
-    fit_projection,
-    load_pooler,
-    load_reader,
-    new_reader,
-)
+from realm.model.embedder import EmbedderConfig, WordTower, embedder_from, fit_projection, load_pooler
 from realm.model.folder import Model, encoder_held_out, is_model, load_model
+from realm.model.masked_reader import ROWS_AT_ONCE, MaskedReader, TrunkConfig, load_reader, new_reader
+from realm.model.modes import evaluating
+from realm.model.span_reader import SpanReader
 from realm.qa.probe import held_out_queries
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.text.corpus import HeldOut

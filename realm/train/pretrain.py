@@ -26,7 +26,7 @@ from realm import distributed
 from realm.config import InputError
 from realm.masking.candidates import Candidates, RetrievalBatch, choose_candidates, read_inputs
 from realm.masking.masked_queries import MaskedQuery, Masking, SpanIndex, draw_queries, held_out, holds
-from realm.model.encoders import Embedder, MaskedReader, evaluating
+from realm.model.embedder import Embedder
 from realm.model.folder import Model, load_model
 from realm.model.losses import (
     in_batch_loss,
@@ -37,6 +37,8 @@ from realm.model.losses import (
     token_credit,
     with_unread,
 )
+from realm.model.masked_reader import MaskedReader
+from realm.model.modes import evaluating
 from realm.qa.probe import embed_queries
 from realm.qa.question_files import Question
 from realm.search.exact import MipsIndex

@@ -86,7 +86,7 @@ def write_corpus(file: Path) -> list[str]:
 def write_encoder(folder: Path, texts: Sequence[str]) -> None:
     """A BERT of one layer with random weights, in Hugging Face layout."""
     from realm.model.bert_files import save_bert
-    from realm.model.encoders import TrunkConfig, new_reader
+    from realm.model.masked_reader import TrunkConfig, new_reader
     from realm.tokens.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.train(texts, 250)

@@ -10,7 +10,7 @@ from realm.config import InputError
 from realm.index import embedding
 from realm.index.embedding import batches_by_length, embed_passages, pooled_states
 from realm.model.device import Precision, autocast
-from realm.model.encoders import EmbedderConfig, embedder_from
+from realm.model.embedder import EmbedderConfig, embedder_from
 from realm.tokens.layouts import Lengths, passage_inputs, query_inputs
 
 

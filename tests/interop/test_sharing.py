@@ -15,8 +15,9 @@ from realm.cli.arguments import settings
 from realm.config import InputError
 from realm.interop.sharing import commands, write_sentence_transformers
 from realm.model import folder as folder_module
-from realm.model.encoders import EmbedderConfig, Norm, Pooling, TrunkConfig, embedder_from, new_reader
+from realm.model.embedder import EmbedderConfig, Norm, Pooling, embedder_from
 from realm.model.folder import Model, load_model, save_model
+from realm.model.masked_reader import TrunkConfig, new_reader
 from realm.tokens.layouts import Lengths, passage_inputs, query_inputs
 from realm.train.adapt import AdaptConfig
 from realm.train.finetune import FinetuneConfig

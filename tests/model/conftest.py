@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from realm.model.bert import MaskedBert
-from realm.model.encoders import MaskedReader
+from realm.model.masked_reader import MaskedReader
 from realm.tokens.tokenizer import Tokenizer
 from tests.model.networks import CONFIG, VOCAB
 

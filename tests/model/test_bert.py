@@ -14,7 +14,7 @@ from realm.config import InputError
 from realm.model.bert import ACTIVATIONS, Bert, BertConfig, MaskedBert
 from realm.model.bert_files import load_bert, save_bert
 from realm.model.cpu.dropout import FastDropout
-from realm.model.encoders import set_dropout
+from realm.model.modes import set_dropout
 from tests.transformers_twin import masked_twin, twin
 
 CONFIG = BertConfig(

@@ -15,8 +15,9 @@ from realm.config import InputError
 from realm.model import tensor_files
 from realm.model.bert import Bert
 from realm.model.bert_files import save_bert
-from realm.model.encoders import MaskedReader, SpanReader, load_reader
 from realm.model.folder import load_model, read_manifest, save_model
+from realm.model.masked_reader import MaskedReader, load_reader
+from realm.model.span_reader import SpanReader
 from realm.model.tensor_files import TAKEN, load_tensors
 from realm.tokens import hub
 from tests.model.test_damages import asked, trial

@@ -14,7 +14,7 @@ from torch import Tensor
 from realm.config import InputError
 from realm.model.bert import MaskedBert
 from realm.model.copying import REACH, CopyHead, passage_mask
-from realm.model.encoders import MaskedReader, load_reader, save_reader
+from realm.model.masked_reader import MaskedReader, load_reader, save_reader
 from realm.tokens.layouts import Lengths, Tokens, joint_inputs
 from realm.tokens.tokenizer import Tokenizer
 from tests.model.networks import CONFIG, VOCAB

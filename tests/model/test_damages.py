@@ -14,8 +14,9 @@ import torch
 
 from realm import cli
 from realm.model.bert import Bert
-from realm.model.encoders import MaskedReader, SpanReader
 from realm.model.folder import load_model, save_model
+from realm.model.masked_reader import MaskedReader
+from realm.model.span_reader import SpanReader
 from tests.damages import damage
 
 COMMANDS = {

@@ -7,18 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from realm.model.encoders import (
+from realm.model.embedder import (
     Embedder,
     EmbedderConfig,
-    MaskedReader,
     TrunkTower,
     WordTower,
     embedder_from,
-    evaluating,
     fit_projection,
     new_tower,
-    set_dropout,
 )
+from realm.model.masked_reader import MaskedReader
+from realm.model.modes import evaluating, set_dropout
 from realm.tokens.tokenizer import Tokenizer
 from tests.model.networks import CONFIG, VOCAB, passages, plain_states
 

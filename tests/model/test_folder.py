@@ -23,16 +23,10 @@ from realm.interop.sharing import write_sentence_transformers
 from realm.model import folder as folder_module
 from realm.model.bert import Bert
 from realm.model.bert_files import save_bert
-from realm.model.encoders import (
-    EmbedderConfig,
-    MaskedReader,
-    SpanReader,
-    TrunkConfig,
-    embedder_from,
-    load_reader,
-    new_reader,
-)
+from realm.model.embedder import EmbedderConfig, embedder_from
 from realm.model.folder import Model, load_model, read_manifest, save_model
+from realm.model.masked_reader import MaskedReader, TrunkConfig, load_reader, new_reader
+from realm.model.span_reader import SpanReader
 from realm.tokens import hub
 from realm.tokens.hub import encoder_folder
 from realm.tokens.layouts import Lengths, query_inputs

@@ -7,15 +7,9 @@ import torch
 from torch import nn
 
 from realm.model.device import autocast
-from realm.model.encoders import (
-    Embedder,
-    EmbedderConfig,
-    MaskedReader,
-    embedder_from,
-    evaluating,
-    keep_rows,
-    set_dropout,
-)
+from realm.model.embedder import Embedder, EmbedderConfig, embedder_from
+from realm.model.masked_reader import MaskedReader
+from realm.model.modes import evaluating, keep_rows, set_dropout
 from realm.tokens.layouts import Tokens
 from realm.tokens.tokenizer import Tokenizer
 from tests.model.networks import masked_batch
@@ -95,7 +89,7 @@ def test_activations_that_are_made_again_drop_what_was_dropped(
     keep_rows(reader, 2)
     keep_rows(embedder, 2)
     made_again = loss_and_gradients(loss, reader, embedder)
-    monkeypatch.setattr("realm.model.encoders.recomputed", lambda function, *inputs: function(*inputs))
+    monkeypatch.setattr("realm.model.modes.recomputed", lambda function, *inputs: function(*inputs))
     for one, other in zip(made_again, loss_and_gradients(loss, reader, embedder), strict=True):
         torch.testing.assert_close(one, other)
 

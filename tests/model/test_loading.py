@@ -10,13 +10,8 @@ from transformers import DistilBertConfig, DistilBertModel
 from realm.config import InputError
 from realm.model.bert import Bert, MaskedBert
 from realm.model.bert_files import save_bert
-from realm.model.encoders import (
-    EmbedderConfig,
-    MaskedReader,
-    embedder_from,
-    load_pooler,
-    load_reader,
-)
+from realm.model.embedder import EmbedderConfig, embedder_from, load_pooler
+from realm.model.masked_reader import MaskedReader, load_reader
 from realm.tokens.tokenizer import Tokenizer
 from tests.model.networks import CONFIG, VOCAB, masked_batch
 from tests.transformers_twin import masked_twin, twin

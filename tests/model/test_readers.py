@@ -8,12 +8,9 @@ import torch
 from torch import nn
 from transformers import BertForMaskedLM
 
-from realm.model import encoders
+from realm.model import masked_reader
 from realm.model.bert import Bert
-from realm.model.encoders import (
-    SpanReader,
-    body_mask,
-)
+from realm.model.span_reader import SpanReader, body_mask
 from realm.tokens.layouts import Tokens, joint_inputs
 from realm.tokens.tokenizer import Tokenizer
 from tests.model.networks import CONFIG, LENGTHS, VOCAB, masked_batch, plain_states, some_ids
@@ -43,7 +40,7 @@ def plain_logp(bert: BertForMaskedLM, joint: Tokens, position_BM, target_BM, mas
 
 @pytest.mark.parametrize("at_once", [4, 64])
 def test_token_logp_equals_a_plain_loop_over_unpadded_rows(reader, tokenizer, monkeypatch, at_once) -> None:
-    monkeypatch.setattr(encoders, "ROWS_AT_ONCE", at_once)
+    monkeypatch.setattr(masked_reader, "ROWS_AT_ONCE", at_once)
     batch = masked_batch(tokenizer, queries=5, candidates=3)
     with torch.no_grad():
         assert torch.allclose(
@@ -52,7 +49,7 @@ def test_token_logp_equals_a_plain_loop_over_unpadded_rows(reader, tokenizer, mo
 
 
 def test_token_logp_passes_on_the_gradient_of_the_plain_loop(reader, tokenizer, monkeypatch) -> None:
-    monkeypatch.setattr(encoders, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(masked_reader, "ROWS_AT_ONCE", 4)
     batch = masked_batch(tokenizer, queries=3, candidates=3)
     weights = torch.randn(3, 3, 3)
     gradients = []

@@ -11,8 +11,8 @@ import torch
 
 from realm.config import InputError
 from realm.index.versions import load_index
-from realm.model.encoders import body_mask
 from realm.model.folder import save_model
+from realm.model.span_reader import body_mask
 from realm.qa import pipeline
 from realm.qa.answers import Answers
 from realm.qa.metrics import first_hit, normalise_answer

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm.model.encoders import body_mask
+from realm.model.span_reader import body_mask
 from realm.qa.question_files import Question
 from realm.qa.reading import joint_reading
 from realm.qa.spans import answer_pieces, body_start, correct_mask

@@ -14,9 +14,9 @@ from realm.config import InputError
 from realm.index.embedding import embed_passages
 from realm.index.versions import load_index
 from realm.model.calibration import Calibration
-from realm.model.encoders import SpanReader
 from realm.model.folder import load_model
 from realm.model.losses import any_correct_loss
+from realm.model.span_reader import SpanReader
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question
 from realm.search.exact import MipsIndex

@@ -13,8 +13,8 @@ from realm.index.embedding import pooled_states
 from realm.masking.masked_queries import SpanIndex, held_out
 from realm.model.bert_files import save_bert
 from realm.model.calibration import Calibration
-from realm.model.encoders import TrunkConfig, new_reader, save_reader
 from realm.model.folder import Model, load_model, save_model
+from realm.model.masked_reader import TrunkConfig, new_reader, save_reader
 from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
 from realm.store.schema import PassageTokens, Ragged
 from realm.text.corpus import Annotations, Document, Span

@@ -17,9 +17,9 @@ from realm.index.versions import IndexConfig, build_index, load_index, publish
 from realm.masking import masked_queries
 from realm.masking.candidates import choose_candidates, read_inputs
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds
-from realm.model.encoders import MaskedReader
 from realm.model.folder import load_model, save_model
 from realm.model.losses import marginal_loss
+from realm.model.masked_reader import MaskedReader
 from realm.search.exact import MipsIndex
 from realm.store import vectors
 from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build

@@ -17,8 +17,9 @@ from realm import distributed
 from realm.config import InputError
 from realm.index.embedding import pooled_states
 from realm.model.device import Precision, autocast
-from realm.model.encoders import Embedder, Tower, TrunkTower, evaluating
+from realm.model.embedder import Embedder, Tower, TrunkTower
 from realm.model.folder import Model
+from realm.model.modes import evaluating
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import passage_inputs
 

@@ -41,7 +41,7 @@ from realm.config import InputError, reason
 from realm.index.embedding import embed_passages
 from realm.index.versions import IndexVersion, index_folder, publish
 from realm.model.device import Precision, autocast
-from realm.model.encoders import Embedder
+from realm.model.embedder import Embedder
 from realm.model.folder import Model, read_manifest, save_model
 from realm.search.exact import MipsIndex
 from realm.store import vectors

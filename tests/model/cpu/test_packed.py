@@ -13,7 +13,7 @@ from transformers import BertModel
 from realm.model.bert import Bert, BertConfig
 from realm.model.cpu import packed as trunk
 from realm.model.cpu.packed import hidden_states, states_at
-from realm.model.encoders import recomputed, set_dropout
+from realm.model.modes import recomputed, set_dropout
 from realm.tokens.layouts import Tokens
 from tests.transformers_twin import twin
 

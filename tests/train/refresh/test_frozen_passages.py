@@ -6,7 +6,7 @@ import torch
 
 from realm.config import InputError
 from realm.index.embedding import embed_passages
-from realm.model.encoders import Embedder, EmbedderConfig
+from realm.model.embedder import Embedder, EmbedderConfig
 from realm.tokens.layouts import NULL_PASSAGE, passage_inputs
 from realm.train.refresh.frozen_passages import freeze_input_embeddings, freeze_passage_trunk, passage_states
 

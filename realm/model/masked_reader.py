@@ -1,0 +1,173 @@
+"""Query and passage -> words: the knowledge-augmented encoder of REALM section 3.2.
+
+Letters: B rows, T tokens, H hidden, V vocabulary, P predicted positions.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from realm.checksums import check_folder
+from realm.config import InputError, reason
+from realm.model.bert import BertConfig, MaskedBert
+from realm.model.bert_files import load_bert, save_bert
+from realm.model.copying import CopyHead, mixed_target_logp, mixed_vocabulary_logp
+from realm.model.cpu.packed import hidden_states, states_at
+from realm.model.modes import recomputed
+from realm.model.tensor_files import load_tensors, save_tensors
+from realm.tokens.hub import PACKAGED, encoder_folder
+from realm.tokens.layouts import Tokens
+from realm.tokens.tokenizer import Tokenizer
+
+COPY_HEAD = "copy_head.safetensors"
+"""Beside the encoder's own weights, where it has a copy head."""
+
+ROWS_AT_ONCE = 64
+"""Joint rows that the reader takes together; more only adds padding and memory."""
+
+
+@dataclass(frozen=True)
+class TrunkConfig:
+    """A small BERT from random weights; unused where an encoder is given."""
+
+    layers: int = 4
+    """Transformer layers."""
+    hidden: int = 256
+    """Width of the states; the feed-forward is four times as wide."""
+    heads: int = 4
+    """Attention heads; divides `hidden`."""
+    positions: int = 512
+    """Longest input."""
+
+
+class MaskedReader(nn.Module):
+    """p(y|z,x): a BERT with its masked-LM head, read at masked positions only; with a copy head where `copy` is set."""
+
+    kept_rows: int = 0
+    """See `keep_rows`."""
+
+    def __init__(self, bert: MaskedBert, copy: bool = False):
+        super().__init__()
+        self.bert = bert
+        self.copy_head = CopyHead(bert.config.hidden_size, bert.config.vocab_size) if copy else None
+
+    @property
+    def config(self) -> BertConfig:
+        return self.bert.config
+
+    def forward(self, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
+        """log p(word) for the whole vocabulary at the given (row, position) pairs -> [P, V]; [B, T, V] never exists."""
+        logits_PV, copied = self._read(tokens, row_P, position_P)
+        word_logp_PV = logits_PV.log_softmax(dim=-1)
+        if copied is None:
+            return word_logp_PV
+        return mixed_vocabulary_logp(word_logp_PV, *copied, tokens.ids_BT[row_P])
+
+    def target_logp(self, tokens: Tokens, row_P: Tensor, position_P: Tensor, target_P: Tensor) -> Tensor:
+        """log p(target) at the given (row, position) pairs -> [P]."""
+        if not (self.kept_rows and torch.is_grad_enabled()):
+            return self._target_logp(tokens, row_P, position_P, target_P)
+        logp_P = torch.zeros(len(row_P), device=row_P.device)
+        for rows in torch.arange(len(tokens.ids_BT), device=row_P.device).split(self.kept_rows):
+            of_P = torch.isin(row_P, rows).nonzero().squeeze(1)
+            if len(of_P):
+                part = tokens.rows(rows), row_P[of_P] - rows[0], position_P[of_P], target_P[of_P]
+                logp_P = logp_P.index_put((of_P,), recomputed(self._target_logp, *part))
+        return logp_P
+
+    def _target_logp(self, tokens: Tokens, row_P: Tensor, position_P: Tensor, target_P: Tensor) -> Tensor:
+        logits_PV, copied = self._read(tokens, row_P, position_P)
+        word_logp_P = -F.cross_entropy(logits_PV, target_P, reduction="none")
+        if copied is None:
+            return word_logp_P
+        return mixed_target_logp(word_logp_P, *copied, tokens.ids_BT[row_P], target_P)
+
+    def _read(
+        self, tokens: Tokens, row_P: Tensor, position_P: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Logits of words [P, V] float32; and what the copy head says, where there is one: it looks at all states."""
+        if self.copy_head is None:
+            return self.bert.cls(states_at(self.bert.bert, tokens, row_P, position_P)).float(), None
+        states_BTH = hidden_states(self.bert.bert, tokens)
+        words_BTH = self.bert.bert.embeddings.word_embeddings(tokens.ids_BT)
+        copied = self.copy_head(states_BTH, words_BTH, tokens, row_P, position_P)
+        return self.bert.cls(states_BTH[row_P, position_P]).float(), copied
+
+    def token_logp(self, joint: Tokens, position_BM: Tensor, target_BM: Tensor, mask_BM: Tensor) -> Tensor:
+        """log p(y_m|z_k,x) of every masked token beside every candidate -> [B, K, M]; 0 where `mask_BM` is.
+
+        `joint` holds each query beside each candidate, candidate fastest. Rows are read in chunks of similar length.
+        """
+        (queries, most), rows = position_BM.shape, len(joint.ids_BT)
+        candidates = rows // queries
+        logp_RM = torch.zeros(rows, most, device=joint.ids_BT.device)
+        for chunk in joint.mask_BT.sum(dim=1).argsort(descending=True).split(ROWS_AT_ONCE):
+            local_P, masked_P = mask_BM[chunk // candidates].nonzero(as_tuple=True)
+            query_P = chunk[local_P] // candidates
+            value_P = self.target_logp(
+                joint.rows(chunk), local_P, position_BM[query_P, masked_P], target_BM[query_P, masked_P]
+            )
+            logp_RM = logp_RM.index_put((chunk[local_P], masked_P), value_P)
+        return logp_RM.view(queries, candidates, most)
+
+    def vocabulary_logp(self, joint: Tokens, position_BM: Tensor, mask_BM: Tensor) -> Tensor:
+        """log p(word|z_k,x) at every masked token beside every candidate -> [P, K, V].
+
+        P is in the order of `mask_BM`'s ones. For looking at predictions; training needs `token_logp` only.
+        """
+        candidates = len(joint.ids_BT) // len(position_BM)
+        query_P, masked_P = mask_BM.nonzero(as_tuple=True)
+        row_PK = query_P[:, None] * candidates + torch.arange(candidates, device=query_P.device)
+        position_PK = position_BM[query_P, masked_P][:, None].expand_as(row_PK)
+        return self(joint, row_PK.flatten(), position_PK.flatten()).view(*row_PK.shape, -1)
+
+
+def load_reader(name: str, alone: bool = True) -> MaskedReader:
+    """The masked-LM reader of a BERT by folder, `package:` or hub name.
+
+    A missing head starts as the identity, so that a state close to a word's embedding predicts that word. Files are compared
+    with the checksums in the folder, unless it is not `alone`: a model has checksums of its own for all its files.
+
+    Raises:
+        InputError: no such encoder, not of the BERT family, or damaged files.
+    """
+    folder = Path(encoder_folder(name))
+    if alone and name not in PACKAGED:  # those were compared when their folder was asked for
+        check_folder(folder)
+    reader = MaskedReader(load_bert(folder, name), copy=(folder / COPY_HEAD).is_file())
+    if reader.copy_head is not None:
+        try:
+            reader.copy_head.load_state_dict(load_tensors(folder / COPY_HEAD))
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise InputError(
+                f"{folder / COPY_HEAD} is damaged or of another version: {reason(error)}"
+            ) from error
+    return reader
+
+
+def save_reader(reader: MaskedReader, folder: Path, compact: bool = False) -> None:
+    """Writes a reader in Hugging Face layout, its copy head beside it; see `save_bert` for `compact`."""
+    save_bert(reader.bert, folder, compact)
+    if reader.copy_head is not None:
+        save_tensors(reader.copy_head.state_dict(), folder / COPY_HEAD, compact=compact)
+
+
+def new_reader(trunk: TrunkConfig, tokenizer: Tokenizer) -> MaskedReader:
+    """A reader from random weights, for text that no published encoder knows."""
+    return MaskedReader(
+        MaskedBert(
+            BertConfig(
+                vocab_size=tokenizer.vocab_size,
+                hidden_size=trunk.hidden,
+                num_hidden_layers=trunk.layers,
+                num_attention_heads=trunk.heads,
+                intermediate_size=4 * trunk.hidden,
+                max_position_embeddings=trunk.positions,
+                pad_token_id=tokenizer.pad_id,
+            )
+        )
+    )

@@ -1,0 +1,99 @@
+"""Question and passage -> span scores: ORQA section 3, REALM section 3.2 "fine-tuning".
+
+Letters: B rows, T tokens, H hidden, W span widths.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from realm.model.bert import Bert
+from realm.model.cpu.packed import hidden_states
+from realm.tokens.layouts import Tokens
+
+
+@dataclass(frozen=True)
+class SpanConfig:
+    """The head that scores spans; defaults are the released values."""
+
+    head: Literal["pairs", "ends"] = "pairs"
+    """"pairs": an MLP over a span's first and last state (ORQA). "ends": the logit of its start and that of its end, less
+    both of [CLS], which stand for "no answer": BERT's question-answering head, as SQuAD 2.0 trains it."""
+    max_width: int = 10
+    """Longest answer in wordpieces."""
+    hidden: int = 256
+    """Width of the hidden layer of "pairs"."""
+    norm_eps: float = 1e-3
+    """Of its LayerNorm."""
+    finds_none: bool = False
+    """"No answer" has the score 0 beside the scores of the spans; the released reader always finds one."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("max_width", self.max_width), ("hidden", self.hidden)):
+            if not 1 <= value < 2**31:
+                raise ValueError(f"{name} is {value}: it must be 1 or more, and fit 32 bits")
+        if not 0 <= self.norm_eps < math.inf:
+            raise ValueError(f"norm_eps is {self.norm_eps}: it must be 0 or more, and finite")
+
+
+class SpanReader(nn.Module):
+    """Scores every span of up to `max_width` wordpieces by its first and last state (ORQA eq. for S_read, or BERT's way)."""
+
+    continues_V: Tensor
+    """True at wordpieces that continue a word: no span begins with one or ends before one. All False: the released code."""
+
+    def __init__(self, trunk: Bert, continues_V: Tensor | None = None, config: SpanConfig | None = None):
+        super().__init__()
+        self.trunk, self.config = trunk, config or SpanConfig()
+        none_V = torch.zeros(trunk.config.vocab_size, dtype=torch.bool)
+        self.register_buffer("continues_V", none_V if continues_V is None else continues_V)
+        pairs = self.config.head == "pairs"
+        width = self.config.hidden if pairs else 1
+        self.ends = nn.Linear(trunk.config.hidden_size, 2 * width)
+        self.norm = nn.LayerNorm(width, eps=self.config.norm_eps) if pairs else nn.Identity()
+        self.score = nn.Linear(width, 1) if pairs else nn.Identity()
+        for layer in (self.ends, self.score):
+            if isinstance(layer, nn.Linear):
+                nn.init.trunc_normal_(layer.weight, std=0.02, a=-0.04, b=0.04)
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, tokens: Tokens, body_BT: Tensor) -> Tensor:
+        """Score of the span of w+1 pieces that starts at t -> [B, W, T] float32, -inf unless it may be one in `body_BT`."""
+        states_BTH = hidden_states(self.trunk, tokens)
+        start_BTS, end_BTS = self.ends(states_BTH).chunk(2, dim=-1)
+        if self.config.head == "ends":  # the score itself: not the difference of rounded numbers
+            start_BTS, end_BTS = start_BTS.float(), end_BTS.float()
+        length = tokens.ids_BT.shape[1]
+        inner_BT = self.continues_V[tokens.ids_BT]
+        first_BT, last_BT = body_BT & ~inner_BT, body_BT & ~F.pad(inner_BT[:, 1:], (0, 1))
+        widths = []
+        for width in range(min(self.config.max_width, length)):
+            both = start_BTS[:, : length - width] + end_BTS[:, width:]
+            if self.config.head == "pairs":
+                score = self.score(self.norm(F.relu(both))).squeeze(-1).float()
+            else:
+                score = (both - start_BTS[:, :1] - end_BTS[:, :1]).squeeze(-1)
+            inside = first_BT[:, : length - width] & last_BT[:, width:]
+            widths.append(F.pad(score.masked_fill(~inside, -torch.inf), (0, width), value=-torch.inf))
+        return torch.stack(widths, dim=1)
+
+    def head(self) -> list[nn.Module]:
+        """What scores spans by the trunk's states."""
+        return [part for part in (self.ends, self.norm, self.score) if not isinstance(part, nn.Identity)]
+
+    def beside(self, score_BK: Tensor) -> Tensor:
+        """What the retrieval scores of the passages read add to the scores of their spans -> [B, K].
+
+        A head of "pairs" was trained beside the scores themselves. One of "ends" compares spans with "no answer", passage by
+        passage: log p(z|x) among the passages read leaves "no answer" at the score 0 for all of them together.
+        """
+        return score_BK if self.config.head == "pairs" else score_BK.log_softmax(dim=-1)
+
+
+def body_mask(tokens: Tokens, sep_id: int) -> Tensor:
+    """True at a joint input's passage tokens, its closing [SEP] excluded -> [B, T] bool."""
+    return (tokens.segments_BT == 1) & (tokens.ids_BT != sep_id) & (tokens.mask_BT == 1)
