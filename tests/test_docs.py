@@ -11,7 +11,7 @@ from realm import cli
 ROOT = Path(__file__).parent.parent
 PAGES = {
     str(page.relative_to(ROOT)): page.read_text(encoding="utf-8")
-    for page in (ROOT / "README.md", ROOT / "LOG.md", *ROOT.glob("docs/*.md"), *ROOT.glob("realm/**/*.md"))
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("realm/**/*.md"))
 }
 
 
