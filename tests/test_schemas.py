@@ -21,8 +21,8 @@ from realm.model.folder import HELD_OUT, HeldOutFile, SummedManifest
 from realm.qa.answers import AnswersJson
 from realm.qa.evaluation import ReportFile, ReportJson
 from realm.qa.filling import FilledJson
-from realm.qa.pipeline import RetrievedJson
 from realm.qa.probe import ProbeFile, ProbeJson
+from realm.qa.question_sets import RetrievedJson
 from realm.questions import MadeQuestion
 from realm.store.add import AddResult
 from realm.store.ingest import TABLE, BuildResult, KnowledgeBaseConfig, ReadSoFar, Settings, SettingsJson
@@ -81,7 +81,7 @@ WRITERS = {
     ]
     * 3,
     "interop/sharing.py write_sentence_transformers.add": ["the same"],
-    "qa/pipeline.py retrieve_to_file": ["retrieve"],
+    "qa/question_sets.py retrieve_to_file": ["retrieve"],
     "store/ingest.py Settings.to_json": ["what a knowledge base says about itself"],
     "store/ingest.py _in_few_files": ["how far a build has read, in its commits"],
     "store/ingest.py commit_rows": ["the same"],

@@ -20,7 +20,7 @@ import pytest
 
 from realm import cli, config
 from realm.model.calibration import Calibration
-from realm.qa import pipeline
+from realm.qa import question_sets
 from tests.demo.test_from_text import SETTINGS, write_corpus, write_encoder
 
 RUN = "--config tiny --set device=cpu --set precision=fp32"
@@ -157,7 +157,9 @@ def test_every_command_runs_on_a_terminal_and_shows_how_far_it_is(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(config, "BAR_AFTER", 0)
-    monkeypatch.setattr(pipeline, "fit", lambda *_: Calibration(0.5, 0.0, 0.2))  # one question is too few
+    monkeypatch.setattr(
+        question_sets, "fit", lambda *_: Calibration(0.5, 0.0, 0.2)
+    )  # one question is too few
     write_corpus(Path("towns.jsonl"))
     Path("more.jsonl").write_text('{"title": "Rome", "text": "Rome was founded in 753 BC."}\n')
     Path("q.jsonl").write_text('{"question": "when was Aldora founded?", "answers": ["1492"]}\n')

@@ -193,7 +193,7 @@ def _need_model_but_for_words(args: argparse.Namespace) -> None:
 def _retrieve(args: argparse.Namespace) -> None:
     _need_model_but_for_words(args)
 
-    from realm.qa import pipeline
+    from realm.qa import pipeline, question_sets
     from realm.qa.question_files import read_questions
     from realm.store.knowledge_base import KnowledgeBase
 
@@ -204,7 +204,7 @@ def _retrieve(args: argparse.Namespace) -> None:
     config = settings(args, pipeline.AnswerConfig)
     kb = KnowledgeBase.open(args.kb)
     out.parent.mkdir(parents=True, exist_ok=True)
-    pipeline.retrieve_to_file(kb, args.model, questions, args.top_k, args.method, out, config)
+    question_sets.retrieve_to_file(kb, args.model, questions, args.top_k, args.method, out, config)
     say_where(args, f"the passages for {len(questions):,} questions are", out)
 
 
@@ -240,7 +240,7 @@ def _fill(args: argparse.Namespace) -> None:
 def _evaluate(args: argparse.Namespace) -> None:
     _need_model_but_for_words(args)
 
-    from realm.qa import pipeline
+    from realm.qa import pipeline, question_sets
     from realm.qa.evaluation import ReportFile
     from realm.qa.question_files import read_questions
     from realm.store.knowledge_base import KnowledgeBase
@@ -252,9 +252,9 @@ def _evaluate(args: argparse.Namespace) -> None:
             raise InputError(
                 "--gold, --unanswerable and --reader are about answers: name a --model, which finds passages"
             )
-        evaluated = pipeline.evaluate_words(KnowledgeBase.open(args.kb), questions)
+        evaluated = question_sets.evaluate_words(KnowledgeBase.open(args.kb), questions)
     else:
-        evaluated = pipeline.evaluate(
+        evaluated = question_sets.evaluate(
             pipeline.Answerer.load(args.kb, args.model, config),
             questions,
             args.method,
@@ -270,12 +270,12 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _calibrate(args: argparse.Namespace) -> None:
-    from realm.qa import pipeline
+    from realm.qa import pipeline, question_sets
     from realm.qa.question_files import read_questions
 
     questions = read_questions(args.questions, regex=args.regex)
     config = settings(args, pipeline.AnswerConfig)
-    found = pipeline.calibrate(args.kb, args.model, questions, args.method, config)
+    found = question_sets.calibrate(args.kb, args.model, questions, args.method, config)
     report(args, found.to_json(), found.lines())
     say_where(args, "the calibration is", args.model)
 

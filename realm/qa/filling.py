@@ -28,7 +28,8 @@ from realm.model.device import autocast
 from realm.model.folder import Model
 from realm.model.modes import evaluating
 from realm.qa.answers import RankedPassage, RankedPassageJson
-from realm.qa.pipeline import AnswerConfig, Retriever, open_pair
+from realm.qa.pipeline import AnswerConfig, open_pair
+from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE, query_inputs
 

@@ -1,56 +1,44 @@
-"""Question in, answers with evidence out; a masked sentence in, what each passage did for it out.
+"""Question in, answers with evidence out.
 
 Reading follows ORQA (Lee et al. 2019, section 3): the best passages by inner product, every span of up to ten wordpieces
 in them, score = span score + retrieval score. Answers are slices of the passage's own text.
 
-Letters: B questions, K passages read, R passages read for all of them, N passages, W span widths, T tokens, P masked
-tokens, F all places of a joint score, V vocabulary.
+Letters: B questions, K passages read, R passages read for all of them, W span widths, T tokens, F all places of a joint
+score.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from realm.config import InputError, progress, write_json_lines
+from realm.config import InputError
 from realm.index.versions import IndexVersion, load_index
 from realm.interop.span_readers import take_reader
-from realm.model.calibration import NO_FEATURES, Calibration, Features, Method
+from realm.model.calibration import NO_FEATURES, Features, Method
 from realm.model.device import Precision, autocast, choose_device
-from realm.model.folder import Model, load_model, set_calibration
+from realm.model.folder import Model, load_model
 from realm.model.modes import evaluating
 from realm.model.scores import scores
-from realm.qa import evaluation
 from realm.qa.answers import Answer, AnsweringIndex, Answers, RankedPassage, ReadPassage, Span
-from realm.qa.calibration import Confidence, Evidence, fit
-from realm.qa.evaluation import ReportJson
-from realm.qa.metrics import first_hit, has_answer, normalise_answer
-from realm.qa.question_files import Question
+from realm.qa.metrics import normalise_answer
 from realm.qa.reading import Reading, joint_reading, peer_question, peer_reading
-from realm.search.bm25 import Bm25Index, highest
-from realm.search.exact import MipsIndex
-from realm.search.hybrid import Scored, fuse
-from realm.search.stored_bm25 import words_of
+from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
-from realm.store.schema import Lookup, key_of
 from realm.text.corpus import Passage
-from realm.tokens.layouts import NULL_PASSAGE, passage_inputs, query_inputs
+from realm.tokens.layouts import passage_inputs, query_inputs
 
 ROWS_READ = 16
 """Passages that the span reader takes together."""
-EVALUATION_DEPTH = 100
-"""Passages retrieved per question for recall."""
 SPANS_ADDED_UP = 200
 """Best spans of a question whose shares are added up by text; the share of the others is next to nothing."""
 NEEDS_READER = "the model has no span reader: `realm finetune` gives it one"
-FUSION_DEPTH = 100
-"""Passages of either side whose scores "hybrid" adds up, at least: the best few are the same however many are asked for."""
 
 
 @dataclass(frozen=True)
@@ -78,23 +66,6 @@ class AnswerConfig:
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold is {self.threshold}: it is a probability, between 0 and 1")
-
-
-class HitJson(TypedDict):
-    """A passage that was found, with its score by the method that found it."""
-
-    id: str
-    title: str
-    text: str
-    score: float
-
-
-class RetrievedJson(TypedDict):
-    """A line of what `realm retrieve` writes: a question and its passages, best first."""
-
-    id: str
-    question: str
-    passages: list[HitJson]
 
 
 class PassageSpans(NamedTuple):
@@ -370,296 +341,6 @@ def added(score_BK: np.ndarray, method: Method) -> np.ndarray:
     return score_BK if method == "hybrid" else np.zeros_like(score_BK)
 
 
-class Retriever:
-    """Ranks all passages for questions by vectors, by words, or by both; without an index, by words alone."""
-
-    def __init__(self, kb: KnowledgeBase, index: MipsIndex | None = None):
-        self._kb, self._index = kb, index
-
-    @cached_property
-    def words(self) -> Bm25Index:
-        """Opened when first asked for; where it has to be made, every passage is read, in memory at once."""
-        return words_of(self._kb)
-
-    @property
-    def has_words(self) -> bool:
-        """Whether `words` is there already."""
-        return "words" in self.__dict__
-
-    def search(
-        self, questions: Sequence[str], k: int, method: Method, query_BD: Tensor | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and passage numbers, best first -> two of [B, k], rows with fewer end in `NULL_PASSAGE`.
-
-        A hybrid score is that of `fuse`. Only "bm25" does without the questions' vectors.
-        """
-        if method == "bm25":
-            ranking = self.words.search(questions, k)
-            return ranking.score_BK, ranking.number_BK
-        assert self._index is not None and query_BD is not None
-        if method == "dense":
-            hits = self._index.search(query_BD, k)
-            return hits.score_BK.cpu().numpy(), hits.number_BK.cpu().numpy()
-        k = min(k, len(self._kb))
-        score_BK = np.zeros((len(questions), k), dtype=np.float32)
-        number_BK = np.full((len(questions), k), NULL_PASSAGE, dtype=np.int64)
-        for row, scored in enumerate(self._scored(questions, max(k, FUSION_DEPTH), query_BD)):
-            score_N, number_N = fuse(scored)
-            score_BK[row, : len(score_N)] = score_N[:k]
-            number_BK[row, : len(number_N)] = number_N[:k]
-        return score_BK, number_BK
-
-    def _scored(self, questions: Sequence[str], depth: int, query_BD: Tensor) -> Iterator[Scored]:
-        """For each question the best `depth` passages of either side, with both scores of each."""
-        assert self._index is not None
-        hits = self._index.search(query_BD, depth)
-        for row, bm25_N in enumerate(self.words.scores(questions)):
-            number_n = np.union1d(hits.number_BK[row].cpu().numpy(), highest(bm25_N, depth))
-            query_D = query_BD[row : row + 1].float().to(self._index.device)
-            dense_n = scores(query_D, self._index.rows(number_n))[0].cpu().numpy()
-            yield Scored(number_n, dense_n, bm25_N[number_n])
-
-
-def retrieve_to_file(
-    kb: KnowledgeBase,
-    model: str | None,
-    questions: Sequence[Question],
-    k: int,
-    method: Method | None,
-    out: Path,
-    config: AnswerConfig,
-) -> None:
-    """A line of `RetrievedJson` for each question, written aside and renamed in."""
-    if model is not None and method != "bm25":
-        search = partial(Answerer.load(str(kb.folder), model, config).retrieve, method=method)
-    else:
-        search = partial(Retriever(kb).search, method="bm25", query_BD=None)
-
-    def lines() -> Iterator[RetrievedJson]:
-        for part in _batches(questions, 64, "retrieve"):
-            scores, numbers = search([q.question for q in part], k)
-            for question, score_K, number_K in zip(part, scores, numbers, strict=True):
-                passages: list[HitJson] = [
-                    {"id": p.id, "title": p.title, "text": p.text, "score": round(float(score), 6)}
-                    for p, score in zip(kb.passages(number_K[number_K >= 0]), score_K, strict=False)
-                ]
-                yield {"id": question.id, "question": question.question, "passages": passages}
-
-    write_json_lines(out, lines())
-
-
-def evaluate(
-    answerer: Answerer,
-    questions: Sequence[Question],
-    method: Method | None = None,
-    unanswerable: bool = False,
-    gold: bool = False,
-) -> evaluation.Report:
-    """Scores the passages that `method` retrieves (none: the answerer's), and the answers that a span reader reads from the
-    first of them.
-
-    With `gold` the passages are those of the document that each question names, in their order, and all are read. With
-    `unanswerable` each question is asked again without the passages that hold an answer.
-
-    Raises:
-        InputError: with `gold`, a question that names no document, or one that is not there; with either, no span reader.
-    """
-    if answerer.model.span_reader is None:
-        if gold or unanswerable:
-            raise InputError(NEEDS_READER)
-        return _evaluate_retrieval(answerer.kb, questions, partial(answerer.retrieve, method=method))
-    return _ask(answerer, questions, method, unanswerable, gold).report(questions, answerer.threshold)
-
-
-class _Said(NamedTuple):
-    """What was answered to some questions, and from what."""
-
-    answers: list[Answers]
-    texts: list[list[str]]
-    """Per question those of the passages that were retrieved."""
-    without: list[Answers] | None
-    """The answers without the passages that hold one; None where that was not asked."""
-
-    def report(self, questions: Sequence[Question], threshold: float) -> evaluation.Report:
-        """`threshold` is the probability below which an answer is a guess."""
-        texts = [one.answers[0].text if one.answers else "" for one in self.answers]
-        without_N = None if self.without is None else _best_N(self.without)
-        report = evaluation.evaluate(texts, self.texts, questions, EVALUATION_DEPTH)
-        return report._replace(confidence=Confidence(_best_N(self.answers), threshold, without_N))
-
-
-def _best_N(answers: Sequence[Answers]) -> np.ndarray:
-    """The probability of each best answer, 0 where there is none."""
-    return np.array([one.answers[0].probability if one.answers else 0.0 for one in answers])
-
-
-def _ask(
-    answerer: Answerer, questions: Sequence[Question], method: Method | None, unanswerable: bool, gold: bool
-) -> _Said:
-    """Answers, as `evaluate` says."""
-    said, without, texts = [], [], []
-    own_passages = _OwnPassages(answerer.kb) if gold else None
-    for part in _batches(questions, 16, "evaluate"):
-        asked = [q.question for q in part]
-        if own_passages is not None:
-            number_BN = own_passages(part)
-            read, added_BN = number_BN.shape[1], np.zeros(number_BN.shape)
-        else:
-            score_BN, number_BN = answerer.retrieve(asked, EVALUATION_DEPTH, method)
-            read, added_BN = answerer.config.read, added(score_BN, method or answerer.method)
-        found = _texts(answerer.kb, number_BN)
-        texts += found
-        said += answerer.answer_from(asked, number_BN[:, :read], added_BN[:, :read])
-        if unanswerable:
-            others_BN = _without_answers(part, number_BN, found, read)
-            without += answerer.answer_from(asked, others_BN, added_BN)
-    return _Said(said, texts, without if unanswerable else None)
-
-
-class CalibrationJson(TypedDict):
-    """What `realm calibrate` reports."""
-
-    calibration: dict[str, float | str]
-    """As `realm.json` has it."""
-    before: ReportJson
-    after: ReportJson
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """A fitted calibration, and the questions that it was fitted on as they were answered before and after."""
-
-    calibration: Calibration
-    before: evaluation.Report
-    after: evaluation.Report
-
-    def to_json(self) -> CalibrationJson:
-        return {
-            "calibration": asdict(self.calibration),
-            "before": self.before.as_dict(),
-            "after": self.after.as_dict(),
-        }
-
-    def lines(self) -> list[str]:
-        fitted, was = self.calibration, self.before.as_dict()["confidence"]
-        assert was is not None
-        return [
-            *self.after.lines(),
-            f"the calibration error was {was['ece']:.1f} points before; all this is measured on the questions it was fitted on",
-            f"answers below {fitted.threshold:g} are guesses; weights: log-odds {fitted.slope:.3f}, inner product "
-            f"{fitted.inner:.3f}, hybrid score {fitted.ranking:.3f}, span {fitted.span:.3f}, constant {fitted.offset:.3f}",
-            f"where no method is named, the model's passages are now found by {fitted.method}",
-        ]
-
-
-def calibrate(
-    kb: str, model: str, questions: Sequence[Question], method: Method | None, config: AnswerConfig
-) -> Calibrated:
-    """Fits the calibration of a model folder's answers, and writes it into the folder, with the method that it holds for.
-
-    Raises:
-        InputError: the model is not a folder of the user's, has no span reader, or answers too few questions right or wrong.
-    """
-    if ":" in model and not Path(model).is_dir():
-        raise InputError(f"{model} is not yours to change: copy its folder, and calibrate the copy")
-    if config.reader is not None:
-        raise InputError(
-            f"a calibration is kept with its model: `realm convert {config.reader} OUT --retriever {model}` makes one, "
-            "without the setting `reader`"
-        )
-    answerer = Answerer.load(kb, model, config)
-    if answerer.model.span_reader is None:
-        raise InputError(NEEDS_READER)
-    method = method or answerer.method
-    answerer.model.calibration = Calibration()
-    asked = _ask(answerer, questions, method, unanswerable=True, gold=False)
-    assert asked.without is not None
-    before = asked.report(questions, threshold=0.0)
-    assert before.correct_N is not None
-    said, without = (
-        Evidence(_best_N(answers), [one.features for one in answers])
-        for answers in (asked.answers, asked.without)
-    )
-    fitted = replace(fit(said, before.correct_N, without), method=method)
-    set_calibration(Path(model), fitted)
-    after = Confidence(said.probability_N(fitted), fitted.threshold, without.probability_N(fitted))
-    return Calibrated(fitted, before, before._replace(confidence=after))
-
-
-class _OwnPassages:
-    """The passages of the documents that questions name."""
-
-    def __init__(self, kb: KnowledgeBase):
-        self._kb, self._by_document = kb, Lookup(kb.document_keys_N)
-
-    def __call__(self, questions: Sequence[Question]) -> np.ndarray:
-        """Their numbers -> [B, N], rows with fewer end in `NULL_PASSAGE`; raises InputError where there are none."""
-        found = [self._by_document.all(key_of(question.passage_id)) for question in questions]
-        for question, numbers in zip(questions, found, strict=True):
-            if not len(numbers):
-                named = (
-                    f"document {question.passage_id!r}" if question.passage_id else "no document (passage_id)"
-                )
-                raise InputError(
-                    f"question {question.id} names {named}, and its passages are not in {self._kb.folder}: "
-                    "--gold needs both"
-                )
-        number_BN = np.full((len(questions), max(map(len, found))), NULL_PASSAGE)
-        for row, numbers in zip(number_BN, found, strict=True):
-            row[: len(numbers)] = numbers
-        return number_BN
-
-
-def _without_answers(
-    questions: Sequence[Question], number_BN: np.ndarray, texts: Sequence[Sequence[str]], read: int
-) -> np.ndarray:
-    """The best `read` of each row's passages that hold no answer where they stand, `NULL_PASSAGE` for the others -> [B, N]."""
-    others_BN = np.full_like(number_BN, NULL_PASSAGE)
-    for other_N, question, number_N, found in zip(others_BN, questions, number_BN, texts, strict=True):
-        kept = [place for place, text in enumerate(found) if not has_answer(text, question)][:read]
-        other_N[kept] = number_N[kept]
-    return others_BN
-
-
-def evaluate_words(kb: KnowledgeBase, questions: Sequence[Question]) -> evaluation.Report:
-    """Scores the passages that BM25 retrieves, which takes no model."""
-    return _evaluate_retrieval(kb, questions, partial(Retriever(kb).search, method="bm25", query_BD=None))
-
-
-def _evaluate_retrieval(
-    kb: KnowledgeBase,
-    questions: Sequence[Question],
-    search: Callable[[Sequence[str], int], tuple[np.ndarray, np.ndarray]],
-) -> evaluation.Report:
-    texts: list[list[str]] = []
-    for part in _batches(questions, 16, "evaluate"):
-        texts += _texts(kb, search([q.question for q in part], EVALUATION_DEPTH)[1])
-    return evaluation.evaluate(None, texts, questions, EVALUATION_DEPTH)
-
-
-def _texts(kb: KnowledgeBase, number_BK: np.ndarray) -> list[list[str]]:
-    return [[passage.text for passage in kb.passages(row[row >= 0])] for row in number_BK]
-
-
-@torch.no_grad()
-def question_ranks(
-    model: Model, kb: KnowledgeBase, index: MipsIndex, questions: Sequence[Question], depth: int
-) -> np.ndarray:
-    """Rank from 1 of the first passage that holds an answer, 0 where none of the top `depth` does -> [B]."""
-    ranks = []
-    for start in range(0, len(questions), 64):
-        part = questions[start : start + 64]
-        ids = model.tokenizer.encode([q.question for q in part])
-        with evaluating(model.embedder):
-            query_BD = model.embedder.query(
-                query_inputs(ids, model.tokenizer, model.lengths).to(model.device)
-            )
-        numbers = index.search(query_BD, depth).number_BK.cpu().numpy()
-        for question, row in zip(part, numbers, strict=True):
-            ranks.append(first_hit([p.text for p in kb.passages(row)], question))
-    return np.array(ranks)
-
-
 def open_pair(kb: str, model: str, device: str, reader: bool = True) -> tuple[KnowledgeBase, Model]:
     """A knowledge base and a model that share a tokenizer, the model on its device; `reader` as in `load_model`."""
     opened, loaded = KnowledgeBase.open(Path(kb)), load_model(model, reader)
@@ -678,10 +359,3 @@ class _Clock:
         now = time.perf_counter()
         self.ms[stage] = 1000 * (now - self._last) / self._questions
         self._last = now
-
-
-def _batches(questions: Sequence[Question], size: int, description: str) -> Iterator[Sequence[Question]]:
-    with progress(total=len(questions), description=description, unit="question") as bar:
-        for start in range(0, len(questions), size):
-            yield questions[start : start + size]
-            bar.update(len(questions[start : start + size]))

@@ -31,9 +31,11 @@ from realm.model.modes import evaluating
 from realm.model.scores import own_scores
 from realm.model.span_reader import SpanConfig, SpanReader, body_mask
 from realm.qa.metrics import Containment, has_answer
-from realm.qa.pipeline import AnswerConfig, Answerer, Retriever, evaluate
+from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question
+from realm.qa.question_sets import evaluate
 from realm.qa.spans import answer_pieces, body_start, correct_mask
+from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.schema import Lookup, key_of
 from realm.text.corpus import Passage

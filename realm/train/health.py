@@ -20,9 +20,9 @@ from realm.index.embedding import embed_passages
 from realm.index.versions import IndexVersion
 from realm.masking.masked_queries import SpanIndex
 from realm.model.folder import Model
-from realm.qa.pipeline import question_ranks
 from realm.qa.probe import RANKS, embed_queries, first_holders, held_out_queries, read_queries, recall_at
 from realm.qa.question_files import Question
+from realm.qa.question_sets import question_ranks
 from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase
 from realm.train.loop import TrainRun

@@ -17,8 +17,9 @@ from realm.interop.span_readers import LONGEST_ANSWER, load_published_reader, ta
 from realm.model.calibration import Calibration
 from realm.model.folder import Model, load_model, save_model
 from realm.qa.metrics import normalise_answer
-from realm.qa.pipeline import SPANS_ADDED_UP, AnswerConfig, Answerer, calibrate, evaluate
+from realm.qa.pipeline import SPANS_ADDED_UP, AnswerConfig, Answerer
 from realm.qa.question_files import Question
+from realm.qa.question_sets import calibrate, evaluate
 from realm.tokens.layouts import reading_inputs
 from realm.tokens.tokenizer import Tokenizer
 from realm.train import finetune

@@ -18,8 +18,9 @@ from realm.interop.blocks import convert_checkpoint
 from realm.interop.checkpoint import open_checkpoint
 from realm.interop.parts import Conversion, convert
 from realm.model.folder import load_model
-from realm.qa.pipeline import AnswerConfig, Answerer, evaluate
+from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question
+from realm.qa.question_sets import evaluate
 from realm.store import vectors
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.tokenizer import Tokenizer

@@ -15,8 +15,9 @@ from realm.model.calibration import Calibration, Features
 from realm.model.folder import load_model, read_manifest, save_model, set_calibration
 from realm.qa import calibration
 from realm.qa.calibration import Confidence, Evidence, calibration_error, fit
-from realm.qa.pipeline import AnswerConfig, Answerer, CalibrationJson, calibrate, evaluate
+from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question
+from realm.qa.question_sets import CalibrationJson, calibrate, evaluate
 from realm.train.finetune import start_reader
 from tests.test_schemas import assert_holds
 

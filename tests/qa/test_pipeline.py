@@ -16,9 +16,11 @@ from realm.model.span_reader import body_mask
 from realm.qa import pipeline
 from realm.qa.answers import Answers
 from realm.qa.metrics import first_hit, normalise_answer
-from realm.qa.pipeline import AnswerConfig, Answerer, evaluate, question_ranks, retrieve_to_file
+from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question
+from realm.qa.question_sets import evaluate, question_ranks, retrieve_to_file
 from realm.search.bm25 import Bm25Index
+from realm.search.retriever import Retriever
 from realm.text.corpus import Document
 from realm.tokens.layouts import joint_inputs, passage_inputs
 from realm.tokens.tokenizer import Tokenizer
@@ -277,7 +279,7 @@ def test_file_that_cannot_be_finished_leaves_the_old_one(
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline.Retriever, "search", die)
+    monkeypatch.setattr(Retriever, "search", die)
     with pytest.raises(KeyboardInterrupt):
         retrieve(tiny_kb, str(tiny_model_folder), tmp_path, "dense")
     assert (tmp_path / "out.jsonl").read_text() == "old"

@@ -17,8 +17,8 @@ import realm
 from realm import cli
 from realm.folders import one_writer
 from realm.model.folder import load_model, read_manifest
-from realm.qa.pipeline import evaluate_words
 from realm.qa.question_files import read_questions
+from realm.qa.question_sets import evaluate_words
 from realm.store.knowledge_base import KnowledgeBase, build
 from realm.train import loop
 from realm.workspace import fit as fit_module

@@ -1,0 +1,297 @@
+"""What is done with a file of questions: passages are retrieved into a file, answers are scored, probabilities calibrated.
+
+Letters: B questions, K passages retrieved, N passages.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+import numpy as np
+import torch
+
+from realm.config import InputError, progress, write_json_lines
+from realm.model.calibration import Calibration, Method
+from realm.model.folder import Model, set_calibration
+from realm.model.modes import evaluating
+from realm.qa import evaluation
+from realm.qa.answers import Answers
+from realm.qa.calibration import Confidence, Evidence, fit
+from realm.qa.evaluation import ReportJson
+from realm.qa.metrics import first_hit, has_answer
+from realm.qa.pipeline import NEEDS_READER, AnswerConfig, Answerer, added
+from realm.qa.question_files import Question
+from realm.search.exact import MipsIndex
+from realm.search.retriever import Retriever
+from realm.store.knowledge_base import KnowledgeBase
+from realm.store.schema import Lookup, key_of
+from realm.tokens.layouts import NULL_PASSAGE, query_inputs
+
+EVALUATION_DEPTH = 100
+"""Passages retrieved per question for recall."""
+
+
+class HitJson(TypedDict):
+    """A passage that was found, with its score by the method that found it."""
+
+    id: str
+    title: str
+    text: str
+    score: float
+
+
+class RetrievedJson(TypedDict):
+    """A line of what `realm retrieve` writes: a question and its passages, best first."""
+
+    id: str
+    question: str
+    passages: list[HitJson]
+
+
+def retrieve_to_file(
+    kb: KnowledgeBase,
+    model: str | None,
+    questions: Sequence[Question],
+    k: int,
+    method: Method | None,
+    out: Path,
+    config: AnswerConfig,
+) -> None:
+    """A line of `RetrievedJson` for each question, written aside and renamed in."""
+    if model is not None and method != "bm25":
+        search = partial(Answerer.load(str(kb.folder), model, config).retrieve, method=method)
+    else:
+        search = partial(Retriever(kb).search, method="bm25", query_BD=None)
+
+    def lines() -> Iterator[RetrievedJson]:
+        for part in _batches(questions, 64, "retrieve"):
+            scores, numbers = search([q.question for q in part], k)
+            for question, score_K, number_K in zip(part, scores, numbers, strict=True):
+                passages: list[HitJson] = [
+                    {"id": p.id, "title": p.title, "text": p.text, "score": round(float(score), 6)}
+                    for p, score in zip(kb.passages(number_K[number_K >= 0]), score_K, strict=False)
+                ]
+                yield {"id": question.id, "question": question.question, "passages": passages}
+
+    write_json_lines(out, lines())
+
+
+def evaluate(
+    answerer: Answerer,
+    questions: Sequence[Question],
+    method: Method | None = None,
+    unanswerable: bool = False,
+    gold: bool = False,
+) -> evaluation.Report:
+    """Scores the passages that `method` retrieves (none: the answerer's), and the answers that a span reader reads from the
+    first of them.
+
+    With `gold` the passages are those of the document that each question names, in their order, and all are read. With
+    `unanswerable` each question is asked again without the passages that hold an answer.
+
+    Raises:
+        InputError: with `gold`, a question that names no document, or one that is not there; with either, no span reader.
+    """
+    if answerer.model.span_reader is None:
+        if gold or unanswerable:
+            raise InputError(NEEDS_READER)
+        return _evaluate_retrieval(answerer.kb, questions, partial(answerer.retrieve, method=method))
+    return _ask(answerer, questions, method, unanswerable, gold).report(questions, answerer.threshold)
+
+
+class _Said(NamedTuple):
+    """What was answered to some questions, and from what."""
+
+    answers: list[Answers]
+    texts: list[list[str]]
+    """Per question those of the passages that were retrieved."""
+    without: list[Answers] | None
+    """The answers without the passages that hold one; None where that was not asked."""
+
+    def report(self, questions: Sequence[Question], threshold: float) -> evaluation.Report:
+        """`threshold` is the probability below which an answer is a guess."""
+        texts = [one.answers[0].text if one.answers else "" for one in self.answers]
+        without_N = None if self.without is None else _best_N(self.without)
+        report = evaluation.evaluate(texts, self.texts, questions, EVALUATION_DEPTH)
+        return report._replace(confidence=Confidence(_best_N(self.answers), threshold, without_N))
+
+
+def _best_N(answers: Sequence[Answers]) -> np.ndarray:
+    """The probability of each best answer, 0 where there is none."""
+    return np.array([one.answers[0].probability if one.answers else 0.0 for one in answers])
+
+
+def _ask(
+    answerer: Answerer, questions: Sequence[Question], method: Method | None, unanswerable: bool, gold: bool
+) -> _Said:
+    """Answers, as `evaluate` says."""
+    said, without, texts = [], [], []
+    own_passages = _OwnPassages(answerer.kb) if gold else None
+    for part in _batches(questions, 16, "evaluate"):
+        asked = [q.question for q in part]
+        if own_passages is not None:
+            number_BN = own_passages(part)
+            read, added_BN = number_BN.shape[1], np.zeros(number_BN.shape)
+        else:
+            score_BN, number_BN = answerer.retrieve(asked, EVALUATION_DEPTH, method)
+            read, added_BN = answerer.config.read, added(score_BN, method or answerer.method)
+        found = _texts(answerer.kb, number_BN)
+        texts += found
+        said += answerer.answer_from(asked, number_BN[:, :read], added_BN[:, :read])
+        if unanswerable:
+            others_BN = _without_answers(part, number_BN, found, read)
+            without += answerer.answer_from(asked, others_BN, added_BN)
+    return _Said(said, texts, without if unanswerable else None)
+
+
+class CalibrationJson(TypedDict):
+    """What `realm calibrate` reports."""
+
+    calibration: dict[str, float | str]
+    """As `realm.json` has it."""
+    before: ReportJson
+    after: ReportJson
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A fitted calibration, and the questions that it was fitted on as they were answered before and after."""
+
+    calibration: Calibration
+    before: evaluation.Report
+    after: evaluation.Report
+
+    def to_json(self) -> CalibrationJson:
+        return {
+            "calibration": asdict(self.calibration),
+            "before": self.before.as_dict(),
+            "after": self.after.as_dict(),
+        }
+
+    def lines(self) -> list[str]:
+        fitted, was = self.calibration, self.before.as_dict()["confidence"]
+        assert was is not None
+        return [
+            *self.after.lines(),
+            f"the calibration error was {was['ece']:.1f} points before; all this is measured on the questions it was fitted on",
+            f"answers below {fitted.threshold:g} are guesses; weights: log-odds {fitted.slope:.3f}, inner product "
+            f"{fitted.inner:.3f}, hybrid score {fitted.ranking:.3f}, span {fitted.span:.3f}, constant {fitted.offset:.3f}",
+            f"where no method is named, the model's passages are now found by {fitted.method}",
+        ]
+
+
+def calibrate(
+    kb: str, model: str, questions: Sequence[Question], method: Method | None, config: AnswerConfig
+) -> Calibrated:
+    """Fits the calibration of a model folder's answers, and writes it into the folder, with the method that it holds for.
+
+    Raises:
+        InputError: the model is not a folder of the user's, has no span reader, or answers too few questions right or wrong.
+    """
+    if ":" in model and not Path(model).is_dir():
+        raise InputError(f"{model} is not yours to change: copy its folder, and calibrate the copy")
+    if config.reader is not None:
+        raise InputError(
+            f"a calibration is kept with its model: `realm convert {config.reader} OUT --retriever {model}` makes one, "
+            "without the setting `reader`"
+        )
+    answerer = Answerer.load(kb, model, config)
+    if answerer.model.span_reader is None:
+        raise InputError(NEEDS_READER)
+    method = method or answerer.method
+    answerer.model.calibration = Calibration()
+    asked = _ask(answerer, questions, method, unanswerable=True, gold=False)
+    assert asked.without is not None
+    before = asked.report(questions, threshold=0.0)
+    assert before.correct_N is not None
+    said, without = (
+        Evidence(_best_N(answers), [one.features for one in answers])
+        for answers in (asked.answers, asked.without)
+    )
+    fitted = replace(fit(said, before.correct_N, without), method=method)
+    set_calibration(Path(model), fitted)
+    after = Confidence(said.probability_N(fitted), fitted.threshold, without.probability_N(fitted))
+    return Calibrated(fitted, before, before._replace(confidence=after))
+
+
+class _OwnPassages:
+    """The passages of the documents that questions name."""
+
+    def __init__(self, kb: KnowledgeBase):
+        self._kb, self._by_document = kb, Lookup(kb.document_keys_N)
+
+    def __call__(self, questions: Sequence[Question]) -> np.ndarray:
+        """Their numbers -> [B, N], rows with fewer end in `NULL_PASSAGE`; raises InputError where there are none."""
+        found = [self._by_document.all(key_of(question.passage_id)) for question in questions]
+        for question, numbers in zip(questions, found, strict=True):
+            if not len(numbers):
+                named = (
+                    f"document {question.passage_id!r}" if question.passage_id else "no document (passage_id)"
+                )
+                raise InputError(
+                    f"question {question.id} names {named}, and its passages are not in {self._kb.folder}: "
+                    "--gold needs both"
+                )
+        number_BN = np.full((len(questions), max(map(len, found))), NULL_PASSAGE)
+        for row, numbers in zip(number_BN, found, strict=True):
+            row[: len(numbers)] = numbers
+        return number_BN
+
+
+def _without_answers(
+    questions: Sequence[Question], number_BN: np.ndarray, texts: Sequence[Sequence[str]], read: int
+) -> np.ndarray:
+    """The best `read` of each row's passages that hold no answer where they stand, `NULL_PASSAGE` for the others -> [B, N]."""
+    others_BN = np.full_like(number_BN, NULL_PASSAGE)
+    for other_N, question, number_N, found in zip(others_BN, questions, number_BN, texts, strict=True):
+        kept = [place for place, text in enumerate(found) if not has_answer(text, question)][:read]
+        other_N[kept] = number_N[kept]
+    return others_BN
+
+
+def evaluate_words(kb: KnowledgeBase, questions: Sequence[Question]) -> evaluation.Report:
+    """Scores the passages that BM25 retrieves, which takes no model."""
+    return _evaluate_retrieval(kb, questions, partial(Retriever(kb).search, method="bm25", query_BD=None))
+
+
+def _evaluate_retrieval(
+    kb: KnowledgeBase,
+    questions: Sequence[Question],
+    search: Callable[[Sequence[str], int], tuple[np.ndarray, np.ndarray]],
+) -> evaluation.Report:
+    texts: list[list[str]] = []
+    for part in _batches(questions, 16, "evaluate"):
+        texts += _texts(kb, search([q.question for q in part], EVALUATION_DEPTH)[1])
+    return evaluation.evaluate(None, texts, questions, EVALUATION_DEPTH)
+
+
+def _texts(kb: KnowledgeBase, number_BK: np.ndarray) -> list[list[str]]:
+    return [[passage.text for passage in kb.passages(row[row >= 0])] for row in number_BK]
+
+
+@torch.no_grad()
+def question_ranks(
+    model: Model, kb: KnowledgeBase, index: MipsIndex, questions: Sequence[Question], depth: int
+) -> np.ndarray:
+    """Rank from 1 of the first passage that holds an answer, 0 where none of the top `depth` does -> [B]."""
+    ranks = []
+    for start in range(0, len(questions), 64):
+        part = questions[start : start + 64]
+        ids = model.tokenizer.encode([q.question for q in part])
+        with evaluating(model.embedder):
+            query_BD = model.embedder.query(
+                query_inputs(ids, model.tokenizer, model.lengths).to(model.device)
+            )
+        numbers = index.search(query_BD, depth).number_BK.cpu().numpy()
+        for question, row in zip(part, numbers, strict=True):
+            ranks.append(first_hit([p.text for p in kb.passages(row)], question))
+    return np.array(ranks)
+
+
+def _batches(questions: Sequence[Question], size: int, description: str) -> Iterator[Sequence[Question]]:
+    with progress(total=len(questions), description=description, unit="question") as bar:
+        for start in range(0, len(questions), size):
+            yield questions[start : start + size]
+            bar.update(len(questions[start : start + size]))
