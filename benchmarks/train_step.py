@@ -50,7 +50,7 @@ from realm.interop.checkpoint import open_checkpoint
 from realm.interop.parts import convert
 from realm.masking.candidates import RetrievalBatch
 from realm.model.device import autocast, choose_device, keep_freed_memory, multiplies_bf16
-from realm.model.embedder import Tower, TrunkTower
+from realm.model.embedder import Tower, TransformerTower
 from realm.model.folder import Model
 from realm.model.losses import marginal_loss
 from realm.tokens.layouts import Tokens
@@ -138,7 +138,7 @@ def in_transformers(model: Model) -> Plain:
     from tests.transformers_twin import masked_twin, twin
 
     tower = model.embedder.query
-    return Plain(twin(cast(TrunkTower, tower).trunk), masked_twin(model.reader.bert), tower)
+    return Plain(twin(cast(TransformerTower, tower).trunk), masked_twin(model.reader.bert), tower)
 
 
 def padded_loss(plain: Plain, batch: RetrievalBatch) -> Tensor:

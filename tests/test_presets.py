@@ -11,7 +11,7 @@ import pytest
 
 from realm.config import TABLES, presets, read_config
 from realm.demo.from_text import FromTextConfig
-from realm.demo.story import DemoConfig
+from realm.demo.stages import DemoConfig
 from tests.test_cli import config_classes
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "paper_map.md").read_text(encoding="utf-8")

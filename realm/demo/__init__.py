@@ -1,8 +1,8 @@
 """`realm demo`: documents become a workspace that answers questions, in the commands that anyone could type.
 
-    story       the stages in their order, each a `realm ...` command and what it is for; the questions of the end
+    stages      the stages in their order, each a `realm ...` command and what it is for; the questions of the end
     results     what the outcomes say: what is found, what is answered, paired tests; the tables
-    telling     runs the stages that were not done, says why, keeps what each cost
+    runner      runs the stages that were not done, says why, keeps what each cost
     pairs       two systems on the same queries
     tables      tables as plain text
     memory      how much of it all this took
@@ -21,9 +21,9 @@ from typing import Any, TypedDict
 from realm.config import InputError, read_json, write_json
 from realm.demo import results
 from realm.demo.memory import PeakMemory
-from realm.demo.story import QUESTIONS, Asked, DemoConfig, Story
+from realm.demo.runner import Chapter, Record, tell
+from realm.demo.stages import QUESTIONS, Asked, DemoConfig, Story
 from realm.demo.tables import paragraph
-from realm.demo.telling import Chapter, Record, tell
 from realm.qa.answers import Answers
 from realm.qa.metrics import has_answer
 from realm.qa.pipeline import AnswerConfig

@@ -11,7 +11,7 @@ import numpy as np
 
 from realm.config import read_json
 from realm.demo.pairs import Against, against
-from realm.demo.story import Story
+from realm.demo.stages import Story
 from realm.demo.tables import aligned, costs, difference, paragraph
 from realm.workspace.report import AdaptationJson, FitJson, Recall, TestJson
 

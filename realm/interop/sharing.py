@@ -17,7 +17,7 @@ from torch import Tensor
 from realm.config import InputError, write_json
 from realm.interop.export import write_tokenizer
 from realm.model.bert_files import save_bert
-from realm.model.embedder import TrunkTower
+from realm.model.embedder import TransformerTower
 from realm.model.folder import MANIFEST, Model, load_model, read_manifest, save_model
 from realm.model.tensor_files import is_compact, save_tensors
 
@@ -120,7 +120,7 @@ def write_sentence_transformers(model: Model, out: Path) -> None:
         InputError: its towers are weighted words, which that library has no modules for.
     """
     tower, config = model.embedder.query, model.embedder.config
-    if not isinstance(tower, TrunkTower):
+    if not isinstance(tower, TransformerTower):
         raise InputError(
             "the towers are weighted words, which sentence-transformers has no module for: it takes cls and mean pooling"
         )

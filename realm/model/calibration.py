@@ -77,4 +77,6 @@ class Calibration:
         if best <= 0:
             return 0.0
         probability = self.probability(best, features)
-        return min(probability / best, (1 - probability) / max(1 - best, 1 - HIGHEST))
+        if best >= HIGHEST:  # nothing is left for others
+            return probability / best
+        return min(probability / best, (1 - probability) / (1 - best))

@@ -101,7 +101,7 @@ class Tower(nn.Module):
         return self.dropout(vector_BD)
 
 
-class TrunkTower(Tower):
+class TransformerTower(Tower):
     """A BERT whose states are pooled."""
 
     def __init__(self, trunk: BertConfig, config: EmbedderConfig):
@@ -122,7 +122,7 @@ class TrunkTower(Tower):
         self.trunk.load_state_dict(states, strict=self.config.pooling != "cls")
 
 
-class WordTower(Tower):
+class BagOfWordsTower(Tower):
     """Word embeddings, weighted by how telling each word is; no layers, so a corpus is embedded in a second."""
 
     def __init__(self, trunk: BertConfig, config: EmbedderConfig):
@@ -158,7 +158,7 @@ class WordTower(Tower):
 
 def new_tower(trunk: BertConfig, config: EmbedderConfig) -> Tower:
     """A tower from random weights."""
-    return (WordTower if config.pooling == "words" else TrunkTower)(trunk, config)
+    return (BagOfWordsTower if config.pooling == "words" else TransformerTower)(trunk, config)
 
 
 class Embedder(nn.Module):
@@ -203,7 +203,7 @@ def load_pooler(embedder: Embedder, name: str) -> None:
     states = {k.split("pooler.dense.")[1]: v for k, v in weights.items() if "pooler.dense." in k}
     if states:
         for tower in {embedder.query, embedder.passage}:
-            if isinstance(tower, TrunkTower) and tower.trunk.pooler is not None:
+            if isinstance(tower, TransformerTower) and tower.trunk.pooler is not None:
                 tower.trunk.pooler.dense.load_state_dict({k: v.float() for k, v in states.items()})
 
 

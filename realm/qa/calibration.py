@@ -172,7 +172,7 @@ def fit(said: Evidence, correct_N: np.ndarray, without: Evidence) -> Calibration
         raise InputError(
             "answers of a higher probability are not right more often here: there is nothing to calibrate"
         )
-    curve = Calibration(slope, inner, ranking, span, offset)
+    curve = Calibration(slope=slope, inner=inner, ranking=ranking, span=span, offset=offset)
     right_n = said.probability_N(curve)[correct_N]
     return replace(curve, threshold=round(float(np.quantile(right_n, RIGHT_LOST)), 3))
 

@@ -1,7 +1,7 @@
 """The REST API and the web page over one living knowledge base. The page is static files, the API their only source.
 
-`create_app` takes what it needs; nothing happens at import. A request goes Edge -> route -> Desk -> the snapshot of the
-moment, and what it says comes from that one snapshot.
+`create_app` takes what it needs; nothing happens at import. A request goes Middleware -> route -> Service -> the snapshot of
+the moment, and what it says comes from that one snapshot.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from starlette.exceptions import HTTPException
 from realm import __version__
 from realm.config import InputError
 from realm.qa.question_files import MAX_QUESTION_CHARACTERS
-from realm.serve import wire
+from realm.serve import schemas
 from realm.serve.batching import Done
 from realm.serve.client import NDJSON
-from realm.serve.desk import WORDS_AT_START, Desk, Kind
-from realm.serve.edge import Edge
-from realm.serve.problems import documented, from_error, install
+from realm.serve.errors import documented, from_error, install
+from realm.serve.middleware import Middleware
 from realm.serve.runs import Run, read_metrics, runs
+from realm.serve.service import WORDS_AT_START, Kind, Service
 from realm.serve.settings import ServeConfig
 from realm.text.corpus import Document
 from realm.workspace.living import LivingKnowledge, UnknownDocument
@@ -45,14 +45,14 @@ def create_app(
     runs_folder: Path | None = None,
     hosts: set[str] | None = None,
     read_token: str | None = None,
-) -> Edge:
+) -> Middleware:
     """The server as an ASGI application.
 
     `token` is what writers must show, none: nobody may write; `runs_folder` holds the training runs to be shown; `hosts`
     are the names that the server may be called by, none: any; `read_token` is what readers must show, none: everybody may
     read. Whoever has `token` may read too.
     """
-    desk = Desk(knowledge, config)
+    service = Service(knowledge, config)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -60,8 +60,8 @@ def create_app(
         # until somebody does.
         ready = token is None and len(knowledge.current.kb) <= WORDS_AT_START
         if ready or knowledge.method != "dense":
-            desk.prepare_words()
-        tasks = [asyncio.create_task(work()) for work in (desk.batcher.work, desk.watch)]
+            service.prepare_words()
+        tasks = [asyncio.create_task(work()) for work in (service.batcher.work, service.watch)]
         try:
             yield
         finally:
@@ -83,14 +83,14 @@ def create_app(
     install(app)
     readers = [Depends(_bearer("reading", read_token, token))] if read_token is not None else []
     api = APIRouter(prefix="/v1", dependencies=readers)
-    _add_questions(api, desk)
+    _add_questions(api, service)
     _add_knowledge(api, knowledge)
-    _add_changes(api, desk, token)
+    _add_changes(api, service, token)
     _add_runs(api, runs_folder)
     app.include_router(api)
-    _add_watching(app, desk, token is not None, runs_folder is not None, readers)
+    _add_watching(app, service, token is not None, runs_folder is not None, readers)
     app.mount("/", StaticFiles(directory=PAGE, html=True))
-    return Edge(app, config.body_bytes, config.seconds, hosts, desk.metrics.request)
+    return Middleware(app, config.body_bytes, config.seconds, hosts, service.metrics.request)
 
 
 def _bearer(what: str, *tokens: str | None) -> Callable[..., None]:
@@ -112,65 +112,71 @@ def _bearer(what: str, *tokens: str | None) -> Callable[..., None]:
     return check
 
 
-def _add_questions(api: APIRouter, desk: Desk) -> None:
+def _add_questions(api: APIRouter, service: Service) -> None:
     """Answers, passages and fillings."""
-    config = desk.config
+    config = service.config
     lines: dict[int | str, dict[str, Any]] = {200: {"content": {NDJSON: {"schema": {"type": "string"}}}}}
 
     @api.post(
         "/answer",
-        response_model=wire.AnswersOut | wire.ManyAnswersOut,
+        response_model=schemas.AnswersOut | schemas.ManyAnswersOut,
         responses=lines | documented(429, 503),
     )
-    async def answer(asked: wire.AnswerRequest, request: Request) -> Response:
+    async def answer(asked: schemas.AnswerRequest, request: Request) -> Response:
         """Answers with evidence. Many questions with `Accept: application/x-ndjson`: a line each, as they come."""
         read = _within(asked.top_k or config.read, config.most_read, "top_k")
         return await _respond(
-            desk, Kind("answer", asked.method or desk.knowledge.method, read), asked, request, _answers
+            service, Kind("answer", asked.method or service.knowledge.method, read), asked, request, _answers
         )
 
     @api.post(
-        "/retrieve", response_model=wire.HitsOut | wire.ManyHitsOut, responses=lines | documented(429, 503)
+        "/retrieve",
+        response_model=schemas.HitsOut | schemas.ManyHitsOut,
+        responses=lines | documented(429, 503),
     )
-    async def retrieve(asked: wire.RetrieveRequest, request: Request) -> Response:
+    async def retrieve(asked: schemas.RetrieveRequest, request: Request) -> Response:
         """The best passages, unread."""
         k = _within(asked.top_k, config.most_retrieved, "top_k")
         return await _respond(
-            desk, Kind("retrieve", asked.method or desk.knowledge.method, k), asked, request, _hits
+            service, Kind("retrieve", asked.method or service.knowledge.method, k), asked, request, _hits
         )
 
-    @api.post("/fill", response_model=wire.FilledOut, responses=documented(429, 503))
-    async def fill(asked: wire.FillRequest) -> Response:
+    @api.post("/fill", response_model=schemas.FilledOut, responses=documented(429, 503))
+    async def fill(asked: schemas.FillRequest) -> Response:
         """Predictions for each [MASK], or the probability of a target, and which passages raised or lowered it."""
-        (done,) = await desk.all_of(Kind("fill", target=asked.target), [asked.sentence])
+        (done,) = await service.all_of(Kind("fill", target=asked.target), [asked.sentence])
         snapshot, filled, ms = done.value
         times = {"queue": round(done.waited_ms, 2), "fill": round(ms, 2)}
-        return JSONResponse(filled | {"index": wire.index_out(snapshot), "ms": times})
+        return JSONResponse(filled | {"index": schemas.index_out(snapshot), "ms": times})
 
 
 def _answers(question: str, done: Done) -> dict[str, Any]:
     snapshot, answers = done.value
-    return wire.answers_out(answers, snapshot, done.waited_ms)
+    return schemas.answers_out(answers, snapshot, done.waited_ms)
 
 
 def _hits(question: str, done: Done) -> dict[str, Any]:
     snapshot, passages, ms = done.value
     times = {"queue": round(done.waited_ms, 2), "search": round(ms, 2)}
-    return {"question": question, "passages": passages, "index": wire.index_out(snapshot), "ms": times}
+    return {"question": question, "passages": passages, "index": schemas.index_out(snapshot), "ms": times}
 
 
 async def _respond(
-    desk: Desk, kind: Kind, asked: wire.Asked, request: Request, row: Callable[[str, Done], dict[str, Any]]
+    service: Service,
+    kind: Kind,
+    asked: schemas.Asked,
+    request: Request,
+    row: Callable[[str, Done], dict[str, Any]],
 ) -> Response:
     """One object for one question; for several an object of all, or a stream of lines if the client accepts it."""
     questions = asked.all
-    _within(len(questions), desk.config.questions, "the number of questions")
+    _within(len(questions), service.config.questions, "the number of questions")
     if asked.questions is not None and NDJSON in request.headers.get("accept", ""):
-        futures = await desk.ask(kind, questions)
-        return StreamingResponse(_stream(questions, futures, row, desk.config.seconds), media_type=NDJSON)
+        futures = await service.ask(kind, questions)
+        return StreamingResponse(_stream(questions, futures, row, service.config.seconds), media_type=NDJSON)
     found = [
         row(question, done)
-        for question, done in zip(questions, await desk.all_of(kind, questions), strict=True)
+        for question, done in zip(questions, await service.all_of(kind, questions), strict=True)
     ]
     return JSONResponse(found[0] if asked.questions is None else {"results": found})
 
@@ -200,7 +206,7 @@ async def _stream(
 def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
     """Passages, documents and versions, to look at."""
 
-    @api.get("/passages/{id}", response_model=wire.WholePassageOut, responses=documented(404))
+    @api.get("/passages/{id}", response_model=schemas.WholePassageOut, responses=documented(404))
     async def passage(id: str) -> Response:
         """A passage by its id, and its neighbours in its document."""
         snapshot = knowledge.current
@@ -221,7 +227,7 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
             }
         )
 
-    @api.get("/documents", response_model=wire.DocumentsOut)
+    @api.get("/documents", response_model=schemas.DocumentsOut)
     async def documents(
         start: Annotated[int, Query(ge=0, le=2**53)] = 0,
         count: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -232,7 +238,7 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
         following = start + count if len(found) > count else None
         return JSONResponse({"documents": [one._asdict() for one in found[:count]], "next": following})
 
-    @api.get("/documents/{id:path}", response_model=wire.DocumentOut, responses=documented(404))
+    @api.get("/documents/{id:path}", response_model=schemas.DocumentOut, responses=documented(404))
     async def document(id: str) -> Response:
         """A document by its id, as its passages."""
         passages = await asyncio.to_thread(knowledge.current.passages_of, id)
@@ -242,56 +248,61 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
         ids = [one.id for one in passages]
         return JSONResponse({"id": id, "title": passages[0].title, "passages": ids, "text": text})
 
-    @api.get("/examples", response_model=wire.ExamplesOut)
+    @api.get("/examples", response_model=schemas.ExamplesOut)
     async def examples() -> Response:
         """A few questions that the documents answer, made from them by rules; none where the rules find none."""
         snapshot = knowledge.current
         return JSONResponse({"questions": await asyncio.to_thread(lambda: snapshot.examples)})
 
-    @api.get("/versions", response_model=wire.VersionsOut)
+    @api.get("/versions", response_model=schemas.VersionsOut)
     async def versions() -> Response:
         """Versions of the passages and of their index on disk, and those in use."""
         rows = {
             name: [{"version": number, "created": created} for number, created in found]
             for name, found in (await asyncio.to_thread(knowledge.versions)).items()
         }
-        return JSONResponse(rows | {"in_use": wire.index_out(knowledge.current)})
+        return JSONResponse(rows | {"in_use": schemas.index_out(knowledge.current)})
 
 
-def _add_changes(api: APIRouter, desk: Desk, token: str | None) -> None:
+def _add_changes(api: APIRouter, service: Service, token: str | None) -> None:
     """Adding and deleting documents, for those who have the token."""
-    knowledge = desk.knowledge
+    knowledge = service.knowledge
     only_writers, refused = (
         [Depends(_bearer("writing", token))],
         documented(401, 403, 404, 409, 429, 503, 507),
     )
 
-    @api.post("/documents", response_model=wire.AddedOut, dependencies=only_writers, responses=refused)
-    async def add(body: wire.DocumentsRequest) -> Response:
+    @api.post("/documents", response_model=schemas.AddedOut, dependencies=only_writers, responses=refused)
+    async def add(body: schemas.DocumentsRequest) -> Response:
         """Adds or replaces documents, all or none; when this returns they are searchable, and on disk."""
-        _within(len(body.documents), desk.config.documents, "the number of documents")
+        _within(len(body.documents), service.config.documents, "the number of documents")
         documents = [Document(one.title, one.text, _id_of(one)) for one in body.documents]
-        result = await desk.change(lambda: knowledge.add(documents))
-        desk.metrics.documents.labels("added").inc(result.added)
-        desk.metrics.documents.labels("replaced").inc(result.replaced)
+        result = await service.change(lambda: knowledge.add(documents))
+        service.metrics.documents.labels("added").inc(result.added)
+        service.metrics.documents.labels("replaced").inc(result.replaced)
         ids = [one.id for one in documents]
-        return JSONResponse(result._asdict() | {"ids": ids, "index": wire.index_out(knowledge.current)})
+        return JSONResponse(result._asdict() | {"ids": ids, "index": schemas.index_out(knowledge.current)})
 
     @api.delete(
-        "/documents/{id:path}", response_model=wire.DeletedOut, dependencies=only_writers, responses=refused
+        "/documents/{id:path}",
+        response_model=schemas.DeletedOut,
+        dependencies=only_writers,
+        responses=refused,
     )
     async def delete(id: str) -> Response:
         """Deletes a document; no answer that begins after this returns comes from it."""
-        gone = await desk.change(lambda: knowledge.delete(id))
-        desk.metrics.documents.labels("deleted").inc()
-        return JSONResponse({"passages_removed": gone, "index": wire.index_out(knowledge.current)})
+        gone = await service.change(lambda: knowledge.delete(id))
+        service.metrics.documents.labels("deleted").inc()
+        return JSONResponse({"passages_removed": gone, "index": schemas.index_out(knowledge.current)})
 
 
-def _add_watching(app: FastAPI, desk: Desk, writable: bool, shows_runs: bool, readers: list[Any]) -> None:
+def _add_watching(
+    app: FastAPI, service: Service, writable: bool, shows_runs: bool, readers: list[Any]
+) -> None:
     """How the server is, and what it counts."""
-    config, knowledge = desk.config, desk.knowledge
+    config, knowledge = service.config, service.knowledge
 
-    @app.get("/health", response_model=wire.HealthOut)
+    @app.get("/health", response_model=schemas.HealthOut)
     async def health() -> Response:
         """What is served, by which version, within which limits."""
         snapshot = knowledge.current
@@ -304,10 +315,10 @@ def _add_watching(app: FastAPI, desk: Desk, writable: bool, shows_runs: bool, re
                 "answers": snapshot.answerer.model.span_reader is not None,
                 "passages": len(snapshot.kb),
                 "documents": await asyncio.to_thread(lambda: snapshot.documents),
-                "index": wire.index_out(snapshot),
+                "index": schemas.index_out(snapshot),
                 "method": knowledge.method,
                 "words": snapshot.answerer.retriever.has_words,
-                "queue": desk.waiting,
+                "queue": service.waiting,
                 "writable": writable,
                 "private": bool(readers),
                 "runs": shows_runs,
@@ -335,8 +346,8 @@ def _add_watching(app: FastAPI, desk: Desk, writable: bool, shows_runs: bool, re
     @app.get("/metrics", response_class=PlainTextResponse, dependencies=readers)
     async def metrics() -> Response:
         """Counters for Prometheus."""
-        desk.metrics.queue.set(desk.waiting)
-        return Response(generate_latest(desk.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        service.metrics.queue.set(service.waiting)
+        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_runs(api: APIRouter, folder: Path | None) -> None:
@@ -352,7 +363,7 @@ def _add_runs(api: APIRouter, folder: Path | None) -> None:
                 503, f"the folder of training runs cannot be read: {error.strerror}"
             ) from None
 
-    @api.get("/runs", name="runs", response_model=wire.RunsOut, responses=documented(404, 503))
+    @api.get("/runs", name="runs", response_model=schemas.RunsOut, responses=documented(404, 503))
     async def list_runs() -> Response:
         """Training runs, the latest first."""
         rows = [
@@ -366,7 +377,7 @@ def _add_runs(api: APIRouter, folder: Path | None) -> None:
         ]
         return JSONResponse({"runs": rows})
 
-    @api.get("/runs/{name}", name="run", response_model=wire.MetricsOut, responses=documented(404, 503))
+    @api.get("/runs/{name}", name="run", response_model=schemas.MetricsOut, responses=documented(404, 503))
     async def run_metrics(name: str, after: Annotated[int, Query(ge=0, le=2**53)] = 0) -> Response:
         """Metrics of a run behind byte `after`; `next` is where the ones after them begin, so that a page can follow."""
         run = next((run for run in await asyncio.to_thread(shown_runs) if run.name == name), None)
@@ -380,7 +391,7 @@ def _add_runs(api: APIRouter, folder: Path | None) -> None:
         return JSONResponse(state | metrics._asdict())
 
 
-def _id_of(document: wire.DocumentIn) -> str:
+def _id_of(document: schemas.DocumentIn) -> str:
     name = document.id or document.title
     if not name.strip():
         raise InputError("a document has neither an id nor a title: give it one")

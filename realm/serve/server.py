@@ -8,7 +8,7 @@ from pathlib import Path
 from realm.config import InputError
 from realm.serve.app import create_app
 from realm.serve.connections import BACKLOG, http_server
-from realm.serve.edge import own_hosts
+from realm.serve.middleware import own_hosts
 from realm.serve.settings import ServeConfig
 from realm.workspace.living import LivingKnowledge
 

@@ -27,7 +27,7 @@ from realm.config import InputError
 from realm.index.embedding import pooled_states
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, held_out
 from realm.model.copying import CopyHead
-from realm.model.embedder import EmbedderConfig, WordTower, embedder_from, fit_projection, load_pooler
+from realm.model.embedder import BagOfWordsTower, EmbedderConfig, embedder_from, fit_projection, load_pooler
 from realm.model.folder import Model, encoder_held_out, is_model, load_model
 from realm.model.masked_reader import ROWS_AT_ONCE, MaskedReader, TrunkConfig, load_reader, new_reader
 from realm.model.modes import evaluating
@@ -146,7 +146,7 @@ def fit_embedder(model: Model, kb: KnowledgeBase, config: MlmConfig) -> None:
     for tower in {model.embedder.query, model.embedder.passage}:
         if config.embedder_start == "trained":
             tower.start_from(model.reader.bert.bert)
-        if isinstance(tower, WordTower):
+        if isinstance(tower, BagOfWordsTower):
             # a little for the special ones: the null passage consists of them, and 0 has no direction
             tower.fit_importance(inverse_frequency(kb.tokens, kb.tokenizer).clamp_min(0.01))
         if config.principal:

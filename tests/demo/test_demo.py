@@ -14,8 +14,8 @@ from realm import cli, demo
 from realm.config import InputError, read_config
 from realm.demo import results
 from realm.demo.results import DemoReport
-from realm.demo.story import QUESTIONS, DemoConfig, Story
-from realm.demo.telling import Costs
+from realm.demo.runner import Costs
+from realm.demo.stages import QUESTIONS, DemoConfig, Story
 from realm.text import salient_spans
 from tests.conftest import TOWNS
 from tests.qa.conftest import qa_folder

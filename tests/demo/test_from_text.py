@@ -14,10 +14,10 @@ import pytest
 from realm import cli
 from realm.config import InputError, presets, read_config
 from realm.demo import from_text
-from realm.demo.from_text import FromTextConfig, Story, picture
+from realm.demo.from_text import FromTextConfig, Story, plots
 from realm.demo.from_text.results import FromTextReport
 from realm.demo.pairs import against
-from realm.demo.telling import Costs
+from realm.demo.runner import Costs
 from realm.model.folder import read_manifest
 from tests.schemas import assert_holds
 
@@ -300,5 +300,5 @@ def test_pairs_are_compared_query_by_query_and_seed_by_seed() -> None:
 
 def test_a_picture_is_drawn_of_runs_that_measured_little(tmp_path: Path) -> None:
     out = tmp_path / "curves.png"
-    picture.draw([[{"step": 10, "loss": 3.0, "retrieval_utility": None}], []], out)
+    plots.draw([[{"step": 10, "loss": 3.0, "retrieval_utility": None}], []], out)
     assert out.read_bytes()[:4] == b"\x89PNG"

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from realm.model.embedder import (
+    BagOfWordsTower,
     Embedder,
     EmbedderConfig,
-    TrunkTower,
-    WordTower,
+    TransformerTower,
     embedder_from,
     fit_projection,
     new_tower,
@@ -24,7 +24,7 @@ from tests.model.networks import CONFIG, VOCAB, passages, plain_states
 
 def test_mean_pooled_vector_is_the_mean_of_real_states_projected_and_scaled(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
-    tower = TrunkTower(CONFIG, EmbedderConfig(dim=6, scale=9.0)).eval()
+    tower = TransformerTower(CONFIG, EmbedderConfig(dim=6, scale=9.0)).eval()
     tokens = passages(tokenizer)
     vectors = tower(tokens).detach().numpy()
     weight, bias = tower.projection.weight.detach().numpy(), tower.projection.bias.detach().numpy()
@@ -36,7 +36,7 @@ def test_mean_pooled_vector_is_the_mean_of_real_states_projected_and_scaled(toke
 
 def test_word_pooled_state_is_the_weighted_mean_of_the_words(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
-    tower = WordTower(CONFIG, EmbedderConfig(dim=6, pooling="words"))
+    tower = BagOfWordsTower(CONFIG, EmbedderConfig(dim=6, pooling="words"))
     tokens = passages(tokenizer)
     for weight_V in (torch.ones(VOCAB), 1 + torch.rand(VOCAB)):
         tower.fit_importance(weight_V)
@@ -50,7 +50,7 @@ def test_word_pooled_state_is_the_weighted_mean_of_the_words(tokenizer: Tokenize
 def test_passage_of_words_that_do_not_count_still_has_a_vector(tokenizer: Tokenizer) -> None:
     """Such as the null passage, when special tokens count next to nothing: its gradient must not drown the others'."""
     torch.manual_seed(0)
-    tower = WordTower(CONFIG, EmbedderConfig(dim=6, pooling="words"))
+    tower = BagOfWordsTower(CONFIG, EmbedderConfig(dim=6, pooling="words"))
     sizes = []
     for weight in (0.01, 1.0):
         tower.fit_importance(torch.full((VOCAB,), weight))
@@ -71,13 +71,13 @@ def test_word_tower_has_no_layers_and_the_others_have_a_trunk() -> None:
     }
     for pooling in ("mean", "cls"):
         tower = new_tower(CONFIG, EmbedderConfig(dim=6, pooling=pooling))
-        assert isinstance(tower, TrunkTower)
+        assert isinstance(tower, TransformerTower)
         assert (tower.trunk.pooler is not None) == (pooling == "cls")
 
 
 def test_projection_is_float32_under_autocast(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
-    tower = WordTower(CONFIG, EmbedderConfig(dim=6, pooling="words")).eval()  # nothing else to round
+    tower = BagOfWordsTower(CONFIG, EmbedderConfig(dim=6, pooling="words")).eval()  # nothing else to round
     tokens = passages(tokenizer)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         rounded = tower(tokens)
@@ -86,7 +86,7 @@ def test_projection_is_float32_under_autocast(tokenizer: Tokenizer) -> None:
 
 def test_scores_of_unit_vectors_are_scale_times_the_cosine(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
-    tower = TrunkTower(CONFIG, EmbedderConfig(dim=6, scale=20.0)).eval()
+    tower = TransformerTower(CONFIG, EmbedderConfig(dim=6, scale=20.0)).eval()
     vectors = tower(passages(tokenizer)).detach()
     score = vectors @ vectors.T
     assert torch.allclose(score.diagonal(), torch.full((3,), 20.0), atol=1e-4)
@@ -96,7 +96,7 @@ def test_scores_of_unit_vectors_are_scale_times_the_cosine(tokenizer: Tokenizer)
 
 def test_paper_tower_is_a_layer_norm_of_the_projected_tanh_pooler(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
-    tower = TrunkTower(CONFIG, EmbedderConfig(dim=6, pooling="cls", norm="layer")).eval()
+    tower = TransformerTower(CONFIG, EmbedderConfig(dim=6, pooling="cls", norm="layer")).eval()
     tokens = passages(tokenizer)
     vectors = tower(tokens).detach().numpy()
     pooler = tower.trunk.pooler
@@ -111,7 +111,7 @@ def test_paper_tower_is_a_layer_norm_of_the_projected_tanh_pooler(tokenizer: Tok
 
 
 def test_paper_tower_drops_parts_of_the_vector_only_while_it_trains(tokenizer: Tokenizer) -> None:
-    tower = TrunkTower(CONFIG, EmbedderConfig(dim=64, pooling="cls", norm="layer"))
+    tower = TransformerTower(CONFIG, EmbedderConfig(dim=64, pooling="cls", norm="layer"))
     set_dropout(tower.trunk, 0.0)
     tower.dropout.p = 0.5
     tokens = passages(tokenizer)
@@ -123,7 +123,7 @@ def test_paper_tower_drops_parts_of_the_vector_only_while_it_trains(tokenizer: T
 
 def test_vectors_do_not_depend_on_padding(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
-    tower = TrunkTower(CONFIG, EmbedderConfig(dim=6)).eval()
+    tower = TransformerTower(CONFIG, EmbedderConfig(dim=6)).eval()
     together = tower(passages(tokenizer))
     alone = [tower(passages(tokenizer).rows(torch.tensor([row]))) for row in range(3)]
     assert torch.allclose(together, torch.cat(alone), atol=1e-5)
@@ -195,7 +195,7 @@ def pooled_states(rows: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("whiten", [False, True])
 def test_fitted_projection_is_the_principal_components_of_numpy(whiten: bool) -> None:
-    tower = TrunkTower(CONFIG, EmbedderConfig(dim=5))
+    tower = TransformerTower(CONFIG, EmbedderConfig(dim=5))
     states = pooled_states(200)
     fit_projection(tower, states, whiten)
     projected = tower.projection(states).detach().numpy()
@@ -211,7 +211,7 @@ def test_fitted_projection_is_the_principal_components_of_numpy(whiten: bool) ->
 
 
 def test_projection_is_fitted_in_full_precision_under_autocast() -> None:
-    plain, cast = (TrunkTower(CONFIG, EmbedderConfig(dim=5)) for _ in range(2))
+    plain, cast = (TransformerTower(CONFIG, EmbedderConfig(dim=5)) for _ in range(2))
     fit_projection(plain, pooled_states(200), whiten=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         fit_projection(cast, pooled_states(200), whiten=True)
@@ -221,7 +221,7 @@ def test_projection_is_fitted_in_full_precision_under_autocast() -> None:
 
 def test_whitening_fewer_passages_than_dimensions_blows_up_no_direction() -> None:
     """A corpus of 10 passages fixes 9 directions; a query's part outside them must not drown those."""
-    tower = TrunkTower(CONFIG, EmbedderConfig(dim=12))
+    tower = TransformerTower(CONFIG, EmbedderConfig(dim=12))
     fit_projection(tower, pooled_states(60)[:10], whiten=True)
     unseen = tower.projection(pooled_states(60)[10:]).detach()
     assert unseen.abs().max() < 100

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import optimize
 
@@ -106,6 +106,7 @@ def test_probabilities_stay_between_0_and_1_and_in_order(share: float) -> None:
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(-5, 5), st.floats(0.1, 3))
+@example(1.0, 0.0, 0.0, 1.0)
 def test_probabilities_of_all_answers_are_at_most_1_together(
     best: float, others: float, inner: float, slope: float
 ) -> None:

@@ -15,7 +15,7 @@ from realm.model.folder import load_model, save_model
 from realm.serve.app import create_app
 from realm.serve.client import Client
 from realm.serve.connections import http_server
-from realm.serve.edge import own_hosts
+from realm.serve.middleware import own_hosts
 from realm.serve.settings import ServeConfig
 from realm.train.finetune import start_reader
 from realm.workspace.living import LivingKnowledge

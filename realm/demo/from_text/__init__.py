@@ -1,8 +1,8 @@
 """`realm demo --from-text`: from plain text alone to answers with evidence, in the commands that anyone could type.
 
-    story      the stages in their order, each a `realm ...` command and what it makes
+    stages     the stages in their order, each a `realm ...` command and what it makes
     results    what the outcomes say: recall of each retriever, paired tests, accuracy; the table
-    picture    the training curves
+    plots      the training curves
 
 The folder of a story is a contract: kb, questions/{train,dev}.jsonl, models/{encoder,ict,realm,qa}, report.json, curves.png.
 With several corpora each of the others has such a folder of its own, inside the first one's, by its name.
@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from realm.config import InputError, write_json
-from realm.demo.from_text import picture, results
-from realm.demo.from_text.story import FromTextConfig, Story
+from realm.demo.from_text import plots, results
+from realm.demo.from_text.stages import FromTextConfig, Story
 from realm.demo.memory import PeakMemory
-from realm.demo.telling import Record, tell
+from realm.demo.runner import Record, tell
 from realm.qa.question_files import read_questions
 
 __all__ = ["FromTextConfig", "Story", "run"]
@@ -62,7 +62,7 @@ def _tell(story: Story, run_command: Callable[[Sequence[str]], None]) -> results
     report: results.FromTextReport = {**results.read(story), "seconds": seconds, "peak_memory_mb": peak}
     write_json(story.folder / "report.json", report)
     metrics = [story.model("realm", seed) / "metrics.jsonl" for seed in story.config.seeds]
-    picture.draw_if_new(metrics, story.curves)
+    plots.draw_if_new(metrics, story.curves)
     print("", *results.lines(report), sep="\n")
     print(f"Training curves: {story.curves}. All numbers: {story.folder / 'report.json'}.")
     tell(story.answering(), record, run_command)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
 
-from realm.demo.from_text.story import Story
+from realm.demo.from_text.stages import Story
 from realm.demo.pairs import Against, against
 from realm.demo.tables import aligned, costs, difference
 from realm.model.folder import last_record, read_manifest

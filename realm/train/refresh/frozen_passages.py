@@ -17,7 +17,7 @@ from realm import distributed
 from realm.config import InputError
 from realm.index.embedding import pooled_states
 from realm.model.device import Precision, autocast
-from realm.model.embedder import Embedder, Tower, TrunkTower
+from realm.model.embedder import Embedder, Tower, TransformerTower
 from realm.model.folder import Model
 from realm.model.modes import evaluating
 from realm.store.knowledge_base import KnowledgeBase
@@ -69,8 +69,8 @@ def freeze_input_embeddings(embedder: Embedder) -> None:
         _with_layers(tower, "input_embeddings").trunk.embeddings.requires_grad_(False)
 
 
-def _with_layers(tower: Tower, option: str) -> TrunkTower:
-    if not isinstance(tower, TrunkTower):
+def _with_layers(tower: Tower, option: str) -> TransformerTower:
+    if not isinstance(tower, TransformerTower):
         raise InputError(
             f'{option} = "frozen" needs towers with layers, this model\'s embed words alone: leave it "trained"'
         )

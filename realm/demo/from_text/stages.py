@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from realm.config import InputError
-from realm.demo.telling import Chapter, Stage
+from realm.demo.runner import Chapter, Stage
 from realm.model.folder import last_record, read_manifest
 from realm.store.vectors import folder_of
 

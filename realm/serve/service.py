@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from realm.config import InputError
 from realm.model.calibration import Method
 from realm.qa.filling import FilledJson
-from realm.serve import wire
+from realm.serve import schemas
 from realm.serve.batching import Batcher, Busy, Done, NotReady, each
 from realm.serve.metrics import Metrics
 from realm.serve.settings import ServeConfig
@@ -36,7 +36,7 @@ WORDS_AT_START = 200_000
 """Most passages that a server which only reads makes ready to be ranked by words from its start, asked or not."""
 
 
-class Desk:
+class Service:
     """What the routes share: the knowledge, the batcher, the limits, the counters."""
 
     def __init__(self, knowledge: LivingKnowledge, config: ServeConfig):
@@ -176,7 +176,9 @@ class Desk:
                 rows = []
                 for score_K, number_K in zip(scores, numbers, strict=True):
                     passages = snapshot.kb.passages(number_K[number_K != NULL_PASSAGE])
-                    rows.append([wire.hit_out(p, float(s)) for p, s in zip(passages, score_K, strict=False)])
+                    rows.append(
+                        [schemas.hit_out(p, float(s)) for p, s in zip(passages, score_K, strict=False)]
+                    )
                 ms = 1000 * (time.perf_counter() - began) / len(items)
                 return [(snapshot, row, ms) for row in rows]
             case _:  # "fill"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from realm.serve.problems import problem
+from realm.serve.errors import problem
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -32,7 +32,7 @@ GONE = 499
 """What a request is counted as whose client did not wait; the number is nginx's."""
 
 
-class Edge:
+class Middleware:
     """Refuses what is not for us, too long or too slow; adds the headers; says what each request came to."""
 
     def __init__(

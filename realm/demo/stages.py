@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from realm.config import read_json, write_json_lines
-from realm.demo.telling import Chapter, Stage
+from realm.demo.runner import Chapter, Stage
 from realm.text.readers import read_documents
 from realm.workspace.report import KB, REPORT, FitJson
 from realm.workspace.settings import FitConfig
