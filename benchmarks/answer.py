@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: the repository is the package's home
-from realm.config import before_torch
+from realm.environment import set_torch_environment
 
-before_torch()  # as the command line does
+set_torch_environment()  # as the command line does
 
 import numpy as np
 import shared

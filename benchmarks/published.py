@@ -21,10 +21,10 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # run as a file: the repository is the package's home
 
-from realm.config import before_torch
+from realm.environment import set_torch_environment
 
 if sys.argv[1:2] == ["--side"]:  # as the command line does; the peer as it comes
-    before_torch()
+    set_torch_environment()
 
 from published_inputs import B, questions, tell, timed
 

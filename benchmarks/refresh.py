@@ -27,15 +27,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: the repository is the package's home
-from realm.config import before_torch
+from realm.environment import set_torch_environment
 
-before_torch()  # as the command line does
+set_torch_environment()  # as the command line does
 
 import torch
 from shared import Row, made_up, print_table
 
-from realm.config import read_config
 from realm.model.device import choose_device
+from realm.settings import read_config
 from realm.store.knowledge_base import KnowledgeBase
 from realm.train import pretrain
 

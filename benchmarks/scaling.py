@@ -130,9 +130,9 @@ def grown(folder: Path, size: int, model: str, processes: str | None) -> Iterato
 
 def search(kb: str, model: str) -> list[tuple[int, float]]:
     """Questions asked at once, and the least seconds that a batch took, from text to passage numbers, as in a server."""
-    from realm.config import before_torch
+    from realm.environment import set_torch_environment
 
-    before_torch()
+    set_torch_environment()
     from realm.qa.pipeline import AnswerConfig, Answerer
 
     answerer = Answerer.load(kb, model, AnswerConfig())

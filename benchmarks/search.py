@@ -27,10 +27,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm.config import before_torch
+from realm.environment import set_torch_environment
 
 if sys.argv[1:3] == ["--one", "realm"]:  # as the command line does; the others as they come
-    before_torch()
+    set_torch_environment()
 
 import numpy as np
 import shared

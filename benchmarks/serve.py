@@ -26,9 +26,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from realm.config import before_torch
+from realm.environment import set_torch_environment
 
-before_torch()  # as the command line does
+set_torch_environment()  # as the command line does
 
 import numpy as np
 

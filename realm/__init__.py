@@ -11,13 +11,15 @@ Importing the package is cheap: what the names below need is imported when the f
 
 TYPE_CHECKING = False  # type checkers take it for true; `typing` takes longer to import than all else here
 if TYPE_CHECKING:
+    from realm.errors import RealmError
     from realm.workspace.fit import fit
     from realm.workspace.folder import Workspace, load
 
 __version__ = "0.1.0"
-__all__ = ["Workspace", "__version__", "fit", "load"]
+__all__ = ["RealmError", "Workspace", "__version__", "fit", "load"]
 
 _HOMES = {
+    "RealmError": "realm.errors",
     "Workspace": "realm.workspace.folder",
     "fit": "realm.workspace.fit",
     "load": "realm.workspace.folder",
@@ -30,7 +32,7 @@ if not TYPE_CHECKING:  # else every name would be one of the package
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        import_module("realm.config").before_torch()
+        import_module("realm.environment").set_torch_environment()
         return getattr(import_module(_HOMES[name]), name)
 
 

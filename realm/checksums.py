@@ -10,7 +10,8 @@ from pathlib import Path
 
 import google_crc32c
 
-from realm.config import InputError, read_json, reason, write_json
+from realm.errors import DamagedError, reason
+from realm.files import read_json, write_json
 
 CHECKSUMS = "checksums.json"
 """In a folder that has no manifest: file -> checksum."""
@@ -58,9 +59,9 @@ def check_folder(folder: Path) -> None:
         try:
             problem = changed(folder, recorded)
         except (AttributeError, TypeError) as error:
-            raise InputError(f"{folder / CHECKSUMS} is damaged: {reason(error)}") from error
+            raise DamagedError(f"{folder / CHECKSUMS} is damaged: {reason(error)}") from error
         if problem:
-            raise InputError(
+            raise DamagedError(
                 f"{folder} is damaged: {problem}; copy or install it anew (after a change on purpose, remove its {CHECKSUMS})"
             )
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from realm.config import InputError
+from realm.errors import InputError
 
 T = TypeVar("T")
 Rows = TypeVar("Rows", list[Any], np.ndarray, Tensor)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from realm.config import WriteFailed, reason, way_out
+from realm.errors import WriteFailed, reason, way_out
 
 LOCK = ".lock"
 """The file in a folder that its writer holds locked."""

@@ -1,17 +1,77 @@
-"""How far a long piece of work is, where no terminal is to show a bar: plain lines, for logs and pipes."""
+"""Progress of long work: a bar on a terminal, a plain line every half minute in a log or pipe."""
 
+from __future__ import annotations
+
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+T = TypeVar("T")
+
+BAR_AFTER = 2.0
+"""Seconds after which a bar appears."""
+NARROW = 60
+"""Columns below which a bar leaves out its rate and values, which would be cut within a number."""
+NARROW_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]"
 EVERY = 30.0
-"""Seconds between two lines."""
+"""Seconds between two plain lines."""
+
+
+def progress(
+    iterable: Iterable[T] | None = None,
+    *,
+    total: int | None,
+    description: str,
+    unit: str,
+    done: int = 0,
+    shown: bool = True,
+    leave: bool = True,
+) -> tqdm[T] | PlainLines:
+    """Reports progress on standard error, with rate and time left; `done` items were finished before this call.
+
+    A terminal gets a bar after two seconds; a log or pipe gets a line every half minute. With `shown=False` nothing is
+    printed, because another process or bar reports the same work. `leave=False` removes the bar at the end.
+    """
+    if shown and not sys.stderr.isatty():
+        return PlainLines(iterable, total, description, unit, done)
+    from tqdm import tqdm  # here, so that `realm --help` does not pay for the import
+
+    columns = _columns()
+    return tqdm(
+        iterable,
+        total=total,
+        desc=description,
+        unit=f" {unit}",
+        initial=done,
+        file=sys.stderr,
+        delay=BAR_AFTER,
+        disable=not shown,
+        leave=leave,
+        bar_format=NARROW_BAR if total is not None and 0 < columns < NARROW else None,
+        **({"dynamic_ncols": True} if columns else {"ncols": 80, "nrows": 24}),
+    )
+
+
+def _columns() -> int:
+    """Columns of the terminal; 0 where the size is unknown.
+
+    A pseudo-terminal may report 0 rows, for which tqdm would show nothing.
+    """
+    try:
+        columns, rows = os.get_terminal_size(sys.stderr.fileno())
+    except OSError:
+        return 0
+    return columns if rows else 0
 
 
 class PlainLines(AbstractContextManager["PlainLines"]):
-    """The part of tqdm's bar that this project uses, as a line on standard error every half minute.
+    """Prints a line on standard error every half minute; has the methods of tqdm's bar that this project uses.
 
     Work that takes less than half a minute prints nothing.
     """
@@ -33,17 +93,17 @@ class PlainLines(AbstractContextManager["PlainLines"]):
                 self.update()
 
     def update(self, count: int = 1) -> None:
-        """Counts, and prints a line where the last one is old."""
+        """Adds to the count, and prints a line if half a minute has passed since the last one."""
         self.n += count
         if time.monotonic() - self._printed >= EVERY:
             self._print()
 
     def set_postfix(self, values: Mapping[str, Any], refresh: bool = True) -> None:
-        """Values that the next line shows too."""
+        """Sets values that the next line shows."""
         self.postfix = ", ".join(f"{name}={value}" for name, value in values.items())
 
     def write(self, text: str, file: TextIO) -> None:
-        """A line of its own."""
+        """Prints a line of text."""
         print(text, file=file, flush=True)
 
     def __exit__(self, *_: object) -> None:

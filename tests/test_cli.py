@@ -16,7 +16,8 @@ import pytest
 
 from realm import cli
 from realm.cli.arguments import Parser, report
-from realm.config import TABLES, InputError, config_from, presets, read_config
+from realm.errors import InputError
+from realm.settings import TABLES, config_from, presets, read_config
 from tests.demo.test_from_text import write_corpus, write_encoder
 
 COMMANDS = [

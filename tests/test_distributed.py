@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from realm import distributed
-from realm.config import InputError
+from realm.errors import InputError
 from tests.train.stages import children_of, metrics, pretraining
 
 SETTINGS = (

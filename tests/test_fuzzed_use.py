@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from realm import cli
-from realm.config import InputError, presets, read_config
+from realm.errors import InputError
+from realm.settings import presets, read_config
 from tests.conftest import Trials
 from tests.test_cli import config_classes
 

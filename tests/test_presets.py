@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from realm.config import TABLES, presets, read_config
 from realm.demo.from_text import FromTextConfig
 from realm.demo.stages import DemoConfig
+from realm.settings import TABLES, presets, read_config
 from tests.test_cli import config_classes
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "paper_map.md").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from realm import progress as lines
-from realm.config import progress
+from realm.progress import progress
 
 
 class Clock:

@@ -18,7 +18,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from realm import cli, config
+from realm import cli
+from realm.progress import progress
 from realm.model.calibration import Calibration
 from realm.qa import question_sets
 from tests.demo.test_from_text import SETTINGS, write_corpus, write_encoder
@@ -190,7 +191,7 @@ def test_every_command_runs_on_a_terminal_and_shows_how_far_it_is(
 def test_a_terminal_that_does_not_say_its_size_shows_bars_too(columns: int, rows: int, monkeypatch) -> None:
     monkeypatch.setattr(config, "BAR_AFTER", 0)
     with terminal(columns, rows) as screen:
-        for _ in config.progress(range(3), total=3, description="read", unit="document"):
+        for _ in progress(range(3), total=3, description="read", unit="document"):
             pass
     assert "3/3 [" in screen.bars()[-1]
     assert len(screen.bars()[-1]) <= 80

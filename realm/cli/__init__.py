@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from realm import __version__
 from realm.cli import answering, converting, demo, knowledge_base, serving, training, workspace
 from realm.cli.arguments import Parser
-from realm.config import AlreadyDone, InputError, before_torch, way_out
+from realm.environment import set_torch_environment
+from realm.errors import AlreadyDone, InputError, RealmError, way_out
 
 _OURS = {None, errno.ENOENT, errno.EBADF, errno.EFAULT, errno.ECHILD}
 """Errors that only a defect of this program gives: files that the user names are looked for before they are opened.
@@ -35,12 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command -> exit code: 0 success, 2 bad use or bad input (one line on standard error)."""
     if sys.platform == "win32":  # file locks, forked processes and resource limits are missing there
         return _say("realm runs on Linux and macOS; on Windows, use the Windows Subsystem for Linux (WSL)", 2)
-    before_torch()
+    set_torch_environment()
     _log_to_stderr()
     try:
         run(argv)
         sys.stdout.flush()  # a closed pipe shows here, not when the interpreter ends
-    except InputError as error:
+    except RealmError as error:
         return _say(str(error), 2)
     except AlreadyDone as done:
         return _say(str(done), 0)

@@ -20,7 +20,8 @@ from realm.cli.arguments import (
     say_where,
     settings,
 )
-from realm.config import InputError, write_json
+from realm.errors import InputError
+from realm.files import write_json
 
 SCORED = "; p(z|x) comes from the vectors in any case"
 READS = "reads in place of the model's span reader"

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from realm.config import InputError, read_config
+from realm.errors import InputError
+from realm.settings import read_config
 
 T = TypeVar("T")
 Commands = argparse._SubParsersAction

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from realm.cli.arguments import Commands, Parser, add_command, report, say_where
-from realm.config import InputError, read_json
+from realm.errors import InputError
+from realm.files import read_json
 
 if TYPE_CHECKING:
     from realm.interop.blocks import ConvertedJson, ExportedJson

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from realm.cli.arguments import Commands, Parser, add_command, settings
-from realm.config import InputError, read_config
+from realm.errors import InputError
+from realm.settings import read_config
 
 
 def add_commands(commands: "Commands[Parser]") -> None:

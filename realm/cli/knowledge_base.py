@@ -23,7 +23,9 @@ from realm.cli.arguments import (
     say_where,
     settings,
 )
-from realm.config import InputError, progress, write_json_lines
+from realm.errors import DamagedError, InputError, RealmError
+from realm.files import write_json_lines
+from realm.progress import progress
 
 if TYPE_CHECKING:
     from realm.text.readers import ReadingReport
@@ -242,7 +244,7 @@ def _count(sources: Sequence[str], max_document_chars: int) -> int | None:
     from realm.text.readers import ReadingReport, read_documents
 
     counted = ReadingReport()
-    with contextlib.suppress(InputError):
+    with contextlib.suppress(RealmError):
         documents = read_documents(sources, max_document_chars, counted)
         for _ in progress(documents, total=None, description="read", unit="document"):
             pass
@@ -343,7 +345,7 @@ def _verify(args: argparse.Namespace) -> None:
     sound: SoundJson = {"ok": not problems, "problems": problems, "lagging": lagging}
     report(args, sound, problems or [f"{args.kb} is sound", *lagging])
     if problems:
-        raise InputError(
+        raise DamagedError(
             f"{args.kb} has {len(problems)} problems: "
             "a damaged index is built anew by `realm index` once its folder is removed, "
             "all else by `realm kb build`"

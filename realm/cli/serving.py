@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from realm.cli.arguments import Commands, Parser, add_command, add_kb, add_model, add_reader, settings
-from realm.config import InputError
+from realm.errors import InputError
 
 TOKEN = "REALM_TOKEN"
 READ_TOKEN = "REALM_READ_TOKEN"

@@ -18,12 +18,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from realm.config import InputError, read_json, write_json
 from realm.demo import results
 from realm.demo.memory import PeakMemory
 from realm.demo.runner import Chapter, Record, tell
 from realm.demo.stages import QUESTIONS, Asked, DemoConfig, Story
 from realm.demo.tables import paragraph
+from realm.errors import ConflictError
+from realm.files import read_json, write_json
 from realm.qa.answers import Answers
 from realm.qa.metrics import has_answer
 from realm.qa.pipeline import AnswerConfig
@@ -109,7 +110,7 @@ def _check_settings(story: Story) -> None:
     settings: SettingsJson = {"settings": dataclasses.asdict(story.config), "config": story.preset}
     settings = json.loads(json.dumps(settings))
     if file.exists() and read_json(file) != settings:
-        raise InputError(
+        raise ConflictError(
             f"{story.folder} was made with other settings: name another --dir, or remove that folder"
         )
     write_json(file, settings)

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realm.config import InputError, progress
+from realm.errors import DamagedError
 from realm.model.cpu.threads import share_out
 from realm.model.embedder import Tower
 from realm.model.modes import evaluating
+from realm.progress import progress
 from realm.store.knowledge_base import PassageTokens
 from realm.store.unfinished import Kept
 from realm.tokens.layouts import Lengths, Tokens, passage_rows
@@ -48,7 +49,7 @@ def embed_passages(
     def checked(inputs: Tokens) -> Tensor:
         vector_BD = tower(inputs).half()
         if not vector_BD.isfinite().all():
-            raise InputError(
+            raise DamagedError(
                 "the embedder gives vectors that are not finite numbers: its weights are damaged"
             )
         return vector_BD

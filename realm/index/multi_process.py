@@ -17,11 +17,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from realm.config import InputError, progress
+from realm.errors import ConflictError, InputError, RealmError
 from realm.index.embedding import embed_passages
 from realm.index.watchdog import in_words
 from realm.model.device import Precision, autocast, choose_device
 from realm.model.folder import load_model
+from realm.progress import progress
 from realm.store import unfinished
 from realm.store.knowledge_base import KnowledgeBase
 
@@ -108,7 +109,7 @@ def _work(share: Share, pipe: Connection) -> None:
     with contextlib.suppress(BrokenPipeError):  # nobody is there to hear
         try:
             pipe.send(_embed(share, pipe.send))
-        except InputError as error:
+        except RealmError as error:
             pipe.send(str(error))
 
 
@@ -117,7 +118,7 @@ def _embed(share: Share, tell: Callable[[int], None]) -> np.ndarray:
         torch.set_num_threads(share.threads)
     kb = KnowledgeBase.open(share.kb)
     if kb.fingerprint != share.corpus:
-        raise InputError(f"{share.kb} was changed while its index was built: build it again")
+        raise ConflictError(f"{share.kb} was changed while its index was built: build it again")
     model = load_model(share.model_path, reader=False).to(choose_device(share.device))
     numbers = np.arange(share.first, len(kb), share.step)
     name, dim = f"{share.first}-of-{share.step}", model.embedder.config.dim

@@ -15,7 +15,7 @@ from typing import TypedDict
 import numpy as np
 import torch
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.index.embedding import embed_passages
 from realm.index.multi_process import embed_on_devices
 from realm.model.device import Precision, autocast, choose_device

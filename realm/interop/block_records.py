@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from realm.config import InputError
+from realm.errors import InputError
 
 LONGEST = 1 << 24
 """Bytes of a record; the published ones have about 1,500."""

@@ -20,13 +20,14 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from realm.config import InputError, progress
+from realm.errors import InputError
 from realm.index.versions import index_folder
 from realm.interop.block_records import BlockRecords, write_records
 from realm.interop.checkpoint import CLASSES, RECORDS, open_checkpoint
 from realm.interop.export import Lazy, check_exportable, kinds_of, write_checkpoint
 from realm.interop.parts import convert
 from realm.model.folder import Model, is_model, load_model, new_folder, read_manifest, save_model
+from realm.progress import progress
 from realm.store import vectors
 from realm.store.ingest import (
     TABLE,

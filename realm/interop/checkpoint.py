@@ -12,7 +12,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from realm.config import InputError, read_json
+from realm.errors import DamagedError, InputError, RealmError
+from realm.files import read_json
 from realm.interop import google
 from realm.model.tensor_files import load_tensors
 from realm.tokens.hub import encoder_folder
@@ -117,7 +118,7 @@ def _config(name: str, folder: Path) -> dict[str, Any]:
     try:
         config = read_json(folder / "config.json")
         model_type = config.get("model_type")
-    except (InputError, AttributeError) as error:
+    except (RealmError, AttributeError) as error:
         raise InputError(f"{name} has no readable config.json: {error}") from error
     if model_type != "realm":
         raise InputError(
@@ -158,7 +159,7 @@ def _weight_files(name: str, folder: Path) -> list[Path]:
             try:
                 files = sorted({str(file) for file in read_json(index)["weight_map"].values()})
             except (ValueError, KeyError, AttributeError, TypeError) as error:
-                raise InputError(f"{index} is damaged: {error!r}") from error
+                raise DamagedError(f"{index} is damaged: {error!r}") from error
             strange = [file for file in files if Path(file).name != file or not (folder / file).is_file()]
             if strange:
                 raise InputError(f"{index} names {strange[0]}, which is not there")
@@ -170,7 +171,7 @@ def _safetensors(file: Path) -> dict[str, Tensor]:
     try:
         return load_tensors(file)  # maps the file: tensors are read when used
     except SafetensorError as error:
-        raise InputError(f"{file} is damaged: {error}") from error
+        raise DamagedError(f"{file} is damaged: {error}") from error
 
 
 def _pickled(file: Path) -> dict[str, Tensor]:
@@ -184,7 +185,7 @@ def _pickled(file: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         raise InputError(f"{file} holds more than tensors and is not read: {_first_line(error)}") from error
     except (RuntimeError, ValueError, EOFError, OSError) as error:
-        raise InputError(f"{file} is damaged: {_first_line(error)}") from error
+        raise DamagedError(f"{file} is damaged: {_first_line(error)}") from error
     if not isinstance(tensors, dict) or not all(
         isinstance(key, str) and isinstance(value, Tensor) for key, value in tensors.items()
     ):

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realm.config import InputError, write_json
+from realm.errors import InputError
+from realm.files import write_json
 from realm.interop.checkpoint import CLASSES, DEFAULTS
 from realm.interop.parts import MASKED_READER, SPAN_READER, TIED, TOWER, tensors_of
 from realm.model.bert import BertConfig

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.interop.tensorflow import is_bundle, read_bundle
 
 PLACES = {

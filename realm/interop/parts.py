@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.interop.checkpoint import TRUNK, Checkpoint
 from realm.model.bert import Bert, BertConfig, MaskedBert
 from realm.model.bert_files import bert_config

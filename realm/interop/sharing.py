@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from realm.config import InputError, write_json
+from realm.errors import InputError
+from realm.files import write_json
 from realm.interop.export import write_tokenizer
 from realm.model.bert_files import save_bert
 from realm.model.embedder import TransformerTower

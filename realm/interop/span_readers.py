@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.interop.checkpoint import FILES, read_tensors
 from realm.model.bert import Bert
 from realm.model.bert_files import Undrawn, own_name, read_bert_config

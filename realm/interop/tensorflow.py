@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realm.config import InputError
+from realm.errors import InputError
 
 _FOOTER, _MAGIC = 48, struct.pack("<Q", 0xDB4775248B80FB57)
 """Bytes at the end of a table, and the last eight of them."""

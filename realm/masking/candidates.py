@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, repeats_text
 from realm.model.scores import scores
 from realm.search.exact import Hits, MipsIndex

@@ -11,9 +11,11 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from realm.config import InputError, config_from, read_json, reason, write_json
+from realm.errors import DamagedError, InputError, RealmError, reason
+from realm.files import read_json, write_json
 from realm.model.bert import Bert, BertConfig, MaskedBert
 from realm.model.tensor_files import WEIGHTS, load_tensors, save_tensors
+from realm.settings import config_from
 
 TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -76,7 +78,7 @@ def read_bert_config(folder: Path, name: str) -> BertConfig:
     """The sizes of the BERT in a folder, which messages call `name`; raises as `bert_config` does."""
     try:
         values = read_json(folder / "config.json")
-    except InputError as error:
+    except RealmError as error:
         raise InputError(f"{name} has no readable config.json: {reason(error)}") from error
     return bert_config(values, name)
 
@@ -111,7 +113,7 @@ def weight_files(folder: Path, name: str) -> list[Path]:
         parts = sorted(set(read_json(index)["weight_map"].values()))
         return [folder / Path(part).name for part in parts]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise InputError(f"{name} does not load as a BERT: {index} is damaged") from error
+        raise DamagedError(f"{name} does not load as a BERT: {index} is damaged") from error
 
 
 def save_bert(network: Bert | MaskedBert, folder: Path, compact: bool = False) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from realm.config import InputError
+from realm.errors import InputError
 
 Precision = Literal["auto", "bf16", "fp32"]
 """Of matrix products; "auto" is bf16 where a device has instructions for it, else float32."""

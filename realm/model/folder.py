@@ -22,7 +22,8 @@ from safetensors import SafetensorError
 from torch import nn
 
 from realm.checksums import changed, checksum, checksums_of, record_checksums
-from realm.config import InputError, config_from, read_json, reason, write_json, writing
+from realm.errors import DamagedError, InputError, RealmError, reason, writing
+from realm.files import read_json, write_json
 from realm.folders import replace_folder
 from realm.model.bert import Bert, BertConfig
 from realm.model.bert_files import Undrawn, bert_config, read_bert_config, weight_files
@@ -31,6 +32,7 @@ from realm.model.embedder import Embedder, EmbedderConfig
 from realm.model.masked_reader import COPY_HEAD, MaskedReader, load_reader, save_reader
 from realm.model.span_reader import SpanConfig, SpanReader
 from realm.model.tensor_files import WEIGHTS, load_tensors, look_at_tensors, round_tensors, save_tensors
+from realm.settings import config_from
 from realm.text.corpus import HeldOut
 from realm.tokens.hub import encoder_folder, from_hub
 from realm.tokens.layouts import Lengths
@@ -314,9 +316,9 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         _check_kinds(manifest)
         return {**manifest, "stages": _records(manifest["stages"])}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, InputError):
+        if isinstance(error, RealmError):
             raise
-        raise InputError(f"{path / MANIFEST} is damaged: {_what(error)}") from error
+        raise DamagedError(f"{path / MANIFEST} is damaged: {_what(error)}") from error
 
 
 def _check_kinds(manifest: Mapping[str, Any]) -> None:
@@ -329,8 +331,8 @@ def _check_kinds(manifest: Mapping[str, Any]) -> None:
             raise TypeError(f"the checksum of {name} is {str(value)[:60]!r}")
 
 
-def _has_changed(folder: str | Path, problem: str) -> InputError:
-    return InputError(
+def _has_changed(folder: str | Path, problem: str) -> DamagedError:
+    return DamagedError(
         f"{folder} is damaged, or was changed: {problem}. Copy the model anew; after a change on purpose, remove "
         f'"checksums" from its {MANIFEST}'
     )
@@ -378,7 +380,7 @@ def encoder_held_out(name: str, sources: Sequence[str] = ()) -> set[HeldOut]:
             raise TypeError(f"it holds {str(tuple(found))[:60]}")
         return {found} if seen is sources or set(seen) & set(sources) else set()
     except (TypeError, AttributeError) as error:
-        raise InputError(f"{file} is damaged: {error}") from error
+        raise DamagedError(f"{file} is damaged: {error}") from error
 
 
 def load_model(folder: str | Path, reader: bool = True) -> Model:
@@ -415,7 +417,7 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
         calibration = config_from(
             Calibration, manifest.get("calibration", {}), f"{path / MANIFEST} calibration"
         )
-    except InputError:
+    except RealmError:
         raise
     except (
         SafetensorError,
@@ -426,7 +428,7 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
         ValueError,
         ArithmeticError,
     ) as error:
-        raise InputError(f"{folder} is damaged: {_what(error)}") from error
+        raise DamagedError(f"{folder} is damaged: {_what(error)}") from error
     unread = () if reader else (f"encoder/{WEIGHTS}", f"encoder/{COPY_HEAD}")
     if problem := changed(path, manifest.get("checksums", {}), (MANIFEST, *unread)):
         raise _has_changed(folder, problem)

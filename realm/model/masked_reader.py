@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from realm.checksums import check_folder
-from realm.config import InputError, reason
+from realm.errors import DamagedError, reason
 from realm.model.bert import BertConfig, MaskedBert
 from realm.model.bert_files import load_bert, save_bert
 from realm.model.copying import CopyHead, mixed_target_logp, mixed_vocabulary_logp
@@ -143,7 +143,7 @@ def load_reader(name: str, alone: bool = True) -> MaskedReader:
         try:
             reader.copy_head.load_state_dict(load_tensors(folder / COPY_HEAD))
         except (SafetensorError, OSError, RuntimeError) as error:
-            raise InputError(
+            raise DamagedError(
                 f"{folder / COPY_HEAD} is damaged or of another version: {reason(error)}"
             ) from error
     return reader

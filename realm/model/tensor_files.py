@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from realm.checksums import checksums_of
-from realm.config import InputError, reason
+from realm.errors import DamagedError, InputError, RealmError, reason
 from realm.tokens.hub import encoder_folder, package_of
 
 WEIGHTS = "model.safetensors"
@@ -141,7 +141,7 @@ def _tensors_of_bases() -> _Bases:
     for base in BASES:
         try:
             tensors = load_file(Path(encoder_folder(base)) / WEIGHTS)
-        except InputError:
+        except RealmError:
             continue  # it is not installed: nothing is taken from it
         for name, value in tensors.items():
             if value.is_floating_point():
@@ -172,7 +172,7 @@ def _taken(path: Path) -> dict[str, Taken]:
                 raise _damaged(
                     path, f"it takes tensors from {base[:60]!r}; those of {', '.join(BASES)} can be had"
                 )
-    except InputError:
+    except RealmError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(path, f"its metadata has no readable {TAKEN}") from error
@@ -183,7 +183,7 @@ def _base_file(path: Path, base: str, wanted: str) -> Path:
     """The weights of a packaged encoder, when they are those that `path` was made with."""
     try:
         file = Path(encoder_folder(base)) / WEIGHTS
-    except InputError as error:
+    except RealmError as error:
         raise InputError(f"{path} takes tensors from a packaged encoder: {error}") from error
     if (found := _checksum_of(file)) != wanted:
         raise InputError(
@@ -199,5 +199,5 @@ def _checksum_of(file: Path) -> str:
     return checksums_of(file.parent, [file.name])[file.name]
 
 
-def _damaged(path: Path, problem: str) -> InputError:
-    return InputError(f"{path} is damaged: {problem}; copy it anew")
+def _damaged(path: Path, problem: str) -> DamagedError:
+    return DamagedError(f"{path} is damaged: {problem}; copy it anew")

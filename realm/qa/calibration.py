@@ -8,7 +8,7 @@ from typing import NamedTuple, TypedDict
 
 import numpy as np
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.model.calibration import HIGHEST, Calibration, Features
 from realm.qa.significance import percent, wilson_interval
 

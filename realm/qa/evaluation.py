@@ -9,7 +9,7 @@ from typing import NamedTuple, TypedDict
 
 import numpy as np
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.qa.calibration import Confidence, ConfidenceJson
 from realm.qa.metrics import (
     OURS,

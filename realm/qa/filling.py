@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.index.versions import IndexVersion, load_index
 from realm.masking.candidates import read_inputs
 from realm.masking.masked_queries import MaskedQuery

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.index.versions import IndexVersion, load_index
 from realm.interop.span_readers import take_reader
 from realm.model.calibration import NO_FEATURES, Features, Method

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realm.config import InputError, progress
+from realm.errors import InputError
 from realm.index.versions import load_index
 from realm.masking.candidates import choose_candidates, read_inputs
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds, repeats_text
@@ -23,6 +23,7 @@ from realm.model.device import Precision, autocast, choose_device
 from realm.model.folder import Model, load_model
 from realm.model.losses import passage_utility, retrieval_utility
 from realm.model.modes import evaluating
+from realm.progress import progress
 from realm.search.bm25 import Bm25Index
 from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm.config import InputError
+from realm.errors import InputError
 
 MAX_QUESTION_CHARACTERS = 2000
 

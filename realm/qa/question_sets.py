@@ -12,10 +12,12 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 import torch
 
-from realm.config import InputError, progress, write_json_lines
+from realm.errors import InputError
+from realm.files import write_json_lines
 from realm.model.calibration import Calibration, Method
 from realm.model.folder import Model, set_calibration
 from realm.model.modes import evaluating
+from realm.progress import progress
 from realm.qa import evaluation
 from realm.qa.answers import Answers
 from realm.qa.calibration import Confidence, Evidence, fit

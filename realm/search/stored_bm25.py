@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 
 from realm.checksums import CHECKSUMS, check_folder, record_checksums
-from realm.config import InputError
+from realm.errors import RealmError
 from realm.search.bm25 import RULES, Bm25Index
 from realm.store.knowledge_base import KnowledgeBase
 
@@ -23,7 +23,7 @@ def words_of(kb: KnowledgeBase) -> Bm25Index:
     """The index on disk, mapped into memory; or one made now, in memory, which the next process finds on disk."""
     folder = kb.folder / WORDS / _name(kb)
     if (folder / CHECKSUMS).is_file():
-        with contextlib.suppress(InputError, OSError, ValueError, LookupError, TypeError):
+        with contextlib.suppress(RealmError, OSError, ValueError, LookupError, TypeError):
             check_folder(folder)
             return Bm25Index.load(folder, len(kb))
     made = Bm25Index(kb.titles, kb.texts())

@@ -21,7 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from realm import __version__
-from realm.config import InputError
+from realm.errors import RealmError
 from realm.qa.question_files import MAX_QUESTION_CHARACTERS
 from realm.serve import schemas
 from realm.serve.batching import Done
@@ -193,7 +193,7 @@ async def _stream(
             try:
                 done = await asyncio.wait_for(future, seconds)
             except Exception as error:
-                if not isinstance(error, InputError | TimeoutError):
+                if not isinstance(error, RealmError | TimeoutError):
                     _log.exception("amid a stream")
                 yield json.dumps({"error": json.loads(bytes(from_error(error).body))}) + "\n"
                 return
@@ -394,7 +394,7 @@ def _add_runs(api: APIRouter, folder: Path | None) -> None:
 def _id_of(document: schemas.DocumentIn) -> str:
     name = document.id or document.title
     if not name.strip():
-        raise InputError("a document has neither an id nor a title: give it one")
+        raise RealmError("a document has neither an id nor a title: give it one")
     return name
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from realm.config import InputError
+from realm.errors import RealmError
 
 
 class Busy(Exception):
@@ -47,7 +47,7 @@ class _Job:
 
 
 class Batcher:
-    """A bounded queue in front of `run(kind, items)`, which gives one result or InputError per item."""
+    """A bounded queue in front of `run(kind, items)`, which gives one result or RealmError per item."""
 
     def __init__(
         self,
@@ -125,11 +125,11 @@ class Batcher:
 
 
 def each(run: Callable[[str], Any], items: Sequence[str]) -> list[Any]:
-    """`run` on one item after another; an item's InputError is its result."""
+    """`run` on one item after another; an item's RealmError is its result."""
     results: list[Any] = []
     for item in items:
         try:
             results.append(run(item))
-        except InputError as error:
+        except RealmError as error:
             results.append(error)
     return results

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from realm import __version__
-from realm.config import InputError
+from realm.errors import InputError, RealmError
 from realm.qa.answers import Answers
 
 Method = Literal["dense", "bm25", "hybrid"]
@@ -189,7 +189,7 @@ def _said_by_realm(url: str) -> Iterator[None]:
     """Turns what comes of reading another server's JSON into one line."""
     try:
         yield
-    except InputError:
+    except RealmError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{url} is not speaking as a realm server does: {error!r}") from None

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from realm.config import InputError, WriteFailed, error_number
+from realm.errors import RealmError, WriteFailed, error_number
 from realm.serve.batching import Busy, NotReady
 from realm.store.tables import ChangedMeanwhile
 from realm.workspace.living import UnknownDocument
@@ -69,7 +69,7 @@ def from_error(error: Exception) -> JSONResponse:
             return problem(
                 503, "the server has no files or memory left: try again later", {"Retry-After": "5"}
             )
-        case InputError():
+        case RealmError():
             return problem(400, str(error))
         case HTTPException():
             return problem(error.status_code, str(error.detail), error.headers)
@@ -104,7 +104,7 @@ def install(app: FastAPI) -> None:
         return response
 
     app.add_exception_handler(OSError, of_the_system)
-    for kind in (InputError, Busy, TimeoutError, HTTPException, Exception):
+    for kind in (RealmError, Busy, TimeoutError, HTTPException, Exception):
         app.add_exception_handler(kind, ours)
     app.add_exception_handler(RequestValidationError, invalid)
 

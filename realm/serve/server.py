@@ -5,7 +5,7 @@ import logging
 import socket
 from pathlib import Path
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.serve.app import create_app
 from realm.serve.connections import BACKLOG, http_server
 from realm.serve.middleware import own_hosts

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from realm.config import InputError
+from realm.errors import RealmError
 from realm.model.calibration import Method
 from realm.qa.filling import FilledJson
 from realm.serve import schemas
@@ -160,7 +160,7 @@ class Service:
         snapshot = self.knowledge.current
         try:
             return self._run_on(snapshot, kind, items)
-        except InputError:
+        except RealmError:
             if not self.knowledge.refresh():
                 raise
             return self._run_on(self.knowledge.current, kind, items)

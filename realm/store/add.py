@@ -16,8 +16,8 @@ import lance
 import numpy as np
 from lance.fragment import FragmentMetadata
 
-from realm.config import progress
 from realm.folders import one_writer
+from realm.progress import progress
 from realm.store.ingest import TABLE, KnowledgeBaseConfig, annotated, one_text_per_id, rows_of, split
 from realm.store.merged import change_merged, handed_over, holders, settle_merged
 from realm.store.schema import SCHEMA, Lookup, Row, key_of, row_batches, state_of

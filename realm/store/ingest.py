@@ -31,8 +31,10 @@ import lance
 import pyarrow as pa
 from lance import LanceOperation
 
-from realm.config import InputError, config_from, progress
+from realm.errors import ConflictError, InputError, RealmError
 from realm.folders import LOCK, one_writer, replace_folder, restore
+from realm.progress import progress
+from realm.settings import config_from
 from realm.store.merged import MERGED, holders, write_merged
 from realm.store.schema import SCHEMA, Row, key_of, row_batches, state_of
 from realm.store.tables import CHECKSUMS, PASSAGES, commit, newest_version, open_table, write_rows
@@ -138,7 +140,7 @@ class Settings(NamedTuple):
         return mine == others
 
 
-class DocumentsChanged(InputError):
+class DocumentsChanged(ConflictError):
     """An interrupted build cannot go on: the documents that it had read are no longer the same."""
 
 
@@ -316,7 +318,7 @@ def interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
             if settings.same_result(Settings.of(table, work)):
                 return table
             _log.warning("%s: an interrupted build with other settings; starting over", work)
-        except InputError as error:
+        except RealmError as error:
             _log.warning("%s; starting over", error)
     shutil.rmtree(work)
     return None

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from lance.fragment import FragmentMetadata
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.folders import one_writer, restore
 from realm.store import unfinished, vectors
 from realm.store.add import AddResult, add

@@ -23,7 +23,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from realm.config import sync_folder, write_json_lines, writing
+from realm.errors import writing
+from realm.files import sync_folder, write_json_lines
 from realm.store.schema import SCHEMA, key_of
 from realm.store.tables import add_lines, forget, lines_of, reading, record, take_rows
 

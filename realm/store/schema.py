@@ -20,7 +20,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from realm.config import progress
+from realm.progress import progress
 from realm.text.corpus import Document, Passage, Span
 from realm.tokens.layouts import Ragged
 from realm.tokens.tokenizer import Tokenizer

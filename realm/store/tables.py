@@ -35,8 +35,10 @@ import pyarrow as pa
 from lance.commit import CommitConflictError
 from lance.fragment import FragmentMetadata, LanceFragment, write_fragments
 
-from realm.config import InputError, WriteFailed, progress, reason, sync_folder, write_lines, writing
+from realm.errors import ConflictError, DamagedError, InputError, RealmError, WriteFailed, reason, writing
+from realm.files import sync_folder, write_lines
 from realm.folders import one_writer
+from realm.progress import progress
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -55,7 +57,7 @@ _in_use: "weakref.WeakKeyDictionary[lance.LanceDataset, int]" = weakref.WeakKeyD
 """The manifest of each open table, held open and locked: no other process removes that version (`remove_versions`)."""
 
 
-class ChangedMeanwhile(InputError):
+class ChangedMeanwhile(ConflictError):
     """Another process changed the table that a change was made for; made anew, the change may succeed."""
 
 
@@ -185,7 +187,7 @@ def uncommitted(path: Path) -> Iterator[None]:
         yield
     except BaseException:
         _unlock(writing)
-        with suppress(InputError, OSError):  # the block's own error counts
+        with suppress(RealmError, OSError):  # the block's own error counts
             _remove_left_behind(path)
         raise
     else:
@@ -518,7 +520,7 @@ def _changed(path: Path, files: Iterable[Path], must_be_known: bool = False) -> 
 
 def _refuse(path: Path, problems: Iterable[str]) -> None:
     for problem in problems:
-        raise InputError(f"{path.parent} is damaged: {problem}")
+        raise DamagedError(f"{path.parent} is damaged: {problem}")
 
 
 def record(folder: Path, files: Sequence[Path]) -> None:

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from realm.config import writing
+from realm.errors import writing
 from realm.store.schema import Lookup
 
 _NAME = "unfinished"

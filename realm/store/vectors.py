@@ -29,7 +29,8 @@ import numpy as np
 import pyarrow as pa
 from lance import LanceOperation
 
-from realm.config import InputError, config_from
+from realm.errors import InputError, RealmError
+from realm.settings import config_from
 from realm.store.schema import Lookup
 from realm.store.tables import (
     Removed,
@@ -271,7 +272,7 @@ def _info(table: lance.LanceDataset, folder: Path) -> VectorsInfo:
     try:
         return config_from(VectorsInfo, json.loads(table.schema.metadata[_INFO]), str(folder / TABLE))
     except (TypeError, KeyError, ValueError) as error:
-        if isinstance(error, InputError):
+        if isinstance(error, RealmError):
             raise
         raise InputError(f"{folder / TABLE} does not say what made it: run `realm index`") from None
 

@@ -10,7 +10,8 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from realm.config import InputError, progress
+from realm.errors import RealmError
+from realm.progress import progress
 from realm.store import vectors as vectors_table
 from realm.store.ingest import TABLE
 from realm.store.merged import MERGED
@@ -41,7 +42,7 @@ def lagging(folder: Path, keys_N: np.ndarray, fingerprint: str) -> list[str]:
         try:
             info = vectors_table.info_of(index)
             vectors = vectors_table.read(index, keys_N) if info and info.corpus != fingerprint else None
-        except InputError:  # damaged: among the problems
+        except RealmError:  # damaged: among the problems
             continue
         if vectors is not None and len(vectors.missing):
             found.append(
@@ -79,7 +80,7 @@ def _vectors(folder: Path, keys_N: np.ndarray, fingerprint: str) -> Iterator[str
         table = open_table(path)
         damage = damaged_files(table, path)
         vectors = None if damage else vectors_table.read(folder, keys_N)
-    except InputError as error:
+    except RealmError as error:
         yield str(error)
         return
     yield from damage

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 
-from realm.config import progress
+from realm.progress import progress
 from realm.text.records import (
     DAMAGED,
     EMPTY,

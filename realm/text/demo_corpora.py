@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.text.encodings import whole
 from realm.text.pages import read_page
 from realm.text.records import Limits, Reader, Record

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm.config import InputError, write_json_lines
+from realm.errors import InputError, RealmError
+from realm.files import write_json_lines
 from realm.text import apart
 from realm.text.columns import arrow, parquet
 from realm.text.compressed import COMPRESSIONS, opened, uncompressed
@@ -257,7 +258,7 @@ def _opened(found: "_Found", limits: Limits, child: apart.Apart) -> Iterator[Rec
         yield from child.read(path, limits) if reader is None else reader(path, limits)
     except Unreadable as problem:
         yield problem
-    except InputError:  # about the installation, not about a file
+    except RealmError:  # about the installation, not about a file
         raise
     except OSError as error:
         yield Unreadable(path, NOT_OPENED, f"{path}: {error.strerror or first_line(error)}")

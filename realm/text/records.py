@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from realm.config import InputError
+from realm.errors import InputError
 
 EMPTY: Final = "empty"
 NO_TEXT: Final = "without text"

@@ -25,7 +25,7 @@ from itertools import chain, islice
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.text.corpus import Annotations, Span
 
 if TYPE_CHECKING:

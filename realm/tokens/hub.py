@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from realm.checksums import check_installed
-from realm.config import InputError
+from realm.errors import InputError
 
 PACKAGED = {
     "package:realm-mini": ("realm", "assets/realm-mini"),

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from realm.config import InputError, read_json
+from realm.errors import DamagedError, InputError, RealmError
+from realm.files import read_json
 from realm.tokens.hub import encoder_folder
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -87,7 +88,7 @@ class Tokenizer:
             raise InputError(f"{name} has no tokenizer.json: name a folder that holds a fast tokenizer")
         try:
             return cls(FastTokenizer.from_file(str(file)), str(name))
-        except InputError:
+        except RealmError:
             raise
         except Exception as error:  # the Rust side raises bare Exception for anything it cannot read
             raise InputError(f"{file} is not a tokenizer: {str(error).splitlines()[0]}") from error
@@ -115,7 +116,7 @@ class Tokenizer:
                 handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
             )
         except (AttributeError, TypeError) as error:
-            raise InputError(f"{config} is damaged: {error}") from error
+            raise DamagedError(f"{config} is damaged: {error}") from error
         tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
         tokenizer.add_special_tokens([special for special in SPECIAL if special in pieces])
         return cls(tokenizer, name)

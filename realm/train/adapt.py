@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from realm.config import InputError, progress
+from realm.errors import InputError
 from realm.index.versions import load_index
 from realm.masking.candidates import choose_candidates, read_inputs
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds
@@ -43,6 +43,7 @@ from realm.model.folder import Model, load_model
 from realm.model.losses import index_marginal_loss
 from realm.model.modes import evaluating
 from realm.model.scores import scores
+from realm.progress import progress
 from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE, passage_inputs, query_inputs

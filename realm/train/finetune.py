@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.index.versions import IndexVersion, load_index
 from realm.interop.span_readers import take_reader
 from realm.model.bert import Bert

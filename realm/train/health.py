@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from realm import distributed
-from realm.config import InputError
+from realm.errors import DivergedError
 from realm.index.embedding import embed_passages
 from realm.index.versions import IndexVersion
 from realm.masking.masked_queries import SpanIndex
@@ -155,7 +155,7 @@ class HealthWatch:
             return
         self.state["reader_ready"] = distributed.from_first(report.holder_gap >= self.config.gate)
         if not self.reader_ready and self.run.step >= self.config.gate_limit:
-            raise InputError(
+            raise DivergedError(
                 f"the reader gains only {report.holder_gap:.2f} nats from passages that hold the masked span after "
                 f"{self.run.step} steps, the gate is {self.config.gate}: train it longer with `realm mlm`, or lower health.gate"
             )

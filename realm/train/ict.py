@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.masking.masked_queries import held_out
 from realm.model.folder import Model, load_model
 from realm.model.losses import in_batch_loss

@@ -42,21 +42,21 @@ import torch
 from torch import Tensor, nn
 
 from realm import distributed
-from realm.config import (
+from realm.errors import (
     AlreadyDone,
+    ConflictError,
+    DivergedError,
     InputError,
+    RealmError,
     WriteFailed,
-    progress,
-    read_json,
     reason,
-    sync_folder,
     way_out,
-    write_json,
 )
+from realm.files import read_json, sync_folder, write_json
 from realm.model.device import Precision, autocast, choose_device, chosen, keep_freed_memory
 from realm.model.folder import Model, is_model, read_manifest, save_model
 from realm.model.modes import keep_rows, set_dropout
-from realm.progress import duration
+from realm.progress import duration, progress
 from realm.store.knowledge_base import TrainingRecord
 
 METRICS = "metrics.jsonl"
@@ -154,7 +154,7 @@ class RunConfig:
             raise ValueError(f"seed is {self.seed}: it must be below {2**31}")
 
 
-class OtherSettings(InputError):
+class OtherSettings(ConflictError):
     """An interrupted run cannot go on: its settings, or the knowledge base and model that it began with, are others."""
 
 
@@ -385,7 +385,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             ]:
                 shutil.rmtree(self.folder)
                 raise AlreadyDone(f"{self.out} is complete; the leftovers of its run are gone now")
-        raise InputError(f"{self.out} exists: name another --out, or remove it first")
+        raise ConflictError(f"{self.out} exists: name another --out, or remove it first")
 
     def _open_folder(self) -> None:
         self._seconds_before, self._started, self._events = 0.0, time.monotonic(), None
@@ -400,7 +400,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                     os.fstat(self._lock.fileno()).st_nlink == 0
                 ):  # its holder has ended, and the folder with it
                     self._check_out()
-                    raise InputError(f"{self.folder} was removed by somebody: repeat the command")
+                    raise ConflictError(f"{self.folder} was removed by somebody: repeat the command")
                 for aside in self.folder.glob("checkpoint-*.writing"):
                     aside.unlink()
                 write_json(self.folder / "settings.json", json.loads(json.dumps(self.settings)))
@@ -438,7 +438,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         if settings_file.exists() or self._checkpoints():
             try:
                 before = dict(read_json(settings_file))
-            except (InputError, TypeError, ValueError) as error:
+            except (RealmError, TypeError, ValueError) as error:
                 raise InputError(
                     f"{settings_file} cannot be read ({reason(error)}), so what the run's checkpoints belong to is unknown: "
                     f"put the file back, or remove {self.folder} to start anew"
@@ -463,7 +463,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 return fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > end:
-                    raise InputError(
+                    raise ConflictError(
                         f"{self.folder} is in use by another run: wait for it, or name another --out"
                     ) from None
                 time.sleep(0.1)
@@ -535,7 +535,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
 
     def _check_finite(self, what: str, value: float) -> None:
         if not math.isfinite(value):
-            raise InputError(
+            raise DivergedError(
                 f"{what} is {value} at step {self.step}: lower the learning rate; {self.folder} holds the last checkpoint"
             )
 

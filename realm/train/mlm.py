@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.index.embedding import pooled_states
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, held_out
 from realm.model.copying import CopyHead

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from realm import distributed
-from realm.config import InputError
+from realm.errors import InputError
 from realm.masking.candidates import Candidates, RetrievalBatch, choose_candidates, read_inputs
 from realm.masking.masked_queries import MaskedQuery, Masking, SpanIndex, draw_queries, held_out, holds
 from realm.model.embedder import Embedder

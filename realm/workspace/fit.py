@@ -30,11 +30,12 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 
 from realm import __version__
-from realm.config import InputError, progress, read_json, write_json, write_json_lines
+from realm.errors import ConflictError, InputError
+from realm.files import read_json, write_json, write_json_lines
 from realm.folders import LOCK, one_writer, remove, replace_folder, restore
 from realm.index.versions import IndexConfig, build_index
 from realm.model.folder import Model, copy_model, is_model, load_model, read_manifest
-from realm.progress import duration
+from realm.progress import duration, progress
 from realm.qa.answers import Answer, RankedPassage
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.questions import MadeQuestion, make_questions
@@ -271,7 +272,7 @@ class _Fit:
         wanted = replace(self._kb_config(), tagger=tagger.name)
         for name in ("passage_tokens", "held_out", "tagger"):
             if getattr(kb.config, name) != getattr(wanted, name):
-                raise InputError(
+                raise ConflictError(
                     f"{self.folder} was made with {name} = {getattr(kb.config, name)}, and this call has "
                     f"{getattr(wanted, name)}: repeat the earlier call, or name another folder"
                 )

@@ -13,11 +13,11 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from realm.config import progress
 from realm.index.versions import load_index
 from realm.masking.masked_queries import MaskedQuery
 from realm.model.device import autocast, choose_device
 from realm.model.folder import load_model
+from realm.progress import progress
 from realm.qa.probe import embed_queries, first_holders, first_holders_by_words, held_out_queries, recall_at
 from realm.qa.question_files import Question
 from realm.qa.question_sets import evaluate_words, question_ranks

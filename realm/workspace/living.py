@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from realm.config import InputError
+from realm.errors import InputError, RealmError
 from realm.index.versions import index_folder, load_index
 from realm.interop.span_readers import take_reader
 from realm.model.calibration import Method
@@ -130,7 +130,7 @@ class LivingKnowledge:
         try:
             with self._changing:
                 self._move_on()
-        except (InputError, OSError) as error:
+        except (RealmError, OSError) as error:
             if str(error) != self.problem:
                 _log.warning("the old version stays in use: %s", error)
             self.problem = str(error)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from realm import __version__
-from realm.config import read_json
+from realm.files import read_json
 from realm.store.tables import PASSAGES, newest_version
 from realm.text.readers import stamp
 from realm.workspace.settings import FitConfig

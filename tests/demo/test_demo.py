@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from realm import cli, demo
-from realm.config import InputError, read_config
 from realm.demo import results
 from realm.demo.results import DemoReport
 from realm.demo.runner import Costs
 from realm.demo.stages import QUESTIONS, DemoConfig, Story
+from realm.errors import InputError
+from realm.settings import read_config
 from realm.text import salient_spans
 from tests.conftest import TOWNS
 from tests.qa.conftest import qa_folder

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from realm import cli
-from realm.config import InputError, presets, read_config
 from realm.demo import from_text
 from realm.demo.from_text import FromTextConfig, Story, plots
 from realm.demo.from_text.results import FromTextReport
 from realm.demo.pairs import against
 from realm.demo.runner import Costs
+from realm.errors import InputError
 from realm.model.folder import read_manifest
+from realm.settings import presets, read_config
 from tests.schemas import assert_holds
 
 TOWNS = "Aldora Benwick Corvale Dunmere Eastholm Farrowby Greymoor Halvern Ivystone Jorvale Kelmarsh Lorwick".split()

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.index import embedding
 from realm.index.embedding import batches_by_length, embed_passages, pooled_states
 from realm.model.device import Precision, autocast

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.index.multi_process import embed_on_devices
 from realm.index.versions import IndexConfig, build_index
 from realm.store import vectors

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.index import embedding
 from realm.index import versions as index_module
 from realm.index.embedding import batches_by_length, embed_passages

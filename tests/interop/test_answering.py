@@ -11,7 +11,7 @@ import torch
 from transformers import BertConfig, BertForQuestionAnswering
 
 from realm import cli
-from realm.config import InputError, read_config
+from realm.errors import InputError
 from realm.interop.export import check_exportable
 from realm.interop.span_readers import LONGEST_ANSWER, load_published_reader, take_reader
 from realm.model.calibration import Calibration
@@ -20,6 +20,7 @@ from realm.qa.metrics import normalise_answer
 from realm.qa.pipeline import SPANS_ADDED_UP, AnswerConfig, Answerer
 from realm.qa.question_files import Question
 from realm.qa.question_sets import calibrate, evaluate
+from realm.settings import read_config
 from realm.tokens.layouts import reading_inputs
 from realm.tokens.tokenizer import Tokenizer
 from realm.train import finetune

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from realm import cli
-from realm.config import InputError
+from realm.errors import InputError
 from realm.interop import blocks as published_module
 from realm.interop.blocks import convert_checkpoint
 from realm.interop.checkpoint import open_checkpoint

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from realm import cli
-from realm.config import InputError
+from realm.errors import InputError
 from realm.interop.blocks import export_model
 from realm.model.folder import load_model, save_model
 from realm.qa.pipeline import AnswerConfig, Answerer

@@ -12,7 +12,7 @@ import torch
 
 from realm import cli
 from realm.cli.arguments import settings
-from realm.config import InputError
+from realm.errors import InputError
 from realm.interop.sharing import commands, write_sentence_transformers
 from realm.model import folder as folder_module
 from realm.model.embedder import EmbedderConfig, Norm, Pooling, embedder_from

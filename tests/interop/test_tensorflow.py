@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from realm import cli
-from realm.config import InputError
+from realm.errors import InputError
 from realm.interop.checkpoint import TRUNK, open_checkpoint
 from realm.interop.parts import convert
 from realm.interop.tensorflow import read_bundle

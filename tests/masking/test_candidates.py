@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.masking.candidates import choose_candidates, read_inputs
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, draw_queries, repeats_text
 from realm.search.exact import MipsIndex

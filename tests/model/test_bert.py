@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig as TheirConfig
 from transformers import BertForMaskedLM, BertModel
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.model.bert import ACTIVATIONS, Bert, BertConfig, MaskedBert
 from realm.model.bert_files import load_bert, save_bert
 from realm.model.cpu.dropout import FastDropout

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from realm import cli
-from realm.config import InputError
+from realm.errors import InputError
 from realm.model import tensor_files
 from realm.model.bert import Bert
 from realm.model.bert_files import save_bert

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.model.bert import MaskedBert
 from realm.model.copying import REACH, CopyHead, passage_mask
 from realm.model.masked_reader import MaskedReader, load_reader, save_reader

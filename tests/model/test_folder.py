@@ -18,7 +18,7 @@ from transformers import BertForMaskedLM
 
 from realm import checksums, cli
 from realm.checksums import CHECKSUMS, check_installed
-from realm.config import InputError
+from realm.errors import InputError
 from realm.interop.sharing import write_sentence_transformers
 from realm.model import folder as folder_module
 from realm.model.bert import Bert

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import DistilBertConfig, DistilBertModel
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.model.bert import Bert, MaskedBert
 from realm.model.bert_files import save_bert
 from realm.model.embedder import EmbedderConfig, embedder_from, load_pooler

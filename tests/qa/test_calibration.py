@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from realm import cli
-from realm.config import InputError
+from realm.errors import InputError
 from realm.model.calibration import Calibration, Features
 from realm.model.folder import load_model, read_manifest, save_model, set_calibration
 from realm.qa import calibration

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.qa import evaluation
 from realm.qa.evaluation import evaluate
 from realm.qa.metrics import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.index.embedding import embed_passages
 from realm.qa import filling
 from realm.qa.filling import Filler

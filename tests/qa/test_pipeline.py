@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.index.versions import load_index
 from realm.model.folder import save_model
 from realm.model.span_reader import body_mask

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.index.versions import load_index
 from realm.masking.candidates import choose_candidates
 from realm.masking.masked_queries import SpanIndex, held_out, holds, repeats_text

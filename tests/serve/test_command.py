@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from realm import cli
-from realm.config import InputError
+from realm.errors import InputError
 from realm.serve.client import Client, ServerError
 from realm.serve.middleware import own_hosts
 from tests.serve.asking import wait_for

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from realm import cli
-from realm.config import WriteFailed
+from realm.errors import WriteFailed
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.tables import CHECKSUMS, write_rows

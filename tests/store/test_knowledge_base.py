@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.store import ingest as build_module
 from realm.store import tables
 from realm.store.ingest import Settings

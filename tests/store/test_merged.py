@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.store import tables
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase, build, changed

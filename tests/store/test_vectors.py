@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.store import vectors as vectors_module
 from realm.store.tables import ChangedMeanwhile
 from realm.store.vectors import (

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.store import vectors
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase

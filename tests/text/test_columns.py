@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.text.columns import chunks_of
 from realm.text.readers import ReadingReport, read_documents
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.text import compressed
 from realm.text.corpus import Document
 from realm.text.readers import ReadingReport, read_documents

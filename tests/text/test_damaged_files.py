@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.text.corpus import Document
 from realm.text.readers import ReadingReport, read_documents
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.text.corpus import Document
 from realm.text.encodings import decode
 from realm.text.readers import LeftOut, ReadingReport, read_documents

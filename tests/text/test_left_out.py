@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.text.corpus import Document
 from realm.text.readers import ReadingReport, read_documents
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fpdf import FPDF
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.text import apart
 from realm.text.corpus import Document
 from realm.text.pdf import read as read_pdf

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.text import demo_corpora
 from realm.text.corpus import Document
 from realm.text.readers import read_documents

@@ -14,7 +14,7 @@ import spacy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.text import salient_spans
 from realm.text.corpus import Annotations, Span
 from realm.text.salient_spans import Tagger, find_dates, load_tagger

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.tokens.layouts import (
     Lengths,
     Ragged,

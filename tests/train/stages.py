@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from realm.config import read_config
 from realm.model.folder import load_model
+from realm.settings import read_config
 from realm.store.knowledge_base import KnowledgeBase
 from realm.train.loop import TrainRun
 

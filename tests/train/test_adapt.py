@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.index.versions import load_index
 from realm.masking.masked_queries import SpanIndex, draw_queries, held_out, holds
 from realm.model.folder import load_model

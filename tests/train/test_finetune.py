@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.index.embedding import embed_passages
 from realm.index.versions import load_index
 from realm.model.calibration import Calibration

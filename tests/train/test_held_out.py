@@ -8,12 +8,13 @@ import lance
 import numpy as np
 import pytest
 
-from realm.config import InputError, read_config
+from realm.errors import InputError
 from realm.index.versions import IndexConfig, build_index
 from realm.masking.masked_queries import held_out
 from realm.model.folder import HELD_OUT, encoder_held_out, load_model, save_model
 from realm.qa import probe as probe_module
 from realm.qa.probe import ProbeConfig, probe
+from realm.settings import read_config
 from realm.store import ingest as build_module
 from realm.store.ingest import KnowledgeBaseConfig, Settings
 from realm.store.knowledge_base import KnowledgeBase, build

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.masking.masked_queries import held_out
 from realm.model.folder import load_model, save_model
 from realm.store.schema import PassageTokens, Ragged

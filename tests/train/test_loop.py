@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from realm.config import AlreadyDone, InputError, config_from
+from realm.errors import AlreadyDone, InputError
 from realm.model import device
 from realm.model.folder import load_model
+from realm.settings import config_from
 from realm.train import loop
 from realm.train.loop import RunConfig, TrainRun
 from tests.damages import damage, full_disk_at

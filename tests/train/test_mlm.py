@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.index.embedding import pooled_states
 from realm.masking.masked_queries import SpanIndex, held_out
 from realm.model.bert_files import save_bert

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from realm.config import InputError, read_config
+from realm.errors import InputError
 from realm.index.embedding import embed_passages
 from realm.index.versions import IndexConfig, build_index, load_index, publish
 from realm.masking import masked_queries
@@ -21,6 +21,7 @@ from realm.model.folder import load_model, save_model
 from realm.model.losses import marginal_loss
 from realm.model.masked_reader import MaskedReader
 from realm.search.exact import MipsIndex
+from realm.settings import read_config
 from realm.store import vectors
 from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
 from realm.text.corpus import Annotations, Document

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import realm
-from realm.config import InputError
+from realm.errors import InputError
 from realm.qa.answers import Answer, RankedPassage
 from realm.qa.filling import Filler
 from realm.qa.pipeline import AnswerConfig, Answerer

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.model.folder import load_model
 from realm.store.knowledge_base import KnowledgeBase
 from realm.workspace.folder import Workspace

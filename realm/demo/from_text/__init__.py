@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from realm.config import InputError, write_json
 from realm.demo.from_text import plots, results
 from realm.demo.from_text.stages import FromTextConfig, Story
 from realm.demo.memory import PeakMemory
 from realm.demo.runner import Record, tell
+from realm.errors import InputError
+from realm.files import write_json
 from realm.qa.question_files import read_questions
 
 __all__ = ["FromTextConfig", "Story", "run"]

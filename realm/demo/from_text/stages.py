@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from realm.config import InputError
 from realm.demo.runner import Chapter, Stage
+from realm.errors import InputError
 from realm.model.folder import last_record, read_manifest
 from realm.store.vectors import folder_of
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.index.watchdog import Child
 from realm.model.device import Precision
 from realm.store import vectors

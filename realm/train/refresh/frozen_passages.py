@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from realm import distributed
-from realm.config import InputError
+from realm.errors import InputError
 from realm.index.embedding import pooled_states
 from realm.model.device import Precision, autocast
 from realm.model.embedder import Embedder, Tower, TransformerTower

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from realm import distributed
-from realm.config import InputError, reason
+from realm.errors import ConflictError, InputError, RealmError, reason
 from realm.index.embedding import embed_passages
 from realm.index.versions import IndexVersion, index_folder, publish
 from realm.model.device import Precision, autocast
@@ -139,7 +139,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         """
         self._device, self._states = model.device, states
         if place is not None:
-            with contextlib.suppress(InputError):  # removed by somebody, or damaged: a new one does as well
+            with contextlib.suppress(RealmError):  # removed by somebody, or damaged: a new one does as well
                 return self._go_on(model, place)
         if distributed.is_first():
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -226,7 +226,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
             with autocast(model.device, self._precision):
                 array_ND = self._states.index(model.embedder.passage) if self._states else None
                 publish(self._kb, model, str(out), folder, array_ND)
-        except (InputError, OSError) as error:
+        except (RealmError, OSError) as error:
             self._say(
                 f"the model's index could not be published: {reason(error)}; run `realm index --kb {self._kb.folder} "
                 f"--model {out}`"
@@ -331,7 +331,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         if found is None:
             raise InputError(f"{self._folder} holds no index")
         if found.info.corpus != self._kb.fingerprint or len(found.missing):
-            raise InputError(
+            raise ConflictError(
                 f"version {number} of {self._folder} was made of knowledge base {found.info.corpus}, this run reads "
                 f"{self._kb.fingerprint} ({len(found.missing)} of {len(self._kb)} passages have no vector): "
                 f"{self._kb.folder} was changed while training; run the command again"
@@ -379,7 +379,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
 
     def _rewound(self, number: int) -> bool:
         """Makes `number` the newest version, or the one after it where that is of the build under way."""
-        with contextlib.suppress(InputError):
+        with contextlib.suppress(RealmError):
             self._built = self._building is not None and self._version_after(number)
             vectors.go_back(self._folder, number + self._built)
             return True
@@ -390,7 +390,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         newest = vectors.newest(self._folder)
         if newest is None or newest <= number:
             return False
-        with contextlib.suppress(InputError):
+        with contextlib.suppress(RealmError):
             info = vectors.info_of(self._folder, number + 1)
             return info is not None and info.step == self._building
         return False
@@ -399,7 +399,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         """Whether the snapshot is that of the build under way; it is, unless somebody removed it."""
         try:
             return bool(read_manifest(self._builder.snapshot)["step"] == self._building)
-        except InputError:
+        except RealmError:
             return False
 
     def _restored(self, model: Model, states: dict[str, Tensor] | None) -> Embedder | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.store import tables, vectors
 from realm.train.refresh.refresher import IndexRefresher
 from tests.train.refresh.refreshing import (

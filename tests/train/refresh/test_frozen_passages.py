@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.index.embedding import embed_passages
 from realm.model.embedder import Embedder, EmbedderConfig
 from realm.tokens.layouts import NULL_PASSAGE, passage_inputs

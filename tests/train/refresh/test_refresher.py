@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from realm.config import InputError
+from realm.errors import InputError
 from realm.store import vectors
 from realm.store.knowledge_base import KnowledgeBase
 from tests.train.refresh.refreshing import (

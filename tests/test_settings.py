@@ -17,19 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm import config
-from realm.config import (
-    InputError,
-    WriteFailed,
-    before_torch,
-    config_from,
-    presets,
-    progress,
-    read_config,
-    write_json,
-    write_json_lines,
-    writing,
-)
+from realm.environment import set_torch_environment
+from realm.errors import InputError, WriteFailed, writing
+from realm.files import write_json, write_json_lines
+from realm.progress import progress
+from realm.settings import config_from, presets, read_config
 
 
 @dataclass(frozen=True)
@@ -143,7 +135,7 @@ def test_malformed_overrides_are_refused(toml: str, override: str) -> None:
 
 
 def test_a_missing_file_lists_the_presets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "presets", lambda: {"demo": Path("demo.toml"), "tiny": Path("tiny.toml")})
+    monkeypatch.setattr("realm.settings.presets", lambda: {"demo": Path("demo.toml"), "tiny": Path("tiny.toml")})
     with pytest.raises(InputError, match=r"no configuration file demmo: .*\(demo, tiny\)"):
         read_config(Settings, "demmo", "train")
 
@@ -164,7 +156,7 @@ def test_presets_are_found_in_a_checkout_and_in_an_installation(
     folder = tmp_path / layout
     folder.mkdir(parents=True)
     (folder / "small.toml").write_text("[train]\nrate = 3\n")
-    monkeypatch.setattr(config, "__file__", str(tmp_path / "realm" / "config.py"))
+    monkeypatch.setattr("realm.settings.__file__", str(tmp_path / "realm" / "settings.py"))
     assert presets() == {"small": folder / "small.toml"}
     assert read_config(Settings, "small", "train").rate == 3
 
@@ -219,7 +211,7 @@ def test_a_bar_on_a_terminal_waits_two_seconds(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_reading_this_module_imports_neither_pydantic_nor_tqdm() -> None:
-    code = "import sys, realm.config; print(sorted({'pydantic', 'tqdm'} & set(sys.modules)))"
+    code = "import sys, realm.settings, realm.errors, realm.files, realm.progress; print(sorted({'pydantic', 'tqdm'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -239,7 +231,7 @@ def test_what_the_environment_says_of_waiting_threads_stays(set_before, policy, 
         monkeypatch.delenv(name)
     for name, value in set_before.items():
         monkeypatch.setenv(name, value)
-    before_torch()
+    set_torch_environment()
     assert (os.environ["OMP_WAIT_POLICY"], os.environ.get("GOMP_SPINCOUNT")) == (policy, spins)
 
 

@@ -1,0 +1,67 @@
+"""JSON and text files that are written whole or not at all."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from realm.errors import DamagedError, reason
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes new names in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """The content of a JSON file as plain values.
+
+    Raises:
+        DamagedError: the file cannot be read, is not JSON in UTF-8, nests too deeply, or holds text that is no Unicode.
+    """
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        json.dumps(value, ensure_ascii=False).encode()  # refuses a lone surrogate such as \\ud800
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedError(f"{path} is damaged: {reason(error)}") from error
+    return value
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Writes `value` as JSON; a kill leaves the old file or the new one, never a part."""
+    with _aside(Path(path)) as file:
+        json.dump(value, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+
+
+def write_json_lines(path: str | os.PathLike[str], values: Iterable[Any]) -> None:
+    """Writes each value as a line of JSON, as safely as `write_json`."""
+    with _aside(Path(path)) as file:
+        for value in values:
+            file.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def write_lines(path: str | os.PathLike[str], lines: Iterable[str]) -> None:
+    """Writes lines of text, as safely as `write_json`."""
+    with _aside(Path(path)) as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+@contextmanager
+def _aside(path: Path) -> Iterator[TextIO]:
+    """A temporary file that is renamed to `path`, synced to disk, when the block ends without an error."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -1,0 +1,148 @@
+"""Settings of commands: TOML files, presets and `--set`.
+
+A room keeps its settings in a frozen dataclass beside the code that uses them; this module fills the dataclass in.
+"""
+
+import dataclasses
+import json
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from realm.errors import InputError
+
+T = TypeVar("T")
+
+TABLES = (
+    "fit",
+    "kb",
+    "questions",
+    "mlm",
+    "ict",
+    "pretrain",
+    "adapt",
+    "index",
+    "finetune",
+    "answer",
+    "probe",
+    "serve",
+    "demo",
+    "from_text",
+)
+"""The tables of a configuration file, one per kind of command."""
+
+
+def presets() -> dict[str, Path]:
+    """The configuration files of the package by name: `configs/demo.toml` is `demo`."""
+    package = Path(__file__).parent
+    folders = (package / "configs", package.parent / "configs")  # installed, checkout
+    folder = next((f for f in folders if f.is_dir()), None)
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))} if folder else {}
+
+
+def read_config(cls: type[T], file: str | None, section: str, overrides: Sequence[str] = ()) -> T:
+    """Fills the dataclass `cls` from the table `section` of a TOML file or preset, then from `a.b=c` overrides.
+
+    Without a file, or with a file that lacks the table, all settings keep their defaults. The right side of an override is
+    read as a TOML value if possible, and as plain text otherwise.
+
+    Raises:
+        InputError: one line with all problems.
+    """
+    values: dict[str, Any] = {}
+    where = "--set"
+    if file is not None:
+        path = _config_path(file)
+        where = f"{path} [{section}]"
+        tables = _read_toml(path)
+        if unknown := tables.keys() - {*TABLES, section}:
+            raise InputError(
+                f"{path}: unknown table {', '.join(sorted(unknown))} (known: {', '.join(TABLES)})"
+            )
+        table = tables.get(section, {})
+        if not isinstance(table, dict):
+            raise InputError(
+                f"{path}: {section} = {table!r} must be a table: write [{section}] above its keys"
+            )
+        values = table
+    for override in overrides:
+        _set(values, override)
+    return config_from(cls, values, where)
+
+
+def config_from(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Fills the dataclass tree `cls` from nested mappings, as read from TOML or JSON; errors begin with `where`.
+
+    Missing keys keep their defaults.
+
+    Raises:
+        InputError: one line with all unknown keys, wrong types and values that a `__post_init__` refuses.
+    """
+    from pydantic import TypeAdapter, ValidationError  # here, so that `realm --help` does not pay for it
+
+    try:
+        # Through JSON because only its strict mode still takes lists for tuples and strings for paths.
+        return TypeAdapter(cls).validate_json(json.dumps(values, default=str), strict=True, extra="forbid")
+    except ValidationError as error:
+        problems = dict.fromkeys(_problem(cls, dict(p)) for p in error.errors(include_url=False))
+        raise InputError(f"{where}: " + "; ".join(problems)) from None
+
+
+def _config_path(file: str) -> Path:
+    known = presets()
+    path = known.get(file, Path(file))
+    if not path.is_file():
+        raise InputError(f"no configuration file {file}: give a TOML file or a preset ({', '.join(known)})")
+    return path
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of 5,000 digits, too deep
+        raise InputError(f"{path} is not TOML: {error}") from None
+
+
+def _set(values: dict[str, Any], override: str) -> None:
+    name, equals, text = override.partition("=")
+    *tables, key = (part.strip() for part in name.split("."))
+    if not equals or not all((*tables, key)):
+        raise InputError(f"--set {override}: write it as name=value or table.name=value")
+    for table in tables:
+        values = values.setdefault(table, {})
+        if not isinstance(values, dict):
+            raise InputError(f"--set {override}: {table} holds {values!r}, not a table")
+    try:
+        values[key] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        values[key] = text.strip()
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits, too deep
+        raise InputError(f"--set {_short(override)}: {error}") from None
+
+
+def _problem(cls: type, problem: dict[str, Any]) -> str:
+    name = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "unexpected_keyword_argument":
+        known = _keys(cls, problem["loc"][:-1])
+        return f"unknown key {name} (known: {', '.join(known)})"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "value_error":  # from a __post_init__, whose message has the values
+        return f"{name}: {message}" if name else message
+    return f"{name}: {message[:1].lower()}{message[1:]}, got {_short(problem['input'])}"
+
+
+def _keys(cls: Any, path: Sequence[str | int]) -> list[str]:
+    """Field names of the dataclass at the end of `path`; a part of `path` that is no field is a step through a union."""
+    for part in path:
+        hints = typing.get_type_hints(cls)
+        if part in hints:
+            kinds = (hints[part], *typing.get_args(hints[part]))
+            cls = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), cls)
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
