@@ -38,7 +38,7 @@ test-slow: install
 	$(BIN)/python -m pytest -m slow
 
 bench: install
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[peers]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[benchmarks]'
 	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/embed.py
 	$(BIN)/python benchmarks/answer.py

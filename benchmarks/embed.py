@@ -103,18 +103,18 @@ def asked(args: argparse.Namespace) -> Iterator[tuple[str, Tower, Corpus]]:
 
 def layers(args: argparse.Namespace, tokenizer: Tokenizer) -> Tower:
     """A BERT whose states are pooled."""
-    return new_tower(_trunk(args, tokenizer), EmbedderConfig())
+    return new_tower(_encoder_config(args, tokenizer), EmbedderConfig())
 
 
 def words(args: argparse.Namespace, tokenizer: Tokenizer) -> Tower:
     """Word embeddings alone."""
-    return new_tower(_trunk(args, tokenizer), EmbedderConfig(pooling="words"))
+    return new_tower(_encoder_config(args, tokenizer), EmbedderConfig(pooling="words"))
 
 
 TOWERS: dict[str, Callable[[argparse.Namespace, Tokenizer], Tower]] = {"layers": layers, "words": words}
 
 
-def _trunk(args: argparse.Namespace, tokenizer: Tokenizer) -> BertConfig:
+def _encoder_config(args: argparse.Namespace, tokenizer: Tokenizer) -> BertConfig:
     return BertConfig(
         vocab_size=tokenizer.vocab_size,
         hidden_size=args.hidden,

@@ -10,8 +10,8 @@ Every number comes from `realm pretrain` itself, run into a temporary folder.
 speed: steps per second with no build, with foreground builds and beside background ones, for each split of the threads
     between the two; passages per second of a build; seconds from a version's commit to its use.
 freshness: how much of what the run retrieves an index of the moment would retrieve too (`candidate_freshness`, top 20 of
-    the probe), and the recall where it ends, by refresh interval; with the live query tower, the same with write-through,
-    and with the snapshot's query tower. Passages that hold the hidden span are the credit: no reader's time, and no luck of
+    the probe), and the recall where it ends, by refresh interval; with the live query tower, and with the
+    snapshot's. Passages that hold the hidden span are the credit: no reader's time, and no luck of
     its start. All runs of an interval take the same steps and the same builds.
 """
 
@@ -42,12 +42,11 @@ from realm.train import pretrain
 LOOKS = 12
 """How often a run is asked how fresh its candidates are."""
 SEARCHES = {
-    "live": ("refresh.write_through=false",),
-    "live, write-through": ("refresh.write_through=true",),
+    "live": ("refresh.search=live",),
     "snapshot": ("refresh.search=snapshot",),
 }
 MADE_HERE = (
-    "batch_size=16", "candidates=5", "guided=2", "warmup=10", "ict=1.0", "ict_batch=32", "health.queries=400",
+    "batch_size=16", "candidates=5", "injected=2", "warmup=10", "ict=1.0", "ict_batch=32", "health.queries=400",
 )  # fmt: skip
 """Pre-training on the corpus made here, beside what `tiny` says."""
 

@@ -11,7 +11,7 @@ the bound is memory bandwidth, at large batches the float32 matrix product; both
 and GB/s are the bytes of the index times the batches in a second (a small index of ours, kept in 32 bits too, counts as if it
 were not). faiss-flat is shown as it comes and with matrix products in tiles of 1,024 vectors. The approximate systems (IVF,
 HNSW, ScaNN) are shown with the share of the 20 best that they find. Systems that are not installed are left out:
-`pip install realm-lm[peers]`. Prints a table, and one JSON object as the last line.
+`pip install realm-lm[benchmarks]`. Prints a table, and one JSON object as the last line.
 """
 
 import argparse
@@ -36,7 +36,7 @@ import numpy as np
 import shared
 import torch
 
-from realm.search import int8_prefilter as codes
+from realm.search import int8_prefilter
 from realm.search.exact import MipsIndex
 
 D, K = 128, 20
@@ -188,7 +188,7 @@ class Machine(NamedTuple):
 
     def codes(self) -> bool:
         """Whether ours reads its 8-bit copy."""
-        return self.device == "cpu" and codes.are_fast()
+        return self.device == "cpu" and int8_prefilter.is_fast()
 
 
 def realm(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]]:

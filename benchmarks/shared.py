@@ -157,7 +157,7 @@ def made_up(folder: Path, towns: int) -> tuple[str, str, str]:
     mlm = ["mlm", "--kb", kb, "--config", "tiny", "--set", "steps=0"]
     for command in (
         ["kb", "build", str(folder / "towns.jsonl"), "--out", kb, "--config", "tiny", "--vocab-size", "3000"],
-        [*mlm, "--out", layers, "--set", "trunk.hidden=128", "--set", "trunk.layers=4"],
+        [*mlm, "--out", layers, "--set", "encoder.hidden=128", "--set", "encoder.layers=4"],
         [*mlm, "--out", start, "--set", "embedder.pooling=words"],
         ["ict", "--kb", kb, "--init", start, "--out", trained, "--config", "tiny", *WARM_UP],
     ):

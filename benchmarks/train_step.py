@@ -12,7 +12,7 @@ padded    every row padded to 64, 288 and 352 tokens, transformers' own layers, 
           a run of ours.
 fp32 ...  ours; "sampled" trains the reader through one candidate, drawn by its credit (`pretrain.reader_gradient`).
 bf16 ...  only where the device has instructions for it, or where asked for.
-peer      RealmScorer and RealmKnowledgeAugEncoder on the CPU, where tests/interop/peer_environment.py has made their
+reference RealmScorer and RealmKnowledgeAugEncoder on the CPU, where tests/interop/reference_environment.py has made their
           environment; they predict words at every position.
 
 All must give the same loss without dropout: float32 to 1e-5, bf16 to 1 %. Model FLOPs count the tokens that are no padding,
@@ -38,12 +38,12 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # run as a file: the repository is the package's home
 from realm.environment import set_torch_environment
 
-if sys.argv[1:2] == ["--side"]:  # as the command line does; the peer as it comes
+if sys.argv[1:2] == ["--side"]:  # as the command line does; the reference as it comes
     set_torch_environment()
 
 import shared
 import torch
-from published_inputs import B, K, step_inputs, tell, timed
+from interop_inputs import B, K, step_inputs, tell, timed
 from torch import Tensor, nn
 
 from realm.interop.checkpoint import open_checkpoint
@@ -55,10 +55,10 @@ from realm.model.folder import Model
 from realm.model.losses import marginal_loss
 from realm.tokens.layouts import Tokens
 from realm.train.pretrain import Entries, PretrainConfig, read, sampled_reader_loss
-from tests.interop import peer_environment
-from tests.interop.peer_environment import PEER
+from tests.interop import reference_environment
+from tests.interop.reference_environment import REFERENCE
 
-PEER_FILE = Path(peer_environment.__file__).relative_to(HERE.parent)
+REFERENCE_FILE = Path(reference_environment.__file__).relative_to(HERE.parent)
 OURS = ("fp32", "fp32-sampled", "bf16", "bf16-sampled")
 WAYS = ("padded-fp32", "padded-bf16", *OURS)
 
@@ -138,7 +138,7 @@ def in_transformers(model: Model) -> Plain:
     from tests.transformers_twin import masked_twin, twin
 
     tower = model.embedder.query
-    return Plain(twin(cast(TransformerTower, tower).trunk), masked_twin(model.reader.bert), tower)
+    return Plain(twin(cast(TransformerTower, tower).encoder), masked_twin(model.reader.bert), tower)
 
 
 def padded_loss(plain: Plain, batch: RetrievalBatch) -> Tensor:
@@ -167,8 +167,8 @@ def step_flops(model: Model, tokens: dict[str, Tokens], masked: int, sampled: bo
 
     Of the last layer, keys and values are counted for every token, the rest where its states are read: [CLS], masked words.
     """
-    trunk = model.reader.config
-    hidden, wide, layers = trunk.hidden_size, trunk.intermediate_size, trunk.num_hidden_layers
+    encoder = model.reader.config
+    hidden, wide, layers = encoder.hidden_size, encoder.intermediate_size, encoder.num_hidden_layers
 
     def forward(part: Tokens, read: int) -> float:
         length = part.mask_BT.sum(dim=1).double()
@@ -177,7 +177,7 @@ def step_flops(model: Model, tokens: dict[str, Tokens], masked: int, sampled: bo
         return float((layers * asked * length + ((layers - 1) * length + read) * asking).sum())
 
     joint = forward(tokens["joint"], masked) + 2 * masked * len(tokens["joint"].ids_BT) * hidden * (
-        hidden + trunk.vocab_size
+        hidden + encoder.vocab_size
     )
     embedding = 3 * (forward(tokens["query"], 1) + forward(tokens["candidate"], 1))
     return embedding, (1 + 3 / K if sampled else 3) * joint
@@ -216,16 +216,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="of ours; the others have one")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     able = [way for way in WAYS if "bf16" not in way or multiplies_bf16(choose_device("auto").type)]
-    parser.add_argument("--ways", nargs="+", choices=["peer", *WAYS], default=["peer", *able])
+    parser.add_argument("--ways", nargs="+", choices=["reference", *WAYS], default=["reference", *able])
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        from published_files import make_step
+        from interop_files import make_step
 
         make_step(Path(folder), args.hidden, args.layers)
         results = {}
         for way in args.ways:
-            if way == "peer" and not (PEER / "bin" / "python").exists():
-                print(f"peer: not there; python {PEER_FILE} makes its environment")
+            if way == "reference" and not (REFERENCE / "bin" / "python").exists():
+                print(f"reference: not there; python {REFERENCE_FILE} makes its environment")
                 continue
             rounds = args.rounds if way in OURS else 1
             words = [str(word) for word in (folder, args.threads, rounds)]
@@ -240,8 +240,8 @@ def side(way: str, words: list[str], queries: str, full: bool) -> dict[str, Any]
     """One way in a process of its own."""
     last = [queries, "full" if full else "mixed"]
     command = (
-        [str(PEER / "bin" / "python"), str(HERE / "published_peer.py"), "step", *words, *last]
-        if way == "peer"
+        [str(REFERENCE / "bin" / "python"), str(HERE / "interop_reference.py"), "step", *words, *last]
+        if way == "reference"
         else [sys.executable, __file__, "--side", *words, way, *last]
     )
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)

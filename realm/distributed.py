@@ -1,8 +1,8 @@
-"""Several processes that train one model, as `torchrun` starts them; everything here is free of effect for a single one.
+"""Several processes that train one model, started by `torchrun`; in a single process every function here is a no-op.
 
-Every rank holds the model, the optimizer and the index, and draws the same batch from (seed, step). It works on its share of
-the rows; gradients and metrics are averaged, so that the same global batch gives the same step at every world size. Rank 0
-alone writes: checkpoints, metrics, index versions.
+Every rank holds the model, the optimizer and the index, and draws the same batch from (seed, step). A rank computes its
+shard of the rows; gradients and metrics are averaged, so the same global batch gives the same step at every world size. Only
+rank 0 writes checkpoints, metrics and index versions.
 """
 
 import os
@@ -20,114 +20,107 @@ from realm.errors import InputError
 T = TypeVar("T")
 Rows = TypeVar("Rows", list[Any], np.ndarray, Tensor)
 
-PATIENCE = timedelta(hours=12)
-"""How long a rank waits for the others: rank 0 may be building an index. A rank that died is noticed at once."""
+TIMEOUT = timedelta(hours=12)
+"""How long a rank waits for the others: rank 0 may be building an index. The death of a rank is noticed at once."""
 
 
-def start(device: torch.device) -> torch.device:
-    """Joins the other ranks where `torchrun` started this process -> the device of this rank."""
+def initialize(device: torch.device) -> torch.device:
+    """Joins the process group if `torchrun` started this process -> the device of this rank."""
     if dist.is_torchelastic_launched() and not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
-    if device.type == "cuda" and device.index is None and count() > 1:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+    if device.type == "cuda" and device.index is None and world_size() > 1:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     return device
 
 
-def leave() -> None:
-    """Ends what `start` began; waits for nobody."""
+def shutdown() -> None:
+    """Leaves the process group without waiting for other ranks."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def count() -> int:
-    """Processes that train together."""
+def world_size() -> int:
+    """Number of processes that train together."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """The number of this process among them."""
+    """Number of this process among them."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def is_first() -> bool:
-    """Whether this process is the one that writes."""
+def is_main_process() -> bool:
+    """Whether this process is rank 0, the one that writes."""
     return rank() == 0
 
 
 def check_batch(size: int) -> None:
-    """Refuses a batch that cannot be shared evenly.
+    """Refuses a batch that the ranks cannot share evenly.
 
     Raises:
-        InputError: `size` is no multiple of the number of ranks.
+        InputError: `size` is no multiple of the world size.
     """
-    if size % count():
+    if size % world_size():
         raise InputError(
-            f"batch_size is {size}: {count()} processes share it evenly, so make it a multiple of {count()}"
+            f"batch_size is {size}: {world_size()} processes share it evenly, so make it a multiple of {world_size()}"
         )
 
 
-def share(rows: Rows) -> Rows:
+def shard(rows: Rows) -> Rows:
     """This rank's rows of a batch that every rank has."""
-    return rows if count() == 1 else rows[rank() :: count()]
+    return rows if world_size() == 1 else rows[rank() :: world_size()]
 
 
-def weight(amount: Tensor) -> Tensor:
-    """What a loss divided by this rank's `amount` is to be multiplied with, so that the mean over ranks is the loss divided
-    by the whole batch's -> scalar."""
-    if count() == 1:
+def loss_weight(amount: Tensor) -> Tensor:
+    """Factor for a loss that this rank divided by its own `amount` -> scalar.
+
+    With this factor the mean of the losses over ranks is the loss of the whole batch divided by the sum of the amounts.
+    """
+    if world_size() == 1:
         return torch.ones_like(amount)
     total = amount.detach().double().cpu()
     dist.all_reduce(total)
-    return (amount * count() / total.to(amount.device).clamp_min(1e-12)).to(amount.dtype)
+    return (amount * world_size() / total.to(amount.device).clamp_min(1e-12)).to(amount.dtype)
 
 
-def mean(values: list[float]) -> list[float]:
-    """The means of numbers over the ranks."""
-    if count() == 1:
+def all_reduce_mean(values: list[float]) -> list[float]:
+    """Means of numbers over the ranks."""
+    if world_size() == 1:
         return values
     total = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(total)
-    return (total / count()).tolist()
+    return (total / world_size()).tolist()
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replaces gradients by their means over the ranks; a parameter without one on any rank stays without."""
-    if count() == 1:
+    """Replaces gradients by their means over the ranks; a parameter without a gradient on every rank stays without one."""
+    if world_size() == 1:
         return
     trained = list(parameters)
-    has = torch.tensor([p.grad is not None for p in trained], dtype=torch.uint8)
-    dist.all_reduce(has, dist.ReduceOp.MAX)
-    used = [p for p, one in zip(trained, has.tolist(), strict=True) if one]
+    has_gradient = torch.tensor([p.grad is not None for p in trained], dtype=torch.uint8)
+    dist.all_reduce(has_gradient, dist.ReduceOp.MAX)
+    used = [p for p, one in zip(trained, has_gradient.tolist(), strict=True) if one]
     if not used:
         return
     parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in used]
     flat = torch.cat([part.flatten() for part in parts])
     dist.all_reduce(flat)
-    flat /= count()
+    flat /= world_size()
     for parameter, part in zip(used, flat.split([p.numel() for p in used]), strict=True):
         parameter.grad = part.view_as(parameter)
 
 
-def from_first(value: T) -> T:
-    """Rank 0's value, on every rank: decisions are taken once."""
-    if count() == 1:
+def broadcast(value: T) -> T:
+    """Rank 0's value, on every rank."""
+    if world_size() == 1:
         return value
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
-def gathered(value: T) -> list[T]:
-    """Every rank's value, on every rank, in their order."""
-    if count() == 1:
-        return [value]
-    box: list[Any] = [None] * count()
-    dist.all_gather_object(box, value)
-    return box
-
-
-def wait_for_all() -> None:
-    """Returns when every rank has come here."""
-    if count() > 1:
+def barrier() -> None:
+    """Waits until every rank has called this."""
+    if world_size() > 1:
         dist.barrier()

@@ -113,11 +113,11 @@ def tiny_model_folder(tiny_kb: "KnowledgeBase", tmp_path_factory: pytest.TempPat
     from realm.index.versions import IndexConfig, build_index
     from realm.model.embedder import EmbedderConfig, embedder_from, fit_projection
     from realm.model.folder import Model, save_model
-    from realm.model.masked_reader import TrunkConfig, new_reader
+    from realm.model.masked_reader import EncoderConfig, new_reader
     from realm.tokens.layouts import Lengths
 
     torch.manual_seed(0)
-    reader = new_reader(TrunkConfig(layers=2, hidden=32, heads=2, positions=96), tiny_kb.tokenizer)
+    reader = new_reader(EncoderConfig(layers=2, hidden=32, heads=2, positions=96), tiny_kb.tokenizer)
     embedder = embedder_from(reader, EmbedderConfig(dim=16))
     model = Model(tiny_kb.tokenizer, Lengths(query=32, passage=48), reader, embedder, step=3)
     everything = np.arange(len(tiny_kb))

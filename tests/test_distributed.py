@@ -26,13 +26,13 @@ SETTINGS = (
 
 def test_one_process_is_left_as_it_is() -> None:
     rows, weight = np.arange(6), torch.tensor(7.0)
-    assert distributed.count() == 1 and distributed.is_first()
-    assert distributed.share(rows) is rows and distributed.weight(weight).item() == 1
-    assert distributed.mean([1.0, 2.0]) == [1.0, 2.0] and distributed.gathered("x") == ["x"]
-    assert distributed.from_first(3) == 3
+    assert distributed.world_size() == 1 and distributed.is_main_process()
+    assert distributed.shard(rows) is rows and distributed.loss_weight(weight).item() == 1
+    assert distributed.all_reduce_mean([1.0, 2.0]) == [1.0, 2.0]
+    assert distributed.broadcast(3) == 3
     distributed.check_batch(5)
-    distributed.wait_for_all()
-    distributed.leave()
+    distributed.barrier()
+    distributed.shutdown()
 
 
 def of_rank(rank: int, file: str, results: str) -> None:
@@ -49,16 +49,15 @@ def of_rank(rank: int, file: str, results: str) -> None:
     except InputError as error:
         refused = str(error)
     seen = {
-        "share": distributed.share(list(range(5))),
-        "weight": distributed.weight(torch.tensor([3.0, 1.0][rank])).item(),
-        "mean": distributed.mean([float(rank), 5.0]),
+        "share": distributed.shard(list(range(5))),
+        "weight": distributed.loss_weight(torch.tensor([3.0, 1.0][rank])).item(),
+        "mean": distributed.all_reduce_mean([float(rank), 5.0]),
         "grads": [one.grad.tolist(), two.grad.tolist(), none.grad],
-        "first": distributed.from_first(f"said by {rank}"),
-        "gathered": distributed.gathered(rank * 10),
+        "first": distributed.broadcast(f"said by {rank}"),
         "refused": refused,
     }
     Path(f"{results}{rank}").write_text(json.dumps(seen))
-    distributed.leave()
+    distributed.shutdown()
 
 
 def test_two_ranks_share_rows_and_agree_on_means(tmp_path) -> None:
@@ -69,7 +68,7 @@ def test_two_ranks_share_rows_and_agree_on_means(tmp_path) -> None:
     assert first == second
     assert first["mean"] == [0.5, 5.0]
     assert first["grads"] == [[1.5, 4.5], [2.0], None]
-    assert first["first"] == "said by 0" and first["gathered"] == [0, 10]
+    assert first["first"] == "said by 0"
     assert "multiple of 2" in first["refused"]
 
 

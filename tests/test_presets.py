@@ -107,7 +107,7 @@ def test_encoder_and_knowledge_base_have_the_same_wordpieces(preset: dict[str, A
 def test_guided_candidates_come_with_a_softmax_over_the_index(preset: dict[str, Any]) -> None:
     """docs/recipe.md: over the candidates alone the ranking inverts."""
     config = preset["pretrain"]
-    assert config["guided"] == 0 or config["normalise"] == "index"
+    assert config["injected"] == 0 or config["normalise"] == "index"
 
 
 def test_reader_gets_to_the_gate_at_its_full_rate(preset: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ from realm.train.ict import IctConfig
 from realm.train.loop import WATCHED, MetricsLine, StageRecord, StartedFrom
 from realm.train.mlm import MlmConfig
 from realm.train.pretrain import PretrainConfig, PretrainedFrom
-from tests.interop.peer_environment import FIXTURES
+from tests.interop.reference_environment import FIXTURES
 from tests.qa.conftest import qa_folder
 from tests.schemas import assert_holds
 
@@ -56,18 +56,18 @@ WRITERS = {
     "model/folder.py set_calibration": ["realm.json"],
     "model/tensor_files.py save_tensors": ["what a compact file takes: tests/model/test_compact.py"],
     "cli/workspace.py _fit": ["settings, to be read again: never written"],
-    "config.py config_from": ["settings, to be checked: never written"],
-    "config.py read_json": ["what was read, to be checked: never written"],
-    "config.py write_json": ["the writer itself"],
-    "config.py write_json_lines": ["the writer itself"],
+    "settings.py config_from": ["settings, to be checked: never written"],
+    "files.py read_json": ["what was read, to be checked: never written"],
+    "files.py write_json": ["the writer itself"],
+    "files.py write_json_lines": ["the writer itself"],
     "demo/__init__.py run": ["report.json: tests/demo/test_demo.py"],
     "demo/__init__.py _check_settings": ["settings.json: tests/demo/test_demo.py"],
-    "demo/stages.py Story._write_later": ["documents: tests/demo/test_demo.py"],
+    "demo/stages.py DemoRun._write_later": ["documents: tests/demo/test_demo.py"],
     "demo/runner.py _run": ["a report, copied"],
     "demo/from_text/__init__.py _tell": ["report.json: tests/demo/test_from_text.py"],
     "demo/runner.py Record.timing": ["stages.json: tests/demo/test_from_text.py"],
     "model/bert_files.py save_bert": ["transformers' config.json: tests/model/test_bert.py loads it there"],
-    "model/folder.py Model.passage_fingerprint": ["what a fingerprint is of: never written"],
+    "model/folder.py Model.compute_passage_fingerprint": ["what a fingerprint is of: never written"],
     "model/folder.py _manifest_checksum": ["what a checksum is of: never written"],
     "checksums.py record_checksums": ["checksums.json"],
     "model/folder.py _write": ["held_out.json", "realm.json"],

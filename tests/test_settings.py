@@ -135,7 +135,9 @@ def test_malformed_overrides_are_refused(toml: str, override: str) -> None:
 
 
 def test_a_missing_file_lists_the_presets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("realm.settings.presets", lambda: {"demo": Path("demo.toml"), "tiny": Path("tiny.toml")})
+    monkeypatch.setattr(
+        "realm.settings.presets", lambda: {"demo": Path("demo.toml"), "tiny": Path("tiny.toml")}
+    )
     with pytest.raises(InputError, match=r"no configuration file demmo: .*\(demo, tiny\)"):
         read_config(Settings, "demmo", "train")
 
@@ -211,7 +213,9 @@ def test_a_bar_on_a_terminal_waits_two_seconds(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_reading_this_module_imports_neither_pydantic_nor_tqdm() -> None:
-    code = "import sys, realm.settings, realm.errors, realm.files, realm.progress; print(sorted({'pydantic', 'tqdm'} & set(sys.modules)))"
+    code = (
+        "import sys, realm.settings, realm.progress; print(sorted({'pydantic', 'tqdm'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

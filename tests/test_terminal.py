@@ -19,8 +19,8 @@ import httpx
 import pytest
 
 from realm import cli
-from realm.progress import progress
 from realm.model.calibration import Calibration
+from realm.progress import progress
 from realm.qa import question_sets
 from tests.demo.test_from_text import SETTINGS, write_corpus, write_encoder
 
@@ -157,7 +157,7 @@ def test_every_command_runs_on_a_terminal_and_shows_how_far_it_is(
     columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(config, "BAR_AFTER", 0)
+    monkeypatch.setattr("realm.progress.BAR_AFTER", 0)
     monkeypatch.setattr(
         question_sets, "fit", lambda *_: Calibration(0.5, 0.0, 0.2)
     )  # one question is too few
@@ -189,7 +189,7 @@ def test_every_command_runs_on_a_terminal_and_shows_how_far_it_is(
 
 @pytest.mark.parametrize(("columns", "rows"), [(0, 0), (100, 0), (0, 24)])
 def test_a_terminal_that_does_not_say_its_size_shows_bars_too(columns: int, rows: int, monkeypatch) -> None:
-    monkeypatch.setattr(config, "BAR_AFTER", 0)
+    monkeypatch.setattr("realm.progress.BAR_AFTER", 0)
     with terminal(columns, rows) as screen:
         for _ in progress(range(3), total=3, description="read", unit="document"):
             pass

@@ -39,8 +39,6 @@ class QuestionsConfig:
 
     seed: int = 0
     """Draws questions and wordings, and which documents are dev."""
-    most_per_document: int = 5
-    """Questions of one document at most."""
     dev_share: float = 0.1
     """Share of documents whose questions are dev."""
     documents: str = ""
@@ -212,7 +210,6 @@ def _build(args: argparse.Namespace) -> None:
     flags = {
         "tokenizer": args.tokenizer,
         "tagger": args.tagger,
-        "tagger_processes": args.processes,
         "sources": tuple(args.sources),
     }
     config = settings(args, KnowledgeBaseConfig)
@@ -230,7 +227,7 @@ def _build(args: argparse.Namespace) -> None:
             total=total, description="vocabulary", unit="document",
         )  # fmt: skip
         tokenizer = Tokenizer.train((f"{d.title} {d.text}" for d in again), args.vocab_size)
-    tagger = load_tagger(config.tagger, config.tagger_processes)
+    tagger = load_tagger(config.tagger, args.processes)
     result = build(args.out, documents, config, tokenizer, tagger, args.replace, total)
     report(args, {**result._asdict(), **_said(args.out, reading, result.merged)})
     say_where(args, "the knowledge base is", args.out)
@@ -357,7 +354,7 @@ def _questions(args: argparse.Namespace) -> None:
     from realm.store.knowledge_base import KnowledgeBase
 
     config = settings(args, QuestionsConfig)
-    made = make_questions(KnowledgeBase.open(args.kb), config.seed, config.most_per_document)
+    made = make_questions(KnowledgeBase.open(args.kb), config.seed)
     made = [
         q for q in made if q.document_id.startswith(config.documents) or q.title.startswith(config.documents)
     ]

@@ -1,4 +1,4 @@
-"""What the story's outcomes say: what each retriever finds, what the same reader answers from it, paired tests; the tables.
+"""What the demo's outcomes say: what each retriever finds, what the same reader answers from it, paired tests; the tables.
 
 Everything is read from files that the stages' commands wrote. Figures are in percent of queries.
 
@@ -10,7 +10,7 @@ from typing import NotRequired, TypedDict
 import numpy as np
 
 from realm.demo.pairs import Against, against
-from realm.demo.stages import Story
+from realm.demo.stages import DemoRun
 from realm.demo.tables import aligned, costs, difference, paragraph
 from realm.files import read_json
 from realm.workspace.report import AdaptationJson, FitJson, Recall, TestJson
@@ -75,21 +75,21 @@ class DemoReport(TypedDict):
     peak_memory_mb: float
 
 
-def articles(story: Story) -> Part:
+def articles(demo: DemoRun) -> Part:
     """What chapters 1 and 2 found."""
-    fit: FitJson = read_json(story.first_fit)
-    part = _part(story, "articles", story.retrievers(), fit)
+    fit: FitJson = read_json(demo.first_fit)
+    part = _part(demo, "articles", demo.retrievers(), fit)
     facts = fit["tests"].get("masked_facts")
     return part if facts is None else {**part, "masked_facts": facts}
 
 
-def added(story: Story) -> Part:
+def added(demo: DemoRun) -> Part:
     """What chapters 3 and 4 found."""
-    return _part(story, "later", ("bm25", "before", "after"), read_json(story.outcome("fit-again")))
+    return _part(demo, "later", ("bm25", "before", "after"), read_json(demo.outcome("fit-again")))
 
 
-def _part(story: Story, part: str, names: tuple[str, ...], fit: FitJson) -> Part:
-    reports = {name: read_json(story.outcome(f"{part}-{name}")) for name in (*names, "hybrid")}
+def _part(demo: DemoRun, part: str, names: tuple[str, ...], fit: FitJson) -> Part:
+    reports = {name: read_json(demo.outcome(f"{part}-{name}")) for name in (*names, "hybrid")}
     rank_N, correct_N = (
         {name: np.array([one[key] for one in report["outcomes"]]) for name, report in reports.items()}
         for key in ("rank", "correct")
@@ -119,7 +119,7 @@ def _part(story: Story, part: str, names: tuple[str, ...], fit: FitJson) -> Part
 
 
 def articles_lines(part: Part) -> list[str]:
-    """The table of chapter 2."""
+    """The table of section 2."""
     facts = part.get("masked_facts")
     heads = [f"{part['questions']:,} made questions"]
     heads += [] if facts is None else [f"{facts['n']:,} masked facts"]
@@ -135,7 +135,7 @@ def articles_lines(part: Part) -> list[str]:
 
 
 def added_lines(part: Part) -> list[str]:
-    """The table of chapter 4."""
+    """The table of section 4."""
     rows = [["", f"{part['questions']:,} made questions"]]
     rows.append(["% found in the first", "".join(f"{rank:>7}" for rank in RANKS) + "   exact"])
     for name, scores in part["systems"].items():

@@ -1,4 +1,4 @@
-"""Runs a story's stages: says what comes and why, skips what is there, and keeps what each stage cost."""
+"""Runs a demo's stages: says what comes and why, skips what is there, and keeps what each stage cost."""
 
 import json
 import shlex
@@ -15,7 +15,7 @@ from realm.demo.tables import paragraph
 from realm.files import read_json, write_json
 
 
-class Chapter(NamedTuple):
+class Section(NamedTuple):
     """A heading, and what happens under it and why."""
 
     title: str
@@ -25,7 +25,7 @@ class Chapter(NamedTuple):
 class Stage(NamedTuple):
     """One command."""
 
-    chapter: Chapter
+    section: Section
     name: str
     argv: tuple[str, ...]
     makes: Path | None = None
@@ -54,14 +54,16 @@ class Stage(NamedTuple):
         return bool(self.measures) or (self.once and self.quiet)
 
 
-def tell(stages: Iterable[Stage], record: "Record", run_command: Callable[[Sequence[str]], None]) -> None:
+def run_stages(
+    stages: Iterable[Stage], record: "Record", run_command: Callable[[Sequence[str]], None]
+) -> None:
     """Runs each stage whose product is missing, as the command that is printed; whatever that raises passes through."""
     headed = explained = None
     measured = 0
     for stage in stages:
-        if stage.chapter != headed:
-            print(f"\n{stage.chapter.title}")
-            headed = stage.chapter
+        if stage.section != headed:
+            print(f"\n{stage.section.title}")
+            headed = stage.section
         if record.has(stage) if stage.once else stage.is_done():
             measured += stage.measuring
             if stage.once and not stage.measuring:
@@ -69,9 +71,9 @@ def tell(stages: Iterable[Stage], record: "Record", run_command: Callable[[Seque
             elif not stage.measuring:
                 print(f"skipped: {stage.makes} is there{record.other_maker(stage)}")
             continue
-        if stage.chapter != explained:
-            print(paragraph(stage.chapter.why))
-            explained = stage.chapter
+        if stage.section != explained:
+            print(paragraph(stage.section.why))
+            explained = stage.section
         print(f"\n$ {_typed(stage)}", flush=True)
         _run(stage, record, run_command)
         if stage.note:
@@ -114,7 +116,7 @@ class Costs(TypedDict):
 
 
 class Record:
-    """What each stage cost, in a file, so that a story told in several sittings adds up."""
+    """What each stage cost, in a file, so that a demo told in several sittings adds up."""
 
     def __init__(self, file: Path, memory: PeakMemory):
         self._file, self._memory = file, memory

@@ -1,4 +1,4 @@
-"""The story of a workspace: which commands, in which order, and what each is for.
+"""The demo of a workspace: which commands, in which order, and what each is for.
 
 Documents become a workspace, its retrievers are compared, other documents come and the workspace is adapted to them.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from realm.demo.runner import Chapter, Stage
+from realm.demo.runner import Section, Stage
 from realm.files import read_json, write_json_lines
 from realm.text.readers import read_documents
 from realm.workspace.report import KB, REPORT, FitJson
@@ -70,20 +70,20 @@ class DemoConfig:
             raise ValueError(f"questions is {self.questions}: it must be 1 or more")
 
 
-FIT = Chapter(
+FIT = Section(
     "1. Documents become a workspace",
     "`realm fit` cuts the documents into passages of about 80 words, marks names and dates in them, and turns each passage\n"
     "into a vector. From then on the workspace answers. Then the retriever is adapted to the documents, without labels: a\n"
     "name is hidden in a sentence, passages are retrieved, and those that help the reader to fill the gap should be found\n"
     "sooner. The adapted retriever is kept only if it finds more than the start.",
 )
-MEASURE = Chapter(
+MEASURE = Section(
     "2. Is it any good?",
     "The questions were made from the articles by rules. The same reader answers them from the five best passages of each\n"
     "retriever: BM25 (words alone), the start (realm-small as it comes, with the vectors of MiniLM), the adapted one, and\n"
     "hybrid: BM25 and vectors together, by which the workspace answers.",
 )
-ADAPT = Chapter(
+ADAPT = Section(
     "4. Adapted to the new documents",
     "`realm fit` of both sources: only what has changed is read again, and the retriever is adapted to all the text, for\n"
     "longer than before. Then the same questions are asked again.",
@@ -91,7 +91,7 @@ ADAPT = Chapter(
 
 
 @dataclass(frozen=True)
-class Story:
+class DemoRun:
     """The folder where all of it is."""
 
     config: DemoConfig
@@ -131,12 +131,12 @@ class Story:
     # -- the commands ---------------------------------------------------------------------------------------------
 
     def fitting(self) -> Iterator[Stage]:
-        """Chapter 1."""
+        """Section 1."""
         fit = self._fit(self.config.minutes, self.config.source)
         yield Stage(FIT, "fit", fit, self.first_fit, once=True, keeps=self.workspace / REPORT)
 
     def measuring(self) -> Iterator[Stage]:
-        """Chapter 2."""
+        """Section 2."""
         asked = self.workspace / "questions.jsonl"
         start = ("--kb", str(self.workspace / KB), "--model", self.config.start)
         yield self._evaluate(MEASURE, "articles-bm25", "bm25", asked)
@@ -146,21 +146,21 @@ class Story:
         yield self._evaluate(MEASURE, "articles-hybrid", "hybrid", asked)
 
     def adding(self) -> Iterator[Stage]:
-        """Chapter 3."""
+        """Section 3."""
         if not self.later.exists():
             self._write_later()
-        chapter = Chapter(
+        section = Section(
             "3. Documents that come later",
             f"{self.later} holds {self._what_comes_later()}, one JSON object to a line. `realm kb add` adds them to the "
             "knowledge base; nothing is trained. Questions made from the new documents alone are asked at once.",
         )
         inside, out = ("--in", str(self.workspace)), self.folder / "questions"
-        yield Stage(chapter, "kb add", self._command("kb add", str(self.later), *inside), once=True)
+        yield Stage(section, "kb add", self._command("kb add", str(self.later), *inside), once=True)
         about = ("--set", f"documents={self.name}/", "--set", "dev_share=1.0")
         questions = self._command("questions", *inside, "--out", str(out), *about)
-        yield Stage(chapter, "questions", questions, once=True)
-        yield self._evaluate(chapter, "later-bm25", "bm25", out / "dev.jsonl")
-        yield self._evaluate(chapter, "later-before", "dense", out / "dev.jsonl")
+        yield Stage(section, "questions", questions, once=True)
+        yield self._evaluate(section, "later-bm25", "bm25", out / "dev.jsonl")
+        yield self._evaluate(section, "later-before", "dense", out / "dev.jsonl")
 
     def _write_later(self) -> None:
         """Writes the documents that come later as JSON Lines."""
@@ -178,7 +178,7 @@ class Story:
         return f"documents of {self.config.later}{parts}"
 
     def adapting(self) -> Iterator[Stage]:
-        """Chapter 4."""
+        """Section 4."""
         fit = self._fit(self.config.later_minutes, self.config.source, str(self.later))
         yield Stage(
             ADAPT, "fit again", fit, self.outcome("fit-again"), once=True, keeps=self.workspace / REPORT
@@ -188,11 +188,11 @@ class Story:
         yield self._evaluate(ADAPT, "later-hybrid", "hybrid", asked)
 
     def answer(self, question: str) -> tuple[str, ...]:
-        """Chapter 5: the command for one question."""
+        """Section 5: the command for one question."""
         return self._command("answer", question, "--in", str(self.workspace), "--set", "answers=1")
 
     def fill(self) -> tuple[str, ...]:
-        """Chapter 5: the command for a masked sentence."""
+        """Section 5: the command for a masked sentence."""
         return self._command("fill", self.config.fill, "--in", str(self.workspace))
 
     def _fit(self, minutes: float, *sources: str) -> tuple[str, ...]:
@@ -201,12 +201,12 @@ class Story:
         words = (*sources, "--out", str(self.workspace), "--minutes", f"{minutes:g}", *start, *most)
         return self._command("fit", *words)
 
-    def _evaluate(self, chapter: Chapter, name: str, method: str, asked: Path, *where: str) -> Stage:
+    def _evaluate(self, section: Section, name: str, method: str, asked: Path, *where: str) -> Stage:
         """Of the workspace, unless it says `where` the knowledge base and the model are."""
         out, inside = self.outcome(name), where or ("--in", str(self.workspace))
         words = (*inside, "--method", method, "--questions", str(asked), "--out", str(out))
         argv = self._command("evaluate", *words, "--set", "precision=auto")
-        return Stage(chapter, f"evaluate {name}", argv, out, once=True, quiet=True)
+        return Stage(section, f"evaluate {name}", argv, out, once=True, quiet=True)
 
     def _command(self, verb: str, *words: str) -> tuple[str, ...]:
         """The words behind `realm`, as they are typed."""

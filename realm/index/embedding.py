@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from realm.errors import DamagedError
-from realm.model.cpu.threads import share_out
+from realm.model.cpu.threads import thread_map
 from realm.model.embedder import Tower
 from realm.model.modes import evaluating
 from realm.progress import progress
@@ -139,7 +139,7 @@ def _embed(
 
     with evaluating(tower), bar:
         if device.type == "cpu" and len(batches) >= 2 * torch.get_num_threads():
-            share_out(embed, batches, autocast=True)
+            thread_map(embed, batches, autocast=True)
         else:
             for batch in batches:
                 embed(batch)

@@ -124,7 +124,9 @@ def _embed(share: Share, tell: Callable[[int], None]) -> np.ndarray:
     name, dim = f"{share.first}-of-{share.step}", model.embedder.config.dim
     with (
         autocast(model.device, share.precision),
-        unfinished.kept(share.folder, model.passage_fingerprint, name, kb.keys_N[numbers], dim) as kept,
+        unfinished.kept(
+            share.folder, model.compute_passage_fingerprint(), name, kb.keys_N[numbers], dim
+        ) as kept,
     ):
         return embed_passages(
             model.embedder.passage, kb.tokens, numbers, model.tokenizer, model.lengths, model.device,

@@ -96,7 +96,7 @@ def build_index(
 
     def build() -> tuple[int, int]:
         known = vectors.read(folder, kb.keys_N)
-        if known is None or known.info.model != model.passage_fingerprint:
+        if known is None or known.info.model != model.compute_passage_fingerprint():
             if len(devices) == 1:
                 array_ND = _embed(kb.tokens, kb.keys_N, model, folder, tell)
             else:
@@ -121,7 +121,7 @@ def build_index(
         "version": version,
         "passages": len(kb),
         "embedded": embedded,
-        "model": model.passage_fingerprint,
+        "model": model.compute_passage_fingerprint(),
         "step": model.step,
     }
 
@@ -154,7 +154,7 @@ def load_index(kb: KnowledgeBase, model: Model, model_path: str, mapped: bool = 
 
 def index_folder(kb: KnowledgeBase, model: Model) -> Path:
     """Where a model's vectors live in a knowledge base."""
-    return vectors.folder_of(kb.folder, model.passage_fingerprint)
+    return vectors.folder_of(kb.folder, model.compute_passage_fingerprint())
 
 
 def publish(
@@ -168,7 +168,7 @@ def publish(
     if array_ND is None:
         array_ND = _embed(kb.tokens, kb.keys_N, model, folder)
     info = VectorsInfo(
-        model=model.passage_fingerprint,
+        model=model.compute_passage_fingerprint(),
         model_path=model_path,
         step=model.step,
         dim=array_ND.shape[1],
@@ -201,7 +201,7 @@ def _embed(
 ) -> np.ndarray:
     """Vectors of the passages with these keys; those that a killed call left in the index's folder are among them."""
     dim = model.embedder.config.dim
-    with unfinished.kept(folder, model.passage_fingerprint, "all", keys_n, dim) as kept:
+    with unfinished.kept(folder, model.compute_passage_fingerprint(), "all", keys_n, dim) as kept:
         return embed_passages(
             model.embedder.passage, tokens, np.arange(len(keys_n)), model.tokenizer, model.lengths, model.device,
             description="embed" if tell is None else None, tell=tell, kept=kept,

@@ -51,7 +51,7 @@ class Child(AbstractContextManager["Child"]):
         elif self.seconds > self._deadline:
             self.failure = f"took longer than {self._deadline:g} s"
         elif self._silent() > self._silence:
-            self.failure = f"said nothing for {self._silence:g} s"
+            self.failure = f"printed nothing for {self._silence:g} s"
         else:
             return True
         self.stop()

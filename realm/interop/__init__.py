@@ -6,7 +6,6 @@ and readers that others fine-tuned.
     google         Google's names and settings as published ones
     tensorflow     the tensors of a TensorFlow checkpoint, without TensorFlow
     parts          tensors <-> networks; the table of names
-    peer           the arithmetic of transformers 4.57.6 where it differs from ours
     export         our model -> folders that transformers 4.57.6 loads
     blocks         the passages of an open-QA checkpoint and their vectors, from block_records
     sharing        our model for others: a compact folder, sentence-transformers, a card

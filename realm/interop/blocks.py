@@ -277,7 +277,7 @@ def _publish(kb: KnowledgeBase, model: Model, path: str, block_emb: torch.Tensor
         return version
     folder.mkdir(parents=True, exist_ok=True)
     info = VectorsInfo(
-        model=model.passage_fingerprint,
+        model=model.compute_passage_fingerprint(),
         model_path=path,
         step=0,
         dim=block_emb.shape[1],

@@ -72,7 +72,7 @@ def write_checkpoint(model: Model, kind: str, folder: Path, block_emb: Lazy | No
         folder / WEIGHTS, dict(_tensors(model, kind)), {"block_emb": block_emb} if block_emb else {}
     )
     write_json(folder / "config.json", _config(model, kind, block_emb))
-    write_tokenizer(model.tokenizer, folder, model.embedder.trunk_config.max_position_embeddings)
+    write_tokenizer(model.tokenizer, folder, model.embedder.encoder_config.max_position_embeddings)
 
 
 def _tensors(model: Model, kind: str) -> Iterator[tuple[str, Tensor]]:
@@ -144,8 +144,8 @@ def _prefixed(prefix: str, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tu
 
 
 def _config(model: Model, kind: str, block_emb: Lazy | None) -> dict[str, Any]:
-    trunk, spans = asdict(model.embedder.trunk_config), model.span_reader and model.span_reader.config
-    config = {name: trunk.get(name, default) for name, default in DEFAULTS.items()}
+    sizes, spans = asdict(model.embedder.encoder_config), model.span_reader and model.span_reader.config
+    config = {name: sizes.get(name, default) for name, default in DEFAULTS.items()}
     config |= last_record(model.stages, "published").get("config", {})  # what a converted model remembers
     config["retriever_proj_size"] = model.embedder.config.dim
     if spans:
@@ -165,7 +165,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, longest: int, kind: str 
     """A tokenizer as `transformers` has it, slow and fast, for its class `kind`."""
     pieces = tokenizer.vocabulary()
     (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
-    published = tokenizer.as_published()
+    published = tokenizer.as_huggingface()
     (folder / "tokenizer.json").write_text(published.to_str(), encoding="utf-8")
     normalizer = json.loads(published.to_str())["normalizer"] or {}
     names = {f"{name.strip('[]').lower()}_token": name for name in SPECIAL}

@@ -29,10 +29,10 @@ from realm.model.span_reader import SpanConfig, SpanReader
 from realm.tokens.layouts import Lengths
 from realm.tokens.tokenizer import Tokenizer
 
-TOWER = {"trunk.": "realm.", "projection.": "cls.dense.", "norm.": "cls.LayerNorm."}
+TOWER = {"encoder.": "realm.", "projection.": "cls.dense.", "norm.": "cls.LayerNorm."}
 MASKED_READER = {"bert.": "realm.", "cls.": "cls."}
 SPAN_READER = {
-    "trunk.": "realm.",
+    "encoder.": "realm.",
     "ends.": "qa_outputs.dense_intermediate.",
     "norm.": "qa_outputs.layer_normalization.",
     "score.": "qa_outputs.dense_output.",
@@ -79,8 +79,8 @@ def published_names(network: nn.Module, table: Mapping[str, str], prefix: str = 
     return names
 
 
-def trunk_config(checkpoint: Checkpoint, tokenizer: Tokenizer) -> BertConfig:
-    """The settings of the trunk. The published padding id, 1, is wrong for the vocabulary and has no say here."""
+def encoder_config(checkpoint: Checkpoint, tokenizer: Tokenizer) -> BertConfig:
+    """The settings of the encoder. The published padding id, 1, is wrong for the vocabulary and has no say here."""
     same = (*TRUNK, "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
     sizes = {name: checkpoint.config[name] for name in same}
     return bert_config(sizes | {"pad_token_id": tokenizer.pad_id}, checkpoint.name)
@@ -109,7 +109,7 @@ def convert(
     for other, wanted in ((encoder, {"encoder", "openqa"}), (embedder, {"embedder", "scorer", "openqa"})):
         if other is not None:
             _check_fits(checkpoint, other, wanted, tokenizer)
-    trunk = trunk_config(checkpoint, tokenizer)
+    sizes = encoder_config(checkpoint, tokenizer)
     used: set[str] = set()
     parts = _read(checkpoint, tokenizer, used)
     notes: list[str] = []
@@ -119,17 +119,17 @@ def convert(
     query = parts.query or towers.query
     passage = towers.passage or parts.passage
     if reader is None:
-        reader = _reader_of_embedder(checkpoint, trunk, used)
+        reader = _reader_of_embedder(checkpoint, sizes, used)
         trained.discard("reader")
         notes.append(
-            "the masked-LM reader is the embedder's own trunk: give an --encoder, or train it with `realm mlm`"
+            "the masked-LM reader is the embedder's own encoder: give an --encoder, or train it with `realm mlm`"
         )
     shared = query is passage
     dim = (embedder or checkpoint).config["retriever_proj_size"]
     config = EmbedderConfig(dim, "cls", "layer", shared=shared)
     with torch.random.fork_rng():
         torch.manual_seed(0)  # for what stays untrained: the same checkpoint gives the same model
-        model_embedder = Embedder(trunk, config)
+        model_embedder = Embedder(sizes, config)
     if query is None or passage is None:
         trained.discard("embedder")
         model_embedder.query.start_from(reader.bert.bert)
@@ -154,7 +154,7 @@ def convert(
     if span_reader is None:
         trained.discard("span_reader")
     elif checkpoint.kind == "reader" and encoder is None:
-        trained.discard("reader")  # its trunk has learnt to read spans
+        trained.discard("reader")  # its encoder has learnt to read spans
     stage = {
         "stage": "published",
         "parts": sorted(trained),
@@ -180,50 +180,50 @@ KEPT = ("num_candidates", "reader_beam_size", "reader_seq_len", "searcher_beam_s
 def _read(checkpoint: Checkpoint, tokenizer: Tokenizer, used: set[str] | None = None) -> Parts:
     """The networks that a checkpoint holds; the names of the tensors that they use are added to `used`."""
     used = set() if used is None else used
-    trunk = trunk_config(checkpoint, tokenizer)
+    sizes = encoder_config(checkpoint, tokenizer)
     match checkpoint.kind:
         case "embedder":
-            tower = _tower(checkpoint, "", trunk, used)
+            tower = _tower(checkpoint, "", sizes, used)
             return Parts(tower, tower)
         case "scorer":
-            passage = _tower(checkpoint, "embedder.", trunk, used)
-            query = _tower(checkpoint, "query_embedder.", trunk, used)
+            passage = _tower(checkpoint, "embedder.", sizes, used)
+            query = _tower(checkpoint, "query_embedder.", sizes, used)
             return Parts(passage if _equal(query, passage) else query, passage)
         case "encoder":
-            return Parts(reader=_masked_reader(checkpoint, "", trunk, used))
+            return Parts(reader=_masked_reader(checkpoint, "", sizes, used))
         case "reader":
             return Parts(
-                reader=_masked_reader(checkpoint, "", trunk, used),
-                span_reader=_span_reader(checkpoint, "", trunk, used),
+                reader=_masked_reader(checkpoint, "", sizes, used),
+                span_reader=_span_reader(checkpoint, "", sizes, used),
             )
         case _:
-            tower = _tower(checkpoint, "embedder.", trunk, used)
-            reader = _masked_reader(checkpoint, "reader.", trunk, used)
-            return Parts(tower, tower, reader, _span_reader(checkpoint, "reader.", trunk, used))
+            tower = _tower(checkpoint, "embedder.", sizes, used)
+            reader = _masked_reader(checkpoint, "reader.", sizes, used)
+            return Parts(tower, tower, reader, _span_reader(checkpoint, "reader.", sizes, used))
 
 
-def _tower(checkpoint: Checkpoint, prefix: str, trunk: BertConfig, used: set[str]) -> Tower:
+def _tower(checkpoint: Checkpoint, prefix: str, encoder: BertConfig, used: set[str]) -> Tower:
     config = EmbedderConfig(checkpoint.config["retriever_proj_size"], "cls", "layer")
-    return _filled(new_tower(trunk, config), TOWER, checkpoint, prefix, used)
+    return _filled(new_tower(encoder, config), TOWER, checkpoint, prefix, used)
 
 
-def _masked_reader(checkpoint: Checkpoint, prefix: str, trunk: BertConfig, used: set[str]) -> MaskedReader:
-    return MaskedReader(_filled(MaskedBert(trunk), MASKED_READER, checkpoint, prefix, used))
+def _masked_reader(checkpoint: Checkpoint, prefix: str, encoder: BertConfig, used: set[str]) -> MaskedReader:
+    return MaskedReader(_filled(MaskedBert(encoder), MASKED_READER, checkpoint, prefix, used))
 
 
-def _span_reader(checkpoint: Checkpoint, prefix: str, trunk: BertConfig, used: set[str]) -> SpanReader:
+def _span_reader(checkpoint: Checkpoint, prefix: str, encoder: BertConfig, used: set[str]) -> SpanReader:
     config = checkpoint.config
     spans = SpanConfig(
         max_width=config["max_span_width"],
         hidden=config["span_hidden_size"],
         norm_eps=config["reader_layer_norm_eps"],
     )
-    reader = SpanReader(Bert(trunk), config=spans)
+    reader = SpanReader(Bert(encoder), config=spans)
     return _filled(reader, SPAN_READER, checkpoint, prefix, used)
 
 
-def _reader_of_embedder(checkpoint: Checkpoint, trunk: BertConfig, used: set[str]) -> MaskedReader:
-    return _masked_reader(checkpoint, "embedder." if checkpoint.kind == "scorer" else "", trunk, used)
+def _reader_of_embedder(checkpoint: Checkpoint, encoder: BertConfig, used: set[str]) -> MaskedReader:
+    return _masked_reader(checkpoint, "embedder." if checkpoint.kind == "scorer" else "", encoder, used)
 
 
 def _filled(

@@ -48,9 +48,9 @@ def write_hub(
 
 def card(manifest: Mapping[str, Any], name: str, licence: str, data: str, numbers: Mapping[str, Any]) -> str:
     """A model card: what it is, its data, licence, numbers, and the commands that made it."""
-    embedder, trunk = manifest["embedder"], manifest["trunk"]
+    embedder, sizes = manifest["embedder"], manifest["trunk"]
     parts = ["a retriever", "a masked-LM reader", *(["a span reader"] if manifest["span_reader"] else [])]
-    shape = f"{trunk.get('num_hidden_layers', 12)} layers, {trunk.get('hidden_size', 768)} wide"
+    shape = f"{sizes.get('num_hidden_layers', 12)} layers, {sizes.get('hidden_size', 768)} wide"
     said = [f"- {key}: {json.dumps(value, ensure_ascii=False)}" for key, value in numbers.items()]
     return "\n".join(
         [
@@ -126,12 +126,12 @@ def write_sentence_transformers(model: Model, out: Path) -> None:
             "the towers are weighted words, which sentence-transformers has no module for: it takes cls and mean pooling"
         )
     modules = [("Transformer", "")]
-    save_bert(tower.trunk, out)
+    save_bert(tower.encoder, out)
     write_tokenizer(model.tokenizer, out, model.lengths.passage, kind="BertTokenizer")
     write_json(
         out / "sentence_bert_config.json", {"max_seq_length": model.lengths.passage, "do_lower_case": False}
     )
-    dim, hidden = config.dim, model.embedder.trunk_config.hidden_size
+    dim, hidden = config.dim, model.embedder.encoder_config.hidden_size
 
     def add(kind: str, settings: dict[str, Any] | None, weights: dict[str, Tensor] | None = None) -> None:
         folder = out / f"{len(modules)}_{kind}"
@@ -156,8 +156,8 @@ def write_sentence_transformers(model: Model, out: Path) -> None:
         {"word_embedding_dimension": hidden, f"pooling_mode_{_pooling(config.pooling)}": True}
         | ({"pooling_mode_mean_tokens": False} if config.pooling == "cls" else {}),
     )
-    if tower.trunk.pooler is not None:
-        dense(tower.trunk.pooler.dense.weight, tower.trunk.pooler.dense.bias, "activation.Tanh")
+    if tower.encoder.pooler is not None:
+        dense(tower.encoder.pooler.dense.weight, tower.encoder.pooler.dense.bias, "activation.Tanh")
     scale = NORM_SCALE if config.norm == "layer" else 1.0
     dense(tower.projection.weight * scale, tower.projection.bias * scale, "linear.Identity")
     if config.norm == "layer":

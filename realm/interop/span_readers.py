@@ -12,7 +12,7 @@ import torch
 from realm.errors import InputError
 from realm.interop.checkpoint import FILES, read_tensors
 from realm.model.bert import Bert
-from realm.model.bert_files import Undrawn, own_name, read_bert_config
+from realm.model.bert_files import SkipInit, own_name, read_bert_config
 from realm.model.calibration import Calibration
 from realm.model.folder import Model, is_model, load_model
 from realm.model.span_reader import SpanConfig, SpanReader
@@ -26,7 +26,7 @@ HEAD = {"ends.weight": "qa_outputs.weight", "ends.bias": "qa_outputs.bias"}
 """Our names of the head's tensors -> theirs; the layers' are BERT's."""
 
 
-class Published(NamedTuple):
+class LoadedReader(NamedTuple):
     """A checkpoint's reader, in evaluation mode, and what there is to know about it."""
 
     reader: SpanReader
@@ -48,9 +48,9 @@ def take_reader(model: Model, name: str) -> list[str]:
         other = load_model(name, reader=False)
         if other.span_reader is None:
             raise InputError(f"{name} has no span reader: `realm finetune` gives it one")
-        reader, tokenizer, dead = Published(other.span_reader, other.tokenizer, [])
+        reader, tokenizer, dead = LoadedReader(other.span_reader, other.tokenizer, [])
     else:
-        reader, tokenizer, dead = load_published_reader(name)
+        reader, tokenizer, dead = load_huggingface_reader(name)
     if tokenizer.behaviour != model.tokenizer.behaviour:
         raise InputError(
             f"{name} has tokenizer {tokenizer.behaviour}, the model and its knowledge base have {model.tokenizer.behaviour}: "
@@ -62,7 +62,7 @@ def take_reader(model: Model, name: str) -> list[str]:
     return dead
 
 
-def load_published_reader(name: str) -> Published:
+def load_huggingface_reader(name: str) -> LoadedReader:
     """A checkpoint with BERT's question-answering head as a span reader.
 
     Raises:
@@ -83,13 +83,13 @@ def load_published_reader(name: str) -> Published:
     continues_V = torch.zeros(config.vocab_size, dtype=torch.bool)
     continues_V[tokenizer.continuing_ids()] = True
     spans = SpanConfig("ends", LONGEST_ANSWER, finds_none=True)
-    with Undrawn():
+    with SkipInit():
         reader = SpanReader(Bert(config), continues_V, spans)
     states, used = {}, set()
     for ours, value in reader.state_dict().items():
         if ours == "continues_V":
             continue
-        theirs = HEAD.get(ours, ours.replace("trunk.", "bert.", 1))
+        theirs = HEAD.get(ours, ours.replace("encoder.", "bert.", 1))
         if theirs not in tensors:
             raise InputError(
                 f"{name} does not hold the weights of a BERT that answers questions: {theirs} is missing"
@@ -102,12 +102,12 @@ def load_published_reader(name: str) -> Published:
         states[ours] = tensors[theirs].float()
         used.add(theirs)
     reader.load_state_dict(states, strict=False)
-    return Published(reader.eval(), tokenizer, sorted(tensors.keys() - used))
+    return LoadedReader(reader.eval(), tokenizer, sorted(tensors.keys() - used))
 
 
 def _check_length(reader: SpanReader, name: str, lengths: Lengths) -> None:
     """Raises InputError where a question and a passage may be longer than what a reader was made for."""
-    config, longest = reader.trunk.config, lengths.reading or lengths.joint
+    config, longest = reader.encoder.config, lengths.reading or lengths.joint
     if config.max_position_embeddings < longest or config.type_vocab_size < 2:
         raise InputError(
             f"{name} reads {config.max_position_embeddings} wordpieces in {config.type_vocab_size} segments; the model's "

@@ -59,12 +59,12 @@ def choose_candidates(
     knowledge: PassageTokens,
     count: int,
     same_corpus: bool,
-    guided: int = 0,
+    injected: int = 0,
     spans: SpanIndex | None = None,
 ) -> Candidates:
-    """`count` candidates per query: the null passage, `guided` holders of the masked span, and the best hits.
+    """`count` candidates per query: the null passage, `injected` positives of the masked span, and the best hits.
 
-    `same_corpus` says that query passages are numbered as in `knowledge`. Guided candidates are the best-scoring holders
+    `same_corpus` says that query passages are numbered as in `knowledge`. Guided candidates are the best-scoring positives
     that the hits did not bring already; where there are fewer, more hits stand in.
 
     Raises:
@@ -83,14 +83,14 @@ def choose_candidates(
         if len(hit) < wanted:
             raise InputError(f"{len(index)} passages are too few: {count} candidates per query need more")
         chosen = hit[:wanted]
-        if guided and spans is not None:
-            holders = np.setdiff1d(
-                spans.passages(query.targets), np.concatenate([out, chosen[: wanted - guided]])
+        if injected and spans is not None:
+            positives = np.setdiff1d(
+                spans.passages(query.targets), np.concatenate([out, chosen[: wanted - injected]])
             )
-            best = _best(holders, query_BD[row], index, guided * 2)
-            best = [n for n in best if not repeats_text(query.original, knowledge.body.row(n))][:guided]
-            fill = [n for n in chosen[wanted - guided :] if n not in best][: guided - len(best)]
-            chosen = np.array([*chosen[: wanted - guided], *best, *fill], dtype=np.int64)
+            best = _best(positives, query_BD[row], index, injected * 2)
+            best = [n for n in best if not repeats_text(query.original, knowledge.body.row(n))][:injected]
+            fill = [n for n in chosen[wanted - injected :] if n not in best][: injected - len(best)]
+            chosen = np.array([*chosen[: wanted - injected], *best, *fill], dtype=np.int64)
         numbers.append(np.concatenate([[NULL_PASSAGE], chosen]))
         excluded.append(out)
     return Candidates(np.stack(numbers).astype(np.int64), excluded)

@@ -55,7 +55,7 @@ def load_bert(folder: Path, name: str) -> MaskedBert:
     """
     config = read_bert_config(folder, name)
     states = read_weights(folder, name)
-    with Undrawn():
+    with SkipInit():
         network = MaskedBert(config)
     if "cls.predictions.transform.dense.weight" not in states:
         nn.init.eye_(network.cls.predictions.transform.dense.weight)
@@ -126,7 +126,7 @@ def save_bert(network: Bert | MaskedBert, folder: Path, compact: bool = False) -
     write_json(folder / "config.json", settings | asdict(network.config))
 
 
-class Undrawn(TorchFunctionMode):
+class SkipInit(TorchFunctionMode):
     """Networks made inside draw few weights or none: those are read next, and drawing takes longer than reading."""
 
     def __torch_function__(

@@ -56,17 +56,17 @@ class EmbedderConfig:
 class Tower(nn.Module):
     """One side of the embedder: tokens -> vectors whose inner product is the retrieval score."""
 
-    kept_rows: int = 0
-    """See `keep_rows`."""
+    cached_rows: int = 0
+    """See `cache_rows`."""
 
-    def __init__(self, trunk: BertConfig, config: EmbedderConfig):
+    def __init__(self, encoder: BertConfig, config: EmbedderConfig):
         super().__init__()
         self.config = config
-        self.projection = nn.Linear(trunk.hidden_size, config.dim)
+        self.projection = nn.Linear(encoder.hidden_size, config.dim)
         self.norm = (
-            nn.LayerNorm(config.dim, eps=trunk.layer_norm_eps) if config.norm == "layer" else nn.Identity()
+            nn.LayerNorm(config.dim, eps=encoder.layer_norm_eps) if config.norm == "layer" else nn.Identity()
         )
-        self.dropout = FastDropout(trunk.hidden_dropout_prob)
+        self.dropout = FastDropout(encoder.hidden_dropout_prob)
         nn.init.xavier_uniform_(self.projection.weight)
         nn.init.zeros_(self.projection.bias)
 
@@ -80,13 +80,13 @@ class Tower(nn.Module):
 
     def forward(self, tokens: Tokens) -> Tensor:
         """Vectors -> [B, D], float32 whatever the autocast."""
-        if not (self.kept_rows and torch.is_grad_enabled()):
+        if not (self.cached_rows and torch.is_grad_enabled()):
             return self.project(self.pooled(tokens))
         rows = torch.arange(len(tokens.ids_BT), device=tokens.ids_BT.device)
         return torch.cat(
             [
                 recomputed(lambda part: self.project(self.pooled(part)), tokens.rows(chunk))
-                for chunk in rows.split(self.kept_rows)
+                for chunk in rows.split(self.cached_rows)
             ]
         )
 
@@ -104,31 +104,31 @@ class Tower(nn.Module):
 class TransformerTower(Tower):
     """A BERT whose states are pooled."""
 
-    def __init__(self, trunk: BertConfig, config: EmbedderConfig):
-        super().__init__(trunk, config)
-        self.trunk = Bert(trunk, pooler=config.pooling == "cls")
+    def __init__(self, encoder: BertConfig, config: EmbedderConfig):
+        super().__init__(encoder, config)
+        self.encoder = Bert(encoder, pooler=config.pooling == "cls")
 
     def pooled(self, tokens: Tokens) -> Tensor:
-        if self.trunk.pooler is not None:
+        if self.encoder.pooler is not None:
             rows_B = torch.arange(len(tokens.ids_BT), device=tokens.ids_BT.device)
-            cls_BH = states_at(self.trunk, tokens, rows_B, torch.zeros_like(rows_B))
-            return self.trunk.pooler(cls_BH)
-        states_BTH = hidden_states(self.trunk, tokens)
+            cls_BH = states_at(self.encoder, tokens, rows_B, torch.zeros_like(rows_B))
+            return self.encoder.pooler(cls_BH)
+        states_BTH = hidden_states(self.encoder, tokens)
         real_BT1 = tokens.mask_BT[:, :, None].float()
         return (states_BTH * real_BT1).sum(dim=1) / real_BT1.sum(dim=1)
 
     def start_from(self, bert: Bert) -> None:
         states = {k: v for k, v in bert.state_dict().items() if not k.startswith("pooler.")}
-        self.trunk.load_state_dict(states, strict=self.config.pooling != "cls")
+        self.encoder.load_state_dict(states, strict=self.config.pooling != "cls")
 
 
 class BagOfWordsTower(Tower):
     """Word embeddings, weighted by how telling each word is; no layers, so a corpus is embedded in a second."""
 
-    def __init__(self, trunk: BertConfig, config: EmbedderConfig):
-        super().__init__(trunk, config)
-        self.words = nn.Embedding(trunk.vocab_size, trunk.hidden_size)
-        self.slow_log_importance = nn.Embedding(trunk.vocab_size, 1)
+    def __init__(self, encoder: BertConfig, config: EmbedderConfig):
+        super().__init__(encoder, config)
+        self.words = nn.Embedding(encoder.vocab_size, encoder.hidden_size)
+        self.slow_log_importance = nn.Embedding(encoder.vocab_size, 1)
         nn.init.zeros_(self.slow_log_importance.weight)
 
     def pooled(self, tokens: Tokens) -> Tensor:
@@ -156,36 +156,34 @@ class BagOfWordsTower(Tower):
             self.slow_log_importance.weight.copy_(weight_V.log()[:, None] / IMPORTANCE_RATE)
 
 
-def new_tower(trunk: BertConfig, config: EmbedderConfig) -> Tower:
+def new_tower(encoder: BertConfig, config: EmbedderConfig) -> Tower:
     """A tower from random weights."""
-    return (BagOfWordsTower if config.pooling == "words" else TransformerTower)(trunk, config)
+    return (BagOfWordsTower if config.pooling == "words" else TransformerTower)(encoder, config)
 
 
 class Embedder(nn.Module):
     """Query tower and passage tower; one and the same object when shared."""
 
-    def __init__(self, trunk: BertConfig, config: EmbedderConfig):
+    def __init__(self, encoder: BertConfig, config: EmbedderConfig):
         super().__init__()
-        self.trunk_config, self.config = trunk, config
-        self.query = self.passage = new_tower(trunk, config)
+        self.encoder_config, self.config = encoder, config
+        self.query = self.passage = new_tower(encoder, config)
         if not config.shared:
             self.untie()
 
-    def score(
-        self, queries: Tokens, passages: Tokens | Tensor, place_BK: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Vectors of queries [B, D] and passages [U, D], and inner products of each query with those at `place_BK` [B, K].
+    def score(self, queries: Tokens, passages: Tokens | Tensor, place_BK: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors of the queries [B, D], and inner products of each query with its passages [B, K].
 
-        Each distinct passage is embedded once, or comes as its vector [U, D].
+        `passages` are U distinct passages, as texts or as vectors [U, D]; `place_BK` has the row of each query's passages.
         """
         query_BD = self.query(queries)
         passage_UD = passages if isinstance(passages, Tensor) else self.passage(passages)
-        return query_BD, passage_UD, own_scores(query_BD, passage_UD[place_BK])
+        return query_BD, own_scores(query_BD, passage_UD[place_BK])
 
     def untie(self) -> None:
         """Gives the passages their own tower, equal to the queries' for now (fine-tuning moves only the queries')."""
         if self.passage is self.query:
-            self.passage = new_tower(self.trunk_config, self.config).to(self.query.projection.weight.device)
+            self.passage = new_tower(self.encoder_config, self.config).to(self.query.projection.weight.device)
             self.passage.load_state_dict(self.query.state_dict())
 
 
@@ -203,8 +201,8 @@ def load_pooler(embedder: Embedder, name: str) -> None:
     states = {k.split("pooler.dense.")[1]: v for k, v in weights.items() if "pooler.dense." in k}
     if states:
         for tower in {embedder.query, embedder.passage}:
-            if isinstance(tower, TransformerTower) and tower.trunk.pooler is not None:
-                tower.trunk.pooler.dense.load_state_dict({k: v.float() for k, v in states.items()})
+            if isinstance(tower, TransformerTower) and tower.encoder.pooler is not None:
+                tower.encoder.pooler.dense.load_state_dict({k: v.float() for k, v in states.items()})
 
 
 def fit_projection(tower: Tower, pooled_NH: Tensor, whiten: bool) -> None:

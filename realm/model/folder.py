@@ -10,6 +10,7 @@ MODEL/span_reader.safetensors     after fine-tuning, or taken from a published c
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from realm.errors import DamagedError, InputError, RealmError, reason, writing
 from realm.files import read_json, write_json
 from realm.folders import replace_folder
 from realm.model.bert import Bert, BertConfig
-from realm.model.bert_files import Undrawn, bert_config, read_bert_config, weight_files
+from realm.model.bert_files import SkipInit, bert_config, read_bert_config, weight_files
 from realm.model.calibration import Calibration
 from realm.model.embedder import Embedder, EmbedderConfig
 from realm.model.masked_reader import COPY_HEAD, MaskedReader, load_reader, save_reader
@@ -106,14 +107,13 @@ class Model:
         }
         return {name: part for name, part in parts.items() if part is not None}
 
-    @property
-    def passage_fingerprint(self) -> str:
-        """Names the weights that embed passages: vectors belong to exactly these."""
+    def compute_passage_fingerprint(self) -> str:
+        """A digest of all that embeds passages: an index of vectors belongs to exactly these weights."""
         digest = hashlib.sha256(
             json.dumps(asdict(replace(self.embedder.config, shared=True)), sort_keys=True).encode()
         )
         digest.update(self.tokenizer.fingerprint.encode())
-        for name, value in sorted(self.embedder.passage.state_dict().items()):
+        for name, value in sorted(_to_disk(self.embedder.passage.state_dict()).items()):
             digest.update(name.encode())
             digest.update(value.detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
@@ -205,24 +205,24 @@ def _write(model: Model, aside: Path, extra: Sequence[Path], compact: bool) -> N
     model.tokenizer.save(aside / "encoder")
     record_checksums(aside / "encoder")
     shared = model.embedder.passage is model.embedder.query
-    towers = model.embedder.query.state_dict(prefix="query.")
+    towers = _to_disk(model.embedder.query.state_dict(), "query.")
     if not shared:
-        towers |= model.embedder.passage.state_dict(prefix="passage.")
+        towers |= _to_disk(model.embedder.passage.state_dict(), "passage.")
     save_tensors(towers, aside / "embedder.safetensors", compact=compact)
     if model.span_reader is not None:
-        span_reader = model.span_reader.state_dict()
+        span_reader = _to_disk(model.span_reader.state_dict())
         save_tensors(span_reader, aside / "span_reader.safetensors", compact=compact)
     manifest: Manifest = {
         "format": FORMAT,
         "step": model.step,
         "tokenizer": model.tokenizer.fingerprint,
-        "passage_fingerprint": model.passage_fingerprint,
+        "passage_fingerprint": model.compute_passage_fingerprint(),
         "lengths": asdict(model.lengths),
         "embedder": asdict(model.embedder.config) | {"shared": shared},
-        "trunk": asdict(model.embedder.trunk_config),
+        "trunk": asdict(model.embedder.encoder_config),
         "span_reader": model.span_reader is not None,
         "span": asdict(model.span_reader.config) if model.span_reader else {},
-        "span_trunk": asdict(model.span_reader.trunk.config) if model.span_reader else {},
+        "span_trunk": asdict(model.span_reader.encoder.config) if model.span_reader else {},
         "calibration": asdict(model.calibration),
         "stages": model.stages,
     }
@@ -400,20 +400,20 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
             raise InputError(f"{folder}: tokenizer.json is not the one that the model was trained with")
         config = config_from(EmbedderConfig, manifest["embedder"], f"{path / MANIFEST} embedder")
         lengths = config_from(Lengths, manifest["lengths"], f"{path / MANIFEST} lengths")
-        with Undrawn():
+        with SkipInit():
             embedder = Embedder(bert_config(manifest["trunk"], f"{path / MANIFEST} trunk"), config)
         states = load_tensors(path / "embedder.safetensors")
-        embedder.query.load_state_dict(_with_prefix(states, "query."))
+        embedder.query.load_state_dict(_from_disk(states, "query."))
         if not config.shared:
-            embedder.passage.load_state_dict(_with_prefix(states, "passage."))
+            embedder.passage.load_state_dict(_from_disk(states, "passage."))
         span_reader = None
         if manifest["span_reader"]:
             spans = config_from(SpanConfig, manifest.get("span", {}), f"{path / MANIFEST} span")
             sizes = manifest.get("span_trunk")  # earlier versions had the encoder's
-            trunk = encoder if sizes is None else bert_config(sizes, f"{path / MANIFEST} span_trunk")
-            with Undrawn():
-                span_reader = SpanReader(Bert(trunk), config=spans)
-            span_reader.load_state_dict(load_tensors(path / "span_reader.safetensors"))
+            bert = encoder if sizes is None else bert_config(sizes, f"{path / MANIFEST} span_trunk")
+            with SkipInit():
+                span_reader = SpanReader(Bert(bert), config=spans)
+            span_reader.load_state_dict(_from_disk(load_tensors(path / "span_reader.safetensors")))
         calibration = config_from(
             Calibration, manifest.get("calibration", {}), f"{path / MANIFEST} calibration"
         )
@@ -449,5 +449,15 @@ def _look_at_reader(encoder: Path) -> BertConfig:
     return read_bert_config(encoder, str(encoder))
 
 
-def _with_prefix(states: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): value for name, value in states.items() if name.startswith(prefix)}
+def _to_disk(states: Mapping[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
+    """Tensors under their names in files and fingerprints, where format 2 calls the encoder of a part `trunk`."""
+    return {prefix + re.sub(r"^encoder\.", "trunk.", name): value for name, value in states.items()}
+
+
+def _from_disk(states: Mapping[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
+    """The tensors of the part that begins with `prefix`, under their names in the network."""
+    return {
+        re.sub(r"^trunk\.", "encoder.", name.removeprefix(prefix)): value
+        for name, value in states.items()
+        if name.startswith(prefix)
+    }

@@ -44,7 +44,7 @@ def marginal_loss(score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor, per
     return -total / mask_BM.sum().clamp_min(1)
 
 
-def with_unread(
+def with_unretrieved(
     score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor, rest_score_B: Tensor, gap: float
 ) -> tuple[Tensor, Tensor]:
     """Adds all passages that nobody read as one more candidate -> scores [B, K+1], log-likelihoods [B, K+1, M].

@@ -31,7 +31,7 @@ ROWS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class TrunkConfig:
+class EncoderConfig:
     """A small BERT from random weights; unused where an encoder is given."""
 
     layers: int = 4
@@ -47,8 +47,8 @@ class TrunkConfig:
 class MaskedReader(nn.Module):
     """p(y|z,x): a BERT with its masked-LM head, read at masked positions only; with a copy head where `copy` is set."""
 
-    kept_rows: int = 0
-    """See `keep_rows`."""
+    cached_rows: int = 0
+    """See `cache_rows`."""
 
     def __init__(self, bert: MaskedBert, copy: bool = False):
         super().__init__()
@@ -69,10 +69,10 @@ class MaskedReader(nn.Module):
 
     def target_logp(self, tokens: Tokens, row_P: Tensor, position_P: Tensor, target_P: Tensor) -> Tensor:
         """log p(target) at the given (row, position) pairs -> [P]."""
-        if not (self.kept_rows and torch.is_grad_enabled()):
+        if not (self.cached_rows and torch.is_grad_enabled()):
             return self._target_logp(tokens, row_P, position_P, target_P)
         logp_P = torch.zeros(len(row_P), device=row_P.device)
-        for rows in torch.arange(len(tokens.ids_BT), device=row_P.device).split(self.kept_rows):
+        for rows in torch.arange(len(tokens.ids_BT), device=row_P.device).split(self.cached_rows):
             of_P = torch.isin(row_P, rows).nonzero().squeeze(1)
             if len(of_P):
                 part = tokens.rows(rows), row_P[of_P] - rows[0], position_P[of_P], target_P[of_P]
@@ -156,17 +156,17 @@ def save_reader(reader: MaskedReader, folder: Path, compact: bool = False) -> No
         save_tensors(reader.copy_head.state_dict(), folder / COPY_HEAD, compact=compact)
 
 
-def new_reader(trunk: TrunkConfig, tokenizer: Tokenizer) -> MaskedReader:
+def new_reader(encoder: EncoderConfig, tokenizer: Tokenizer) -> MaskedReader:
     """A reader from random weights, for text that no published encoder knows."""
     return MaskedReader(
         MaskedBert(
             BertConfig(
                 vocab_size=tokenizer.vocab_size,
-                hidden_size=trunk.hidden,
-                num_hidden_layers=trunk.layers,
-                num_attention_heads=trunk.heads,
-                intermediate_size=4 * trunk.hidden,
-                max_position_embeddings=trunk.positions,
+                hidden_size=encoder.hidden,
+                num_hidden_layers=encoder.layers,
+                num_attention_heads=encoder.heads,
+                intermediate_size=4 * encoder.hidden,
+                max_position_embeddings=encoder.positions,
                 pad_token_id=tokenizer.pad_id,
             )
         )

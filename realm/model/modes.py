@@ -11,10 +11,10 @@ from realm.model.cpu.packed import undivided
 
 
 @runtime_checkable
-class _KeepsRows(Protocol):
+class _CachesRows(Protocol):
     """A network whose activations of so many rows at a time may be kept."""
 
-    kept_rows: int
+    cached_rows: int
 
 
 def set_dropout(module: nn.Module, probability: float) -> None:
@@ -24,15 +24,15 @@ def set_dropout(module: nn.Module, probability: float) -> None:
             part.p = probability
 
 
-def keep_rows(module: nn.Module, rows: int) -> None:
+def cache_rows(module: nn.Module, rows: int) -> None:
     """Keeps the activations of so many rows at a time and computes them again for the backward pass; 0: keeps all.
 
     The gradient is the same but for rounding (gradient caching, Gao et al. 2021), so a batch of any size fits, for a forward
     pass more.
     """
     for part in module.modules():
-        if isinstance(part, _KeepsRows):
-            part.kept_rows = rows
+        if isinstance(part, _CachesRows):
+            part.cached_rows = rows
 
 
 def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:

@@ -46,14 +46,14 @@ class SpanReader(nn.Module):
     continues_V: Tensor
     """True at wordpieces that continue a word: no span begins with one or ends before one. All False: the released code."""
 
-    def __init__(self, trunk: Bert, continues_V: Tensor | None = None, config: SpanConfig | None = None):
+    def __init__(self, encoder: Bert, continues_V: Tensor | None = None, config: SpanConfig | None = None):
         super().__init__()
-        self.trunk, self.config = trunk, config or SpanConfig()
-        none_V = torch.zeros(trunk.config.vocab_size, dtype=torch.bool)
+        self.encoder, self.config = encoder, config or SpanConfig()
+        none_V = torch.zeros(encoder.config.vocab_size, dtype=torch.bool)
         self.register_buffer("continues_V", none_V if continues_V is None else continues_V)
         pairs = self.config.head == "pairs"
         width = self.config.hidden if pairs else 1
-        self.ends = nn.Linear(trunk.config.hidden_size, 2 * width)
+        self.ends = nn.Linear(encoder.config.hidden_size, 2 * width)
         self.norm = nn.LayerNorm(width, eps=self.config.norm_eps) if pairs else nn.Identity()
         self.score = nn.Linear(width, 1) if pairs else nn.Identity()
         for layer in (self.ends, self.score):
@@ -63,7 +63,7 @@ class SpanReader(nn.Module):
 
     def forward(self, tokens: Tokens, body_BT: Tensor) -> Tensor:
         """Score of the span of w+1 pieces that starts at t -> [B, W, T] float32, -inf unless it may be one in `body_BT`."""
-        states_BTH = hidden_states(self.trunk, tokens)
+        states_BTH = hidden_states(self.encoder, tokens)
         start_BTS, end_BTS = self.ends(states_BTH).chunk(2, dim=-1)
         if self.config.head == "ends":  # the score itself: not the difference of rounded numbers
             start_BTS, end_BTS = start_BTS.float(), end_BTS.float()

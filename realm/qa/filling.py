@@ -297,7 +297,7 @@ class Filler:
             batch = read_inputs(
                 [query], places, self.kb.tokens_of(numbers), model.tokenizer, model.lengths
             ).to(model.device)
-            _, _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
+            _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
             logp_PKV = model.reader.vocabulary_logp(batch.joint, batch.position_BM, batch.mask_BM)
         return _Read(numbers, score_BK[0].log_softmax(dim=0).cpu(), logp_PKV.cpu())
 

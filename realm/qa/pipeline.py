@@ -28,7 +28,7 @@ from realm.model.modes import evaluating
 from realm.model.scores import scores
 from realm.qa.answers import Answer, AnsweringIndex, Answers, RankedPassage, ReadPassage, Span
 from realm.qa.metrics import normalise_answer
-from realm.qa.reading import Reading, joint_reading, peer_question, peer_reading
+from realm.qa.reading import Reading, joint_reading, reference_question, reference_reading
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.text.corpus import Passage
@@ -60,8 +60,8 @@ class AnswerConfig:
     """Of matrix products."""
     mapped_index: bool = False
     """Leaves the vectors on disk, in a file that is mapped into memory: for indexes that memory does not hold."""
-    peer_compat: bool = False
-    """Reads and writes as transformers 4.57.6 does with the published checkpoints, oddities and all: docs/published.md."""
+    reference_compat: bool = False
+    """Reads and writes as transformers 4.57.6 does with the published checkpoints, oddities and all: docs/checkpoints.md."""
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
@@ -161,15 +161,15 @@ class Answerer:
 
     def tokenized(self, questions: Sequence[str]) -> list[list[int]]:
         """The wordpieces of questions, no special tokens added."""
-        if self.config.peer_compat:
-            return [peer_question(question, self.model.tokenizer) for question in questions]
+        if self.config.reference_compat:
+            return [reference_question(question, self.model.tokenizer) for question in questions]
         return self.model.tokenizer.encode(questions)
 
     def embed(self, ids: Sequence[Sequence[int]]) -> Tensor:
         """Vectors of tokenized questions -> [B, D]."""
         lengths = self.model.lengths
-        if self.config.peer_compat:  # it cuts no question
-            lengths = replace(lengths, query=self.model.embedder.trunk_config.max_position_embeddings)
+        if self.config.reference_compat:  # it cuts no question
+            lengths = replace(lengths, query=self.model.embedder.encoder_config.max_position_embeddings)
         inputs = query_inputs(ids, self.model.tokenizer, lengths).to(self.model.device)
         with evaluating(self.model.embedder), autocast(self.model.device, self.config.precision):
             return self.model.embedder.query(inputs)
@@ -247,7 +247,7 @@ class Answerer:
                 score_RWT = model.span_reader(tokens, body_BT).cpu()
             for place, row in enumerate(part):
                 score_WT = score_RWT[place]
-                if not self.config.peer_compat:
+                if not self.config.reference_compat:
                     crossing_WT = reading.crossing_WT(place, texts[row], len(score_WT))
                     score_WT = score_WT.masked_fill(crossing_WT, -torch.inf)
                 found[row] = PassageSpans(score_WT, reading, place)
@@ -255,8 +255,8 @@ class Answerer:
 
     def _reading(self, questions: Sequence[Sequence[int]], texts: Sequence[str]) -> Reading:
         tokenizer, lengths = self.model.tokenizer, self.model.lengths
-        if self.config.peer_compat:
-            return peer_reading(questions, texts, tokenizer, lengths.reading or lengths.joint)
+        if self.config.reference_compat:
+            return reference_reading(questions, texts, tokenizer, lengths.reading or lengths.joint)
         return joint_reading(questions, texts, tokenizer, lengths)
 
     def _best(
@@ -279,7 +279,7 @@ class Answerer:
         ends = np.cumsum([one.score_WT.numel() for one in spans])
         none = [0.0] if reader.config.finds_none else []
         share_F = torch.cat([joint_F, torch.tensor(none)]).softmax(dim=0)
-        published = self.model.tokenizer.as_published() if self.config.peer_compat else None
+        published = self.model.tokenizer.as_huggingface() if self.config.reference_compat else None
 
         def piece(place: int) -> tuple[int, int, int, str]:
             """The passage of a span, the characters [start, end) of it, and its text."""

@@ -61,7 +61,7 @@ class ReadingReport:
     """Nats per masked wordpiece that retrieval gains over the null passage."""
     null_probability: float
     """p(null|x) within the candidates."""
-    holder_gap: float
+    positive_gap: float
     """Nats per span: gain over null of passages that hold the span, less that of those that do not."""
 
 
@@ -74,11 +74,11 @@ class ProbeJson(TypedDict):
     span_accuracy_without: float
     retrieval_utility: float
     null_probability: float
-    holder_gap: float
+    positive_gap: float
 
 
 class ProbeOutcome(TypedDict):
-    """One query's share in a report: the passage that it was cut from, `rank` of the first holder from 1, 0 for none."""
+    """One query's share in a report: the passage that it was cut from, `rank` of the first positive from 1, 0 for none."""
 
     passage: str
     rank: int
@@ -98,7 +98,7 @@ class ProbeReport:
     recall: dict[int, float]
     reading: ReadingReport
     ranks: np.ndarray
-    """Of the first holder, per query, as `first_holders` gives it: for paired tests."""
+    """Of the first positive, per query, as `first_positives` gives it: for paired tests."""
     passages: list[str]
     """Ids of the passages that the queries were cut from."""
 
@@ -111,7 +111,7 @@ class ProbeReport:
             "span_accuracy_without": round(reading.span_accuracy_without, 3),
             "retrieval_utility": round(reading.retrieval_utility, 3),
             "null_probability": round(reading.null_probability, 3),
-            "holder_gap": round(reading.holder_gap, 3),
+            "positive_gap": round(reading.positive_gap, 3),
         }
 
     def outcomes(self) -> list[ProbeOutcome]:
@@ -155,7 +155,7 @@ def embed_queries(model: Model, queries: Sequence[MaskedQuery], at_once: int = 1
         )
 
 
-def first_holders(
+def first_positives(
     queries: Sequence[MaskedQuery],
     query_BD: Tensor,
     index: MipsIndex,
@@ -166,7 +166,7 @@ def first_holders(
     return _ranks(queries, index.search(query_BD, depth + 8).number_BK.cpu().numpy(), tokens, depth)
 
 
-def first_holders_by_words(
+def first_positives_bm25(
     queries: Sequence[MaskedQuery], kb: KnowledgeBase, depth: int = max(RANKS)
 ) -> np.ndarray:
     """The same ranks for BM25, which is asked for the sentence's visible words -> [B]."""
@@ -210,7 +210,7 @@ def read_queries(
     candidates: int = 8,
     at_once: int = 16,
 ) -> ReadingReport:
-    """Reads every query beside its retrieved candidates, two guided holders among them, and beside nothing."""
+    """Reads every query beside its retrieved candidates, two injected positives among them, and beside nothing."""
     right_with: list[bool] = []
     right_without: list[bool] = []
     gains: dict[bool, list[float]] = {True: [], False: []}
@@ -227,7 +227,7 @@ def read_queries(
             batch = read_inputs(part, chosen.number_BK, tokens, model.tokenizer, model.lengths).to(
                 model.device
             )
-            _, _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
+            _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
             logp_PKV = model.reader.vocabulary_logp(batch.joint, batch.position_BM, batch.mask_BM)
             row_P, masked_P = batch.mask_BM.nonzero(as_tuple=True)
             target_P = batch.target_BM[row_P, masked_P]
@@ -257,7 +257,7 @@ def read_queries(
         span_accuracy_without=100 * _mean(right_without),
         retrieval_utility=utility / max(1, pieces),
         null_probability=null / count,
-        holder_gap=_mean(gains[True]) - _mean(gains[False]),
+        positive_gap=_mean(gains[True]) - _mean(gains[False]),
     )
 
 
@@ -285,9 +285,9 @@ def probe(
         query_BD = embed_queries(model, queries)
         by_words = method == "bm25"
         ranks = (
-            first_holders_by_words(queries, kb)
+            first_positives_bm25(queries, kb)
             if by_words
-            else first_holders(queries, query_BD, index, kb.tokens)
+            else first_positives(queries, query_BD, index, kb.tokens)
         )
         reading = read_queries(
             model, queries[: config.read], query_BD[: config.read], index, kb.tokens, spans

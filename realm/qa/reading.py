@@ -1,7 +1,7 @@
 """What the span reader reads of a question and its passages, and where each wordpiece stands in a passage's text.
 
-Ours cuts the passage only, and reads what a text spells as text. `peer_reading` does as transformers 4.57.6 does, for
-numbers that are to be equal to its own: `AnswerConfig.peer_compat`.
+Ours cuts the passage only, and reads what a text spells as text. `reference_reading` does as transformers 4.57.6 does, for
+numbers that are to be equal to its own: `AnswerConfig.reference_compat`.
 
 Letters: B rows, a question and a passage each; T tokens.
 """
@@ -59,16 +59,16 @@ def joint_reading(
     )
 
 
-def peer_question(question: str, tokenizer: Tokenizer) -> list[int]:
-    """A question's wordpieces as the peer's user makes them: a special piece that it spells becomes one."""
-    return list(tokenizer.as_published().encode(question, add_special_tokens=False).ids)
+def reference_question(question: str, tokenizer: Tokenizer) -> list[int]:
+    """A question's wordpieces as a user of transformers makes them: a special piece that it spells becomes one."""
+    return list(tokenizer.as_huggingface().encode(question, add_special_tokens=False).ids)
 
 
-def peer_reading(
+def reference_reading(
     questions: Sequence[Sequence[int]], texts: Sequence[str], tokenizer: Tokenizer, longest: int
 ) -> Reading:
     """As transformers 4.57.6: the question decoded and tokenized again, which loses its [UNK]; longest first is cut."""
-    published = tokenizer.as_published()
+    published = tokenizer.as_huggingface()
     published.enable_truncation(longest, strategy="longest_first")
     published.enable_padding(pad_id=tokenizer.pad_id)
     again = [published.decode(list(ids), skip_special_tokens=True) for ids in questions]

@@ -31,8 +31,8 @@ _PRONOUNS = {"it": "its", "he": "his", "she": "her", "they": "their"}
 _DEFINITION = re.compile(
     r"\b(?P<verb>is|are|was|were) (?:one of )?(?:(?P<article>the|an?|any) )?(?P<phrase>[^,.;:()]*)"
 )
-_NUMBER = re.compile(r"^(?:(?:Appendix|Chapter|Part|Section) [\dA-Z]+[.:]|[\dA-Z]+\.\d)[\d.]* +(?=\S)")
-"""Of a chapter or section, at the start of a title: "Chapter 1. ", "A.13. "."""
+_NUMBER = re.compile(r"^(?:(?:Appendix|Section|Part|Section) [\dA-Z]+[.:]|[\dA-Z]+\.\d)[\d.]* +(?=\S)")
+"""Of a chapter or section, at the start of a title: "Section 1. ", "A.13. "."""
 _FULL_NAME = re.compile(
     r"(?:The |An? )?((?:[\w.'’-]+ ){0,7}?[\w.'’-]+)(?=,|,? (?:is|was|are|were|also|known)\b)"
 )

@@ -19,7 +19,7 @@ from lance.fragment import FragmentMetadata
 from realm.folders import one_writer
 from realm.progress import progress
 from realm.store.ingest import TABLE, KnowledgeBaseConfig, annotated, one_text_per_id, rows_of, split
-from realm.store.merged import change_merged, handed_over, holders, settle_merged
+from realm.store.merged import change_merged, handed_over, originals, settle_merged
 from realm.store.schema import SCHEMA, Lookup, Row, key_of, row_batches, state_of
 from realm.store.tables import check_newest, replace_rows, uncommitted, write_rows
 from realm.text.corpus import Document
@@ -138,7 +138,7 @@ def add(
         unchanged,
         len(arrived),
         len(removed) - len(kept),
-        holders(table, elsewhere_too),
+        originals(table, elsewhere_too),
     )
 
 

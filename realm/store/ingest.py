@@ -35,7 +35,7 @@ from realm.errors import ConflictError, InputError, RealmError
 from realm.folders import LOCK, one_writer, replace_folder, restore
 from realm.progress import progress
 from realm.settings import config_from
-from realm.store.merged import MERGED, holders, write_merged
+from realm.store.merged import MERGED, originals, write_merged
 from realm.store.schema import SCHEMA, Row, key_of, row_batches, state_of
 from realm.store.tables import CHECKSUMS, PASSAGES, commit, newest_version, open_table, write_rows
 from realm.text.corpus import Annotations, Document, Passage, split_document
@@ -64,8 +64,6 @@ class KnowledgeBaseConfig:
     """What finds sentences and salient spans; "" where nothing looked at the passages, as in converted ones."""
     held_out: float = 0.03
     """Share of passages that no training query is cut from, so that a model can be probed on them."""
-    tagger_processes: int = 0
-    """Processes of the tagger, which takes most of the time; 0: one for each core, up to 8."""
     sources: tuple[str, ...] = ()
     """Where the documents came from, as the command was given them."""
     max_document_chars: int = 1_000_000
@@ -79,7 +77,7 @@ class KnowledgeBaseConfig:
         return self.tagger or "rules"
 
     def __post_init__(self) -> None:
-        least = {"passage_tokens": 16, "tagger_processes": 0, "max_document_chars": 1, "commit_every": 1}
+        least = {"passage_tokens": 16, "max_document_chars": 1, "commit_every": 1}
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be {bound} or more")
@@ -127,7 +125,11 @@ class Settings(NamedTuple):
             raise InputError(
                 f"{folder} has format {known[0]}, this version of realm reads 1 to {FORMAT}: build it anew"
             )
-        values = {"tokenizer": "", **known[2]}  # formats 1 and 2 did not keep its name
+        fields = {field.name for field in dataclasses.fields(KnowledgeBaseConfig)}
+        values = {
+            name: value for name, value in known[2].items() if name in fields
+        }  # earlier versions had more
+        values.setdefault("tokenizer", "")  # formats 1 and 2 did not keep the name
         config = config_from(KnowledgeBaseConfig, values, str(folder))
         return cls(config, known[1], "held_out" in known[2])
 
@@ -224,7 +226,7 @@ def build(
     if len(table.get_fragments()) > 1:
         table = _in_few_files(work, table, read)
     table.cleanup_old_versions(older_than=timedelta(0), retain_versions=1, delete_unverified=True)
-    merged = holders(table, again)
+    merged = originals(table, again)
     write_merged(work, {document: again[document] for document in merged})
     put_in_place(work, target)
     return BuildResult(read.documents, table.count_rows(), read.duplicates, read.empty, merged)

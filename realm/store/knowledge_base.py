@@ -37,7 +37,7 @@ from realm.store.ingest import TABLE, TOKENIZER, BuildResult, KnowledgeBaseConfi
 from realm.store.merged import (
     change_merged,
     handed_over,
-    holders,
+    originals,
     read_merged,
     settle_merged,
     write_merged,
@@ -313,7 +313,7 @@ class KnowledgeBase:
 
     def merged(self) -> dict[str, str]:
         """Documents whose title and text another one has too: the id of each, and of the one that holds the text."""
-        return holders(self.table, read_merged(self.folder, self.table.version))
+        return originals(self.table, read_merged(self.folder, self.table.version))
 
     def delete(self, documents: Sequence[str]) -> int:
         """Removes documents by id or title, all in one commit; returns how many passages went with them.
@@ -328,7 +328,7 @@ class KnowledgeBase:
         with one_writer(self.folder):  # another writer could merge a document for a text that goes
             check_newest(path, table)
             merged = settle_merged(self.folder, table.version)
-            names = holders(table, {name: merged[name] for name in documents if name in merged})
+            names = originals(table, {name: merged[name] for name in documents if name in merged})
             numbers = self.numbers_of([name for name in documents if name not in names])
             heirs = {name: state for name, state in merged.items() if name not in documents}
             kept = handed_over(table, numbers, heirs)
@@ -358,7 +358,7 @@ class KnowledgeBase:
         with one_writer(self.folder):
             check_newest(path, self.table)
             states = settle_merged(self.folder, self.table.version)
-            write_merged(self.folder, {name: states[name] for name in holders(self.table, states)})
+            write_merged(self.folder, {name: states[name] for name in originals(self.table, states)})
             self._move_to(compacted(path, self.table))
         removed = [remove_versions(path, 1)]
         removed += [vectors.compact(index, self.keys_N) for index in vectors.folders(self.folder)]

@@ -95,7 +95,7 @@ def _line(document: str, state: int | None) -> MergedLine:
     return {"document": document, "state": None if state is None else f"{state:016x}"}
 
 
-def holders(table: lance.LanceDataset, states: Mapping[str, int]) -> dict[str, str]:
+def originals(table: lance.LanceDataset, states: Mapping[str, int]) -> dict[str, str]:
     """For each id the document that holds its text; ids whose text no document holds whole are left out."""
     if not states:
         return {}

@@ -100,20 +100,20 @@ def pack(
     The budget is spent left to right: an earlier sequence wins, tails are cut; `first` bounds the first sequence besides.
     Every sequence is closed by its own [SEP] and carries its index as segment ([CLS] is segment 0).
     """
-    kept_rows: list[list[Sequence[int] | np.ndarray]] = []
+    cached_rows: list[list[Sequence[int] | np.ndarray]] = []
     for row in rows:
         budget, kept = max_length - 1 - len(row), []
         for number, sequence in enumerate(row):
             room = min(budget, first) if number == 0 and first is not None else budget
             kept.append(sequence[: max(room, 0)])
             budget -= len(kept[-1])
-        kept_rows.append(kept)
-    longest = max(1 + sum(len(sequence) + 1 for sequence in kept) for kept in kept_rows)
+        cached_rows.append(kept)
+    longest = max(1 + sum(len(sequence) + 1 for sequence in kept) for kept in cached_rows)
     ids_BT = np.full((len(rows), longest), tokenizer.pad_id, dtype=np.int64)
     mask_BT = np.zeros((len(rows), longest), dtype=np.int64)
     segments_BT = np.zeros((len(rows), longest), dtype=np.int64)
     ids_BT[:, 0] = tokenizer.cls_id
-    for row_number, kept in enumerate(kept_rows):
+    for row_number, kept in enumerate(cached_rows):
         start = 1
         for number, sequence in enumerate(kept):
             end = start + len(sequence)

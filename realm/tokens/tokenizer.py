@@ -167,7 +167,7 @@ class Tokenizer:
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [Encoding(e.ids, [s for s, _ in e.offsets], [t for _, t in e.offsets]) for e in encodings]
 
-    def as_published(self) -> FastTokenizer:
+    def as_huggingface(self) -> FastTokenizer:
         """The library's tokenizer as `transformers` drives it: [CLS] a [SEP] b [SEP], a spelled [SEP] becomes one.
 
         For other people's conventions (`realm.interop`, `realm.qa.reading`); ours never read special pieces in texts.

@@ -48,7 +48,7 @@ from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE, passage_inputs, query_inputs
 from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
-from realm.train.pretrain import HOLDER_GAIN
+from realm.train.pretrain import POSITIVE_GAIN
 
 JUDGED_AT_ONCE = 16
 """Sentences that the reader judges together; the minutes are looked at between two such batches."""
@@ -64,6 +64,12 @@ JUDGED_TYPES = {
     "by_reader": pa.bool_(),
 }
 """Of the columns of a round's file."""
+
+
+TITLED = 0.5
+"""Share of sentences that begin with the title of their passage, as a question names what it asks about."""
+UNRETRIEVED_GAP = 1.5
+"""Nats per span by which a passage that was not retrieved is assumed to be worse than the null passage."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +93,9 @@ class AdaptConfig(RunConfig):
     """Masked sentences judged in each round."""
     read: int = 2
     """Passages that the reader reads for a sentence beside the null one, at most."""
-    titled: float = 0.5
-    """How often the passage's title stands before its sentence, as a question names what it asks about."""
     signal: Literal["reader", "entity"] = "reader"
     """What credits passages that hold the span. "reader": what it gains from them, as many sentences as it can read in its
     share of the minutes; in the others each gains the same. "entity" is the control: so it is in all, and nothing is read."""
-    unread_gap: float = 1.5
-    """Nats per span that an unread passage is taken to be worse than the null passage."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,10 +146,10 @@ def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
             part = [judged[number] for number in drawn]
             state_BH = torch.from_numpy(np.stack([one.state_H for one in part])).to(run.device)
             score_BN = scores(tower.project(state_BH), passage_ND)
-            loss = index_marginal_loss(score_BN, gain_table(part, len(kb), config.unread_gap).to(run.device))
+            loss = index_marginal_loss(score_BN, gain_table(part, len(kb)).to(run.device))
             null = score_BN.detach().softmax(dim=1)[:, -1].mean().item()
             run.update(loss, {"retrieval_utility": -loss.item(), "null_probability": null})
-        run.say(
+        run.report(
             f"{steps_made:,} of {config.steps:,} steps were made in {config.minutes:g} min; the reader read "
             f"{sum(one.by_reader for one in judged):,} of {len(judged):,} sentences"
         )
@@ -206,7 +208,7 @@ class Judge:
                 rng = generator(config.seed, config.steps + self.rounds, batch)
                 queries = draw_queries(
                     self._kb.tokens, self._passages, JUDGED_AT_ONCE, rng, model.tokenizer.mask_id,
-                    model.lengths.query - 2, repeats=True, titled=config.titled,
+                    model.lengths.query - 2, repeats=True, titled=TITLED,
                 )  # fmt: skip
                 found = self._judge(queries)
                 bar.update(min(len(found), config.sentences - len(judged)))
@@ -241,7 +243,7 @@ class Judge:
                 [queries[row] for row in helped], chosen.number_BK[helped], reads_BK[helped]
             )
         else:
-            gain_BK = np.full((len(helped), config.read + 1), HOLDER_GAIN, dtype=np.float32)
+            gain_BK = np.full((len(helped), config.read + 1), POSITIVE_GAIN, dtype=np.float32)
         read_BK = reads_BK & (chosen.number_BK != NULL_PASSAGE)
         return [
             Judged(
@@ -277,9 +279,9 @@ class Judge:
         return (logp_BK - logp_BK[:, :1]).cpu().numpy()
 
 
-def gain_table(judged: Sequence[Judged], passages: int, unread_gap: float) -> Tensor:
+def gain_table(judged: Sequence[Judged], passages: int) -> Tensor:
     """What the reader gains from every passage over the null one, which is the last -> [B, N]; -inf for excluded ones."""
-    gain_BN = torch.full((len(judged), passages + 1), -unread_gap)
+    gain_BN = torch.full((len(judged), passages + 1), -UNRETRIEVED_GAP)
     gain_BN[:, -1] = 0.0
     for gain_N, one in zip(gain_BN, judged, strict=True):
         gain_N[torch.from_numpy(one.number_K)] = torch.from_numpy(one.gain_K)

@@ -41,7 +41,7 @@ from realm.store.schema import Lookup, key_of
 from realm.text.corpus import Passage
 from realm.tokens.layouts import NULL_PASSAGE, Lengths, Tokens, passage_inputs, query_inputs, reading_inputs
 from realm.train.loop import RunConfig, TrainRun, generator
-from realm.train.refresh.frozen_passages import freeze_input_embeddings
+from realm.train.refresh.cached_states import freeze_input_embeddings
 from realm.train.refresh.refresher import IndexRefresher, RefreshConfig
 
 NOT_THERE = -1e9
@@ -159,7 +159,7 @@ def train(
     method = config.method or model.calibration.method
     model.calibration = Calibration(method=method)
     head_rate = config.learning_rate if config.head_rate is None else config.head_rate
-    rates: dict[nn.Module, float] = {reader.trunk: config.learning_rate}
+    rates: dict[nn.Module, float] = {reader.encoder: config.learning_rate}
     rates |= dict.fromkeys(reader.head(), head_rate)
     if config.retriever_rate == 0:
         model.embedder.requires_grad_(False)
@@ -169,7 +169,7 @@ def train(
         model.embedder.untie()
         rates[model.embedder.query] = config.retriever_rate
     if config.input_embeddings == "frozen":
-        reader.trunk.embeddings.requires_grad_(False)
+        reader.encoder.embeddings.requires_grad_(False)
         if config.retriever_rate > 0:
             freeze_input_embeddings(model.embedder)
     examples = Examples(kb, model, questions, config.contains)
@@ -177,13 +177,11 @@ def train(
     names: FinetunedFrom = {"init": init, "kb": kb.fingerprint, "questions": asked}
     with (
         TrainRun("finetune", out, config, model, rates, names) as run,
-        IndexRefresher(
-            kb, run.folder, config.refresh, config.precision, run.say, lambda: run.asked_to_stop
-        ) as refresher,
+        IndexRefresher(kb, run.folder, config.refresh, config.precision, run.report) as refresher,
     ):
-        version = found or refresher.first(model, run.step, run.state.get("index"))
+        version = found or refresher.build_initial(model, run.step, run.state.get("index"))
         if moves:
-            run.after_checkpoint = lambda: refresher.sweep(run.kept("index"))
+            run.after_checkpoint = lambda: refresher.prune(run.checkpointed("index"))
         retriever = Retriever(kb, version.index)
         best = Best(run, kb, model, version, dev[: config.dev_questions], config)
         if run.step == 0:
@@ -193,10 +191,8 @@ def train(
             with run.autocast():
                 tokens = examples.inputs(batch).to(run.device)
                 query_BD = search_BD = model.embedder.query(tokens)
-                if moves:
-                    if version.embedder is not None:  # refresh.search
-                        search_BD = version.embedder.query(tokens)
-                    refresher.freshen(version, model, search_BD, config.read, step)
+                if moves and version.embedder is not None:  # refresh.search
+                    search_BD = version.embedder.query(tokens)
                 _, number_BN = retriever.search(
                     examples.texts(batch), config.retrieved, method, search_BD.detach()
                 )
@@ -227,22 +223,21 @@ def train(
                     "readable": correct_bX.any(dim=1).sum().item() / len(batch),
                     "passages_taught": read_again / len(batch),
                 }
-                | (refresher.describe(version, step) if moves else {}),
+                | (refresher.metrics(version, step) if moves else {}),
             )
             if moves:
-                refresher.write_through(version, read_BK, passage_UD)
                 refresher.request(model, run.step)
                 built = refresher.poll(run.step)
                 if built is not None:
                     version, retriever = built, Retriever(kb, built.index)
                     run.log({"index_step": version.step, "index_number": version.number, **version.cost})
                 best.search_in(version)
-                run.state["index"] = refresher.place(version)
+                run.state["index"] = refresher.state_dict(version)
             if run.step % config.dev_every == 0 or run.step == config.steps:
                 best.look()
         best.restore()
         if moves:
-            refresher.hand_over(model, run.step, version, out)
+            refresher.publish_final(model, run.step, version, out)
         return run.finish()
 
 
@@ -257,14 +252,14 @@ def reading_lengths(lengths: Lengths, tokens: int) -> Lengths:
 
 
 def start_reader(model: Model, seed: int, whole_words: bool = True, finds_none: bool = False) -> SpanReader:
-    """A span reader on a copy of the masked-LM reader's trunk, with a fresh span head; part of the model from now on."""
+    """A span reader on a copy of the masked-LM reader's encoder, with a fresh span head; part of the model from now on."""
     torch.manual_seed(seed)
-    trunk = Bert(model.reader.config)
-    trunk.load_state_dict(model.reader.bert.bert.state_dict())
-    continues_V = torch.zeros(trunk.config.vocab_size, dtype=torch.bool)
+    encoder = Bert(model.reader.config)
+    encoder.load_state_dict(model.reader.bert.bert.state_dict())
+    continues_V = torch.zeros(encoder.config.vocab_size, dtype=torch.bool)
     if whole_words:
         continues_V[model.tokenizer.continuing_ids()] = True
-    model.span_reader = SpanReader(trunk, continues_V, SpanConfig(finds_none=finds_none))
+    model.span_reader = SpanReader(encoder, continues_V, SpanConfig(finds_none=finds_none))
     return model.span_reader
 
 

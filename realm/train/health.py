@@ -1,6 +1,6 @@
 """What a pre-training run watches about itself, and what it does when it sees harm.
 
-Two rules. The reader first: until passages that hold the masked span help it clearly more than others (the holder gap), it
+Two rules. The reader first: until passages that hold the masked span help it clearly more than others (the positive gap), it
 trains alone and the retriever does not move; a retriever that follows a reader who cannot read only gets worse. And no
 harm: each new index version is judged on held-out masked facts before it is used; one that falls more than `margin` points
 below the start is refused, the embedder goes back to the last healthy version and its learning rate is halved.
@@ -20,7 +20,7 @@ from realm.index.embedding import embed_passages
 from realm.index.versions import IndexVersion
 from realm.masking.masked_queries import SpanIndex
 from realm.model.folder import Model
-from realm.qa.probe import RANKS, embed_queries, first_holders, held_out_queries, read_queries, recall_at
+from realm.qa.probe import RANKS, embed_queries, first_positives, held_out_queries, read_queries, recall_at
 from realm.qa.question_files import Question
 from realm.qa.question_sets import question_ranks
 from realm.search.exact import MipsIndex
@@ -35,7 +35,7 @@ class HealthConfig:
     gate: float = 2.0
     """Holder gap in nats from which the retriever may move; 0: from the first step."""
     gate_every: int = 25
-    """Steps between two looks at the holder gap while it is below the gate."""
+    """Steps between two looks at the positive gap while it is below the gate."""
     gate_limit: int = 500
     """Reader-only steps after which the run gives up."""
     margin: float = 2.0
@@ -45,7 +45,7 @@ class HealthConfig:
     queries: int = 1000
     """Probe queries whose recall judges a version."""
     read: int = 96
-    """Probe queries that the reader reads for the holder gap."""
+    """Probe queries that the reader reads for the positive gap."""
     freshness_every: int = 0
     """Steps between two looks at `candidate_freshness` against an index built on the spot; 0: at new versions only."""
 
@@ -107,7 +107,7 @@ class HealthWatch:
         self.run.forget_momentum(self.model.embedder)
         frozen = self.state["refused"] >= self.config.patience
         self.run.scale_rate(self.model.embedder, 0.0 if frozen else 0.5)
-        self.run.say(
+        self.run.report(
             f"index of step {built.step} refused: probe recall@5 {recall:.1f} is below {bar:.1f}; embedder back to step "
             f"{current.step}, its learning rate {'0 from here on' if frozen else 'halved'}"
         )
@@ -122,7 +122,7 @@ class HealthWatch:
         if not self.queries:
             return 0.0, np.zeros((0, 0))
         query_BD = self._embed(self.model)
-        ranks = first_holders(self.queries, query_BD, version.index, self.kb.tokens)
+        ranks = first_positives(self.queries, query_BD, version.index, self.kb.tokens)
         top = self._found(version, query_BD)
         line = {f"probe_recall_{k}": round(recall_at(ranks, k), 2) for k in RANKS}
         if self.questions:
@@ -132,7 +132,7 @@ class HealthWatch:
             line["churn"] = round(1 - overlap(self.state["top"].cpu().numpy(), top), 4)
             line["candidate_freshness"] = round(overlap(self._found(old, query_BD), top), 4)
         self.run.log({"index_step": version.step, "index_number": version.number, **line, **version.cost})
-        return distributed.from_first(recall_at(ranks, 5)), top
+        return distributed.broadcast(recall_at(ranks, 5)), top
 
     def _read(self, version: IndexVersion) -> None:
         """Logs what the reader makes of passages, and opens the gate when it reads well enough."""
@@ -149,14 +149,14 @@ class HealthWatch:
                 self.spans,
             )
         self.run.log(
-            {"holder_gap": round(report.holder_gap, 4), "span_accuracy": round(report.span_accuracy, 2)}
+            {"positive_gap": round(report.positive_gap, 4), "span_accuracy": round(report.span_accuracy, 2)}
         )
         if self.reader_ready:
             return
-        self.state["reader_ready"] = distributed.from_first(report.holder_gap >= self.config.gate)
+        self.state["reader_ready"] = distributed.broadcast(report.positive_gap >= self.config.gate)
         if not self.reader_ready and self.run.step >= self.config.gate_limit:
             raise DivergedError(
-                f"the reader gains only {report.holder_gap:.2f} nats from passages that hold the masked span after "
+                f"the reader gains only {report.positive_gap:.2f} nats from passages that hold the masked span after "
                 f"{self.run.step} steps, the gate is {self.config.gate}: train it longer with `realm mlm`, or lower health.gate"
             )
 

@@ -55,7 +55,7 @@ from realm.errors import (
 from realm.files import read_json, sync_folder, write_json
 from realm.model.device import Precision, autocast, choose_device, chosen, keep_freed_memory
 from realm.model.folder import Model, is_model, read_manifest, save_model
-from realm.model.modes import keep_rows, set_dropout
+from realm.model.modes import cache_rows, set_dropout
 from realm.progress import duration, progress
 from realm.store.knowledge_base import TrainingRecord
 
@@ -66,6 +66,8 @@ SHOWN = (
     "accuracy", "recall_read", "retriever_loss",
 )  # fmt: skip
 """What the progress line shows of what was logged last, where a stage has it."""
+CHECKPOINTS = 2
+"""Newest checkpoints that stay on disk; a damaged checkpoint is skipped for the one before it."""
 LOCK_PATIENCE = 10.0
 """Seconds that a run waits for another one to leave its folder: a killed one may take a moment to die."""
 WATCHED = ("loss", "retrieval_utility", "null_probability", "index_age")
@@ -123,7 +125,7 @@ class RunConfig:
     """Adam's bias correction; the released optimizer leaves it out, for every parameter and at every step."""
     dropout: float = 0.1
     """Dropout of every network while it trains; 0 suits runs of a few hundred steps."""
-    kept_rows: int = 0
+    cached_rows: int = 0
     """Rows whose activations towers and masked reader keep at a time; the others' are computed again for the backward pass,
     so that a batch of any size fits, for a forward pass more. 0: all are kept."""
     seed: int = 0
@@ -136,14 +138,12 @@ class RunConfig:
     """Steps averaged into one line of metrics.jsonl."""
     checkpoint_seconds: float = 60.0
     """Least time between two checkpoints; they fall on logged steps."""
-    checkpoints: int = 2
-    """Checkpoints that stay; a damaged one is passed over for the one before it."""
     tensorboard: bool = False
     """Writes what goes to metrics.jsonl as TensorBoard events too (needs the package `tensorboard`)."""
 
     def __post_init__(self) -> None:
         least_values = (
-            ("steps", 0), ("batch_size", 1), ("log_every", 1), ("checkpoints", 1), ("kept_rows", 0), ("seed", 0),
+            ("steps", 0), ("batch_size", 1), ("log_every", 1), ("cached_rows", 0), ("seed", 0),
         )  # fmt: skip
         for name, least in least_values:
             if getattr(self, name) < least:
@@ -187,21 +187,21 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         """
         self.stage, self.out, self.config, self.model = stage, out, config, model
         self.folder = out.with_name(out.name + ".training")
-        self.device = distributed.start(choose_device(config.device))
+        self.device = distributed.initialize(choose_device(config.device))
         self.settings = {"stage": stage, **asdict(config), **(settings or {})}
         # What "auto" means here: on another machine it may be another.
         self.settings["precision"] = chosen(self.device, config.precision)
-        if distributed.count() > 1 and not shares:
+        if distributed.world_size() > 1 and not shares:
             raise InputError(f"realm {stage} runs in one process: torchrun is for `realm pretrain`")
         distributed.check_batch(config.batch_size)
-        if distributed.is_first():
+        if distributed.is_main_process():
             self._check_out()
         if self.device.type == "cpu":
             keep_freed_memory()
         model.to(self.device)
         for part in rates:
             set_dropout(part, config.dropout)
-            keep_rows(part, config.kept_rows)
+            cache_rows(part, config.cached_rows)
         self.optimizer = torch.optim.AdamW(
             _parameter_groups(rates, config.weight_decay), betas=BETAS, fused=True
         )
@@ -225,7 +225,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         self._checkpointed = time.monotonic()
         bar = progress(
             total=self.config.steps, description=self.stage, unit="step", done=self.step,
-            shown=distributed.is_first(),
+            shown=distributed.is_main_process(),
         )  # fmt: skip
         self._bar = bar
         with bar:
@@ -239,7 +239,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 bar.update(1)
                 # Here and not in `update`: what a stage does after it, an evaluation or a new index, is then saved too.
                 due = time.monotonic() - self._checkpointed > self.config.checkpoint_seconds
-                stop = self._stop_agreed if distributed.count() > 1 else self.asked_to_stop
+                stop = self._stop_agreed if distributed.world_size() > 1 else self.asked_to_stop
                 if stop or (due and self.step % self.config.log_every == 0):
                     self._save_checkpoint()
                 if stop:
@@ -252,7 +252,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             InputError: the loss or its gradient is not finite; the last checkpoint stays.
         """
         numbers = {"loss": loss.item(), **metrics}
-        means = distributed.mean([*map(float, numbers.values()), float(self.asked_to_stop)])
+        means = distributed.all_reduce_mean([*map(float, numbers.values()), float(self.asked_to_stop)])
         self._stop_agreed = means.pop() > 0  # ranks hear of a signal at different steps
         numbers = dict(zip(numbers, means, strict=True))
         self._check_finite("loss", numbers["loss"])
@@ -298,7 +298,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
 
     def log(self, values: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl at the current step, now."""
-        if not distributed.is_first():
+        if not distributed.is_main_process():
             return
         line = {"step": self.step, "seconds": self.seconds(), **dict.fromkeys(WATCHED), **values}
         line = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in line.items()}
@@ -318,9 +318,9 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         """Whether a signal came: the run saves a checkpoint after the step, and ends."""
         return self._stop_signal is not None
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """One line to the person who watches."""
-        if not distributed.is_first():
+        if not distributed.is_main_process():
             return
         self._bar.write(f"{self.stage}, step {self.step}: {text}", file=sys.stderr)
 
@@ -336,7 +336,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         for part in self._parts:
             part.eval()
         self._close_logs()
-        if distributed.is_first():
+        if distributed.is_main_process():
             logs = [self.folder / name for name in (METRICS, TENSORBOARD)]
             save_model(self.model, self.out, extra=[log for log in logs if log.exists()])
             shutil.rmtree(
@@ -344,10 +344,10 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             )  # still locked: nobody goes on from a checkpoint of a run that is complete
             took = f"{self.step:,} steps in {duration(self.seconds())}"
             print(f"{self.stage}: {took}; the model is in {self.out}", file=sys.stderr, flush=True)
-        distributed.wait_for_all()
+        distributed.barrier()
         return self.out
 
-    def kept(self, name: str) -> list[Any]:
+    def checkpointed(self, name: str) -> list[Any]:
         """What `state[name]` was in each checkpoint that is kept, oldest first."""
         found = []
         for file in self._checkpoints():
@@ -371,9 +371,9 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
         self._close_logs()
-        if distributed.is_first():
+        if distributed.is_main_process():
             self._lock.close()
-        distributed.leave()
+        distributed.shutdown()
 
     def _check_out(self) -> None:
         if not self.out.exists():
@@ -391,20 +391,20 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         self._seconds_before, self._started, self._events = 0.0, time.monotonic(), None
         offset = 0
         with contextlib.ExitStack() as undo:
-            if distributed.is_first():
+            if distributed.is_main_process():
                 self._check_settings()
                 self._lock = (self.folder / "lock").open("ab")
                 undo.callback(self._lock.close)
                 self._take_lock()
                 if (
                     os.fstat(self._lock.fileno()).st_nlink == 0
-                ):  # its holder has ended, and the folder with it
+                ):  # its positive has ended, and the folder with it
                     self._check_out()
                     raise ConflictError(f"{self.folder} was removed by somebody: repeat the command")
                 for aside in self.folder.glob("checkpoint-*.writing"):
                     aside.unlink()
                 write_json(self.folder / "settings.json", json.loads(json.dumps(self.settings)))
-            distributed.wait_for_all()
+            distributed.barrier()
             saved = self._load_checkpoint()
             if saved is not None:
                 for part, states in zip(self._parts, saved["parts"], strict=True):
@@ -416,7 +416,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 self.step, self.state, self._sums = saved["step"], saved["state"], saved["sums"]
                 offset = saved["metrics_offset"]
                 self._seconds_before = saved["seconds"]
-            if distributed.is_first():
+            if distributed.is_main_process():
                 self._metrics = (self.folder / METRICS).open("a", encoding="utf-8")
                 self._metrics.truncate(self._whole_metrics(offset))
                 self._metrics.seek(0, os.SEEK_END)  # truncating leaves the place where it was
@@ -481,7 +481,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             except Exception as error:  # of many classes: whatever a torn file makes of the unpickler
                 problem = f"{file} cannot be read: {reason(error)}"
                 continue
-            if problem is not None and distributed.is_first():
+            if problem is not None and distributed.is_main_process():
                 print(f"{self.stage}: {problem}; going on from {file.name}", file=sys.stderr)
                 for newer in self._checkpoints()[self._checkpoints().index(file) + 1 :]:
                     newer.unlink()
@@ -501,7 +501,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         return saved
 
     def _close_logs(self) -> None:
-        if distributed.is_first():
+        if distributed.is_main_process():
             with contextlib.suppress(OSError):  # what did not fit was an error when it was logged
                 self._metrics.close()
             if self._events is not None:
@@ -546,7 +546,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             WriteFailed: it could not be written; what was there stays.
         """
         self._checkpointed = time.monotonic()
-        if not distributed.is_first():
+        if not distributed.is_main_process():
             return
         file = self.folder / _checkpoint_name(self.step)
         aside = file.with_name(file.name + ".writing")
@@ -571,7 +571,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         except (OSError, RuntimeError) as error:
             aside.unlink(missing_ok=True)
             raise self._not_written(file, error) from error
-        for old in self._checkpoints()[: -self.config.checkpoints]:
+        for old in self._checkpoints()[:-CHECKPOINTS]:
             old.unlink()
         self.after_checkpoint()
 

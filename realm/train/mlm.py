@@ -29,7 +29,7 @@ from realm.masking.masked_queries import MaskedQuery, SpanIndex, held_out
 from realm.model.copying import CopyHead
 from realm.model.embedder import BagOfWordsTower, EmbedderConfig, embedder_from, fit_projection, load_pooler
 from realm.model.folder import Model, encoder_held_out, is_model, load_model
-from realm.model.masked_reader import ROWS_AT_ONCE, MaskedReader, TrunkConfig, load_reader, new_reader
+from realm.model.masked_reader import ROWS_AT_ONCE, EncoderConfig, MaskedReader, load_reader, new_reader
 from realm.model.modes import evaluating
 from realm.model.span_reader import SpanReader
 from realm.qa.probe import held_out_queries
@@ -38,6 +38,15 @@ from realm.text.corpus import HeldOut
 from realm.tokens.layouts import Lengths, Tokens, joint_inputs, passage_inputs
 from realm.tokens.tokenizer import Tokenizer
 from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
+
+MASKED_TOKENS = 0.12
+"""Share of single wordpieces hidden, in both kinds of rows."""
+MASKED_SPANS = 0.3
+"""Share of salient spans hidden whole in plain rows. Reading rows hide half of their spans, at least one."""
+VISIBLE = 0.1
+"""Share of the targets of plain rows that stay visible, so that the states of ordinary words learn too."""
+CHECK_EVERY = 200
+"""Steps between two checks of the reader on held-out sentences."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +69,6 @@ class MlmConfig(RunConfig):
     """Of the reading rows, how many have a passage that stands close to their own: mostly to learn when not to copy."""
     no_passage: float = 0.1
     """Of the reading rows, how many have none; the rest have another passage that holds a hidden span."""
-    mask_tokens: float = 0.12
-    """Share of single wordpieces hidden, in both kinds of rows."""
-    mask_spans: float = 0.3
-    """Share of salient spans hidden, whole, in plain rows; reading rows hide half of them, at least one."""
-    visible: float = 0.1
-    """Share of plain rows' targets that stay visible, so that states of ordinary words learn too."""
     query_tokens: int = 64
     """Longest query of the model, special tokens counted."""
     principal: bool = True
@@ -76,13 +79,11 @@ class MlmConfig(RunConfig):
     """Passages whose pooled states fit the projection."""
     copy_head: bool = False
     """Gives a reader that has none a copy head: it reads after minutes instead of hours (paper: no such thing)."""
-    probe_every: int = 200
-    """Steps between two looks at the reader on held-out sentences."""
     embedder_start: Literal["trained", "given"] = "trained"
     """"given": the embedder starts from the encoder as it came, where that retrieves already; a model folder keeps its own."""
     embedder: EmbedderConfig = field(default_factory=EmbedderConfig)
     """The embedder that the model gets."""
-    trunk: TrunkConfig = field(default_factory=TrunkConfig)
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
     """Size of an encoder from scratch; unused with `init`."""
 
     def __post_init__(self) -> None:
@@ -132,7 +133,7 @@ def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = No
             with run.autocast():
                 logp_P = torch.cat([reader.target_logp(*rows) for rows in batch])
             run.update(-logp_P.mean(), {"target_probability": logp_P.detach().exp().mean().item()})
-            if probe and (run.step % config.probe_every == 0 or run.step == config.steps):
+            if probe and (run.step % CHECK_EVERY == 0 or run.step == config.steps):
                 run.log(reading_check(model, tokens, probe, run))
         if not keeps_embedder(config, init):
             with run.autocast():
@@ -182,7 +183,7 @@ def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model
     span_reader: SpanReader | None = None
     torch.manual_seed(config.seed)
     if init is None:
-        tokenizer, reader = kb.tokenizer, new_reader(config.trunk, kb.tokenizer)
+        tokenizer, reader = kb.tokenizer, new_reader(config.encoder, kb.tokenizer)
     elif is_model(init):
         saved = load_model(init)
         tokenizer, reader, stages, spared = saved.tokenizer, saved.reader, saved.stages, saved.held_out
@@ -255,11 +256,11 @@ def _plain_rows(
     for passage in passages:
         title, body = tokens.title.row(passage), tokens.body.row(passage)
         title = title if rng.random() < 0.5 else title[:0]
-        hidden = rng.random(len(body)) < config.mask_tokens
+        hidden = rng.random(len(body)) < MASKED_TOKENS
         for start, end in zip(tokens.span_starts.row(passage), tokens.span_ends.row(passage), strict=True):
-            hidden[start:end] |= rng.random() < config.mask_spans
+            hidden[start:end] |= rng.random() < MASKED_SPANS
         shown = body.copy()
-        shown[hidden & (rng.random(len(body)) >= config.visible)] = tokenizer.mask_id
+        shown[hidden & (rng.random(len(body)) >= VISIBLE)] = tokenizer.mask_id
         titles.append(title)
         bodies.append(shown)
         hidden_rows.append((body, np.flatnonzero(hidden)))
@@ -292,7 +293,7 @@ def _reading_rows(
         sentence = body[first:last]
         starts, ends = tokens.span_starts.row(passage) - first, tokens.span_ends.row(passage) - first
         inside = np.flatnonzero((starts >= 0) & (ends <= len(sentence)))
-        hidden = rng.random(len(sentence)) < config.mask_tokens
+        hidden = rng.random(len(sentence)) < MASKED_TOKENS
         hidden[rng.integers(len(sentence))] = True
         beside = body
         if len(inside):

@@ -35,7 +35,7 @@ from realm.model.losses import (
     retrieval_utility,
     span_marginal,
     token_credit,
-    with_unread,
+    with_unretrieved,
 )
 from realm.model.masked_reader import MaskedReader
 from realm.model.modes import evaluating
@@ -43,18 +43,19 @@ from realm.qa.probe import embed_queries
 from realm.qa.question_files import Question
 from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
+from realm.tokens.layouts import Tokens
 from realm.train.health import HealthConfig, HealthWatch
 from realm.train.ict import IctConfig, cloze_vectors
 from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
-from realm.train.refresh.frozen_passages import (
-    PassageStates,
+from realm.train.refresh.cached_states import (
+    CachedPassageStates,
+    cached_passage_states,
     freeze_input_embeddings,
-    freeze_passage_trunk,
-    passage_states,
+    freeze_passage_encoder,
 )
 from realm.train.refresh.refresher import IndexRefresher, RefreshConfig
 
-HOLDER_GAIN, OTHER_GAIN = 6.2, -1.6
+POSITIVE_GAIN, NEGATIVE_GAIN = 6.2, -1.6
 """Nats over the null passage that a trained reader gives passages with and without the span; the entity control's table."""
 
 
@@ -66,11 +67,11 @@ class PretrainConfig(RunConfig):
     """Masked sentences per step (paper: 512)."""
     candidates: int = 8
     """Passages per sentence, the null one counted (paper: 8)."""
-    guided: int = 2
+    injected: int = 2
     """Of these, how many are chosen because they hold the masked span (paper: 0)."""
     retriever_rate: float = 3e-5
     """Peak learning rate of the embedder (paper: 3e-5)."""
-    passage_trunk: Literal["trained", "frozen"] = "trained"
+    passage_encoder: Literal["trained", "frozen"] = "trained"
     """"frozen": passages get a tower of their own whose layers stay as they are (paper: trained); its projection trains on
     states computed once, so an index costs one matrix product. For an encoder that retrieves already, on a CPU."""
     input_embeddings: Literal["trained", "frozen"] = "trained"
@@ -79,7 +80,7 @@ class PretrainConfig(RunConfig):
     """Peak learning rate of the reader (paper: 3e-5)."""
     normalise: Literal["index", "candidates"] = "index"
     """Over what p(z|x) is a softmax (paper: the candidates); the whole index up to about 100,000 passages."""
-    unread_gap: float = 1.5
+    unretrieved_gap: float = 1.5
     """With normalise "index": nats per span that an unread passage is taken to be worse than the null passage."""
     marginal: Literal["span", "token"] = "span"
     """The paper sums over passages around the whole span, the released code around each token."""
@@ -107,10 +108,10 @@ class PretrainConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.guided < self.candidates:
+        if not 0 <= self.injected < self.candidates:
             raise ValueError(
-                f"guided is {self.guided}: of {self.candidates} candidates the null one is taken, so at most "
-                f"{self.candidates - 1} can be guided"
+                f"injected is {self.injected}: of {self.candidates} candidates the null one is taken, so at most "
+                f"{self.candidates - 1} can be injected"
             )
 
 
@@ -149,25 +150,23 @@ def train(
         raise InputError(
             f"{source.folder} has no passage with a salient span to hide: use another tagger, or set masking"
         )
-    if config.passage_trunk == "frozen":
-        freeze_passage_trunk(model.embedder)
+    if config.passage_encoder == "frozen":
+        freeze_passage_encoder(model.embedder)
     if config.input_embeddings == "frozen":
         freeze_input_embeddings(model.embedder)
     rates = {model.embedder: config.retriever_rate, model.reader: config.reader_rate}
     names: PretrainedFrom = {"init": init, **kb.training_record, "text": source.fingerprint}
     with (
         TrainRun("pretrain", out, config, model, rates, names, shares=True) as run,
-        IndexRefresher(
-            kb, run.folder, config.refresh, config.precision, run.say, lambda: run.asked_to_stop
-        ) as refresher,
+        IndexRefresher(kb, run.folder, config.refresh, config.precision, run.report) as refresher,
     ):
-        frozen = config.passage_trunk == "frozen"
-        states = passage_states(kb, model, run.folder, config.precision) if frozen else None
+        frozen = config.passage_encoder == "frozen"
+        states = cached_passage_states(kb, model, run.folder, config.precision) if frozen else None
         # A reader that does not train will not get better: it passes the gate at once, or the run ends.
         health = replace(config.health, gate_limit=0) if config.reader_gradient == "none" else config.health
         watch = HealthWatch(health, kb, spans, model, run, questions)
-        version = refresher.first(model, run.step, run.state.get("index"), states)
-        run.after_checkpoint = lambda: refresher.sweep(run.kept("index"))
+        version = refresher.build_initial(model, run.step, run.state.get("index"), states)
+        run.after_checkpoint = lambda: refresher.prune(run.checkpointed("index"))
         watch.start(version, needs_reader=config.signal != "entity")
         for step in run.steps():
             rng = generator(config.seed, step)
@@ -175,18 +174,17 @@ def train(
                 source.tokens, passages, config.batch_size, rng, model.tokenizer.mask_id,
                 model.lengths.query - 2, config.masking, config.mask_repeats, config.titled,
             )  # fmt: skip
-            queries = distributed.share(queries)  # this rank's
+            queries = distributed.shard(queries)  # this rank's
             with run.autocast():
-                search_BD = embed_queries(refresher.searcher(model, version), queries)
-            refresher.freshen(version, model, search_BD, config.candidates, step)  # only near refresh.max_age
+                search_BD = embed_queries(refresher.query_model(model, version), queries)
             chosen = choose_candidates(                                    # null first, never the query's own text
-                queries, search_BD, version.index, knowledge, config.candidates, same_corpus, config.guided, spans
+                queries, search_BD, version.index, knowledge, config.candidates, same_corpus, config.injected, spans
             )  # fmt: skip
             batch = read_inputs(queries, chosen.number_BK, knowledge, model.tokenizer, model.lengths).to(
                 run.device
             )
             with run.autocast():
-                query_BD, passage_UD, score_BK = score(model.embedder, batch, chosen, states)
+                query_BD, score_BK = score(model.embedder, batch, chosen, states)
                 logp_BKM = read(model.reader, batch, queries, chosen, knowledge, config)
                 entries = loss_entries(
                     query_BD, score_BK, logp_BKM, batch, chosen, version.index, rng, config
@@ -196,29 +194,28 @@ def train(
             if not watch.reader_ready:  # it must copy before the retriever moves
                 entries, ict_loss = entries.without_retriever(), ict_loss.detach()
             loss = marginal_loss(entries.score_BE, entries.logp_BEM, batch.mask_BM, config.marginal)
-            loss = distributed.weight(batch.mask_BM.sum()) * (loss + reader_loss) + config.ict * ict_loss
+            loss = distributed.loss_weight(batch.mask_BM.sum()) * (loss + reader_loss) + config.ict * ict_loss
             seen = describe(score_BK, logp_BKM, batch) | {"ict_loss": ict_loss.item()}
-            run.update(loss, seen | refresher.describe(version, step))
-            refresher.write_through(version, chosen.number_BK, passage_UD)
+            run.update(loss, seen | refresher.metrics(version, step))
             if watch.reader_ready:
                 refresher.request(model, run.step)  # starts a build when one is due
             version = watch.after_step(refresher.poll(run.step), version)  # never waits once an index exists
-            run.state["index"] = refresher.place(version)  # where an interrupted run goes on
+            run.state["index"] = refresher.state_dict(version)  # where an interrupted run goes on
         if version.step < run.step:
-            built = refresher.last(model, run.step)  # what is saved is judged too
+            built = refresher.build_final(model, run.step)  # what is saved is judged too
             version = watch.after_step(built, version)
-        refresher.hand_over(model, run.step, version, out)  # to the knowledge base
+        refresher.publish_final(model, run.step, version, out)  # to the knowledge base
         return run.finish()
 
 
 def score(
-    embedder: Embedder, batch: RetrievalBatch, chosen: Candidates, states: PassageStates | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Vectors of queries and distinct passages, and scores [B, K]; passages by their `states` where these stay."""
-    if states is None:
-        return embedder.score(batch.queries, batch.passages, batch.place_BK)
-    passage_UD = states.vectors(embedder.passage, np.unique(chosen.number_BK))
-    return embedder.score(batch.queries, passage_UD, batch.place_BK)
+    embedder: Embedder, batch: RetrievalBatch, chosen: Candidates, states: CachedPassageStates | None
+) -> tuple[Tensor, Tensor]:
+    """Vectors of the queries [B, D] and scores of their candidates [B, K]; cached `states` replace the passages' layers."""
+    passages: Tokens | Tensor = batch.passages
+    if states is not None:
+        passages = states.vectors(embedder.passage, np.unique(chosen.number_BK))
+    return embedder.score(batch.queries, passages, batch.place_BK)
 
 
 def read(
@@ -272,7 +269,7 @@ def loss_entries(
         return Entries(score_BK, logp_BKM, read_BK)
     left_out = [np.union1d(out, row[1:]) for out, row in zip(chosen.excluded, chosen.number_BK, strict=True)]
     rest_B = index.rest_logsumexp(query_BD, left_out)
-    score_BE, logp_BEM = with_unread(score_BK, logp_BKM, batch.mask_BM, rest_B, config.unread_gap)
+    score_BE, logp_BEM = with_unretrieved(score_BK, logp_BKM, batch.mask_BM, rest_B, config.unretrieved_gap)
     return Entries(score_BE, logp_BEM, F.pad(read_BK, (0, 1), value=-1))
 
 
@@ -288,8 +285,8 @@ def sampled_reader_loss(
         return entries.score_BE.new_zeros(())
     credit_BEM, share_BE = draw_chances(entries, batch.mask_BM, config)
     # As `multinomial` draws, but for the whole batch, so that each rank draws for its rows what one process would.
-    chance = share_BE.new_empty(len(share_BE) * distributed.count(), share_BE.shape[1]).exponential_()
-    drawn_B = (share_BE / distributed.share(chance)).argmax(dim=1)
+    chance = share_BE.new_empty(len(share_BE) * distributed.world_size(), share_BE.shape[1]).exponential_()
+    drawn_B = (share_BE / distributed.shard(chance)).argmax(dim=1)
     return drawn_reader_loss(reader, batch, entries, credit_BEM, share_BE, drawn_B)
 
 
@@ -343,7 +340,8 @@ def describe(score_BK: Tensor, logp_BKM: Tensor, batch: RetrievalBatch) -> dict[
     credit_BK = posterior(score_BK, logp_BKM, batch.mask_BM)
     return {
         "retrieval_utility": (
-            distributed.weight(batch.mask_BM.sum()) * retrieval_utility(score_BK, logp_BKM, batch.mask_BM)
+            distributed.loss_weight(batch.mask_BM.sum())
+            * retrieval_utility(score_BK, logp_BKM, batch.mask_BM)
         ).item(),
         "null_probability": prior_BK[:, 0].exp().mean().item(),
         "marginal_logp": span_marginal(score_BK, logp_BKM, batch.mask_BM).mean().item(),
@@ -366,8 +364,8 @@ def _entity_table(
     for row, query in enumerate(queries):
         for column, number in enumerate(number_BK[row][1:], start=1):
             gain_BK[row, column] = (
-                HOLDER_GAIN if holds(knowledge.body.row(number), query.targets) else OTHER_GAIN
+                POSITIVE_GAIN if holds(knowledge.body.row(number), query.targets) else NEGATIVE_GAIN
             )
     per_token_B1 = mask_BM / mask_BM.sum(dim=1, keepdim=True).clamp_min(1)
-    null_logp = -HOLDER_GAIN
+    null_logp = -POSITIVE_GAIN
     return (torch.from_numpy(gain_BK).to(mask_BM.device)[:, :, None] + null_logp) * per_token_B1[:, None, :]

@@ -69,6 +69,10 @@ from realm.workspace.settings import FitConfig
 ADAPTED = "adapted"
 DOCUMENTS = "documents.json"
 QUESTIONS = "questions.jsonl"
+ADAPT_AGAIN = 0.25
+"""Share of passages that must be new since the last adaptation before another one is made."""
+FACTS = 1000
+"""Largest number of masked facts of held-out passages that models are judged by."""
 EXAMPLES = 3
 SHORT = 90
 """Most characters of an example question, where there are such."""
@@ -200,7 +204,7 @@ class _Fit:
     def _build(self, read: Read) -> Changes:
         config, tokenizer = self._kb_config(), self.start.tokenizer
         tokenizer.name = self.config.start
-        tagger = load_tagger(config.tagger, config.tagger_processes)
+        tagger = load_tagger(config.tagger)
         total = len(read.documents)
         try:
             result = build(self.kb_folder, read.documents, config, tokenizer, tagger, total=total)
@@ -217,7 +221,7 @@ class _Fit:
     def _follow(self, read: Read) -> Changes:
         """Adds, replaces and deletes what has come, changed and gone since the sources were read last."""
         kb = KnowledgeBase.open(self.kb_folder)
-        tagger = load_tagger(self.config.tagger, self.config.tagger_processes)
+        tagger = load_tagger(self.config.tagger)
         self._check_same(kb, tagger)
         known = self.folder / DOCUMENTS
         before = set(read_json(known)["documents"]) if known.is_file() else set()
@@ -261,7 +265,6 @@ class _Fit:
             passage_tokens=self.start.lengths.passage,
             tagger=self.config.tagger,
             held_out=held_out,
-            tagger_processes=self.config.tagger_processes,
             sources=tuple(self.sources),
             max_document_chars=self.config.max_document_chars,
         )
@@ -302,7 +305,7 @@ class _Fit:
             return False
         if done is None or self.config.minutes > done["minutes"]:
             return True
-        if done["changed"] > self.config.again * passages:
+        if done["changed"] > ADAPT_AGAIN * passages:
             _log.info("%s passages have come or gone since the model was adapted", f"{done['changed']:,}")
             return True
         return False
@@ -312,7 +315,7 @@ class _Fit:
         config, device = self.config, self.config.device
         asked = judging.drawn(made, config.questions)
         write_json_lines(self.folder / QUESTIONS, (question._asdict() for question in asked))
-        queries = judging.Queries.draw(kb, asked, self.start.lengths.query, config.facts)
+        queries = judging.Queries.draw(kb, asked, self.start.lengths.query, FACTS)
         adapts = self._is_due(report["adaptation"], len(kb)) and queries.enough
         if adapts:
             with _timed("adapt", self.seconds):

@@ -18,7 +18,7 @@ from realm.masking.masked_queries import MaskedQuery
 from realm.model.device import autocast, choose_device
 from realm.model.folder import load_model
 from realm.progress import progress
-from realm.qa.probe import embed_queries, first_holders, first_holders_by_words, held_out_queries, recall_at
+from realm.qa.probe import embed_queries, first_positives, first_positives_bm25, held_out_queries, recall_at
 from realm.qa.question_files import Question
 from realm.qa.question_sets import evaluate_words, question_ranks
 from realm.qa.significance import mcnemar, paired_bootstrap
@@ -75,7 +75,7 @@ def ranks_by_words(kb: KnowledgeBase, queries: Queries) -> Ranks:
     """What BM25 finds."""
     found: Ranks = {}
     if queries.facts:
-        found["masked_facts"] = first_holders_by_words(queries.facts, kb)
+        found["masked_facts"] = first_positives_bm25(queries.facts, kb)
     if queries.questions:
         found["made_questions"] = evaluate_words(kb, queries.questions).first_hit_N
     return found
@@ -93,7 +93,7 @@ def ranks_of(path: str, kb: KnowledgeBase, queries: Queries, device: str, descri
     ):
         if queries.facts:
             query_BD = embed_queries(model, queries.facts)
-            found["masked_facts"] = first_holders(queries.facts, query_BD, index, kb.tokens)
+            found["masked_facts"] = first_positives(queries.facts, query_BD, index, kb.tokens)
             bar.update(len(queries.facts))
         if queries.questions:
             found["made_questions"] = question_ranks(model, kb, index, queries.questions, max(RANKS))

@@ -13,27 +13,20 @@ class FitConfig:
     """How long the adaptation to the documents may take; 0: there is none."""
     tagger: str = "spacy:en_core_web_sm"
     """What finds sentences, names and dates: spacy:MODEL, hf:MODEL, or rules (dates only)."""
-    tagger_processes: int = 0
-    """Processes of the tagger; 0: one for each core, up to 8."""
     held_out: float = 0.1
     """Share of passages that the adaptation does not learn from, for it to be judged by; a start that was trained with another
     share decides."""
     max_document_chars: int = 1_000_000
     """Longest document that is read; a longer one is most often a mistake."""
-    facts: int = 1000
-    """Most masked facts of held-out passages that models are judged by."""
     questions: int = 500
     """Most questions made from the documents that models are judged by."""
-    again: float = 0.25
-    """Share of passages that must be new since the last adaptation before another one is made."""
     device: str = "auto"
     """"auto": a GPU when there is one, else the CPU; or any torch device."""
 
     def __post_init__(self) -> None:
-        for name in ("minutes", "tagger_processes", "again"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be 0 or more")
-        for name in ("facts", "questions", "max_document_chars"):
+        if not self.minutes >= 0:
+            raise ValueError(f"minutes is {self.minutes}: it must be 0 or more")
+        for name in ("questions", "max_document_chars"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be 1 or more")
         if not 0 < self.held_out < 1:

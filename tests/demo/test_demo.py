@@ -1,4 +1,4 @@
-"""The story of a workspace told for real, on made-up towns with random weights, and its parts on their own."""
+"""The demo of a workspace told for real, on made-up towns with random weights, and its parts on their own."""
 
 import json
 import shlex
@@ -14,7 +14,7 @@ from realm import cli, demo
 from realm.demo import results
 from realm.demo.results import DemoReport
 from realm.demo.runner import Costs
-from realm.demo.stages import QUESTIONS, DemoConfig, Story
+from realm.demo.stages import QUESTIONS, DemoConfig, DemoRun
 from realm.errors import InputError
 from realm.settings import read_config
 from realm.text import salient_spans
@@ -211,7 +211,7 @@ def stopping_after(count: int, run: Callable[[Sequence[str]], None]) -> Callable
     def stopped(argv: Sequence[str]) -> None:
         nonlocal left
         run(argv)
-        if argv[0] == "demo":  # the story itself is a command too
+        if argv[0] == "demo":  # the demo itself is a command too
             return
         if left == 0:
             raise KeyboardInterrupt
@@ -227,10 +227,10 @@ def test_of_the_later_documents_those_of_the_named_parts_are_written(tmp_path: P
     ]
     (tmp_path / "facts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     later = str(tmp_path / "facts.jsonl")
-    story = Story(DemoConfig(later=later, later_parts=("Geography",)), None, tmp_path / "work")
+    demo = DemoRun(DemoConfig(later=later, later_parts=("Geography",)), None, tmp_path / "work")
     (tmp_path / "work").mkdir()
-    next(story.adding())
-    (written,) = (json.loads(line) for line in story.later.read_text().splitlines())
+    next(demo.adding())
+    (written,) = (json.loads(line) for line in demo.later.read_text().splitlines())
     assert written == {"id": "facts/ke/Geography", "title": "Kenya", "text": "About its Geography."}
 
 

@@ -1,4 +1,4 @@
-"""The story from plain text told for real, on a dozen made-up towns with random weights, and its parts on their own."""
+"""The demo from plain text told for real, on a dozen made-up towns with random weights, and its parts on their own."""
 
 import json
 import shlex
@@ -13,7 +13,7 @@ import pytest
 
 from realm import cli
 from realm.demo import from_text
-from realm.demo.from_text import FromTextConfig, Story, plots
+from realm.demo.from_text import DemoRun, FromTextConfig, plots
 from realm.demo.from_text.results import FromTextReport
 from realm.demo.pairs import against
 from realm.demo.runner import Costs
@@ -46,7 +46,7 @@ steps = 2
 steps = 4
 batch_size = 2
 candidates = 3
-guided = 1
+injected = 1
 [pretrain.refresh]
 every = 2
 in_background = false
@@ -87,13 +87,13 @@ def write_corpus(file: Path) -> list[str]:
 def write_encoder(folder: Path, texts: Sequence[str]) -> None:
     """A BERT of one layer with random weights, in Hugging Face layout."""
     from realm.model.bert_files import save_bert
-    from realm.model.masked_reader import TrunkConfig, new_reader
+    from realm.model.masked_reader import EncoderConfig, new_reader
     from realm.tokens.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.train(texts, 250)
     tokenizer.save(folder)
-    trunk = TrunkConfig(layers=1, hidden=32, heads=2, positions=128)
-    save_bert(new_reader(trunk, tokenizer).bert, folder)
+    encoder = EncoderConfig(layers=1, hidden=32, heads=2, positions=128)
+    save_bert(new_reader(encoder, tokenizer).bert, folder)
 
 
 def run_demo(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
@@ -236,8 +236,8 @@ def test_the_full_demo_compares_with_its_controls_over_seeds_and_corpora(told: T
 # -- the parts
 
 
-def story_in(folder: Path, **settings: Any) -> Story:
-    return Story(FromTextConfig(**settings), "demo", "package:vital-articles", folder)
+def story_in(folder: Path, **settings: Any) -> DemoRun:
+    return DemoRun(FromTextConfig(**settings), "demo", "package:vital-articles", folder)
 
 
 def test_ict_for_the_same_seconds_counts_all_that_realm_had(tiny_model_folder: Path, tmp_path: Path) -> None:
@@ -252,8 +252,8 @@ def test_ict_for_the_same_seconds_counts_all_that_realm_had(tiny_model_folder: P
 
 
 def test_seeds_beyond_the_first_are_in_the_names_of_their_models(tmp_path: Path) -> None:
-    story = story_in(tmp_path, seeds=(3, 4))
-    assert story.retrievers() == {
+    demo = story_in(tmp_path, seeds=(3, 4))
+    assert demo.retrievers() == {
         "bm25": ["bm25"], "encoder": ["encoder"], "ict": ["ict", "ict-4"], "realm": ["realm", "realm-4"],
     }  # fmt: skip
 
@@ -263,10 +263,10 @@ def test_question_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Pa
         tmp_path / name
         for name in ("wiki/train.jsonl", "factbook/train.jsonl", "trec.jsonl", "mine/dev.jsonl")
     ]
-    story = Story(FromTextConfig(), "demo", "x", tmp_path, tuple(files))
-    assert list(story.tests()) == ["probe", "dev", "wiki-train", "factbook-train", "trec", "mine-dev"]
+    demo = DemoRun(FromTextConfig(), "demo", "x", tmp_path, tuple(files))
+    assert list(demo.tests()) == ["probe", "dev", "wiki-train", "factbook-train", "trec", "mine-dev"]
     with pytest.raises(InputError, match="two question files would be called"):
-        Story(FromTextConfig(), "demo", "x", tmp_path, (files[2], files[2])).tests()
+        DemoRun(FromTextConfig(), "demo", "x", tmp_path, (files[2], files[2])).tests()
 
 
 @pytest.mark.parametrize("preset", [name for name in ("demo", "demo-full") if name in presets()])

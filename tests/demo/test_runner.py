@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from realm.demo.memory import PeakMemory, together_mb
-from realm.demo.runner import Chapter, Record, Stage, tell
+from realm.demo.runner import Record, Section, Stage, tell
 
-CHAPTER = Chapter("1. A chapter", "What and why.")
+CHAPTER = Section("1. A section", "What and why.")
 
 
 def stage_that_makes(file: Path, **more: Any) -> Stage:

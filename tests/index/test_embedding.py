@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm.errors import InputError
+from realm.errors import RealmError
 from realm.index import embedding
 from realm.index.embedding import batches_by_length, embed_passages, pooled_states
 from realm.model.device import Precision, autocast
@@ -33,7 +33,7 @@ def test_index_scores_are_the_scores_of_a_training_step(tiny_kb, tiny_model, len
     )
     place_BK = torch.arange(4).expand(2, 4)
     with torch.no_grad():
-        query_BD, _, score_BK = tiny_model.embedder.score(queries, passages, place_BK)
+        query_BD, score_BK = tiny_model.embedder.score(queries, passages, place_BK)
     vectors = embed(tiny_model, tiny_kb, numbers, lengths=lengths)
     assert vectors.dtype == np.float16
     np.testing.assert_allclose(query_BD.numpy() @ vectors.astype(np.float32).T, score_BK, atol=0.02)
@@ -87,7 +87,7 @@ def test_dropout_is_off_while_embedding_and_on_again_afterwards(tiny_kb, tiny_mo
     tower = tiny_model.embedder.passage.train()
     numbers = np.arange(5)
     assert np.array_equal(embed(tiny_model, tiny_kb, numbers), embed(tiny_model, tiny_kb, numbers))
-    assert tower.training and tower.trunk.training
+    assert tower.training and tower.encoder.training
 
 
 def test_no_passages_give_no_vectors(tiny_kb, tiny_model) -> None:
@@ -97,7 +97,7 @@ def test_no_passages_give_no_vectors(tiny_kb, tiny_model) -> None:
 def test_damaged_weights_are_noticed(tiny_kb, tiny_model) -> None:
     with torch.no_grad():
         tiny_model.embedder.passage.projection.bias[3] = torch.nan
-    with pytest.raises(InputError, match="not finite"):
+    with pytest.raises(RealmError, match="not finite"):
         embed(tiny_model, tiny_kb, np.arange(3))
 
 
@@ -108,7 +108,7 @@ def test_damaged_weights_are_noticed_by_whichever_thread(
     tower = tiny_model.embedder.passage.train()
     with torch.no_grad():
         tower.projection.bias[3] = torch.nan
-    with pytest.raises(InputError, match="not finite"):
+    with pytest.raises(RealmError, match="not finite"):
         embed(tiny_model, tiny_kb, np.arange(len(tiny_kb)))
     assert tower.training
 
@@ -116,7 +116,7 @@ def test_damaged_weights_are_noticed_by_whichever_thread(
 def test_a_vector_too_long_for_16_bits_is_noticed(tiny_kb, tiny_model, monkeypatch) -> None:
     tower = tiny_model.embedder.passage
     monkeypatch.setattr(tower, "project", lambda pooled_BH: torch.full((len(pooled_BH), 16), 1e5))
-    with pytest.raises(InputError, match="not finite"):
+    with pytest.raises(RealmError, match="not finite"):
         embed(tiny_model, tiny_kb, np.arange(3))
 
 

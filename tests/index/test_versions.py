@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from realm.errors import InputError
+from realm.errors import RealmError
 from realm.index import embedding
 from realm.index import versions as index_module
 from realm.index.embedding import batches_by_length, embed_passages
@@ -178,7 +178,7 @@ def test_another_model_has_an_index_of_its_own(own_kb, tiny_model, tiny_model_fo
         for parameter in tiny_model.embedder.passage.projection.parameters():
             parameter.mul_(-1)
     save_model(tiny_model, tmp_path / "other")
-    with pytest.raises(InputError, match=r"no index of .*realm index --kb"):
+    with pytest.raises(RealmError, match=r"no index of .*realm index --kb"):
         load_index(own_kb, tiny_model, str(tmp_path / "other"))
     build_index(own_kb, str(tmp_path / "other"), CONFIG)
     assert_searches(load_index(own_kb, tiny_model, str(tmp_path / "other")), own_kb, tiny_model)
@@ -199,7 +199,7 @@ def test_model_whose_query_side_moved_finds_the_old_index(
 def test_index_of_another_tokenizer_is_refused(own_kb, tiny_model, tmp_path) -> None:
     tiny_model.tokenizer = Tokenizer.train(["quite other words"], vocab_size=40)
     save_model(tiny_model, tmp_path / "other")
-    with pytest.raises(InputError, match="tokenizer") as error:
+    with pytest.raises(RealmError, match="tokenizer") as error:
         build_index(own_kb, str(tmp_path / "other"), CONFIG)
     assert "\n" not in str(error.value)
 
@@ -224,7 +224,7 @@ def test_only_the_newest_versions_stay(own_kb, tiny_model, tiny_model_folder) ->
         own_kb.add([NEW._replace(id=f"n{number}", title=f"Oakham {number}")], TinyTagger())
         build_index(own_kb, str(tiny_model_folder), CONFIG)
     assert [vectors.info_of(folder, version) is not None for version in (3, 4)] == [True, True]
-    with pytest.raises(InputError, match="no version 2"):
+    with pytest.raises(RealmError, match="no version 2"):
         vectors.info_of(folder, 2)
 
 
@@ -323,7 +323,7 @@ def test_two_builds_at_a_time_do_not_write_into_one_file(tmp_path) -> None:
 def test_damaged_index_is_one_line(own_kb, tiny_model, tiny_model_folder) -> None:
     (data,) = (index_folder(own_kb, tiny_model) / "vectors.lance" / "data").iterdir()
     os.truncate(data, data.stat().st_size // 2)
-    with pytest.raises(InputError, match="damaged") as error:
+    with pytest.raises(RealmError, match="damaged") as error:
         load_index(own_kb, tiny_model, str(tiny_model_folder))
     assert "\n" not in str(error.value)
 

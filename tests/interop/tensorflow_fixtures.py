@@ -1,4 +1,4 @@
-"""Google's side: TensorFlow writes the peer's checkpoints as Google's are, and the peer's own loader reads them back.
+"""Google's side: TensorFlow writes the reference's checkpoints as Google's are, and the reference's own loader reads them back.
 
     pip install tensorflow-cpu transformers==4.57.6 torch safetensors        in an environment of its own
     python tests/interop/tensorflow_fixtures.py                            writes fixtures/tensorflow anew
@@ -74,13 +74,13 @@ def write(kind: str, prefix: Path) -> None:
 
 
 def judge(kind: str, prefix: Path) -> None:
-    """The peer loads the file into fresh weights: they must be those that were written."""
+    """The reference loads the file into fresh weights: they must be those that were written."""
     model = LOADERS[kind](RealmConfig.from_pretrained(FIXTURES / kind / "new"))
     load_tf_weights_in_realm(model, model.config, str(prefix))
     states = torch.load(FIXTURES / kind / "new" / "pytorch_model.bin", weights_only=True)
     for name, value in model.state_dict().items():
         if not NEVER_THERE.search(name) and not torch.equal(value, states[name]):
-            sys.exit(f"{kind}: the peer reads another {name}")
+            sys.exit(f"{kind}: the reference reads another {name}")
 
 
 def main() -> None:

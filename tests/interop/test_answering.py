@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForQuestionAnswering
 from realm import cli
 from realm.errors import InputError
 from realm.interop.export import check_exportable
-from realm.interop.span_readers import LONGEST_ANSWER, load_published_reader, take_reader
+from realm.interop.span_readers import LONGEST_ANSWER, load_huggingface_reader, take_reader
 from realm.model.calibration import Calibration
 from realm.model.folder import Model, load_model, save_model
 from realm.qa.metrics import normalise_answer
@@ -95,7 +95,7 @@ def spans_by_hand(theirs: BertForQuestionAnswering, model: Model, question: str,
 
 
 def test_scores_are_start_plus_end_logits_less_those_of_cls(theirs, published, tiny_kb, tiny_model) -> None:
-    reader, tokenizer, dead = load_published_reader(str(published))
+    reader, tokenizer, dead = load_huggingface_reader(str(published))
     assert tokenizer.behaviour == tiny_kb.tokenizer.behaviour and dead == []
     questions = ["on which river lies Arden?", "who built the tower in Corvo, and for whom?"]
     texts = [passage.text for passage in tiny_kb.passages([0, 9])]
@@ -156,7 +156,7 @@ def test_scores_of_several_passages_hold_log_p_of_each_among_them(
 
 
 def same_weights(one: str, other: str) -> bool:
-    mine, yours = (load_published_reader(name).reader.state_dict() for name in (one, other))
+    mine, yours = (load_huggingface_reader(name).reader.state_dict() for name in (one, other))
     return mine.keys() == yours.keys() and all(torch.equal(mine[key], yours[key]) for key in mine)
 
 
@@ -172,7 +172,7 @@ def test_pickled_weights_of_the_first_years_give_the_same_reader(theirs, publish
     (copied / "model.safetensors").unlink()
     torch.save(old, copied / "pytorch_model.bin")
     assert same_weights(str(copied), str(published))
-    assert load_published_reader(str(copied)).dead == [
+    assert load_huggingface_reader(str(copied)).dead == [
         "bert.embeddings.position_ids",
         "bert.pooler.dense.bias",
     ]
@@ -189,7 +189,7 @@ def test_file_that_holds_more_than_tensors_is_not_read(copied, capsys) -> None:
     (copied / "model.safetensors").unlink()
     torch.save({"qa_outputs.weight": Surprise()}, copied / "pytorch_model.bin")
     with pytest.raises(InputError, match="holds more than tensors"):
-        load_published_reader(str(copied))
+        load_huggingface_reader(str(copied))
     assert capsys.readouterr().out == ""
 
 
@@ -282,7 +282,7 @@ def test_reader_of_the_encoders_own_sizes_is_read_from_folders_of_earlier_versio
 ) -> None:
     reader = load_model(qa_folder_of_before).span_reader
     assert reader is not None and reader.config.head == "pairs"
-    assert reader.trunk.config == load_model(tiny_model_folder).reader.config
+    assert reader.encoder.config == load_model(tiny_model_folder).reader.config
 
 
 @pytest.fixture
@@ -331,10 +331,10 @@ def test_fine_tuning_starts_from_the_reader_and_saves_its_layers(
         ).span_reader
         for name, config in (("before", untrained), ("after", trained))
     )
-    start = load_published_reader(str(published)).reader
+    start = load_huggingface_reader(str(published)).reader
     assert before is not None and after is not None
     assert before.config == after.config == start.config
-    assert after.trunk.config.num_hidden_layers == 3
+    assert after.encoder.config.num_hidden_layers == 3
     states = before.state_dict()
     assert all(torch.equal(value, states[key]) for key, value in start.state_dict().items())
     assert not torch.equal(after.ends.weight, before.ends.weight)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from realm import cli
-from realm.errors import InputError
+from realm.errors import RealmError
 from realm.interop import blocks as published_module
 from realm.interop.blocks import convert_checkpoint
 from realm.interop.checkpoint import open_checkpoint
@@ -24,7 +24,7 @@ from realm.qa.question_sets import evaluate
 from realm.store import vectors
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.tokenizer import Tokenizer
-from tests.interop.peer_environment import FIXTURES, block_texts, peer_says
+from tests.interop.reference_environment import FIXTURES, block_texts, reference_values
 from tests.store.tiny import TinyTagger
 
 KINDS = {
@@ -35,7 +35,7 @@ KINDS = {
     "reader": "reader",
     "openqa": "openqa",
 }
-TOLD = peer_says()
+TOLD = reference_values()
 
 
 def converted(folder: Path) -> Conversion:
@@ -61,7 +61,7 @@ def test_both_key_sets_and_safetensors_give_the_same_model(name: str) -> None:
             assert torch.equal(value, first[key]), key
 
 
-def test_a_vocabulary_alone_gives_the_tokenizer_that_the_peer_had() -> None:
+def test_a_vocabulary_alone_gives_the_tokenizer_that_the_reference_had() -> None:
     """The old folders have no tokenizer.json."""
     old, new = (open_checkpoint(str(FIXTURES / "openqa" / kind)).tokenizer() for kind in ("old", "new"))
     texts = [
@@ -147,9 +147,9 @@ def test_blocks_and_vectors_are_the_published_ones(nq: Path) -> None:
 
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("number", range(len(TOLD)))
-def test_answers_in_peer_compat_are_the_peers(nq: Path, number: int, mapped: bool) -> None:
+def test_answers_in_reference_compat_are_the_references(nq: Path, number: int, mapped: bool) -> None:
     told = TOLD[number]
-    config = AnswerConfig(read=3, device="cpu", peer_compat=True, mapped_index=mapped)
+    config = AnswerConfig(read=3, device="cpu", reference_compat=True, mapped_index=mapped)
     answerer = Answerer.load(str(nq / "kb"), str(nq / "model"), config)
     with torch.no_grad():
         hits = answerer.version.index.search(answerer.embed(answerer.tokenized([told["question"]])), 3)
@@ -159,20 +159,20 @@ def test_answers_in_peer_compat_are_the_peers(nq: Path, number: int, mapped: boo
     assert best.passage.document == str(told["blocks"][told["block"]])
 
 
-def test_peer_compat_reads_what_the_peer_reads(nq: Path) -> None:
-    from realm.qa.reading import peer_question, peer_reading
+def test_reference_compat_reads_what_the_reference_reads(nq: Path) -> None:
+    from realm.qa.reading import reference_question, reference_reading
 
     model = load_model(nq / "model")
     for told in TOLD:
-        question = peer_question(told["question"], model.tokenizer)
-        reading = peer_reading(
+        question = reference_question(told["question"], model.tokenizer)
+        reading = reference_reading(
             [question] * 3, [block_texts()[n] for n in told["blocks"]], model.tokenizer, 32
         )
         assert reading.tokens.ids_BT.tolist() == told["joint_ids"]
         assert reading.body_BT.long().tolist() == told["block_mask"]
 
 
-def test_ours_decides_as_the_peer_where_the_peer_is_not_odd(nq: Path) -> None:
+def test_ours_decides_as_the_reference_where_the_reference_is_not_odd(nq: Path) -> None:
     """Questions of known words that are shorter than what is read; the answer is the passage's own text."""
     answerer = Answerer.load(str(nq / "kb"), str(nq / "model"), AnswerConfig(read=3, device="cpu"))
     compared = 0
@@ -187,16 +187,19 @@ def test_ours_decides_as_the_peer_where_the_peer_is_not_odd(nq: Path) -> None:
     assert compared == 3
 
 
-def test_a_question_keeps_its_unknown_words_unless_the_peers_way_is_asked_for(nq: Path) -> None:
-    from realm.qa.reading import joint_reading, peer_question, peer_reading
+def test_a_question_keeps_its_unknown_words_unless_the_reference_way_is_asked_for(nq: Path) -> None:
+    from realm.qa.reading import joint_reading, reference_question, reference_reading
 
     model = load_model(nq / "model")
     (ids,) = model.tokenizer.encode(["who built the \u2603 bridge"])
     assert model.tokenizer.unk_id in ids
     ours = joint_reading([ids], ["the bridge"], model.tokenizer, model.lengths)
-    peers = peer_reading([ids], ["the bridge"], model.tokenizer, 32)
-    assert model.tokenizer.unk_id in ours.tokens.ids_BT and model.tokenizer.unk_id not in peers.tokens.ids_BT
-    assert peer_question("the [SEP]", model.tokenizer)[-1] == model.tokenizer.sep_id
+    references = reference_reading([ids], ["the bridge"], model.tokenizer, 32)
+    assert (
+        model.tokenizer.unk_id in ours.tokens.ids_BT
+        and model.tokenizer.unk_id not in references.tokens.ids_BT
+    )
+    assert reference_question("the [SEP]", model.tokenizer)[-1] == model.tokenizer.sep_id
     assert model.tokenizer.sep_id not in model.tokenizer.encode(["the [SEP]"])[0]
 
 
@@ -214,7 +217,9 @@ def test_vectors_in_16_bits_take_half_and_find_the_same(tmp_path: Path) -> None:
     found = vectors.read(vectors.folders(kb.folder)[0], kb.keys_N)
     assert found is not None and found.array.dtype == np.float16 and found.info.bits == 16
     answerer = Answerer.load(
-        str(kb.folder), str(tmp_path / "nq" / "model"), AnswerConfig(read=3, device="cpu", peer_compat=True)
+        str(kb.folder),
+        str(tmp_path / "nq" / "model"),
+        AnswerConfig(read=3, device="cpu", reference_compat=True),
     )
     assert [answerer.answer(told["question"]).answers[0].text for told in TOLD] == [t["answer"] for t in TOLD]
 
@@ -286,7 +291,7 @@ def test_blocks_that_were_not_tagged_are_not_taken_for_tagged_ones(nq: Path, tmp
     kb = shutil.copytree(nq / "kb", tmp_path / "nq" / "kb")
     assert KnowledgeBase.open(kb).config.tagger == ""
     words = ["convert", str(FIXTURES / "openqa" / "old"), str(tmp_path / "nq")]
-    with pytest.raises(InputError, match="is a knowledge base already"):
+    with pytest.raises(RealmError, match="is a knowledge base already"):
         cli.run([*words, "--tagger", "rules"])
     cli.run(words)  # the same as before: nothing is left to do
     (tmp_path / "news.jsonl").write_text('{"title": "Bridge", "text": "Ada built it in 1903. It is old."}')
@@ -336,37 +341,37 @@ def broken(tmp_path: Path, name: str, **states: torch.Tensor | None) -> Path:
 
 
 def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"lacks cls\.dense\.bias and 0 more tensors of a embedder"):
+    with pytest.raises(RealmError, match=r"lacks cls\.dense\.bias and 0 more tensors of a embedder"):
         converted(broken(tmp_path / "a", "embedder", **{"cls.dense.bias": None}))
-    with pytest.raises(InputError, match=r"cls\.dense\.bias is \(3,\), its config\.json says \(8,\)"):
+    with pytest.raises(RealmError, match=r"cls\.dense\.bias is \(3,\), its config\.json says \(8,\)"):
         converted(broken(tmp_path / "b", "embedder", **{"cls.dense.bias": torch.zeros(3)}))
 
 
 def test_another_kind_of_model_is_refused(tiny_model_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is a 'bert' model, no published REALM checkpoint"):
+    with pytest.raises(RealmError, match="is a 'bert' model, no published REALM checkpoint"):
         open_checkpoint(str(tiny_model_folder / "encoder"))
     folder = tmp_path / "strange"
     folder.mkdir()
     shutil.copy(FIXTURES / "embedder" / "new" / "config.json", folder)
-    with pytest.raises(InputError, match="has no weights"):
+    with pytest.raises(RealmError, match="has no weights"):
         open_checkpoint(str(folder))
     save_file({"gpt.weight": torch.zeros(2)}, folder / "model.safetensors")
-    with pytest.raises(InputError, match=r"is no published REALM checkpoint .* it holds gpt\.weight"):
+    with pytest.raises(RealmError, match=r"is no published REALM checkpoint .* it holds gpt\.weight"):
         open_checkpoint(str(folder))
     (folder / "model.safetensors").write_bytes(b"\0" * 100)
-    with pytest.raises(InputError, match="is damaged"):
+    with pytest.raises(RealmError, match="is damaged"):
         open_checkpoint(str(folder))
 
 
 def test_checkpoints_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     reader, encoder = FIXTURES / "reader" / "new", FIXTURES / "encoder" / "new"
-    with pytest.raises(InputError, match="is a reader: encoder or openqa was expected"):
+    with pytest.raises(RealmError, match="is a reader: encoder or openqa was expected"):
         convert_checkpoint(str(encoder), tmp_path / "out", encoder=str(reader))
     small = shutil.copytree(encoder, tmp_path / "small")
     config = json.loads((small / "config.json").read_text())
     for name, value in {"hidden_size": 8, "num_attention_heads": 4, "hidden_act": "relu"}.items():
         (small / "config.json").write_text(json.dumps(config | {name: value}))
-        with pytest.raises(InputError, match=rf"has {name} {value}, .* {config[name]}"):
+        with pytest.raises(RealmError, match=rf"has {name} {value}, .* {config[name]}"):
             convert_checkpoint(str(FIXTURES / "embedder" / "new"), tmp_path / "out", encoder=str(small))
     assert not (tmp_path / "out").exists()
 
@@ -382,21 +387,21 @@ class Harmful:
 def test_a_weights_file_that_would_run_code_is_not_read(tmp_path: Path) -> None:
     folder = shutil.copytree(FIXTURES / "embedder" / "new", tmp_path / "bad")
     torch.save({"a": Harmful(tmp_path / "harm")}, folder / "pytorch_model.bin")
-    with pytest.raises(InputError, match="holds more than tensors and is not read"):
+    with pytest.raises(RealmError, match="holds more than tensors and is not read"):
         open_checkpoint(str(folder))
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": Harmful(tmp_path / "harm")}))
-    with pytest.raises(InputError, match=r"pytorch_model\.bin"):
+    with pytest.raises(RealmError, match=r"pytorch_model\.bin"):
         open_checkpoint(str(folder))
     assert not (tmp_path / "harm").exists()
 
 
 def test_texts_and_vectors_must_be_as_many_before_anything_is_written(tmp_path: Path) -> None:
     folder = broken(tmp_path, "openqa", block_emb=torch.zeros(39, 8))
-    with pytest.raises(InputError, match=r"has 40 texts, its block_emb is \(39, 8\)"):
+    with pytest.raises(RealmError, match=r"has 40 texts, its block_emb is \(39, 8\)"):
         convert_checkpoint(str(folder), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     (folder / "block_records.npy").unlink()
-    with pytest.raises(InputError, match="the checkpoint came without its texts"):
+    with pytest.raises(RealmError, match="the checkpoint came without its texts"):
         convert_checkpoint(str(folder), tmp_path / "out")
 
 
@@ -415,7 +420,7 @@ def test_weights_in_several_files_are_read_by_their_index(tmp_path: Path) -> Non
     mine, wanted = weights(converted(folder)), weights(converted(whole))
     assert all(torch.equal(value, wanted[key]) for key, value in mine.items())
     index.write_text(json.dumps({"weight_map": {"a": "../../secret.safetensors"}}))
-    with pytest.raises(InputError, match=r"names .* which is not there"):
+    with pytest.raises(RealmError, match=r"names .* which is not there"):
         open_checkpoint(str(folder))
 
 

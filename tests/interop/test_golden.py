@@ -1,4 +1,4 @@
-"""What the real published weights are known to give (the peer's own tests, tolerance 1e-4), where they are at hand.
+"""What the real published weights are known to give (the reference's own tests, tolerance 1e-4), where they are at hand.
 
 REALM_PUBLISHED=/models pytest tests/interop/test_golden.py
 REALM_PUBLISHED=hub     pytest tests/interop/test_golden.py
@@ -60,7 +60,7 @@ def test_embedder() -> None:
 @torch.no_grad()
 def test_scorer() -> None:
     embedder = model_of("realm-cc-news-pretrained-scorer").embedder
-    _, _, score_BK = embedder.score(plain(FIRST), plain(FIRST, SECOND), torch.tensor([[0, 1]]))
+    _, score_BK = embedder.score(plain(FIRST), plain(FIRST, SECOND), torch.tensor([[0, 1]]))
     close(score_BK, [0.7410, 0.7170])
 
 
@@ -87,7 +87,7 @@ def test_reader() -> None:
 def test_open_question_answering(tmp_path: Path) -> None:
     """Converts all of Wikipedia: the texts and 6.8 GB of vectors go to disk once more."""
     convert_checkpoint(place_of("realm-orqa-nq-openqa"), tmp_path / "nq")
-    config = AnswerConfig(device="cpu", peer_compat=True, mapped_index=True)
+    config = AnswerConfig(device="cpu", reference_compat=True, mapped_index=True)
     answerer = Answerer.load(str(tmp_path / "nq" / "kb"), str(tmp_path / "nq" / "model"), config)
     (best, *_) = answerer.answer("Who is the pioneer in modern computer science?").answers
     assert best.text == "alan mathison turing"

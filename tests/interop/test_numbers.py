@@ -1,6 +1,6 @@
-"""The published arithmetic: our networks with the peer's weights give the numbers that transformers 4.57.6 wrote down.
+"""The published arithmetic: our networks with the reference's weights give the numbers that transformers 4.57.6 wrote down.
 
-`fixtures/` is the work of `peer.py` in the peer's own environment; nothing in it comes from this package.
+`reference_transformers.py` writes `fixtures/` in an environment of its own; nothing in them comes from this package.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from realm.interop.checkpoint import open_checkpoint
 from realm.interop.parts import MASKED_READER, SPAN_READER, TOWER, convert, published_names
-from realm.interop.peer import masked_lm_loss
 from realm.model.folder import Model
 from realm.model.losses import any_correct_loss
-from realm.qa.reading import peer_question, peer_reading
+from realm.qa.reading import reference_question, reference_reading
 from realm.tokens.layouts import Tokens, query_inputs
 from realm.tokens.tokenizer import Tokenizer
-from tests.interop.peer_environment import FIXTURES, block_texts, peer_says
+from tests.interop.reference_environment import FIXTURES, block_texts, reference_values
+from tests.interop.reference_loss import masked_lm_loss
 
 EXPECTED = load_file(FIXTURES / "expected.safetensors")
-TOLD = peer_says()
+TOLD = reference_values()
 
 
 def expected(name: str) -> dict[str, Tensor]:
@@ -63,7 +63,7 @@ def same_gradients(
     assert compared > 5
 
 
-def test_embedder_gives_the_peers_vectors_and_gradients() -> None:
+def test_embedder_gives_the_references_vectors_and_gradients() -> None:
     values, tower = expected("embedder"), model_of("embedder").embedder.query
     vector_BD = tower(tokens_of(values))
     close(vector_BD, values["vector"])
@@ -72,11 +72,11 @@ def test_embedder_gives_the_peers_vectors_and_gradients() -> None:
 
 
 @pytest.mark.parametrize("name", ["scorer", "towers"])
-def test_scorer_gives_the_peers_relevance_and_gradients(name: str) -> None:
+def test_scorer_gives_the_references_relevance_and_gradients(name: str) -> None:
     values, embedder = expected(name), model_of(name).embedder
     assert (embedder.query is embedder.passage) == (name == "scorer")
     place_BK = torch.arange(6).view(2, 3)
-    query_BD, _, score_BK = embedder.score(tokens_of(values), tokens_of(values, "candidate_"), place_BK)
+    query_BD, score_BK = embedder.score(tokens_of(values), tokens_of(values, "candidate_"), place_BK)
     close(query_BD, values["query"])
     close(embedder.passage(tokens_of(values, "candidate_")).view(2, 3, -1), values["candidate"])
     close(score_BK, values["relevance"])
@@ -86,14 +86,14 @@ def test_scorer_gives_the_peers_relevance_and_gradients(name: str) -> None:
         same_gradients(embedder.query, TOWER, values, "query_embedder.")
 
 
-def test_encoder_gives_the_peers_logits() -> None:
+def test_encoder_gives_the_references_logits() -> None:
     values, reader = expected("encoder"), model_of("encoder").reader
     tokens = tokens_of(values)
     logits_BTV = reader.bert.cls(reader.bert.bert(tokens.ids_BT, tokens.mask_BT, tokens.segments_BT))
     close(logits_BTV, values["logits"].view_as(logits_BTV))
 
 
-def test_marginalised_loss_and_its_gradients_are_the_peers() -> None:
+def test_marginalised_loss_and_its_gradients_are_the_references() -> None:
     values, reader = expected("encoder"), model_of("encoder").reader
     score_BK = values["relevance"].clone().requires_grad_()
     loss = masked_lm_loss(reader, tokens_of(values), score_BK, values["labels"], values["mlm_mask"])
@@ -104,7 +104,7 @@ def test_marginalised_loss_and_its_gradients_are_the_peers() -> None:
     same_gradients(reader.bert, MASKED_READER, values)
 
 
-def test_peer_compat_dilutes_the_loss_and_hides_nan_as_the_peer_does() -> None:
+def test_reference_compat_dilutes_the_loss_and_hides_nan_as_the_reference_does() -> None:
     values, reader = expected("encoder"), model_of("encoder").reader
     joint, score_BK, labels, mask = (
         tokens_of(values),
@@ -115,7 +115,7 @@ def test_peer_compat_dilutes_the_loss_and_hides_nan_as_the_peer_does() -> None:
     ignored = labels.masked_fill(mask == 0, -100)
 
     def loss(*inputs: Any, compat: bool) -> Tensor:
-        return masked_lm_loss(reader, joint, *inputs, peer_compat=compat)
+        return masked_lm_loss(reader, joint, *inputs, reference_compat=compat)
 
     close(loss(score_BK, ignored, None, compat=True), values["loss_without_mask"])
     close(loss(score_BK, ignored, None, compat=False), values["loss"])
@@ -138,7 +138,7 @@ def test_labels_where_nothing_can_be_predicted_are_refused_in_a_sentence(compat:
 
     def refused(label_BT: Tensor, mask_BT: Tensor | None, what: str) -> None:
         with pytest.raises(ValueError, match=what):
-            masked_lm_loss(reader, joint, score_BK, label_BT, mask_BT, peer_compat=compat)
+            masked_lm_loss(reader, joint, score_BK, label_BT, mask_BT, reference_compat=compat)
 
     at_padding = ignored.clone()
     at_padding[0, lengths[0]] = 7
@@ -155,7 +155,7 @@ def test_labels_where_nothing_can_be_predicted_are_refused_in_a_sentence(compat:
     )  # what does not count may be anything
 
 
-def test_span_scores_losses_and_gradients_are_the_peers() -> None:
+def test_span_scores_losses_and_gradients_are_the_references() -> None:
     values, reader = expected("reader"), model_of("reader").span_reader
     assert reader is not None
     tokens, score_K = tokens_of(values), values["relevance"].clone().requires_grad_()
@@ -197,10 +197,10 @@ def block_emb() -> Tensor:
     return torch.load(FIXTURES / "openqa" / "new" / "pytorch_model.bin", weights_only=True)["block_emb"]
 
 
-def peer_places(
+def reference_places(
     tokens: Tokens, answers: Sequence[Sequence[int]], tokenizer: Tokenizer
 ) -> list[list[tuple[int, int]]]:
-    """(first, last) positions of every answer in each row, as the peer finds them: wordpieces between the two [SEP]."""
+    """(first, last) positions of every answer in each row, as the reference finds them: wordpieces between the two [SEP]."""
     found = []
     for row in tokens.ids_BT.tolist():
         first = row.index(tokenizer.sep_id) + 1
@@ -216,7 +216,7 @@ def peer_places(
 
 
 @pytest.mark.parametrize("number", range(len(TOLD)))
-def test_fine_tuning_losses_and_gradients_are_the_peers(
+def test_fine_tuning_losses_and_gradients_are_the_references(
     number: int, openqa: Model, block_emb: Tensor
 ) -> None:
     told, values = TOLD[number], expected(f"openqa/{number}")
@@ -224,16 +224,18 @@ def test_fine_tuning_losses_and_gradients_are_the_peers(
     assert reader is not None
     for part in openqa.parts().values():
         part.zero_grad()
-    ids = peer_question(told["question"], tokenizer)
+    ids = reference_question(told["question"], tokenizer)
     assert [tokenizer.cls_id, *ids, tokenizer.sep_id] == told["question_ids"]
     query_BD = openqa.embedder.query(query_inputs([ids], tokenizer, replace(openqa.lengths, query=64)))
     close(query_BD[0], values["vector"])
     wide = (query_BD[0] @ block_emb.T).topk(len(told["wide"])).indices.tolist()
     assert wide == told["wide"]
     texts = block_texts()
-    reading = peer_reading([ids] * len(wide), [texts[n] for n in wide], tokenizer, openqa.lengths.reading)
-    answers = [peer_question(answer, tokenizer) for answer in told["answers"]]
-    places = peer_places(reading.tokens, answers, tokenizer)
+    reading = reference_reading(
+        [ids] * len(wide), [texts[n] for n in wide], tokenizer, openqa.lengths.reading
+    )
+    answers = [reference_question(answer, tokenizer) for answer in told["answers"]]
+    places = reference_places(reading.tokens, answers, tokenizer)
     theirs = [
         sorted((s, e) for s, e in zip(*row, strict=True) if s >= 0)
         for row in zip(told["starts"], told["ends"], strict=True)

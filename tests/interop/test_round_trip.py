@@ -1,4 +1,4 @@
-"""Peer -> ours -> peer: every tensor that matters comes back bit by bit, and the peer itself says so."""
+"""Peer -> ours -> reference: every tensor that matters comes back bit by bit, and the reference itself says so."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from realm.errors import InputError
 from realm.interop.blocks import export_model
 from realm.model.folder import load_model, save_model
 from realm.qa.pipeline import AnswerConfig, Answerer
-from tests.interop.peer_environment import FIXTURES, run_peer
+from tests.interop.reference_environment import FIXTURES, run_reference
 
 NAMES = ["embedder", "scorer", "towers", "encoder", "reader", "openqa"]
 DEAD = {
@@ -71,10 +71,10 @@ def test_our_model_there_and_back_answers_from_its_own_knowledge_base(tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_peer_loads_what_we_write_and_computes_the_same(tmp_path: Path) -> None:
+def test_the_reference_loads_what_we_write_and_computes_the_same(tmp_path: Path) -> None:
     for name in NAMES:
         shutil.copytree(there_and_back(name, tmp_path / name), tmp_path / "exported" / name)
-    verdicts = json.loads(run_peer("judge", FIXTURES, tmp_path / "exported"))
+    verdicts = json.loads(run_reference("judge", FIXTURES, tmp_path / "exported"))
     assert verdicts.keys() == set(NAMES)
     for name, verdict in verdicts.items():
         assert verdict["missing"] == verdict["unexpected"] == [], name
@@ -83,8 +83,8 @@ def test_the_peer_loads_what_we_write_and_computes_the_same(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_the_fixtures_are_what_the_peer_says_today(tmp_path: Path) -> None:
-    run_peer("build", tmp_path / "made")
+def test_the_fixtures_are_what_the_reference_says_today(tmp_path: Path) -> None:
+    run_reference("build", tmp_path / "made")
     assert json.loads((tmp_path / "made" / "expected.json").read_text()) == json.loads(
         (FIXTURES / "expected.json").read_text()
     )

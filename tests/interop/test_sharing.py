@@ -12,12 +12,12 @@ import torch
 
 from realm import cli
 from realm.cli.arguments import settings
-from realm.errors import InputError
+from realm.errors import RealmError
 from realm.interop.sharing import commands, write_sentence_transformers
 from realm.model import folder as folder_module
 from realm.model.embedder import EmbedderConfig, Norm, Pooling, embedder_from
 from realm.model.folder import Model, load_model, save_model
-from realm.model.masked_reader import TrunkConfig, new_reader
+from realm.model.masked_reader import EncoderConfig, new_reader
 from realm.tokens.layouts import Lengths, passage_inputs, query_inputs
 from realm.train.adapt import AdaptConfig
 from realm.train.finetune import FinetuneConfig
@@ -32,7 +32,7 @@ TEXTS = ["the town is in ruritania", "it has two inns?", "", "the capital " * 8]
 def model_of(pooling: Pooling, norm: Norm) -> Model:
     torch.manual_seed(0)
     tokenizer = tiny_tokenizer()
-    reader = new_reader(TrunkConfig(layers=2, hidden=32, heads=2, positions=64), tokenizer)
+    reader = new_reader(EncoderConfig(layers=2, hidden=32, heads=2, positions=64), tokenizer)
     embedder = embedder_from(reader, EmbedderConfig(dim=16, pooling=pooling, norm=norm))
     for parameter in embedder.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -60,13 +60,13 @@ def test_sentence_transformers_gives_our_vectors(pooling: Pooling, norm: Norm, t
 def test_words_have_no_modules_there(tmp_path: Path) -> None:
     torch.manual_seed(0)
     tokenizer = tiny_tokenizer()
-    reader = new_reader(TrunkConfig(layers=1, hidden=16, heads=2, positions=32), tokenizer)
+    reader = new_reader(EncoderConfig(layers=1, hidden=16, heads=2, positions=32), tokenizer)
     model = Model(
         tokenizer, Lengths(8, 16), reader, embedder_from(reader, EmbedderConfig(dim=4, pooling="words"))
     )
     save_model(model, tmp_path / "model")
     words = ["convert", str(tmp_path / "model"), str(tmp_path / "out"), "--to", "sentence-transformers"]
-    with pytest.raises(InputError, match="weighted words"):
+    with pytest.raises(RealmError, match="weighted words"):
         cli.run(words)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
@@ -116,12 +116,12 @@ def test_a_hub_folder_has_a_card_and_comes_back(tmp_path: Path, monkeypatch: pyt
         "--licence",
         "apache-2.0",
     ]
-    with pytest.raises(InputError, match="what --data they saw"):
+    with pytest.raises(RealmError, match="what --data they saw"):
         cli.run(words)
     bad = tmp_path / "bad.json"
     for content in ("[1]", '{"em": ', '{"em": "\\ud800"}', "[" * 100_000):
         bad.write_text(content)
-        with pytest.raises(InputError, match=r"bad\.json is (damaged|no report)") as error:
+        with pytest.raises(RealmError, match=r"bad\.json is (damaged|no report)") as error:
             cli.run([*words, "--data", "x", "--numbers", str(bad)])
         assert "\n" not in str(error.value) and not (tmp_path / "mine").exists()
     cli.run([*words, "--data", "Fourteen towns.", "--numbers", str(tmp_path / "dev.json")])

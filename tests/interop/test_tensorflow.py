@@ -1,6 +1,6 @@
-"""Google's own checkpoints: what TensorFlow wrote becomes the model that the peer's files become, and damage is one line.
+"""Google's own checkpoints: what TensorFlow wrote becomes the model that the reference's files become, and damage is one line.
 
-`fixtures/tensorflow/` is the work of `tensorflow_fixtures.py`, which let the peer's loader judge the names.
+`fixtures/tensorflow/` is the work of `tensorflow_fixtures.py`, which let the reference's loader judge the names.
 """
 
 import json
@@ -24,7 +24,7 @@ from realm.interop.checkpoint import TRUNK, open_checkpoint
 from realm.interop.parts import convert
 from realm.interop.tensorflow import read_bundle
 from realm.model.folder import Model, load_model
-from tests.interop.peer_environment import FIXTURES
+from tests.interop.reference_environment import FIXTURES
 
 GOOGLES = FIXTURES / "tensorflow"
 NQ = GOOGLES / "openqa" / "model.ckpt-300000"
@@ -49,7 +49,7 @@ def refused(prefix: Path) -> str | None:
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_googles_files_give_the_model_that_the_peers_give(kind: str) -> None:
+def test_googles_files_give_the_model_that_the_references_give(kind: str) -> None:
     tokenizer = str(NQ.parent) if kind == "openqa" else None
     files = open_checkpoint(str(NAMES[kind]), tokenizer), open_checkpoint(str(FIXTURES / kind / "new"))
     assert [files[0].config[name] for name in TRUNK] == [files[1].config[name] for name in TRUNK]

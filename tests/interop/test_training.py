@@ -1,4 +1,4 @@
-"""A converted checkpoint is where training starts: on one's own corpus, on questions, and back to the peer's files."""
+"""A converted checkpoint is where training starts: on one's own corpus, on questions, and back to the reference's files."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from realm.qa.question_files import Question
 from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
 from realm.train import finetune, pretrain
 from tests.conftest import tiny_documents
-from tests.interop.peer_environment import FIXTURES
+from tests.interop.reference_environment import FIXTURES
 from tests.store.tiny import TinyTagger
 from tests.train.stages import metrics, tiny
 

@@ -1,4 +1,4 @@
-"""The two rules, guided candidates, and the layout of a step, on a corpus small enough to see through."""
+"""The two rules, injected candidates, and the layout of a step, on a corpus small enough to see through."""
 
 import numpy as np
 import pytest
@@ -120,49 +120,49 @@ def test_rules_hold_for_every_query_of_a_real_corpus(tiny_kb) -> None:
     queries = draw_queries(tokens, np.arange(len(tiny_kb)), 40, draw, tiny_kb.tokenizer.mask_id, 30)
     index = MipsIndex(draw.normal(size=(len(tiny_kb), 8)).astype(np.float16))
     vectors = torch.from_numpy(draw.normal(size=(40, 8)).astype(np.float32))
-    for guided in (0, 2):
-        chosen = choose_candidates(queries, vectors, index, tokens, 6, True, guided, SpanIndex(tokens))
+    for injected in (0, 2):
+        chosen = choose_candidates(queries, vectors, index, tokens, 6, True, injected, SpanIndex(tokens))
         for one, row in zip(queries, chosen.number_BK, strict=True):
             assert row[0] == NULL_PASSAGE and len(set(row.tolist())) == 6
             assert one.passage not in row
             assert not any(repeats_text(one.original, tokens.body.row(n)) for n in row[1:])
 
 
-# -- guided candidates
+# -- injected candidates
 
 
-def holder_corpus(holders, count: int = 12) -> PassageTokens:
+def holder_corpus(positives, count: int = 12) -> PassageTokens:
     """Passages of which some hold the span, tagged; the query is cut from passage 0."""
-    bodies = [np.concatenate([SPAN, other(i)]) if i in holders else other(i) for i in range(count)]
-    return corpus(bodies, [[(0, 2)] if i in holders else [] for i in range(count)])
+    bodies = [np.concatenate([SPAN, other(i)]) if i in positives else other(i) for i in range(count)]
+    return corpus(bodies, [[(0, 2)] if i in positives else [] for i in range(count)])
 
 
 HIDDEN = query(sentence=np.concatenate([other(0)[:3], SPAN, other(0)[3:]]), positions=(3, 4))
 
 
-def guided(holders, candidates: int, count: int) -> list[int]:
-    knowledge = holder_corpus({0, *holders})
+def injected(positives, candidates: int, count: int) -> list[int]:
+    knowledge = holder_corpus({0, *positives})
     index, vector = ranked(12)
     chosen = choose_candidates(
-        [HIDDEN], vector, index, knowledge, candidates, True, guided=count, spans=SpanIndex(knowledge)
+        [HIDDEN], vector, index, knowledge, candidates, True, injected=count, spans=SpanIndex(knowledge)
     )
     return chosen.number_BK[0].tolist()
 
 
 def test_guided_candidates_are_the_best_holders_in_the_last_places() -> None:
-    assert guided({8, 9, 11}, candidates=5, count=2) == [NULL_PASSAGE, 1, 2, 8, 9]
+    assert injected({8, 9, 11}, candidates=5, count=2) == [NULL_PASSAGE, 1, 2, 8, 9]
 
 
 def test_holders_that_the_hits_brought_are_not_taken_twice() -> None:
-    assert guided({1, 9}, candidates=5, count=2) == [NULL_PASSAGE, 1, 2, 9, 3]
+    assert injected({1, 9}, candidates=5, count=2) == [NULL_PASSAGE, 1, 2, 9, 3]
 
 
 def test_a_holder_among_the_hits_that_give_way_stays() -> None:
-    assert guided({3, 9}, candidates=5, count=2) == [NULL_PASSAGE, 1, 2, 3, 9]
+    assert injected({3, 9}, candidates=5, count=2) == [NULL_PASSAGE, 1, 2, 3, 9]
 
 
 def test_without_holders_more_hits_stand_in() -> None:
-    assert guided(set(), candidates=5, count=2) == [NULL_PASSAGE, 1, 2, 3, 4]
+    assert injected(set(), candidates=5, count=2) == [NULL_PASSAGE, 1, 2, 3, 4]
 
 
 def test_guided_candidates_never_repeat_the_query() -> None:

@@ -30,11 +30,11 @@ def passages(tokenizer: Tokenizer, seed: int = 0) -> Tokens:
     return passage_inputs(some_ids(1, 2, 0), some_ids(9, 3, 0, seed=seed), tokenizer, LENGTHS)
 
 
-def plain_states(trunk: Bert, tokens: Tokens, row: int) -> torch.Tensor:
+def plain_states(bert: Bert, tokens: Tokens, row: int) -> torch.Tensor:
     """One row through transformers' layers by itself, without padding."""
     real = int(tokens.mask_BT[row].sum())
     with torch.no_grad():
-        return twin(trunk)(
+        return twin(bert)(
             tokens.ids_BT[row : row + 1, :real], token_type_ids=tokens.segments_BT[row : row + 1, :real]
         )
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig as TheirConfig
 from transformers import BertForMaskedLM, BertModel
 
-from realm.errors import InputError
+from realm.errors import RealmError
 from realm.model.bert import ACTIVATIONS, Bert, BertConfig, MaskedBert
 from realm.model.bert_files import load_bert, save_bert
 from realm.model.cpu.dropout import FastDropout
@@ -150,7 +150,7 @@ def test_the_second_name_of_the_heads_bias_is_enough_and_second_values_are_refus
     save_file(states, tmp_path / "model.safetensors")
     assert_same(network, tmp_path)
     save_file(states | {"cls.predictions.decoder.weight": torch.ones(50, 12)}, tmp_path / "model.safetensors")
-    with pytest.raises(InputError, match=r"it has cls\.predictions\.decoder\.weight beside another"):
+    with pytest.raises(RealmError, match=r"it has cls\.predictions\.decoder\.weight beside another"):
         load_bert(tmp_path, "it")
 
 
@@ -177,7 +177,7 @@ def test_what_is_no_bert_of_ours_is_one_line(change, says, tmp_path) -> None:
     save_bert(MaskedBert(CONFIG), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))
-    with pytest.raises(InputError, match=says) as error:
+    with pytest.raises(RealmError, match=says) as error:
         load_bert(tmp_path, "it")
     assert "\n" not in str(error.value) and str(error.value).startswith("it")
 
@@ -190,5 +190,5 @@ def test_a_damaged_index_of_weights_is_one_line(index, tmp_path) -> None:
     save_bert(MaskedBert(CONFIG), tmp_path / "it")
     (tmp_path / "it" / "model.safetensors").rename(tmp_path / "x")
     (tmp_path / "it" / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(InputError, match="it does not load as a BERT"):
+    with pytest.raises(RealmError, match="it does not load as a BERT"):
         load_bert(tmp_path / "it", "it")

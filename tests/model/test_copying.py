@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from realm.errors import InputError
+from realm.errors import RealmError
 from realm.model.bert import MaskedBert
 from realm.model.copying import REACH, CopyHead, passage_mask
 from realm.model.masked_reader import MaskedReader, load_reader, save_reader
@@ -276,6 +276,6 @@ def test_copy_head_travels_with_its_encoder(reader, tokenizer, tmp_path: Path) -
     with torch.no_grad():
         assert torch.equal(loaded.eval()(tokens, ROWS, PLACES), reader(tokens, ROWS, PLACES))
     (tmp_path / "copy_head.safetensors").write_bytes(b"garbage")
-    with pytest.raises(InputError, match="copy_head") as error:
+    with pytest.raises(RealmError, match="copy_head") as error:
         load_reader(str(tmp_path))
     assert "\n" not in str(error.value)

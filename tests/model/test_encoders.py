@@ -29,7 +29,7 @@ def test_mean_pooled_vector_is_the_mean_of_real_states_projected_and_scaled(toke
     vectors = tower(tokens).detach().numpy()
     weight, bias = tower.projection.weight.detach().numpy(), tower.projection.bias.detach().numpy()
     for row, vector in enumerate(vectors):
-        states = plain_states(tower.trunk, tokens, row).last_hidden_state[0].numpy()
+        states = plain_states(tower.encoder, tokens, row).last_hidden_state[0].numpy()
         expected = weight @ states.mean(axis=0) + bias
         np.testing.assert_allclose(vector, 3 * expected / np.linalg.norm(expected), atol=1e-5)
 
@@ -62,7 +62,7 @@ def test_passage_of_words_that_do_not_count_still_has_a_vector(tokenizer: Tokeni
     assert sizes[0] < 100 * sizes[1]
 
 
-def test_word_tower_has_no_layers_and_the_others_have_a_trunk() -> None:
+def test_word_tower_has_no_layers_and_the_others_have_an_encoder() -> None:
     words = new_tower(CONFIG, EmbedderConfig(dim=6, pooling="words"))
     assert {name.split(".")[0] for name, _ in words.named_parameters()} == {
         "words",
@@ -72,7 +72,7 @@ def test_word_tower_has_no_layers_and_the_others_have_a_trunk() -> None:
     for pooling in ("mean", "cls"):
         tower = new_tower(CONFIG, EmbedderConfig(dim=6, pooling=pooling))
         assert isinstance(tower, TransformerTower)
-        assert (tower.trunk.pooler is not None) == (pooling == "cls")
+        assert (tower.encoder.pooler is not None) == (pooling == "cls")
 
 
 def test_projection_is_float32_under_autocast(tokenizer: Tokenizer) -> None:
@@ -99,10 +99,10 @@ def test_paper_tower_is_a_layer_norm_of_the_projected_tanh_pooler(tokenizer: Tok
     tower = TransformerTower(CONFIG, EmbedderConfig(dim=6, pooling="cls", norm="layer")).eval()
     tokens = passages(tokenizer)
     vectors = tower(tokens).detach().numpy()
-    pooler = tower.trunk.pooler
+    pooler = tower.encoder.pooler
     assert pooler is not None
     for row, vector in enumerate(vectors):
-        first = plain_states(tower.trunk, tokens, row).last_hidden_state[0, 0]
+        first = plain_states(tower.encoder, tokens, row).last_hidden_state[0, 0]
         pooled = torch.tanh(first @ pooler.dense.weight.T + pooler.dense.bias).detach().numpy()
         projected = tower.projection.weight.detach().numpy() @ pooled + tower.projection.bias.detach().numpy()
         centred = projected - projected.mean()
@@ -112,7 +112,7 @@ def test_paper_tower_is_a_layer_norm_of_the_projected_tanh_pooler(tokenizer: Tok
 
 def test_paper_tower_drops_parts_of_the_vector_only_while_it_trains(tokenizer: Tokenizer) -> None:
     tower = TransformerTower(CONFIG, EmbedderConfig(dim=64, pooling="cls", norm="layer"))
-    set_dropout(tower.trunk, 0.0)
+    set_dropout(tower.encoder, 0.0)
     tower.dropout.p = 0.5
     tokens = passages(tokenizer)
     assert (tower.train()(tokens) == 0).any()
@@ -134,7 +134,7 @@ def test_score_is_the_inner_product_with_each_candidate(tokenizer: Tokenizer) ->
     embedder = Embedder(CONFIG, EmbedderConfig(dim=6, shared=False)).eval()
     queries, found = passages(tokenizer, seed=1), passages(tokenizer)
     place = torch.tensor([[0, 2], [1, 1], [2, 0]])
-    query_BD, _, score_BK = embedder.score(queries, found, place)
+    query_BD, score_BK = embedder.score(queries, found, place)
     vectors = embedder.passage(found)
     assert torch.equal(query_BD, embedder.query(queries))
     for row in range(3):
@@ -147,7 +147,7 @@ def test_scores_under_autocast_are_not_rounded_to_sixteen_bits(tokenizer: Tokeni
     torch.manual_seed(0)
     embedder = Embedder(CONFIG, EmbedderConfig(dim=6)).eval()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        query_BD, _, score_BK = embedder.score(
+        query_BD, score_BK = embedder.score(
             passages(tokenizer), passages(tokenizer), torch.arange(3).expand(3, 3)
         )
     assert query_BD.dtype == score_BK.dtype == torch.float32
@@ -227,11 +227,11 @@ def test_whitening_fewer_passages_than_dimensions_blows_up_no_direction() -> Non
     assert unseen.abs().max() < 100
 
 
-def test_embedder_starts_on_a_copy_of_the_readers_trunk(reader: MaskedReader) -> None:
+def test_embedder_starts_on_a_copy_of_the_readers_encoder(reader: MaskedReader) -> None:
     for config in (EmbedderConfig(dim=5), EmbedderConfig(dim=5, pooling="cls", shared=False)):
         embedder = embedder_from(reader, config)
         for tower in (embedder.query, embedder.passage):
-            mine, theirs = tower.trunk.state_dict(), reader.bert.bert.state_dict()
+            mine, theirs = tower.encoder.state_dict(), reader.bert.bert.state_dict()
             assert all(torch.equal(mine[name], value) for name, value in theirs.items())
             ours = {p.data_ptr() for p in tower.parameters()}
             assert ours.isdisjoint(p.data_ptr() for p in reader.parameters())

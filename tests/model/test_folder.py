@@ -18,14 +18,14 @@ from transformers import BertForMaskedLM
 
 from realm import checksums, cli
 from realm.checksums import CHECKSUMS, check_installed
-from realm.errors import InputError
+from realm.errors import RealmError
 from realm.interop.sharing import write_sentence_transformers
 from realm.model import folder as folder_module
 from realm.model.bert import Bert
 from realm.model.bert_files import save_bert
 from realm.model.embedder import EmbedderConfig, embedder_from
 from realm.model.folder import Model, load_model, read_manifest, save_model
-from realm.model.masked_reader import MaskedReader, TrunkConfig, load_reader, new_reader
+from realm.model.masked_reader import EncoderConfig, MaskedReader, load_reader, new_reader
 from realm.model.span_reader import SpanReader
 from realm.tokens import hub
 from realm.tokens.hub import encoder_folder
@@ -42,7 +42,7 @@ def tokenizer() -> Tokenizer:
 
 def small_model(tokenizer: Tokenizer, seed: int = 0, **embedder) -> Model:
     torch.manual_seed(seed)
-    reader = new_reader(TrunkConfig(layers=1, hidden=16, heads=2, positions=32), tokenizer)
+    reader = new_reader(EncoderConfig(layers=1, hidden=16, heads=2, positions=32), tokenizer)
     config = EmbedderConfig(**{"dim": 4, **embedder})
     return Model(
         tokenizer,
@@ -93,8 +93,8 @@ def test_two_towers_and_a_span_reader_come_back_bit_for_bit(
     model = small_model(tokenizer, pooling=pooling, norm="layer")
     model.embedder.untie()
     change(model.embedder.query)
-    trunk = Bert(model.reader.config)
-    model.span_reader = SpanReader(trunk)
+    encoder = Bert(model.reader.config)
+    model.span_reader = SpanReader(encoder)
     save_model(model, tmp_path / "model")
     loaded = load_model(tmp_path / "model")
     assert loaded.embedder.query is not loaded.embedder.passage
@@ -109,7 +109,7 @@ def test_the_reader_may_stay_on_disk_but_not_a_damaged_one(tokenizer: Tokenizer,
     model.masked_reader = None
     assert_same_weights(loaded, model)
     (tmp_path / "model" / "encoder" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(InputError, match="does not load as a BERT"):
+    with pytest.raises(RealmError, match="does not load as a BERT"):
         load_model(tmp_path / "model", reader=False)
 
 
@@ -117,7 +117,8 @@ def test_saving_again_changes_nothing(tokenizer: Tokenizer, tmp_path: Path) -> N
     save_model(small_model(tokenizer), tmp_path / "one")
     save_model(load_model(tmp_path / "one"), tmp_path / "two")
     assert (
-        load_model(tmp_path / "two").passage_fingerprint == load_model(tmp_path / "one").passage_fingerprint
+        load_model(tmp_path / "two").compute_passage_fingerprint()
+        == load_model(tmp_path / "one").compute_passage_fingerprint()
     )
     manifests = [json.loads((tmp_path / name / "realm.json").read_text()) for name in ("one", "two")]
     assert manifests[0] == manifests[1]
@@ -125,20 +126,26 @@ def test_saving_again_changes_nothing(tokenizer: Tokenizer, tmp_path: Path) -> N
 
 def test_fingerprint_follows_the_passage_tower_and_nothing_else(tokenizer: Tokenizer) -> None:
     model = small_model(tokenizer)
-    before = model.passage_fingerprint
+    before = model.compute_passage_fingerprint()
     change(model.reader)
     model.embedder.untie()
-    assert model.passage_fingerprint == before
+    assert model.compute_passage_fingerprint() == before
     change(model.embedder.query)
-    assert model.passage_fingerprint == before
+    assert model.compute_passage_fingerprint() == before
     change(model.embedder.passage)
-    assert model.passage_fingerprint != before
+    assert model.compute_passage_fingerprint() != before
 
 
 def test_fingerprint_follows_how_states_become_vectors(tokenizer: Tokenizer) -> None:
     plain = small_model(tokenizer)
-    assert small_model(tokenizer, scale=10.0).passage_fingerprint != plain.passage_fingerprint
-    assert small_model(tokenizer, shared=False).passage_fingerprint == plain.passage_fingerprint
+    assert (
+        small_model(tokenizer, scale=10.0).compute_passage_fingerprint()
+        != plain.compute_passage_fingerprint()
+    )
+    assert (
+        small_model(tokenizer, shared=False).compute_passage_fingerprint()
+        == plain.compute_passage_fingerprint()
+    )
 
 
 @pytest.mark.parametrize("pooling", ["cls", "words"])
@@ -152,9 +159,9 @@ def test_two_towers_start_equal(tokenizer: Tokenizer, pooling) -> None:
 def test_fingerprint_survives_the_disk(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = small_model(tokenizer)
     save_model(model, tmp_path / "model")
-    assert load_model(tmp_path / "model").passage_fingerprint == model.passage_fingerprint
+    assert load_model(tmp_path / "model").compute_passage_fingerprint() == model.compute_passage_fingerprint()
     manifest = json.loads((tmp_path / "model" / "realm.json").read_text())
-    assert manifest["passage_fingerprint"] == model.passage_fingerprint
+    assert manifest["passage_fingerprint"] == model.compute_passage_fingerprint()
 
 
 def test_encoder_folder_loads_in_transformers(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -247,7 +254,7 @@ KEYS = ["format", "step", "tokenizer", "lengths", "embedder", "trunk", "span_rea
 def test_damaged_model_is_one_line(tokenizer: Tokenizer, tmp_path: Path, damage) -> None:
     save_model(small_model(tokenizer), tmp_path / "model")
     damage(tmp_path / "model")
-    with pytest.raises(InputError) as error:
+    with pytest.raises(RealmError) as error:
         load_model(tmp_path / "model")
     assert "\n" not in str(error.value)
     assert "model" in str(error.value)
@@ -285,7 +292,7 @@ def test_a_changed_bit_in_any_file_is_one_line_that_names_it(
     else:
         flip(tmp_path / "model" / name, place)
     with pytest.raises(
-        InputError, match=rf'model is damaged.*{name} is not what.*remove "checksums"'
+        RealmError, match=rf'model is damaged.*{name} is not what.*remove "checksums"'
     ) as error:
         load_model(tmp_path / "model")
     assert "\n" not in str(error.value)
@@ -308,7 +315,7 @@ def test_a_changed_manifest_is_one_line_and_its_checksums_can_be_taken_away(
     manifest["lengths"]["query"] -= 1
     file.write_text(json.dumps(manifest))
     with pytest.raises(
-        InputError, match=r'realm\.json is not what .*remove "checksums" from its realm\.json'
+        RealmError, match=r'realm\.json is not what .*remove "checksums" from its realm\.json'
     ):
         load_model(tmp_path / "model")
     del manifest["checksums"]
@@ -327,7 +334,7 @@ def test_the_packaged_encoder_is_what_its_checksums_say(tmp_path: Path, monkeypa
     monkeypatch.setattr(
         hub.importlib.util, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     )
-    with pytest.raises(InputError, match=r"realm-mini is damaged: tokenizer\.json is not what"):
+    with pytest.raises(RealmError, match=r"realm-mini is damaged: tokenizer\.json is not what"):
         Tokenizer.load("package:realm-mini")
 
 
@@ -341,10 +348,10 @@ def test_an_encoder_that_is_used_without_its_model_is_compared_with_its_own_chec
     files = {path.name for path in encoder.iterdir()} - {CHECKSUMS}
     assert json.loads((encoder / CHECKSUMS).read_text()).keys() == files
     flip(encoder / "model.safetensors", (encoder / "model.safetensors").stat().st_size - 3)
-    with pytest.raises(InputError, match=r"elsewhere is damaged: model\.safetensors is not what"):
+    with pytest.raises(RealmError, match=r"elsewhere is damaged: model\.safetensors is not what"):
         load_reader(str(encoder))
     (encoder / CHECKSUMS).write_text("[]")
-    with pytest.raises(InputError, match=r"checksums\.json is damaged"):
+    with pytest.raises(RealmError, match=r"checksums\.json is damaged"):
         load_reader(str(encoder))
     (encoder / CHECKSUMS).unlink()  # as earlier versions wrote it, or after a change on purpose
     changed = load_reader(str(encoder)).state_dict()
@@ -372,7 +379,8 @@ def test_a_model_of_a_package_is_known_by_its_name(
     monkeypatch.setitem(hub.PACKAGED, "package:towns", ("realm", str(tiny_model_folder)))
     monkeypatch.setitem(hub.PACKAGED, "package:absent", ("realm", str(tmp_path / "absent")))
     assert (
-        load_model("package:towns").passage_fingerprint == load_model(tiny_model_folder).passage_fingerprint
+        load_model("package:towns").compute_passage_fingerprint()
+        == load_model(tiny_model_folder).compute_passage_fingerprint()
     )
     kb, filled = str(own_kb.folder), "Arden lies on the [MASK]."
     assert cli.main(["fill", filled, "--kb", kb, "--model", "package:towns", "--set", "device=cpu"]) == 0
@@ -380,13 +388,14 @@ def test_a_model_of_a_package_is_known_by_its_name(
     adapt += ["--set", "embedder_start=given", "--set", "query_tokens=32", "--out", str(tmp_path / "out")]
     assert cli.main(adapt) == 0
     assert (
-        load_model(tmp_path / "out").passage_fingerprint == load_model(tiny_model_folder).passage_fingerprint
+        load_model(tmp_path / "out").compute_passage_fingerprint()
+        == load_model(tiny_model_folder).compute_passage_fingerprint()
     )
     for name, says in (
         ("absent", "is not in this installation"),
         ("nonsense", "is no encoder or model of a"),
     ):
-        with pytest.raises(InputError, match=f"package:{name} {says}"):
+        with pytest.raises(RealmError, match=f"package:{name} {says}"):
             load_model(f"package:{name}")
 
 
@@ -451,7 +460,7 @@ def test_a_manifest_of_odd_values_loads_or_is_one_line(saved: Path, data, value)
         place[key] = value
         file.write_text(json.dumps(values))
         save_model(load_model(saved), saved.with_name("again"))
-    except InputError as error:
+    except RealmError as error:
         said = str(error)
     finally:
         file.write_bytes(before)
@@ -468,16 +477,16 @@ def test_a_manifest_of_odd_values_loads_or_is_one_line(saved: Path, data, value)
 def test_json_that_is_no_manifest_is_one_line(tokenizer, tmp_path, name, content) -> None:
     save_model(small_model(tokenizer), tmp_path / "model")
     (tmp_path / "model" / name).write_bytes(content)
-    with pytest.raises(InputError) as error:
+    with pytest.raises(RealmError) as error:
         load_model(tmp_path / "model")
     assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
 
 
 def test_folders_of_others_are_told_apart(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not exist"):
+    with pytest.raises(RealmError, match="does not exist"):
         load_model(tmp_path / "absent")
     save_bert(small_model(tokenizer).reader.bert, tmp_path / "hf")
-    with pytest.raises(InputError, match=r"not a realm model.*realm mlm --init"):
+    with pytest.raises(RealmError, match=r"not a realm model.*realm mlm --init"):
         load_model(tmp_path / "hf")
 
 
@@ -529,7 +538,7 @@ def test_a_full_disk_at_any_step_is_one_line_and_the_old_model_stays(
         try:
             with full_disk_at(number, monkeypatch) as steps:
                 save_model(new, folder)
-        except InputError as error:
+        except RealmError as error:
             said = str(error)
         if not said:
             assert_same_weights(load_model(folder), new)
@@ -556,7 +565,7 @@ def test_a_file_that_does_not_fit_is_one_line_and_the_old_model_stays(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1, before[1]))
     try:
-        with pytest.raises(InputError, match=r"model cannot be written: .*File too large") as error:
+        with pytest.raises(RealmError, match=r"model cannot be written: .*File too large") as error:
             save_model(small_model(tokenizer, seed=1), tmp_path / "model")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -578,5 +587,5 @@ def test_an_encoder_whose_sizes_make_no_sense_is_refused(tokenizer, tmp_path, da
     save_model(small_model(tokenizer), folder)
     config = folder / "encoder" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | damage))
-    with pytest.raises(InputError, match=r"encoder"):
+    with pytest.raises(RealmError, match=r"encoder"):
         load_model(folder, reader)

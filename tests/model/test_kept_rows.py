@@ -9,7 +9,7 @@ from torch import nn
 from realm.model.device import autocast
 from realm.model.embedder import Embedder, EmbedderConfig, embedder_from
 from realm.model.masked_reader import MaskedReader
-from realm.model.modes import evaluating, keep_rows, set_dropout
+from realm.model.modes import cache_rows, evaluating, set_dropout
 from realm.tokens.layouts import Tokens
 from realm.tokens.tokenizer import Tokenizer
 from tests.model.networks import masked_batch
@@ -75,8 +75,8 @@ def test_a_batch_whose_activations_are_made_again_gives_the_whole_batchs_loss_an
     embedder, loss = parts_of_a_step(reader, tokenizer, pooling, dropout=0.0)
     found = []
     for rows in (0, kept):
-        keep_rows(reader, rows)
-        keep_rows(embedder, rows)
+        cache_rows(reader, rows)
+        cache_rows(embedder, rows)
         found.append(loss_and_gradients(loss, reader, embedder))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
@@ -86,8 +86,8 @@ def test_activations_that_are_made_again_drop_what_was_dropped(
     reader: MaskedReader, tokenizer: Tokenizer, monkeypatch
 ) -> None:
     embedder, loss = parts_of_a_step(reader, tokenizer, "mean", dropout=0.3)
-    keep_rows(reader, 2)
-    keep_rows(embedder, 2)
+    cache_rows(reader, 2)
+    cache_rows(embedder, 2)
     made_again = loss_and_gradients(loss, reader, embedder)
     monkeypatch.setattr("realm.model.modes.recomputed", lambda function, *inputs: function(*inputs))
     for one, other in zip(made_again, loss_and_gradients(loss, reader, embedder), strict=True):
@@ -102,10 +102,10 @@ def test_gradients_of_many_small_parts_in_bf16_are_added_up_in_float32(
     joint, *_ = masked_batch(tokenizer, queries=1, candidates=1)
     many = Tokens(*(part[:1].expand(400, -1) for part in joint))
     weight_D = torch.randn(5)
-    dense = embedder.query.trunk.encoder.layer[0].attention.self.query.weight
+    dense = embedder.query.encoder.encoder.layer[0].attention.self.query.weight
     norms = []
     for tokens in (Tokens(*(part[:1] for part in joint)), many):
-        keep_rows(embedder, 1)
+        cache_rows(embedder, 1)
         with autocast(torch.device("cpu"), "bf16"):
             (gradient,) = torch.autograd.grad((embedder.query(tokens) * weight_D).sum(), dense)
         norms.append(gradient.norm().item())
@@ -119,7 +119,7 @@ def test_a_batch_whose_activations_are_made_again_keeps_few_of_them(
     embedder = embedder_from(reader, EmbedderConfig(dim=5, pooling="mean")).train()
     kept_bytes = []
     for rows in (0, 2):
-        keep_rows(embedder, rows)
+        cache_rows(embedder, rows)
         saved: dict[int, int] = {}
 
         def note(tensor: torch.Tensor, saved: dict[int, int] = saved) -> torch.Tensor:

@@ -29,11 +29,11 @@ def test_masked_lm_loads_with_its_own_head(
 
 def test_headless_bert_gets_a_head_that_changes_nothing(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    trunk = twin(Bert(CONFIG, pooler=True))
-    trunk.save_pretrained(tmp_path)
+    bert = twin(Bert(CONFIG, pooler=True))
+    bert.save_pretrained(tmp_path)
     loaded = load_reader(str(tmp_path))
     for name, value in loaded.bert.bert.state_dict().items():
-        assert torch.equal(value, trunk.state_dict()[name])
+        assert torch.equal(value, bert.state_dict()[name])
     transform = loaded.bert.cls.predictions.transform
     state = torch.randn(4, 16)
     assert torch.equal(transform.dense(state), state)
@@ -50,8 +50,8 @@ def test_pooler_of_a_published_bert_is_kept_for_cls_towers(tmp_path: Path) -> No
         )
         load_pooler(embedder, str(tmp_path))
         for tower in (embedder.query, embedder.passage):
-            assert torch.equal(tower.trunk.pooler.dense.weight, published.pooler.dense.weight)
-            assert torch.equal(tower.trunk.pooler.dense.bias, published.pooler.dense.bias)
+            assert torch.equal(tower.encoder.pooler.dense.weight, published.pooler.dense.weight)
+            assert torch.equal(tower.encoder.pooler.dense.bias, published.pooler.dense.bias)
 
 
 def test_a_decoder_is_refused(tmp_path) -> None:

@@ -15,7 +15,7 @@ from realm.model.losses import (
     retrieval_utility,
     span_marginal,
     token_marginal,
-    with_unread,
+    with_unretrieved,
 )
 
 # Golden numbers: three candidates, the first the null passage, and a span of two wordpieces (reference 3.5).
@@ -94,7 +94,7 @@ def test_unread_passages_count_as_if_each_were_a_candidate_with_the_imputed_like
     logp_BKM = -torch.rand(2, 4, 3, generator=generator, dtype=torch.float64)
     mask_BM = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
     rest_B = score_BN[:, 4:].logsumexp(1)
-    summed = marginal_loss(*with_unread(score_BN[:, :4], logp_BKM, mask_BM, rest_B, 1.5), mask_BM)
+    summed = marginal_loss(*with_unretrieved(score_BN[:, :4], logp_BKM, mask_BM, rest_B, 1.5), mask_BM)
     every = torch.cat(
         [logp_BKM, (logp_BKM[:, :1] - (1.5 / mask_BM.sum(1))[:, None, None]).expand(2, 6, 3)], dim=1
     )

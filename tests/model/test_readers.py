@@ -75,10 +75,10 @@ def test_token_logp_is_the_targets_part_of_vocabulary_logp(reader, tokenizer) ->
 
 def test_no_span_begins_or_ends_inside_a_word(tokenizer: Tokenizer) -> None:
     torch.manual_seed(0)
-    trunk = Bert(CONFIG)
+    bert = Bert(CONFIG)
     inner = set(range(10, VOCAB, 3))
     continues_V = torch.tensor([i in inner for i in range(VOCAB)])
-    free, whole = SpanReader(trunk).eval(), SpanReader(trunk, continues_V).eval()
+    free, whole = SpanReader(bert).eval(), SpanReader(bert, continues_V).eval()
     whole.load_state_dict(free.state_dict() | {"continues_V": continues_V})
     tokens = joint_inputs(some_ids(4, 2, 1), some_ids(13, 3, 0), tokenizer, LENGTHS)
     body_BT = body_mask(tokens, tokenizer.sep_id)
@@ -108,7 +108,7 @@ def test_span_scores_equal_a_double_loop_over_first_and_last_piece(tokenizer: To
     length = tokens.ids_BT.shape[1]
     assert score.shape == (3, 10, length)
     for row in range(3):
-        states = plain_states(reader.trunk, tokens, row).last_hidden_state[0]
+        states = plain_states(reader.encoder, tokens, row).last_hidden_state[0]
         real = len(states)
         body = [t for t in range(real - 1) if tokens.segments_BT[row, t] == 1]
         for first in range(length):

@@ -70,15 +70,14 @@ def test_embedder_scores_its_own_vectors_in_bf16_autocast_as_in_float64(tiny_kb,
     number_BK = np.array([[-1, 0, 1, 2]] * 3)
     batch = read_inputs(queries, number_BK, tokens, words, lengths)
     with torch.no_grad(), autocast(*BF16):
-        query_BD, passage_UD, score_BK = tiny_model.embedder.score(
-            batch.queries, batch.passages, batch.place_BK
-        )
+        passage_UD = tiny_model.embedder.passage(batch.passages)
+        query_BD, score_BK = tiny_model.embedder.score(batch.queries, passage_UD, batch.place_BK)
     wanted_BK = (query_BD.double()[:, None] * passage_UD.double()[batch.place_BK]).sum(-1)
     torch.testing.assert_close(score_BK.double(), wanted_BK, rtol=1e-5, atol=1e-5)
 
 
 def test_guided_candidates_in_bf16_autocast_are_those_of_full_precision(tiny_kb, tiny_model) -> None:
-    """The best holders of a span by score, where the scores of all of them are close."""
+    """The best positives of a span by score, where the scores of all of them are close."""
     tokens, words, lengths = tiny_kb.tokens, tiny_model.tokenizer, tiny_model.lengths
     torch.manual_seed(1)
     centre_D = 4 * torch.randn(16)
@@ -98,7 +97,7 @@ def test_guided_candidates_in_bf16_autocast_are_those_of_full_precision(tiny_kb,
 
 def test_warm_start_inside_pretraining_has_the_loss_of_ict(tiny_kb, tiny_model) -> None:
     """The same vectors, one loss inside autocast as pre-training computes it, the other outside as ICT does."""
-    config = pretrain.PretrainConfig(ict=1.0, ict_batch=4, guided=1)
+    config = pretrain.PretrainConfig(ict=1.0, ict_batch=4, injected=1)
     passages = np.arange(len(tiny_kb))
     torch.manual_seed(0)
     with torch.no_grad(), autocast(*BF16):
@@ -114,7 +113,7 @@ def test_warm_start_inside_pretraining_has_the_loss_of_ict(tiny_kb, tiny_model) 
 
 
 def test_no_other_file_multiplies_vectors_of_queries() -> None:
-    """Codes aside, which turn them in float64."""
+    """Except the int8 prefilter, which rotates in float64."""
     product = re.compile(r"query_\w*D\S* @ | @ \S*query_\w*D\b|query_\w*D\[:, None\] \*")
     found = {
         file.name

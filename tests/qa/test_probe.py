@@ -12,8 +12,8 @@ from realm.model.folder import load_model
 from realm.qa.probe import (
     ProbeConfig,
     embed_queries,
-    first_holders,
-    first_holders_by_words,
+    first_positives,
+    first_positives_bm25,
     held_out_queries,
     probe,
     read_queries,
@@ -94,7 +94,7 @@ def plain_ranks(kb, queries, order_BN, depth: int) -> list[int]:
 def test_first_holders_are_those_of_sorting_every_passage(tiny_kb, model, index, queries, depth) -> None:
     vectors = embed_queries(model, queries)
     order = (vectors @ index.rows(np.arange(len(tiny_kb))).T).argsort(dim=1, descending=True).tolist()
-    ranks = first_holders(queries, vectors, index, tiny_kb.tokens, depth)
+    ranks = first_positives(queries, vectors, index, tiny_kb.tokens, depth)
     assert ranks.tolist() == plain_ranks(tiny_kb, queries, order, depth)
 
 
@@ -104,7 +104,7 @@ def test_first_holders_by_words_are_asked_for_the_visible_words(tiny_kb, queries
         visible = " ".join(w for w in tiny_kb.tokenizer.tokens(query.ids) if w != "[MASK]")
         row = Bm25Index(tiny_kb.titles, tiny_kb.texts()).search([visible], 28).number_BK[0]
         order.append([n for n in row.tolist() if n >= 0])
-    ranks = first_holders_by_words(queries, tiny_kb, 20)
+    ranks = first_positives_bm25(queries, tiny_kb, 20)
     assert ranks.tolist() == plain_ranks(tiny_kb, queries, order, 20)
 
 
@@ -152,7 +152,7 @@ def test_reading_report_is_that_of_a_plain_loop(tiny_kb, model, index, queries) 
     assert report.retrieval_utility == pytest.approx(np.mean(utility), abs=1e-3)
     assert report.null_probability == pytest.approx(np.mean(null), rel=1e-3)
     assert gains[True] and gains[False]
-    assert report.holder_gap == pytest.approx(np.mean(gains[True]) - np.mean(gains[False]), abs=1e-3)
+    assert report.positive_gap == pytest.approx(np.mean(gains[True]) - np.mean(gains[False]), abs=1e-3)
 
 
 def test_reading_leaves_the_networks_in_their_mode(tiny_kb, model, index, queries) -> None:
@@ -179,7 +179,7 @@ def test_probe_reports_the_contracts_numbers(tiny_kb, tiny_model_folder) -> None
     said = report.as_dict()
     assert list(said) == [
         *("n", "recall", "span_accuracy", "span_accuracy_without"),
-        *("retrieval_utility", "null_probability", "holder_gap"),
+        *("retrieval_utility", "null_probability", "positive_gap"),
     ]
     assert said["n"] == 10 and list(said["recall"]) == ["1", "5", "20"] and report.reading.n == 6
     assert probe(kb, str(tiny_model_folder), config).as_dict() == said

@@ -28,8 +28,8 @@ def plain_bm25(question: str, k1: float = 1.5, b: float = 0.75) -> list[float]:
         score = 0.0
         for word in re.findall(r"\w+", question.lower()):
             frequency = passage.count(word)
-            holders = sum(word in other for other in words)
-            idf = math.log(1 + (len(words) - holders + 0.5) / (holders + 0.5))
+            positives = sum(word in other for other in words)
+            idf = math.log(1 + (len(words) - positives + 0.5) / (positives + 0.5))
             score += idf * frequency / (frequency + k1 * (1 - b + b * len(passage) / mean_length))
         scores.append(score)
     return scores

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm.search import exact as mips
-from realm.search import int8_prefilter as codes
+from realm.search import int8_prefilter
 from realm.search.exact import MipsIndex
-from tests.search.test_int8_prefilter import needs_codes
+from tests.search.test_int8_prefilter import needs_int8
 
 
 @pytest.fixture
@@ -82,108 +82,48 @@ def assert_exact(index: MipsIndex, vectors: np.ndarray, query: np.ndarray, k: in
     queries=st.integers(0, 9),
     k=st.integers(1, 40),
     bits=st.sampled_from([16, 32]),
-    wide=st.sampled_from([0, mips.WIDE]),
-    cheap=st.sampled_from([0, mips.CHEAP]),
+    float32_numbers=st.sampled_from([0, mips.FLOAT32_NUMBERS]),
+    few_scores=st.sampled_from([0, mips.FEW_SCORES]),
     seed=st.integers(0, 1000),
 )
 def test_search_is_exact_whatever_the_vectors(
-    kind, query_kind, count, dim, queries, k, bits, wide, cheap, seed
+    kind, query_kind, count, dim, queries, k, bits, float32_numbers, few_scores, seed
 ):
     draw = np.random.default_rng(seed)
     vectors = made(kind, count, dim, draw).astype(f"float{bits}")
     query = made(query_kind, max(queries, 1), dim, draw).astype(np.float32)[:queries]
     index = MipsIndex(vectors.copy())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mips, "SMALL", 1)
-        patch.setattr(mips, "FEW", 0)
+        patch.setattr(mips, "MIN_PASSAGES", 1)
+        patch.setattr(mips, "WARM_UP", 0)
         patch.setattr(mips, "CHUNK", 512)
-        patch.setattr(mips, "WIDE", wide)
-        patch.setattr(mips, "CHEAP", cheap)
+        patch.setattr(mips, "FLOAT32_NUMBERS", float32_numbers)
+        patch.setattr(mips, "FEW_SCORES", few_scores)
         assert_exact(index, vectors, query, k)
-        changed = draw.permutation(count)[: count // 3]
-        vectors[changed] = made(query_kind, count, dim, draw)[: len(changed)]
-        index.write(changed, torch.from_numpy(vectors[changed]))
-        assert_exact(index, vectors, query, k)
+        assert_exact(index, vectors, query, k)  # prepared by now
 
 
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize(("count", "queries"), [(9_000, 1), (9_000, 300), (40_000, 70)])
 def test_search_in_chunks_of_its_own_size_is_exact(count, queries, fast, monkeypatch):
     if not fast:  # a CPU without products of 8-bit numbers
-        monkeypatch.setattr(codes, "are_fast", lambda: False)
-    for name in ("FEW", "CHEAP"):
+        monkeypatch.setattr(int8_prefilter, "is_fast", lambda: False)
+    for name in ("WARM_UP", "FEW_SCORES"):
         monkeypatch.setattr(mips, name, 0)
     draw = np.random.default_rng(3)
     vectors = made("falling", count, 32, draw)
     assert_exact(MipsIndex(vectors), vectors, made("falling", queries, 32, draw).astype(np.float32), 20)
 
 
-@pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize("count", [1, 700, 9_001, 20_000])
-@pytest.mark.parametrize("queries", [1, 40, 300])
-def test_search_by_threads_that_share_the_passages_is_exact(count, queries, fast, two_threads, monkeypatch):
-    if not fast:
-        monkeypatch.setattr(codes, "are_fast", lambda: False)
-    for name in ("FEW", "WIDE", "CACHED", "SHARED"):
-        monkeypatch.setattr(mips, name, 0)
-    shares, search = [], MipsIndex._search
-    monkeypatch.setattr(MipsIndex, "_search", lambda self, *a: shares.append(a[1]) or search(self, *a))
-    draw = np.random.default_rng(6)
-    vectors = made("ordered", count, 32, draw)
-    assert_exact(MipsIndex(vectors), vectors, made("gaussian", queries, 32, draw).astype(np.float32), 20)
-    coded = fast and codes.are_fast() and count >= mips.SMALL
-    assert len(set(shares)) == (2 if count > codes.EVEN and not coded else 1)
-
-
-@needs_codes
-@pytest.mark.parametrize(
-    ("queries", "parts"), [(255, [255]), (256, [128, 128]), (301, [151, 150]), (513, [129, 128, 128, 128])]
-)
-def test_threads_get_equal_numbers_of_queries(queries, parts, two_threads, monkeypatch):
-    asked, search = [], MipsIndex._search
-    monkeypatch.setattr(MipsIndex, "_search", lambda self, *a: asked.append(len(a[0])) or search(self, *a))
-    draw = np.random.default_rng(9)
-    vectors, query = made("falling", 6_000, 16, draw), made("falling", queries, 16, draw)
-    assert_exact(MipsIndex(vectors), vectors, query.astype(np.float32), 20)
-    assert sorted(asked, reverse=True) == parts
-
-
-@needs_codes
-def test_threads_share_the_passages_where_codes_say_nothing(two_threads, monkeypatch):
-    for name in ("CHEAP", "WIDE", "CACHED", "SHARED"):
-        monkeypatch.setattr(mips, name, 0)
-    shares, search = [], MipsIndex._search
-    monkeypatch.setattr(MipsIndex, "_search", lambda self, *a: shares.append(a[1]) or search(self, *a))
-    vectors = made("gaussian", 6_000, 16, np.random.default_rng(8))
-    vectors[4_999] = np.nan
-    index = MipsIndex(vectors)
-    index.prepare()
-    index.search(torch.ones(3, 16), 5)
-    assert len(set(shares)) == 2
-
-
-@pytest.mark.parametrize("cheap", [0, mips.CHEAP])
-def test_an_index_that_was_prepared_in_inference_mode_can_be_written(cheap, monkeypatch):
-    monkeypatch.setattr(mips, "CHEAP", cheap)
-    draw = np.random.default_rng(7)
-    vectors, query = made("gaussian", 6_000, 16, draw), made("gaussian", 40, 16, draw).astype(np.float32)
-    index = MipsIndex(vectors.copy())
-    with torch.inference_mode():
-        index.search(torch.from_numpy(query), 5)
-    vectors[7] = 3 * query[0]
-    index.write(np.array([7]), torch.from_numpy(vectors[7:8]))
-    assert_exact(index, vectors, query, 5)
-
-
-@needs_codes
-def test_codes_leave_few_passages_to_be_scored(monkeypatch):
+@needs_int8
+def test_the_prefilter_leaves_few_passages_to_be_scored(monkeypatch):
     draw = np.random.default_rng(4)
     vectors, query = made("gaussian", 20_000, 64, draw), made("gaussian", 16, 64, draw).astype(np.float32)
     scored = []
     rows = MipsIndex.rows
     monkeypatch.setattr(MipsIndex, "rows", lambda self, n: scored.append(len(n)) or rows(self, n))
-    monkeypatch.setattr(mips, "_ranked", None)
-    monkeypatch.setattr(mips, "FEW", 0)
+    monkeypatch.setattr(mips, "_scored_chunk", None)
+    monkeypatch.setattr(mips, "WARM_UP", 0)
     assert_exact(MipsIndex(vectors), vectors, query, 10)
     assert 160 <= sum(scored) < 20_000 * 16 / 50
 
@@ -192,11 +132,11 @@ def test_search_gives_no_more_than_the_index_has(vectors):
     assert MipsIndex(vectors).search(torch.ones(1, 8), 80).number_BK.shape == (1, 50)
 
 
-@pytest.mark.parametrize("cheap", [0, mips.CHEAP])
+@pytest.mark.parametrize("few_scores", [0, mips.FEW_SCORES])
 @pytest.mark.parametrize("queries", [1, 4, 257])
-def test_search_stays_in_float32_under_autocast(queries, cheap, monkeypatch):
+def test_search_stays_in_float32_under_autocast(queries, few_scores, monkeypatch):
     monkeypatch.setattr(mips, "CHUNK", 4096)
-    monkeypatch.setattr(mips, "CHEAP", cheap)
+    monkeypatch.setattr(mips, "FEW_SCORES", few_scores)
     draw = np.random.default_rng(1)
     index = MipsIndex(made("falling", 10_000, 32, draw))
     index.prepare()
@@ -206,23 +146,17 @@ def test_search_stays_in_float32_under_autocast(queries, cheap, monkeypatch):
         assert torch.equal(index.search(query, 5).score_BK, plain.score_BK)
 
 
-@needs_codes
-def test_codes_are_made_when_more_than_a_few_queries_came_and_anew_when_they_no_longer_fit():
+@needs_int8
+def test_int8_vectors_are_made_after_the_first_few_queries():
     draw = np.random.default_rng(2)
     vectors = made("gaussian", 6_000, 16, draw)
     index, query = MipsIndex(vectors), made("gaussian", 20, 16, draw).astype(np.float32)
     for made_by_now in (False, True):
         assert_exact(index, vectors, query, 5)
-        assert (index._codes is not None) == made_by_now
-    vectors[3] *= 30
-    index.write(np.array([3]), torch.from_numpy(vectors[3:4]))
-    assert index._codes is None
-    for _ in range(2):
-        assert_exact(index, vectors, query, 5)
-    assert index._codes is not None
+        assert (index._int8 is not None) == made_by_now
 
 
-@pytest.mark.parametrize("without", [[], ["CHEAP"], ["CHEAP", "WIDE"]])
+@pytest.mark.parametrize("without", [[], ["FEW_SCORES"], ["FEW_SCORES", "FLOAT32_NUMBERS"]])
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_vectors_and_queries_that_are_no_numbers_spoil_nothing_but_themselves(broken, without, monkeypatch):
     for name in without:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm.search.ranking import GROUP, reaching, space
+from realm.search.ranking import GROUP, above_threshold, scratch_buffer
 
 
 @given(
@@ -28,7 +28,7 @@ def test_nothing_that_is_among_the_best_is_left_out(queries, groups, k, kind, sl
     scores = torch.from_numpy(seen.astype(np.float32) if kind == "float" else np.rint(seen).astype(np.int32))
     off = slack + 1  # what rounding to whole numbers or to 32 bits adds
     floor = np.sort(true)[:, -3 * k] if with_floor else None
-    found = reaching(scores, k, floor, np.full(queries, off))
+    found = above_threshold(scores, k, floor, np.full(queries, off))
     if found is None:
         return
     assert (np.diff(found // true.shape[1]) >= 0).all()
@@ -45,20 +45,20 @@ def test_nothing_that_is_among_the_best_is_left_out(queries, groups, k, kind, sl
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_scores_that_are_no_numbers_are_left_to_others(broken):
     scores = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 40 * GROUP)).astype(np.float32))
-    assert reaching(scores, 5, None, 0.0) is not None
+    assert above_threshold(scores, 5, None, 0.0) is not None
     scores[1, 7] = broken
-    assert reaching(scores, 5, None, 0.0) is None
+    assert above_threshold(scores, 5, None, 0.0) is None
 
 
 def test_scores_that_are_all_alike_are_left_to_others():
-    assert reaching(torch.ones(2, 40 * GROUP, dtype=torch.int32), 5, None, 0.0) is None
+    assert above_threshold(torch.ones(2, 40 * GROUP, dtype=torch.int32), 5, None, 0.0) is None
 
 
 def test_room_is_used_again_and_grows():
-    small = space("test", 3, 4, torch.float32)
-    assert space("test", 2, 6, torch.float32).data_ptr() == small.data_ptr()
-    assert space("test", 5, 4, torch.float32).shape == (5, 4)
-    assert space("test", 2, 2, torch.int32).dtype == torch.int32
+    small = scratch_buffer("test", 3, 4, torch.float32)
+    assert scratch_buffer("test", 2, 6, torch.float32).data_ptr() == small.data_ptr()
+    assert scratch_buffer("test", 5, 4, torch.float32).shape == (5, 4)
+    assert scratch_buffer("test", 2, 2, torch.int32).dtype == torch.int32
     with torch.inference_mode():
-        made = space("test", 100, 100, torch.int32)
+        made = scratch_buffer("test", 100, 100, torch.int32)
     made.zero_()  # a tensor of inference mode could not be written to here

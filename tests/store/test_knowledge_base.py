@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realm.errors import InputError
+from realm.errors import RealmError
 from realm.store import ingest as build_module
 from realm.store import tables
 from realm.store.ingest import Settings
@@ -148,7 +148,7 @@ def test_the_same_text_is_kept_once_and_counted(tmp_path: Path) -> None:
 
 def test_two_texts_under_one_id_are_refused(tmp_path: Path) -> None:
     documents = [Document("A", "One.", "1"), Document("A", "Two.", "1")]
-    with pytest.raises(InputError, match="two documents have the id '1'"):
+    with pytest.raises(RealmError, match="two documents have the id '1'"):
         make(tmp_path / "kb", documents)
     assert len(make(tmp_path / "kb", [documents[0], documents[0]])) == 1
 
@@ -157,20 +157,20 @@ def test_two_texts_under_one_id_are_refused(tmp_path: Path) -> None:
 def test_a_corpus_without_text_is_refused_and_leaves_nothing(
     documents: list[Document], tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match="no text"):
+    with pytest.raises(RealmError, match="no text"):
         make(tmp_path / "kb", documents)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_there_already_is_not_built_over(kb: KnowledgeBase, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="already"):
+    with pytest.raises(RealmError, match="already"):
         make(kb.folder)
     other = tmp_path / "other"
     other.mkdir()
     make(other, DOCUMENTS[:1])  # an empty folder is fine
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("mine")
-    with pytest.raises(InputError, match="no knowledge base"):
+    with pytest.raises(RealmError, match="no knowledge base"):
         build(tmp_path / "notes", DOCUMENTS, CONFIG, TOKENIZER, TinyTagger(), replace=True)
     build(kb.folder, DOCUMENTS[:3], CONFIG, TOKENIZER, TinyTagger(), replace=True)
     assert {document for document, _ in content(KnowledgeBase.open(kb.folder))} == {"d0", "d1", "d2"}
@@ -264,9 +264,9 @@ def test_an_interrupted_build_with_other_settings_starts_over_and_says_so(
 
 def test_an_interrupted_build_goes_on_only_with_the_documents_it_read(tmp_path: Path) -> None:
     interrupt(tmp_path / "kb")
-    with pytest.raises(InputError, match="documents have changed"):
+    with pytest.raises(RealmError, match="documents have changed"):
         make(tmp_path / "kb", [DOCUMENTS[0]._replace(text="Other."), *DOCUMENTS[1:]])
-    with pytest.raises(InputError, match="documents have changed"):
+    with pytest.raises(RealmError, match="documents have changed"):
         make(tmp_path / "kb", DOCUMENTS[:2])
     mended = [*DOCUMENTS[:-1], DOCUMENTS[-1]._replace(text="Mended.")]  # the way out after a bad document
     assert content(make(tmp_path / "kb", mended))[-1] == ("d19", "Mended.")
@@ -284,7 +284,7 @@ def test_an_interrupted_build_that_is_damaged_starts_over(
 def test_a_folder_where_the_build_would_work_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "kb.building").mkdir()
     (tmp_path / "kb.building" / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"notes\.txt"):
+    with pytest.raises(RealmError, match=r"notes\.txt"):
         make(tmp_path / "kb")
     assert (tmp_path / "kb.building" / "notes.txt").read_text() == "mine"
 
@@ -402,7 +402,7 @@ def test_adding_and_deleting_equals_a_dictionary(
             if len(present) == len(step):
                 kb.delete([str(name) for name in step])
             else:
-                with pytest.raises(InputError, match="no document with id or title"):
+                with pytest.raises(RealmError, match="no document with id or title"):
                     kb.delete([str(name) for name in step])
                 kb.delete([str(name) for name in present])
         expected = [(owner, *passage) for passage, (owner, _) in model.rows.items()]
@@ -449,7 +449,7 @@ def test_documents_are_deleted_by_id_or_by_title(tmp_path: Path) -> None:
     assert kb.numbers_of(["A", "4"]).tolist() == [0, 1, 2]
     assert kb.delete(["A", "2"]) == 2
     assert content(kb) == [("4", "Inn."), ("3", "Is.")]
-    with pytest.raises(InputError, match="no document with id or title 'A', 'x'"):
+    with pytest.raises(RealmError, match="no document with id or title 'A', 'x'"):
         kb.delete(["x", "3", "A"])
     assert len(kb) == 2
 
@@ -490,9 +490,9 @@ def test_two_processes_that_change_it_at_once_do_not_undo_each_other(kb: Knowled
     other = KnowledgeBase.open(kb.folder)
     other.delete(["d1"])
     assert "d1" in dict(content(kb))  # still at the version it was opened at
-    with pytest.raises(InputError, match="another process"):
+    with pytest.raises(RealmError, match="another process"):
         kb.delete(["d2"])
-    with pytest.raises(InputError, match="another process"):
+    with pytest.raises(RealmError, match="another process"):
         kb.add([Document("New", "It is in town.", "new")], TinyTagger())
     assert set(dict(content(KnowledgeBase.open(kb.folder)))) == {d.id for d in DOCUMENTS} - {"d1"}
 
@@ -503,7 +503,7 @@ def test_two_processes_that_change_it_at_once_do_not_undo_each_other(kb: Knowled
 def test_what_is_no_knowledge_base_is_refused_in_one_line(kb: KnowledgeBase, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for folder in (tmp_path / "empty", tmp_path / "nothing", kb.folder / "passages.lance"):
-        with pytest.raises(InputError, match=r"^.*is no knowledge base.*$"):
+        with pytest.raises(RealmError, match=r"^.*is no knowledge base.*$"):
             KnowledgeBase.open(folder)
 
 
@@ -511,7 +511,7 @@ def test_an_unknown_format_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(build_module, "FORMAT", 4)
         make(tmp_path / "kb")
-    with pytest.raises(InputError, match="has format 4, this version of realm reads 1 to 3"):
+    with pytest.raises(RealmError, match="has format 4, this version of realm reads 1 to 3"):
         KnowledgeBase.open(tmp_path / "kb")
 
 
@@ -533,10 +533,10 @@ def test_a_knowledge_base_of_an_earlier_version_has_a_tokenizer_without_a_name(
 
 def test_another_tokenizer_than_the_passages_were_made_with_is_refused(kb: KnowledgeBase) -> None:
     other = tiny_tokenizer("more")
-    with pytest.raises(InputError, match="has tokenizer"):
+    with pytest.raises(RealmError, match="has tokenizer"):
         kb.check_tokenizer(other, "model")
     other.save(kb.folder / "tokenizer")
-    with pytest.raises(InputError, match=f"fingerprint {other.fingerprint}, the passages were made with"):
+    with pytest.raises(RealmError, match=f"fingerprint {other.fingerprint}, the passages were made with"):
         KnowledgeBase.open(kb.folder)
 
 

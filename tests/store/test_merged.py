@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from realm.errors import InputError
+from realm.errors import RealmError
 from realm.store import tables
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase, build, changed
@@ -46,7 +46,7 @@ def test_a_text_stays_until_the_last_of_its_documents_is_deleted(order: str, kb:
         left = [one for one in content(kb.folder) if one not in others]
         assert [text for _, text in left] == (texts if n < 2 else [])
         assert {document for document, _ in left} <= {f"{other}.txt" for other in order[n + 1 :]}
-        with pytest.raises(InputError, match="no document"):
+        with pytest.raises(RealmError, match="no document"):
             KnowledgeBase.open(kb.folder).delete([f"{name}.txt"])
     assert KnowledgeBase.open(kb.folder).verify() == []
 
@@ -200,8 +200,8 @@ def test_a_copy_that_is_added_while_another_writer_takes_the_text_away_keeps_the
 
 
 CHANGES: dict[str, Callable[[KnowledgeBase], object]] = {
-    "deletes a holder and a merged one": lambda kb: kb.delete(["a.txt", "b.txt"]),
-    "replaces the holder": lambda kb: kb.add([SAME[0]._replace(text="Other words.")], TinyTagger()),
+    "deletes a positive and a merged one": lambda kb: kb.delete(["a.txt", "b.txt"]),
+    "replaces the positive": lambda kb: kb.add([SAME[0]._replace(text="Other words.")], TinyTagger()),
     "gives a merged one its own text": lambda kb: kb.add([SAME[1]._replace(text="Its own.")], TinyTagger()),
     "merges one, adds another": lambda kb: kb.add(
         [SAME[0]._replace(id="e.txt"), Document("C", "It is new.", "f.txt")], TinyTagger()
@@ -279,7 +279,7 @@ def test_a_damaged_list_of_merged_documents_is_found_and_never_believed(kb: Know
         )
         for use in uses:
             with pytest.raises(
-                InputError, match=rf"\A{kb.folder} is damaged: {MERGED} (has changed|is missing)[^\n]*\Z"
+                RealmError, match=rf"\A{kb.folder} is damaged: {MERGED} (has changed|is missing)[^\n]*\Z"
             ):
                 use(again)
         (found,) = again.verify()

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from realm.errors import InputError
+from realm.errors import RealmError
 from realm.store import vectors
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase
@@ -50,7 +50,7 @@ def problems(folder: Path) -> list[str]:
     """What a user is told, by opening or by verifying."""
     try:
         return KnowledgeBase.open(folder).verify()
-    except InputError as error:
+    except RealmError as error:
         return [str(error)]
 
 
@@ -89,7 +89,7 @@ def test_a_file_cut_short_or_gone_is_found(kind: str, damage: str, folder: Path)
 def test_a_damaged_list_of_passages_is_found_when_it_is_opened(place: int, folder: Path) -> None:
     newest = min((folder / "passages.lance" / "_versions").glob("*.manifest"))
     flip(newest, place * newest.stat().st_size // 8)
-    with pytest.raises(InputError, match="is damaged"):
+    with pytest.raises(RealmError, match="is damaged"):
         KnowledgeBase.open(folder)
 
 
@@ -98,7 +98,7 @@ def test_damage_met_while_reading_is_said_in_one_line(folder: Path) -> None:
     for file in (folder / "passages.lance" / "data").iterdir():
         file.unlink()
     for read in (lambda: kb.passages([0]), lambda: kb.tokens, lambda: kb.titles, lambda: list(kb)):
-        with pytest.raises(InputError, match=r"^.*cannot be read, see `realm kb verify`.*$"):
+        with pytest.raises(RealmError, match=r"^.*cannot be read, see `realm kb verify`.*$"):
             read()
 
 
@@ -112,7 +112,7 @@ def test_a_damaged_tokenizer_is_found(folder: Path) -> None:
     file = folder / "tokenizer" / "tokenizer.json"
     for content in ("{", file.read_text().replace('"[UNK]"', '"[NUK]"'), None):
         file.write_text(content) if content else file.unlink()
-        with pytest.raises(InputError, match="tokenizer"):
+        with pytest.raises(RealmError, match="tokenizer"):
             KnowledgeBase.open(folder)
 
 
@@ -199,7 +199,7 @@ def test_a_lost_newest_version_is_found_and_nothing_older_is_read_in_its_place(f
     kb.delete(["d4"])
     newest = min((folder / TABLE / "_versions").glob("*.manifest"))
     newest.unlink()
-    with pytest.raises(InputError, match=f"was committed after it: {newest.name} is missing"):
+    with pytest.raises(RealmError, match=f"was committed after it: {newest.name} is missing"):
         KnowledgeBase.open(folder)
 
 

@@ -215,7 +215,7 @@ def test_tokenizers_that_cut_texts_differently_have_different_fingerprints(one, 
 @given(behaviours(), st.randoms(use_true_random=False))
 def test_another_spelling_of_the_same_tokenizer_has_the_same_fingerprint(fast, random):
     mine = Tokenizer(fast)
-    spelled = json.loads(mine.as_published().to_str())  # with its special tokens and its post-processor
+    spelled = json.loads(mine.as_huggingface().to_str())  # with its special tokens and its post-processor
     vocabulary = list(spelled["model"]["vocab"].items())
     random.shuffle(vocabulary)
     spelled["model"]["vocab"] = dict(vocabulary)
@@ -231,7 +231,7 @@ def test_another_spelling_of_the_same_tokenizer_has_the_same_fingerprint(fast, r
 
 
 def test_words_that_a_tokenizer_takes_whole_are_part_of_its_fingerprint(tokenizer):
-    other = tokenizer.as_published()
+    other = tokenizer.as_huggingface()
     other.add_tokens(["currency of"])
     assert Tokenizer(other).fingerprint != tokenizer.fingerprint
 

@@ -13,12 +13,20 @@ from realm.errors import InputError
 from realm.index.versions import load_index
 from realm.masking.masked_queries import SpanIndex, draw_queries, held_out, holds
 from realm.model.folder import load_model
-from realm.model.losses import index_marginal_loss, marginal_loss, with_unread
+from realm.model.losses import index_marginal_loss, marginal_loss, with_unretrieved
 from realm.tokens.layouts import joint_inputs, query_inputs
 from realm.train import adapt
-from realm.train.adapt import AdaptConfig, Judge, Judged, gain_table, read_judged, write_judged
+from realm.train.adapt import (
+    UNRETRIEVED_GAP,
+    AdaptConfig,
+    Judge,
+    Judged,
+    gain_table,
+    read_judged,
+    write_judged,
+)
 from realm.train.loop import TrainRun
-from realm.train.pretrain import HOLDER_GAIN
+from realm.train.pretrain import POSITIVE_GAIN
 from tests.train.stages import CONTRACT, assert_same_result, changed, metrics, stopped_at, tiny
 
 
@@ -36,7 +44,7 @@ def test_the_projection_of_queries_alone_moves_and_the_index_serves_both_models(
 ) -> None:
     assert changed(made, tiny_model_folder) == {"embedder.query"}
     start, model = load_model(tiny_model_folder), load_model(made)
-    assert model.passage_fingerprint == start.passage_fingerprint
+    assert model.compute_passage_fingerprint() == start.compute_passage_fingerprint()
     one, other = (load_index(tiny_kb, each, "model").index.rows(range(28)) for each in (start, model))
     assert torch.equal(one, other)
     before, after = (each.embedder.query.state_dict() for each in (start, model))
@@ -130,7 +138,7 @@ def test_the_control_credits_every_holder_alike_and_reads_nothing(judge, monkeyp
     judge._config = replace(judge._config, signal="entity")
     monkeypatch.setattr(model.reader, "token_logp", None)
     assert {float(gain) for one in judge.next_round() for gain in one.gain_K} == {
-        float(np.float32(HOLDER_GAIN))
+        float(np.float32(POSITIVE_GAIN))
     }
 
 
@@ -149,13 +157,13 @@ def test_loss_over_the_index_is_that_of_pre_training_less_the_null_passages() ->
         [2, 5],
         [3.0, -0.5],
     )  # passages 0 to 7 and the null one; 1 is excluded
-    null_logp, gap = -4.0, 1.5
+    null_logp, gap = -4.0, UNRETRIEVED_GAP
     one = Judged(np.zeros(1), np.array(read), np.array(gains, dtype=np.float32), np.array([1]), True)
-    loss = index_marginal_loss(score_N[None], gain_table([one], 8, gap))
+    loss = index_marginal_loss(score_N[None], gain_table([one], 8))
     rest = score_N[[0, 3, 4, 6, 7]].logsumexp(dim=0)
     logp_BKM = torch.tensor([[[null_logp], [null_logp + gains[0]], [null_logp + gains[1]]]])
     mask_BM = torch.ones(1, 1)
-    entries = with_unread(score_N[[8, *read]][None], logp_BKM, mask_BM, rest[None], gap)
+    entries = with_unretrieved(score_N[[8, *read]][None], logp_BKM, mask_BM, rest[None], gap)
     assert loss.item() == pytest.approx(marginal_loss(*entries, mask_BM).item() + null_logp, rel=1e-5)
 
 

@@ -28,11 +28,11 @@ from tests.train.stages import assert_same_result, children_of
 from tests.train.test_finetune import DEV, TRAIN
 
 SMALL = "steps=12 batch_size=4 log_every=2 checkpoint_seconds=0 device=cpu precision=fp32".split()
-BUILDS = "refresh.every=4 refresh.lag=2 refresh.restarts=1000 refresh.backoff=0.05".split()
+BUILDS = "refresh.every=4 refresh.lag=2 refresh.restarts=1000".split()
 FOREGROUND, BACKGROUND = ("refresh.in_background=false",), (*BUILDS, "refresh.in_background=true")
 JUDGED = ("health.queries=8", "health.read=4")
 COMMANDS = {
-    "mlm": ("mlm", "--init", ["probe_every=5"]),
+    "mlm": ("mlm", "--init", []),
     "ict": ("ict", "--init", []),
     "pretrain, builds in the foreground": ("pretrain", "--model", [*BUILDS, *JUDGED, *FOREGROUND]),
     "pretrain, builds in the background": ("pretrain", "--model", [*JUDGED, *BACKGROUND]),
@@ -104,7 +104,7 @@ def is_complete(out: Path) -> bool:
 
 def take_index(kb, out: Path) -> bytes:
     """The vectors that a model finds in the knowledge base, which go, so that the next run has to publish them itself."""
-    folder = vectors.folder_of(kb.folder, load_model(out).passage_fingerprint)
+    folder = vectors.folder_of(kb.folder, load_model(out).compute_passage_fingerprint())
     found = vectors.read(folder, kb.keys_N)
     assert found is not None and len(found.missing) == 0
     shutil.rmtree(folder)

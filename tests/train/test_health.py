@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from realm.errors import InputError
+from realm.errors import RealmError
 from realm.index.embedding import embed_passages
 from realm.index.versions import IndexVersion
 from realm.masking.masked_queries import SpanIndex
@@ -28,17 +28,17 @@ QUESTIONS = [
 
 @pytest.fixture
 def see(monkeypatch) -> dict[str, float]:
-    """What the watch is made to see: probe recall@5 in percent, and the holder gap."""
+    """What the watch is made to see: probe recall@5 in percent, and the positive gap."""
     seen = {"recall": 48.0, "gap": 5.0}  # of 25 queries: steps of 4
 
-    def first_holders(queries, *_: object) -> np.ndarray:
+    def first_positives(queries, *_: object) -> np.ndarray:
         hits = round(len(queries) * seen["recall"] / 100)
         return np.array([3] * hits + [0] * (len(queries) - hits))
 
     def read_queries(model, queries, *_: object) -> ReadingReport:
         return ReadingReport(len(queries), 10.0, 5.0, 0.1, 0.2, seen["gap"])
 
-    monkeypatch.setattr(health, "first_holders", first_holders)
+    monkeypatch.setattr(health, "first_positives", first_positives)
     monkeypatch.setattr(health, "read_queries", read_queries)
     return seen
 
@@ -195,7 +195,7 @@ def test_gate_that_never_opens_ends_the_run_in_one_line(start, see) -> None:
         run.advance()
         watch.after_step(None, first)
     run.advance()
-    with pytest.raises(InputError, match=r"gains only 0.50 nats .* after 6 steps, the gate is 2.0") as error:
+    with pytest.raises(RealmError, match=r"gains only 0.50 nats .* after 6 steps, the gate is 2.0") as error:
         watch.after_step(None, first)
     assert "\n" not in str(error.value)
 

@@ -8,7 +8,7 @@ import lance
 import numpy as np
 import pytest
 
-from realm.errors import InputError
+from realm.errors import RealmError
 from realm.index.versions import IndexConfig, build_index
 from realm.masking.masked_queries import held_out
 from realm.model.folder import HELD_OUT, encoder_held_out, load_model, save_model
@@ -49,7 +49,7 @@ def trained(tiny_model, tmp_path) -> Callable[..., str]:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_model_trained_at_another_share_is_refused_in_one_line(tiny_kb, trained, tmp_path, stage) -> None:
-    with pytest.raises(InputError) as error:
+    with pytest.raises(RealmError) as error:
         STAGES[stage](tiny_kb, tmp_path / "out", trained(held_out=0.03, passage_tokens=48))
     message = str(error.value)
     assert "held_out=0.03, passage_tokens=48" in message and "held_out=0.2, passage_tokens=48" in message
@@ -58,7 +58,7 @@ def test_model_trained_at_another_share_is_refused_in_one_line(tiny_kb, trained,
 
 
 def test_model_trained_on_passages_of_another_length_is_refused(tiny_kb, trained) -> None:
-    with pytest.raises(InputError, match="passage_tokens=112, knowledge base"):
+    with pytest.raises(RealmError, match="passage_tokens=112, knowledge base"):
         probe(tiny_kb, trained(held_out=0.2, passage_tokens=112), ProbeConfig(device="cpu"))
 
 
@@ -71,7 +71,7 @@ def test_text_and_knowledge_must_hold_out_the_same(tiny_kb, tiny_model_folder, t
     text = holding_out(tiny_kb, 0.1)
     config = tiny(pretrain.PretrainConfig, "pretrain")
     with pytest.raises(
-        InputError, match=r"--kb .* has held_out=0\.2, .*has held_out=0\.1, .*`--set held_out=0\.2 "
+        RealmError, match=r"--kb .* has held_out=0\.2, .*has held_out=0\.1, .*`--set held_out=0\.2 "
     ):
         pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder), text)
     assert list(tmp_path.iterdir()) == []
@@ -80,10 +80,10 @@ def test_text_and_knowledge_must_hold_out_the_same(tiny_kb, tiny_model_folder, t
 def test_encoder_within_a_model_remembers_what_its_training_held_out(tiny_kb, trained, tmp_path) -> None:
     encoder = Path(trained(held_out=0.03, passage_tokens=48)) / "encoder"
     assert encoder_held_out(str(encoder)) == {HeldOut(0.03, 48)}
-    with pytest.raises(InputError, match=r"held_out=0\.03"):
+    with pytest.raises(RealmError, match=r"held_out=0\.03"):
         STAGES["mlm"](tiny_kb, tmp_path / "out", str(encoder))
     (encoder / HELD_OUT).write_text("[1]")
-    with pytest.raises(InputError, match=r"held_out\.json is damaged"):
+    with pytest.raises(RealmError, match=r"held_out\.json is damaged"):
         encoder_held_out(str(encoder))
 
 
@@ -162,9 +162,9 @@ def test_text_of_an_earlier_version_holds_out_what_the_knowledge_does(
 
 
 def test_knowledge_base_of_an_earlier_version_refuses_models_that_held_out_another_text(earlier_kb) -> None:
-    with pytest.raises(InputError, match=r"held_out=0\.1, passage_tokens=48, "):
+    with pytest.raises(RealmError, match=r"held_out=0\.1, passage_tokens=48, "):
         earlier_kb.agree_on_held_out([HeldOut(0.1, 48), HeldOut(0.3, 48)], "model")
-    with pytest.raises(InputError, match=r"held_out=0\.1, passage_tokens=64, "):
+    with pytest.raises(RealmError, match=r"held_out=0\.1, passage_tokens=64, "):
         earlier_kb.agree_on_held_out([HeldOut(0.1, 64)], "model")
 
 
@@ -178,5 +178,5 @@ def test_share_that_is_none_is_refused(share: float) -> None:
     "cls", [mlm.MlmConfig, ict.IctConfig, pretrain.PretrainConfig, adapt.AdaptConfig, ProbeConfig]
 )
 def test_no_stage_has_a_share_of_its_own(cls: type) -> None:
-    with pytest.raises(InputError, match=r"unknown key held_out \(known: "):
+    with pytest.raises(RealmError, match=r"unknown key held_out \(known: "):
         read_config(cls, None, "any", ["held_out=0.1"])

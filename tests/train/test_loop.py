@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from realm.errors import AlreadyDone, InputError
+from realm.errors import AlreadyDone, RealmError
 from realm.model import device
 from realm.model.folder import load_model
 from realm.settings import config_from
@@ -48,7 +48,7 @@ def train(
     with TrainRun("toy", out, settings, model, {part: 0.05}, {"data": "rows"}) as run:
         for step in run.steps():
             rows = DATA[torch.from_numpy(loop.generator(settings.seed, step).permutation(200)[:4])]
-            loss = (part.trunk.embeddings.dropout(part.projection(rows)) ** 2).mean()
+            loss = (part.encoder.embeddings.dropout(part.projection(rows)) ** 2).mean()
             before_update(run)
             run.update(loss, {"retrieval_utility": float(step)})
             run.state["total"] = run.state.get("total", 0.0) + loss.item()
@@ -347,11 +347,11 @@ def checkpoints(out: Path) -> list[str]:
 
 
 def test_last_checkpoints_are_kept_and_remember_their_state(tiny_model, tmp_path) -> None:
-    out, settings = tmp_path / "out", config(checkpoint_seconds=0.0, checkpoints=2)
+    out, settings = tmp_path / "out", config(checkpoint_seconds=0.0)
     part = tiny_model.embedder.query.projection
     seen = []
     with TrainRun("toy", out, settings, tiny_model, {part: 0.1}) as run:
-        run.after_checkpoint = lambda: seen.append((run.step, run.kept("mark")))
+        run.after_checkpoint = lambda: seen.append((run.step, run.checkpointed("mark")))
         for step in run.steps():
             run.state["mark"] = step + 1
             run.update(part(DATA).square().mean(), {})
@@ -418,7 +418,7 @@ def test_run_whose_settings_are_damaged_says_so_and_keeps_its_checkpoints(
     file.unlink()
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(InputError, match=r"settings\.json cannot be read .*put the file back") as error:
+    with pytest.raises(RealmError, match=r"settings\.json cannot be read .*put the file back") as error:
         train(load_model(tiny_model_folder), out, settings)
     assert "\n" not in str(error.value)
     file.write_bytes(before)
@@ -439,7 +439,7 @@ def damaged_runs_go_on_as_before_or_not_at_all(model: Path, tmp_path: Path, coun
         what = damage(draw, sorted(path for path in folder.iterdir() if path.name != "lock"))
         try:
             train(load_model(model), out, settings)
-        except InputError as error:
+        except RealmError as error:
             said = str(error)
             shutil.rmtree(folder)
         else:
@@ -479,7 +479,7 @@ def test_run_whose_checkpoints_are_all_damaged_says_so(tiny_model_folder, tmp_pa
         train(load_model(tiny_model_folder), out, settings, after_update=at(8, crash))
     for name in checkpoints(out):
         (tmp_path / "out.training" / name).write_bytes(b"torn")
-    with pytest.raises(InputError, match=r"cannot be read.*remove .*out\.training to start anew") as error:
+    with pytest.raises(RealmError, match=r"cannot be read.*remove .*out\.training to start anew") as error:
         train(load_model(tiny_model_folder), out, settings)
     assert "\n" not in str(error.value)
 
@@ -491,7 +491,7 @@ def test_run_killed_while_it_tidied_up_is_complete(tiny_model_folder, tmp_path, 
         with pytest.raises(RuntimeError):
             train(load_model(tiny_model_folder), out, config())
     assert out.exists() and (tmp_path / "out.training").exists()
-    with pytest.raises(InputError, match="exists: name another --out"):  # another run's command
+    with pytest.raises(RealmError, match="exists: name another --out"):  # another run's command
         train(load_model(tiny_model_folder), out, config(seed=1))
     with pytest.raises(AlreadyDone, match="is complete"):
         train(load_model(tiny_model_folder), out, config())
@@ -519,7 +519,7 @@ def test_checkpoint_that_does_not_fit_is_one_line_and_loses_nothing_earlier(
 
     try:
         with pytest.raises(
-            InputError, match=r"checkpoint-00000006\.pt cannot be written: File too large"
+            RealmError, match=r"checkpoint-00000006\.pt cannot be written: File too large"
         ) as error:
             train(
                 load_model(tiny_model_folder), out, settings, before_update=lambda r: r.step == 4 and fill(r)
@@ -536,7 +536,7 @@ def test_model_that_does_not_fit_is_one_line_and_the_run_stays(tiny_model_folder
     out = tmp_path / "out"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        with pytest.raises(InputError, match="out cannot be written: ") as error:
+        with pytest.raises(RealmError, match="out cannot be written: ") as error:
             train(
                 load_model(tiny_model_folder), out, config(), after_update=at(12, lambda: limited_to(20_000))
             )
@@ -558,7 +558,7 @@ def test_metrics_that_do_not_fit_are_one_line_and_lose_nothing_earlier(
         limited_to((run.folder / "metrics.jsonl").stat().st_size + 5)
 
     try:
-        with pytest.raises(InputError, match=r"metrics\.jsonl cannot be written: File too large") as error:
+        with pytest.raises(RealmError, match=r"metrics\.jsonl cannot be written: File too large") as error:
             train(
                 load_model(tiny_model_folder), out, settings, before_update=lambda r: r.step == 4 and fill(r)
             )
@@ -579,7 +579,7 @@ def test_a_full_disk_at_any_step_of_a_run_is_one_line_and_the_run_goes_on(
         try:
             with full_disk_at(number, monkeypatch) as steps:
                 train(model, out, settings)
-        except (InputError, OSError) as error:  # the command line makes one line of both
+        except (RealmError, OSError) as error:  # the command line makes one line of both
             said = str(error)
         else:
             break
@@ -633,7 +633,7 @@ def test_folder_of_a_run_that_lives_is_refused(tiny_model, tiny_model_folder, tm
     parts = {tiny_model.embedder.query: 0.1}
     with (
         TrainRun("toy", tmp_path / "out", config(), tiny_model, parts),
-        pytest.raises(InputError, match="is in use by another run"),
+        pytest.raises(RealmError, match="is in use by another run"),
     ):
         TrainRun("toy", tmp_path / "out", config(), tiny_model, parts)
     TrainRun("toy", tmp_path / "out", config(), tiny_model, parts).__exit__()
@@ -644,7 +644,7 @@ def test_run_that_saves_what_it_made_is_not_gone_on_with(tiny_model_folder, tmp_
     save, refused = loop.save_model, []
 
     def while_saving(*args, **named) -> None:
-        with pytest.raises(InputError, match="is in use by another run"):
+        with pytest.raises(RealmError, match="is in use by another run"):
             train(load_model(tiny_model_folder), tmp_path / "out", config())
         refused.append(True)
         save(*args, **named)
@@ -667,7 +667,7 @@ def test_run_that_waited_for_one_that_took_its_folder_away_does_not_start_in_not
         take_lock(run)
 
     monkeypatch.setattr(TrainRun, "_take_lock", after_the_other_has_ended)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(RealmError, match=message):
         TrainRun("toy", tmp_path / "out", config(), tiny_model, {tiny_model.embedder.query: 0.1})
     assert not (tmp_path / "out.training").exists()
 
@@ -679,7 +679,7 @@ def test_run_does_not_go_on_in_another_precision(tiny_model_folder, tmp_path, mo
     with pytest.raises(KeyboardInterrupt):
         train(load_model(tiny_model_folder), out, given, before_update=at(4, stop))
     monkeypatch.setattr(device, "multiplies_bf16", lambda kind: True)
-    with pytest.raises(InputError, match=r"other settings \(precision\)"):
+    with pytest.raises(RealmError, match=r"other settings \(precision\)"):
         train(load_model(tiny_model_folder), out, given)
     train(load_model(tiny_model_folder), out, config(precision="fp32"))
     assert json.loads((out / "realm.json").read_text())["stages"][-1]["precision"] == "fp32"
@@ -693,9 +693,9 @@ def test_run_of_a_version_that_knew_fewer_settings_goes_on_with_their_defaults(
         train(load_model(tiny_model_folder), out, config(clip=2.0), before_update=at(4, stop))
     saved = json.loads(file.read_text())
     file.write_text(json.dumps({k: v for k, v in saved.items() if k not in ("clip", "data")}))
-    with pytest.raises(InputError, match=r"other settings \(clip\)"):
+    with pytest.raises(RealmError, match=r"other settings \(clip\)"):
         train(load_model(tiny_model_folder), out, config(clip=2.0))
-    file.write_text(json.dumps({k: v for k, v in saved.items() if k not in ("kept_rows", "data")}))
+    file.write_text(json.dumps({k: v for k, v in saved.items() if k not in ("cached_rows", "data")}))
     train(load_model(tiny_model_folder), out, config(clip=2.0))
 
 
@@ -703,7 +703,7 @@ def test_run_with_other_settings_does_not_go_on(tiny_model_folder, tmp_path) -> 
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         train(load_model(tiny_model_folder), out, config(), before_update=at(4, stop))
-    with pytest.raises(InputError, match=r"other settings \(dropout, seed\)") as error:
+    with pytest.raises(RealmError, match=r"other settings \(dropout, seed\)") as error:
         train(load_model(tiny_model_folder), out, config(seed=1, dropout=0.0))
     assert "\n" not in str(error.value)
     train(load_model(tiny_model_folder), out, config())
@@ -712,7 +712,7 @@ def test_run_with_other_settings_does_not_go_on(tiny_model_folder, tmp_path) -> 
 def test_existing_out_is_refused_and_left_alone(tiny_model, tmp_path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("precious")
-    with pytest.raises(InputError, match="exists: name another --out"):
+    with pytest.raises(RealmError, match="exists: name another --out"):
         train(tiny_model, tmp_path / "out", config())
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine"]
 
@@ -722,7 +722,7 @@ def test_loss_that_is_no_number_is_one_line_and_changes_nothing(tiny_model, tmp_
     before = part.weight.detach().clone()
     with TrainRun("toy", tmp_path / "out", config(), tiny_model, {part: 0.1}) as run:
         next(run.steps())
-        with pytest.raises(InputError, match="loss is nan at step 0") as error:
+        with pytest.raises(RealmError, match="loss is nan at step 0") as error:
             run.update(part(DATA).mean() * torch.nan, {})
     assert "\n" not in str(error.value)
     assert torch.equal(part.weight, before)
@@ -734,7 +734,7 @@ def test_gradient_that_is_no_number_is_one_line_and_changes_nothing(tiny_model, 
     before = part.weight.detach().clone()
     with TrainRun("toy", tmp_path / "out", config(), tiny_model, {part: 0.1}) as run:
         next(run.steps())
-        with pytest.raises(InputError, match=r"gradient is (nan|inf) at step 0"):
+        with pytest.raises(RealmError, match=r"gradient is (nan|inf) at step 0"):
             run.update((part(DATA) * 0).square().sum().sqrt(), {})
     assert torch.equal(part.weight, before)
 
@@ -748,13 +748,13 @@ def test_gradient_that_is_no_number_is_one_line_and_changes_nothing(tiny_model, 
         {"checkpoints": 0},
         {"seed": -1},
         {"seed": 2**40},
-        {"kept_rows": -1},
+        {"cached_rows": -1},
         {"dropout": 1.0},
         {"dropout": -0.1},
     ],
 )
 def test_impossible_settings_are_one_line(values) -> None:
-    with pytest.raises(InputError, match=next(iter(values))) as error:
+    with pytest.raises(RealmError, match=next(iter(values))) as error:
         config_from(RunConfig, values, "here")
     assert "\n" not in str(error.value)
 

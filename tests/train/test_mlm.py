@@ -14,7 +14,7 @@ from realm.masking.masked_queries import SpanIndex, held_out
 from realm.model.bert_files import save_bert
 from realm.model.calibration import Calibration
 from realm.model.folder import Model, load_model, save_model
-from realm.model.masked_reader import TrunkConfig, new_reader, save_reader
+from realm.model.masked_reader import EncoderConfig, new_reader, save_reader
 from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
 from realm.store.schema import PassageTokens, Ragged
 from realm.text.corpus import Annotations, Document, Span
@@ -79,7 +79,7 @@ def test_embedder_starts_at_the_whitened_components_of_the_corpus(made, tiny_kb)
     model = load_model(made)
     tower = model.embedder.passage
     for name, value in model.reader.bert.bert.state_dict().items():
-        assert torch.equal(value, tower.trunk.state_dict()[name])
+        assert torch.equal(value, tower.encoder.state_dict()[name])
     everything = np.arange(len(tiny_kb))
     pooled = pooled_states(tower, tiny_kb.tokens, everything, model.tokenizer, model.lengths, model.device)
     projected = tower.projection(pooled).detach()[:, :20]  # 28 passages fix 27 directions
@@ -102,7 +102,7 @@ def test_no_sentence_of_a_held_out_passage_is_trained_on(tiny_kb, tmp_path, monk
 
 def test_no_steps_wrap_an_encoder_as_it_is(tiny_kb, tmp_path) -> None:
     torch.manual_seed(5)
-    reader = new_reader(TrunkConfig(layers=1, hidden=16, heads=2, positions=96), tiny_kb.tokenizer)
+    reader = new_reader(EncoderConfig(layers=1, hidden=16, heads=2, positions=96), tiny_kb.tokenizer)
     save_bert(reader.bert, tmp_path / "hf")
     tiny_kb.tokenizer.save(tmp_path / "hf")
     out = mlm.train(tiny_kb, tmp_path / "out", settings("steps=0"), str(tmp_path / "hf"))
@@ -131,7 +131,7 @@ def test_bf16_training_is_close_to_full_precision(made, tiny_kb, tmp_path) -> No
 
 def test_encoder_with_another_tokenizer_is_one_line(tiny_kb, tmp_path) -> None:
     tokenizer = Tokenizer.train(["quite other words"], vocab_size=40)
-    save_bert(new_reader(TrunkConfig(layers=1, hidden=16, heads=2), tokenizer).bert, tmp_path / "hf")
+    save_bert(new_reader(EncoderConfig(layers=1, hidden=16, heads=2), tokenizer).bert, tmp_path / "hf")
     tokenizer.save(tmp_path / "hf")
     with pytest.raises(InputError, match="tokenizer") as error:
         mlm.train(tiny_kb, tmp_path / "out", settings(), str(tmp_path / "hf"))
@@ -140,7 +140,7 @@ def test_encoder_with_another_tokenizer_is_one_line(tiny_kb, tmp_path) -> None:
 
 def test_inputs_longer_than_the_encoder_takes_are_one_line(tiny_kb, tmp_path) -> None:
     with pytest.raises(InputError, match=r"32 .* 48 .* 64") as error:
-        mlm.train(tiny_kb, tmp_path / "out", settings("trunk.positions=64"))
+        mlm.train(tiny_kb, tmp_path / "out", settings("encoder.positions=64"))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out.training").exists()
 
@@ -256,13 +256,13 @@ def test_reading_rows_are_a_sentence_beside_its_passage_one_close_to_it_another_
 def test_passage_beside_a_sentence_is_of_each_kind_as_often_as_set(overrides, own) -> None:
     """Twelve passages, of which three hold the span; the first one has neighbours on one side only."""
     span, count, draws = [7, 8], 12, 4000
-    holders = [own, (own + 4) % count, (own + 7) % count]
+    positives = [own, (own + 4) % count, (own + 7) % count]
     tokens = PassageTokens(
         title=ragged([[9]] * count),
-        body=ragged([[100 + n, *(span if n in holders else [20, 21])] for n in range(count)]),
+        body=ragged([[100 + n, *(span if n in positives else [20, 21])] for n in range(count)]),
         sentences=ragged([[0]] * count),
-        span_starts=ragged([[1] if n in holders else [] for n in range(count)]),
-        span_ends=ragged([[3] if n in holders else [] for n in range(count)]),
+        span_starts=ragged([[1] if n in positives else [] for n in range(count)]),
+        span_ends=ragged([[3] if n in positives else [] for n in range(count)]),
     )
     config, spans, rng = settings(*overrides), SpanIndex(tokens), np.random.default_rng(0)
     drawn = [mlm._beside(tokens, spans, own, np.array(span), rng, config) for _ in range(draws)]
@@ -273,7 +273,7 @@ def test_passage_beside_a_sentence_is_of_each_kind_as_often_as_set(overrides, ow
         own: config.own_passage,
         None: config.no_passage,
         **{n: config.near_passage / len(near) for n in near},
-        **dict.fromkeys(holders[1:], other / 2),
+        **dict.fromkeys(positives[1:], other / 2),
     }
     assert found.keys() <= expected.keys()
     for kind, share in expected.items():
@@ -332,8 +332,10 @@ def test_inverse_frequency_is_the_log_of_passages_over_holders(tiny_kb) -> None:
     weight_V = mlm.inverse_frequency(tokens, tokenizer)
     special = {tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id}
     for word in range(tokenizer.vocab_size):
-        holders = sum(word in tokens.body.row(n) or word in tokens.title.row(n) for n in range(len(tiny_kb)))
-        expected = 0.0 if word in special else math.log((len(tiny_kb) + 1) / (holders + 1))
+        positives = sum(
+            word in tokens.body.row(n) or word in tokens.title.row(n) for n in range(len(tiny_kb))
+        )
+        expected = 0.0 if word in special else math.log((len(tiny_kb) + 1) / (positives + 1))
         assert weight_V[word].item() == pytest.approx(expected, abs=1e-6)
 
 
@@ -379,9 +381,9 @@ def test_embedder_may_start_from_the_encoder_as_it_came(tiny_kb, tiny_model, tmp
     save_reader(tiny_model.reader, encoder)
     tiny_model.tokenizer.save(encoder)
     given = mlm.train(tiny_kb, tmp_path / "given", settings('embedder_start="given"'), str(encoder))
-    assert (changed_trunk(given, tiny_model), changed_reader(given, tiny_model)) == (False, True)
+    assert (changed_encoder(given, tiny_model), changed_reader(given, tiny_model)) == (False, True)
     trained = mlm.train(tiny_kb, tmp_path / "trained", settings(), str(encoder))
-    assert (changed_trunk(trained, tiny_model), changed_reader(trained, tiny_model)) == (True, True)
+    assert (changed_encoder(trained, tiny_model), changed_reader(trained, tiny_model)) == (True, True)
 
 
 def test_embedder_of_a_model_may_stay_as_it_is(tiny_kb, tiny_model_folder, tmp_path) -> None:
@@ -415,10 +417,10 @@ def test_input_embeddings_of_an_encoder_may_stay_as_they_are(tiny_kb, tiny_model
         mlm.train(tiny_kb, tmp_path / "no", frozen)
 
 
-def changed_trunk(folder: Path, model: Model) -> bool:
-    trunk = load_model(folder).embedder.query.trunk.state_dict()
+def changed_encoder(folder: Path, model: Model) -> bool:
+    encoder = load_model(folder).embedder.query.encoder.state_dict()
     came = model.reader.bert.bert.state_dict()
-    return any(not torch.equal(value, came[name]) for name, value in trunk.items())
+    return any(not torch.equal(value, came[name]) for name, value in encoder.items())
 
 
 def changed_reader(folder: Path, model: Model) -> bool:

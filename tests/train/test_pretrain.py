@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from realm.errors import InputError
+from realm.errors import RealmError
 from realm.index.embedding import embed_passages
 from realm.index.versions import IndexConfig, build_index, load_index, publish
 from realm.masking import masked_queries
@@ -111,11 +111,11 @@ def step(tiny_kb, tiny_model):
         batch = read_inputs(queries, np.full((5, 1), -1), tokens, tiny_model.tokenizer, lengths)
         query_BD = tiny_model.embedder.query(batch.queries)
         chosen = choose_candidates(
-            queries, query_BD, index, tokens, 6, True, config.guided, SpanIndex(tokens)
+            queries, query_BD, index, tokens, 6, True, config.injected, SpanIndex(tokens)
         )
         batch = read_inputs(queries, chosen.number_BK, tokens, tiny_model.tokenizer, lengths)
         assert sorted(batch.mask_BM.sum(dim=1).tolist()) == [1, 1, 2, 3, 3]
-        query_BD, _, score_BK = tiny_model.embedder.score(batch.queries, batch.passages, batch.place_BK)
+        query_BD, score_BK = tiny_model.embedder.score(batch.queries, batch.passages, batch.place_BK)
         logp_BKM = read(tiny_model.reader, batch, queries, chosen, tokens, config)
         return queries, chosen, index, batch, query_BD, score_BK, logp_BKM
 
@@ -123,7 +123,7 @@ def step(tiny_kb, tiny_model):
 
 
 def config(**values) -> PretrainConfig:
-    return PretrainConfig(**{"guided": 1, "reader_gradient": "none", **values})
+    return PretrainConfig(**{"injected": 1, "reader_gradient": "none", **values})
 
 
 def entries_of(made, settings: PretrainConfig, seed: int = 0) -> Entries:
@@ -140,7 +140,7 @@ def loss_of(made, settings: PretrainConfig) -> torch.Tensor:
 @pytest.mark.parametrize("marginal", ["span", "token"])
 def test_loss_over_the_whole_index_is_that_of_reading_every_passage(tiny_kb, step, marginal) -> None:
     """Every passage but the query's own is a candidate; unread ones have the null passage's likelihood, less the gap."""
-    settings = config(normalise="index", unread_gap=1.5, marginal=marginal)
+    settings = config(normalise="index", unretrieved_gap=1.5, marginal=marginal)
     made = step(settings)
     _, chosen, index, batch, query_BD, score_BK, logp_BKM = made
     loss = loss_of(made, settings)
@@ -270,7 +270,7 @@ def test_mean_of_all_draws_is_the_whole_gradient_under_every_setting(
     tiny_kb, step, signal, normalise, marginal
 ) -> None:
     """Every entry of the loss is drawn once, and its gradient weighed with its chance: in float64 nothing is left over."""
-    said = {"signal": signal, "normalise": normalise, "marginal": marginal, "unread_gap": -2.0}
+    said = {"signal": signal, "normalise": normalise, "marginal": marginal, "unretrieved_gap": -2.0}
     every, some = (config(reader_gradient=how, **said) for how in ("all", "sampled"))
     queries, chosen, index, batch, query_BD, score_BK, _ = step(every)
     batch = batch._replace(mask_BM=batch.mask_BM.double())
@@ -308,7 +308,7 @@ def test_mean_of_all_draws_is_the_whole_gradient_under_every_setting(
 
 @pytest.mark.parametrize("marginal", MARGINALS)
 def test_entries_are_drawn_as_often_as_their_mean_credit_says(step, monkeypatch, marginal) -> None:
-    settings = config(reader_gradient="sampled", marginal=marginal, unread_gap=-4.0)
+    settings = config(reader_gradient="sampled", marginal=marginal, unretrieved_gap=-4.0)
     made = step(settings)
     entries, batch = entries_of(made, settings), made[3]
     drawn: list[torch.Tensor] = []
@@ -385,7 +385,7 @@ def test_entity_control_credits_holders_without_a_reader(tiny_kb, step, monkeypa
         raise AssertionError("the reader was asked")
 
     monkeypatch.setattr(MaskedReader, "token_logp", refuse)
-    settings = config(signal="entity", guided=2)
+    settings = config(signal="entity", injected=2)
     made = step(settings)
     queries, chosen, _, batch, _, _, logp_BKM = made
     span_BK = (logp_BKM * batch.mask_BM[:, None]).sum(dim=-1)
@@ -424,7 +424,7 @@ def test_stage_trains_everything_with_the_metrics_of_the_contract(made, tiny_mod
     versions = [row for row in rows if "probe_recall_5" in row]
     assert [(row["step"], row["index_step"]) for row in versions] == [(0, 0), (3, 3), (6, 6)]
     assert "churn" not in versions[0] and 0 <= versions[1]["churn"] <= 1
-    assert [row["step"] for row in rows if "holder_gap" in row] == [3, 6]
+    assert [row["step"] for row in rows if "positive_gap" in row] == [3, 6]
 
 
 def test_same_seed_gives_the_same_model_and_another_seed_another(
@@ -471,7 +471,7 @@ def test_stopped_run_whose_index_is_gone_builds_another(
         (["signal=shuffled"], {"reader"} | EMBEDDER),
         (["ict=0.5", "ict_batch=3"], {"reader"} | EMBEDDER),
         (["masking=token", "normalise=candidates"], {"reader"} | EMBEDDER),
-        (["masking=span", "marginal=token", "mask_repeats=false", "guided=0"], {"reader"} | EMBEDDER),
+        (["masking=span", "marginal=token", "mask_repeats=false", "injected=0"], {"reader"} | EMBEDDER),
     ],
 )
 def test_every_switch_trains_what_it_should(tiny_kb, towers_folder, tmp_path, overrides, trained) -> None:
@@ -501,9 +501,9 @@ def test_spans_are_indexed_only_where_something_asks_for_them(
 
     monkeypatch.setattr(masked_queries, "_polynomial", refuse)
     monkeypatch.setattr(health, "held_out_queries", lambda *_: [])  # the probe asks
-    pretrain.train(tiny_kb, tmp_path / "out", settings("steps=1", "guided=0"), str(tiny_model_folder))
+    pretrain.train(tiny_kb, tmp_path / "out", settings("steps=1", "injected=0"), str(tiny_model_folder))
     with pytest.raises(AssertionError, match="spans were indexed"):
-        pretrain.train(tiny_kb, tmp_path / "guided", settings("steps=1"), str(tiny_model_folder))
+        pretrain.train(tiny_kb, tmp_path / "injected", settings("steps=1"), str(tiny_model_folder))
 
 
 def test_embedder_does_not_move_before_the_reader_is_ready(
@@ -521,14 +521,14 @@ def test_embedder_does_not_move_before_the_reader_is_ready(
 
     monkeypatch.setattr(TrainRun, "update", watch)
     config = settings("health.gate=1e9", "health.gate_every=2", "health.gate_limit=4", "ict=1")
-    with pytest.raises(InputError, match="after 4 steps, the gate is"):
+    with pytest.raises(RealmError, match="after 4 steps, the gate is"):
         pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder))
     assert moved == [False] * 4
 
 
 def test_frozen_reader_below_the_gate_ends_the_run_at_once(tiny_kb, tiny_model_folder, tmp_path) -> None:
     config = settings("health.gate=1e9", "reader_gradient=none")
-    with pytest.raises(InputError, match="after 0 steps, the gate is"):
+    with pytest.raises(RealmError, match="after 0 steps, the gate is"):
         pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder))
 
 
@@ -575,13 +575,13 @@ def assert_index_is_the_models(kb: KnowledgeBase, out: Path, atol: float = 0) ->
     assert build_index(kb, str(out), IndexConfig(device="cpu", precision="fp32"))["embedded"] == 0
 
 
-@pytest.mark.parametrize("switch", ["steps=3", "steps=2", "steps=0", 'passage_trunk="frozen"'])
+@pytest.mark.parametrize("switch", ["steps=3", "steps=2", "steps=0", 'passage_encoder="frozen"'])
 def test_model_finds_its_index_in_the_knowledge_base(bare_kb, tiny_model_folder, tmp_path, switch) -> None:
     """Where the last build is of the last step, where it is not, where nothing trained, and with states."""
     out = pretrain.train(bare_kb, tmp_path / "out", settings("steps=2", switch), str(tiny_model_folder))
     assert_index_is_the_models(bare_kb, out, 0.03 if "frozen" in switch else 0)  # states have 16 bits
     model = load_model(out)
-    assert own_indexes(bare_kb) == {model.passage_fingerprint}
+    assert own_indexes(bare_kb) == {model.compute_passage_fingerprint()}
     assert load_index(bare_kb, model, str(out)).number == 1
 
 
@@ -599,14 +599,14 @@ def test_refused_version_is_never_the_models_index(bare_kb, tiny_model_folder, t
     assert next(recalls, None) is None
     assert changed(out, tiny_model_folder) == {"reader"}
     assert_index_is_the_models(bare_kb, out)
-    assert own_indexes(bare_kb) == {load_model(out).passage_fingerprint}
+    assert own_indexes(bare_kb) == {load_model(out).compute_passage_fingerprint()}
 
 
 def test_embedder_that_moved_on_after_its_last_index_gets_one_of_its_own(
     bare_kb, tiny_model_folder, tmp_path, monkeypatch
 ) -> None:
     """As where a build in the background was accepted some steps after its snapshot, and the next one refused."""
-    last = pretrain.IndexRefresher.last
+    last = pretrain.IndexRefresher.build_final
 
     def nudged(refresher, model, step):
         version = last(refresher, model, step)
@@ -614,7 +614,7 @@ def test_embedder_that_moved_on_after_its_last_index_gets_one_of_its_own(
             model.embedder.query.projection.bias.add_(0.1)
         return version
 
-    monkeypatch.setattr(pretrain.IndexRefresher, "last", nudged)
+    monkeypatch.setattr(pretrain.IndexRefresher, "build_final", nudged)
     out = pretrain.train(bare_kb, tmp_path / "out", settings("steps=1"), str(tiny_model_folder))
     assert_index_is_the_models(bare_kb, out)
 
@@ -723,7 +723,7 @@ class SpanlessTagger:
 def test_corpus_without_salient_spans_is_one_line(tiny_kb, tiny_model_folder, tmp_path) -> None:
     build(tmp_path / "x", tiny_documents(), X_CONFIG, tiny_kb.tokenizer, SpanlessTagger())
     text = KnowledgeBase.open(tmp_path / "x")
-    with pytest.raises(InputError, match="no passage with a salient span") as error:
+    with pytest.raises(RealmError, match="no passage with a salient span") as error:
         pretrain.train(tiny_kb, tmp_path / "out", settings(), str(tiny_model_folder), text)
     assert "\n" not in str(error.value)
     out = pretrain.train(
@@ -733,26 +733,26 @@ def test_corpus_without_salient_spans_is_one_line(tiny_kb, tiny_model_folder, tm
 
 
 def test_more_guided_candidates_than_there_is_room_for_are_one_line() -> None:
-    with pytest.raises(InputError, match="at most 3 can be guided") as error:
-        settings("candidates=4", "guided=4")
+    with pytest.raises(RealmError, match="at most 3 can be injected") as error:
+        settings("candidates=4", "injected=4")
     assert "\n" not in str(error.value)
 
 
 @pytest.fixture(scope="module")
 def frozen(tiny_kb, tiny_model_folder, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("frozen") / "out"
-    return pretrain.train(tiny_kb, out, settings('passage_trunk="frozen"'), str(tiny_model_folder))
+    return pretrain.train(tiny_kb, out, settings('passage_encoder="frozen"'), str(tiny_model_folder))
 
 
-def test_frozen_passage_trunk_stays_while_all_else_trains(frozen, tiny_model) -> None:
+def test_frozen_passage_encoder_stays_while_all_else_trains(frozen, tiny_model) -> None:
     trained = load_model(frozen).embedder
     assert trained.passage is not trained.query
     before = dict(tiny_model.embedder.passage.named_parameters())
     moved = {n for n, p in trained.passage.named_parameters() if not torch.equal(p, before[n])}
     assert moved == {"projection.weight", "projection.bias"}
     assert not torch.equal(
-        trained.query.trunk.encoder.layer[0].output.dense.weight,
-        before["trunk.encoder.layer.0.output.dense.weight"],
+        trained.query.encoder.encoder.layer[0].output.dense.weight,
+        before["encoder.encoder.layer.0.output.dense.weight"],
     )
 
 
@@ -763,7 +763,7 @@ def test_frozen_input_embeddings_stay_while_all_else_of_the_tower_trains(
     trained = load_model(pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder))).embedder
     before = dict(tiny_model.embedder.query.named_parameters())
     stood = {n for n, p in trained.query.named_parameters() if torch.equal(p, before[n])}
-    assert stood == {name for name in before if name.startswith("trunk.embeddings.")}
+    assert stood == {name for name in before if name.startswith("encoder.embeddings.")}
 
 
 def test_index_versions_of_frozen_passages_are_as_many_and_need_no_other_process(
@@ -779,7 +779,7 @@ def test_stopped_run_with_frozen_passages_goes_on_as_if_nothing_had_happened(
     frozen, tiny_kb, tiny_model_folder, tmp_path, monkeypatch
 ) -> None:
     def train() -> Path:
-        config = settings('passage_trunk="frozen"')
+        config = settings('passage_encoder="frozen"')
         return pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder))
 
     stopped_at(4, monkeypatch, train)

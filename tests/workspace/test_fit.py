@@ -204,7 +204,9 @@ def test_the_better_model_answers_and_stays_until_a_later_one_is_judged(
     for kept in (True, False):
         monkeypatch.setattr(judging, "verdict", lambda differences, kept=kept: (kept, "because"))
         Path(f"docs/{kept}.txt").write_text(text_of("Oakham", 1848, str(kept)))
-        report = run(WS, ["docs"], replace(config, again=0.0))
+        with monkeypatch.context() as patch:
+            patch.setattr("realm.workspace.fit.ADAPT_AGAIN", 0.0)
+            report = run(WS, ["docs"], config)
         assert (report["adaptation"]["kept"], report["adaptation"]["why"]) == (kept, "because")
         assert ("adapt" in stages()) == kept
         Path(f"docs/{kept}.txt").unlink()
@@ -380,7 +382,7 @@ def test_another_start_takes_the_place_of_the_model_and_is_indexed(
     save_model(other, tmp_path / "other")
     report = run(WS, ["docs"], replace(config, start="other"))
     assert "starting from other anew" in caplog.text
-    assert read_manifest(WS / "model")["passage_fingerprint"] == other.passage_fingerprint
+    assert read_manifest(WS / "model")["passage_fingerprint"] == other.compute_passage_fingerprint()
     assert report["adaptation"]["changed"] == 0
     assert [example["answer"] for example in report["examples"]] == [None] * 3
     assert realm.load(WS).retrieve("when was arden founded?")

@@ -4,7 +4,7 @@
     results    what the outcomes say: recall of each retriever, paired tests, accuracy; the table
     plots      the training curves
 
-The folder of a story is a contract: kb, questions/{train,dev}.jsonl, models/{encoder,ict,realm,qa}, report.json, curves.png.
+The folder of a demo is a contract: kb, questions/{train,dev}.jsonl, models/{encoder,ict,realm,qa}, report.json, curves.png.
 With several corpora each of the others has such a folder of its own, inside the first one's, by its name.
 """
 
@@ -13,14 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from realm.demo.from_text import plots, results
-from realm.demo.from_text.stages import FromTextConfig, Story
+from realm.demo.from_text.stages import DemoRun, FromTextConfig
 from realm.demo.memory import PeakMemory
-from realm.demo.runner import Record, tell
+from realm.demo.runner import Record, run_stages
 from realm.errors import InputError
 from realm.files import write_json
 from realm.qa.question_files import read_questions
 
-__all__ = ["FromTextConfig", "Story", "run"]
+__all__ = ["DemoRun", "FromTextConfig", "run"]
 
 
 def run(
@@ -30,7 +30,7 @@ def run(
     question_files: Sequence[str],
     run_command: Callable[[Sequence[str]], None],
 ) -> dict[str, results.FromTextReport]:
-    """Tells the story of each corpus -> its report, by the corpus' name; what is there already is not made again.
+    """Tells the demo of each corpus -> its report, by the corpus' name; what is there already is not made again.
 
     `preset` is the configuration file of every stage; `question_files` are measured beside the made questions.
 
@@ -45,26 +45,26 @@ def run(
     for number, source in enumerate(config.corpora):
         name = source.removeprefix("package:").rpartition("/")[2].partition(".")[0]
         here = folder if number == 0 else folder / name
-        story = Story(config, preset, source, here, tuple(map(Path, question_files)))
-        story.tests()  # refuses names that clash
-        reports[name] = _tell(story, run_command)
+        demo = DemoRun(config, preset, source, here, tuple(map(Path, question_files)))
+        demo.tests()  # refuses names that clash
+        reports[name] = _tell(demo, run_command)
     return reports
 
 
-def _tell(story: Story, run_command: Callable[[Sequence[str]], None]) -> results.FromTextReport:
-    print(f"realm demo: {story.source}, from plain text to answers with evidence, in {story.folder}")
+def _tell(demo: DemoRun, run_command: Callable[[Sequence[str]], None]) -> results.FromTextReport:
+    print(f"realm demo: {demo.source}, from plain text to answers with evidence, in {demo.folder}")
     print("A line that begins with $ is a command of its own. Stop at any time: the demo goes on from there.")
-    story.folder.mkdir(parents=True, exist_ok=True)
+    demo.folder.mkdir(parents=True, exist_ok=True)
     with PeakMemory() as memory:
-        record = Record(story.folder / "stages.json", memory)
-        tell(story.making(), record, run_command)
-        tell(story.measuring(), record, run_command)
+        record = Record(demo.folder / "stages.json", memory)
+        run_stages(demo.making(), record, run_command)
+        run_stages(demo.measuring(), record, run_command)
         seconds, peak = record.seconds(), record.peak_memory_mb()
-    report: results.FromTextReport = {**results.read(story), "seconds": seconds, "peak_memory_mb": peak}
-    write_json(story.folder / "report.json", report)
-    metrics = [story.model("realm", seed) / "metrics.jsonl" for seed in story.config.seeds]
-    plots.draw_if_new(metrics, story.curves)
+    report: results.FromTextReport = {**results.read(demo), "seconds": seconds, "peak_memory_mb": peak}
+    write_json(demo.folder / "report.json", report)
+    metrics = [demo.model("realm", seed) / "metrics.jsonl" for seed in demo.config.seeds]
+    plots.draw_if_new(metrics, demo.curves)
     print("", *results.lines(report), sep="\n")
-    print(f"Training curves: {story.curves}. All numbers: {story.folder / 'report.json'}.")
-    tell(story.answering(), record, run_command)
+    print(f"Training curves: {demo.curves}. All numbers: {demo.folder / 'report.json'}.")
+    run_stages(demo.answering(), record, run_command)
     return report

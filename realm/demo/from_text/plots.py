@@ -25,7 +25,7 @@ RANKS = (20, 5, 1)
 PANELS = (
     Panel("Loss", "nats per hidden wordpiece", {"loss": ""}),
     Panel("Retrieval utility", "nats gained over no passage", {"retrieval_utility": ""}),
-    Panel("Holder gap of the reader", "nats", {"holder_gap": ""}, by_version=True),
+    Panel("Holder gap of the reader", "nats", {"positive_gap": ""}, by_version=True),
     Panel("Null passage, p(z|x)", "probability", {"null_probability": ""}, floor=0),
     Panel("Masked facts found", "% of queries", {f"probe_recall_{k}": f"@{k}" for k in RANKS}, True, True),
     Panel("Questions found", "% of questions", {f"question_recall_{k}": f"@{k}" for k in RANKS}, True, True),

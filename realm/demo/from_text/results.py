@@ -1,4 +1,4 @@
-"""What a story's outcomes say: recall of each retriever, REALM against each other one in pairs, accuracy; and the table.
+"""What a demo's outcomes say: recall of each retriever, REALM against each other one in pairs, accuracy; and the table.
 
 Everything is read from files that the stages' commands wrote. Recall and accuracy are in percent.
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
 
-from realm.demo.from_text.stages import Story
+from realm.demo.from_text.stages import DemoRun
 from realm.demo.pairs import Against, against
 from realm.demo.tables import aligned, costs, difference
 from realm.model.folder import last_record, read_manifest
@@ -46,7 +46,7 @@ class Reading(TypedDict):
     span_accuracy_without: float
     retrieval_utility: float
     null_probability: float
-    holder_gap: float
+    positive_gap: float
 
 
 class ExactMatch(TypedDict):
@@ -88,31 +88,31 @@ class FromTextReport(Results):
     peak_memory_mb: float
 
 
-def read(story: Story) -> Results:
-    """The report of a story whose stages are done, without what they cost."""
+def read(demo: DemoRun) -> Results:
+    """The report of a demo whose stages are done, without what they cost."""
     ranks = {
         test: {
-            retriever: np.array([_ranks(story, name, test) for name in models])
-            for retriever, models in story.retrievers().items()
+            retriever: np.array([_ranks(demo, name, test) for name in models])
+            for retriever, models in demo.retrievers().items()
         }
-        for test in story.tests()
+        for test in demo.tests()
     }
-    kb = KnowledgeBase.open(story.kb)
-    lines = {part: _lines_in(story.dev.with_name(f"{part}.jsonl")) for part in ("train", "dev")}
+    kb = KnowledgeBase.open(demo.kb)
+    lines = {part: _lines_in(demo.dev.with_name(f"{part}.jsonl")) for part in ("train", "dev")}
     return {
-        "source": story.source,
+        "source": demo.source,
         "documents": len(np.unique(kb.document_keys_N)),
         "passages": len(kb),
         "made_questions": lines,
-        "seeds": list(story.config.seeds),
+        "seeds": list(demo.config.seeds),
         "recall": {test: {name: _recall(r_SN) for name, r_SN in by.items()} for test, by in ranks.items()},
         "realm_against": {
             test: {other: against(by["realm"], by[other]) for other in by if other != "realm"}
             for test, by in ranks.items()
         },
-        "reading": _reading(story),
-        "exact_match": _exact_match(story),
-        "answers": _answers(story),
+        "reading": _reading(demo),
+        "exact_match": _exact_match(demo),
+        "answers": _answers(demo),
     }
 
 
@@ -177,38 +177,44 @@ def _recall(rank_SN: np.ndarray) -> Recall:
     return found
 
 
-def _reading(story: Story) -> Reading:
+def _reading(demo: DemoRun) -> Reading:
     """What the reader makes of retrieved passages, mean over seeds."""
-    probes = [_outcome(story, name, "probe") for name in story.retrievers()["realm"]]
-    names = ("span_accuracy", "span_accuracy_without", "retrieval_utility", "null_probability", "holder_gap")
+    probes = [_outcome(demo, name, "probe") for name in demo.retrievers()["realm"]]
+    names = (
+        "span_accuracy",
+        "span_accuracy_without",
+        "retrieval_utility",
+        "null_probability",
+        "positive_gap",
+    )
     means = {name: round(float(np.mean([probe[name] for probe in probes])), 3) for name in names}
     return cast(Reading, means)
 
 
-def _exact_match(story: Story) -> ExactMatch:
+def _exact_match(demo: DemoRun) -> ExactMatch:
     """Before and after fine-tuning, on the dev questions by which the best model was chosen."""
-    metrics = (story.model("qa") / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    metrics = (demo.model("qa") / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     looks = [line["dev_em"] for line in map(json.loads, metrics) if "dev_em" in line]
-    all_of_dev = _outcome(story, "qa", "dev")["n"]
-    used = last_record(read_manifest(story.model("qa"))["stages"], "finetune")["dev_questions"]
+    all_of_dev = _outcome(demo, "qa", "dev")["n"]
+    used = last_record(read_manifest(demo.model("qa"))["stages"], "finetune")["dev_questions"]
     return {"n": min(used, all_of_dev), "before": looks[0], "after": max(looks)}
 
 
-def _answers(story: Story) -> dict[str, Answered]:
+def _answers(demo: DemoRun) -> dict[str, Answered]:
     """What the fine-tuned model answers, by question file."""
-    outcomes = {test: _outcome(story, "qa", test) for test, file in story.tests().items() if file is not None}
+    outcomes = {test: _outcome(demo, "qa", test) for test, file in demo.tests().items() if file is not None}
     return {
         test: {"n": o["n"], "em": o["em"], "em_ci95": o["em_ci95"], "f1": o["f1"]}
         for test, o in outcomes.items()
     }
 
 
-def _ranks(story: Story, name: str, test: str) -> list[int]:
-    return [one["rank"] for one in _outcome(story, name, test)["outcomes"]]
+def _ranks(demo: DemoRun, name: str, test: str) -> list[int]:
+    return [one["rank"] for one in _outcome(demo, name, test)["outcomes"]]
 
 
-def _outcome(story: Story, name: str, test: str) -> dict[str, Any]:
-    outcome: dict[str, Any] = json.loads(story.outcome(name, test).read_text(encoding="utf-8"))
+def _outcome(demo: DemoRun, name: str, test: str) -> dict[str, Any]:
+    outcome: dict[str, Any] = json.loads(demo.outcome(name, test).read_text(encoding="utf-8"))
     return outcome
 
 

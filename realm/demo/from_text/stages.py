@@ -1,4 +1,4 @@
-"""The story of one corpus: which commands, in which order, and what each makes.
+"""The demo of one corpus: which commands, in which order, and what each makes.
 
 Stages come one at a time, because some are known only when those before them are done: an index is named after the model
 that made it, and the control with equal time needs the time that pre-training took.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from realm.demo.runner import Chapter, Stage
+from realm.demo.runner import Section, Stage
 from realm.errors import InputError
 from realm.model.folder import last_record, read_manifest
 from realm.store.vectors import folder_of
@@ -21,10 +21,10 @@ Control = Literal["ict-same-seconds", "shuffled", "entity"]
 
 @dataclass(frozen=True)
 class FromTextConfig:
-    """What the story from plain text does; how each stage does it is in the stage's own table of the same file."""
+    """What the demo from plain text does; how each stage does it is in the stage's own table of the same file."""
 
     corpora: tuple[str, ...] = ("package:vital-articles",)
-    """Sources; each gets a knowledge base and a story of its own."""
+    """Sources; each gets a knowledge base and a demo of its own."""
     encoder: str = "package:realm-mini"
     """Where every model starts, and whose tokenizer cuts the text."""
     seeds: tuple[int, ...] = (0,)
@@ -42,43 +42,43 @@ class FromTextConfig:
                 raise ValueError(f"{name} is empty: the demo needs at least one")
 
 
-CORPUS = Chapter(
+CORPUS = Section(
     "1. A knowledge base",
     "Documents are cut at sentence ends into passages, and names and dates are marked in them: the facts to be hidden later.\n"
     "Questions are made from the same text by rules, some to fine-tune with, the others (dev) to measure with.",
 )
-ENCODER = Chapter(
+ENCODER = Section(
     "2. The encoder",
     "The language model that all others start from (package:realm-mini read plain text only: no questions, no labels).\n"
     "Its embedder turns text into a vector; as it is now, before any training of its own, it is the start to beat.",
 )
-ICT = Chapter(
+ICT = Section(
     "3. A warm start: the inverse cloze task",
     "The embedder learns to find the passage that a sentence was cut from.\n"
     "Then `realm index` embeds every passage, so that the best ones for a query can be found.",
 )
-PRETRAIN = Chapter(
+PRETRAIN = Section(
     "4. REALM pre-training",
     "A name or date is hidden in a sentence, passages are retrieved, and the reader fills the gap with their help.\n"
     "Passages that helped will score higher next time; the index is rebuilt in the background while training goes on,\n"
     "and the last one, of the model that is saved, stays in the knowledge base.",
 )
-CONTROLS = Chapter(
+CONTROLS = Section(
     "4b. The controls",
     "What else could explain a gain? More of the warm start, for the seconds that REALM had; a reader whose verdicts are\n"
     "shuffled among the passages; or passages that get credit for holding the hidden words, with no reader at all.",
 )
-FINETUNE = Chapter(
+FINETUNE = Section(
     "5. Fine-tuning",
     "From the made questions the reader learns to point at the answer in the best passages, and the embedder to find them.\n"
     "The dev questions are about other documents; the model that answers most of them is kept.",
 )
-MEASURE = Chapter(
+MEASURE = Section(
     "6. What each retriever finds",
     "Masked facts: sentences held out of all training with a name or date hidden; found when another passage has it.\n"
     "Questions: found when a passage has the answer. Each retriever is asked the same ones.",
 )
-ANSWER = Chapter(
+ANSWER = Section(
     "7. Answers with evidence",
     "[[ ]] marks the answer in its passage. p(z|x) is the share of its trust that the retriever gives to the passage,\n"
     "p(y|z,x) what the reader makes of it.",
@@ -86,7 +86,7 @@ ANSWER = Chapter(
 
 
 @dataclass(frozen=True)
-class Story:
+class DemoRun:
     """One corpus and the folder where all about it is."""
 
     config: FromTextConfig
@@ -195,10 +195,10 @@ class Story:
             yield Stage(ANSWER, "answer", argv, note=note)
         yield Stage(ANSWER, "fill", self._command("fill", self.config.fill, kb=kb, model=realm))
 
-    def _pretrain(self, chapter: Chapter, name: str, seed: int, *settings: str) -> Stage:
+    def _pretrain(self, section: Section, name: str, seed: int, *settings: str) -> Stage:
         out, start = self.model(name, seed), self.model("ict", seed)
         return self._train(
-            chapter, "pretrain", out, seed, *settings, kb=self.kb, model=start, questions=self.dev
+            section, "pretrain", out, seed, *settings, kb=self.kb, model=start, questions=self.dev
         )
 
     def _longer_ict(self, seed: int) -> Iterator[Stage]:
@@ -216,17 +216,17 @@ class Story:
         yield self._index(CONTROLS, out)
 
     def _train(
-        self, chapter: Chapter, verb: str, makes: Path, seed: int, *settings: str, **flags: Path
+        self, section: Section, verb: str, makes: Path, seed: int, *settings: str, **flags: Path
     ) -> Stage:
         if self.config.seeds != (0,):
             settings = (*settings, f"seed={seed}")
         words = [word for setting in settings for word in ("--set", setting)]
-        return Stage(chapter, f"{verb} {makes.name}", self._command(verb, *words, **flags, out=makes), makes)
+        return Stage(section, f"{verb} {makes.name}", self._command(verb, *words, **flags, out=makes), makes)
 
-    def _index(self, chapter: Chapter, model: Path) -> Stage:
+    def _index(self, section: Section, model: Path) -> Stage:
         makes = folder_of(self.kb, read_manifest(model)["passage_fingerprint"])
         return Stage(
-            chapter, f"index {model.name}", self._command("index", kb=self.kb, model=model), makes, quiet=True
+            section, f"index {model.name}", self._command("index", kb=self.kb, model=model), makes, quiet=True
         )
 
     def _evaluate(self, name: str, model: Path, test: str, file: Path, **flags: str) -> Stage:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from realm.model.cpu.dropout import clear, mark, new_seed, unmarked
-from realm.model.cpu.threads import share_out
+from realm.model.cpu.threads import thread_map
 
 SCORES = 1 << 18
 """Attention scores that are formed together, where more than one row has them."""
@@ -119,7 +119,7 @@ class _Attention(torch.autograd.Function):
             asking.put(torch.bmm(used_Gmn, asked.of(value_NH)), mixed_MH)
             return share_Gmn if learns else None
 
-        shares = share_out(mix, list(enumerate(groups)))
+        shares = thread_map(mix, list(enumerate(groups)))
         ctx.groups, ctx.dropout = groups, dropout
         if learns:
             ctx.save_for_backward(query_MH, key_NH, value_NH, *shares)
@@ -146,5 +146,5 @@ class _Attention(torch.autograd.Function):
             asking.put(torch.bmm(to_score_Gmn, asked.of(key_NH)).mul_(scale), to_query_MH)
             asked.put(torch.bmm(to_score_Gmn.transpose(1, 2), query_Gmd).mul_(scale), to_key_NH)
 
-        share_out(unmix, list(zip(shares, ctx.groups, strict=True)))
+        thread_map(unmix, list(zip(shares, ctx.groups, strict=True)))
         return to_query_MH, to_key_NH, to_value_NH, None, None, None, None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from realm.model.cpu.threads import share_out
+from realm.model.cpu.threads import thread_map
 
 DRAWS = 1 << 16
 """Probabilities are multiples of one in so many."""
@@ -52,7 +52,7 @@ class _Dropped(torch.autograd.Function):
             number, part_n = piece
             clear(part_n, kept(part_n, (seed, number), probability))
 
-        share_out(drop, list(enumerate(scaled.view(-1).split(PIECE))))
+        thread_map(drop, list(enumerate(scaled.view(-1).split(PIECE))))
         return scaled
 
     @staticmethod

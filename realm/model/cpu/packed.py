@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from realm.model.bert import Bert
 from realm.model.cpu.attention import attend
 from realm.model.cpu.dropout import drawing_from, new_seed
-from realm.model.cpu.threads import share_out
+from realm.model.cpu.threads import thread_map
 from realm.tokens.layouts import Tokens
 
 SHARED = 1 << 8
@@ -31,36 +31,36 @@ MOST = 8
 """Threads from beyond which on all share products: each that learns holds a copy of the layers' gradients."""
 
 
-def hidden_states(trunk: Bert, tokens: Tokens) -> Tensor:
+def hidden_states(bert: Bert, tokens: Tokens) -> Tensor:
     """States of the last layer -> [B, T, H]; those of padding mean nothing."""
     if tokens.ids_BT.device.type != "cpu":
-        return _padded_states(trunk, tokens)
+        return _padded_states(bert, tokens)
     rows = _Rows.of(tokens)
-    state_NH = _run(trunk, tokens, rows, None)
+    state_NH = _run(bert, tokens, rows, None)
     padded = state_NH.new_zeros(tokens.ids_BT.numel(), state_NH.shape[1]).index_copy(
         0, rows.place_N, state_NH
     )
     return padded.view(*tokens.ids_BT.shape, -1)
 
 
-def states_at(trunk: Bert, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
+def states_at(bert: Bert, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
     """States of the last layer at the given (row, position) pairs -> [P, H].
 
     On a CPU the last layer computes nothing but keys and values for the other tokens: of 6 layers, a seventh is saved.
     """
     if tokens.ids_BT.device.type != "cpu" or not tokens.mask_BT[row_P, position_P].all():
-        states_BTH = _padded_states(trunk, tokens)  # on a CPU because padding is asked, which rows leave out
+        states_BTH = _padded_states(bert, tokens)  # on a CPU because padding is asked, which rows leave out
         return states_BTH[row_P, position_P]
     rows = _Rows.of(tokens, row_P)
     number_BT = torch.zeros_like(tokens.ids_BT)
     number_BT.view(-1)[rows.place_N] = torch.arange(len(rows.place_N))
     order_P = rows.rank_B[row_P].argsort(stable=True)
     wanted_P = number_BT[row_P, position_P][order_P]
-    return _run(trunk, tokens, rows, wanted_P)[order_P.argsort()]
+    return _run(bert, tokens, rows, wanted_P)[order_P.argsort()]
 
 
-def _padded_states(trunk: Bert, tokens: Tokens) -> Tensor:
-    states_BTH: Tensor = trunk(tokens.ids_BT, tokens.mask_BT, tokens.segments_BT)
+def _padded_states(bert: Bert, tokens: Tokens) -> Tensor:
+    states_BTH: Tensor = bert(tokens.ids_BT, tokens.mask_BT, tokens.segments_BT)
     return states_BTH
 
 
@@ -124,9 +124,9 @@ def undivided() -> Iterator[None]:
         _UNDIVIDED.here = before
 
 
-def _run(trunk: Bert, tokens: Tokens, rows: _Rows, wanted_P: Tensor | None) -> Tensor:
+def _run(bert: Bert, tokens: Tokens, rows: _Rows, wanted_P: Tensor | None) -> Tensor:
     """Last states of all tokens, or of those with the numbers `wanted_P` -> [N or P, H]."""
-    state_NH = trunk.embeddings(
+    state_NH = bert.embeddings(
         tokens.ids_BT.flatten()[rows.place_N],
         tokens.segments_BT.flatten()[rows.place_N],
         rows.place_N % tokens.ids_BT.shape[1],
@@ -135,16 +135,16 @@ def _run(trunk: Bert, tokens: Tokens, rows: _Rows, wanted_P: Tensor | None) -> T
     shares = list(rows.shares(threads, wanted_P))
     largest = max((share.own.stop - share.own.start for share in shares), default=0)
     few = len(state_NH) < SHARED or largest * threads > EVENLY * len(state_NH)
-    weights = [weight for weight in trunk.encoder.parameters() if weight.requires_grad]
+    weights = [weight for weight in bert.encoder.parameters() if weight.requires_grad]
     watched = any(weight._backward_hooks for weight in weights)  # they would be called for each share
     if not 1 < threads <= MOST or few or watched or getattr(_UNDIVIDED, "here", False):
-        return _layers(trunk, state_NH, _Share(slice(None), rows.lengths, rows.asking, wanted_P))
-    drops = any(p.training and p.p for p in trunk.encoder.modules() if isinstance(p, nn.Dropout))
+        return _layers(bert, state_NH, _Share(slice(None), rows.lengths, rows.asking, wanted_P))
+    drops = any(p.training and p.p for p in bert.encoder.modules() if isinstance(p, nn.Dropout))
     seeds = {share.own.start: new_seed() if drops else 0 for share in shares}
 
     def read(share: _Share, state_NH: Tensor) -> Tensor:
         with drawing_from(seeds[share.own.start]):
-            return _layers(trunk, state_NH, share)
+            return _layers(bert, state_NH, share)
 
     learns = torch.is_grad_enabled() and bool(weights or state_NH.requires_grad)
     states: Tensor = _Divided.apply(read, shares, learns, state_NH, *weights)
@@ -171,7 +171,7 @@ class _Divided(torch.autograd.Function):
                 given_nH = state_NH[share.own].detach().requires_grad_(learns)
                 return given_nH, read(share, given_nH)
 
-        found = share_out(one, shares, autocast=True)
+        found = thread_map(one, shares, autocast=True)
         if learns:
             ctx.found, ctx.weights = found, weights
         return torch.cat([states_nH.detach() for _, states_nH in found])
@@ -188,7 +188,7 @@ class _Divided(torch.autograd.Function):
             return torch.autograd.grad(states_nH, inputs, to_states_nH, retain_graph=again, allow_unused=True)
 
         to_given, *to_weights = zip(
-            *share_out(one, list(zip(ctx.found, to_states, strict=True))), strict=True
+            *thread_map(one, list(zip(ctx.found, to_states, strict=True))), strict=True
         )
         for total, *more in to_weights:
             for gradient in more if total is not None else ():  # none of a weight that no layer uses
@@ -196,9 +196,9 @@ class _Divided(torch.autograd.Function):
         return None, None, None, torch.cat(to_given), *(total for total, *_ in to_weights)
 
 
-def _layers(trunk: Bert, state_NH: Tensor, share: _Share) -> Tensor:
-    last = len(trunk.encoder.layer) - 1
-    for number, layer in enumerate(trunk.encoder.layer):
+def _layers(bert: Bert, state_NH: Tensor, share: _Share) -> Tensor:
+    last = len(bert.encoder.layer) - 1
+    for number, layer in enumerate(bert.encoder.layer):
         attention = layer.attention.self
         # Cast once for the three products that read it; what is added up between layers stays float32.
         read_NH = (

@@ -19,7 +19,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 
-def share_out(work: Callable[[P], R], pieces: Sequence[P], autocast: bool = False) -> list[R]:
+def thread_map(work: Callable[[P], R], pieces: Sequence[P], autocast: bool = False) -> list[R]:
     """`work(piece)` for every piece, in its order, by as many threads as torch may use here; without gradients.
 
     Autocast is off, or with `autocast` as it is here. Raises what a piece raises; those that nobody has begun are left then.

@@ -1,17 +1,16 @@
-"""The index build of a training run: a process of its own, seen to its end.
+"""The index build of a training run, in a process of its own.
 
-    begin    `realm index` starts on RUN/snapshot, its output goes to RUN/index.log
-    look     going: its log grows, its deadline is far
-             done: its version is on disk
-             dead, silent or late: killed, named with its log, started again after a while, so many times; then the
-             run ends, or the build is given up, as told
-    stop     it ends, with whatever it started
+    begin    starts `realm index` on RUN/snapshot; the output goes to RUN/index.log
+    status   "running": the log grows and the deadline has not passed
+             "done": the new version is on disk
+             a build that died, printed nothing for `SILENCE` seconds or ran longer than `DEADLINE` seconds is killed and
+             started again, `restarts` times; after that the run ends
+    stop     kills the build and every process that the build started
 
-A build ends when its trainer does (`realm.index.watchdog`). When one is due, and what becomes of its version, says
-`realm.train.refresh.refresher`.
+A build ends when its trainer ends (`realm.index.watchdog`). `realm.train.refresh.refresher` decides when a build is due and
+when the new version is used.
 """
 
-import shlex
 import statistics
 import sys
 import time
@@ -22,33 +21,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from realm.errors import InputError
+from realm.errors import RealmError
 from realm.index.watchdog import Child
 from realm.model.device import Precision
 from realm.store import vectors
 
+SILENCE = 300.0
+"""Seconds without a new line in the log after which a build is taken to be stuck."""
+DEADLINE = 86400.0
+"""Seconds that a build may take."""
+
 
 @dataclass(frozen=True)
 class BuildConfig:
-    """Where a build in the background runs, and what happens when it fails."""
+    """Where a background build runs, and how often a failed build is repeated."""
 
     threads: int = 1
-    """Its CPU threads, on each device."""
+    """CPU threads of the build, on each device."""
     device: str = ""
-    """Where it runs: "cuda:1", say, or several, "cuda:1,cuda:2"; "": where training does."""
-    launch: str = ""
-    """Words put before its command: "nice -n 10", or "ssh other-machine" where that shares the folders."""
-    silence: float = 300.0
-    """Seconds without a sign of life after which it is stuck."""
-    deadline: float = 86400.0
-    """Seconds that it may take."""
+    """Device of the build: "cuda:1", or several, "cuda:1,cuda:2"; "": the device of the trainer."""
     restarts: int = 3
-    """How often a failed one is started again."""
-    backoff: float = 10.0
-    """Seconds before the first restart; twice as long before each one after it."""
-    on_failure: Literal["stop", "continue"] = "stop"
-    """When restarts are used up: end the run, whose last checkpoint stays, or train on with the old index until the next
-    build is due."""
+    """How often a failed build is started again before the run ends."""
 
     def __post_init__(self) -> None:
         if self.threads < 1 or self.restarts < 0:
@@ -56,15 +49,10 @@ class BuildConfig:
                 f"threads and restarts are {self.threads} and {self.restarts}: "
                 "the first must be 1 or more, the second 0 or more"
             )
-        if min(self.silence, self.deadline) <= 0 or self.backoff < 0:
-            raise ValueError(
-                f"silence, deadline and backoff are {self.silence}, {self.deadline} and {self.backoff}: "
-                "the first two must be above 0, the last 0 or more"
-            )
 
 
 class Builder(AbstractContextManager["Builder"]):
-    """Builds the index of one snapshot at a time; leaving the `with` block stops a build that is still going."""
+    """Builds the index of one snapshot at a time; leaving the `with` block kills a running build."""
 
     def __init__(
         self,
@@ -72,48 +60,46 @@ class Builder(AbstractContextManager["Builder"]):
         run_folder: Path,
         config: BuildConfig,
         precision: Precision,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
     ):
-        """`say` tells the person who watches."""
-        self._kb, self._config, self._precision, self._say = kb, config, precision, say
+        """`report` shows one line to the user."""
+        self._kb, self._config, self._precision, self._report = kb, config, precision, report
         self.snapshot, self.folder = run_folder / "snapshot", run_folder / "index"
         self.log = run_folder / "index.log"
         self.seconds = 0.0
-        """What the last build took."""
+        """Duration of the last build."""
         self._child: Child | None = None
 
     @property
     def running(self) -> bool:
-        """Whether a process of its own runs now; between two tries none does."""
+        """Whether a build process exists."""
         return self._child is not None
 
     def begin(self, step: int, after: int, device: str) -> None:
-        """Starts to build the snapshot, which was made at `step`; its version will have a number above `after`."""
+        """Starts to build the snapshot of `step`; the version of this build will have a number above `after`."""
         self._step, self._after = step, after
         self._device = self._config.device or device
-        self._failures, self._retry_at = 0, 0.0
+        self._failures = 0
         self._start()
 
-    def look(self) -> Literal["going", "done", "given up"]:
-        """How the build stands, which has begun and was not done yet; never waits.
+    def status(self) -> Literal["running", "done"]:
+        """State of the build that `begin` started; never waits.
 
         Raises:
-            InputError: it failed more often than it may, and the run is to end with it; the message names its log.
+            RealmError: the build failed more than `restarts` times; the message names the log.
         """
-        if self._child is None:
-            if time.monotonic() >= self._retry_at:
-                self._start()
-            return "going"
+        assert self._child is not None
         if self._child.running():
-            return "going"
+            return "running"
         child, self._child = self._child, None
         self.seconds = child.seconds
-        if self._committed():  # nothing more is wanted of it, however it ended
+        if self._committed():  # the version is all that is needed, even if the process failed afterwards
             return "done"
-        return self._failed(child.failure or "ended well, but its version is not there")
+        self._restart(child.failure or "ended well, but its version is not there")
+        return "running"
 
     def stop(self) -> None:
-        """Ends a build that is still going."""
+        """Kills a running build."""
         if self._child is not None:
             self._child.stop()
             self._child = None
@@ -125,56 +111,48 @@ class Builder(AbstractContextManager["Builder"]):
         newest, info = vectors.newest(self.folder), vectors.info_of(self.folder)
         return newest is not None and newest > self._after and info is not None and info.step == self._step
 
-    def _failed(self, how: str) -> Literal["going", "given up"]:
+    def _restart(self, failure: str) -> None:
         self._failures += 1
-        what = f"the index build of step {self._step} {how}: see {self.log}"
-        if self._failures <= self._config.restarts:
-            wait = self._config.backoff * 2 ** (self._failures - 1)
-            self._retry_at = time.monotonic() + wait
-            self._say(f"{what}; starting it again in {wait:g} s")
-            return "going"
-        if self._config.on_failure == "stop":
-            raise InputError(
+        what = f"the index build of step {self._step} {failure}: see {self.log}"
+        if self._failures > self._config.restarts:
+            raise RealmError(
                 f"{what}; it was tried {self._failures} times, the run stops at its last checkpoint"
             )
-        self._say(f"{what}; going on with the old index until the next build is due")
-        return "given up"
+        self._report(f"{what}; starting it again")
+        self._start()
 
     def _start(self) -> None:
         settings = {
             "folder": self.folder.absolute(),
             "threads": self._config.threads,
             "precision": self._precision,
-            "keep": 0,  # the refresher knows which are needed
+            "keep": 0,  # the refresher removes versions, because it knows which ones checkpoints need
             "device": self._device,
         }
         command = [sys.executable, "-m", "realm", "index", "--supervised"]
         command += ["--kb", str(self._kb.absolute()), "--model", str(self.snapshot.absolute())]
         for name, value in settings.items():
             command += ["--set", f"{name}={value}"]
-        launch = shlex.split(self._config.launch)
-        if launch and Path(launch[0]).name == "ssh":  # a shell there takes the words apart once more
-            command = [shlex.quote(word) for word in command]
-        self._child = Child([*launch, *command], self.log, self._config.deadline, self._config.silence)
+        self._child = Child(command, self.log, DEADLINE, SILENCE)
 
 
 class StepTimes:
-    """How long steps take, alone and beside a build."""
+    """Durations of steps, with and without a build beside them."""
 
     def __init__(self) -> None:
         self._seconds: dict[bool, deque[float]] = {b: deque(maxlen=100) for b in (False, True)}
         self._began: tuple[float, bool] | None = None
 
     def begin(self, beside_build: bool) -> None:
-        """A step begins."""
+        """Marks the start of a step."""
         self._began = time.monotonic(), beside_build
 
     def end(self, beside_build: bool) -> None:
-        """It ends; it counts where a build ran all the time, or never."""
+        """Marks the end of a step. The step counts if a build ran during all of it, or during none of it."""
         if self._began is not None and self._began[1] == beside_build:
             self._seconds[beside_build].append(time.monotonic() - self._began[0])
 
     def slowdown(self) -> float | None:
-        """How many times longer a step takes beside a build; none before both were seen."""
+        """Median duration of a step beside a build over that of a step alone; None until both were seen."""
         alone, beside = self._seconds[False], self._seconds[True]
         return statistics.median(beside) / statistics.median(alone) if alone and beside else None

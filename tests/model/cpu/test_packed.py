@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import BertModel
 
 from realm.model.bert import Bert, BertConfig
-from realm.model.cpu import packed as trunk
+from realm.model.cpu import packed
 from realm.model.cpu.packed import hidden_states, states_at
 from realm.model.modes import recomputed, set_dropout
 from realm.tokens.layouts import Tokens
@@ -175,10 +175,10 @@ def test_two_threads_give_the_states_and_gradients_of_one(dropout, two_threads, 
 def watch(monkeypatch: pytest.MonkeyPatch, divided: bool = True) -> set[str]:
     """Threads that read rows, as they come; where `divided`, few rows are divided too."""
     readers: set[str] = set()
-    watched = trunk._layers
-    monkeypatch.setattr(trunk, "SHARED", 0 if divided else 1 << 30)
+    watched = packed._layers
+    monkeypatch.setattr(packed, "SHARED", 0 if divided else 1 << 30)
     monkeypatch.setattr(
-        trunk, "_layers", lambda *a: readers.add(threading.current_thread().name) or watched(*a)
+        packed, "_layers", lambda *a: readers.add(threading.current_thread().name) or watched(*a)
     )
     return readers
 
@@ -261,8 +261,8 @@ def test_without_dropout_threads_draw_nothing(two_threads, monkeypatch) -> None:
 
 def test_threads_learn_in_bf16_where_autocast_says_so(two_threads, monkeypatch) -> None:
     bert, tokens = small_bert().float(), rows_of([7, 6, 5, 6, 7, 5])
-    seen, attend = set(), trunk.attend
-    monkeypatch.setattr(trunk, "attend", lambda *a: seen.add(a[0].dtype) or attend(*a))
+    seen, attend = set(), packed.attend
+    monkeypatch.setattr(packed, "attend", lambda *a: seen.add(a[0].dtype) or attend(*a))
     readers, found = watch(monkeypatch), []
     for threads in (2, 1):
         torch.set_num_threads(threads)
@@ -319,7 +319,7 @@ def test_so_many_threads_that_their_gradients_would_fill_memory_share_products(
     two_threads, monkeypatch
 ) -> None:
     readers = watch(monkeypatch)
-    monkeypatch.setattr(trunk, "MOST", 1)
+    monkeypatch.setattr(packed, "MOST", 1)
     hidden_states(small_bert(), rows_of([7, 6, 5, 6, 7, 5]))
     assert readers == HERE
 

@@ -11,11 +11,11 @@ import torch
 
 from realm.model.cpu import threads as workers
 from realm.model.cpu.dropout import FastDropout
-from realm.model.cpu.threads import share_out
+from realm.model.cpu.threads import thread_map
 
 
 def squares(numbers: range) -> list[int]:
-    return share_out(lambda number: number**2, numbers)
+    return thread_map(lambda number: number**2, numbers)
 
 
 def test_every_piece_is_computed_by_threads_whose_torch_is_single_threaded(two_threads) -> None:
@@ -29,7 +29,7 @@ def test_every_piece_is_computed_by_threads_whose_torch_is_single_threaded(two_t
         seen.add((name, alone, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        share_out(look, range(50))
+        thread_map(look, range(50))
     assert len(seen) == 2 and {one[1:] for one in seen} == {(1, False, False)}
     assert torch.get_num_threads() == 2
     assert squares(range(1000)) == [number**2 for number in range(1000)]
@@ -38,7 +38,7 @@ def test_every_piece_is_computed_by_threads_whose_torch_is_single_threaded(two_t
 @pytest.mark.parametrize("pieces", [0, 1, 9])
 def test_one_thread_does_it_itself(pieces) -> None:
     seen: set[str] = set()
-    share_out(lambda _: seen.add(threading.current_thread().name), range(pieces))
+    thread_map(lambda _: seen.add(threading.current_thread().name), range(pieces))
     assert seen == ({threading.current_thread().name} if pieces else set())
 
 
@@ -48,7 +48,7 @@ def test_what_a_piece_raises_is_raised(two_threads) -> None:
             raise ZeroDivisionError(number)
 
     with pytest.raises(ZeroDivisionError):
-        share_out(fail, range(20))
+        thread_map(fail, range(20))
     assert squares(range(20)) == [number**2 for number in range(20)]
 
 
@@ -72,7 +72,7 @@ def test_pieces_that_nobody_has_begun_are_left_when_the_user_interrupts(two_thre
         done.append(number)
 
     with pytest.raises(KeyboardInterrupt):
-        share_out(work, range(1000))
+        thread_map(work, range(1000))
     assert squares(range(20)) == [number**2 for number in range(20)]  # after what was begun then
     assert len(done) < 500
 
@@ -86,7 +86,7 @@ def test_nobody_waits_for_the_pieces_of_others(two_threads) -> None:
         assert go_on.wait(20)
         return squares(range(number))
 
-    other = threading.Thread(target=share_out, args=(long, range(4)))
+    other = threading.Thread(target=thread_map, args=(long, range(4)))
     other.start()
     assert begun.wait(20)
     assert squares(range(50)) == [number**2 for number in range(50)]
@@ -94,7 +94,7 @@ def test_nobody_waits_for_the_pieces_of_others(two_threads) -> None:
     go_on.set()
     other.join(20)
     assert not other.is_alive()
-    assert share_out(lambda number: squares(range(number)), range(9))[8] == squares(range(8))
+    assert thread_map(lambda number: squares(range(number)), range(9))[8] == squares(range(8))
 
 
 def test_an_error_comes_when_no_piece_is_being_computed_any_more(two_threads) -> None:
@@ -108,7 +108,7 @@ def test_an_error_comes_when_no_piece_is_being_computed_any_more(two_threads) ->
         ended.set()
 
     with pytest.raises(ZeroDivisionError):
-        share_out(work, range(2))
+        thread_map(work, range(2))
     assert ended.is_set()
 
 
@@ -133,7 +133,7 @@ def test_a_thread_that_cannot_be_had_is_an_error_and_nobody_waits(two_threads, m
 def test_tensors_of_inference_mode_may_be_written(two_threads) -> None:
     with torch.inference_mode():
         values = torch.zeros(8)
-        share_out(lambda n: values[n].fill_(n), range(8))
+        thread_map(lambda n: values[n].fill_(n), range(8))
     assert values.tolist() == list(range(8))
 
 

@@ -16,8 +16,8 @@ PYTHON = sys.executable
 """Before `fake_build` puts another in its place."""
 
 
-def refresher(kb, folder: Path, say=print, stopping=lambda: False, **config) -> IndexRefresher:
-    return IndexRefresher(kb, folder, RefreshConfig(**{"every": 10, **config}), "fp32", say, stopping)
+def refresher(kb, folder: Path, report=print, **config) -> IndexRefresher:
+    return IndexRefresher(kb, folder, RefreshConfig(**{"every": 10, **config}), "fp32", report)
 
 
 def expected(kb, model) -> np.ndarray:

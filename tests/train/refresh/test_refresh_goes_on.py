@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from realm.store import vectors
 from tests.train.refresh.refreshing import PYTHON, expected, move, refresher, rows, wait_for
@@ -15,16 +14,16 @@ def test_run_goes_on_with_the_index_and_the_build_of_its_checkpoint(
     """What came after the checkpoint is gone, the build under way there is done again from the same snapshot."""
     fake_build("sleep 60")
     with refresher(tiny_kb, run_folder) as builds:
-        version = builds.first(tiny_model, 0)
+        version = builds.build_initial(tiny_model, 0)
         start = rows(version).copy()
         move(tiny_model)
         builds.request(tiny_model, 10)
-        place = builds.place(version)
+        place = builds.state_dict(version)
     snapshot = expected(tiny_kb, tiny_model)
     move(tiny_model)
     fake_build(f'exec {PYTHON} "$@"')
     with refresher(tiny_kb, run_folder) as builds:
-        version = builds.first(tiny_model, 12, place)
+        version = builds.build_initial(tiny_model, 12, place)
         assert (version.number, version.step) == (1, 0) and (rows(version) == start).all()
         found: list = []
         wait_for(lambda: found.append(builds.poll(12)) or found[-1] is not None)
@@ -37,14 +36,14 @@ def test_versions_after_the_checkpoint_are_forgotten(tiny_kb, tiny_model, run_fo
         for step in range(start, end):
             builds.request(tiny_model, step)
             version = builds.poll(step) or version
-            places[step] = builds.place(version)
+            places[step] = builds.state_dict(version)
 
     places: dict = {}
     with refresher(tiny_kb, run_folder, in_background=False) as builds:
-        go(builds, 1, 45, builds.first(tiny_model, 0), places)
+        go(builds, 1, 45, builds.build_initial(tiny_model, 0), places)
     assert places[44]["version"] == 5
     with refresher(tiny_kb, run_folder, in_background=False) as builds:
-        version = builds.first(tiny_model, 25, places[25])
+        version = builds.build_initial(tiny_model, 25, places[25])
         assert (version.number, version.step) == (3, 20)
         assert vectors.newest(run_folder / "index") == 3
         again: dict = {}
@@ -58,25 +57,16 @@ def test_finished_build_that_the_checkpoint_was_waiting_for_is_taken_up(
     tiny_kb, tiny_model, run_folder
 ) -> None:
     with refresher(tiny_kb, run_folder, in_background=False, lag=4) as builds:
-        version = builds.first(tiny_model, 0)
+        version = builds.build_initial(tiny_model, 0)
         builds.request(tiny_model, 10)
         assert builds.poll(11) is None
-        place = builds.place(version)
+        place = builds.state_dict(version)
         assert builds.poll(14) is not None
         move(tiny_model)
         builds.request(tiny_model, 20)
     with refresher(tiny_kb, run_folder, in_background=False, lag=4) as builds:
-        assert builds.first(tiny_model, 11, place).number == 1
+        assert builds.build_initial(tiny_model, 11, place).number == 1
         assert builds.poll(13) is None
         version = builds.poll(14)
         assert version is not None and (version.number, version.step) == (2, 10)
         assert vectors.newest(run_folder / "index") == 2
-
-
-def test_rows_written_through_are_there_again(tiny_kb, tiny_model, run_folder) -> None:
-    with refresher(tiny_kb, run_folder, write_through=True) as builds:
-        version = builds.first(tiny_model, 0)
-        builds.write_through(version, np.array([[-1, 4, 2]]), torch.randn(3, 16))
-        before, place = rows(version).copy(), builds.place(version)
-    with refresher(tiny_kb, run_folder, write_through=True) as builds:
-        assert (rows(builds.first(tiny_model, 1, place)) == before).all()

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from realm.errors import InputError
-from realm.store import vectors
+from realm.errors import RealmError
 from realm.store.knowledge_base import KnowledgeBase
 from tests.train.refresh.refreshing import (
     PYTHON,
@@ -24,7 +23,7 @@ from tests.train.refresh.refreshing import (
 
 def test_refresh_in_the_foreground_comes_every_so_many_steps(tiny_kb, tiny_model, run_folder) -> None:
     with refresher(tiny_kb, run_folder, in_background=False) as builds:
-        first = builds.first(tiny_model, 0)
+        first = builds.build_initial(tiny_model, 0)
         assert first.step == 0
         np.testing.assert_allclose(rows(first), expected(tiny_kb, tiny_model), atol=4e-3)
         move(tiny_model)
@@ -40,14 +39,14 @@ def test_refresh_in_the_foreground_comes_every_so_many_steps(tiny_kb, tiny_model
 
 def test_refresh_never_comes_with_every_0(tiny_kb, tiny_model, run_folder) -> None:
     with refresher(tiny_kb, run_folder, every=0, in_background=False) as builds:
-        builds.first(tiny_model, 0)
+        builds.build_initial(tiny_model, 0)
         builds.request(tiny_model, 1000)
         assert builds.poll(10) is None
 
 
 def test_build_in_the_background_swaps_in_the_index_of_its_snapshot(tiny_kb, tiny_model, run_folder) -> None:
     with refresher(tiny_kb, run_folder) as builds:
-        builds.first(tiny_model, 0)
+        builds.build_initial(tiny_model, 0)
         move(tiny_model)
         snapshot = expected(tiny_kb, tiny_model)
         builds.request(tiny_model, 10)
@@ -63,7 +62,7 @@ def test_build_in_the_background_swaps_in_the_index_of_its_snapshot(tiny_kb, tin
 def test_one_build_at_a_time(tiny_kb, tiny_model, run_folder, fake_build, tmp_path) -> None:
     fake_build(f"echo started >> {tmp_path}/starts; sleep 60")
     with refresher(tiny_kb, run_folder) as builds:
-        builds.first(tiny_model, 0)
+        builds.build_initial(tiny_model, 0)
         for step in (10, 20, 30):
             builds.request(tiny_model, step)
             assert builds.poll(10) is None
@@ -76,49 +75,13 @@ def test_training_waits_for_the_first_index_then_never(
 ) -> None:
     fake_build("sleep 60")
     with refresher(tiny_kb, run_folder) as builds:
-        version = builds.first(tiny_model, 0)
+        version = builds.build_initial(tiny_model, 0)
         assert len(version.index) == len(tiny_kb)
         began = time.monotonic()
         for step in range(1, 200):
             builds.request(tiny_model, step)
             assert builds.poll(step) is None
         assert time.monotonic() - began < 10 and builds._builder._child is not None
-
-
-def test_index_older_than_its_limit_is_waited_for(tiny_kb, tiny_model, run_folder, fake_build) -> None:
-    fake_build("sleep 1")
-    with refresher(tiny_kb, run_folder, max_age=12) as builds:
-        version = builds.first(tiny_model, 0)
-        ages = []
-        for step in range(1, 20):
-            ages.append(step - 1 - version.step)
-            builds.request(tiny_model, step)
-            if step == 10:
-                build_here(tiny_kb, tiny_model, run_folder)
-            new = builds.poll(step)
-            version = new or version
-            builds.place(version)
-        assert max(ages) == 12 and version.step == 10
-
-
-def test_build_that_never_ends_does_not_make_an_age_limit_wait_for_ever(
-    tiny_kb, tiny_model, run_folder, fake_build
-) -> None:
-    fake_build("sleep 60")
-    with refresher(tiny_kb, run_folder, max_age=10, silence=0.2, restarts=1, backoff=0.1) as builds:
-        builds.place(builds.first(tiny_model, 0))
-        builds.request(tiny_model, 10)
-        assert builds.poll(10) is None
-        with pytest.raises(InputError, match=r"said nothing for 0\.2 s.*tried 2 times"):
-            builds.poll(11)
-
-
-def test_run_that_is_asked_to_stop_waits_for_no_index(tiny_kb, tiny_model, run_folder, fake_build) -> None:
-    fake_build("sleep 60")
-    with refresher(tiny_kb, run_folder, max_age=10, stopping=lambda: True) as builds:
-        builds.place(builds.first(tiny_model, 0))
-        builds.request(tiny_model, 10)
-        assert builds.poll(15) is None
 
 
 @pytest.mark.slow
@@ -129,7 +92,7 @@ def test_with_a_lag_every_version_comes_in_at_its_step(tiny_kb, tiny_model, run_
         folder = run_folder / str(background)
         folder.mkdir()
         with refresher(tiny_kb, folder, lag=3, in_background=background) as builds:
-            builds.first(tiny_model, 0)
+            builds.build_initial(tiny_model, 0)
             swaps[background] = []
             for step in range(1, 26):
                 builds.request(tiny_model, step)
@@ -138,73 +101,37 @@ def test_with_a_lag_every_version_comes_in_at_its_step(tiny_kb, tiny_model, run_
     assert swaps[True] == swaps[False] == [(13, 10, 2), (23, 20, 3)]
 
 
-def test_index_near_its_limit_ranks_its_best_hits_by_the_live_model(tiny_kb, tiny_model, run_folder) -> None:
-    said: list[str] = []
-    with refresher(tiny_kb, run_folder, max_age=20, say=said.append) as builds:
-        version = builds.first(tiny_model, 0)
-        move(tiny_model)
-        stale, fresh = rows(version), expected(tiny_kb, tiny_model)
-        query_BD = torch.from_numpy(fresh[:3]).float()
-        builds.freshen(version, tiny_model, query_BD, 2, step=9)
-        assert not said
-        builds.freshen(version, tiny_model, query_BD, 2, step=10)
-        assert "10 steps old, 20 are allowed" in said[0] and (rows(version) == stale).all()
-        hits = np.unique(version.index.search(query_BD, 8).number_BK)
-        builds.freshen(version, tiny_model, query_BD, 2, step=15)
-        others = np.setdiff1d(np.arange(len(tiny_kb)), hits)
-        np.testing.assert_allclose(rows(version)[hits], fresh[hits], atol=4e-3)
-        assert len(others) and (rows(version)[others] == stale[others]).all()
-        builds.freshen(version, tiny_model, query_BD, 2, step=16)
-        assert len(said) == 1
-
-
-def test_vectors_of_a_step_are_written_through_where_asked(tiny_kb, tiny_model, run_folder) -> None:
-    number_BK = np.array([[-1, 4, 2], [-1, 2, 9]])
-    vectors_UD = torch.randn(4, 16)
-    for on in (False, True):
-        with refresher(tiny_kb, run_folder, write_through=on) as builds:
-            version = builds.first(tiny_model, 0)
-            before = rows(version).copy()
-            builds.write_through(version, number_BK, vectors_UD)
-            changed = np.flatnonzero((rows(version) != before).any(axis=1)).tolist()
-            assert changed == ([2, 4, 9] if on else [])
-            if on:
-                np.testing.assert_allclose(rows(version)[[2, 4, 9]], vectors_UD[1:], atol=4e-3)
-                on_disk = vectors.read(run_folder / "index", tiny_kb.keys_N)
-                assert on_disk is not None and (on_disk.array == before.astype(np.float16)).all()
-
-
 def test_snapshots_query_tower_searches_its_index_where_asked(tiny_kb, tiny_model, run_folder) -> None:
     with refresher(tiny_kb, run_folder, in_background=False, search="snapshot", lag=2) as builds:
-        version = builds.first(tiny_model, 0)
+        version = builds.build_initial(tiny_model, 0)
         weight = tiny_model.embedder.query.projection.weight.detach().clone()
         move(tiny_model)
-        assert torch.equal(builds.searcher(tiny_model, version).embedder.query.projection.weight, weight)
+        assert torch.equal(builds.query_model(tiny_model, version).embedder.query.projection.weight, weight)
         builds.request(tiny_model, 10)
         assert builds.poll(10) is None
-        place = builds.place(version)
+        place = builds.state_dict(version)
         move(tiny_model)
         new = builds.poll(12)
         assert new is not None
-        assert torch.equal(builds.searcher(tiny_model, new).embedder.query.projection.weight, -weight)
+        assert torch.equal(builds.query_model(tiny_model, new).embedder.query.projection.weight, -weight)
     with refresher(tiny_kb, run_folder, in_background=False, search="snapshot", lag=2) as builds:
-        version = builds.first(tiny_model, 10, place)
-        assert torch.equal(builds.searcher(tiny_model, version).embedder.query.projection.weight, weight)
+        version = builds.build_initial(tiny_model, 10, place)
+        assert torch.equal(builds.query_model(tiny_model, version).embedder.query.projection.weight, weight)
         new = builds.poll(12)
-        assert torch.equal(builds.searcher(tiny_model, new).embedder.query.projection.weight, -weight)
+        assert torch.equal(builds.query_model(tiny_model, new).embedder.query.projection.weight, -weight)
 
 
 def test_old_versions_go_and_those_of_checkpoints_stay(tiny_kb, tiny_model, run_folder) -> None:
     places = []
-    with refresher(tiny_kb, run_folder, in_background=False, keep=2) as builds:
-        version = builds.first(tiny_model, 0)
+    with refresher(tiny_kb, run_folder, in_background=False) as builds:
+        version = builds.build_initial(tiny_model, 0)
         for step in range(10, 60, 10):
             builds.request(tiny_model, step)
             version = builds.poll(step) or version
-            places.append(builds.place(version))
-        builds.sweep([places[2], places[4]])  # versions 4 and 6
+            places.append(builds.state_dict(version))
+        builds.prune([places[2], places[4]])  # versions 4 and 6
         assert kept_versions(run_folder) == [4, 5, 6]
-        builds.sweep([places[4]])
+        builds.prune([places[4]])
         assert kept_versions(run_folder) == [5, 6]
 
 
@@ -219,11 +146,11 @@ def test_version_of_another_corpus_is_refused(own_kb, tiny_model, run_folder, fa
     """A build reads the knowledge base of its day."""
     fake_build("exit 0")
     with refresher(own_kb, run_folder) as builds:
-        builds.first(tiny_model, 0)
+        builds.build_initial(tiny_model, 0)
         changed = KnowledgeBase.open(own_kb.folder)
         changed.delete([changed.titles[0]])
         builds.request(tiny_model, 10)
         build_here(changed, tiny_model, run_folder)
         wait_until_ended(builds)
-        with pytest.raises(InputError, match="was changed while training"):
+        with pytest.raises(RealmError, match="was changed while training"):
             builds.poll(10)

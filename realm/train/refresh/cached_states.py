@@ -27,7 +27,7 @@ ROWS_AT_ONCE = 1 << 15
 """States projected at a time."""
 
 
-class PassageStates:
+class CachedPassageStates:
     """Pooled states [N + 1, H] in 16 bits; the null passage's come last, so that its number -1 finds them."""
 
     def __init__(self, states_NH: np.ndarray, device: torch.device):
@@ -49,14 +49,14 @@ class PassageStates:
         return np.concatenate(parts)
 
 
-def freeze_passage_trunk(embedder: Embedder) -> None:
+def freeze_passage_encoder(embedder: Embedder) -> None:
     """Gives the passages a tower of their own whose projection trains and whose layers stay as they are.
 
     Raises:
         InputError: a tower of words has no layers to freeze.
     """
     embedder.untie()
-    _with_layers(embedder.passage, "passage_trunk").trunk.requires_grad_(False)
+    _with_layers(embedder.passage, "passage_encoder").encoder.requires_grad_(False)
 
 
 def freeze_input_embeddings(embedder: Embedder) -> None:
@@ -66,7 +66,7 @@ def freeze_input_embeddings(embedder: Embedder) -> None:
         InputError: a tower of words has nothing else that could train.
     """
     for tower in (embedder.query, embedder.passage):
-        _with_layers(tower, "input_embeddings").trunk.embeddings.requires_grad_(False)
+        _with_layers(tower, "input_embeddings").encoder.embeddings.requires_grad_(False)
 
 
 def _with_layers(tower: Tower, option: str) -> TransformerTower:
@@ -77,16 +77,18 @@ def _with_layers(tower: Tower, option: str) -> TransformerTower:
     return tower
 
 
-def passage_states(kb: KnowledgeBase, model: Model, folder: Path, precision: Precision) -> PassageStates:
+def cached_passage_states(
+    kb: KnowledgeBase, model: Model, folder: Path, precision: Precision
+) -> CachedPassageStates:
     """The states that an interrupted run left in its folder, else computed now and kept there."""
     file = folder / "states.npy"
-    if distributed.is_first() and not file.exists():
+    if distributed.is_main_process() and not file.exists():
         states_NH = _compute(kb, model, precision)
         writing = file.with_suffix(".writing.npy")
         np.save(writing, states_NH)
         os.replace(writing, file)
-    distributed.wait_for_all()
-    return PassageStates(np.load(file, mmap_mode="r", allow_pickle=False), model.device)
+    distributed.barrier()
+    return CachedPassageStates(np.load(file, mmap_mode="r", allow_pickle=False), model.device)
 
 
 @torch.no_grad()

@@ -1,11 +1,11 @@
 """The published checkpoints here and in transformers 4.57.6: one pre-training step, one question, memory.
 
-    python benchmarks/published.py --folder runs/published              20,000 blocks; makes the files, then runs both sides
-    python benchmarks/published.py --folder runs/million --blocks 1000000 --parts convert answer
+    python benchmarks/interop.py --folder runs/published              20,000 blocks; makes the files, then runs both sides
+    python benchmarks/interop.py --folder runs/million --blocks 1000000 --parts convert answer
 
 Both sides get the same weights and inputs, each measurement in a process of its own; the best round counts. Before they are
-timed, both sides' losses without dropout and their first answers are compared: "fp32" must give the peer's. Times are wall and
-processor seconds: on a busy machine compare the latter. Prints a table, and as the last line one JSON object.
+timed, both sides' losses without dropout and their first answers are compared: "fp32" must give the reference's. Times are
+wall and processor seconds: on a busy machine compare the latter. Prints a table, and as the last line one JSON object.
 """
 
 import argparse
@@ -23,10 +23,10 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]  # run as a file: the repository is
 
 from realm.environment import set_torch_environment
 
-if sys.argv[1:2] == ["--side"]:  # as the command line does; the peer as it comes
+if sys.argv[1:2] == ["--side"]:  # as the command line does; the reference as it comes
     set_torch_environment()
 
-from published_inputs import B, questions, tell, timed
+from interop_inputs import B, questions, tell, timed
 
 OURS = {
     "step": ["fp32", "fp32-sampled", "bf16", "bf16-sampled"],
@@ -63,7 +63,7 @@ def prepare(folder: Path, blocks: int) -> dict[str, float]:
 
     records = folder / "openqa" / RECORDS
     if not records.exists():
-        _python("published_files.py", str(folder), str(blocks))
+        _python("interop_files.py", str(folder), str(blocks))
     if (there := len(BlockRecords(records))) != blocks:
         raise SystemExit(f"{records} has {there} blocks: say --blocks {there}, or another --folder")
     if (folder / "ours" / "kb").exists():
@@ -121,28 +121,33 @@ def ways(part: str) -> list[str]:
 
 
 def compare(part: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Both sides of a part, ours in each of its ways; ratios are the peer's cost in ours."""
-    from tests.interop.peer_environment import peer_python
+    """Both sides of a part, ours in each of its ways; ratios are the reference's cost in ours."""
+    from tests.interop.reference_environment import reference_python
 
     words = [part, str(args.folder), str(args.threads), str(args.rounds)]
     queries = [str(args.queries), "full"] if part == "step" else []
     result: dict[str, Any] = {
-        "peer": _last(_python("published_peer.py", *words, *queries, python=str(peer_python())))
+        "reference": _last(_python("interop_reference.py", *words, *queries, python=str(reference_python())))
     }
     for way in ways(part):
         said = _python("published.py", "--side", *words, way, str(args.queries))
         result[way] = _last(said)
-    if not _same(result["peer"]["says"], result["fp32"]["says"]):
-        raise SystemExit(f"the peer says {result['peer']['says']!r}, fp32 here {result['fp32']['says']!r}")
+    if not _same(result["reference"]["says"], result["fp32"]["says"]):
+        raise SystemExit(
+            f"the reference says {result['reference']['says']!r}, fp32 here {result['fp32']['says']!r}"
+        )
     result["ratios"] = {
-        way: {key: round(result["peer"][key] / result[way][key], 2) for key in ("wall_s", "cpu_s", "peak_gb")}
+        way: {
+            key: round(result["reference"][key] / result[way][key], 2)
+            for key in ("wall_s", "cpu_s", "peak_gb")
+        }
         for way in ways(part)
     }
     return result
 
 
 def _same(theirs: float | str, ours: float | str) -> bool:
-    """Losses to 1e-5; answers by their letters, for the peer's are wordpieces joined in lower case."""
+    """Losses to 1e-5; answers by their letters, for the reference's are wordpieces joined in lower case."""
     if isinstance(theirs, float) and isinstance(ours, float):
         return math.isclose(theirs, ours, rel_tol=1e-5)
     return "".join(str(theirs).split()) == "".join(str(ours).lower().split())
@@ -150,7 +155,7 @@ def _same(theirs: float | str, ours: float | str) -> bool:
 
 def table(part: str, result: dict[str, Any]) -> None:
     """Prints a line for each side and way."""
-    for name in ("peer", *ways(part)):
+    for name in ("reference", *ways(part)):
         one = result[name]
         ratio = result["ratios"].get(name, {"cpu_s": 1.0, "wall_s": 1.0, "peak_gb": 1.0})
         print(

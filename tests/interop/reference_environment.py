@@ -1,7 +1,7 @@
-"""The peer's environment: transformers 4.57.6 beside the torch that is here.
+"""The reference's environment: transformers 4.57.6 beside the torch that is here.
 
-    python tests/interop/peer_environment.py                  makes it, prints its Python
-    python tests/interop/peer_environment.py --fixtures       and writes tests/interop/fixtures anew
+    python tests/interop/reference_environment.py                  makes it, prints its Python
+    python tests/interop/reference_environment.py --fixtures       and writes tests/interop/fixtures anew
 
 Everything but torch is installed there; torch is found in the environment that runs this, or it would be gigabytes twice.
 """
@@ -18,7 +18,7 @@ import numpy as np
 
 HERE = Path(__file__).parent
 FIXTURES = HERE / "fixtures"
-PEER = HERE.parents[1] / ".peer"
+REFERENCE = HERE.parents[1] / ".reference"
 REQUIREMENT = "transformers==4.57.6"
 
 
@@ -28,35 +28,35 @@ def block_texts() -> list[str]:
     return [record.decode() for record in records]
 
 
-def peer_says() -> list[dict[str, Any]]:
-    """What the peer said to each question about the open-QA fixture."""
+def reference_values() -> list[dict[str, Any]]:
+    """What the reference said to each question about the open-QA fixture."""
     return list(json.loads((FIXTURES / "expected.json").read_text()))
 
 
-def peer_python() -> Path:
-    """The Python of the peer's environment, which is made where it is missing (about 15 s)."""
-    python = PEER / "bin" / "python"
-    done = PEER / REQUIREMENT
+def reference_python() -> Path:
+    """The Python of the reference's environment, which is made where it is missing (about 15 s)."""
+    python = REFERENCE / "bin" / "python"
+    done = REFERENCE / REQUIREMENT
     if not done.exists():
-        venv.create(PEER, with_pip=True, clear=True)
+        venv.create(REFERENCE, with_pip=True, clear=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", REQUIREMENT], check=True)
         # Only now, so that pip does not take what is there for installed: these come behind its own packages.
-        site = next((PEER / "lib").glob("python*/site-packages"))
+        site = next((REFERENCE / "lib").glob("python*/site-packages"))
         (site / "torch_from_outside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
         done.touch()
     return python
 
 
-def run_peer(*words: str | Path) -> str:
-    """What `peer.py` prints; its errors go to standard error."""
-    command = [peer_python(), HERE / "peer.py", *words]
+def run_reference(*words: str | Path) -> str:
+    """What `reference_transformers.py` prints; its errors go to standard error."""
+    command = [reference_python(), HERE / "reference_transformers.py", *words]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 if __name__ == "__main__":
-    print(peer_python())
+    print(reference_python())
     if "--fixtures" in sys.argv[1:]:
         import shutil
 
         shutil.rmtree(FIXTURES, ignore_errors=True)
-        run_peer("build", FIXTURES)
+        run_reference("build", FIXTURES)

@@ -1,6 +1,6 @@
 """A published-looking open-QA checkpoint of random weights and made-up text, for both sides of `published.py`.
 
-    python benchmarks/published_files.py FOLDER BLOCKS
+    python benchmarks/interop_files.py FOLDER BLOCKS
 
 Hidden 384, 6 layers, 12 heads, 30,522 wordpieces, vectors of 128; blocks of about 224 wordpieces. The records are NumPy's own
 pickle, as the published ones are; they are all in memory for that.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from published_inputs import FIRST_WORD, VOCABULARY, vocabulary
+from interop_inputs import FIRST_WORD, VOCABULARY, vocabulary
 
 from realm.interop.checkpoint import RECORDS
 from realm.interop.export import Lazy, write_checkpoint
@@ -42,7 +42,7 @@ def texts(count: int, words: list[str]) -> Iterator[str]:
 def model(tokenizer: Tokenizer, hidden: int = 384, layers: int = 6) -> Model:
     """Random weights, large enough that scores differ."""
     torch.manual_seed(0)
-    trunk = BertConfig(
+    encoder = BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=hidden,
         num_hidden_layers=layers,
@@ -51,9 +51,9 @@ def model(tokenizer: Tokenizer, hidden: int = 384, layers: int = 6) -> Model:
         hidden_act="gelu_new",
         layer_norm_eps=1e-12,
     )
-    embedder = Embedder(trunk, EmbedderConfig(DIM, "cls", "layer"))
-    reader = MaskedReader(MaskedBert(trunk))
-    span_reader = SpanReader(Bert(trunk))
+    embedder = Embedder(encoder, EmbedderConfig(DIM, "cls", "layer"))
+    reader = MaskedReader(MaskedBert(encoder))
+    span_reader = SpanReader(Bert(encoder))
     torch.nn.init.normal_(span_reader.ends.bias, std=0.1)
     return Model(tokenizer, Lengths(64, 288, 320), reader, embedder, span_reader)
 

@@ -1,9 +1,9 @@
-"""The peer's side: transformers 4.57.6 builds tiny REALM checkpoints, runs them, and judges what we write.
+"""The reference's side: transformers 4.57.6 builds tiny REALM checkpoints, runs them, and judges what we write.
 
-Runs in an environment of its own (`peer_environment.py`), and knows nothing of this package:
+Runs in an environment of its own (`reference_environment.py`), and knows nothing of this package:
 
-    python peer.py build FOLDER              checkpoints of all types and both key sets, and the numbers they give
-    python peer.py judge FOLDER EXPORTED     loads what we exported; prints as JSON what differs from the originals
+    python reference.py build FOLDER              checkpoints of all types and both key sets, and the numbers they give
+    python reference.py judge FOLDER EXPORTED     loads what we exported; prints as JSON what differs from the originals
 
 Letters: B rows, n candidates per query, T tokens, N blocks, R blocks read.
 """
@@ -57,7 +57,7 @@ QUESTIONS = [
     "who wrote the first novel",
     "Where was Alan Turing born?",
     "what is the river of Vienna",
-    "who built the \u2603 bridge in 1903",  # a word that the vocabulary lacks: the peer loses it
+    "who built the \u2603 bridge in 1903",  # a word that the vocabulary lacks: the reference loses it
     "which old king and which new queen of the great town in the north was born in the small tower on the river",
 ]
 ANSWERS = [["it is in", "london"], ["Wrote"], ["the", "river"], ["\u00c9ngine", "in"], ["a new bridge tower"]]
@@ -364,7 +364,7 @@ def build(folder: Path) -> None:
 
 
 def rounded(value: torch.Tensor) -> torch.Tensor:
-    """In float32; what the peer masks with, the lowest number of float64, becomes the lowest there."""
+    """In float32; what the reference masks with, the lowest number of float64, becomes the lowest there."""
     if not value.is_floating_point():
         return value
     least, most = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max
@@ -382,7 +382,7 @@ LOADERS = {
 
 
 def judge(original: Path, exported: Path) -> dict:
-    """Per exported folder: keys that the peer misses or does not know, tensors and outputs that differ."""
+    """Per exported folder: keys that the reference misses or does not know, tensors and outputs that differ."""
     verdict = {}
     for folder in sorted(path for path in exported.iterdir() if path.is_dir()):
         mine, _ = loaded(original / folder.name / "new", folder.name)

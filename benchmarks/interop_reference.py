@@ -1,4 +1,4 @@
-"""The peer's side of `published.py` and `train_step.py`: transformers 4.57.6, in its own environment."""
+"""The reference's side of `published.py` and `train_step.py`: transformers 4.57.6, in its own environment."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from published_inputs import K, questions, step_inputs, tell, timed
+from interop_inputs import K, questions, step_inputs, tell, timed
 
 os.environ["TRUST_REMOTE_CODE"] = "True"  # for block records that we wrote
 from transformers import (

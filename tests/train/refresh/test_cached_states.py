@@ -8,14 +8,18 @@ from realm.errors import InputError
 from realm.index.embedding import embed_passages
 from realm.model.embedder import Embedder, EmbedderConfig
 from realm.tokens.layouts import NULL_PASSAGE, passage_inputs
-from realm.train.refresh.frozen_passages import freeze_input_embeddings, freeze_passage_trunk, passage_states
+from realm.train.refresh.cached_states import (
+    cached_passage_states,
+    freeze_input_embeddings,
+    freeze_passage_encoder,
+)
 
 
 @pytest.fixture
 def states(tiny_kb, tiny_model, tmp_path):
-    freeze_passage_trunk(tiny_model.embedder)
+    freeze_passage_encoder(tiny_model.embedder)
     tiny_model.embedder.eval()
-    return passage_states(tiny_kb, tiny_model, tmp_path, "fp32")
+    return cached_passage_states(tiny_kb, tiny_model, tmp_path, "fp32")
 
 
 def test_an_index_of_states_is_that_of_the_texts(states, tiny_kb, tiny_model) -> None:
@@ -48,15 +52,15 @@ def test_gradients_of_states_reach_the_projection_alone(states, tiny_model) -> N
 
 def test_states_of_an_interrupted_run_are_used_again(states, tiny_kb, tiny_model, tmp_path) -> None:
     before = (tmp_path / "states.npy").stat().st_mtime_ns
-    again = passage_states(tiny_kb, tiny_model, tmp_path, "fp32")
+    again = cached_passage_states(tiny_kb, tiny_model, tmp_path, "fp32")
     assert (tmp_path / "states.npy").stat().st_mtime_ns == before
     tower = tiny_model.embedder.passage
     assert np.array_equal(again.index(tower), states.index(tower))
 
 
 def test_towers_of_words_have_nothing_to_freeze(tiny_model) -> None:
-    words = Embedder(tiny_model.embedder.trunk_config, EmbedderConfig(dim=16, pooling="words"))
-    with pytest.raises(InputError, match='passage_trunk = "frozen" needs towers with layers'):
-        freeze_passage_trunk(words)
+    words = Embedder(tiny_model.embedder.encoder_config, EmbedderConfig(dim=16, pooling="words"))
+    with pytest.raises(InputError, match='passage_encoder = "frozen" needs towers with layers'):
+        freeze_passage_encoder(words)
     with pytest.raises(InputError, match='input_embeddings = "frozen" needs towers with layers'):
         freeze_input_embeddings(words)
