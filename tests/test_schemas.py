@@ -37,7 +37,8 @@ from realm.train import loop
 from realm.train.adapt import AdaptConfig
 from realm.train.finetune import FinetuneConfig, FinetunedFrom
 from realm.train.ict import IctConfig
-from realm.train.loop import WATCHED, MetricsLine, StageRecord, StartedFrom
+from realm.train.loop import StageRecord, StartedFrom
+from realm.train.metrics import REQUIRED, MetricsLine
 from realm.train.mlm import MlmConfig
 from realm.train.pretrain import PretrainConfig, PretrainedFrom
 from tests.interop.reference_environment import FIXTURES
@@ -98,7 +99,7 @@ WRITERS = {
     "workspace/fit.py _Fit._write": ["report.json: tests/workspace/test_fit.py"],
     "workspace/fit.py _Fit._write_ids": ["documents.json: tests/workspace/test_fit.py"],
     "train/loop.py TrainRun._open_folder": ["settings.json"],
-    "train/loop.py TrainRun.log": ["metrics.jsonl"],
+    "train/metrics.py MetricsLog.write": ["metrics.jsonl"],
 }
 """The calls that write JSON, by file and function, and what each writes."""
 
@@ -289,7 +290,7 @@ def test_what_a_training_run_writes_and_its_model_remembers(
     assert cli.main([*map(str, words)]) == 0
     assert_holds(config, kept["settings.json"], remembered, StageRecord)
     rows = lines(tmp_path / "out" / "metrics.jsonl")
-    assert len(rows) >= 2 and set(WATCHED) < set(MetricsLine.__annotations__)
+    assert len(rows) >= 2 and set(REQUIRED) < set(MetricsLine.__annotations__)
     for row in rows:
         assert_holds(MetricsLine, {name: row[name] for name in MetricsLine.__annotations__})
         assert all(isinstance(value, int | float | None) for value in row.values())

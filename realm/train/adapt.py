@@ -47,8 +47,9 @@ from realm.progress import progress
 from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE, passage_inputs, query_inputs
-from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
+from realm.train.loop import StartedFrom, TrainRun
 from realm.train.pretrain import POSITIVE_GAIN
+from realm.train.run_config import RunConfig, generator
 
 JUDGED_AT_ONCE = 16
 """Sentences that the reader judges together; the minutes are looked at between two such batches."""
@@ -214,7 +215,7 @@ class Judge:
                 bar.update(min(len(found), config.sentences - len(judged)))
                 judged += found
                 if (
-                    self._run.asked_to_stop
+                    self._run.stop_requested
                 ):  # what was trained since the last checkpoint is trained again within seconds
                     raise KeyboardInterrupt
         return judged[: config.sentences]

@@ -40,9 +40,10 @@ from realm.store.knowledge_base import KnowledgeBase
 from realm.store.schema import Lookup, key_of
 from realm.text.corpus import Passage
 from realm.tokens.layouts import NULL_PASSAGE, Lengths, Tokens, passage_inputs, query_inputs, reading_inputs
-from realm.train.loop import RunConfig, TrainRun, generator
+from realm.train.loop import TrainRun
 from realm.train.refresh.cached_states import freeze_input_embeddings
 from realm.train.refresh.refresher import IndexRefresher, RefreshConfig
+from realm.train.run_config import RunConfig, generator
 
 NOT_THERE = -1e9
 """The retrieval score in place of a passage where a method finds too few: no share of p(z|x), and none of the gradient."""

@@ -104,9 +104,9 @@ class HealthWatch:
         self.model.embedder.load_state_dict(
             self.state["healthy"], strict=False
         )  # a shared tower is in it once
-        self.run.forget_momentum(self.model.embedder)
+        self.run.optimizer.reset_averages(self.model.embedder)
         frozen = self.state["refused"] >= self.config.patience
-        self.run.scale_rate(self.model.embedder, 0.0 if frozen else 0.5)
+        self.run.optimizer.scale_rate(self.model.embedder, 0.0 if frozen else 0.5)
         self.run.report(
             f"index of step {built.step} refused: probe recall@5 {recall:.1f} is below {bar:.1f}; embedder back to step "
             f"{current.step}, its learning rate {'0 from here on' if frozen else 'halved'}"

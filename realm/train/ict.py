@@ -20,7 +20,8 @@ from realm.model.losses import in_batch_loss
 from realm.model.scores import scores
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.tokens.layouts import passage_inputs, query_inputs
-from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
+from realm.train.loop import StartedFrom, TrainRun
+from realm.train.run_config import RunConfig, generator
 
 
 @dataclass(frozen=True)

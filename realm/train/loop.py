@@ -1,22 +1,22 @@
-"""`TrainRun`: what every training stage needs and none should spell out.
+"""`TrainRun`: the loop that every training stage shares.
 
-It owns the device, mixed precision, the optimizer and its schedule, clipping, metrics, the progress bar, checkpoints and
-resuming. A stage owns its data, its forward pass and its loss, and reads:
+`TrainRun` owns the device, mixed precision, the optimizer and its schedule, metrics, the progress bar, checkpoints and
+resuming. A stage owns its data, its forward pass and its loss:
 
     with TrainRun("ict", out, config, model, rates) as run:
         for step in run.steps():
             loss = ...
             run.update(loss, {"accuracy": ...})
-    run.finish(...)
+    run.finish()
 
-Everything random in a step is drawn from (seed, step), so a checkpoint needs no generator states: weights, optimizer and
-step number say it all, and a rerun of the same command goes on as if nothing had happened. What a killed run wrote after
-its last checkpoint is forgotten: metrics are cut off there, and so are index versions (`realm.train.refresh.refresher`).
+Everything random in a step is drawn from (seed, step), so a checkpoint needs no generator states: weights, optimizer and step
+are enough, and a repeated command continues the run exactly. What a killed run wrote after its last checkpoint is removed:
+metrics are cut back, and so are index versions (`realm.train.refresh.refresher`).
 
-    OUT.training/settings.json               what must match on resume
-    OUT.training/checkpoint-00000120.pt      weights, optimizer, step, metrics offset, the stage's own state; the last few
-    OUT.training/metrics.jsonl               cut back to the checkpoint's offset on resume
-    OUT.training/tensorboard/                the same numbers, where asked for
+    OUT.training/settings.json               settings that must match on resume
+    OUT.training/checkpoint-00000120.pt      weights, optimizer, step, length of the metrics, state of the stage
+    OUT.training/metrics.jsonl               cut back to the checkpoint's length on resume
+    OUT.training/tensorboard/                the same numbers as events, if asked for
     OUT.training/lock                        held while the run lives: two runs cannot share a folder
 """
 
@@ -29,15 +29,13 @@ import shutil
 import signal
 import sys
 import time
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any, NotRequired, TypedDict
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -45,126 +43,53 @@ from realm import distributed
 from realm.errors import (
     AlreadyDone,
     ConflictError,
+    DamagedError,
     DivergedError,
     InputError,
     RealmError,
-    WriteFailed,
     reason,
-    way_out,
 )
-from realm.files import read_json, sync_folder, write_json
-from realm.model.device import Precision, autocast, choose_device, chosen, keep_freed_memory
+from realm.files import read_json, write_json
+from realm.model.device import autocast, choose_device, chosen, keep_freed_memory
 from realm.model.folder import Model, is_model, read_manifest, save_model
 from realm.model.modes import cache_rows, set_dropout
 from realm.progress import duration, progress
 from realm.store.knowledge_base import TrainingRecord
+from realm.train.checkpoints import Checkpoints
+from realm.train.metrics import METRICS, REQUIRED, TENSORBOARD, MetricsLog, StepMeans
+from realm.train.optimizer import Optimizer
+from realm.train.run_config import RunConfig
 
-METRICS = "metrics.jsonl"
-TENSORBOARD = "tensorboard"
 SHOWN = (
     "loss", "retrieval_utility", "index_age", "building", "build_seconds", "build_passages_per_second", "build_slowdown",
     "accuracy", "recall_read", "retriever_loss",
 )  # fmt: skip
-"""What the progress line shows of what was logged last, where a stage has it."""
-CHECKPOINTS = 2
-"""Newest checkpoints that stay on disk; a damaged checkpoint is skipped for the one before it."""
+"""Numbers that the progress bar shows, if a stage logs them."""
 LOCK_PATIENCE = 10.0
-"""Seconds that a run waits for another one to leave its folder: a killed one may take a moment to die."""
-WATCHED = ("loss", "retrieval_utility", "null_probability", "index_age")
-"""Keys of every line of metrics.jsonl, null where a stage or a line has none."""
-
-BETAS, EPSILON = (0.9, 0.999), 1e-6
-"""Of Adam, as BERT's released optimizer has them."""
-UNCORRECTED = 1e9
-"""A step of Adam's at which both bias corrections are 1 in float32, and stay so: one more is the same number."""
-
-
-class MetricsLine(TypedDict):
-    """What every line of metrics.jsonl has; stages add numbers of their own."""
-
-    step: int
-    seconds: float
-    loss: float | None
-    retrieval_utility: float | None
-    null_probability: float | None
-    index_age: float | None
+"""Seconds that a run waits for the lock of its folder: a killed run may take a moment to end."""
 
 
 class StartedFrom(TrainingRecord):
-    """What a stage saves in settings.json, and with its model, beside its settings."""
+    """What a stage saves in settings.json and with its model, beside its settings."""
 
     init: str | None
-    """The model or encoder that it started from."""
+    """The model or encoder that the stage started from."""
 
 
 class StageRecord(TypedDict):
-    """What `TrainRun` adds to that."""
+    """What `TrainRun` adds to the settings of a stage."""
 
     stage: str
     seconds: NotRequired[float]
-    """How long it took, with the model that it made."""
-
-
-@dataclass(frozen=True)
-class RunConfig:
-    """Settings that all stages share."""
-
-    steps: int = 1000
-    """Optimizer steps."""
-    batch_size: int = 16
-    """Examples per step."""
-    warmup: int | None = None
-    """Steps of linear warm-up; none: a tenth of `steps`, at least 100, at most 10,000 (BERT's released rule)."""
-    decay: bool = True
-    """Linear decay to 0, measured from step 0 (BERT's released rule); False: constant after the warm-up."""
-    weight_decay: float = 0.01
-    """Decoupled, on matrices only: biases and norms are spared."""
-    clip: float = 1.0
-    """Largest global gradient norm."""
-    bias_correction: bool = True
-    """Adam's bias correction; the released optimizer leaves it out, for every parameter and at every step."""
-    dropout: float = 0.1
-    """Dropout of every network while it trains; 0 suits runs of a few hundred steps."""
-    cached_rows: int = 0
-    """Rows whose activations towers and masked reader keep at a time; the others' are computed again for the backward pass,
-    so that a batch of any size fits, for a forward pass more. 0: all are kept."""
-    seed: int = 0
-    """Everything random follows from it."""
-    device: str = "auto"
-    """"auto": a GPU when there is one, else the CPU; or any torch device."""
-    precision: Precision = "auto"
-    """Of matrix products; weights, norms and losses stay float32."""
-    log_every: int = 10
-    """Steps averaged into one line of metrics.jsonl."""
-    checkpoint_seconds: float = 60.0
-    """Least time between two checkpoints; they fall on logged steps."""
-    tensorboard: bool = False
-    """Writes what goes to metrics.jsonl as TensorBoard events too (needs the package `tensorboard`)."""
-
-    def __post_init__(self) -> None:
-        least_values = (
-            ("steps", 0), ("batch_size", 1), ("log_every", 1), ("cached_rows", 0), ("seed", 0),
-        )  # fmt: skip
-        for name, least in least_values:
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be {least} or more")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}: it must be 0 or more, and less than 1")
-        if self.seed >= 2**31:
-            raise ValueError(f"seed is {self.seed}: it must be below {2**31}")
+    """Duration of the stage; saved with the model."""
 
 
 class OtherSettings(ConflictError):
-    """An interrupted run cannot go on: its settings, or the knowledge base and model that it began with, are others."""
-
-
-def generator(*key: int) -> np.random.Generator:
-    """The random numbers that belong to a (seed, step, ...) key, whatever was drawn elsewhere."""
-    return np.random.default_rng(key)
+    """An interrupted run cannot be resumed: its settings, knowledge base or start model differ."""
 
 
 class TrainRun(AbstractContextManager["TrainRun"]):
-    """One stage's run into the folder `out`, which appears when the run is complete; until then `out`.training holds it."""
+    """A run of one stage into the folder `out`, which appears when the run is complete; until then `out`.training holds it."""
 
     def __init__(
         self,
@@ -176,20 +101,22 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         settings: Mapping[str, Any] | None = None,
         shares: bool = False,
     ):
-        """`rates` maps each part that trains to its learning rate; `settings` joins the config in what must match on resume.
+        """`rates` maps each part that trains to its learning rate; `settings` must match on resume, beside the config.
 
-        `shares` says that the stage splits its batch between ranks (`realm.distributed`).
+        `shares`: the stage splits its batch between ranks (`realm.distributed`).
 
         Raises:
-            InputError: several ranks run a stage that does not share; `out` exists, or `out`.training holds a run with
-                other settings, one that still runs, or no checkpoint that can be read.
-            AlreadyDone: this very run had ended, and was killed while it tidied up.
+            InputError: several ranks run a stage that does not split its batch, or `out` exists.
+            ConflictError: `out`.training holds a run with other settings, or one that is still running.
+            DamagedError: `out`.training holds no checkpoint that can be read.
+            AlreadyDone: this run was complete, and was killed while it removed `out`.training.
         """
         self.stage, self.out, self.config, self.model = stage, out, config, model
         self.folder = out.with_name(out.name + ".training")
+        self._checkpoints = Checkpoints(self.folder)
         self.device = distributed.initialize(choose_device(config.device))
         self.settings = {"stage": stage, **asdict(config), **(settings or {})}
-        # What "auto" means here: on another machine it may be another.
+        # On another machine "auto" may mean another precision.
         self.settings["precision"] = chosen(self.device, config.precision)
         if distributed.world_size() > 1 and not shares:
             raise InputError(f"realm {stage} runs in one process: torchrun is for `realm pretrain`")
@@ -202,16 +129,14 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         for part in rates:
             set_dropout(part, config.dropout)
             cache_rows(part, config.cached_rows)
-        self.optimizer = torch.optim.AdamW(
-            _parameter_groups(rates, config.weight_decay), betas=BETAS, fused=True
-        )
+        self.optimizer = Optimizer(rates, config)
         self._parts = list(rates)
         self.step = 0
         self.state: dict[str, Any] = {}
-        """What a stage wants back after an interruption beside the weights; plain values and tensors."""
+        """State of the stage that a checkpoint saves beside the weights; plain values and tensors."""
         self.after_checkpoint: Callable[[], None] = lambda: None
-        """Called when a checkpoint is on disk: what only older ones needed may go."""
-        self._sums: dict[str, list[float]] = {}
+        """Called when a checkpoint is on disk: what only older checkpoints needed may be removed."""
+        self._means = StepMeans()
         self._shown: dict[str, float] = {}
         self._stop_signal: int | None = None
         self._stop_agreed = False
@@ -221,25 +146,24 @@ class TrainRun(AbstractContextManager["TrainRun"]):
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[int]:
-        """The steps still to do; the parts that train are in training mode, dropout is seeded by (seed, step)."""
+        """The steps still to do. The parts that train are in training mode; dropout is seeded by (seed, step)."""
         self._checkpointed = time.monotonic()
-        bar = progress(
+        self._bar = progress(
             total=self.config.steps, description=self.stage, unit="step", done=self.step,
             shown=distributed.is_main_process(),
         )  # fmt: skip
-        self._bar = bar
-        with bar:
+        with self._bar:
             while self.step < self.config.steps:
                 for part in self._parts:
                     part.train()
-                # Without dropout all ranks draw alike, as one process would; with it each has masks of its own.
+                # Without dropout all ranks draw alike, as one process would; with dropout each rank has masks of its own.
                 own = distributed.rank() << 26 if self.config.dropout else 0
                 torch.manual_seed((self.config.seed << 32) + own + self.step)
                 yield self.step
-                bar.update(1)
-                # Here and not in `update`: what a stage does after it, an evaluation or a new index, is then saved too.
+                self._bar.update(1)
+                # Not in `update`: a checkpoint includes what the stage does afterwards, an evaluation or a new index.
                 due = time.monotonic() - self._checkpointed > self.config.checkpoint_seconds
-                stop = self._stop_agreed if distributed.world_size() > 1 else self.asked_to_stop
+                stop = self._stop_agreed if distributed.world_size() > 1 else self.stop_requested
                 if stop or (due and self.step % self.config.log_every == 0):
                     self._save_checkpoint()
                 if stop:
@@ -249,83 +173,53 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         """One optimizer step on `loss`; `metrics` are averaged over `log_every` steps into metrics.jsonl.
 
         Raises:
-            InputError: the loss or its gradient is not finite; the last checkpoint stays.
+            DivergedError: the loss or its gradient is not finite; the last checkpoint stays.
         """
         numbers = {"loss": loss.item(), **metrics}
-        means = distributed.all_reduce_mean([*map(float, numbers.values()), float(self.asked_to_stop)])
-        self._stop_agreed = means.pop() > 0  # ranks hear of a signal at different steps
+        means = distributed.all_reduce_mean([*map(float, numbers.values()), float(self.stop_requested)])
+        self._stop_agreed = means.pop() > 0  # a signal reaches the ranks at different steps
         numbers = dict(zip(numbers, means, strict=True))
         self._check_finite("loss", numbers["loss"])
         loss.backward()
-        parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
+        parameters = self.optimizer.parameters
         distributed.average_gradients(parameters)
         norm = nn.utils.clip_grad_norm_(parameters, self.config.clip).item()
         self._check_finite("gradient", norm)
-        self._set_rates()
-        if not self.config.bias_correction:
-            self._leave_out_bias_correction(parameters)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.step(self.step)
         self.step += 1
-        for name, number in {**numbers, "gradient_norm": norm}.items():
-            self._sums.setdefault(name, []).append(number)
+        self._means.add({**numbers, "gradient_norm": norm})
         if self.step % self.config.log_every == 0 or self.step == self.config.steps:
-            self._log_means()
-
-    def rate(self, step: int) -> float:
-        """Multiplier of every learning rate at a step."""
-        config = self.config
-        warmup = config.warmup if config.warmup is not None else min(10_000, max(100, config.steps // 10))
-        factor = 1 - step / config.steps if config.decay else 1.0
-        if step < warmup:
-            factor = (step + 1) / (warmup + 1)
-        return factor
-
-    def scale_rate(self, part: nn.Module, factor: float) -> None:
-        """Multiplies the learning rate of one part from now on (a guard that found it too fast)."""
-        mine = {id(p) for p in part.parameters()}
-        for group in self.optimizer.param_groups:
-            if id(group["params"][0]) in mine:
-                group["scale"] *= factor
-
-    def forget_momentum(self, part: nn.Module) -> None:
-        """Drops the optimizer's averages of one part, after its weights were set back."""
-        for parameter in part.parameters():
-            self.optimizer.state.pop(parameter, None)
+            self.log(self._means.take())
+            shown = {name: f"{self._shown[name]:.3g}" for name in SHOWN if name in self._shown}
+            self._bar.set_postfix(shown, refresh=False)  # the next update of the bar shows the numbers
 
     def autocast(self) -> AbstractContextManager[object]:
         return autocast(self.device, self.config.precision)
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """One line of metrics.jsonl at the current step, now."""
+        """Writes one line of metrics.jsonl for the current step."""
         if not distributed.is_main_process():
             return
-        line = {"step": self.step, "seconds": self.seconds(), **dict.fromkeys(WATCHED), **values}
-        line = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in line.items()}
-        self._shown |= {name: line[name] for name in SHOWN if line.get(name) is not None}
+        line = {"step": self.step, "seconds": self.seconds(), **dict.fromkeys(REQUIRED), **values}
         try:
-            self._metrics.write(json.dumps(line) + "\n")
-            self._metrics.flush()
+            written = self._metrics.write(line)
         except OSError as error:
-            raise self._not_written(self.folder / METRICS, error) from error
-        if self._events is not None:
-            for name, value in line.items():
-                if name != "step" and isinstance(value, int | float):
-                    self._events.add_scalar(name, value, self.step)
+            raise self._checkpoints.write_failed(self._metrics.file, error) from error
+        self._shown |= {name: written[name] for name in SHOWN if written.get(name) is not None}
 
     @property
-    def asked_to_stop(self) -> bool:
-        """Whether a signal came: the run saves a checkpoint after the step, and ends."""
+    def stop_requested(self) -> bool:
+        """Whether a signal asked the run to stop: it saves a checkpoint after the step, and ends."""
         return self._stop_signal is not None
 
     def report(self, text: str) -> None:
-        """One line to the person who watches."""
+        """Shows one line to the user."""
         if not distributed.is_main_process():
             return
         self._bar.write(f"{self.stage}, step {self.step}: {text}", file=sys.stderr)
 
     def seconds(self) -> float:
-        """Training time so far, earlier sittings included."""
+        """Training time so far, including time before interruptions."""
         return self._seconds_before + time.monotonic() - self._started
 
     def finish(self) -> Path:
@@ -341,21 +235,17 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             save_model(self.model, self.out, extra=[log for log in logs if log.exists()])
             shutil.rmtree(
                 self.folder
-            )  # still locked: nobody goes on from a checkpoint of a run that is complete
+            )  # while the lock is held: no run resumes from a complete run's checkpoint
             took = f"{self.step:,} steps in {duration(self.seconds())}"
             print(f"{self.stage}: {took}; the model is in {self.out}", file=sys.stderr, flush=True)
         distributed.barrier()
         return self.out
 
     def checkpointed(self, name: str) -> list[Any]:
-        """What `state[name]` was in each checkpoint that is kept, oldest first."""
-        found = []
-        for file in self._checkpoints():
-            with contextlib.suppress(Exception):  # a damaged one, which no run goes on from
-                found.append(torch.load(file, mmap=True, weights_only=True)["state"])
-        return [state[name] for state in found if name in state]
+        """The value of `state[name]` in each checkpoint on disk, oldest first."""
+        return self._checkpoints.states(name)
 
-    # -- edges ----------------------------------------------------------------------------------------------------
+    # -- start, resume, end ---------------------------------------------------------------------------------------
 
     def __enter__(self) -> "TrainRun":
         def note(number: int, frame: FrameType | None) -> None:
@@ -388,62 +278,59 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         raise ConflictError(f"{self.out} exists: name another --out, or remove it first")
 
     def _open_folder(self) -> None:
-        self._seconds_before, self._started, self._events = 0.0, time.monotonic(), None
-        offset = 0
+        """Locks the working folder, and resumes from the newest checkpoint."""
+        self._seconds_before, self._started = 0.0, time.monotonic()
+        main = distributed.is_main_process()
         with contextlib.ExitStack() as undo:
-            if distributed.is_main_process():
+            if main:
                 self._check_settings()
                 self._lock = (self.folder / "lock").open("ab")
                 undo.callback(self._lock.close)
                 self._take_lock()
                 if (
                     os.fstat(self._lock.fileno()).st_nlink == 0
-                ):  # its positive has ended, and the folder with it
+                ):  # a run that ended meanwhile removed the folder
                     self._check_out()
                     raise ConflictError(f"{self.folder} was removed by somebody: repeat the command")
-                for aside in self.folder.glob("checkpoint-*.writing"):
-                    aside.unlink()
+                self._checkpoints.remove_unfinished()
                 write_json(self.folder / "settings.json", json.loads(json.dumps(self.settings)))
             distributed.barrier()
-            saved = self._load_checkpoint()
-            if saved is not None:
-                for part, states in zip(self._parts, saved["parts"], strict=True):
-                    part.load_state_dict(states)
-                self.optimizer.load_state_dict(saved["optimizer"])
-                if not self.config.bias_correction:  # an earlier version's checkpoint counts from 0
-                    for state in self.optimizer.state.values():
-                        state["step"].fill_(UNCORRECTED)
-                self.step, self.state, self._sums = saved["step"], saved["state"], saved["sums"]
-                offset = saved["metrics_offset"]
-                self._seconds_before = saved["seconds"]
-            if distributed.is_main_process():
-                self._metrics = (self.folder / METRICS).open("a", encoding="utf-8")
-                self._metrics.truncate(self._whole_metrics(offset))
-                self._metrics.seek(0, os.SEEK_END)  # truncating leaves the place where it was
-                if self.config.tensorboard:
-                    self._events = _event_writer(self.folder / TENSORBOARD, self.step)
+            saved, note = self._checkpoints.load_newest(self.device, may_remove=main)
+            if note and main:
+                print(f"{self.stage}: {note}", file=sys.stderr)
+            length = self._resume(saved) if saved is not None else 0
+            if main:
+                self._metrics = MetricsLog(self.folder, length, self.step, self.config.tensorboard)
+                if self._metrics.lost_lines:
+                    file = self._metrics.file
+                    print(
+                        f"{self.stage}: {file} has lost its end: lines are missing in the metrics",
+                        file=sys.stderr,
+                    )
             undo.pop_all()
 
-    def _whole_metrics(self, offset: int) -> int:
-        """The metrics' length at the checkpoint, or what is left of them."""
-        file = self.folder / METRICS
-        size = file.stat().st_size
-        if size < offset:
-            print(f"{self.stage}: {file} has lost its end: lines are missing in the metrics", file=sys.stderr)
-        return min(size, offset)
+    def _resume(self, saved: dict[str, Any]) -> int:
+        """Takes up a checkpoint -> the length of the metrics at that step."""
+        for part, states in zip(self._parts, saved["parts"], strict=True):
+            part.load_state_dict(states)
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.step, self.state, self._means.sums = saved["step"], saved["state"], saved["sums"]
+        self._seconds_before = saved["seconds"]
+        return int(saved["metrics_offset"])
 
     def _check_settings(self) -> None:
+        """Compares the settings with those of an interrupted run, and makes the folder."""
         settings_file = self.folder / "settings.json"
         settings = json.loads(json.dumps(self.settings))
-        if settings_file.exists() or self._checkpoints():
+        if settings_file.exists() or self._checkpoints.files():
             try:
                 before = dict(read_json(settings_file))
             except (RealmError, TypeError, ValueError) as error:
-                raise InputError(
+                raise DamagedError(
                     f"{settings_file} cannot be read ({reason(error)}), so what the run's checkpoints belong to is unknown: "
                     f"put the file back, or remove {self.folder} to start anew"
                 ) from error
-            # What an earlier version did not save had its default value.
+            # A setting that an earlier version did not have had its default value.
             defaults = json.loads(json.dumps(asdict(type(self.config)())))
             before |= {k: defaults.get(k, settings[k]) for k in settings.keys() - before.keys()}
             if before != settings:
@@ -468,70 +355,9 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                     ) from None
                 time.sleep(0.1)
 
-    def _checkpoints(self) -> list[Path]:
-        """Oldest first."""
-        return sorted(self.folder.glob("checkpoint-*.pt"))
-
-    def _load_checkpoint(self) -> dict[str, Any] | None:
-        """The newest that can be read; newer ones, which cannot, go. None before the first."""
-        problem = None
-        for file in reversed(self._checkpoints()):
-            try:
-                saved = self._read_checkpoint(file)
-            except Exception as error:  # of many classes: whatever a torn file makes of the unpickler
-                problem = f"{file} cannot be read: {reason(error)}"
-                continue
-            if problem is not None and distributed.is_main_process():
-                print(f"{self.stage}: {problem}; going on from {file.name}", file=sys.stderr)
-                for newer in self._checkpoints()[self._checkpoints().index(file) + 1 :]:
-                    newer.unlink()
-            return saved
-        if problem is not None:
-            raise InputError(f"{problem}: remove {self.folder} to start anew")
-        return None
-
-    def _read_checkpoint(self, file: Path) -> dict[str, Any]:
-        """A checkpoint as it was written; raises where it is torn, where a byte has changed, or for one of another step."""
-        with zipfile.ZipFile(file) as archive:  # torch writes checksums, and does not look at them
-            if damaged := archive.testzip():
-                raise ValueError(f"{damaged} is not what its checksum says")
-        saved: dict[str, Any] = torch.load(file, map_location=self.device, weights_only=True)
-        if file.name != _checkpoint_name(saved["step"]):
-            raise ValueError(f"it is of step {saved['step']}")
-        return saved
-
     def _close_logs(self) -> None:
         if distributed.is_main_process():
-            with contextlib.suppress(OSError):  # what did not fit was an error when it was logged
-                self._metrics.close()
-            if self._events is not None:
-                self._events.close()
-
-    def _log_means(self) -> None:
-        means = {name: sum(values) / len(values) for name, values in self._sums.items()}
-        self._sums = {}
-        self.log(means)
-        shown = {name: f"{self._shown[name]:.3g}" for name in SHOWN if name in self._shown}
-        self._bar.set_postfix(shown, refresh=False)  # the step that follows shows it
-
-    def _set_rates(self) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["base_lr"] * group["scale"] * self.rate(self.step)
-            group["weight_decay"], group["eps"] = group["decay"], EPSILON  # checkpoints of before had others
-
-    def _leave_out_bias_correction(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Starts the averages of parameters that move for the first time, or anew, at a step whose correction is 1.
-
-        The optimizer counts the steps of each parameter from its first gradient, so no factor of the run's step undoes its
-        correction for all of them.
-        """
-        for parameter in parameters:
-            if parameter.grad is not None and not self.optimizer.state[parameter]:
-                self.optimizer.state[parameter] = {
-                    "step": torch.tensor(UNCORRECTED, device=parameter.device),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
+            self._metrics.close()
 
     def _check_finite(self, what: str, value: float) -> None:
         if not math.isfinite(value):
@@ -540,72 +366,28 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             )
 
     def _save_checkpoint(self) -> None:
-        """Writes aside, then renames in; older checkpoints go last.
+        """Saves weights, optimizer and state.
 
         Raises:
-            WriteFailed: it could not be written; what was there stays.
+            WriteFailed: the file system refused; earlier checkpoints stay.
         """
         self._checkpointed = time.monotonic()
         if not distributed.is_main_process():
             return
-        file = self.folder / _checkpoint_name(self.step)
-        aside = file.with_name(file.name + ".writing")
         try:
-            self._metrics.flush()
-            os.fsync(self._metrics.fileno())  # before the offset into it counts
-            states = {
+            length = self._metrics.sync()
+        except OSError as error:
+            raise self._checkpoints.write_failed(self._metrics.file, error) from error
+        self._checkpoints.save(
+            self.step,
+            {
                 "parts": [part.state_dict() for part in self._parts],
                 "optimizer": self.optimizer.state_dict(),
                 "step": self.step,
                 "state": self.state,
-                "sums": self._sums,
-                "metrics_offset": self._metrics.tell(),
+                "sums": self._means.sums,
+                "metrics_offset": length,
                 "seconds": self.seconds(),
-            }
-            with aside.open("wb") as stream:
-                torch.save(states, stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            aside.replace(file)
-            sync_folder(self.folder)
-        except (OSError, RuntimeError) as error:
-            aside.unlink(missing_ok=True)
-            raise self._not_written(file, error) from error
-        for old in self._checkpoints()[:-CHECKPOINTS]:
-            old.unlink()
-        self.after_checkpoint()
-
-    def _not_written(self, file: Path, error: Exception) -> WriteFailed:
-        last = next((f"{kept.name} stays" for kept in reversed(self._checkpoints())), "there is none yet")
-        return WriteFailed(
-            f"{file} cannot be written: {reason(error)}{way_out(file, error)}; of earlier checkpoints {last}: "
-            "then repeat the command"
+            },
         )
-
-
-def _checkpoint_name(step: int) -> str:
-    return f"checkpoint-{step:08d}.pt"
-
-
-def _event_writer(folder: Path, step: int) -> Any:
-    """TensorBoard's, which hides what an earlier sitting wrote from `step` on."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise InputError(
-            "tensorboard is not installed: `pip install realm-lm[tensorboard]`, or leave it off"
-        ) from None
-    return SummaryWriter(str(folder), purge_step=step + 1)
-
-
-def _parameter_groups(rates: Mapping[nn.Module, float], weight_decay: float) -> Sequence[dict[str, Any]]:
-    """Two groups per part: matrices decay, vectors (biases, norms) do not."""
-    groups = []
-    for part, rate in rates.items():
-        trained = [p for p in part.parameters() if p.requires_grad]
-        for matrices in (True, False):
-            parameters = [p for p in trained if (p.ndim > 1) == matrices]
-            decay = weight_decay if matrices else 0.0
-            if parameters:
-                groups.append({"params": parameters, "base_lr": rate, "scale": 1.0, "decay": decay})
-    return groups
+        self.after_checkpoint()

@@ -37,7 +37,8 @@ from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.text.corpus import HeldOut
 from realm.tokens.layouts import Lengths, Tokens, joint_inputs, passage_inputs
 from realm.tokens.tokenizer import Tokenizer
-from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
+from realm.train.loop import StartedFrom, TrainRun
+from realm.train.run_config import RunConfig, generator
 
 MASKED_TOKENS = 0.12
 """Share of single wordpieces hidden, in both kinds of rows."""

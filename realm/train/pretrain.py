@@ -46,7 +46,7 @@ from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.tokens.layouts import Tokens
 from realm.train.health import HealthConfig, HealthWatch
 from realm.train.ict import IctConfig, cloze_vectors
-from realm.train.loop import RunConfig, StartedFrom, TrainRun, generator
+from realm.train.loop import StartedFrom, TrainRun
 from realm.train.refresh.cached_states import (
     CachedPassageStates,
     cached_passage_states,
@@ -54,6 +54,7 @@ from realm.train.refresh.cached_states import (
     freeze_passage_encoder,
 )
 from realm.train.refresh.refresher import IndexRefresher, RefreshConfig
+from realm.train.run_config import RunConfig, generator
 
 POSITIVE_GAIN, NEGATIVE_GAIN = 6.2, -1.6
 """Nats over the null passage that a trained reader gives passages with and without the span; the entity control's table."""

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from realm.serve.runs import runs
-from realm.train.loop import RunConfig, TrainRun
+from realm.train.loop import TrainRun
+from realm.train.run_config import RunConfig
 
 HOLD = "import fcntl, sys; f = open(sys.argv[1], 'ab'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
 CONFIG = RunConfig(steps=2, device="cpu", precision="fp32", log_every=1)

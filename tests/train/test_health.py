@@ -17,7 +17,8 @@ from realm.qa.question_files import Question
 from realm.search.exact import MipsIndex
 from realm.train import health
 from realm.train.health import HealthConfig, HealthWatch
-from realm.train.loop import RunConfig, TrainRun
+from realm.train.loop import TrainRun
+from realm.train.run_config import RunConfig
 from tests.store.tiny import holding_out
 
 QUESTIONS = [
@@ -122,7 +123,7 @@ def test_refused_embedder_moves_at_half_the_rate_and_without_momentum(
     see["recall"] = 0.0
     for expected in (0.5, 0.25):
         watch.after_step(built(tiny_kb, tiny_model, run.step), first)
-        assert not run.optimizer.state[bias]
+        assert not run.optimizer.adamw.state[bias]
         assert moved() == pytest.approx(full * expected, rel=1e-2)
 
 
@@ -139,7 +140,7 @@ def test_patience_at_its_end_freezes_the_embedder_but_not_the_reader(
     for _ in range(3):
         run.advance()
     assert same(weights(tiny_model), before)
-    assert [group["scale"] for group in run.optimizer.param_groups] == [0.0, 0.0, 1.0, 1.0]
+    assert [group["scale"] for group in run.optimizer.adamw.param_groups] == [0.0, 0.0, 1.0, 1.0]
 
 
 def test_two_towers_are_both_set_back(start, see, tiny_kb, tiny_model) -> None:

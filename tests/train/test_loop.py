@@ -22,7 +22,8 @@ from realm.model import device
 from realm.model.folder import load_model
 from realm.settings import config_from
 from realm.train import loop
-from realm.train.loop import RunConfig, TrainRun
+from realm.train.loop import TrainRun
+from realm.train.run_config import RunConfig, generator
 from tests.damages import damage, full_disk_at
 
 DATA = torch.from_numpy(np.random.default_rng(0).normal(size=(200, 32)).astype(np.float32))
@@ -47,7 +48,7 @@ def train(
     part = model.embedder.query
     with TrainRun("toy", out, settings, model, {part: 0.05}, {"data": "rows"}) as run:
         for step in run.steps():
-            rows = DATA[torch.from_numpy(loop.generator(settings.seed, step).permutation(200)[:4])]
+            rows = DATA[torch.from_numpy(generator(settings.seed, step).permutation(200)[:4])]
             loss = (part.encoder.embeddings.dropout(part.projection(rows)) ** 2).mean()
             before_update(run)
             run.update(loss, {"retrieval_utility": float(step)})
@@ -104,7 +105,7 @@ def test_rate_rises_linearly_then_falls_linearly_from_step_0(
     )
     for step in range(steps):
         plain = (1 - step / steps if decay else 1.0) if step >= ramp else (step + 1) / (ramp + 1)
-        assert math.isclose(run.rate(step), plain)
+        assert math.isclose(run.optimizer.rate_factor(step), plain)
 
 
 def adamw(
@@ -170,7 +171,7 @@ def test_parameters_that_start_late_or_anew_are_textbook_adamw_too(
     with TrainRun("toy", tmp_path / "out", settings, tiny_model, {gated: 1e-2, free: 1e-3}) as run:
         for number in run.steps():
             if number == 13:
-                run.forget_momentum(gated)
+                run.optimizer.reset_averages(gated)
                 averages |= {name: (0, 0.0, 0.0) for name in values if name.startswith("gated")}
             loss = torch.zeros((), requires_grad=True)
             for name, part in parts.items():
@@ -224,9 +225,9 @@ def test_two_parts_have_their_own_rates_and_one_can_be_slowed_or_stopped(tiny_mo
     with TrainRun("toy", tmp_path / "out", settings, tiny_model, {fast: 1e-2, slow: 1e-3}) as run:
         for number, _ in enumerate(run.steps()):
             if number == 4:
-                run.scale_rate(fast, 0.5)
+                run.optimizer.scale_rate(fast, 0.5)
             if number == 8:
-                run.scale_rate(fast, 0.0)
+                run.optimizer.scale_rate(fast, 0.0)
             step(run)
     fasts, slows = np.array(moved).T
     np.testing.assert_allclose(fasts[:4] / slows[:4], 10, rtol=0.1)
@@ -241,7 +242,7 @@ def test_parts_whose_momentum_is_forgotten_start_anew(tiny_model, tmp_path) -> N
     ) as run:
         for step in run.steps():
             if step == 6:
-                run.forget_momentum(part)
+                run.optimizer.reset_averages(part)
             before = part.bias.detach().clone()
             sign = 1.0 if step < 6 else -1.0
             run.update(sign * part.bias.sum(), {})
@@ -334,7 +335,7 @@ def test_checkpoint_that_dies_while_written_leaves_the_old_one(
             raise PowerCut
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.torch, "save", die)
+        patch.setattr(torch, "save", die)
         with pytest.raises(PowerCut):
             train(load_model(tiny_model_folder), out, settings)
     assert (tmp_path / "out.training" / "checkpoint-00000006.pt.writing").stat().st_size == 1000
@@ -834,5 +835,5 @@ def test_run_of_no_steps_saves_what_came_in(tiny_model, tiny_model_folder, tmp_p
 
 
 def test_random_numbers_belong_to_their_key() -> None:
-    assert loop.generator(1, 2).random() == loop.generator(1, 2).random()
-    assert len({loop.generator(*key).random() for key in [(1, 2), (2, 1), (1, 3), (1, 7, 2)]}) == 4
+    assert generator(1, 2).random() == generator(1, 2).random()
+    assert len({generator(*key).random() for key in [(1, 2), (2, 1), (1, 3), (1, 7, 2)]}) == 4

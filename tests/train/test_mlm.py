@@ -36,7 +36,9 @@ def settings(*overrides: str) -> MlmConfig:
 
 @pytest.fixture(scope="module")
 def made(tiny_kb, tmp_path_factory) -> Path:
-    return mlm.train(tiny_kb, tmp_path_factory.mktemp("mlm") / "out", settings())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mlm, "CHECK_EVERY", 10)
+        return mlm.train(tiny_kb, tmp_path_factory.mktemp("mlm") / "out", settings())
 
 
 # -- the stage

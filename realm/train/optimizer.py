@@ -1,0 +1,96 @@
+"""AdamW with BERT's schedule, one learning rate per part of a model, and the released optimizer without bias correction."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from realm.train.run_config import RunConfig
+
+BETAS, EPSILON = (0.9, 0.999), 1e-6
+"""Adam's constants in BERT's released optimizer."""
+UNCORRECTED = 1e9
+"""A step count at which both bias corrections are 1 in float32, and stay 1: adding 1 to it gives the same float32 number."""
+
+
+class Optimizer:
+    """AdamW over parts of a model that have their own learning rates."""
+
+    def __init__(self, rates: Mapping[nn.Module, float], config: RunConfig):
+        """`rates` maps each part that trains to its peak learning rate."""
+        self._config = config
+        self.adamw = torch.optim.AdamW(_groups(rates, config.weight_decay), betas=BETAS, fused=True)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [parameter for group in self.adamw.param_groups for parameter in group["params"]]
+
+    def step(self, number: int) -> None:
+        """Updates the weights with their gradients at the rates of step `number`, and clears the gradients."""
+        for group in self.adamw.param_groups:
+            group["lr"] = group["base_lr"] * group["scale"] * self.rate_factor(number)
+            # Checkpoints of earlier versions had other values.
+            group["weight_decay"], group["eps"] = group["decay"], EPSILON
+        if not self._config.bias_correction:
+            self._leave_out_bias_correction()
+        self.adamw.step()
+        self.adamw.zero_grad(set_to_none=True)
+
+    def rate_factor(self, number: int) -> float:
+        """Factor of every learning rate at step `number`."""
+        config = self._config
+        warmup = config.warmup if config.warmup is not None else min(10_000, max(100, config.steps // 10))
+        factor = 1 - number / config.steps if config.decay else 1.0
+        if number < warmup:
+            factor = (number + 1) / (warmup + 1)
+        return factor
+
+    def scale_rate(self, part: nn.Module, factor: float) -> None:
+        """Multiplies the learning rate of one part from now on."""
+        own = {id(p) for p in part.parameters()}
+        for group in self.adamw.param_groups:
+            if id(group["params"][0]) in own:
+                group["scale"] *= factor
+
+    def reset_averages(self, part: nn.Module) -> None:
+        """Forgets Adam's averages of one part, after its weights were set back."""
+        for parameter in part.parameters():
+            self.adamw.state.pop(parameter, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.adamw.state_dict()
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.adamw.load_state_dict(saved)
+        if not self._config.bias_correction:  # a checkpoint of an earlier version counts from 0
+            for state in self.adamw.state.values():
+                state["step"].fill_(UNCORRECTED)
+
+    def _leave_out_bias_correction(self) -> None:
+        """Starts the averages of parameters without averages at a step count whose bias correction is 1.
+
+        AdamW counts the steps of each parameter from its first gradient, so one factor per run step could not undo the
+        correction of all parameters.
+        """
+        for parameter in self.parameters:
+            if parameter.grad is not None and not self.adamw.state[parameter]:
+                averages: dict[str, Tensor] = {
+                    "step": torch.tensor(UNCORRECTED, device=parameter.device),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+                self.adamw.state[parameter] = averages
+
+
+def _groups(rates: Mapping[nn.Module, float], weight_decay: float) -> Sequence[dict[str, Any]]:
+    """Two parameter groups per part: matrices have weight decay, vectors (biases, norms) have none."""
+    groups = []
+    for part, rate in rates.items():
+        trained = [p for p in part.parameters() if p.requires_grad]
+        for matrices in (True, False):
+            parameters = [p for p in trained if (p.ndim > 1) == matrices]
+            decay = weight_decay if matrices else 0.0
+            if parameters:
+                groups.append({"params": parameters, "base_lr": rate, "scale": 1.0, "decay": decay})
+    return groups
