@@ -23,8 +23,12 @@ from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase
 from realm.text.corpus import Document
 from realm.tokens.layouts import NULL_PASSAGE, Lengths
-from realm.train import finetune
-from realm.train.finetune import Examples, FinetuneConfig, joint_scores, start_reader
+from realm.train import examples as examples_room
+from realm.train import finetune, span_losses
+from realm.train.examples import Examples
+from realm.train.finetune import FinetuneConfig, start_reader
+from realm.train.run_config import generator
+from realm.train.span_losses import joint_scores
 from tests.conftest import RIVERS, TOWNS
 from tests.store.tiny import TinyTagger
 from tests.train.stages import CONTRACT, assert_same_result, changed, metrics, stopped_at, tiny
@@ -140,7 +144,7 @@ def test_passages_move_where_asked_and_their_index_is_refreshed(
     own_kb, tiny_model_folder, tmp_path, monkeypatch
 ) -> None:
     searched = []
-    look = finetune.Best.look
+    look = finetune.Best.evaluate
 
     def watch(best) -> None:
         answerer = best._answerer
@@ -151,7 +155,7 @@ def test_passages_move_where_asked_and_their_index_is_refreshed(
         np.testing.assert_allclose(found, newest.score_BK, rtol=1e-6)
         look(best)
 
-    monkeypatch.setattr(finetune.Best, "look", watch)
+    monkeypatch.setattr(finetune.Best, "evaluate", watch)
     shutil.rmtree(own_kb.folder / "indexes")
     out = train(own_kb, tmp_path / "out", tiny_model_folder, *UPDATE, dev=DEV[:2])
     assert changed(out, tiny_model_folder) == {"embedder.query", "embedder.passage", "span_reader"}
@@ -263,7 +267,7 @@ def test_few_kept_passages_give_the_same_labels_and_no_more_memory(
     sizes: list[tuple[int, int]] = []
     wanted = seen(examples)
     sizes.clear()
-    monkeypatch.setattr(finetune, "PASSAGES_KEPT", kept)
+    monkeypatch.setattr("realm.train.examples.PASSAGES_KEPT", kept)
     found = seen(Examples(tiny_kb, tiny_model, TRAIN))
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
     assert all(size <= max(kept, asked) for size, asked in sizes)
@@ -275,7 +279,7 @@ def test_passages_that_are_asked_for_again_are_not_read_again(tiny_kb, examples,
     monkeypatch.setattr(
         KnowledgeBase, "passages", lambda kb, numbers: read.append([*numbers]) or passages(kb, numbers)
     )
-    monkeypatch.setattr(finetune, "PASSAGES_KEPT", 4)
+    monkeypatch.setattr("realm.train.examples.PASSAGES_KEPT", 4)
     for numbers in ([0, 1, 2], [0, 3], [4], [0, 3], [1]):
         examples.holds(np.array([0]), np.array([numbers]))
     assert [numbers for numbers in read if numbers] == [[0, 1, 2], [3], [4], [1]]
@@ -292,9 +296,9 @@ def test_substring_labels_are_a_raw_search_for_the_answer(tiny_kb, tiny_model) -
 
 def test_reader_reads_as_many_wordpieces_as_asked(tiny_kb, tiny_model_folder, tmp_path, monkeypatch) -> None:
     longest = []
-    inputs = finetune.reading_inputs
+    inputs = examples_room.reading_inputs
     monkeypatch.setattr(
-        finetune, "reading_inputs", lambda *a: longest.append(inputs(*a).ids_BT.shape[1]) or inputs(*a)
+        examples_room, "reading_inputs", lambda *a: longest.append(inputs(*a).ids_BT.shape[1]) or inputs(*a)
     )
     out = train(tiny_kb, tmp_path / "out", tiny_model_folder, "steps=1", "reading_tokens=36", dev=[])
     assert max(longest) == 36 and load_model(out).lengths == Lengths(query=32, passage=48, reading=36)
@@ -397,8 +401,9 @@ def test_contrast_reads_one_passage_with_an_answer_and_the_best_without(tiny_kb,
     examples = Examples(tiny_kb, tiny_model, [named, unnamed, absent])
     ranked = [n for n in range(len(texts)) if n != own]  # the question's own passage is not among them
     batch, number_BN = np.arange(3), np.tile(ranked, (3, 1))
-    config = settings("passages=contrast", "read=3")
-    number_BN, holds_BN = examples.choose(batch, number_BN, examples.holds(batch, number_BN), config, 0)
+    number_BN, holds_BN = examples.choose(
+        batch, number_BN, examples.holds(batch, number_BN), True, np.zeros(len(batch), dtype=bool)
+    )
     without = [n for n in ranked if RIVERS[0] not in texts[n]][:2]
     first = next(n for n in ranked if RIVERS[0] in texts[n])
     assert number_BN[0, :3].tolist() == [own, *without] and number_BN[1, :3].tolist() == [first, *without]
@@ -412,8 +417,11 @@ def test_share_of_the_questions_is_read_without_a_passage_that_answers(tiny_kb, 
     number_BN = np.tile(np.arange(len(tiny_kb)), (400, 1))
     holds_BN = examples.holds(batch, number_BN)
     for passages in ("retrieved", "contrast"):
-        config = settings(f"passages={passages}", "unanswerable=0.3", "read=3")
-        chosen_BN, chosen_holds_BN = examples.choose(batch, number_BN, holds_BN, config, 5)
+        config = settings(f"passages={passages}", "unanswerable=0.3", "batch_size=400")
+        drawn_B = finetune.unanswerable(config, 5)
+        chosen_BN, chosen_holds_BN = examples.choose(
+            batch, number_BN, holds_BN, passages == "contrast", drawn_B
+        )
         without_B = ~chosen_holds_BN[:, :3].any(axis=1)
         assert 0.2 < without_B.mean() < 0.4
         assert np.array_equal(np.sort(chosen_BN), number_BN)
@@ -525,13 +533,13 @@ def test_sampled_gradient_of_the_reader_is_in_expectation_that_of_all_passages(
     count = len(rows.body_RT)
 
     def step(gradient: str, drawn_R: np.ndarray) -> dict[str, torch.Tensor]:
-        monkeypatch.setattr(finetune, "generator", lambda *_: Draws(drawn_R))
-        config = settings(f"reader_gradient={gradient}")
         score_BN = torch.tensor([[3.0, 1, 2], [0, 0, 2], [1, 2, 3]]).requires_grad_()
-        span = finetune.read(reader, rows, config)
+        span = span_losses.read(reader, rows, sampled=gradient == "sampled")
         loss = any_correct_loss(*joint_scores(reader, span, rows, score_BN[asked]))
-        more, again = finetune.sampled_reader_loss(reader, rows, span, loss, config, 0)
-        assert again == (count if gradient == "all" else max(1, (drawn_R < chance_R.numpy()).sum()))
+        more = torch.zeros(())
+        if gradient == "sampled":
+            more, again = span_losses.sampled_reader_loss(reader, rows, span, loss, Draws(drawn_R))
+            assert again == max(1, (drawn_R < chance_R.numpy()).sum())
         reader.zero_grad()
         (loss + more).backward()
         assert score_BN.grad is not None
@@ -544,7 +552,7 @@ def test_sampled_gradient_of_the_reader_is_in_expectation_that_of_all_passages(
         logit, correct = joint_scores(reader, reader(rows.tokens, rows.body_RT), rows, scores)
         moved = logit.softmax(1) - logit.masked_fill(~correct, -torch.inf).softmax(1)
         spans = moved[:, : rows.correct_RWT[0].numel() * 3]
-        chance_R = (spans.abs().view(count, -1).sum(1) / finetune.SURE).clamp(max=1)
+        chance_R = (spans.abs().view(count, -1).sum(1) / span_losses.SURE).clamp(max=1)
     assert (chance_R < 1).sum() >= 2
     whole, never = step("all", np.ones(count)), np.full(count, 1 - 1e-6)
     certain = step("sampled", never)
@@ -573,10 +581,9 @@ def test_questions_whose_passages_hold_no_answer_are_not_read(tiny_kb, tiny_mode
     none = examples.rows(reader, np.array([0]), np.array([empty]))
     teach, asked = none.that_teach(reader)
     assert asked.tolist() == [0] and len(teach.body_RT) == 2  # nothing teaches: the loss is 0 all the same
-    config = settings("reader_gradient=sampled")
-    span = finetune.read(reader, teach, config)
+    span = span_losses.read(reader, teach, sampled=True)
     loss = any_correct_loss(*joint_scores(reader, span, teach, torch.zeros(1, 2)))
-    more, _ = finetune.sampled_reader_loss(reader, teach, span, loss, config, 0)
+    more, _ = span_losses.sampled_reader_loss(reader, teach, span, loss, generator(0))
     (loss + more).backward()
     assert (loss + more).item() == 0 and not any(value.any() for value in gradients(reader).values())
     finds_none = start_reader(tiny_model, seed=0, finds_none=True)

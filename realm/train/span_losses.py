@@ -1,0 +1,70 @@
+"""The span reader's forward pass and losses in fine-tuning.
+
+Axis letters: B questions, N retrieved passages, K passages read, W span widths, T tokens, R rows (a question and a passage
+each), X spans of all passages of a question."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from realm.model.modes import evaluating
+from realm.model.span_reader import SpanReader
+from realm.train.examples import Rows
+
+SURE = 0.5
+"""Size of a row's gradient from which on the row is always read again. A larger value saves time and adds noise."""
+
+
+def read(reader: SpanReader, rows: Rows, sampled: bool) -> Tensor:
+    """Scores of all spans -> [R, W, T].
+
+    With `sampled` the scores are a leaf: the gradient stops there, and `sampled_reader_loss` brings it to the reader.
+    """
+    if not sampled:
+        scores_RWT: Tensor = reader(rows.tokens, rows.body_RT)
+        return scores_RWT
+    with torch.no_grad(), evaluating(reader):
+        scores_RWT = reader(rows.tokens, rows.body_RT)
+    return scores_RWT.requires_grad_()
+
+
+def joint_scores(reader: SpanReader, span_RWT: Tensor, rows: Rows, score_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """Span scores plus retrieval scores over all passages read, and which spans are answers -> two of [B, X].
+
+    X is K * W * T; a reader that can find "no answer" has one more entry at the end.
+    """
+    passages = len(span_RWT) // rows.questions
+    score_BK = reader.beside(score_BN[:, :passages])
+    logit_BX = (span_RWT.view(rows.questions, passages, -1) + score_BK[:, :, None]).flatten(1)
+    correct_BX = rows.correct_RWT.view(rows.questions, -1)
+    if reader.config.finds_none:
+        none_B1 = ~correct_BX.any(dim=1, keepdim=True)
+        logit_BX = torch.cat([logit_BX, logit_BX.new_zeros(rows.questions, 1)], dim=1)
+        correct_BX = torch.cat([correct_BX, none_B1], dim=1)
+    return logit_BX, correct_BX
+
+
+def sampled_reader_loss(
+    reader: SpanReader, rows: Rows, span_RWT: Tensor, loss: Tensor, rng: np.random.Generator
+) -> tuple[Tensor, int]:
+    """A loss of value 0 whose expected gradient in the reader is that of `loss` -> scalar, and the number of rows read again.
+
+    The size of a row is the sum of the absolute gradients of `loss` in the row's span scores, at most 2. Rows of size `SURE` or
+    more are read again with gradient. A smaller row is read again with a probability in proportion to its size, and its
+    gradient is divided by that probability.
+    """
+    (gradient_RWT,) = torch.autograd.grad(loss, span_RWT, retain_graph=True)
+    # The loss is a mean over questions.
+    chance_R = (gradient_RWT.abs().sum(dim=(1, 2)) * rows.questions / SURE).clamp(max=1)
+    drawn_R = torch.from_numpy(rng.random(len(chance_R), dtype=np.float32))
+    weight_R = torch.where(drawn_R.to(chance_R.device) < chance_R, 1 / chance_R, 0)
+    again_r = weight_R.nonzero().squeeze(1)
+    if len(again_r) == 0:
+        again_r = again_r.new_zeros(1)  # with weight 0, so that the reader has a gradient, of 0
+    again = rows.of(again_r)
+    score_rWT = reader(again.tokens, again.body_RT)
+    weight_rWT = (
+        weight_R[again_r, None, None] * gradient_RWT[again_r, : score_rWT.shape[1], : score_rWT.shape[2]]
+    )
+    value = (weight_rWT * score_rWT.masked_fill(~score_rWT.isfinite(), 0)).sum()
+    return value - value.detach(), len(again_r)
