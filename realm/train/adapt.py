@@ -1,26 +1,26 @@
-"""Adapting a retriever to a corpus within minutes: REALM's loss with likelihoods that the reader gives once.
+"""Adapting a retriever to a corpus within minutes: REALM's loss with likelihoods that the reader computes only once.
 
-`realm pretrain` reads every candidate in every step and trains whole towers. Here the reader judges a masked sentence's
-passages once, and of the retriever only the projection of the query tower trains, on states of the sentences that are
-computed once too. So nearly all of the time goes into judging, and the index stays as it is: it serves both models.
+`realm pretrain` reads every candidate in every step and trains whole towers. Here the reader judges the passages of a masked
+sentence once, and only the projection of the query tower trains, on cached states of the sentences. Nearly all of the time
+goes into judging. Passage vectors do not change, so the adapted model uses the index of the start model.
 
 `train(kb, out, config, init)` takes a knowledge base that has the index of the model `init`, a folder or a packaged name, and
-makes the model folder `out` within about `config.minutes`. One round, of `config.rounds`:
+writes the model folder `out` within about `config.minutes`. Each of `config.rounds` rounds has three parts:
 
 1. draw    masked sentences of passages that are not held out, half of them with their title, and embed them
-2. judge   the reader reads each sentence beside nothing and beside the best passages that hold the masked span; what it gains
-           from each is kept in OUT.training/judged-*.parquet. Once the round's share of the minutes is over, sentences are
-           no longer read: every passage that holds the span gains the same
-3. train   steps over all that is judged so far; p(z|x) is a softmax over the whole index
+2. judge   the reader reads each sentence with the null passage and with the best passages that hold the masked span; its gain
+           from each passage is saved in OUT.training/judged-*.parquet. After the round's share of the minutes sentences are no
+           longer read, and every passage that holds the span gets the same gain
+3. train   steps over all judged sentences so far; p(z|x) is a softmax over the whole index
 
-The projection of a round chooses the passages that the next one judges, as a refreshed index would. A run that was killed
-goes on from its last checkpoint, with the rounds that were judged before.
+The projection of a round selects the passages that the next round judges, as a refreshed index would. A killed run resumes
+from its last checkpoint with the rounds that were judged before.
 
-Given up against `realm pretrain`: layers and reader learn nothing; passages without the span count as unread; the passages'
-vectors do not move. docs/recipe.md has the numbers.
+Unlike `realm pretrain`, encoder and reader do not train, passages without the span count as unretrieved, and passage vectors
+are constant. docs/recipe.md has measurements.
 
-Letters: B sentences, N passages with the null one, H hidden, D embedding, K passages read for a sentence, P all of them,
-M masked tokens.
+Axis letters: B sentences, N passages including the null passage, H hidden, D embedding, K passages read for a sentence,
+P passages read for all sentences, M masked tokens.
 """
 
 import os
@@ -52,11 +52,11 @@ from realm.train.pretrain import POSITIVE_GAIN
 from realm.train.run_config import RunConfig, generator
 
 JUDGED_AT_ONCE = 16
-"""Sentences that the reader judges together; the minutes are looked at between two such batches."""
+"""Sentences that the reader judges together; the time is checked between two such batches."""
 READING = 0.75
-"""Share of the minutes in which the reader may read; drawing sentences and the steps have the rest."""
+"""Share of the minutes in which the reader may read; drawing sentences and training use the rest."""
 TRIES = 20
-"""How many times more sentences than are wanted are drawn, at most: in most corpora another passage holds every other span."""
+"""Sentences drawn at most per judged sentence. In most corpora another passage holds about every second span."""
 JUDGED_TYPES = {
     "state_H": pa.list_(pa.float32()),
     "number_K": pa.list_(pa.int64()),
@@ -64,7 +64,7 @@ JUDGED_TYPES = {
     "excluded": pa.list_(pa.int64()),
     "by_reader": pa.bool_(),
 }
-"""Of the columns of a round's file."""
+"""Column types of the file of a round."""
 
 
 TITLED = 0.5
@@ -78,10 +78,10 @@ class AdaptConfig(RunConfig):
     """Settings of `realm adapt`."""
 
     minutes: float = 10.0
-    """How long it may take, judging included; what is learnt by then is the model."""
+    """Time limit in minutes, including judging; the model at that time is the result."""
     steps: int = 300
-    """Optimizer steps, where the minutes allow them. With the defaults each judged sentence is seen about five times: few
-    sentences seen often make the retriever worse."""
+    """Optimizer steps, if the minutes allow them. With the defaults each judged sentence is used about five times; few
+    sentences used often make the retriever worse."""
     batch_size: int = 64
     """Judged sentences per step."""
     warmup: int | None = 10
@@ -89,14 +89,14 @@ class AdaptConfig(RunConfig):
     learning_rate: float = 3e-4
     """Peak learning rate of the query tower's projection."""
     rounds: int = 10
-    """How often sentences are judged, evenly over the steps, each time with passages that the projection of that step finds."""
+    """Rounds of judging, evenly over the steps; each round judges passages that the current projection finds."""
     sentences: int = 400
     """Masked sentences judged in each round."""
     read: int = 2
-    """Passages that the reader reads for a sentence beside the null one, at most."""
+    """Largest number of passages that the reader reads for a sentence, besides the null passage."""
     signal: Literal["reader", "entity"] = "reader"
-    """What credits passages that hold the span. "reader": what it gains from them, as many sentences as it can read in its
-    share of the minutes; in the others each gains the same. "entity" is the control: so it is in all, and nothing is read."""
+    """Credit of passages that hold the span. "reader": the reader's gain, for as many sentences as the reader can read in its
+    share of the minutes, and a fixed gain for all other sentences. "entity", a control: a fixed gain for all sentences."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,21 +108,21 @@ class AdaptConfig(RunConfig):
 
 
 class Judged(NamedTuple):
-    """A masked sentence and what the reader gains from passages that hold its span."""
+    """A masked sentence and the reader's gain from passages that hold the masked span."""
 
     state_H: np.ndarray
-    """Its pooled state in the query tower, which the projection turns into its vector."""
+    """Pooled state of the sentence in the query tower; the projection turns it into a vector."""
     number_K: np.ndarray
     gain_K: np.ndarray
-    """log p(y|z,x) less the null passage's, for the whole span."""
+    """log p(y|z,x) - log p(y|null,x) of the whole span."""
     excluded: np.ndarray
-    """Passages that repeat its text, its own among them: they are no passages for it."""
+    """Passages that repeat the text of the sentence, including its own; they are no candidates."""
     by_reader: bool
-    """Whether the gains are the reader's; otherwise all are the same."""
+    """Whether the reader computed the gains; otherwise all gains are equal."""
 
 
 def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
-    """Adapts the query side of the model `init` to a knowledge base that has its index -> the folder `out`."""
+    """Adapts the query tower of the model `init` to a knowledge base that has the index of `init` -> `out`."""
     model = load_model(init)
     kb.check_tokenizer(model.tokenizer, init)
     kb.agree_on_held_out(model.held_out, init)
@@ -132,9 +132,7 @@ def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
     names: StartedFrom = {"init": init, **kb.training_record}
     with TrainRun("adapt", out, config, model, {tower.projection: config.learning_rate}, names) as run:
         judge = Judge(kb, model, vectors_ND, run, config)
-        passage_ND = torch.cat([vectors_ND, null_vector(model).cpu()]).to(
-            run.device
-        )  # the null one is the last
+        passage_ND = torch.cat([vectors_ND, null_vector(model).cpu()]).to(run.device)
         judged: list[Judged] = []
         steps_made = config.steps
         for step in run.steps():
@@ -158,13 +156,13 @@ def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
 
 
 class Judge:
-    """Judges masked sentences round by round; what it judged before an interruption it reads again from the run's folder."""
+    """Judges masked sentences round by round; rounds of an interrupted run are read from the folder of the run."""
 
     def __init__(
         self, kb: KnowledgeBase, model: Model, vectors_ND: Tensor, run: TrainRun, config: AdaptConfig
     ):
         self.rounds = 0
-        """Rounds that are done."""
+        """Finished rounds."""
         self._kb, self._model, self._run, self._config = kb, model, run, config
         self._index, self._spans = MipsIndex(vectors_ND.half(), run.device), SpanIndex(kb.tokens)
         passages = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
@@ -172,17 +170,17 @@ class Judge:
 
     @property
     def over(self) -> bool:
-        """Whether the minutes are."""
+        """Whether the time limit is reached."""
         return self._run.seconds() > 60 * self._config.minutes
 
     @property
     def _has_read(self) -> bool:
-        """Whether the round's share of the minutes, and those before it, are over for the reader."""
+        """Whether the reader has used its time of all rounds up to this one."""
         share = (self.rounds + 1) / self._config.rounds
         return self._run.seconds() > 60 * self._config.minutes * READING * share
 
     def next_round(self) -> list[Judged]:
-        """The sentences of one more round, fewer where the minutes are over before.
+        """The judged sentences of one more round; fewer than `sentences` if the time limit is reached.
 
         Raises:
             InputError: the corpus has no salient span that stands in two passages.
@@ -216,12 +214,12 @@ class Judge:
                 judged += found
                 if (
                     self._run.stop_requested
-                ):  # what was trained since the last checkpoint is trained again within seconds
+                ):  # the steps since the last checkpoint take only seconds to repeat
                     raise KeyboardInterrupt
         return judged[: config.sentences]
 
     def _judge(self, queries: list[MaskedQuery]) -> list[Judged]:
-        """Those of the queries that some passage may help."""
+        """The queries whose span another passage holds, judged."""
         config, tokens = self._config, self._kb.tokens
         by_reader = config.signal == "reader" and not self._has_read
         state_BH = self._states(queries)
@@ -266,7 +264,7 @@ class Judge:
 
     @torch.no_grad()
     def _gains(self, queries: list[MaskedQuery], number_BK: np.ndarray, reads_BK: np.ndarray) -> np.ndarray:
-        """log p(y|z,x) - log p(y|null,x) per span where `reads_BK` says so, the null passage's column first -> [B, K]."""
+        """log p(y|z,x) - log p(y|null,x) per span where `reads_BK` is True, else 0; column 0 is the null passage -> [B, K]."""
         model, (row_P, column_P) = self._model, torch.from_numpy(reads_BK).to(self._run.device).nonzero().T
         batch = read_inputs(queries, number_BK, self._kb.tokens, model.tokenizer, model.lengths).to(
             self._run.device
@@ -274,14 +272,14 @@ class Judge:
         joint = batch.joint.rows(row_P * number_BK.shape[1] + column_P)
         asked = batch.position_BM[row_P], batch.target_BM[row_P], batch.mask_BM[row_P]
         with evaluating(model.reader), self._run.autocast():
-            logp_PM = model.reader.token_logp(joint, *asked)[:, 0]  # 0 behind a span's end
+            logp_PM = model.reader.token_logp(joint, *asked)[:, 0]  # 0 after the end of a span
         logp_BK = torch.zeros(number_BK.shape, device=joint.ids_BT.device)
         logp_BK[row_P, column_P] = logp_PM.sum(dim=1)
         return (logp_BK - logp_BK[:, :1]).cpu().numpy()
 
 
 def gain_table(judged: Sequence[Judged], passages: int) -> Tensor:
-    """What the reader gains from every passage over the null one, which is the last -> [B, N]; -inf for excluded ones."""
+    """Gain of every passage over the null passage, the last column -> [B, N]; -inf for excluded passages."""
     gain_BN = torch.full((len(judged), passages + 1), -UNRETRIEVED_GAP)
     gain_BN[:, -1] = 0.0
     for gain_N, one in zip(gain_BN, judged, strict=True):
@@ -292,14 +290,14 @@ def gain_table(judged: Sequence[Judged], passages: int) -> Tensor:
 
 @torch.no_grad()
 def null_vector(model: Model) -> Tensor:
-    """The vector of the null passage: no title, no text -> [1, D]."""
+    """Vector of the null passage, which has no title and no text -> [1, D]."""
     nothing = passage_inputs([[]], [[]], model.tokenizer, model.lengths).to(model.device)
     with evaluating(model.embedder):
         return model.embedder.passage(nothing)
 
 
 def write_judged(judged: Sequence[Judged], file: Path) -> None:
-    """Writes aside, then renames in."""
+    """Writes the judged sentences of a round; a kill leaves the whole file or none."""
     aside = file.with_name(file.name + ".writing")
     columns = {name: [getattr(one, name) for one in judged] for name in Judged._fields}
     pq.write_table(
@@ -309,7 +307,7 @@ def write_judged(judged: Sequence[Judged], file: Path) -> None:
 
 
 def read_judged(file: Path) -> list[Judged]:
-    """What `write_judged` wrote."""
+    """The judged sentences in a file of `write_judged`."""
     columns = [pq.read_table(file)[name] for name in Judged._fields]
     return [
         Judged(

@@ -1,11 +1,11 @@
-"""What a pre-training run watches about itself, and what it does when it sees harm.
+"""Health checks of a pre-training run.
 
-Two rules. The reader first: until passages that hold the masked span help it clearly more than others (the positive gap), it
-trains alone and the retriever does not move; a retriever that follows a reader who cannot read only gets worse. And no
-harm: each new index version is judged on held-out masked facts before it is used; one that falls more than `margin` points
-below the start is refused, the embedder goes back to the last healthy version and its learning rate is halved.
+There are two rules. First, the reader trains alone until passages that hold the masked span help it clearly more than other
+passages (the positive gap): a retriever that follows an untrained reader gets worse. Second, each new index version is judged
+on held-out masked facts before it is used. If its recall is more than `margin` points below that of the start, the version is
+refused, the embedder is set back to the last accepted version, and its learning rate is halved.
 
-Mean retrieval utility and training loss are logged but judge nothing: both look well while recall collapses.
+Mean retrieval utility and training loss are logged but not used: both can look good while recall collapses.
 """
 
 from dataclasses import dataclass, replace
@@ -30,30 +30,31 @@ from realm.train.loop import TrainRun
 
 @dataclass(frozen=True)
 class HealthConfig:
-    """When a run holds its retriever back, and when it takes a step back."""
+    """When the retriever may train, and when an index version is refused."""
 
     gate: float = 2.0
-    """Holder gap in nats from which the retriever may move; 0: from the first step."""
+    """Positive gap in nats from which on the retriever trains; 0: from the first step."""
     gate_every: int = 25
-    """Steps between two looks at the positive gap while it is below the gate."""
+    """Steps between two measurements of the positive gap while it is below the gate."""
     gate_limit: int = 500
-    """Reader-only steps after which the run gives up."""
+    """Steps after which the run ends if the gap is still below the gate."""
     margin: float = 2.0
-    """Points of probe recall@5 below the start at which an index version is refused; negative values never refuse."""
+    """Points of probe recall@5 below the start from which on an index version is refused; negative: no version is refused."""
     patience: int = 3
-    """Refused versions after which the retriever stays as it is for the rest of the run."""
+    """Refused versions after which the retriever stops training."""
     queries: int = 1000
-    """Probe queries whose recall judges a version."""
+    """Probe queries for the recall of a version."""
     read: int = 96
-    """Probe queries that the reader reads for the positive gap."""
+    """Probe queries for the positive gap."""
     freshness_every: int = 0
-    """Steps between two looks at `candidate_freshness` against an index built on the spot; 0: at new versions only."""
+    """Steps between two measurements of `candidate_freshness` against a new index of the live model; 0: only at new
+    versions."""
 
 
 class HealthWatch:
-    """Judges index versions; owns the probe and the last healthy embedder.
+    """Judges index versions; owns the probe and the last accepted embedder.
 
-    What it knows lives in the run's state, so that an interrupted run goes on with it.
+    Its state is part of the run's state, so that an interrupted run resumes with it.
     """
 
     def __init__(
@@ -72,12 +73,12 @@ class HealthWatch:
 
     @property
     def reader_ready(self) -> bool:
-        """Whether the retriever may move; once it may, it may for the rest of the run."""
+        """Whether the retriever trains; once True, it stays True."""
         return bool(self.state["reader_ready"])
 
     def start(self, version: IndexVersion, needs_reader: bool) -> None:
-        """Looks at the run's first version, which sets the bar."""
-        if self.state:  # an interrupted run has one
+        """Measures the first version of the run, which later versions are compared with."""
+        if self.state:  # resumed
             return
         recall, top = self._look(version)
         ready = not needs_reader or not self.queries or self.config.gate <= 0
@@ -87,7 +88,7 @@ class HealthWatch:
             self._read(version)
 
     def after_step(self, built: IndexVersion | None, current: IndexVersion) -> IndexVersion:
-        """The version to search from now on: the built one where it is healthy, else the current one."""
+        """The version to search from now on: the new version if it is accepted, else the current one."""
         if not self.reader_ready and self.run.step % self.config.gate_every == 0:
             self._read(current)
         if self.config.freshness_every and self.run.step % self.config.freshness_every == 0 and self.queries:
@@ -103,7 +104,7 @@ class HealthWatch:
         self.state["refused"] += 1
         self.model.embedder.load_state_dict(
             self.state["healthy"], strict=False
-        )  # a shared tower is in it once
+        )  # a shared tower is saved once
         self.run.optimizer.reset_averages(self.model.embedder)
         frozen = self.state["refused"] >= self.config.patience
         self.run.optimizer.scale_rate(self.model.embedder, 0.0 if frozen else 0.5)
@@ -114,11 +115,11 @@ class HealthWatch:
         return current
 
     def _look(self, version: IndexVersion, old: IndexVersion | None = None) -> tuple[float, np.ndarray]:
-        """Logs a version's recall on probe and questions, and how much of the top 20 changed -> recall@5, top 20.
+        """Logs the recall of a version on the probe and the questions -> recall@5 in percent, the top 20 of the probe.
 
-        `candidate_freshness` is how much of what the old version finds now the new one finds too; where the new one is
-        built between two steps, that is how fresh the candidates of the last step were.
-        """
+        Two more metrics compare it with the `old` version: `churn`, the share of the top 20 that changed since the last
+        accepted version, and `candidate_freshness`, the share of the old version's current hits that the new version finds
+        too."""
         if not self.queries:
             return 0.0, np.zeros((0, 0))
         query_BD = self._embed(self.model)
@@ -135,7 +136,7 @@ class HealthWatch:
         return distributed.broadcast(recall_at(ranks, 5)), top
 
     def _read(self, version: IndexVersion) -> None:
-        """Logs what the reader makes of passages, and opens the gate when it reads well enough."""
+        """Logs the positive gap and the accuracy of the reader, and opens the gate if the gap is large enough."""
         if not self.queries:
             return
         queries = self.queries[: self.config.read]
@@ -165,13 +166,13 @@ class HealthWatch:
             return embed_queries(model, self.queries)
 
     def _found(self, version: IndexVersion, query_BD: Tensor) -> np.ndarray:
-        """What the run's search finds for the probe with this version -> [B, 20]; `query_BD` are the live vectors."""
+        """Top 20 of the probe under this version -> [B, 20]; `query_BD` are the vectors of the live query tower."""
         if version.embedder is not None:
             query_BD = self._embed(replace(self.model, embedder=version.embedder))
         return version.index.search(query_BD, max(RANKS)).number_BK.cpu().numpy()
 
     def _freshness(self, version: IndexVersion) -> float:
-        """How much of what this version finds an index of the live model finds too, which is built here to be asked."""
+        """Share of this version's hits that a new index of the live model, built here, finds too."""
         model = self.model
         with self.run.autocast():
             vectors = embed_passages(
@@ -189,5 +190,5 @@ class HealthWatch:
 
 
 def overlap(one_BK: np.ndarray, other_BK: np.ndarray) -> float:
-    """The share of one list's entries that the other has, mean over rows."""
+    """Share of the entries of `one_BK` that are also in `other_BK`, mean over rows."""
     return float(np.mean([len(np.intersect1d(a, b)) / len(a) for a, b in zip(one_BK, other_BK, strict=True)]))

@@ -1,9 +1,9 @@
 """Inverse cloze task: the embedder's warm start (Lee et al. 2019, section 4; REALM section 3.4).
 
-A sentence of a passage is the query, the passage without it is what must be found among the passages of the batch. One
-time in ten the sentence stays, so that exact words count too.
+A sentence of a passage is the query; the rest of the passage must be found among the passages of the batch. For one sentence in
+ten the passage keeps the sentence, so that the retriever also learns to match exact words.
 
-Letters: B passages per batch, D embedding.
+Axis letters: B passages per batch, D embedding.
 """
 
 from dataclasses import dataclass, replace
@@ -29,15 +29,15 @@ class IctConfig(RunConfig):
     """Settings of `realm ict` (paper: batch 4096, 100k steps, rate 1e-4)."""
 
     batch_size: int = 64
-    """Passages per step; each is a negative for all the others."""
+    """Passages per step; each passage is a negative for every other sentence of the batch."""
     learning_rate: float = 1e-4
     """Peak rate of the embedder."""
     removal: float = 0.9
-    """How often the sentence is taken out of its passage."""
+    """Share of sentences that are removed from their passage."""
     titled: float = 0.0
-    """How often the passage's title stands before the sentence, as a question names what it asks about (paper: 0)."""
+    """Share of sentences that begin with the title of their passage, as a question names its subject (paper: 0)."""
     query_tokens: int = 0
-    """Longest sentence in wordpieces, special tokens counted; 0: as long as the model's queries (ORQA's code: 64)."""
+    """Longest sentence in wordpieces, including special tokens (ORQA's code: 64). 0: the query length of the model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,7 +48,7 @@ class IctConfig(RunConfig):
 
 
 def train(kb: KnowledgeBase, out: Path, config: IctConfig, init: str) -> Path:
-    """Trains the embedder of the model folder `init` on a knowledge base; the reader passes through unchanged."""
+    """Trains the embedder of the model folder `init` on a knowledge base -> `out`; the reader stays unchanged."""
     model = load_model(init)
     kb.check_tokenizer(model.tokenizer, init)
     kb.agree_on_held_out(model.held_out, init)
@@ -89,7 +89,7 @@ def cloze_vectors(
 ) -> tuple[Tensor, Tensor]:
     """Vectors of `count` sentences and of the passages that they come from -> two of [B, D].
 
-    Sentences are cut to `query_tokens`, or to the model's longest query where that is 0.
+    Sentences are cut to `query_tokens` wordpieces, or to the query length of the model if that is 0.
     """
     lengths = replace(model.lengths, query=query_tokens or model.lengths.query)
     drawn = rng.choice(passages, min(4 * count, len(passages)), replace=False)
@@ -107,13 +107,13 @@ def cloze_pairs(
     count: int,
     titled: float = 0.0,
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
-    """Sentences of the first `count` passages that can give one, and the titles and bodies that they must find.
+    """Sentences of the first `count` usable passages, and the titles and bodies that the sentences must find.
 
-    A share `titled` of the sentences begins with the title.
-    A passage of one sentence cannot lose it: it takes part only when the draw lets the sentence stay.
+    A share `titled` of the sentences begins with the title. A passage of one sentence is usable only if the draw does not
+    remove the sentence.
 
     Raises:
-        InputError: none of them can.
+        InputError: no passage is usable.
     """
     sentences: list[np.ndarray] = []
     titles, bodies = [], []
@@ -135,6 +135,6 @@ def cloze_pairs(
             break
     if not sentences:
         raise InputError(
-            f"none of {len(passages)} passages has two sentences: ICT takes one away from the others"
+            f"none of {len(passages)} passages has two sentences: ICT removes one sentence from its passage"
         )
     return sentences, titles, bodies

@@ -1,17 +1,17 @@
-"""Masked language modelling: gives an encoder what BERT has, and teaches it to read a passage beside its sentence.
+"""Masked language modelling: trains an encoder as BERT is trained, and teaches it to read a passage beside a sentence.
 
-Two kinds of rows, mixed in every batch:
+Every batch mixes two kinds of rows:
 
-    plain      [CLS] title [SEP] body [SEP]      wordpieces and whole salient spans of the body are hidden
-    reading    [CLS] sentence [SEP] body [SEP]   half of the sentence's salient spans and some wordpieces are hidden; the body
-                                                 is its own passage, another one that holds a hidden span, one that stands
-                                                 close to its own, or empty
+    plain      [CLS] title [SEP] body [SEP]      wordpieces and whole salient spans of the body are masked
+    reading    [CLS] sentence [SEP] body [SEP]   half of the sentence's salient spans and some wordpieces are masked; the body
+                                                 is the sentence's own passage, a passage close to it, another passage that
+                                                 holds a masked span, or empty
 
-Reading rows are why REALM can start at all on a small machine: until the reader copies from a passage, no passage helps,
-and the retriever gets noise (reference: small-scale recipe, sections 3 and 10). The embedder starts as the encoder's trunk
-or its word embeddings, with a projection onto the principal components of the corpus.
+REALM needs the reading rows to start on a small machine: until the reader copies from passages, no passage helps, and the
+retriever is trained on noise. The embedder starts with a copy of the encoder or of its word embeddings, and a projection onto
+the principal components of the corpus.
 
-Letters: B rows, P predicted wordpieces, T tokens, H hidden, N passages.
+Axis letters: B rows, P predicted wordpieces, T tokens, H hidden, N passages.
 """
 
 from dataclasses import dataclass, field
@@ -55,37 +55,39 @@ class MlmConfig(RunConfig):
     """Settings of `realm mlm`."""
 
     init: str | None = None
-    """What it starts from: a model or BERT-like encoder, folder or name; none: random weights."""
+    """Start: a model or BERT-like encoder, by folder or name. None: random weights."""
     batch_size: int = 64
     """Rows per step."""
     learning_rate: float = 5e-4
-    """Peak rate; 1e-3 suits a small trunk from scratch."""
+    """Peak learning rate; 1e-3 suits a small encoder with random weights."""
     input_embeddings: Literal["trained", "frozen"] = "trained"
-    """Of the reader: words, positions, segments. "frozen": they stay as `init` has them, for one that has read much."""
+    """Word, position and segment embeddings of the reader. "frozen": they do not train; for an `init` that has read much
+    text."""
     reading: float = 0.5
-    """Share of rows that are a sentence beside a passage."""
+    """Share of reading rows in a batch."""
     own_passage: float = 0.3
-    """Of the reading rows, how many have the sentence's own passage beside them."""
+    """Share of reading rows with the sentence's own passage."""
     near_passage: float = 0.2
-    """Of the reading rows, how many have a passage that stands close to their own: mostly to learn when not to copy."""
+    """Share of reading rows with a passage close to the sentence's own, which teaches the reader when not to copy."""
     no_passage: float = 0.1
-    """Of the reading rows, how many have none; the rest have another passage that holds a hidden span."""
+    """Share of reading rows without a passage. All other reading rows have another passage that holds a masked span."""
     query_tokens: int = 64
-    """Longest query of the model, special tokens counted."""
+    """Longest query of the model in wordpieces, including special tokens."""
     principal: bool = True
-    """Starts the embedder's projection at the corpus' principal components; False: at random (paper)."""
+    """Starts the embedder's projection at the principal components of the corpus; False: at random weights (paper)."""
     whiten: bool = True
-    """Gives the start of the embedder's projection unit variance in every direction."""
+    """Scales the principal components to unit variance."""
     sample: int = 20_000
-    """Passages whose pooled states fit the projection."""
+    """Passages whose pooled states determine the principal components."""
     copy_head: bool = False
-    """Gives a reader that has none a copy head: it reads after minutes instead of hours (paper: no such thing)."""
+    """Adds a copy head to a reader without one, so that the reader learns to copy in minutes (paper: no copy head)."""
     embedder_start: Literal["trained", "given"] = "trained"
-    """"given": the embedder starts from the encoder as it came, where that retrieves already; a model folder keeps its own."""
+    """Weights that the embedder starts with. "trained": those of the trained encoder. "given": those of `init`, for an encoder
+    that retrieves already; a model folder keeps its embedder."""
     embedder: EmbedderConfig = field(default_factory=EmbedderConfig)
-    """The embedder that the model gets."""
+    """Settings of the embedder."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
-    """Size of an encoder from scratch; unused with `init`."""
+    """Size of an encoder with random weights; unused with `init`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,7 +99,7 @@ class MlmConfig(RunConfig):
 
 
 class Rows(NamedTuple):
-    """Masked rows of one kind and what is to be predicted in them."""
+    """Masked rows of one kind, and the targets at their masked positions."""
 
     tokens: Tokens
     row_P: Tensor
@@ -109,9 +111,9 @@ class Rows(NamedTuple):
 
 
 def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = None) -> Path:
-    """Trains or adapts an encoder on a knowledge base's text, fits the embedder's start, saves both as a model folder.
+    """Trains an encoder on the text of a knowledge base, fits the start of the embedder, and saves both -> `out`.
 
-    `init` takes the place of the setting. A span reader that it has stays as it is.
+    `init` replaces the setting of that name. A span reader of `init` stays unchanged.
     """
     init = init or config.init
     model = start_model(kb, config, init)
@@ -143,13 +145,13 @@ def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = No
 
 
 def fit_embedder(model: Model, kb: KnowledgeBase, config: MlmConfig) -> None:
-    """The embedder's start: the encoder's weights, word importances and a projection that fit the knowledge base."""
+    """Fits the start of the embedder to the knowledge base: the encoder's weights, word importances and the projection."""
     sample = generator(config.seed, 1).permutation(len(kb))[: config.sample]
     for tower in {model.embedder.query, model.embedder.passage}:
         if config.embedder_start == "trained":
             tower.start_from(model.reader.bert.bert)
         if isinstance(tower, BagOfWordsTower):
-            # a little for the special ones: the null passage consists of them, and 0 has no direction
+            # Above 0 for special tokens: the null passage consists of them, and a zero vector has no direction.
             tower.fit_importance(inverse_frequency(kb.tokens, kb.tokenizer).clamp_min(0.01))
         if config.principal:
             pooled_NH = pooled_states(tower, kb.tokens, sample, kb.tokenizer, model.lengths, model.device)
@@ -157,21 +159,21 @@ def fit_embedder(model: Model, kb: KnowledgeBase, config: MlmConfig) -> None:
 
 
 def keeps_embedder(config: MlmConfig, init: str | None) -> bool:
-    """Whether the embedder of the model folder `init` passes through as it is."""
+    """Whether the new model keeps the embedder of the model folder `init` unchanged."""
     return config.embedder_start == "given" and init is not None and is_model(init)
 
 
 def inverse_frequency(tokens: PassageTokens, tokenizer: Tokenizer) -> Tensor:
-    """log((N + 1) / (passages that hold the wordpiece + 1)), 0 for the special ones -> [V]."""
+    """Inverse document frequency, log((N + 1) / (passages with the wordpiece + 1)), and 0 for special tokens -> [V]."""
     count = len(tokens.body.lengths)
     pairs = [
         np.repeat(np.arange(count), part.lengths) * tokenizer.vocab_size + part.values
         for part in (tokens.title, tokens.body)
     ]
-    holders_V = np.bincount(
+    passages_V = np.bincount(
         np.unique(np.concatenate(pairs)) % tokenizer.vocab_size, minlength=tokenizer.vocab_size
     )
-    weight_V = np.log((count + 1) / (holders_V + 1))
+    weight_V = np.log((count + 1) / (passages_V + 1))
     weight_V[[tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id]] = 0
     return torch.from_numpy(weight_V).float()
 
@@ -180,23 +182,28 @@ def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model
     """The model before its first step: from a model folder, from a BERT by name, or from random weights."""
     lengths = Lengths(query=config.query_tokens, passage=kb.config.passage_tokens)
     stages: list[dict[str, Any]] = []
-    spared: set[HeldOut] = set()
+    held_out_by_init: set[HeldOut] = set()
     span_reader: SpanReader | None = None
     torch.manual_seed(config.seed)
     if init is None:
         tokenizer, reader = kb.tokenizer, new_reader(config.encoder, kb.tokenizer)
     elif is_model(init):
         saved = load_model(init)
-        tokenizer, reader, stages, spared = saved.tokenizer, saved.reader, saved.stages, saved.held_out
+        tokenizer, reader, stages, held_out_by_init = (
+            saved.tokenizer,
+            saved.reader,
+            saved.stages,
+            saved.held_out,
+        )
         span_reader = saved.span_reader
     else:
-        tokenizer, reader, spared = (
+        tokenizer, reader, held_out_by_init = (
             Tokenizer.load(init),
             load_reader(init),
             encoder_held_out(init, kb.config.sources),
         )
     kb.check_tokenizer(tokenizer, init or "the encoder")
-    kb.agree_on_held_out(spared, init or "the encoder")
+    kb.agree_on_held_out(held_out_by_init, init or "the encoder")
     if lengths.joint > reader.config.max_position_embeddings:
         raise InputError(
             f"a query of {lengths.query} wordpieces beside a passage of {lengths.passage} is longer than the "
@@ -226,10 +233,10 @@ def masked_rows(
     lengths: Lengths,
     config: MlmConfig,
 ) -> list[Rows]:
-    """A batch's plain and its reading rows, of similar lengths so that little is padding.
+    """The plain rows and the reading rows of a batch, of similar lengths to limit padding.
 
-    A passage is drawn in proportion to the square of its length: long ones teach reading, and a dictionary's many
-    one-liners would otherwise be most of every batch.
+    A passage is drawn in proportion to the square of its length: long passages teach reading, and most batches of a dictionary
+    would otherwise consist of one-liners.
     """
     weight = tokens.body.lengths[passages].astype(np.float64) ** 2
     drawn = rng.choice(passages, config.batch_size * 4, p=weight / weight.sum())
@@ -322,7 +329,7 @@ def _beside(
     rng: np.random.Generator,
     config: MlmConfig,
 ) -> np.ndarray:
-    """The passage shown beside a sentence: its own, one close to it, none, or another one that holds the hidden span."""
+    """Wordpieces of the passage beside a sentence: its own, a close one, no passage, or another one with the masked span."""
     draw = rng.random()
     if draw < config.no_passage:
         return tokens.body.row(own)[:0]
@@ -337,7 +344,8 @@ def _beside(
 
 
 def _rows(inputs: Tokens, hidden_rows: list[tuple[np.ndarray, np.ndarray]], offsets: list[int]) -> Rows:
-    """Targets of rows whose hidden text starts `offset` tokens into the input; what was cut off is no target."""
+    """Rows with their targets. The masked text of a row starts `offset` tokens into the input; truncated tokens are no
+    targets."""
     longest = inputs.mask_BT.sum(dim=1).tolist()
     row, position, target = [], [], []
     for number, ((original, hidden), offset) in enumerate(zip(hidden_rows, offsets, strict=True)):
@@ -352,7 +360,7 @@ def _rows(inputs: Tokens, hidden_rows: list[tuple[np.ndarray, np.ndarray]], offs
 def reading_check(
     model: Model, tokens: PassageTokens, queries: list[MaskedQuery], run: TrainRun
 ) -> dict[str, float]:
-    """Nats per wordpiece and accuracy on held-out masked sentences, beside their own passage and beside none."""
+    """Nats per wordpiece and accuracy on held-out masked sentences, with their own passage and without a passage."""
     nats, right, total = np.zeros(2), np.zeros(2), sum(len(q.positions) for q in queries)
     for start in range(0, len(queries), ROWS_AT_ONCE):
         part = queries[start : start + ROWS_AT_ONCE]

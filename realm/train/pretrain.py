@@ -4,13 +4,14 @@ One step, as the data sees it:
 
     sentence - salient span -> MaskedQuery - embed (no gradient) -> search -> two rules -> candidates
     candidates - read_inputs -> RetrievalBatch -> score_BK, token_logp_BKM -> marginal likelihood -> update
-    (with `ict`: sentence - in-batch softmax -> its passage, added to the loss)
-    every `refresh.every` steps: snapshot -> index build elsewhere -> a new index, judged on the probe, swapped in
-    at the end: the index of the model that is saved goes into the knowledge base
+    (with `ict`: the inverse cloze task is added to the loss)
+    every `refresh.every` steps: snapshot -> index build in another process -> a new version, judged on the probe, swapped in
+    at the end: the index of the saved model is published in the knowledge base
 
-`configs/paper.toml` sets back what departs from the paper and has a switch; docs/paper_map.md names the rest.
+`configs/paper.toml` undoes every departure from the paper that has a setting; docs/paper_map.md lists all departures.
 
-Letters: B queries, K candidates with the null one, E entries of the loss, M masked tokens, D embedding, R queries that read.
+Axis letters: B queries, K candidates including the null passage, E entries of the loss, M masked tokens, D embedding, R queries
+that read a passage with gradient.
 """
 
 from dataclasses import dataclass, field, replace
@@ -57,55 +58,58 @@ from realm.train.refresh.refresher import IndexRefresher, RefreshConfig
 from realm.train.run_config import RunConfig, generator
 
 POSITIVE_GAIN, NEGATIVE_GAIN = 6.2, -1.6
-"""Nats over the null passage that a trained reader gives passages with and without the span; the entity control's table."""
+"""Gain in nats over the null passage that the entity control assigns to passages with and without the masked span."""
 
 
 @dataclass(frozen=True)
 class PretrainConfig(RunConfig):
-    """Settings of `realm pretrain`; defaults are the small-scale recipe, `configs/paper.toml` is the paper."""
+    """Settings of `realm pretrain`; defaults are the small-scale recipe, `configs/paper.toml` has the paper's values."""
 
     batch_size: int = 16
     """Masked sentences per step (paper: 512)."""
     candidates: int = 8
-    """Passages per sentence, the null one counted (paper: 8)."""
+    """Passages per sentence, including the null passage (paper: 8)."""
     injected: int = 2
-    """Of these, how many are chosen because they hold the masked span (paper: 0)."""
+    """Injected positives: candidates that are chosen because they hold the masked span (paper: 0)."""
     retriever_rate: float = 3e-5
     """Peak learning rate of the embedder (paper: 3e-5)."""
     passage_encoder: Literal["trained", "frozen"] = "trained"
-    """"frozen": passages get a tower of their own whose layers stay as they are (paper: trained); its projection trains on
-    states computed once, so an index costs one matrix product. For an encoder that retrieves already, on a CPU."""
+    """Encoder of the passage tower (paper: trained). "frozen": only the projection of the passage tower trains, on cached
+    passage states, so that an index costs one matrix product. For an encoder that retrieves already, on a CPU."""
     input_embeddings: Literal["trained", "frozen"] = "trained"
-    """Of the towers: words, positions, segments (paper: trained). "frozen": rare words stay where much text put them."""
+    """Word, position and segment embeddings of the towers (paper: trained). "frozen": they do not train, so that rare words
+    keep the embeddings that were learnt from much text."""
     reader_rate: float = 1e-4
     """Peak learning rate of the reader (paper: 3e-5)."""
     normalise: Literal["index", "candidates"] = "index"
-    """Over what p(z|x) is a softmax (paper: the candidates); the whole index up to about 100,000 passages."""
+    """Passages over which p(z|x) is a softmax (paper: the candidates). "index": all passages, up to about 100,000."""
     unretrieved_gap: float = 1.5
-    """With normalise "index": nats per span that an unread passage is taken to be worse than the null passage."""
+    """Nats per span by which an unretrieved passage is assumed to be worse than the null passage; only with normalise
+    "index"."""
     marginal: Literal["span", "token"] = "span"
-    """The paper sums over passages around the whole span, the released code around each token."""
+    """Whether the likelihood sums over passages for each whole span (paper) or for each token (released code)."""
     masking: Masking = "salient"
     """"token" and "span" are the paper's ablation."""
     mask_repeats: bool = True
-    """Hides the span's other occurrences in its sentence too (released code: no)."""
+    """Masks other occurrences of the span in the sentence too (released code: no)."""
     titled: float = 0.0
-    """How often the passage's title stands before its sentence, as a question names what it asks about (paper: 0)."""
+    """Share of sentences that begin with the title of their passage, as a question names its subject (paper: 0)."""
     reader_gradient: Literal["all", "sampled", "none"] = "sampled"
-    """"all": through every candidate (paper). "sampled": through one of the loss's entries, drawn by its credit, with the
-    reader's credits taken without dropout; without dropout the same in expectation."""
+    """"all": the reader trains on every candidate (paper). "sampled": on one entry of the loss per query, drawn in proportion
+    to its credit, which is computed without dropout. Without dropout the expected gradient is the same."""
     signal: Literal["reader", "shuffled", "entity"] = "reader"
-    """What credits passages. "shuffled" and "entity" (holds the span or not; no reader) are controls."""
+    """Source of the credit that passages get. Two controls: "shuffled" permutes the reader's credits, "entity" gives a fixed
+    credit to passages that hold the span, without a reader."""
     ict: float = 0.0
-    """Weight of the inverse cloze task beside the marginal likelihood, so that what it taught is not lost (paper: 0)."""
+    """Weight of the inverse cloze task beside the marginal likelihood, against forgetting the warm start (paper: 0)."""
     ict_batch: int = 128
-    """Sentences of that task per step."""
+    """Sentences of the inverse cloze task per step."""
     ict_titled: float = 0.0
-    """How often the passage's title stands before such a sentence, as in `ict.titled`."""
+    """Share of these sentences that begin with the title of their passage, as in `ict.titled`."""
     refresh: RefreshConfig = field(default_factory=RefreshConfig)
     """When and where the index is rebuilt."""
     health: HealthConfig = field(default_factory=HealthConfig)
-    """What the run watches, and what it does about it."""
+    """Checks of the run, and what the run does if one fails."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,10 +121,10 @@ class PretrainConfig(RunConfig):
 
 
 class PretrainedFrom(StartedFrom):
-    """What pre-training saves beside its settings."""
+    """What pre-training saves with the model beside its settings."""
 
     text: str
-    """Fingerprint of the corpus X."""
+    """Fingerprint of the corpus X, which masked sentences come from."""
 
 
 def train(
@@ -131,9 +135,10 @@ def train(
     text: KnowledgeBase | None = None,
     questions: list[Question] | None = None,
 ) -> Path:
-    """Pre-trains the model folder `init` on a knowledge base; `text` is the corpus X where it is another one than Z.
+    """Pre-trains the model folder `init` on the knowledge base Z -> `out`.
 
-    `questions`, where given, only watch: their recall is logged at every index version.
+    `text` is the corpus X of the masked sentences if it differs from Z. The recall of `questions` is logged at every index
+    version; training does not use them.
     """
     model = load_model(init)
     kb.check_tokenizer(model.tokenizer, init)
@@ -144,7 +149,7 @@ def train(
     knowledge, spans = kb.tokens, SpanIndex(kb.tokens)
     known = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
     same_corpus = source.fingerprint == kb.fingerprint
-    passages = np.flatnonzero(~held_out(source.ids, kb.config.held_out))  # also where X repeats passages of Z
+    passages = np.flatnonzero(~held_out(source.ids, kb.config.held_out))  # also passages of Z that X repeats
     if config.masking == "salient":
         passages = passages[source.tokens.span_starts.lengths[passages] > 0]
     if len(passages) == 0:
@@ -163,7 +168,7 @@ def train(
     ):
         frozen = config.passage_encoder == "frozen"
         states = cached_passage_states(kb, model, run.folder, config.precision) if frozen else None
-        # A reader that does not train will not get better: it passes the gate at once, or the run ends.
+        # A reader that does not train cannot improve: it passes the gate at once, or the run ends.
         health = replace(config.health, gate_limit=0) if config.reader_gradient == "none" else config.health
         watch = HealthWatch(health, kb, spans, model, run, questions)
         version = refresher.build_initial(model, run.step, run.state.get("index"), states)
@@ -175,7 +180,7 @@ def train(
                 source.tokens, passages, config.batch_size, rng, model.tokenizer.mask_id,
                 model.lengths.query - 2, config.masking, config.mask_repeats, config.titled,
             )  # fmt: skip
-            queries = distributed.shard(queries)  # this rank's
+            queries = distributed.shard(queries)
             with run.autocast():
                 search_BD = embed_queries(refresher.query_model(model, version), queries)
             chosen = choose_candidates(                                    # null first, never the query's own text
@@ -192,20 +197,22 @@ def train(
                 )
                 reader_loss = sampled_reader_loss(model.reader, batch, entries, config)
                 ict_loss = warm_start_loss(model, knowledge, known, rng, config)
-            if not watch.reader_ready:  # it must copy before the retriever moves
+            if not watch.reader_ready:  # the retriever waits until the reader copies from passages
                 entries, ict_loss = entries.without_retriever(), ict_loss.detach()
             loss = marginal_loss(entries.score_BE, entries.logp_BEM, batch.mask_BM, config.marginal)
             loss = distributed.loss_weight(batch.mask_BM.sum()) * (loss + reader_loss) + config.ict * ict_loss
             seen = describe(score_BK, logp_BKM, batch) | {"ict_loss": ict_loss.item()}
             run.update(loss, seen | refresher.metrics(version, step))
             if watch.reader_ready:
-                refresher.request(model, run.step)  # starts a build when one is due
-            version = watch.after_step(refresher.poll(run.step), version)  # never waits once an index exists
-            run.state["index"] = refresher.state_dict(version)  # where an interrupted run goes on
+                refresher.request(model, run.step)  # starts a build if one is due
+            version = watch.after_step(
+                refresher.poll(run.step), version
+            )  # waits only where refresh.lag demands it
+            run.state["index"] = refresher.state_dict(version)  # for resuming
         if version.step < run.step:
-            built = refresher.build_final(model, run.step)  # what is saved is judged too
+            built = refresher.build_final(model, run.step)  # the saved weights are judged too
             version = watch.after_step(built, version)
-        refresher.publish_final(model, run.step, version, out)  # to the knowledge base
+        refresher.publish_final(model, run.step, version, out)  # into the knowledge base
         return run.finish()
 
 
@@ -227,7 +234,7 @@ def read(
     knowledge: PassageTokens,
     config: PretrainConfig,
 ) -> Tensor:
-    """log p(y_m|z_k,x) -> [B, K, M]; with gradient only where every candidate trains the reader."""
+    """log p(y_m|z_k,x) -> [B, K, M]; with gradient only if every candidate trains the reader."""
     if config.signal == "entity":
         return _entity_table(queries, chosen.number_BK, knowledge, batch.mask_BM)
     inputs = batch.joint, batch.position_BM, batch.target_BM, batch.mask_BM
@@ -238,16 +245,18 @@ def read(
 
 
 class Entries(NamedTuple):
-    """What the loss sums over per query: the candidates, and with `normalise = "index"` the unread passages as one more."""
+    """The terms that the loss sums per query: the candidates, and with `normalise = "index"` all unretrieved passages as
+    one."""
 
     score_BE: Tensor
     logp_BEM: Tensor
-    """log p(y_m|z_e,x); the reader's gradient flows through it where every candidate trains the reader."""
+    """log p(y_m|z_e,x), with the reader's gradient if every candidate trains the reader."""
     read_BE: Tensor
-    """The candidate whose reading an entry's likelihood is; -1 for the unread passages, whose likelihood is imputed."""
+    """Column of the candidate that gives an entry its likelihood; -1 for the unretrieved passages, whose likelihood is
+    imputed."""
 
     def without_retriever(self) -> "Entries":
-        """The same, whose gradient reaches the reader only."""
+        """The same entries with a gradient into the reader only."""
         return self._replace(score_BE=self.score_BE.detach())
 
 
@@ -277,22 +286,21 @@ def loss_entries(
 def sampled_reader_loss(
     reader: MaskedReader, batch: RetrievalBatch, entries: Entries, config: PretrainConfig
 ) -> Tensor:
-    """A loss whose gradient with respect to the reader is in expectation that of the whole loss -> scalar.
+    """A loss whose expected gradient in the reader is that of the whole loss -> scalar.
 
-    One entry is drawn per query, and its candidate is read with gradient. Where the draw falls on the unread passages the
-    query reads nothing: their likelihood does not depend on the reader.
-    """
+    One entry is drawn per query, and its candidate is read with gradient. If the unretrieved passages are drawn, the query
+    reads nothing, because their likelihood does not depend on the reader."""
     if config.reader_gradient != "sampled" or config.signal == "entity":
         return entries.score_BE.new_zeros(())
     credit_BEM, share_BE = draw_chances(entries, batch.mask_BM, config)
-    # As `multinomial` draws, but for the whole batch, so that each rank draws for its rows what one process would.
+    # Drawn as `multinomial` draws, but for the whole batch, so that each rank gets the draws of a single process for its rows.
     chance = share_BE.new_empty(len(share_BE) * distributed.world_size(), share_BE.shape[1]).exponential_()
     drawn_B = (share_BE / distributed.shard(chance)).argmax(dim=1)
     return drawn_reader_loss(reader, batch, entries, credit_BEM, share_BE, drawn_B)
 
 
 def draw_chances(entries: Entries, mask_BM: Tensor, config: PretrainConfig) -> tuple[Tensor, Tensor]:
-    """The credit of each entry at each masked token [B, E, M], and how often each entry is drawn [B, E]: its mean credit."""
+    """Credit of each entry at each masked token [B, E, M], and the probability to draw each entry, its mean credit [B, E]."""
     credit_BEM = token_credit(entries.score_BE.detach(), entries.logp_BEM.detach(), mask_BM, config.marginal)
     return credit_BEM, credit_BEM.sum(dim=2) / mask_BM.sum(dim=1, keepdim=True)
 
@@ -305,14 +313,14 @@ def drawn_reader_loss(
     share_BE: Tensor,
     drawn_B: Tensor,
 ) -> Tensor:
-    """-log p(y|z,x) of the drawn entries, each token weighed with its credit over the share of draws -> scalar."""
+    """-log p(y|z,x) of the drawn entries, each token weighted by its credit divided by the draw probability -> scalar."""
     row_B = torch.arange(len(drawn_B), device=drawn_B.device)
     candidate_B = entries.read_BE[row_B, drawn_B]
     reads_B = candidate_B >= 0
     weight_BM = reads_B[:, None] * credit_BEM[row_B, drawn_B] / share_BE[row_B, drawn_B][:, None]
     reads_R = reads_B.nonzero().squeeze(1)
     if len(reads_R) == 0:
-        reads_R = row_B[:1]  # with weight 0: the reader's gradient is 0 then, and not missing
+        reads_R = row_B[:1]  # with weight 0, so that the reader has a gradient, of 0
     candidates = len(batch.joint.ids_BT) // len(drawn_B)
     joint = batch.joint.rows(reads_R * candidates + candidate_B[reads_R].clamp_min(0))
     asked = batch.position_BM[reads_R], batch.target_BM[reads_R], batch.mask_BM[reads_R]
@@ -327,7 +335,7 @@ def warm_start_loss(
     rng: np.random.Generator,
     config: PretrainConfig,
 ) -> Tensor:
-    """The inverse cloze task's loss -> scalar; 0 where it has no weight."""
+    """Loss of the inverse cloze task -> scalar; 0 if its weight is 0."""
     if not config.ict:
         return torch.zeros((), device=model.device)
     count, removal = config.ict_batch, IctConfig.removal
@@ -336,7 +344,7 @@ def warm_start_loss(
 
 @torch.no_grad()
 def describe(score_BK: Tensor, logp_BKM: Tensor, batch: RetrievalBatch) -> dict[str, float]:
-    """The numbers that say whether the idea works."""
+    """Metrics of a step: retrieval utility in nats, p(null|x), log p(y|x), entropy of p(z|x), rate of changed best passages."""
     prior_BK = score_BK.log_softmax(dim=1)
     credit_BK = posterior(score_BK, logp_BKM, batch.mask_BM)
     return {
@@ -352,7 +360,7 @@ def describe(score_BK: Tensor, logp_BKM: Tensor, batch: RetrievalBatch) -> dict[
 
 
 def _shuffled(read_BK: Tensor, rng: np.random.Generator) -> Tensor:
-    """The control that breaks the link between passage and credit: each query's real candidates trade likelihoods."""
+    """For the control "shuffled": a random permutation of each query's candidates, the null passage fixed."""
     order_BK = np.stack([np.concatenate([[0], 1 + rng.permutation(read_BK.shape[1] - 1)]) for _ in read_BK])
     return torch.from_numpy(order_BK).to(read_BK.device)
 
@@ -360,7 +368,7 @@ def _shuffled(read_BK: Tensor, rng: np.random.Generator) -> Tensor:
 def _entity_table(
     queries: list[MaskedQuery], number_BK: np.ndarray, knowledge: PassageTokens, mask_BM: Tensor
 ) -> Tensor:
-    """The control without a reader: a fixed gain for passages that hold the span, a fixed loss for the others."""
+    """For the control "entity": fixed likelihoods of passages with and without the span, in place of the reader's."""
     gain_BK = np.zeros(number_BK.shape, dtype=np.float32)
     for row, query in enumerate(queries):
         for column, number in enumerate(number_BK[row][1:], start=1):

@@ -1,9 +1,9 @@
-"""Passages' pooled states, computed once, for a passage tower whose layers do not train.
+"""Cached passage states: pooled states computed once, for a passage tower whose encoder does not train.
 
-Only the projection turns states into vectors, so a whole index costs one matrix product instead of the trunk's pass over the
-corpus: an index on a CPU is seconds old, not minutes.
+Only the projection turns states into vectors, so a new index costs one matrix product instead of a pass of the encoder over
+the corpus. On a CPU that takes seconds instead of minutes.
 
-Letters: N passages, H hidden, D embedding, n passages asked for.
+Axis letters: N passages, H hidden, D embedding, n requested passages.
 """
 
 import os
@@ -28,7 +28,7 @@ ROWS_AT_ONCE = 1 << 15
 
 
 class CachedPassageStates:
-    """Pooled states [N + 1, H] in 16 bits; the null passage's come last, so that its number -1 finds them."""
+    """Pooled states [N + 1, H] in float16; the last row is the null passage's, so that its number, -1, selects it."""
 
     def __init__(self, states_NH: np.ndarray, device: torch.device):
         self._states_NH, self._device = states_NH, device
@@ -50,20 +50,20 @@ class CachedPassageStates:
 
 
 def freeze_passage_encoder(embedder: Embedder) -> None:
-    """Gives the passages a tower of their own whose projection trains and whose layers stay as they are.
+    """Gives the embedder a separate passage tower whose projection trains and whose encoder is frozen.
 
     Raises:
-        InputError: a tower of words has no layers to freeze.
+        InputError: a bag-of-words tower has no encoder to freeze.
     """
     embedder.untie()
     _with_layers(embedder.passage, "passage_encoder").encoder.requires_grad_(False)
 
 
 def freeze_input_embeddings(embedder: Embedder) -> None:
-    """Leaves the embeddings of words, positions and segments of both towers as they are.
+    """Freezes the word, position and segment embeddings of both towers.
 
     Raises:
-        InputError: a tower of words has nothing else that could train.
+        InputError: a bag-of-words tower has nothing else to train.
     """
     for tower in (embedder.query, embedder.passage):
         _with_layers(tower, "input_embeddings").encoder.embeddings.requires_grad_(False)
@@ -80,7 +80,7 @@ def _with_layers(tower: Tower, option: str) -> TransformerTower:
 def cached_passage_states(
     kb: KnowledgeBase, model: Model, folder: Path, precision: Precision
 ) -> CachedPassageStates:
-    """The states that an interrupted run left in its folder, else computed now and kept there."""
+    """The states that an interrupted run saved in `folder`; otherwise they are computed and saved there."""
     file = folder / "states.npy"
     if distributed.is_main_process() and not file.exists():
         states_NH = _compute(kb, model, precision)
