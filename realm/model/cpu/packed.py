@@ -7,21 +7,25 @@ through all layers, forward and back: threads that share products wait for each 
 Letters: B rows, T tokens of the longest row, N tokens of all rows, n of a share of them, P wanted ones, H hidden.
 """
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from realm.model.bert import Bert
 from realm.model.cpu.attention import attend
 from realm.model.cpu.dropout import drawing_from, new_seed
 from realm.model.cpu.threads import thread_map
 from realm.tokens.layouts import Tokens
+
+if TYPE_CHECKING:
+    from realm.model.bert import Bert  # which imports this folder
 
 SHARED = 1 << 8
 """Tokens from which on threads are sooner done with rows of their own."""
@@ -77,7 +81,7 @@ class _Rows(NamedTuple):
     """Its tokens that are wanted of the last layer."""
 
     @classmethod
-    def of(cls, tokens: Tokens, wanted_row_P: Tensor | None = None) -> "_Rows":
+    def of(cls, tokens: Tokens, wanted_row_P: Tensor | None = None) -> _Rows:
         length_B = tokens.mask_BT.sum(dim=1)
         asking_B = length_B if wanted_row_P is None else wanted_row_P.bincount(minlength=len(length_B))
         order_B = (length_B * (asking_B.max() + 1) + asking_B).argsort(stable=True)
@@ -85,7 +89,7 @@ class _Rows(NamedTuple):
         place_N = order_B[row_N] * tokens.mask_BT.shape[1] + column_N
         return cls(place_N, order_B.argsort(), length_B[order_B].tolist(), asking_B[order_B].tolist())
 
-    def shares(self, count: int, wanted_P: Tensor | None) -> Iterator["_Share"]:
+    def shares(self, count: int, wanted_P: Tensor | None) -> Iterator[_Share]:
         """The rows in at most `count` shares, of about as many tokens each."""
         ends, asked = [0, *accumulate(self.lengths)], [0, *accumulate(self.asking)]
         even = [ends[-1] * part / count for part in range(count + 1)]
