@@ -1,10 +1,10 @@
 """From hits to the candidates that a masked query reads, and to the tensors of a pre-training step.
 
-The two rules of the paper: the null passage is always candidate 0, and a passage that the query was cut from, or that
-repeats its text, is never one. Guided candidates are an option beside them: passages that hold the masked span, found
-through the salient spans, for readers and batches too small to stumble on them.
+Two rules of the paper: the null passage is always candidate 0, and a passage that the query was cut from, or that repeats the
+text of the query, is never a candidate. Injected positives are an option: passages that hold the masked span, found through
+the salient spans, for readers and batches that are too small to find positives by chance.
 
-Letters: B queries, K candidates with the null one, M masked tokens, U distinct passages, T tokens.
+Axis letters: B queries, K candidates including the null passage, M masked tokens, U distinct passages, T tokens.
 """
 
 from collections.abc import Sequence
@@ -24,16 +24,16 @@ from realm.tokens.tokenizer import Tokenizer
 
 
 class Candidates(NamedTuple):
-    """What each query may read, and what it may not."""
+    """The candidates of each query, and the excluded passages."""
 
     number_BK: np.ndarray
     """Passage numbers; column 0 is the null passage."""
     excluded: list[np.ndarray]
-    """Per query, the passages found to repeat its text, its own among them."""
+    """Per query, the retrieved passages that repeat the text of the query, including its own passage."""
 
 
 class RetrievalBatch(NamedTuple):
-    """Everything that one step's forward pass reads."""
+    """Inputs of the forward pass of a step."""
 
     queries: Tokens
     passages: Tokens
@@ -41,9 +41,9 @@ class RetrievalBatch(NamedTuple):
     place_BK: Tensor
     """Row of each candidate in `passages`."""
     joint: Tokens
-    """Each query beside each of its candidates -> [B * K, T], candidate fastest."""
+    """Each query with each of its candidates -> [B * K, T], candidates varying fastest."""
     position_BM: Tensor
-    """Masked positions, the same in the query and in its joint rows."""
+    """Masked positions, equal in the query and in its joint rows."""
     target_BM: Tensor
     mask_BM: Tensor
     """1.0 at real masked tokens, 0.0 at padding."""
@@ -64,8 +64,8 @@ def choose_candidates(
 ) -> Candidates:
     """`count` candidates per query: the null passage, `injected` positives of the masked span, and the best hits.
 
-    `same_corpus` says that query passages are numbered as in `knowledge`. Guided candidates are the best-scoring positives
-    that the hits did not bring already; where there are fewer, more hits stand in.
+    `same_corpus`: the passages of the queries are numbered as in `knowledge`. Injected positives are the best-scoring positives
+    that are not among the hits; if there are fewer than `injected`, more hits take their places.
 
     Raises:
         InputError: the corpus is too small to give every query its candidates.
@@ -77,7 +77,7 @@ def choose_candidates(
         own = np.array([query.passage] if same_corpus else [], dtype=np.int64)
         hit, out = _allowed(query, hits, row, knowledge, own)
         depth = wanted + 8
-        while len(hit) < wanted and depth < len(index):  # many duplicates of one text: look deeper
+        while len(hit) < wanted and depth < len(index):  # many duplicates of one text: search deeper
             depth *= 4
             hit, out = _allowed(query, index.search(query_BD[row : row + 1], depth), 0, knowledge, own)
         if len(hit) < wanted:
@@ -103,7 +103,7 @@ def read_inputs(
     tokenizer: Tokenizer,
     lengths: Lengths,
 ) -> RetrievalBatch:
-    """The tensors of a step: queries, distinct passages, and every query beside every candidate."""
+    """The tensors of a step: queries, distinct passages, and every query with every candidate."""
     distinct, place = np.unique(number_BK, return_inverse=True)
     position_BM, target_BM, mask_BM = _targets(queries)
     nothing = np.zeros(0, dtype=np.int64)
@@ -126,7 +126,7 @@ def read_inputs(
 
 
 def _targets(queries: Sequence[MaskedQuery]) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions (behind [CLS]), target ids and mask, padded to the longest span -> three of [B, M]."""
+    """Positions (counted after [CLS]), target ids and mask, padded to the longest span -> three of [B, M]."""
     most = max(len(q.positions) for q in queries)
     position_BM = np.zeros((len(queries), most), dtype=np.int64)
     target_BM = np.zeros((len(queries), most), dtype=np.int64)
@@ -142,7 +142,7 @@ def _targets(queries: Sequence[MaskedQuery]) -> tuple[Tensor, Tensor, Tensor]:
 def _allowed(
     query: MaskedQuery, hits: Hits, row: int, knowledge: PassageTokens, own: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A query's hits without what repeats its text, and the repeaters."""
+    """The hits of a query without passages that repeat its text, and those passages."""
     numbers = hits.number_BK[row].cpu().numpy()
     repeats = np.array(
         [n in own or repeats_text(query.original, knowledge.body.row(n)) for n in numbers], dtype=bool

@@ -1,10 +1,10 @@
 """From a passage to a masked query: salient span masking (REALM section 3.4) and the two maskings of its ablation.
 
-A query is one sentence of a passage with some wordpieces replaced by [MASK]; what they were is the target. Offsets are
-wordpieces throughout; characters end at the knowledge base's door.
+A query is a sentence of a passage with some wordpieces replaced by [MASK]; the replaced wordpieces are the targets. All offsets
+count wordpieces.
 
-Also here: what a span's wordpieces are called (`span_key`), which passages hold it (`SpanIndex`), and which passages
-repeat a query's own text (`repeats_text`), because all three decide what a masked query may retrieve.
+Three more functions decide which passages a masked query may retrieve: `span_key` hashes a span, `SpanIndex` finds the passages
+that hold a span, and `repeats_text` finds passages that repeat the text of a query.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,22 +18,22 @@ from realm.store.knowledge_base import PassageTokens
 Masking = Literal["salient", "token", "span"]
 
 TOKEN_SHARE = 0.15
-"""Share of a sentence that the token and span maskings hide (BERT's, SpanBERT's)."""
+"""Share of a sentence that the "token" and "span" maskings mask (BERT, SpanBERT)."""
 
 
 class MaskedQuery(NamedTuple):
-    """One masked sentence; `positions` count from the first of its `ids`."""
+    """A masked sentence; `positions` count from the first of `ids`."""
 
     passage: int
-    """Number of the passage it was cut from."""
+    """Number of the passage that the sentence was cut from."""
     ids: np.ndarray
-    """The sentence with [MASK] in it; its passage's title may stand before it."""
+    """The sentence with [MASK], optionally after the title of its passage."""
     original: np.ndarray
-    """The sentence as it stood, without a title."""
+    """The sentence before masking, without a title."""
     positions: np.ndarray
-    """Where predictions are due, at most `max_masks`, ascending."""
+    """Masked positions to predict, ascending, at most `max_masks`."""
     targets: np.ndarray
-    """The wordpieces that stood there."""
+    """The original wordpieces at `positions`."""
 
 
 def mask_passage(
@@ -46,14 +46,13 @@ def mask_passage(
     max_masks: int = 10,
     repeats: bool = False,
 ) -> MaskedQuery | None:
-    """One masked query of a passage, or none when the passage offers nothing to mask.
+    """A masked query of a passage, or None if the passage has nothing to mask.
 
-    "salient": one span drawn evenly from all spans of the passage that lie within one sentence; its sentence is the query,
-    every wordpiece of it becomes [MASK], the first `max_masks` are predicted; `repeats` hides the span's other occurrences
-    in the sentence too (the released code leaves them). "token": 15 % of a random sentence's wordpieces. "span": random
-    runs of geometric length (p = 0.2, at most 10) up to 15 %, SpanBERT's scheme. A sentence longer than `max_tokens` is
-    cut to a window around the first mask (the released code skips the example).
-    """
+    "salient": a span drawn evenly from all spans of the passage that lie within one sentence. The sentence of the span is the
+    query, every wordpiece of the span becomes [MASK], and the first `max_masks` are predicted. `repeats` masks other
+    occurrences of the span in the sentence too (released code: no). "token": 15 % of the wordpieces of a random sentence.
+    "span": random runs of geometric length (p = 0.2, at most 10) up to 15 % (SpanBERT). A sentence longer than `max_tokens` is
+    cut to a window around the first mask (released code: the example is skipped)."""
     body = tokens.body.row(passage)
     if masking == "salient":
         chosen = _salient(tokens, passage, rng)
@@ -93,9 +92,9 @@ def draw_queries(
     repeats: bool = False,
     titled: float = 0.0,
 ) -> list[MaskedQuery]:
-    """`count` masked queries from passages drawn evenly from the given numbers; those with nothing to mask are passed over.
+    """`count` masked queries from passages drawn evenly from the given numbers; passages with nothing to mask are skipped.
 
-    A share `titled` of them has its passage's title before it (`with_title`).
+    A share `titled` of the queries begins with the title of the passage (`with_title`).
     """
     queries: list[MaskedQuery] = []
     for passage in _endless(passages, rng, limit=count * 50):
@@ -110,9 +109,9 @@ def draw_queries(
 
 
 def with_title(query: MaskedQuery, title: np.ndarray, max_tokens: int) -> MaskedQuery:
-    """A query with its passage's title before it, as a question names what it asks about.
+    """A query that begins with the title of its passage, as a question names its subject.
 
-    As it is where a wordpiece of the title is hidden in it, or where it would get longer than `max_tokens`.
+    The query stays unchanged if a masked wordpiece occurs in the title, or if it would be longer than `max_tokens`.
     """
     if len(title) + len(query.ids) > max_tokens or np.isin(title, query.targets).any():
         return query
@@ -120,19 +119,20 @@ def with_title(query: MaskedQuery, title: np.ndarray, max_tokens: int) -> Masked
 
 
 def held_out(ids: Sequence[str], share: float) -> np.ndarray:
-    """True for the passages that no training query is cut from, by their content hash: the same ones after add and delete."""
+    """True for passages that no training query is cut from. Decided by content hash, so that adding and deleting change
+    nothing."""
     return np.array([int(i[:8], 16) % 10_000 < share * 10_000 for i in ids], dtype=bool)
 
 
 def span_key(ids: np.ndarray) -> int:
-    """A 64-bit name of a wordpiece sequence; equal sequences, equal names."""
+    """A 64-bit hash of a wordpiece sequence."""
     return int(_polynomial(np.asarray(ids)[None, :])[0])
 
 
 class SpanIndex:
-    """Salient span -> the passages where it was tagged.
+    """Salient span -> the passages where the span was tagged.
 
-    The first question builds it: it costs 16 bytes for each span of the corpus, which a run that asks nothing does not pay.
+    Built at the first lookup; costs 16 bytes for each span of the corpus.
     """
 
     def __init__(self, tokens: PassageTokens):
@@ -140,7 +140,7 @@ class SpanIndex:
 
     @cached_property
     def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Keys of spans, ascending, and the passages that hold them."""
+        """Keys of spans, ascending, and the passage of each key."""
         tokens = self._tokens
         owners = np.repeat(np.arange(len(tokens.body.lengths)), tokens.span_starts.lengths)
         first = tokens.body.offsets[owners] + tokens.span_starts.values
@@ -151,7 +151,7 @@ class SpanIndex:
             keys[rows] = _polynomial(tokens.body.values[first[rows, None] + np.arange(one)])
         pairs = np.unique(
             np.stack([keys, owners.astype(np.uint64)]), axis=1
-        )  # by key, then passage; each pair once
+        )  # sorted by key, then passage; each pair once
         return pairs[0], pairs[1].astype(np.int64)
 
     def passages(self, span_ids: np.ndarray) -> np.ndarray:
@@ -162,15 +162,15 @@ class SpanIndex:
 
 
 def holds(body: np.ndarray, span_ids: np.ndarray) -> bool:
-    """Whether the wordpieces of a span stand in a passage, in order and without a gap."""
+    """Whether a passage contains the wordpieces of a span as one run."""
     return len(span_ids) > 0 and _stands_in(_bytes(span_ids), _bytes(body))
 
 
 def repeats_text(sentence: np.ndarray, body: np.ndarray, run: int = 10) -> bool:
-    """Whether a passage repeats `run` wordpieces of a sentence in a row (all of it when it is shorter).
+    """Whether a passage repeats `run` consecutive wordpieces of a sentence, or the whole sentence if it is shorter.
 
-    This is how a query's own passage, its duplicates and overlapping windows are found: by content, so that it also works
-    when queries and passages come from different corpora.
+    This finds the own passage of a query, duplicates and overlapping windows by content, so that it also works if queries and
+    passages come from different corpora.
     """
     length = min(run, len(sentence))
     if length == 0 or len(body) < length:
@@ -212,7 +212,7 @@ def _random_spans(length: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _window(length: int, first: int, last: int, max_tokens: int) -> int:
-    """Where a window of `max_tokens` starts: at the sentence's start unless the mask would fall outside."""
+    """Start of a window of `max_tokens`: the start of the sentence unless the mask would fall outside."""
     if length <= max_tokens or last < max_tokens:
         return 0
     return min(max(0, (first + last + 1 - max_tokens) // 2), first, length - max_tokens)
@@ -229,19 +229,19 @@ def _occurrences(body: np.ndarray, span_ids: np.ndarray) -> np.ndarray:
 
 
 def _bytes(ids: np.ndarray) -> bytes:
-    """Wordpieces at four bytes each: searching bytes is ten times as fast as comparing windows of an array."""
+    """Wordpieces as four bytes each: searching bytes is faster than comparing windows of an array."""
     return np.asarray(ids, dtype=np.int32).tobytes()
 
 
 def _stands_in(part: bytes, whole: bytes) -> bool:
     place = whole.find(part)
-    while place % 4 and place >= 0:  # between two wordpieces
+    while place % 4 and place >= 0:  # a match between two wordpieces
         place = whole.find(part, place + 1)
     return place >= 0
 
 
 def _polynomial(rows: np.ndarray) -> np.ndarray:
-    """A polynomial hash of each row modulo 2**64; the length is in it because ids count from 1."""
+    """A polynomial hash of each row modulo 2**64; ids count from 1, so that the length matters."""
     key = np.zeros(len(rows), dtype=np.uint64)
     for column in rows.T.astype(np.uint64):
         key = key * np.uint64(0x9E3779B97F4A7C15) + (column + np.uint64(1)) * np.uint64(0xBF58476D1CE4E5B9)

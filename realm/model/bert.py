@@ -1,11 +1,11 @@
-"""BERT (Devlin et al. 2019), with the names of its published checkpoints; `realm.model.bert_files` reads and writes those.
+"""BERT (Devlin et al. 2019), with the tensor names of transformers; `realm.model.bert_files` reads and writes checkpoints.
 
     Bert          the layers: tokens -> states                            `BertModel` in transformers
-    MaskedBert    with the head that predicts words                       `BertForMaskedLM` in transformers
+    MaskedBert    Bert with the head that predicts words                  `BertForMaskedLM` in transformers
 
-The forward passes in this file take padded rows, as a GPU likes them; `realm.model.cpu.packed` has those for a CPU.
+The forward passes in this file take padded rows, which suits GPUs; `realm.model.cpu.packed` has forward passes for CPUs.
 
-Letters: B rows, T tokens, H hidden, A heads, d hidden of a head, P predicted positions, V vocabulary.
+Axis letters: B rows, T tokens, H hidden, A heads, d hidden of a head, P predicted positions, V vocabulary.
 """
 
 import math
@@ -23,7 +23,7 @@ from realm.model.cpu.dropout import FastDropout
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
     "gelu_python": nn.GELU,
-    # One formula; transformers computes it in eight steps, each of which keeps the widest states for the backward pass.
+    # One formula. The eight steps of transformers would each keep the widest states for the backward pass.
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), partial(nn.GELU, approximate="tanh")),
     "relu": nn.ReLU,
     "silu": nn.SiLU,
@@ -46,7 +46,7 @@ class BertConfig:
     intermediate_size: int = 3072
     """Width inside the feed-forward part."""
     hidden_act: str = "gelu"
-    """Its activation, one of `ACTIVATIONS`."""
+    """Activation of the feed-forward part, one of `ACTIVATIONS`."""
     hidden_dropout_prob: float = 0.1
     """Dropout of states."""
     attention_probs_dropout_prob: float = 0.1
@@ -58,7 +58,7 @@ class BertConfig:
     initializer_range: float = 0.02
     """Standard deviation of random weights."""
     layer_norm_eps: float = 1e-12
-    """Of every LayerNorm."""
+    """Epsilon of every LayerNorm."""
     pad_token_id: int | None = 0
     """The wordpiece whose embedding is not trained."""
 
@@ -82,7 +82,7 @@ class BertConfig:
 
 
 class Bert(nn.Module):
-    """Embeddings, layers, and where `pooler` is set the dense layer on [CLS] that next-sentence prediction read."""
+    """Embeddings and layers; with `pooler` also the dense layer on [CLS] that BERT trained by next-sentence prediction."""
 
     def __init__(self, config: BertConfig, pooler: bool = False):
         super().__init__()
@@ -93,7 +93,7 @@ class Bert(nn.Module):
         self.apply(partial(_draw, std=config.initializer_range))
 
     def forward(self, ids_BT: Tensor, mask_BT: Tensor, segments_BT: Tensor) -> Tensor:
-        """States of the last layer -> [B, T, H]; 1 in the mask is a token, 0 padding, whose states mean nothing."""
+        """States of the last layer -> [B, T, H]. The mask is 1 at tokens and 0 at padding; states of padding are undefined."""
         position_T, real_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device), mask_BT.bool()
         state_BTH = self.embeddings(ids_BT, segments_BT, position_T)
         for layer in self.encoder.layer:
@@ -102,7 +102,7 @@ class Bert(nn.Module):
 
 
 class MaskedBert(nn.Module):
-    """A BERT and its masked-LM head, whose last layer is the word embeddings."""
+    """A BERT with its masked-LM head, whose output layer shares the word embeddings."""
 
     def __init__(self, config: BertConfig):
         super().__init__()
@@ -114,7 +114,7 @@ class MaskedBert(nn.Module):
 
 
 def _draw(module: nn.Module, std: float) -> None:
-    """Random weights, in the order and of the kind that transformers draws."""
+    """Draws random weights in the order and from the distributions of transformers."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=std)
     if isinstance(module, nn.Linear):
@@ -146,7 +146,7 @@ class _Encoder(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
         layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
-        self.layer = cast("Sequence[_Layer]", layers)  # ModuleList does not say of what
+        self.layer = cast("Sequence[_Layer]", layers)  # ModuleList has no element type
 
 
 class _Layer(nn.Module):
@@ -201,7 +201,7 @@ class _Intermediate(nn.Module):
 
 
 class _Added(nn.Module):
-    """What a part computed, added to what it was given."""
+    """Residual connection: the output of a part plus its input, normalised."""
 
     def __init__(self, width: int, config: BertConfig):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A BERT's files: `config.json` and `model.safetensors`, as published checkpoints have them and as transformers reads them."""
+"""Files of a BERT: `config.json` and `model.safetensors`, in the format of transformers."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -21,14 +21,14 @@ TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-"""Second names of the word embeddings and of the head's bias; not saved."""
+"""Second names of shared tensors -> their first names; second names are not saved."""
 
 
 def bert_config(values: object, where: str) -> BertConfig:
-    """The sizes in a `config.json`, whatever else is in it; errors begin with `where`.
+    """The sizes in the values of a `config.json`, whose other keys are ignored; errors begin with `where`.
 
     Raises:
-        InputError: no JSON object, not the BERT family, or one of its kinds that works otherwise.
+        InputError: no JSON object, not the BERT family, or an unsupported kind of BERT.
     """
     if not isinstance(values, dict):
         raise InputError(f"{where} has no sizes: {values!r} is no object")
@@ -47,7 +47,7 @@ def bert_config(values: object, where: str) -> BertConfig:
 def load_bert(folder: Path, name: str) -> MaskedBert:
     """The BERT in a folder, in evaluation mode, float32.
 
-    A missing head starts as the identity, so that a state close to a word's embedding predicts that word. Messages call
+    A missing head starts as the identity, so that a state close to a word's embedding predicts that word. Error messages name
     the folder `name`.
 
     Raises:
@@ -75,7 +75,7 @@ def load_bert(folder: Path, name: str) -> MaskedBert:
 
 
 def read_bert_config(folder: Path, name: str) -> BertConfig:
-    """The sizes of the BERT in a folder, which messages call `name`; raises as `bert_config` does."""
+    """The sizes of the BERT in a folder, which error messages call `name`; raises as `bert_config` does."""
     try:
         values = read_json(folder / "config.json")
     except RealmError as error:
@@ -84,7 +84,7 @@ def read_bert_config(folder: Path, name: str) -> BertConfig:
 
 
 def read_weights(folder: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of a BERT by the names that `MaskedBert` has for them, its pooler and other heads too.
+    """The tensors of a BERT, including its pooler and other heads, under the names in `MaskedBert`.
 
     Raises:
         InputError: no weights, or damaged ones.
@@ -99,10 +99,11 @@ def read_weights(folder: Path, name: str) -> dict[str, Tensor]:
 
 
 def weight_files(folder: Path, name: str) -> list[Path]:
-    """The files that hold a BERT's weights: one, or those that an index lists.
+    """The files with the weights of a BERT: one file, or the shards that an index lists.
 
     Raises:
-        InputError: neither, or the index is damaged.
+        InputError: there is neither.
+        DamagedError: the index is damaged.
     """
     index = folder / f"{WEIGHTS}.index.json"
     if (folder / WEIGHTS).is_file():
@@ -117,7 +118,7 @@ def weight_files(folder: Path, name: str) -> list[Path]:
 
 
 def save_bert(network: Bert | MaskedBert, folder: Path, compact: bool = False) -> None:
-    """Writes a network as transformers does: `config.json` and `model.safetensors`; `compact` is for `load_bert` alone."""
+    """Writes `config.json` and `model.safetensors` as transformers does; only `load_bert` reads `compact` files."""
     folder.mkdir(parents=True, exist_ok=True)
     kind = "BertForMaskedLM" if isinstance(network, MaskedBert) else "BertModel"
     settings = {"architectures": [kind], "model_type": "bert", "dtype": "float16" if compact else "float32"}
@@ -127,20 +128,20 @@ def save_bert(network: Bert | MaskedBert, folder: Path, compact: bool = False) -
 
 
 class SkipInit(TorchFunctionMode):
-    """Networks made inside draw few weights or none: those are read next, and drawing takes longer than reading."""
+    """Skips most random initialisation of networks made inside: their weights are loaded next, which is faster than drawing."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        # kaiming_uniform_ and its like; not the method of tensors of that name, which others draw with until they like
-        # what they got
+        # Functions such as kaiming_uniform_, but not the tensor methods of the same names, which truncated draws repeat until
+        # the values lie in the bounds.
         if isinstance(func, FunctionType) and func.__name__.endswith(("normal_", "uniform_")):
             return kwargs["tensor"] if "tensor" in kwargs else args[0]
         return func(*args, **kwargs)
 
 
 def own_name(name: str) -> str:
-    """Our name for a tensor of a checkpoint with or without a head, of today or of BERT's first years."""
+    """The name in `MaskedBert` of a checkpoint's tensor: with or without a head, in current or early BERT names."""
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
     return name if name.startswith(("bert.", "cls.", "qa_outputs.")) else f"bert.{name}"

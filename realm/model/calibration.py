@@ -5,21 +5,21 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Method = Literal["dense", "bm25", "hybrid"]
-"""What ranks the passages that are read: vectors, words, or both."""
+"""How passages are ranked: by vectors, by words, or by both."""
 HIGHEST = 1 - 1e-7
-"""A share above it counts as this much: in float32 a certain span has the share 1, whose log-odds are infinite."""
+"""Largest share that is used: a share of 1, which float32 can produce, has infinite log-odds."""
 
 
 class Features(NamedTuple):
-    """Of a question's best answer: what its share does not tell. The share says how far this span is ahead of the others,
-    these say whether the passages are about the question and have an answer at all."""
+    """Features of a question's best answer beside its share among all spans. The share compares the span with other spans; the
+    features measure whether the passages are about the question and hold an answer."""
 
     inner: float = 0.0
     """Inner product of the question with the answer's passage."""
     ranking: float = 0.0
-    """That passage's hybrid score, 0 where another method ranked it."""
+    """Hybrid score of the answer's passage, or 0 if another method ranked the passage."""
     span: float = 0.0
-    """The reader's own score of the span."""
+    """The reader's score of the span."""
 
 
 NO_FEATURES = Features()
@@ -29,19 +29,19 @@ NO_FEATURES = Features()
 class Calibration:
     """A logistic curve over log-odds and features, fitted on questions with known answers: `realm calibrate`.
 
-    The default changes nothing and takes every answer.
+    The default leaves the share unchanged and accepts every answer.
     """
 
     slope: float = 1.0
-    """Of an answer's log-odds; the next three are the weights of its question's features."""
+    """Weight of an answer's log-odds; the next three are the weights of the features."""
     inner: float = 0.0
     ranking: float = 0.0
     span: float = 0.0
     offset: float = 0.0
     threshold: float = 0.0
-    """An answer of a lower probability counts as a guess: no answer was found."""
+    """An answer with a lower probability counts as a guess: no confident answer was found."""
     method: Method = "dense"
-    """What ranked the passages of those questions, and ranks them where nobody names a method."""
+    """Method that ranked the passages of these questions, and the default method of the model."""
 
     def __post_init__(self) -> None:
         others = (self.inner, self.ranking, self.span, self.offset)
@@ -52,7 +52,7 @@ class Calibration:
             )
 
     def probability(self, share: float, features: Features = NO_FEATURES) -> float:
-        """Of an answer with this share, which is between 0 and 1, to a question with these features.
+        """Probability that an answer with this share, between 0 and 1, and these features is right.
 
         >>> Calibration().probability(0.25)
         0.25
@@ -70,13 +70,13 @@ class Calibration:
         return 1 / (1 + math.exp(-odds)) if odds > -700 else 0.0
 
     def scale(self, best: float, features: Features) -> float:
-        """What the shares of a question's other answers are multiplied by, where the best one has the share `best`.
+        """Factor for the shares of all other answers to a question whose best answer has the share `best`.
 
-        The curve is that of best answers. Others keep their ratio to it, and with it have at most the probability 1.
+        The curve is fitted to best answers. All other answers keep their ratios, and the probabilities sum to at most 1.
         """
         if best <= 0:
             return 0.0
         probability = self.probability(best, features)
-        if best >= HIGHEST:  # nothing is left for others
+        if best >= HIGHEST:  # nothing is left for other answers
             return probability / best
         return min(probability / best, (1 - probability) / (1 - best))

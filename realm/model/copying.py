@@ -1,15 +1,15 @@
-"""A copy term for the masked reader: the hidden word may be one that stands in the passage.
+"""The copy head of the masked reader: the masked word may be copied from the passage.
 
     p(y) = g p_mlm(y) + sum of a_t over the passage's wordpieces t that are y,      (a_1, ..., a_T, g) = softmax(scores)
 
-a pointer with a sentinel (Merity et al. 2016). A wordpiece scores by two things: how alike its state and the [MASK]'s state
-are, and how well its surroundings match the [MASK]'s, word by word: a convolution over the matrix of the words'
-similarities that starts by favouring the same words at the same distances.
+This is a pointer network with a sentinel (Merity et al. 2016). The score of a wordpiece has two parts: the similarity of its
+state to the state of [MASK], and the match of its surroundings with those of [MASK], a convolution over the matrix of word
+similarities that initially favours equal words at equal distances.
 
-Not in the paper, and off for its checkpoints. A BERT learns to copy with its attention layers and needs much text for it;
-this term copies from the first steps, and has little to give where the passage says nothing like the sentence.
+The paper has no copy head. A BERT learns to copy with its attention layers, and needs much text to learn it; the copy head
+copies from the first steps on. It contributes little if the passage shares few words with the sentence.
 
-Letters: B rows, T tokens, H hidden, P predicted positions, V vocabulary, W = 2 REACH + 1 distances.
+Axis letters: B rows, T tokens, H hidden, P predicted positions, V vocabulary, W = 2 REACH + 1 distances.
 """
 
 import torch
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from realm.tokens.layouts import Tokens
 
 REACH = 8
-"""Words to either side that count as surroundings."""
+"""Words on either side that belong to the surroundings."""
 
 
 class CopyHead(nn.Module):
-    """Where a [MASK] would copy from, and how little it trusts that."""
+    """Scores of the tokens that a [MASK] may be copied from, and of not copying."""
 
     def __init__(self, hidden: int, vocabulary: int):
         super().__init__()
@@ -35,21 +35,21 @@ class CopyHead(nn.Module):
         for layer in (self.query, self.key):
             nn.init.eye_(layer.weight)
         nn.init.zeros_(self.sentinel.weight)
-        nn.init.constant_(self.sentinel.bias, 5.0)  # beside 100 wordpieces of score 0 about even
+        nn.init.constant_(self.sentinel.bias, 5.0)  # about even with 100 wordpieces of score 0
         nn.init.ones_(self.importance.weight)
 
     def forward(
         self, states_BTH: Tensor, words_BTH: Tensor, tokens: Tokens, row_P: Tensor, position_P: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability to copy from each token [P, T], and of not copying at all [P]; together they are 1.
+        """Log-probability of copying from each token [P, T], and of not copying [P]; the probabilities sum to 1.
 
-        `words_BTH` are the word embeddings. Only a row's passage is copied from, its closing [SEP] excluded, and only by
-        its sentence; beside an empty passage nothing is.
+        `words_BTH` are the word embeddings. Only positions of the sentence copy, and only from the passage without its closing
+        [SEP]; with an empty passage nothing is copied.
         """
         mask_PH = states_BTH[row_P, position_P]
         asked_P = (
             tokens.segments_BT[row_P, position_P] == 0
-        )  # a word hidden in the passage itself is not to be copied
+        )  # a word masked in the passage itself is not copied
         passage_PT = passage_mask(tokens)[row_P] & asked_P[:, None]
         slot_P, position_BM = _by_row(row_P, position_P, len(states_BTH))
         query_BMH = self.query(
@@ -67,14 +67,14 @@ class CopyHead(nn.Module):
         return logp_PS[:, :-1].masked_fill(~passage_PT, -torch.inf), logp_PS[:, -1]
 
     def fit_importance(self, weight_V: Tensor) -> None:
-        """Sets how much each word counts in comparing surroundings."""
+        """Sets the weight of each word in the comparison of surroundings."""
         with torch.no_grad():
             self.importance.weight.copy_(weight_V[:, None])
 
     def _surroundings(self, words_BTH: Tensor, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
         """sum over distances d, e of kernel[d, e] times the similarity of query word p + d and passage word t + e -> [P, T]."""
         length, span = words_BTH.shape[1], 2 * REACH + 1
-        with torch.autocast(words_BTH.device.type, enabled=False):  # sums of many products: not in bf16
+        with torch.autocast(words_BTH.device.type, enabled=False):  # sums of many products need float32
             weighed_BTH = F.normalize(words_BTH.float(), dim=-1) * self.importance(tokens.ids_BT)
             real_BT1 = tokens.mask_BT[:, :, None]
             asked_BTH = weighed_BTH * (real_BT1 * (1 - tokens.segments_BT[:, :, None]))
@@ -86,9 +86,9 @@ class CopyHead(nn.Module):
 
 
 def _first_kernel() -> Tensor:
-    """Weights of (query distance, passage distance) -> [W, W]: equal ones most, the same side some, the far ones less.
+    """Initial weights of (query distance, passage distance) -> [W, W], falling with the distance.
 
-    The words in the middle, hidden here and to be copied there, do not count.
+    Equal distances weigh most, distances on the same side less. The middle has weight 0: the masked word and the word to copy.
     """
     distance_W = torch.arange(-REACH, REACH + 1).float()
     near_WW = (-0.1 * (distance_W.abs()[:, None] + distance_W.abs()[None])).exp()
@@ -99,7 +99,7 @@ def _first_kernel() -> Tensor:
 
 
 def passage_mask(tokens: Tokens) -> Tensor:
-    """True at a row's second sequence without the [SEP] that closes it -> [B, T] bool."""
+    """True at the second sequence of a row without its closing [SEP] -> [B, T] bool."""
     followed_BT = F.pad(tokens.mask_BT[:, 1:], (0, 1))
     return (tokens.segments_BT == 1) & (followed_BT == 1)
 
@@ -108,7 +108,7 @@ def mixed_target_logp(
     word_logp_P: Tensor, copy_logp_PT: Tensor, keep_P: Tensor, ids_PT: Tensor, target_P: Tensor
 ) -> Tensor:
     """log p of each target under the mixture -> [P]; `word_logp_P` is its log-probability under the MLM head."""
-    lowest = torch.finfo(torch.float32).min  # a finite floor: a logsumexp of nothing but -inf has no gradient
+    lowest = torch.finfo(torch.float32).min  # finite, because logsumexp over -inf alone has no gradient
     copied_PT = copy_logp_PT.masked_fill(ids_PT != target_P[:, None], -torch.inf).clamp_min(lowest)
     return torch.logaddexp(keep_P + word_logp_P, copied_PT.logsumexp(dim=1))
 
@@ -122,7 +122,7 @@ def mixed_vocabulary_logp(
 
 
 def _by_row(row_P: Tensor, position_P: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Each position's slot within its row [P], and the positions by row and slot, padded with 0 [B, M].
+    """The slot of each position within its row [P], and the positions by row and slot, padded with 0 [B, M].
 
     >>> _by_row(torch.tensor([1, 0, 1]), torch.tensor([5, 6, 7]), rows=2)
     (tensor([0, 0, 1]), tensor([[6, 0],

@@ -1,4 +1,4 @@
-"""Where networks run and in which precision."""
+"""Devices and precisions of networks."""
 
 import ctypes
 import platform
@@ -11,17 +11,17 @@ import torch
 from realm.errors import InputError
 
 Precision = Literal["auto", "bf16", "fp32"]
-"""Of matrix products; "auto" is bf16 where a device has instructions for it, else float32."""
+"""Precision of matrix products; "auto" is bf16 if the device has instructions for it, else float32."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-"""Of glibc's malloc.h."""
+"""Constants of glibc's malloc.h."""
 
 
 def choose_device(name: str) -> torch.device:
-    """The torch device of a `device` setting; "auto" is a GPU when there is one, else the CPU.
+    """The torch device of a `device` setting; "auto" is a GPU if there is one, else the CPU.
 
     Raises:
-        InputError: unknown, or not there.
+        InputError: the device is unknown or missing.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -34,17 +34,17 @@ def choose_device(name: str) -> torch.device:
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    """bf16 matrix products with float32 weights where `precision` says so; nothing otherwise.
+    """A context with bf16 matrix products and float32 weights if `precision` asks for bf16; otherwise without effect.
 
-    Each use of a weight has a bf16 copy of its own: gradients of a copy that a hundred parts of a batch share would be added
-    up in bf16, where small ones vanish beside the sum.
+    Weights are cast at each use. With one shared bf16 copy the gradients of many parts of a batch would be summed in bf16,
+    where small gradients are lost.
     """
     bf16 = chosen(device, precision) == "bf16"
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16, cache_enabled=False)
 
 
 def chosen(device: torch.device, precision: Precision) -> Literal["bf16", "fp32"]:
-    """What `precision` means on this device."""
+    """The precision that `precision` stands for on this device."""
     if precision != "auto":
         return precision
     return "bf16" if multiplies_bf16(device.type) else "fp32"
@@ -52,25 +52,28 @@ def chosen(device: torch.device, precision: Precision) -> Literal["bf16", "fp32"
 
 @cache
 def multiplies_bf16(device_type: str) -> bool:
-    """Whether such devices have instructions for bf16 products: a CPU without is a hundred times slower than in float32."""
+    """Whether devices of this type have bf16 matrix instructions; without them bf16 is far slower than float32 on CPUs."""
     if device_type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device_type != "cpu":
         return False
-    if platform.machine().lower() in ("x86_64", "amd64"):  # where torch calls it supported with AVX-512 alone
+    if platform.machine().lower() in (
+        "x86_64",
+        "amd64",
+    ):  # torch.backends reports bf16 there for AVX-512 alone
         return bool(torch.cpu._is_avx512_bf16_supported())
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def keep_freed_memory() -> None:
-    """From here on this process keeps what it has freed for what it needs next; with other C libraries than glibc as before.
+    """Makes glibc's malloc reuse freed memory instead of returning large blocks to the system; no effect without glibc.
 
-    glibc gives large pieces back at once, and the system clears every page that comes again: a tenth of a training step.
+    Returned pages must be cleared by the system when they are allocated again, which slows training steps down.
     """
     if platform.libc_ver()[0] != "glibc":
         return
     c = ctypes.CDLL(None)
-    # Older ones take no more than 32 MB; refused, a threshold would only stop growing by itself, so then all stays as it is.
+    # Older versions of glibc refuse more than 32 MB. If both values are refused, all settings stay at their defaults.
     if c.mallopt(M_MMAP_THRESHOLD, 1 << 30) or c.mallopt(M_MMAP_THRESHOLD, 1 << 25):
         c.mallopt(M_TRIM_THRESHOLD, -1)  # never
-        c.mallopt(M_ARENA_MAX, 1)  # new threads share what others have freed
+        c.mallopt(M_ARENA_MAX, 1)  # one arena, so that threads reuse each other's freed memory

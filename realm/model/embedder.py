@@ -1,6 +1,6 @@
 """Text -> vector: the knowledge retriever of REALM section 3.2.
 
-Letters: B rows, T tokens, H hidden, D embedding, V vocabulary.
+Axis letters: B rows, T tokens, H hidden, D embedding, V vocabulary.
 """
 
 import math
@@ -23,7 +23,7 @@ from realm.tokens.hub import encoder_folder
 from realm.tokens.layouts import Tokens
 
 IMPORTANCE_RATE = 10.0
-"""Learning rate of a word's log importance, in that of its embedding."""
+"""Learning rate of a word's log importance, relative to that of its embedding."""
 
 Pooling = Literal["cls", "mean", "words"]
 Norm = Literal["layer", "unit"]
@@ -36,15 +36,15 @@ class EmbedderConfig:
     dim: int = 128
     """Width of the vectors (paper: 128)."""
     pooling: Pooling = "mean"
-    """"cls": BERT's pooled output, tanh(dense([CLS])) (released code). "mean": mean of the states of all tokens.
-    "words": mean of the word embeddings, each weighted by how telling its word is, no layers: what a trunk that has read
-    too little to embed sentences is replaced by, and what a CPU can train in minutes."""
+    """"cls": BERT's pooled output, tanh(dense([CLS])) (released code). "mean": mean of the states of all tokens. "words": mean
+    of the word embeddings, weighted by the importance of each word, without layers; for an encoder that has read too little
+    text to embed sentences, and for training on a CPU in minutes."""
     norm: Norm = "unit"
     """"layer": LayerNorm, raw inner products (released code). "unit": unit vectors, scores are `scale` x cosine."""
     scale: float = 20.0
-    """Scores lie in +-scale with norm "unit"; unused with "layer"."""
+    """With norm "unit", scores lie between -scale and scale; unused with "layer"."""
     shared: bool = True
-    """One tower for queries and passages (released default); False: two, starting equal (as the paper writes it)."""
+    """One tower for queries and passages (released default). False: two towers that start equal (paper)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.dim < 2**31:
@@ -57,7 +57,7 @@ class Tower(nn.Module):
     """One side of the embedder: tokens -> vectors whose inner product is the retrieval score."""
 
     cached_rows: int = 0
-    """See `cache_rows`."""
+    """Gradient-cache rows, see `realm.model.modes.cache_rows`."""
 
     def __init__(self, encoder: BertConfig, config: EmbedderConfig):
         super().__init__()
@@ -75,11 +75,11 @@ class Tower(nn.Module):
         raise NotImplementedError
 
     def start_from(self, bert: Bert) -> None:
-        """Takes what it needs of an encoder's weights."""
+        """Copies the weights that the tower needs from an encoder."""
         raise NotImplementedError
 
     def forward(self, tokens: Tokens) -> Tensor:
-        """Vectors -> [B, D], float32 whatever the autocast."""
+        """Vectors -> [B, D], float32 also under autocast."""
         if not (self.cached_rows and torch.is_grad_enabled()):
             return self.project(self.pooled(tokens))
         rows = torch.arange(len(tokens.ids_BT), device=tokens.ids_BT.device)
@@ -92,9 +92,8 @@ class Tower(nn.Module):
 
     def project(self, pooled_BH: Tensor) -> Tensor:
         """Vectors of texts with these pooled states -> [B, D] float32."""
-        with torch.autocast(
-            pooled_BH.device.type, enabled=False
-        ):  # small differences of large numbers: not in bf16
+        # Small differences of large numbers need float32.
+        with torch.autocast(pooled_BH.device.type, enabled=False):
             vector_BD = self.norm(self.projection(pooled_BH.float()))
         if self.config.norm == "unit":
             return F.normalize(vector_BD, dim=-1) * self.config.scale**0.5
@@ -123,7 +122,7 @@ class TransformerTower(Tower):
 
 
 class BagOfWordsTower(Tower):
-    """Word embeddings, weighted by how telling each word is; no layers, so a corpus is embedded in a second."""
+    """Word embeddings, weighted by the importance of each word, without layers."""
 
     def __init__(self, encoder: BertConfig, config: EmbedderConfig):
         super().__init__(encoder, config)
@@ -133,9 +132,9 @@ class BagOfWordsTower(Tower):
 
     def pooled(self, tokens: Tokens) -> Tensor:
         weight_BT = tokens.mask_BT * self.importance(tokens.ids_BT)
-        # The null passage has no word that weighs much: the floor keeps its gradient from drowning the others'.
+        # The null passage has no important word: without the floor its gradient would dominate.
         total_B1 = weight_BT.sum(dim=1, keepdim=True).clamp_min(1.0)
-        # One pass over the words' rows, four times as fast as to gather them, weigh them and add them up.
+        # One pass over the rows of the embedding, faster than gathering, weighting and summing them.
         sum_BH = F.embedding_bag(tokens.ids_BT, self.words.weight, mode="sum", per_sample_weights=weight_BT)
         return sum_BH / total_B1
 
@@ -143,26 +142,25 @@ class BagOfWordsTower(Tower):
         self.words.load_state_dict(bert.embeddings.word_embeddings.state_dict())
 
     def importance(self, ids: Tensor) -> Tensor:
-        """How much each word counts -> shape of `ids`.
+        """The weight of each word -> shape of `ids`.
 
-        Its logarithm learns `IMPORTANCE_RATE` times as fast as an embedding's coordinates: at the same rate real questions
-        stand at 74 % at 5 after 300 steps of ICT, at this one at 80.
+        The logarithm of a weight learns `IMPORTANCE_RATE` times as fast as an embedding; at the same rate recall is lower.
         """
         return (IMPORTANCE_RATE * self.slow_log_importance(ids).squeeze(-1)).exp()
 
     def fit_importance(self, weight_V: Tensor) -> None:
-        """Sets how much each word counts; all above 0 (inverse document frequency is a good start)."""
+        """Sets the weight of each word, all above 0 (inverse document frequency is a good start)."""
         with torch.no_grad():
             self.slow_log_importance.weight.copy_(weight_V.log()[:, None] / IMPORTANCE_RATE)
 
 
 def new_tower(encoder: BertConfig, config: EmbedderConfig) -> Tower:
-    """A tower from random weights."""
+    """A tower with random weights."""
     return (BagOfWordsTower if config.pooling == "words" else TransformerTower)(encoder, config)
 
 
 class Embedder(nn.Module):
-    """Query tower and passage tower; one and the same object when shared."""
+    """Query tower and passage tower; the same object if shared."""
 
     def __init__(self, encoder: BertConfig, config: EmbedderConfig):
         super().__init__()
@@ -181,14 +179,14 @@ class Embedder(nn.Module):
         return query_BD, own_scores(query_BD, passage_UD[place_BK])
 
     def untie(self) -> None:
-        """Gives the passages their own tower, equal to the queries' for now (fine-tuning moves only the queries')."""
+        """Gives the embedder a separate passage tower, a copy of the query tower."""
         if self.passage is self.query:
             self.passage = new_tower(self.encoder_config, self.config).to(self.query.projection.weight.device)
             self.passage.load_state_dict(self.query.state_dict())
 
 
 def embedder_from(reader: MaskedReader, config: EmbedderConfig) -> Embedder:
-    """An untrained embedder on a copy of the reader's trunk or words; its projection is random until `fit_projection`."""
+    """An embedder that starts with a copy of the reader's encoder or words; its projection is random until `fit_projection`."""
     embedder = Embedder(reader.config, config)
     for tower in {embedder.query, embedder.passage}:
         tower.start_from(reader.bert.bert)
@@ -196,7 +194,7 @@ def embedder_from(reader: MaskedReader, config: EmbedderConfig) -> Embedder:
 
 
 def load_pooler(embedder: Embedder, name: str) -> None:
-    """Gives towers that pool [CLS] the pooler that a BERT was published with; without one theirs stays random."""
+    """Loads the pooler of a BERT checkpoint into towers that pool [CLS]; without one in the checkpoint it stays random."""
     weights = read_weights(Path(encoder_folder(name)), name)
     states = {k.split("pooler.dense.")[1]: v for k, v in weights.items() if "pooler.dense." in k}
     if states:
@@ -206,18 +204,18 @@ def load_pooler(embedder: Embedder, name: str) -> None:
 
 
 def fit_projection(tower: Tower, pooled_NH: Tensor, whiten: bool) -> None:
-    """Starts the projection at the principal components of the corpus' pooled states, with the mean removed.
+    """Sets the projection to the principal components of the pooled states of a corpus, with the mean removed.
 
-    `whiten` gives every component unit variance: it helps a trunk whose states share a few dominant directions.
+    `whiten` scales every component to unit variance, which helps encoders whose states share a few dominant directions.
     """
     mean_H = pooled_NH.mean(dim=0)
     _, singular, components = torch.linalg.svd(pooled_NH - mean_H, full_matrices=False)
-    # n passages fix at most n - 1 directions; what is measured in the others is rounding, and whitening would blow it up
+    # n passages determine at most n - 1 directions. The rest is rounding error, which whitening would amplify.
     known = int((singular > 1e-4 * singular[0]).sum())
     kept_DH = components[: min(known, tower.config.dim)]
     if whiten:
         kept_DH = kept_DH / (singular[: len(kept_DH), None] / len(pooled_NH) ** 0.5)
-    bias_D = -(kept_DH * mean_H).sum(dim=1)  # no product that autocast would round
+    bias_D = -(kept_DH * mean_H).sum(dim=1)  # not a matrix product, which autocast would round
     with torch.no_grad():
         for parameter, start in ((tower.projection.weight, kept_DH), (tower.projection.bias, bias_D)):
             parameter.zero_()

@@ -1,6 +1,6 @@
 """The objectives of REALM and ORQA as pure functions of tensors: no networks, no indexes, no devices.
 
-Letters: B queries, K candidates per query, M masked tokens per query, S spans per candidate, N passages of the index.
+Axis letters: B queries, K candidates per query, M masked tokens per query, S spans per candidate, N passages of the index.
 """
 
 import torch
@@ -32,10 +32,10 @@ def span_marginal(score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor) -> 
 
 
 def marginal_loss(score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor, per: str = "span") -> Tensor:
-    """The pre-training loss: -log p(y|x), the mean over masked tokens -> scalar.
+    """The pre-training loss: -log p(y|x), mean over masked tokens -> scalar.
 
-    `per` is "span" (the paper: one product over the span's tokens inside the sum over passages) or "token" (the released
-    code). Both divide by the number of masked tokens, so that their sizes compare.
+    `per` is "span" (paper: one product over the tokens of the span inside the sum over passages) or "token" (released code).
+    Both losses are divided by the number of masked tokens, so that their sizes are comparable.
     """
     if per == "token":
         total = (token_marginal(score_BK, token_logp_BKM) * mask_BM).sum()
@@ -47,11 +47,11 @@ def marginal_loss(score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor, per
 def with_unretrieved(
     score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor, rest_score_B: Tensor, gap: float
 ) -> tuple[Tensor, Tensor]:
-    """Adds all passages that nobody read as one more candidate -> scores [B, K+1], log-likelihoods [B, K+1, M].
+    """Adds all unretrieved passages as one more candidate -> scores [B, K+1], log-likelihoods [B, K+1, M].
 
-    Normalising over the whole index instead of over the candidates keeps the softmax honest: scores cannot be gained by
-    pushing down what was not retrieved. The likelihood of an unread passage is imputed: the null passage's (candidate 0)
-    less `gap` nats per span, shared evenly by its tokens. `rest_score_B` is the logsumexp of the unread passages' scores.
+    With a softmax over the whole index the loss cannot fall by pushing down passages that were not retrieved. The likelihood
+    of an unretrieved passage is imputed: the null passage's (candidate 0) less `gap` nats per span, shared evenly by the tokens
+    of the span. `rest_score_B` is the logsumexp of the scores of all unretrieved passages.
     """
     length_B = mask_BM.sum(dim=1).clamp_min(1)
     imputed_B1M = token_logp_BKM[:, :1].detach() - (gap / length_B)[:, None, None]
@@ -61,9 +61,9 @@ def with_unretrieved(
 
 
 def index_marginal_loss(score_BN: Tensor, gain_BN: Tensor) -> Tensor:
-    """-log p(y|x) over a whole index, less the null passage's -log p(y|null,x): the mean over queries -> scalar.
+    """-log p(y|x) + log p(y|null,x) over a whole index, mean over queries -> scalar.
 
-    `gain_BN` is log p(y|z,x) - log p(y|null,x) per span; -inf where a passage is none for the query.
+    `gain_BN` is log p(y|z,x) - log p(y|null,x) per span; -inf for passages that are no candidates of the query.
 
     >>> index_marginal_loss(torch.zeros(1, 3), torch.tensor([[torch.inf.__neg__(), 0.0, 0.0]])).item()
     0.0
@@ -73,15 +73,15 @@ def index_marginal_loss(score_BN: Tensor, gain_BN: Tensor) -> Tensor:
 
 
 def posterior(score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor) -> Tensor:
-    """p(z_k|x,y): which passages the answer credits -> [B, K]."""
+    """p(z_k|x,y): the credit of each passage for the answer -> [B, K]."""
     span_logp_BK = (token_logp_BKM * mask_BM[:, None, :]).sum(dim=-1)
     return (score_BK.log_softmax(dim=-1) + span_logp_BK).softmax(dim=-1)
 
 
 def token_credit(score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor, per: str = "span") -> Tensor:
-    """What the gradient of `marginal_loss` weighs each d log p(y_m|z_k,x) with, before its mean -> [B, K, M]; 0 at padding.
+    """Weight of each d log p(y_m|z_k,x) in the gradient of `marginal_loss`, before the mean -> [B, K, M]; 0 at padding.
 
-    Per span it is p(z_k|x,y) at every token, per token that token's own posterior.
+    For "span" the weight is p(z_k|x,y) at every token, for "token" the posterior of that token.
     """
     if per == "token":
         credit_BKM = (score_BK[:, :, None] + token_logp_BKM).softmax(dim=1)
@@ -91,10 +91,10 @@ def token_credit(score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor, per:
 
 
 def retrieval_utility(score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor) -> Tensor:
-    """How much retrieval helps: the token marginal less the null passage's log-likelihood, mean over masked tokens -> scalar.
+    """The gain by retrieval in nats: the token marginal less the null passage's log-likelihood, mean over tokens -> scalar.
 
-    This is what the released code logs; candidate 0 is the null passage. Per passage, log p(y|z,x) - log p(y|null,x) is the
-    paper's RU (appendix D): `passage_utility`.
+    The released code logs this number; candidate 0 is the null passage. The paper's RU of a single passage (appendix D) is
+    `passage_utility`.
     """
     gain_BM = token_marginal(score_BK, token_logp_BKM) - token_logp_BKM[:, 0]
     return (gain_BM * mask_BM).sum() / mask_BM.sum().clamp_min(1)
@@ -107,20 +107,19 @@ def passage_utility(token_logp_BKM: Tensor, mask_BM: Tensor) -> Tensor:
 
 
 def in_batch_loss(query_BD: Tensor, passage_BD: Tensor) -> Tensor:
-    """Softmax cross-entropy of each query against all passages of the batch, its own being right -> scalar.
+    """Softmax cross-entropy over the passages of the batch, where each query's own passage is right -> scalar.
 
-    This is ICT's loss (Lee et al. 2019, section 4).
+    This is the loss of the inverse cloze task (Lee et al. 2019, section 4).
     """
     score_BB = scores(query_BD, passage_BD)
     return F.cross_entropy(score_BB, torch.arange(len(score_BB), device=score_BB.device))
 
 
 def any_correct_loss(logit_BX: Tensor, correct_BX: Tensor) -> Tensor:
-    """-log of the probability that falls on any correct entry -> scalar  (ORQA section 3: L_early, L_full).
+    """-log of the total probability of the correct entries -> scalar  (ORQA section 3: L_early, L_full).
 
-    The mean is over the rows that have a correct entry.
-    Entries with logit -inf are impossible. Rows without a correct entry teach nothing; without any such row the loss is 0.
-    """
+    The mean is taken over rows with a correct entry; without any such row the loss is 0. Entries with logit -inf are
+    impossible."""
     usable_B = (correct_BX & logit_BX.isfinite()).any(dim=1)
     if not usable_B.any():
         return logit_BX.masked_fill(~logit_BX.isfinite(), 0).sum() * 0

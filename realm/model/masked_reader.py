@@ -1,6 +1,6 @@
 """Query and passage -> words: the knowledge-augmented encoder of REALM section 3.2.
 
-Letters: B rows, T tokens, H hidden, V vocabulary, P predicted positions.
+Axis letters: B rows, T tokens, H hidden, V vocabulary, P predicted positions.
 """
 
 from dataclasses import dataclass
@@ -24,20 +24,20 @@ from realm.tokens.layouts import Tokens
 from realm.tokens.tokenizer import Tokenizer
 
 COPY_HEAD = "copy_head.safetensors"
-"""Beside the encoder's own weights, where it has a copy head."""
+"""File of the copy head, beside the weights of the encoder."""
 
 ROWS_AT_ONCE = 64
-"""Joint rows that the reader takes together; more only adds padding and memory."""
+"""Joint rows that the reader processes together; more rows only add padding and memory."""
 
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """A small BERT from random weights; unused where an encoder is given."""
+    """Size of an encoder with random weights."""
 
     layers: int = 4
     """Transformer layers."""
     hidden: int = 256
-    """Width of the states; the feed-forward is four times as wide."""
+    """Width of the states; the feed-forward part is four times as wide."""
     heads: int = 4
     """Attention heads; divides `hidden`."""
     positions: int = 512
@@ -45,10 +45,10 @@ class EncoderConfig:
 
 
 class MaskedReader(nn.Module):
-    """p(y|z,x): a BERT with its masked-LM head, read at masked positions only; with a copy head where `copy` is set."""
+    """p(y|z,x): a BERT with its masked-LM head, computed only at masked positions, and optionally a copy head."""
 
     cached_rows: int = 0
-    """See `cache_rows`."""
+    """Gradient-cache rows, see `realm.model.modes.cache_rows`."""
 
     def __init__(self, bert: MaskedBert, copy: bool = False):
         super().__init__()
@@ -60,7 +60,7 @@ class MaskedReader(nn.Module):
         return self.bert.config
 
     def forward(self, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
-        """log p(word) for the whole vocabulary at the given (row, position) pairs -> [P, V]; [B, T, V] never exists."""
+        """log p(word) of the whole vocabulary at the given (row, position) pairs -> [P, V]; [B, T, V] is never computed."""
         logits_PV, copied = self._read(tokens, row_P, position_P)
         word_logp_PV = logits_PV.log_softmax(dim=-1)
         if copied is None:
@@ -89,7 +89,7 @@ class MaskedReader(nn.Module):
     def _read(
         self, tokens: Tokens, row_P: Tensor, position_P: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """Logits of words [P, V] float32; and what the copy head says, where there is one: it looks at all states."""
+        """Logits of words [P, V] float32, and the output of the copy head, or None without one."""
         if self.copy_head is None:
             return self.bert.cls(states_at(self.bert.bert, tokens, row_P, position_P)).float(), None
         states_BTH = hidden_states(self.bert.bert, tokens)
@@ -98,10 +98,10 @@ class MaskedReader(nn.Module):
         return self.bert.cls(states_BTH[row_P, position_P]).float(), copied
 
     def token_logp(self, joint: Tokens, position_BM: Tensor, target_BM: Tensor, mask_BM: Tensor) -> Tensor:
-        """log p(y_m|z_k,x) of every masked token beside every candidate -> [B, K, M]; 0 where `mask_BM` is.
+        """log p(y_m|z_k,x) of every masked token beside every candidate -> [B, K, M]; 0 where `mask_BM` is 0.
 
-        `joint` holds each query beside each candidate, candidate fastest. Rows are read in chunks of similar length.
-        """
+        `joint` holds each query with each of its candidates, candidates varying fastest. Rows are processed in chunks of
+        similar length."""
         (queries, most), rows = position_BM.shape, len(joint.ids_BT)
         candidates = rows // queries
         logp_RM = torch.zeros(rows, most, device=joint.ids_BT.device)
@@ -117,7 +117,7 @@ class MaskedReader(nn.Module):
     def vocabulary_logp(self, joint: Tokens, position_BM: Tensor, mask_BM: Tensor) -> Tensor:
         """log p(word|z_k,x) at every masked token beside every candidate -> [P, K, V].
 
-        P is in the order of `mask_BM`'s ones. For looking at predictions; training needs `token_logp` only.
+        P is in the order of the ones in `mask_BM`. For inspecting predictions; training uses `token_logp`.
         """
         candidates = len(joint.ids_BT) // len(position_BM)
         query_P, masked_P = mask_BM.nonzero(as_tuple=True)
@@ -129,14 +129,14 @@ class MaskedReader(nn.Module):
 def load_reader(name: str, alone: bool = True) -> MaskedReader:
     """The masked-LM reader of a BERT by folder, `package:` or hub name.
 
-    A missing head starts as the identity, so that a state close to a word's embedding predicts that word. Files are compared
-    with the checksums in the folder, unless it is not `alone`: a model has checksums of its own for all its files.
+    A missing head starts as the identity, so that a state close to a word's embedding predicts that word. If the encoder stands
+    `alone`, its files are compared with the checksums in its folder; a model folder has checksums for all its files.
 
     Raises:
         InputError: no such encoder, not of the BERT family, or damaged files.
     """
     folder = Path(encoder_folder(name))
-    if alone and name not in PACKAGED:  # those were compared when their folder was asked for
+    if alone and name not in PACKAGED:  # `encoder_folder` has compared those
         check_folder(folder)
     reader = MaskedReader(load_bert(folder, name), copy=(folder / COPY_HEAD).is_file())
     if reader.copy_head is not None:
@@ -150,14 +150,14 @@ def load_reader(name: str, alone: bool = True) -> MaskedReader:
 
 
 def save_reader(reader: MaskedReader, folder: Path, compact: bool = False) -> None:
-    """Writes a reader in Hugging Face layout, its copy head beside it; see `save_bert` for `compact`."""
+    """Writes a reader in the layout of transformers with its copy head beside it; see `save_bert` for `compact`."""
     save_bert(reader.bert, folder, compact)
     if reader.copy_head is not None:
         save_tensors(reader.copy_head.state_dict(), folder / COPY_HEAD, compact=compact)
 
 
 def new_reader(encoder: EncoderConfig, tokenizer: Tokenizer) -> MaskedReader:
-    """A reader from random weights, for text that no published encoder knows."""
+    """A reader with random weights, for text that no pre-trained encoder fits."""
     return MaskedReader(
         MaskedBert(
             BertConfig(

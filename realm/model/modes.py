@@ -1,4 +1,4 @@
-"""What holds for a whole network for a while: dropout, evaluation, activations that are computed twice."""
+"""Modes of a whole network: dropout, evaluation, recomputed activations."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from realm.model.cpu.packed import undivided
 
 @runtime_checkable
 class _CachesRows(Protocol):
-    """A network whose activations of so many rows at a time may be kept."""
+    """A network with gradient-cache rows."""
 
     cached_rows: int
 
@@ -25,10 +25,10 @@ def set_dropout(module: nn.Module, probability: float) -> None:
 
 
 def cache_rows(module: nn.Module, rows: int) -> None:
-    """Keeps the activations of so many rows at a time and computes them again for the backward pass; 0: keeps all.
+    """Keeps the activations of `rows` rows at a time and recomputes all other activations in the backward pass; 0: keeps all.
 
-    The gradient is the same but for rounding (gradient caching, Gao et al. 2021), so a batch of any size fits, for a forward
-    pass more.
+    The gradient is the same except for rounding (gradient cache, Gao et al. 2021). A batch of any size fits, at the cost of one
+    more forward pass.
     """
     for part in module.modules():
         if isinstance(part, _CachesRows):
@@ -36,7 +36,7 @@ def cache_rows(module: nn.Module, rows: int) -> None:
 
 
 def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-    """`function(*inputs)`, whose intermediate results are not kept for the backward pass but made again, draws included."""
+    """`function(*inputs)` whose intermediate results, random draws included, are recomputed in the backward pass."""
     return cast(
         Tensor,
         checkpoint(function, *inputs, use_reentrant=False, context_fn=lambda: (undivided(), undivided())),
@@ -45,7 +45,7 @@ def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
 
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Dropout off inside; afterwards each network is in the mode in which it came."""
+    """Evaluation mode inside (no dropout); afterwards each network is in its previous mode."""
     before = [module.training for module in modules]
     for module in modules:
         module.eval()

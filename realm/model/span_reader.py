@@ -1,6 +1,6 @@
 """Question and passage -> span scores: ORQA section 3, REALM section 3.2 "fine-tuning".
 
-Letters: B rows, T tokens, H hidden, W span widths.
+Axis letters: B rows, T tokens, H hidden, W span widths.
 """
 
 import math
@@ -18,19 +18,19 @@ from realm.tokens.layouts import Tokens
 
 @dataclass(frozen=True)
 class SpanConfig:
-    """The head that scores spans; defaults are the released values."""
+    """Settings of the head that scores spans; defaults are the released values."""
 
     head: Literal["pairs", "ends"] = "pairs"
-    """"pairs": an MLP over a span's first and last state (ORQA). "ends": the logit of its start and that of its end, less
-    both of [CLS], which stand for "no answer": BERT's question-answering head, as SQuAD 2.0 trains it."""
+    """"pairs": an MLP over the first and the last state of a span (ORQA). "ends": start logit plus end logit, minus those of
+    [CLS], which stand for "no answer" (BERT's question-answering head as trained on SQuAD 2.0)."""
     max_width: int = 10
     """Longest answer in wordpieces."""
     hidden: int = 256
     """Width of the hidden layer of "pairs"."""
     norm_eps: float = 1e-3
-    """Of its LayerNorm."""
+    """Epsilon of the LayerNorm of "pairs"."""
     finds_none: bool = False
-    """"No answer" has the score 0 beside the scores of the spans; the released reader always finds one."""
+    """"No answer" has the score 0 beside the scores of spans (released reader: always an answer)."""
 
     def __post_init__(self) -> None:
         for name, value in (("max_width", self.max_width), ("hidden", self.hidden)):
@@ -41,10 +41,10 @@ class SpanConfig:
 
 
 class SpanReader(nn.Module):
-    """Scores every span of up to `max_width` wordpieces by its first and last state (ORQA eq. for S_read, or BERT's way)."""
+    """Scores every span of up to `max_width` wordpieces by its first and last state (ORQA's S_read, or BERT's head)."""
 
     continues_V: Tensor
-    """True at wordpieces that continue a word: no span begins with one or ends before one. All False: the released code."""
+    """True at wordpieces that continue a word: no span begins with one or ends before one. Released code: all False."""
 
     def __init__(self, encoder: Bert, continues_V: Tensor | None = None, config: SpanConfig | None = None):
         super().__init__()
@@ -62,10 +62,10 @@ class SpanReader(nn.Module):
                 nn.init.zeros_(layer.bias)
 
     def forward(self, tokens: Tokens, body_BT: Tensor) -> Tensor:
-        """Score of the span of w+1 pieces that starts at t -> [B, W, T] float32, -inf unless it may be one in `body_BT`."""
+        """Score of the span of w+1 wordpieces that starts at t -> [B, W, T] float32; -inf for spans outside `body_BT`."""
         states_BTH = hidden_states(self.encoder, tokens)
         start_BTS, end_BTS = self.ends(states_BTH).chunk(2, dim=-1)
-        if self.config.head == "ends":  # the score itself: not the difference of rounded numbers
+        if self.config.head == "ends":  # differences need float32
             start_BTS, end_BTS = start_BTS.float(), end_BTS.float()
         length = tokens.ids_BT.shape[1]
         inner_BT = self.continues_V[tokens.ids_BT]
@@ -82,18 +82,18 @@ class SpanReader(nn.Module):
         return torch.stack(widths, dim=1)
 
     def head(self) -> list[nn.Module]:
-        """What scores spans by the trunk's states."""
+        """The layers that turn states of the encoder into span scores."""
         return [part for part in (self.ends, self.norm, self.score) if not isinstance(part, nn.Identity)]
 
     def beside(self, score_BK: Tensor) -> Tensor:
-        """What the retrieval scores of the passages read add to the scores of their spans -> [B, K].
+        """The terms that retrieval scores add to the span scores of each passage -> [B, K].
 
-        A head of "pairs" was trained beside the scores themselves. One of "ends" compares spans with "no answer", passage by
-        passage: log p(z|x) among the passages read leaves "no answer" at the score 0 for all of them together.
+        A "pairs" head is trained with the scores themselves. An "ends" head compares spans with "no answer" passage by passage:
+        adding log p(z|x) over the passages read keeps the score of "no answer" at 0 for all passages together.
         """
         return score_BK if self.config.head == "pairs" else score_BK.log_softmax(dim=-1)
 
 
 def body_mask(tokens: Tokens, sep_id: int) -> Tensor:
-    """True at a joint input's passage tokens, its closing [SEP] excluded -> [B, T] bool."""
+    """True at the passage tokens of a joint input without the closing [SEP] -> [B, T] bool."""
     return (tokens.segments_BT == 1) & (tokens.ids_BT != sep_id) & (tokens.mask_BT == 1)

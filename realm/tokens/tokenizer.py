@@ -1,4 +1,4 @@
-"""The only tokenization: a text becomes ids once, on its way into the knowledge base. Training and search work on ids."""
+"""The tokenizer. Passages are tokenized once, when they enter the knowledge base; training and search work on ids."""
 
 import hashlib
 import json
@@ -14,11 +14,11 @@ from realm.files import read_json
 from realm.tokens.hub import encoder_folder
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""BERT's special wordpieces; a vocabulary made here begins with them."""
+"""BERT's special wordpieces; a vocabulary trained here begins with them."""
 
 
 class Encoding(NamedTuple):
-    """Wordpieces of one text: ids, and the characters [start, end) of the text that each came from."""
+    """Wordpieces of one text: ids, and the characters [start, end) of each wordpiece."""
 
     ids: list[int]
     starts: list[int]
@@ -26,14 +26,15 @@ class Encoding(NamedTuple):
 
 
 class Tokenizer:
-    """A wordpiece tokenizer that is one `tokenizer.json`; its fingerprint ties knowledge bases and models together."""
+    """A wordpiece tokenizer, stored as `tokenizer.json`; its fingerprint ties models to knowledge bases."""
 
     behaviour: str
-    """Digest of all that decides the wordpieces of a text. Tokenizers whose files are spelled differently may share it."""
+    """Digest of everything that determines the wordpieces of a text. Files with different formatting can have the same
+    digest."""
     fingerprint: str
-    """What vectors and corpora are named after: `behaviour`, or what `goes_by` found on disk."""
+    """Name in vectors and corpora on disk: `behaviour`, or the fingerprint that `goes_by` accepted."""
     name: str
-    """The folder or name that it was loaded by; "" where it was made here."""
+    """The folder or name that the tokenizer was loaded from; "" for a tokenizer trained here."""
 
     def __init__(self, tokenizer: FastTokenizer, name: str = ""):
         self.name = name
@@ -49,15 +50,15 @@ class Tokenizer:
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
             vocabulary[name] for name in SPECIAL
         )
-        tokenizer.encode_special_tokens = True  # a document that spells [SEP] means six characters
+        tokenizer.encode_special_tokens = True  # "[SEP]" in a document is plain text
         self.vocab_size = tokenizer.get_vocab_size()
         self._json = tokenizer.to_str()
         self.fingerprint = self.behaviour = _behaviour(tokenizer, vocabulary)
 
     def goes_by(self, recorded: str) -> bool:
-        """Whether a fingerprint on disk is this tokenizer's; if it is, the tokenizer keeps it.
+        """Whether a fingerprint on disk belongs to this tokenizer; if so, `fingerprint` becomes that value.
 
-        Earlier versions recorded the digest of the file's text. Indexes are named after it, so it must not change.
+        Earlier versions recorded the digest of the file's text, and indexes on disk are named after it.
         """
         known = recorded in (self.behaviour, _digest(self._json.encode()))
         if known:
@@ -75,10 +76,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, name: str | Path) -> "Tokenizer":
-        """From a model folder, a knowledge base's tokenizer folder, a packaged encoder's name or a hub name.
+        """Loads a tokenizer from a model folder, a tokenizer folder, a packaged encoder's name or a hub name.
 
         Raises:
-            InputError: nothing there, or no fast tokenizer in it.
+            InputError: there is no such folder or name, or no fast tokenizer in it.
         """
         folder = Path(encoder_folder(str(name)))
         file = folder / "tokenizer.json"
@@ -90,15 +91,15 @@ class Tokenizer:
             return cls(FastTokenizer.from_file(str(file)), str(name))
         except RealmError:
             raise
-        except Exception as error:  # the Rust side raises bare Exception for anything it cannot read
+        except Exception as error:  # the Rust library raises bare Exception for any unreadable file
             raise InputError(f"{file} is not a tokenizer: {str(error).splitlines()[0]}") from error
 
     @classmethod
     def from_vocabulary(cls, folder: Path, name: str = "") -> "Tokenizer":
-        """BERT's own tokenizer from a folder's vocab.txt and, where there is one, tokenizer_config.json.
+        """BERT's tokenizer from vocab.txt and, if present, tokenizer_config.json in a folder.
 
         Raises:
-            InputError: they cannot be read, or the vocabulary is no BERT's.
+            InputError: a file cannot be read, or the vocabulary lacks BERT's special tokens.
         """
         try:
             pieces = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
@@ -123,11 +124,10 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
-        """A lower-casing wordpiece vocabulary of its own for a corpus; the same texts give the same one.
+        """Trains a lower-casing wordpiece vocabulary; equal texts give equal vocabularies.
 
-        The library's wordpiece trainer breaks ties by chance, its byte-pair trainer does not. So that one learns the pieces,
-        from words with a mark in front: pieces with the mark are those that words begin with.
-        """
+        The library's wordpiece trainer breaks ties at random, its byte-pair trainer does not. So the byte-pair trainer learns
+        the pieces, from words with a mark in front: pieces with the mark begin words."""
         normalizer, words, mark = (
             normalizers.BertNormalizer(lowercase=True),
             pre_tokenizers.BertPreTokenizer(),
@@ -163,14 +163,14 @@ class Tokenizer:
         return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoding]:
-        """Wordpiece ids of each text with the characters they came from."""
+        """Wordpiece ids of each text with their character offsets."""
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [Encoding(e.ids, [s for s, _ in e.offsets], [t for _, t in e.offsets]) for e in encodings]
 
     def as_huggingface(self) -> FastTokenizer:
-        """The library's tokenizer as `transformers` drives it: [CLS] a [SEP] b [SEP], a spelled [SEP] becomes one.
+        """The library's tokenizer as transformers uses it: [CLS] a [SEP] b [SEP], and "[SEP]" in a text is the special token.
 
-        For other people's conventions (`realm.interop`, `realm.qa.reading`); ours never read special pieces in texts.
+        Only for comparison with transformers and for its files (`realm.interop`, `realm.qa.reading`).
         """
         tokenizer = FastTokenizer.from_str(self._json)
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -182,7 +182,7 @@ class Tokenizer:
         return tokenizer
 
     def encode_masked(self, text: str) -> list[int]:
-        """Ids of a sentence in which the user wrote [MASK], each of them as one mask."""
+        """Ids of a sentence in which the user wrote [MASK]; each [MASK] is one id."""
         parts = self.encode(text.split("[MASK]"))
         ids = list(parts[0])
         for part in parts[1:]:
@@ -197,7 +197,7 @@ class Tokenizer:
 
 
 def _behaviour(tokenizer: FastTokenizer, vocabulary: dict[str, int]) -> str:
-    """A digest of what decides the wordpieces of a text: neither the file's spelling nor what is added around a text."""
+    """Digest of everything that determines the wordpieces of a text, without formatting and without the post-processor."""
     # The library pickles its parts as JSON with the vocabulary in the order of ids: 30,000 pieces in 10 ms, where parsing the
     # whole file and writing its decisive half takes 100.
     model, normalizer, words = tokenizer.model.__getstate__(), tokenizer.normalizer, tokenizer.pre_tokenizer

@@ -1,1 +1,1 @@
-"""The transformer layers as a CPU computes them fastest: packed rows, attention, dropout, threads."""
+"""Transformer layers for CPUs: packed rows, attention, dropout, threads."""

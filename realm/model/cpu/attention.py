@@ -1,12 +1,11 @@
 """Attention on a CPU without padding: the tokens of all rows in one array, a few rows at a time.
 
-Straightforwardly, scores [B, A, T, T] go to memory and back for each of the mask, the softmax and the dropout, and are float32
-wherever a row is padded. Here rows of the same length are multiplied together, as many as have scores that stay in the cache,
-and of each score one number is kept for the backward pass.
+A plain implementation moves the scores [B, A, T, T] to memory and back for the mask, the softmax and the dropout, and computes
+them in float32 if any row is padded. Here rows of the same length are multiplied together, as many as have scores that fit into
+the cache, and one number per score is kept for the backward pass.
 
-Letters: B rows, T tokens of the longest, N tokens of all rows, n of one, M and m those that ask, H hidden, A heads, d hidden of
-a head, G heads of all rows that are multiplied together.
-"""
+Axis letters: B rows, T tokens of the longest row, N tokens of all rows, n tokens of one row, M query tokens of all rows, m
+query tokens of one row, H hidden, A heads, d hidden of a head, G heads of all rows that are multiplied together."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -21,9 +20,9 @@ from realm.model.cpu.dropout import clear, mark, new_seed, unmarked
 from realm.model.cpu.threads import thread_map
 
 SCORES = 1 << 18
-"""Attention scores that are formed together, where more than one row has them."""
+"""Attention scores that are computed together, if that is more than one row."""
 EVEN = 32
-"""Numbers in bf16 that a register holds."""
+"""bf16 numbers in a vector register."""
 
 
 def attend(
@@ -35,7 +34,8 @@ def attend(
     heads: int,
     dropout: float,
 ) -> Tensor:
-    """Each row for itself: softmax(q k / sqrt(d)) v -> [M, H]; rows have `lengths` tokens, of which `asking` ask."""
+    """Attention within each row, softmax(q k / sqrt(d)) v -> [M, H]; `lengths` counts the tokens of a row, `asking` its
+    queries."""
     groups = list(_groups(asking, lengths, heads, query_MH.dtype))
     seed = new_seed() if dropout else 0
     mixed_MH: Tensor = _Attention.apply(
@@ -52,17 +52,17 @@ class _Part(NamedTuple):
     length: int
     heads: int
     room: int
-    """What the length is filled up to."""
+    """Padded length."""
 
     def of(self, all_NH: Tensor) -> Tensor:
-        """A copy of theirs, zero where filled up -> [G, n, d]."""
+        """A copy of these tokens by heads, with zeros in the padding -> [G, n, d]."""
         view = self._view(all_NH)
         if self.room > self.length:
             view = F.pad(view, (0, 0, 0, self.room - self.length))
         return view.reshape(self.rows * self.heads, self.room, view.shape[3])
 
     def put(self, part_Gnd: Tensor, all_NH: Tensor) -> None:
-        """Writes theirs."""
+        """Writes the values of these tokens."""
         view = self._view(all_NH)
         view.copy_(part_Gnd.view(self.rows, self.heads, self.room, part_Gnd.shape[2])[:, :, : self.length])
 
@@ -75,7 +75,7 @@ class _Part(NamedTuple):
 def _groups(
     asking: Sequence[int], lengths: Sequence[int], heads: int, dtype: torch.dtype
 ) -> Iterator[tuple[_Part, _Part]]:
-    """Rows that are multiplied together: the tokens that ask, the tokens that are asked."""
+    """Groups of rows that are multiplied together: their query tokens and their key tokens."""
     asking_start = start = 0
     for (wanted, length), alike in groupby(zip(asking, lengths, strict=True)):
         left, room, wanted_room = len(list(alike)), _room(length, dtype), _room(wanted, dtype)
@@ -89,8 +89,8 @@ def _groups(
 
 
 def _room(length: int, dtype: torch.dtype) -> int:
-    """oneDNN compiles a program for each length of bf16 products, and torch's softmax computes what fills no register number
-    by number; float32 has neither."""
+    """The padded length. oneDNN compiles a kernel for each length of bf16 products, and torch's bf16 softmax is slow for the
+    rest of a row that fills no register; float32 needs no padding."""
     return -(-length // EVEN) * EVEN if dtype == torch.bfloat16 and length > EVEN else length
 
 

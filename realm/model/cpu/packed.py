@@ -1,10 +1,11 @@
-"""A BERT's layers on a CPU without padding: the tokens of all rows in one array, attention a few rows at a time.
+"""The layers of a BERT on a CPU without padding: the tokens of all rows in one array, attention a few rows at a time.
 
-The weights and the numbers are those of `Bert`, whose own forward pass runs on every other device. What that costs here is
-padding in every layer, and in attention what `attention.py` says. Where there are rows enough, each thread takes some of them
-through all layers, forward and back: threads that share products wait for each other at every one of them.
+Weights and results are those of `Bert`, whose own forward pass is used on all other devices. If there are enough rows, each
+thread computes all layers of some rows, forward and backward: threads that share each matrix product would wait for each other
+after every product.
 
-Letters: B rows, T tokens of the longest row, N tokens of all rows, n of a share of them, P wanted ones, H hidden.
+Axis letters: B rows, T tokens of the longest row, N tokens of all rows, n tokens of a share of the rows, P requested tokens,
+H hidden.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ if TYPE_CHECKING:
     from realm.model.bert import Bert  # which imports this folder
 
 SHARED = 1 << 8
-"""Tokens from which on threads are sooner done with rows of their own."""
+"""Number of tokens from which on it is faster to give each thread its own rows."""
 EVENLY = 1.15
-"""Times an even share that the largest may be, else threads that share products are sooner done."""
+"""Largest share of a thread, relative to an even share, up to which it is faster to give each thread its own rows."""
 MOST = 8
-"""Threads from beyond which on all share products: each that learns holds a copy of the layers' gradients."""
+"""Largest number of threads with rows of their own: in training each thread holds a copy of the layers' gradients."""
 
 
 def hidden_states(bert: Bert, tokens: Tokens) -> Tensor:
-    """States of the last layer -> [B, T, H]; those of padding mean nothing."""
+    """States of the last layer -> [B, T, H]; states of padding are undefined."""
     if tokens.ids_BT.device.type != "cpu":
         return _padded_states(bert, tokens)
     rows = _Rows.of(tokens)
@@ -50,10 +51,12 @@ def hidden_states(bert: Bert, tokens: Tokens) -> Tensor:
 def states_at(bert: Bert, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
     """States of the last layer at the given (row, position) pairs -> [P, H].
 
-    On a CPU the last layer computes nothing but keys and values for the other tokens: of 6 layers, a seventh is saved.
+    On a CPU the last layer computes only keys and values for all other tokens.
     """
     if tokens.ids_BT.device.type != "cpu" or not tokens.mask_BT[row_P, position_P].all():
-        states_BTH = _padded_states(bert, tokens)  # on a CPU because padding is asked, which rows leave out
+        states_BTH = _padded_states(
+            bert, tokens
+        )  # on a CPU only if states of padding are requested, which packed rows lack
         return states_BTH[row_P, position_P]
     rows = _Rows.of(tokens, row_P)
     number_BT = torch.zeros_like(tokens.ids_BT)
@@ -69,16 +72,16 @@ def _padded_states(bert: Bert, tokens: Tokens) -> Tensor:
 
 
 class _Rows(NamedTuple):
-    """Where the rows' tokens stand: rows of the same length, and with as many wanted tokens, follow one another."""
+    """The packed order of the rows: rows of equal length and with equally many requested tokens follow one another."""
 
     place_N: Tensor
-    """Of each token among the padded rows."""
+    """Position of each packed token among the padded rows."""
     rank_B: Tensor
-    """Of each row among the sorted ones."""
+    """Position of each row in the packed order."""
     lengths: list[int]
-    """Tokens of each sorted row."""
+    """Tokens of each packed row."""
     asking: list[int]
-    """Its tokens that are wanted of the last layer."""
+    """Requested tokens of each packed row in the last layer."""
 
     @classmethod
     def of(cls, tokens: Tokens, wanted_row_P: Tensor | None = None) -> _Rows:
@@ -90,7 +93,7 @@ class _Rows(NamedTuple):
         return cls(place_N, order_B.argsort(), length_B[order_B].tolist(), asking_B[order_B].tolist())
 
     def shares(self, count: int, wanted_P: Tensor | None) -> Iterator[_Share]:
-        """The rows in at most `count` shares, of about as many tokens each."""
+        """The rows in at most `count` shares with about equally many tokens."""
         ends, asked = [0, *accumulate(self.lengths)], [0, *accumulate(self.asking)]
         even = [ends[-1] * part / count for part in range(count + 1)]
         cuts = sorted({min(range(len(ends)), key=lambda row: abs(ends[row] - cut)) for cut in even})
@@ -101,16 +104,16 @@ class _Rows(NamedTuple):
 
 
 class _Share(NamedTuple):
-    """Some of the sorted rows."""
+    """Consecutive packed rows, the work of one thread."""
 
     own: slice
-    """Their tokens among those of all."""
+    """Their tokens among all packed tokens."""
     lengths: list[int]
-    """Tokens of each."""
+    """Tokens of each row."""
     asking: list[int]
-    """Those that are wanted of the last layer."""
+    """Requested tokens of each row in the last layer."""
     wanted_P: Tensor | None
-    """Their numbers in the share; none where all are wanted."""
+    """Numbers of the requested tokens in the share; None if all are requested."""
 
 
 _UNDIVIDED = threading.local()
@@ -118,8 +121,8 @@ _UNDIVIDED = threading.local()
 
 @contextmanager
 def undivided() -> Iterator[None]:
-    """Inside, this thread's rows are not divided: hooks on what is kept for the backward pass (`recomputed` is made of them)
-    belong to a thread, and others' graphs would be kept whatever they say."""
+    """Inside, rows are not divided among threads. Saved-tensor hooks, on which `recomputed` is built, belong to one thread;
+    graphs of other threads would ignore them."""
     before = getattr(_UNDIVIDED, "here", False)
     _UNDIVIDED.here = True
     try:
@@ -129,7 +132,7 @@ def undivided() -> Iterator[None]:
 
 
 def _run(bert: Bert, tokens: Tokens, rows: _Rows, wanted_P: Tensor | None) -> Tensor:
-    """Last states of all tokens, or of those with the numbers `wanted_P` -> [N or P, H]."""
+    """States of the last layer for all tokens, or for the tokens `wanted_P` -> [N or P, H]."""
     state_NH = bert.embeddings(
         tokens.ids_BT.flatten()[rows.place_N],
         tokens.segments_BT.flatten()[rows.place_N],
@@ -140,7 +143,7 @@ def _run(bert: Bert, tokens: Tokens, rows: _Rows, wanted_P: Tensor | None) -> Te
     largest = max((share.own.stop - share.own.start for share in shares), default=0)
     few = len(state_NH) < SHARED or largest * threads > EVENLY * len(state_NH)
     weights = [weight for weight in bert.encoder.parameters() if weight.requires_grad]
-    watched = any(weight._backward_hooks for weight in weights)  # they would be called for each share
+    watched = any(weight._backward_hooks for weight in weights)  # hooks would be called once per share
     if not 1 < threads <= MOST or few or watched or getattr(_UNDIVIDED, "here", False):
         return _layers(bert, state_NH, _Share(slice(None), rows.lengths, rows.asking, wanted_P))
     drops = any(p.training and p.p for p in bert.encoder.modules() if isinstance(p, nn.Dropout))
@@ -156,9 +159,9 @@ def _run(bert: Bert, tokens: Tokens, rows: _Rows, wanted_P: Tensor | None) -> Te
 
 
 class _Divided(torch.autograd.Function):
-    """The layers, each thread's own rows forward and back by itself.
+    """The layers with a share of the rows per thread, forward and backward.
 
-    What they say of the weights is added up in the end, so there is a copy of the layers' gradients for each thread until then.
+    Gradients of the weights are summed at the end, so until then there is a copy of them for each thread.
     """
 
     @staticmethod
@@ -184,7 +187,9 @@ class _Divided(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         to_states = gradients[0].split([len(states_nH) for _, states_nH in ctx.found])
-        again = torch._C._autograd._get_current_graph_task_keep_graph()  # what `retain_graph` says here
+        again = (
+            torch._C._autograd._get_current_graph_task_keep_graph()
+        )  # the value of `retain_graph` in this backward pass
 
         def one(part: tuple[tuple[Tensor, Tensor], Tensor]) -> tuple[Tensor | None, ...]:
             (given_nH, states_nH), to_states_nH = part
@@ -195,7 +200,7 @@ class _Divided(torch.autograd.Function):
             *thread_map(one, list(zip(ctx.found, to_states, strict=True))), strict=True
         )
         for total, *more in to_weights:
-            for gradient in more if total is not None else ():  # none of a weight that no layer uses
+            for gradient in more if total is not None else ():  # None for a weight that no layer uses
                 total += gradient
         return None, None, None, torch.cat(to_given), *(total for total, *_ in to_weights)
 
@@ -204,7 +209,7 @@ def _layers(bert: Bert, state_NH: Tensor, share: _Share) -> Tensor:
     last = len(bert.encoder.layer) - 1
     for number, layer in enumerate(bert.encoder.layer):
         attention = layer.attention.self
-        # Cast once for the three products that read it; what is added up between layers stays float32.
+        # Cast once for the three products that read the states; the residual stream stays float32.
         read_NH = (
             state_NH.to(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else state_NH
         )

@@ -1,7 +1,7 @@
-"""Threads that each do whole pieces of work by themselves.
+"""A map over chunks of work with threads that each compute whole chunks.
 
-A small product gains nothing from a second thread of torch's: waking it takes as long as the product. Here each thread takes
-the next of many pieces, and computes it alone.
+A second torch thread does not make a small matrix product faster, because waking the thread takes as long as the product. Here
+each thread takes the next chunk and computes it alone.
 """
 
 import os
@@ -19,14 +19,13 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 
-def thread_map(work: Callable[[P], R], pieces: Sequence[P], autocast: bool = False) -> list[R]:
-    """`work(piece)` for every piece, in its order, by as many threads as torch may use here; without gradients.
+def thread_map(work: Callable[[P], R], chunks: Sequence[P], autocast: bool = False) -> list[R]:
+    """`work(chunk)` for every chunk, in order, with as many threads as torch may use; without gradients.
 
-    Autocast is off, or with `autocast` as it is here. Raises what a piece raises; those that nobody has begun are left then.
-    While another thread has its pieces computed, or within a piece, the caller computes its own: nobody waits for others' work.
-    So it does where there is only one.
-    """
-    waiting, inference = iter(range(len(pieces))), torch.is_inference_mode_enabled()
+    Autocast is off, or with `autocast` as in the calling thread. An exception of a chunk is raised after the chunks under way
+    have ended. A call from within a chunk, or while another thread uses the pool, computes its chunks in the calling thread,
+    so that no call waits for the work of another one. So does a call with a single chunk."""
+    waiting, inference = iter(range(len(chunks))), torch.is_inference_mode_enabled()
     results: dict[int, R] = {}
     cast, dtype = autocast and torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
@@ -37,39 +36,39 @@ def thread_map(work: Callable[[P], R], pieces: Sequence[P], autocast: bool = Fal
             torch.autocast("cpu", dtype, cast, cache_enabled=False),
         ):
             try:
-                for number in waiting:  # one iterator for all threads: each takes the next when it is done
-                    results[number] = work(pieces[number])
+                for number in waiting:  # one iterator for all threads: each takes the next free chunk
+                    results[number] = work(chunks[number])
             finally:
                 for _ in waiting:
                     pass
 
     threads = torch.get_num_threads()
-    if threads == 1 or len(pieces) < 2 or not _pool_is_taken.acquire(blocking=False):
+    if threads == 1 or len(chunks) < 2 or not _pool_is_taken.acquire(blocking=False):
         take()
     else:
         begun: list[Future[None]] = []
         try:
-            for _ in range(min(threads, len(pieces))):
+            for _ in range(min(threads, len(chunks))):
                 begun.append(_pool(threads).submit(take))
             for done in begun:
                 done.result()
         finally:
             try:
-                for _ in waiting:  # who interrupts this thread means the others too
+                for _ in waiting:  # an interrupt of this thread stops the other threads too
                     pass
-                wait(begun)  # for what they have begun: what it reads may change after this
+                wait(begun)  # the caller may change the data of chunks under way after this
             finally:
                 _pool_is_taken.release()
-    return [results[number] for number in range(len(pieces))]
+    return [results[number] for number in range(len(chunks))]
 
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Threads whose own torch is single-threaded."""
+    """A pool of threads in each of which torch is single-threaded."""
     pool, all_here = ThreadPoolExecutor(threads, "torch alone"), Barrier(threads)
 
     def prepare() -> None:
-        torch.get_num_threads()  # first, for it is then that torch sets a thread up, with everybody's number
+        torch.get_num_threads()  # first, because this call initialises torch in the thread, with the global number
         torch.set_num_threads(1)
         all_here.wait()
 
@@ -77,10 +76,10 @@ def _pool(threads: int) -> ThreadPoolExecutor:
         for done in [pool.submit(prepare) for _ in range(threads)]:
             done.result()
     except BaseException:
-        all_here.abort()  # else those that are here would wait for ever
+        all_here.abort()  # else the waiting threads would never end
         raise
     finally:
-        torch.set_num_threads(threads)  # a part of what each of them has set is everybody's
+        torch.set_num_threads(threads)  # part of the setting of each thread is global
     return pool
 
 
@@ -90,4 +89,4 @@ def _forget_pool() -> None:
     _pool_is_taken = Lock()
 
 
-os.register_at_fork(after_in_child=_forget_pool)  # where its threads are not
+os.register_at_fork(after_in_child=_forget_pool)  # a forked child has no pool threads
