@@ -31,8 +31,8 @@ import torch
 from realm.index.embedding import batches_by_length, embed_passages
 from realm.model.bert import BertConfig
 from realm.model.device import Precision, autocast, choose_device, chosen
-from realm.model.embedder import EmbedderConfig, Tower, new_tower
-from realm.model.folder import load_model
+from realm.model.embedder import Embedder, EmbedderConfig
+from realm.model.folder import Model, load_model
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.schema import PassageTokens
 from realm.tokens.layouts import Lengths, Ragged, Tokens, passage_rows
@@ -77,9 +77,9 @@ def main() -> None:
     device = choose_device("auto")
     rows = []
     with autocast(device, args.precision):
-        for what, tower, corpus in asked(args):
-            tower.to(device).eval()
-            row = measured(tower, corpus, device, args.rounds, args.most)
+        for what, embedder, corpus in asked(args):
+            embedder.to(device).eval()
+            row = measured(embedder, corpus, device, args.rounds, args.most)
             rows.append({"tower": what, "passages": len(corpus.tokens.body.lengths), **row})
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     shared.print_table(rows)
@@ -88,30 +88,30 @@ def main() -> None:
     print(json.dumps(result | {"rows": rows} | shared.machine()))
 
 
-def asked(args: argparse.Namespace) -> Iterator[tuple[str, Tower, Corpus]]:
-    """Each tower with each corpus."""
+def asked(args: argparse.Namespace) -> Iterator[tuple[str, Embedder, Corpus]]:
+    """Each embedder with each corpus."""
     if args.kb is not None:
         kb, model = KnowledgeBase.open(args.kb), load_model(args.model)
-        yield args.model, model.embedder.passage, Corpus(kb.tokens, model.tokenizer, model.lengths)
+        yield args.model, model.embedder, Corpus(kb.tokens, model.tokenizer, model.lengths)
         return
     tokenizer, lengths = Tokenizer.load("package:realm-mini"), Lengths(passage=args.passage)
     for name in args.towers:
-        tower = TOWERS[name](args, tokenizer)
+        embedder = TOWERS[name](args, tokenizer)
         for size in args.sizes:
-            yield name, tower, Corpus(made_up(size, tokenizer, lengths), tokenizer, lengths)
+            yield name, embedder, Corpus(made_up(size, tokenizer, lengths), tokenizer, lengths)
 
 
-def layers(args: argparse.Namespace, tokenizer: Tokenizer) -> Tower:
+def layers(args: argparse.Namespace, tokenizer: Tokenizer) -> Embedder:
     """A BERT whose states are pooled."""
-    return new_tower(_encoder_config(args, tokenizer), EmbedderConfig())
+    return Embedder(_encoder_config(args, tokenizer), EmbedderConfig())
 
 
-def words(args: argparse.Namespace, tokenizer: Tokenizer) -> Tower:
+def words(args: argparse.Namespace, tokenizer: Tokenizer) -> Embedder:
     """Word embeddings alone."""
-    return new_tower(_encoder_config(args, tokenizer), EmbedderConfig(pooling="words"))
+    return Embedder(_encoder_config(args, tokenizer), EmbedderConfig(pooling="words"))
 
 
-TOWERS: dict[str, Callable[[argparse.Namespace, Tokenizer], Tower]] = {"layers": layers, "words": words}
+TOWERS: dict[str, Callable[[argparse.Namespace, Tokenizer], Embedder]] = {"layers": layers, "words": words}
 
 
 def _encoder_config(args: argparse.Namespace, tokenizer: Tokenizer) -> BertConfig:
@@ -141,8 +141,11 @@ def made_up(size: int, tokenizer: Tokenizer, lengths: Lengths) -> PassageTokens:
     return PassageTokens(ragged(title_N), ragged(body_N), none, none, none)
 
 
-def measured(tower: Tower, corpus: Corpus, device: torch.device, rounds: int, most: float) -> shared.Row:
+def measured(
+    embedder: Embedder, corpus: Corpus, device: torch.device, rounds: int, most: float
+) -> shared.Row:
     """The two rates, measured in turns."""
+    tower = embedder.passage
     tokens, numbers = corpus.tokens, np.arange(len(corpus.tokens.body.lengths))
     length_N = np.minimum(tokens.title.lengths + tokens.body.lengths + 3, corpus.lengths.passage)
     batches = batches_by_length(length_N)
@@ -166,7 +169,7 @@ def measured(tower: Tower, corpus: Corpus, device: torch.device, rounds: int, mo
             tower(one).float().cpu()
 
     def whole() -> None:
-        embed_passages(tower, tokens, numbers, corpus.tokenizer, corpus.lengths, device)
+        embed_passages(Model(corpus.tokenizer, corpus.lengths, None, embedder), tokens, numbers)
 
     bare, all_of_it = [_seconds(forward)], []
     if len(numbers) * bare[0] / in_sample < most:

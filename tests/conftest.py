@@ -121,9 +121,7 @@ def tiny_model_folder(tiny_kb: "KnowledgeBase", tmp_path_factory: pytest.TempPat
     embedder = embedder_from(reader, EmbedderConfig(dim=16))
     model = Model(tiny_kb.tokenizer, Lengths(query=32, passage=48), reader, embedder, step=3)
     everything = np.arange(len(tiny_kb))
-    pooled_NH = pooled_states(
-        embedder.passage, tiny_kb.tokens, everything, model.tokenizer, model.lengths, model.device
-    )
+    pooled_NH = pooled_states(embedder.passage, tiny_kb.tokens, everything, model.tokenizer, model.lengths)
     fit_projection(embedder.query, pooled_NH, whiten=True)
     folder = tmp_path_factory.mktemp("tiny_model") / "model"
     save_model(model, folder)

@@ -1,13 +1,14 @@
-"""Passages to vectors: the whole corpus, or the part of it that is new.
+"""Passages to vectors: the whole corpus, or new passages only.
 
-Batches hold passages of similar length and about the same number of tokens, so that little is padding. On a CPU each thread
-packs and embeds whole batches by itself: nobody waits for another one within a batch.
+Batches hold passages of similar length and about equally many tokens, which limits padding. On a CPU each thread embeds whole
+batches by itself, so that threads do not wait for each other within a batch.
 
-Letters: N passages, H hidden, D embedding.
+Axis letters: N passages, n requested passages, H hidden, D embedding.
 """
 
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from realm.errors import DamagedError
 from realm.model.cpu.threads import thread_map
 from realm.model.embedder import Tower
+from realm.model.folder import Model
 from realm.model.modes import evaluating
 from realm.progress import progress
 from realm.store.knowledge_base import PassageTokens
@@ -24,27 +26,27 @@ from realm.tokens.layouts import Lengths, Tokens, passage_rows
 from realm.tokens.tokenizer import Tokenizer
 
 BATCH_TOKENS = 4096
-"""Tokens of a batch, padding counted."""
+"""Tokens of a batch, including padding."""
 
 
 def embed_passages(
-    tower: Tower,
+    model: Model,
     tokens: PassageTokens,
     numbers: np.ndarray,
-    tokenizer: Tokenizer,
-    lengths: Lengths,
-    device: torch.device,
+    *,
     description: str | None = "embed",
-    tell: Callable[[int], None] | None = None,
+    report_done: Callable[[int], None] | None = None,
     kept: Kept | None = None,
 ) -> np.ndarray:
-    """Vectors of the given passages, in their order -> [n, D] float16; `tell` hears after each batch how many are done.
+    """Vectors of the given passages in the given order -> [n, D] float16.
 
-    Without a `description` there is no progress bar. Batches that are `kept` from an earlier call are not made again.
+    `report_done` is called after each batch with the number of finished passages. Without a `description` there is no progress
+    bar. Batches that are `kept` from an interrupted call are not embedded again.
 
     Raises:
-        InputError: a vector is not finite.
+        DamagedError: a vector is not finite.
     """
+    tower = model.embedder.passage
 
     def checked(inputs: Tokens) -> Tensor:
         vector_BD = tower(inputs).half()
@@ -54,28 +56,47 @@ def embed_passages(
             )
         return vector_BD
 
-    vectors = _embed(tower, checked, tokens, numbers, tokenizer, lengths, device, description, tell, kept)
+    rows = _Rows(tokens, numbers, model.tokenizer, model.lengths, model.device)
+    vectors = _embed(tower, checked, rows, description, report_done, kept)
     return vectors.half().numpy()
 
 
 def pooled_states(
-    tower: Tower,
-    tokens: PassageTokens,
-    numbers: np.ndarray,
-    tokenizer: Tokenizer,
-    lengths: Lengths,
-    device: torch.device,
+    tower: Tower, tokens: PassageTokens, numbers: np.ndarray, tokenizer: Tokenizer, lengths: Lengths
 ) -> Tensor:
-    """The tower's pooled states before projection, for fitting one -> [n, H] float32."""
+    """Pooled states of a tower, before its projection -> [n, H] float32."""
 
     def pooled(inputs: Tokens) -> Tensor:
         return tower.pooled(inputs).float()
 
-    return _embed(tower, pooled, tokens, numbers, tokenizer, lengths, device, "pool")
+    rows = _Rows(tokens, numbers, tokenizer, lengths, tower.projection.weight.device)
+    return _embed(tower, pooled, rows, "pool")
+
+
+class _Rows(NamedTuple):
+    """Passages of a corpus, and how they become inputs of a tower."""
+
+    tokens: PassageTokens
+    numbers: np.ndarray
+    tokenizer: Tokenizer
+    lengths: Lengths
+    device: torch.device
+
+    def input_lengths(self) -> np.ndarray:
+        """Lengths of the inputs in wordpieces -> [n]."""
+        title, body = self.tokens.title, self.tokens.body
+        whole_n = title.lengths_of(self.numbers) + body.lengths_of(self.numbers) + 3
+        return np.minimum(whole_n, self.lengths.passage)
+
+    def inputs(self, batch: np.ndarray) -> Tokens:
+        """Inputs of the passages at these positions of `numbers`."""
+        title, body = self.tokens.title, self.tokens.body
+        packed = passage_rows(title, body, self.numbers[batch], self.tokenizer, self.lengths)
+        return packed.to(self.device)
 
 
 def batches_by_length(length_N: np.ndarray, budget: int = BATCH_TOKENS) -> list[np.ndarray]:
-    """Row numbers in batches of similar length, the longest first, each at most `budget` tokens with padding.
+    """Row numbers in batches of similar length, longest first, each with at most `budget` tokens including padding.
 
     >>> [b.tolist() for b in batches_by_length(np.array([3, 9, 4, 4]), budget=10)]
     [[1], [2, 3], [0]]
@@ -93,29 +114,26 @@ def batches_by_length(length_N: np.ndarray, budget: int = BATCH_TOKENS) -> list[
 def _embed(
     tower: Tower,
     function: Callable[[Tokens], Tensor],
-    tokens: PassageTokens,
-    numbers: np.ndarray,
-    tokenizer: Tokenizer,
-    lengths: Lengths,
-    device: torch.device,
+    rows: _Rows,
     description: str | None,
-    tell: Callable[[int], None] | None = None,
+    report_done: Callable[[int], None] | None = None,
     kept: Kept | None = None,
 ) -> Tensor:
-    title, body = tokens.title, tokens.body
-    length_N = np.minimum(title.lengths_of(numbers) + body.lengths_of(numbers) + 3, lengths.passage)
-    batches = batches_by_length(length_N)
+    """`function` of the inputs of each row, in the order of `rows.numbers`."""
+    count, batches = len(rows.numbers), batches_by_length(rows.input_lengths())
     result: Tensor | None = None
     if kept is not None:
         known, vectors = kept.read()
-        result = torch.zeros(len(numbers), vectors.shape[1], dtype=torch.float16)
+        result = torch.zeros(count, vectors.shape[1], dtype=torch.float16)
         result[torch.from_numpy(known)] = torch.from_numpy(vectors)
-        there = np.zeros(len(numbers), dtype=bool)
+        there = np.zeros(count, dtype=bool)
         there[known] = True
-        batches = [batch for batch in batches if not there[batch].all()]  # the same ones as without a kill
-    done, one_at_a_time = len(numbers) - sum(map(len, batches)), threading.Lock()
+        batches = [
+            batch for batch in batches if not there[batch].all()
+        ]  # the batches are those of the interrupted call
+    done, one_at_a_time = count - sum(map(len, batches)), threading.Lock()
     bar = progress(
-        total=len(numbers),
+        total=count,
         description=description or "",
         unit="passage",
         done=done,
@@ -124,21 +142,20 @@ def _embed(
 
     def embed(batch: np.ndarray) -> None:
         nonlocal result, done
-        inputs = passage_rows(title, body, numbers[batch], tokenizer, lengths).to(device)
-        values = function(inputs).cpu()
+        values = function(rows.inputs(batch)).cpu()
         with one_at_a_time:
             if result is None:
-                result = values.new_empty(len(numbers), values.shape[1])
+                result = values.new_empty(count, values.shape[1])
             result[torch.from_numpy(batch)] = values
             if kept is not None:
                 kept.add(batch, values.numpy())
             bar.update(len(batch))
             done += len(batch)
-            if tell is not None:
-                tell(done)
+            if report_done is not None:
+                report_done(done)
 
     with evaluating(tower), bar:
-        if device.type == "cpu" and len(batches) >= 2 * torch.get_num_threads():
+        if rows.device.type == "cpu" and len(batches) >= 2 * torch.get_num_threads():
             thread_map(embed, batches, autocast=True)
         else:
             for batch in batches:

@@ -1,9 +1,9 @@
-"""Embedding on several devices: a process for each, all of them with an even share of the passages.
+"""Embedding on several devices: one process per device, each with an even share of the passages.
 
-A worker opens knowledge base and model for itself, says how many passages it has embedded so far, then hands its vectors over.
-One that ends before ends the whole. When the process that started them is gone, they end with their next word.
+A worker process opens the knowledge base and the model, sends the number of passages embedded so far, and finally its vectors.
+If a worker fails, the whole build fails. If the parent process dies, workers end at their next message.
 
-Letters: N passages, n those of one worker, D embedding.
+Axis letters: N passages, n passages of one worker, D embedding.
 """
 
 import contextlib
@@ -28,20 +28,20 @@ from realm.store.knowledge_base import KnowledgeBase
 
 
 class Share(NamedTuple):
-    """What a worker is to embed, and where."""
+    """The task of a worker."""
 
     kb: Path
     corpus: str
     """Fingerprint of the knowledge base: passages have the same numbers in all processes."""
     model_path: str
     folder: Path
-    """Of the index."""
+    """Folder of the index."""
     device: str
     precision: Precision
     threads: int
     first: int
     step: int
-    """Passages `first`, `first + step`, ...: long and short ones fall to everyone alike."""
+    """The worker embeds the passages `first`, `first + step`, ..., so that all workers get long and short passages."""
 
 
 def embed_on_devices(
@@ -51,12 +51,13 @@ def embed_on_devices(
     devices: Sequence[str],
     precision: Precision,
     threads: int = 0,
-    tell: Callable[[int], None] | None = None,
+    report_done: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """Vectors of all passages -> [N, D] float16; `threads` is each process's, `tell` hears how many are done.
+    """Vectors of all passages -> [N, D] float16. Each process uses `threads`; `report_done` gets the number of finished
+    passages.
 
     Raises:
-        InputError: a worker found its input bad, or ended.
+        RealmError: a worker failed or died.
     """
     spawn, count = multiprocessing.get_context("spawn"), len(devices)
     done, parts = [0] * count, [np.zeros((0, 0), dtype=np.float16)] * count
@@ -71,10 +72,10 @@ def embed_on_devices(
             worker.start()
             stack.callback(worker.join)
             stack.callback(worker.kill)
-            theirs.close()  # so that its end is the pipe's
+            theirs.close()  # so that the pipe ends with the worker
             workers[ours] = place, worker
         bar = stack.enter_context(
-            progress(total=len(kb), description="embed", unit="passage", shown=tell is None)
+            progress(total=len(kb), description="embed", unit="passage", shown=report_done is None)
         )
         while workers:
             for pipe in wait(list(workers)):
@@ -96,8 +97,8 @@ def embed_on_devices(
                     continue
                 done[place] = said
                 bar.update(sum(done) - bar.n)
-                if tell is not None:
-                    tell(sum(done))
+                if report_done is not None:
+                    report_done(sum(done))
     vectors_ND = np.empty((len(kb), parts[0].shape[1]), dtype=np.float16)
     for place, part_nD in enumerate(parts):
         vectors_ND[place::count] = part_nD
@@ -105,15 +106,17 @@ def embed_on_devices(
 
 
 def _work(share: Share, pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the one who asked ends us
-    with contextlib.suppress(BrokenPipeError):  # nobody is there to hear
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the parent ends the workers
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone
         try:
             pipe.send(_embed(share, pipe.send))
         except RealmError as error:
             pipe.send(str(error))
 
 
-def _embed(share: Share, tell: Callable[[int], None]) -> np.ndarray:
+def _embed(share: Share, report_done: Callable[[int], None]) -> np.ndarray:
     if share.threads:
         torch.set_num_threads(share.threads)
     kb = KnowledgeBase.open(share.kb)
@@ -128,7 +131,4 @@ def _embed(share: Share, tell: Callable[[int], None]) -> np.ndarray:
             share.folder, model.compute_passage_fingerprint(), name, kb.keys_N[numbers], dim
         ) as kept,
     ):
-        return embed_passages(
-            model.embedder.passage, kb.tokens, numbers, model.tokenizer, model.lengths, model.device,
-            description=None, tell=tell, kept=kept,
-        )  # fmt: skip
+        return embed_passages(model, kb.tokens, numbers, description=None, report_done=report_done, kept=kept)

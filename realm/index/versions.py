@@ -1,7 +1,7 @@
 """The index of a knowledge base under a model: built, completed, loaded.
 
-Vectors of different models live side by side (`realm.store.vectors`), by the fingerprint of the passage tower. A model
-whose query side alone was trained on finds the index of the model it came from.
+Vectors of different models are stored side by side (`realm.store.vectors`) under the fingerprint of the passage tower. A model
+of which only the query tower was trained uses the index of its start model.
 """
 
 import sys
@@ -27,46 +27,46 @@ from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.store.tables import made_anew
 from realm.store.vectors import Vectors, VectorsInfo
 
-SIGN_OF_LIFE = 5.0
-"""Seconds between two lines of a supervised build."""
+LOG_EVERY = 5.0
+"""Seconds between two log lines of a supervised build."""
 
 
 @dataclass(frozen=True)
 class IndexConfig:
-    """How a knowledge base is embedded."""
+    """Settings of `realm index`."""
 
     device: str = "auto"
-    """"auto": a GPU when there is one, else the CPU; or any torch device; or several, "cuda:0,cuda:1", each with a process
-    of its own and a share of the passages."""
+    """"auto": a GPU if there is one, else the CPU; or any torch device; or several, "cuda:0,cuda:1", each with its own process
+    and an even share of the passages."""
     precision: Precision = "auto"
-    """Of matrix products; vectors are stored in 16 bits either way."""
+    """Precision of matrix products; vectors are stored as float16 in any case."""
     threads: int = 0
-    """CPU threads of each process; 0: as many as torch takes by itself."""
+    """CPU threads of each process; 0: torch's default."""
     keep: int = 2
-    """Index versions of this model that stay; 0: all."""
+    """Newest index versions of the model that stay on disk; 0: all versions."""
     folder: str = ""
-    """Where the index goes, if not into the knowledge base (training keeps its own)."""
+    """Folder of the index; "": a folder in the knowledge base. Training runs have index folders of their own."""
 
 
 @dataclass(frozen=True)
 class IndexVersion:
-    """An index to search and where it comes from."""
+    """A searchable index and its origin."""
 
     index: MipsIndex
     number: int
-    """Of the version on disk; 0: in memory only."""
+    """Number of the version on disk; 0: in memory only."""
     step: int
-    """Training step of the embedder that made it."""
+    """Training step of the embedder that made the vectors."""
     created: str = ""
-    """When it was built, ISO 8601; passages that came later do not change it."""
+    """Time of the build, ISO 8601; vectors of passages that were added later do not change it."""
     embedder: Embedder | None = None
-    """That embedder, where searches are to use it and not the live one."""
+    """The embedder that made the vectors, if searches use it instead of the live embedder."""
     cost: dict[str, float] = field(default_factory=dict)
-    """What building it took, for the log."""
+    """Cost of the build, for the metrics."""
 
 
 class IndexReport(TypedDict):
-    """What `realm index` reports: the version, and how many of its passages were embedded anew."""
+    """Report of `realm index`: the version, and how many of its passages were embedded in this call."""
 
     folder: str
     version: int
@@ -79,35 +79,35 @@ class IndexReport(TypedDict):
 def build_index(
     kb: KnowledgeBase, model_path: str, config: IndexConfig, supervised: bool = False
 ) -> IndexReport:
-    """Embeds what the model's index lacks, everything if there is none, and publishes a version by one atomic commit.
+    """Embeds the passages that the model's index lacks, and publishes a new version by one atomic commit.
 
-    A build that a training run supervises says how far it is every few seconds, and always publishes.
+    A build that a training run supervises logs its progress every few seconds, and always publishes a version.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
     devices = [name.strip() for name in config.device.split(",")]
     for name in devices[1:]:
-        choose_device(name)  # all are there, or none begins
+        choose_device(name)  # check all devices before any process starts
     model = load_model(model_path, reader=False).to(choose_device(devices[0]))
     kb.check_tokenizer(model.tokenizer, model_path)
     folder = Path(config.folder) if config.folder else index_folder(kb, model)
     folder.mkdir(parents=True, exist_ok=True)
-    tell = _sign_of_life(len(kb)) if supervised else None
+    report_done = _log_progress(len(kb)) if supervised else None
 
     def build() -> tuple[int, int]:
         known = vectors.read(folder, kb.keys_N)
         if known is None or known.info.model != model.compute_passage_fingerprint():
             if len(devices) == 1:
-                array_ND = _embed(kb.tokens, kb.keys_N, model, folder, tell)
+                array_ND = _embed(kb.tokens, kb.keys_N, model, folder, report_done)
             else:
                 array_ND = embed_on_devices(
-                    kb, model_path, folder, devices, config.precision, config.threads, tell
+                    kb, model_path, folder, devices, config.precision, config.threads, report_done
                 )
             return publish(kb, model, model_path, folder, array_ND), len(kb)
         if len(known.missing):
             return _complete(kb, model, folder, known).version, len(known.missing)
         if supervised or known.left_over:
-            # A retriever that stood still: of this step all the same. Or without the vectors of passages that are gone.
+            # The weights did not change, but the step did; or passages were deleted.
             info = replace(known.info, step=model.step, corpus=kb.fingerprint)
             return vectors.publish(folder, kb.keys_N, known.array, info), 0
         return known.version, 0
@@ -127,9 +127,9 @@ def build_index(
 
 
 def load_index(kb: KnowledgeBase, model: Model, model_path: str, mapped: bool = False) -> IndexVersion:
-    """The newest index of this model; passages added since it was built are embedded first.
+    """The newest index of this model; passages that were added since the build are embedded first.
 
-    A `mapped` one stays on disk.
+    A `mapped` index stays on disk.
 
     Raises:
         InputError: the knowledge base has no index of this model.
@@ -153,7 +153,7 @@ def load_index(kb: KnowledgeBase, model: Model, model_path: str, mapped: bool = 
 
 
 def index_folder(kb: KnowledgeBase, model: Model) -> Path:
-    """Where a model's vectors live in a knowledge base."""
+    """The folder of a model's vectors in a knowledge base."""
     return vectors.folder_of(kb.folder, model.compute_passage_fingerprint())
 
 
@@ -164,7 +164,7 @@ def publish(
     folder: Path,
     array_ND: np.ndarray | None = None,
 ) -> int:
-    """Publishes a version with these vectors of all passages, or embeds them now -> its number."""
+    """Publishes a version with the vectors of all passages, which are embedded now if not given -> its number."""
     if array_ND is None:
         array_ND = _embed(kb.tokens, kb.keys_N, model, folder)
     info = VectorsInfo(
@@ -181,7 +181,7 @@ def publish(
 
 
 def _complete(kb: KnowledgeBase, model: Model, folder: Path, known: Vectors) -> Vectors:
-    """The same vectors with those of missing passages, which are embedded and published now."""
+    """The vectors completed with those of missing passages, which are embedded and published now."""
     if len(known.missing) == 0:
         return known
     keys_M = kb.keys_N[known.missing]
@@ -197,27 +197,31 @@ def _embed(
     keys_n: np.ndarray,
     model: Model,
     folder: Path,
-    tell: Callable[[int], None] | None = None,
+    report_done: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """Vectors of the passages with these keys; those that a killed call left in the index's folder are among them."""
+    """Vectors of the passages with these keys; vectors that an interrupted call saved are reused."""
     dim = model.embedder.config.dim
     with unfinished.kept(folder, model.compute_passage_fingerprint(), "all", keys_n, dim) as kept:
         return embed_passages(
-            model.embedder.passage, tokens, np.arange(len(keys_n)), model.tokenizer, model.lengths, model.device,
-            description="embed" if tell is None else None, tell=tell, kept=kept,
-        )  # fmt: skip
+            model,
+            tokens,
+            np.arange(len(keys_n)),
+            description="embed" if report_done is None else None,
+            report_done=report_done,
+            kept=kept,
+        )
 
 
-def _sign_of_life(total: int) -> Callable[[int], None]:
-    """Prints how far a build is, now and then: it is its own heartbeat, so it comes from the loop that does the work."""
+def _log_progress(total: int) -> Callable[[int], None]:
+    """A callback that prints the progress of a build every few seconds, from the loop that does the work: a heartbeat."""
     started = said = time.monotonic()
 
-    def tell(done: int) -> None:
+    def report_done(done: int) -> None:
         nonlocal said
         now = time.monotonic()
-        if now - said >= SIGN_OF_LIFE:
+        if now - said >= LOG_EVERY:
             said = now
             rate = done / (now - started)
             print(f"{done} of {total} passages embedded, {rate:.0f} a second", file=sys.stderr, flush=True)
 
-    return tell
+    return report_done

@@ -1,7 +1,7 @@
-"""A process of our own that is watched: it must end in time, and not fall silent.
+"""A child process with a deadline and a heartbeat.
 
-Its log is its heartbeat: whatever it prints goes there, and one that has printed nothing for a while is stuck. Its standard
-input is a pipe that nobody writes to: it ends when we die, however we die, and a child that reads it can end too.
+The output of the child goes to a log. A child that has printed nothing for too long is taken to be stuck. The standard input of
+the child is a pipe that stays empty and ends when the parent dies, even by kill -9, so that the child can end too.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ from pathlib import Path
 
 
 class Child(AbstractContextManager["Child"]):
-    """A running command; leaving the `with` block kills it and whatever it started."""
+    """A running command; leaving the `with` block kills the command and its child processes."""
 
     def __init__(self, command: Sequence[str], log: Path, deadline: float, silence: float):
-        """Starts `command` with its output behind what `log` holds; `deadline` and `silence` are seconds."""
+        """Starts `command` with its output appended to `log`; `deadline` and `silence` are seconds."""
         self._log, self._deadline, self._silence = log, deadline, silence
         self.failure = ""
-        """What went wrong, once it has ended; empty where nothing did."""
+        """Reason of a failure after the end of the process; "" for success."""
         self._started = self._heard = time.monotonic()
         self._printed = log.stat().st_size if log.exists() else 0
         self._ended: float | None = None
@@ -38,11 +38,11 @@ class Child(AbstractContextManager["Child"]):
 
     @property
     def seconds(self) -> float:
-        """How long it has run."""
+        """Running time so far, or until the end."""
         return (self._ended or time.monotonic()) - self._started
 
     def running(self) -> bool:
-        """Whether it goes on; never waits. One that is late or silent is killed here, and has failed."""
+        """Whether the process is running; never waits. A process that is late or silent is killed here and has failed."""
         if self._ended is not None:
             return False
         code = self._process.poll()
@@ -58,7 +58,7 @@ class Child(AbstractContextManager["Child"]):
         return False
 
     def stop(self) -> None:
-        """Kills it, with whatever it started, and waits for its end."""
+        """Kills the process and its child processes, and waits for the end."""
         if self._ended is not None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -80,7 +80,7 @@ class Child(AbstractContextManager["Child"]):
 
 
 def end_with_parent() -> None:
-    """Called in the child: from now on it ends, with whatever it started, when its standard input does."""
+    """Called in the child: from now on the child and its child processes end when its standard input ends."""
 
     def wait() -> None:
         while os.read(0, 1):
@@ -94,7 +94,7 @@ def end_with_parent() -> None:
 
 
 def in_words(code: int) -> str:
-    """How a process ended, by what the system says of it."""
+    """The exit status of a process in words."""
     if code >= 0:
         return f"exit code {code}"
     return f"signal {signal.Signals(-code).name}"

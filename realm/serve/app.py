@@ -30,7 +30,7 @@ from realm.serve.errors import documented, from_error, install
 from realm.serve.middleware import Middleware
 from realm.serve.runs import Run, read_metrics, runs
 from realm.serve.service import WORDS_AT_START, Kind, Service
-from realm.serve.settings import MOST_DOCUMENTS, MOST_QUESTIONS, MOST_READ, MOST_RETRIEVED, ServeConfig
+from realm.serve.settings import ServeConfig
 from realm.text.corpus import Document
 from realm.workspace.living import LivingKnowledge, UnknownDocument
 
@@ -124,7 +124,7 @@ def _add_questions(api: APIRouter, service: Service) -> None:
     )
     async def answer(asked: schemas.AnswerRequest, request: Request) -> Response:
         """Answers with evidence. Many questions with `Accept: application/x-ndjson`: a line each, as they come."""
-        read = _within(asked.top_k or config.read, MOST_READ, "top_k")
+        read = _within(asked.top_k or config.read, config.most_read, "top_k")
         return await _respond(
             service, Kind("answer", asked.method or service.knowledge.method, read), asked, request, _answers
         )
@@ -136,7 +136,7 @@ def _add_questions(api: APIRouter, service: Service) -> None:
     )
     async def retrieve(asked: schemas.RetrieveRequest, request: Request) -> Response:
         """The best passages, unread."""
-        k = _within(asked.top_k, MOST_RETRIEVED, "top_k")
+        k = _within(asked.top_k, config.most_retrieved, "top_k")
         return await _respond(
             service, Kind("retrieve", asked.method or service.knowledge.method, k), asked, request, _hits
         )
@@ -170,7 +170,7 @@ async def _respond(
 ) -> Response:
     """One object for one question; for several an object of all, or a stream of lines if the client accepts it."""
     questions = asked.all
-    _within(len(questions), MOST_QUESTIONS, "the number of questions")
+    _within(len(questions), service.config.questions, "the number of questions")
     if asked.questions is not None and NDJSON in request.headers.get("accept", ""):
         futures = await service.ask(kind, questions)
         return StreamingResponse(_stream(questions, futures, row, service.config.seconds), media_type=NDJSON)
@@ -275,7 +275,7 @@ def _add_changes(api: APIRouter, service: Service, token: str | None) -> None:
     @api.post("/documents", response_model=schemas.AddedOut, dependencies=only_writers, responses=refused)
     async def add(body: schemas.DocumentsRequest) -> Response:
         """Adds or replaces documents, all or none; when this returns they are searchable, and on disk."""
-        _within(len(body.documents), MOST_DOCUMENTS, "the number of documents")
+        _within(len(body.documents), service.config.documents, "the number of documents")
         documents = [Document(one.title, one.text, _id_of(one)) for one in body.documents]
         result = await service.change(lambda: knowledge.add(documents))
         service.metrics.documents.labels("added").inc(result.added)
@@ -324,10 +324,10 @@ def _add_watching(
                 "runs": shows_runs,
                 "limits": {
                     "read": config.read,
-                    "most_read": MOST_READ,
-                    "most_retrieved": MOST_RETRIEVED,
-                    "questions": MOST_QUESTIONS,
-                    "documents": MOST_DOCUMENTS,
+                    "most_read": config.most_read,
+                    "most_retrieved": config.most_retrieved,
+                    "questions": config.questions,
+                    "documents": config.documents,
                     "body_bytes": config.body_bytes,
                     "seconds": config.seconds,
                     "question_characters": MAX_QUESTION_CHARACTERS,

@@ -14,7 +14,7 @@ from realm.qa.filling import FilledJson
 from realm.serve import schemas
 from realm.serve.batching import Batcher, Busy, Done, NotReady, each
 from realm.serve.metrics import Metrics
-from realm.serve.settings import BATCH, MOST_CHANGES, ServeConfig
+from realm.serve.settings import ServeConfig
 from realm.tokens.layouts import NULL_PASSAGE
 from realm.workspace.living import LivingKnowledge, Snapshot
 
@@ -41,7 +41,7 @@ class Service:
 
     def __init__(self, knowledge: LivingKnowledge, config: ServeConfig):
         self.knowledge, self.config, self.metrics = knowledge, config, Metrics()
-        self.batcher = Batcher(self._run, BATCH, config.queue, self.metrics.batch)
+        self.batcher = Batcher(self._run, config.batch, config.queue, self.metrics.batch)
         self._one_at_a_time = ThreadPoolExecutor(1, "changes")
         self._changes = 0
         self._for_words = 0
@@ -112,7 +112,7 @@ class Service:
         Raises:
             Busy: too many changes wait already.
         """
-        if self._changes >= MOST_CHANGES:
+        if self._changes >= self.config.changes:
             raise Busy(float(self._changes))
         self._changes += 1
         running = asyncio.ensure_future(self._alone(change))

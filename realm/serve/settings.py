@@ -4,28 +4,27 @@ from dataclasses import dataclass
 
 from realm.qa.pipeline import AnswerConfig
 
-MOST_READ = 20
-"""Largest number of passages that a request may have read."""
-MOST_RETRIEVED = 100
-"""Largest number of passages that a request may retrieve."""
-MOST_QUESTIONS = 256
-"""Largest number of questions in a request."""
-MOST_DOCUMENTS = 1000
-"""Largest number of documents that a request may add."""
-MOST_CHANGES = 16
-"""Largest number of changes of the knowledge base that wait; the server refuses more with 429."""
-BATCH = 16
-"""Largest number of questions, of all clients together, that are answered in one batch."""
-
 
 @dataclass(frozen=True)
 class ServeConfig(AnswerConfig):
     """How answers are made, as for `realm answer`, and what the server refuses."""
 
+    most_read: int = 20
+    """Largest number of passages that a request may have read."""
+    most_retrieved: int = 100
+    """Largest number of passages that a request may retrieve."""
+    questions: int = 256
+    """Largest number of questions in a request."""
+    batch: int = 16
+    """Largest number of questions, of all clients together, in one batch."""
     queue: int = 1024
     """Largest number of questions that wait; the server refuses more with 429."""
     body_bytes: int = 8_388_608
     """Longest request body."""
+    documents: int = 1000
+    """Largest number of documents that a request may add."""
+    changes: int = 16
+    """Largest number of changes of the knowledge base that wait; the server refuses more with 429."""
     connections: int = 1024
     """Largest number of open connections, and at most half of the files that the process may open. Beyond it, the connection
     that has waited longest for its client is closed."""
@@ -41,11 +40,18 @@ class ServeConfig(AnswerConfig):
     """Host names, besides this machine's own, by which the server may be called; empty, and not on loopback: any."""
 
     def __post_init__(self) -> None:
-        for name in ("read", "answers", "queue", "body_bytes", "connections"):
+        counts = (
+            "read", "answers", "most_read", "most_retrieved", "questions", "batch", "queue", "changes", "body_bytes",
+            "documents", "connections",
+        )  # fmt: skip
+        for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be 1 or more")
         for name in ("head_seconds", "seconds", "write_seconds", "poll_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0")
-        if self.read > MOST_READ:
-            raise ValueError(f"read is {self.read}: it must be {MOST_READ} or less")
+        for part, whole in (("read", "most_read"), ("questions", "queue")):
+            if getattr(self, part) > getattr(self, whole):
+                raise ValueError(
+                    f"{part} is {getattr(self, part)}, more than {whole}, {getattr(self, whole)}"
+                )

@@ -35,9 +35,10 @@ from realm.errors import ConflictError, InputError, RealmError
 from realm.folders import LOCK, one_writer, replace_folder, restore
 from realm.progress import progress
 from realm.settings import config_from
+from realm.store.digests import CHECKSUMS
 from realm.store.merged import MERGED, originals, write_merged
 from realm.store.schema import SCHEMA, Row, key_of, row_batches, state_of
-from realm.store.tables import CHECKSUMS, PASSAGES, commit, newest_version, open_table, write_rows
+from realm.store.tables import PASSAGES, commit, newest_version, open_table, write_rows
 from realm.text.corpus import Annotations, Document, Passage, split_document
 from realm.text.salient_spans import Tagger
 from realm.tokens.tokenizer import Tokenizer

@@ -54,18 +54,16 @@ from realm.store.schema import (
 )
 from realm.store.tables import (
     check_newest,
-    compacted,
     made_anew,
     newest_version,
     open_table,
     reading,
-    remove_versions,
     replace_rows,
     take_rows,
-    tidy,
     uncommitted,
     write_rows,
 )
+from realm.store.upkeep import compacted, remove_versions, tidy
 from realm.store.verify import lagging, problems
 from realm.text.corpus import Document, HeldOut, Passage
 from realm.text.salient_spans import Tagger

@@ -25,8 +25,9 @@ import pyarrow.compute as pc
 
 from realm.errors import writing
 from realm.files import sync_folder, write_json_lines
+from realm.store.digests import add_lines, forget, lines_of, record
 from realm.store.schema import SCHEMA, key_of
-from realm.store.tables import add_lines, forget, lines_of, reading, record, take_rows
+from realm.store.tables import reading, take_rows
 
 MERGED = "merged.jsonl"
 

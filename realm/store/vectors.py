@@ -33,19 +33,16 @@ from realm.errors import InputError, RealmError
 from realm.settings import config_from
 from realm.store.schema import Lookup
 from realm.store.tables import (
-    Removed,
     commit,
     committed,
-    forget_after,
     newest_version,
     open_table,
     reading,
-    remove_versions,
-    tidy,
     uncommitted,
     was_committed,
     write_rows,
 )
+from realm.store.upkeep import Removed, forget_after, remove_versions, tidy
 
 TABLE = "vectors.lance"
 _MAPPED = "mapped"

@@ -175,10 +175,7 @@ class HealthWatch:
         """Share of this version's hits that a new index of the live model, built here, finds too."""
         model = self.model
         with self.run.autocast():
-            vectors = embed_passages(
-                model.embedder.passage, self.kb.tokens, np.arange(len(self.kb)), model.tokenizer, model.lengths,
-                model.device,
-            )  # fmt: skip
+            vectors = embed_passages(model, self.kb.tokens, np.arange(len(self.kb)))
         query_BD = self._embed(model)
         fresh = IndexVersion(MipsIndex(vectors, model.device), number=0, step=self.run.step)
         return overlap(self._found(version, query_BD), self._found(fresh, query_BD))

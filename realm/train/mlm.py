@@ -154,7 +154,7 @@ def fit_embedder(model: Model, kb: KnowledgeBase, config: MlmConfig) -> None:
             # Above 0 for special tokens: the null passage consists of them, and a zero vector has no direction.
             tower.fit_importance(inverse_frequency(kb.tokens, kb.tokenizer).clamp_min(0.01))
         if config.principal:
-            pooled_NH = pooled_states(tower, kb.tokens, sample, kb.tokenizer, model.lengths, model.device)
+            pooled_NH = pooled_states(tower, kb.tokens, sample, kb.tokenizer, model.lengths)
             fit_projection(tower, pooled_NH, config.whiten)
 
 

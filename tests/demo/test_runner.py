@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from realm.demo.memory import PeakMemory, together_mb
-from realm.demo.runner import Record, Section, Stage, tell
+from realm.demo.runner import Record, Section, Stage, run_stages
 
 CHAPTER = Section("1. A section", "What and why.")
 
@@ -39,10 +39,10 @@ def test_an_interrupted_stage_is_run_again_and_its_seconds_add_up(
         Path(argv[1]).touch()
 
     with pytest.raises(KeyboardInterrupt):
-        tell(stages, Record(tmp_path / "stages.json", PeakMemory()), run)
+        run_stages(stages, Record(tmp_path / "stages.json", PeakMemory()), run)
     capsys.readouterr()
     record = Record(tmp_path / "stages.json", PeakMemory())
-    tell(stages, record, run)
+    run_stages(stages, record, run)
     assert record.seconds() == {"first": 10, "second": 20, "total": 30}
     told = capsys.readouterr().out
     assert f"skipped: {tmp_path / 'first'} is there" in told
@@ -67,7 +67,7 @@ def test_a_report_that_the_table_replaces_is_not_shown(
         print("em 3")
 
     quiet = [stage_that_makes(tmp_path / "a", quiet=True), stage_that_makes(tmp_path / "b")]
-    tell(quiet, Record(tmp_path / "stages.json", PeakMemory()), run)
+    run_stages(quiet, Record(tmp_path / "stages.json", PeakMemory()), run)
     assert capsys.readouterr().out.count("em 3") == 1
 
 
@@ -82,7 +82,7 @@ def test_a_stage_that_runs_once_is_run_again_only_after_one_before_it(tmp_path: 
         record = Record(tmp_path / "stages.json", PeakMemory())
         if forget:
             record.forget()
-        tell([Stage(CHAPTER, name, ("make", name), once=True) for name in names], record, run)
+        run_stages([Stage(CHAPTER, name, ("make", name), once=True) for name in names], record, run)
         return list(ran)
 
     assert told("first", "third") == ["first", "third"]
@@ -101,7 +101,7 @@ def test_a_report_that_a_later_stage_writes_anew_is_copied(tmp_path: Path) -> No
         Stage(CHAPTER, "first", ("1",), copy, once=True, keeps=report),
         Stage(CHAPTER, "second", ("2",), once=True),
     ]
-    tell(stages, record, lambda argv: report.write_text(argv[0]) and None)
+    run_stages(stages, record, lambda argv: report.write_text(argv[0]) and None)
     assert (copy.read_text().strip(), report.read_text()) == ("1", "2")
 
 

@@ -1,5 +1,7 @@
 """Vectors of an index against the vectors of a training step, passage by passage."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ from realm.tokens.layouts import Lengths, passage_inputs, query_inputs
 
 def embed(model, kb, numbers, **changes):
     lengths = changes.get("lengths", model.lengths)
-    return embed_passages(model.embedder.passage, kb.tokens, numbers, model.tokenizer, lengths, model.device)
+    return embed_passages(replace(model, lengths=lengths), kb.tokens, numbers)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "words"])
@@ -61,9 +63,8 @@ def test_threads_that_take_whole_batches_give_the_vectors_of_one(
         told.clear()
         with autocast(torch.device("cpu"), precision):
             return embed_passages(
-                tiny_model.embedder.passage, tiny_kb.tokens, np.arange(len(tiny_kb)), tiny_model.tokenizer,
-                tiny_model.lengths, tiny_model.device, tell=told.append,
-            )  # fmt: skip
+                tiny_model, tiny_kb.tokens, np.arange(len(tiny_kb)), report_done=told.append
+            )
 
     alone = embed_all("fp32"), embed_all("bf16")
     assert not np.array_equal(*alone)
@@ -75,9 +76,7 @@ def test_threads_that_take_whole_batches_give_the_vectors_of_one(
 
 def test_projected_pooled_states_are_the_vectors(tiny_kb, tiny_model) -> None:
     numbers, tower = np.array([4, 2, 9]), tiny_model.embedder.passage
-    pooled = pooled_states(
-        tower, tiny_kb.tokens, numbers, tiny_model.tokenizer, tiny_model.lengths, tiny_model.device
-    )
+    pooled = pooled_states(tower, tiny_kb.tokens, numbers, tiny_model.tokenizer, tiny_model.lengths)
     with torch.no_grad():
         vectors = torch.nn.functional.normalize(tower.projection(pooled), dim=-1) * 20**0.5
     np.testing.assert_allclose(vectors, embed(tiny_model, tiny_kb, numbers), atol=4e-3)

@@ -34,18 +34,16 @@ def embedded(monkeypatch) -> list[list[list[int]]]:
     """The wordpieces of every passage, for each call that embeds."""
     calls: list[list[list[int]]] = []
 
-    def embed(tower, tokens, numbers, *rest, **options):
+    def embed(model, tokens, numbers, **options):
         calls.append([tokens.body.row(n).tolist() for n in numbers])
-        return embed_passages(tower, tokens, numbers, *rest, **options)
+        return embed_passages(model, tokens, numbers, **options)
 
     monkeypatch.setattr(index_module, "embed_passages", embed)
     return calls
 
 
 def expected(kb, model) -> np.ndarray:
-    return embed_passages(
-        model.embedder.passage, kb.tokens, np.arange(len(kb)), model.tokenizer, model.lengths, model.device
-    )
+    return embed_passages(model, kb.tokens, np.arange(len(kb)))
 
 
 def assert_searches(version, kb, model) -> None:

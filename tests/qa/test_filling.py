@@ -36,9 +36,7 @@ def by_hand(filler: Filler, sentence: str):
     places = [place for place, token in enumerate(ids) if token == tokenizer.mask_id]
     with torch.no_grad():
         query = model.embedder.query(query_inputs([ids], tokenizer, model.lengths))[0]
-        vectors = embed_passages(
-            model.embedder.passage, kb.tokens, np.arange(len(kb)), tokenizer, model.lengths, model.device
-        )
+        vectors = embed_passages(model, kb.tokens, np.arange(len(kb)))
         best = (torch.from_numpy(vectors).float() @ query).argsort(descending=True)[:7].tolist()
         titles = [[], *(kb.tokens.title.row(n) for n in best)]
         bodies = [[], *(kb.tokens.body.row(n) for n in best)]

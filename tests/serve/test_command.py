@@ -104,7 +104,7 @@ def open_files(pid: int) -> int:
         (["--read-token-file", "absent"], None, "say --private too"),
         (["--runs", "absent"], None, "--runs absent is no folder"),
         (["--set", "batch=0"], None, "batch is 0: it must be 1 or more"),
-        (["--set", "read=30"], None, "read is 30: it must be 20 or less"),
+        (["--set", "read=30"], None, "read is 30, more than most_read, 20"),
         (["--set", "queue=9"], None, "questions is 256, more than queue, 9"),
         (["--set", "seconds=0"], None, "seconds is 0.0: it must be above 0"),
         (["--host", "no.such.host.invalid"], None, "cannot listen on no.such.host.invalid"),

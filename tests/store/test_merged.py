@@ -9,10 +9,11 @@ import pytest
 
 from realm.errors import RealmError
 from realm.store import tables
+from realm.store.digests import CHECKSUMS
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase, build, changed
 from realm.store.merged import MERGED, handed_over
-from realm.store.tables import CHECKSUMS, history
+from realm.store.tables import history
 from realm.text.corpus import Document
 from tests.store.tiny import CONFIG, TOKENIZER, TinyTagger, make
 

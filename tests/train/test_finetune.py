@@ -171,9 +171,7 @@ def test_passages_move_where_asked_and_their_index_is_refreshed(
     assert all(row["build_seconds"] > 0 and row["build_passages_per_second"] > 0 for row in built)
     found = load_index(own_kb, after, str(out))  # of the weights that are kept, whichever step they are of
     every = np.arange(len(own_kb))
-    wanted = embed_passages(
-        after.embedder.passage, own_kb.tokens, every, after.tokenizer, after.lengths, after.device
-    )
+    wanted = embed_passages(after, own_kb.tokens, every)
     np.testing.assert_array_equal(found.index.rows(every).numpy(), wanted.astype(np.float32))
     assert found.number == 1
 
@@ -184,14 +182,7 @@ def test_passages_that_are_read_are_scored_by_the_live_model(tiny_kb, tiny_model
     passage_UD, place_BK = examples.vectors(numbers)
     found = passage_UD[place_BK]
     assert len(passage_UD) == 4
-    every = embed_passages(
-        tiny_model.embedder.passage,
-        tiny_kb.tokens,
-        np.arange(len(tiny_kb)),
-        tiny_model.tokenizer,
-        tiny_model.lengths,
-        tiny_model.device,
-    )
+    every = embed_passages(tiny_model, tiny_kb.tokens, np.arange(len(tiny_kb)))
     np.testing.assert_allclose(found.detach().numpy(), every[numbers.numpy()], atol=4e-3)
     found.sum().backward()
     assert any(p.grad is not None and p.grad.any() for p in tiny_model.embedder.passage.parameters())

@@ -69,9 +69,7 @@ def start(tiny_kb, tiny_model, tmp_path) -> Callable[..., tuple[HealthWatch, Tra
 
 
 def built(kb, model, step: int) -> IndexVersion:
-    vectors = embed_passages(
-        model.embedder.passage, kb.tokens, np.arange(len(kb)), model.tokenizer, model.lengths, model.device
-    )
+    vectors = embed_passages(model, kb.tokens, np.arange(len(kb)))
     return IndexVersion(MipsIndex(vectors), step + 1, step)
 
 

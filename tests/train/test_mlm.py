@@ -81,7 +81,7 @@ def test_embedder_starts_at_the_whitened_components_of_the_corpus(made, tiny_kb)
     for name, value in model.reader.bert.bert.state_dict().items():
         assert torch.equal(value, tower.encoder.state_dict()[name])
     everything = np.arange(len(tiny_kb))
-    pooled = pooled_states(tower, tiny_kb.tokens, everything, model.tokenizer, model.lengths, model.device)
+    pooled = pooled_states(tower, tiny_kb.tokens, everything, model.tokenizer, model.lengths)
     projected = tower.projection(pooled).detach()[:, :20]  # 28 passages fix 27 directions
     np.testing.assert_allclose(projected.mean(dim=0), np.zeros(20), atol=1e-2)
     np.testing.assert_allclose((projected.T @ projected / 28).numpy(), np.eye(20), atol=2e-2)

@@ -99,14 +99,7 @@ def step(tiny_kb, tiny_model):
         lengths, mask_id = tiny_model.lengths, tiny_kb.tokenizer.mask_id
         queries = draw_queries(tokens, np.arange(len(tiny_kb)), 5, rng, mask_id, lengths.query - 2)
         queries = [widened(q, more, mask_id) for q, more in zip(queries, (2, 0, 1, 0, 2), strict=True)]
-        vectors = embed_passages(
-            tiny_model.embedder.passage,
-            tokens,
-            np.arange(len(tiny_kb)),
-            tiny_model.tokenizer,
-            lengths,
-            tiny_model.device,
-        )
+        vectors = embed_passages(tiny_model, tokens, np.arange(len(tiny_kb)))
         index = MipsIndex(vectors)
         batch = read_inputs(queries, np.full((5, 1), -1), tokens, tiny_model.tokenizer, lengths)
         query_BD = tiny_model.embedder.query(batch.queries)
@@ -568,9 +561,7 @@ def assert_index_is_the_models(kb: KnowledgeBase, out: Path, atol: float = 0) ->
     model = load_model(out)
     found = load_index(kb, model, str(out))
     every = np.arange(len(kb))
-    wanted = embed_passages(
-        model.embedder.passage, kb.tokens, every, model.tokenizer, model.lengths, model.device
-    )
+    wanted = embed_passages(model, kb.tokens, every)
     np.testing.assert_allclose(found.index.rows(every), wanted, atol=atol)
     assert build_index(kb, str(out), IndexConfig(device="cpu", precision="fp32"))["embedded"] == 0
 

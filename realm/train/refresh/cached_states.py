@@ -95,8 +95,6 @@ def cached_passage_states(
 def _compute(kb: KnowledgeBase, model: Model, precision: Precision) -> np.ndarray:
     tower, nothing = model.embedder.passage, [np.zeros(0, dtype=np.int64)]
     with autocast(model.device, precision), evaluating(tower):
-        states_NH = pooled_states(
-            tower, kb.tokens, np.arange(len(kb)), model.tokenizer, model.lengths, model.device
-        )
+        states_NH = pooled_states(tower, kb.tokens, np.arange(len(kb)), model.tokenizer, model.lengths)
         null = tower.pooled(passage_inputs(nothing, nothing, model.tokenizer, model.lengths).to(model.device))
     return torch.cat([states_NH, null.float().cpu()]).half().numpy()

@@ -21,9 +21,7 @@ def refresher(kb, folder: Path, report=print, **config) -> IndexRefresher:
 
 
 def expected(kb, model) -> np.ndarray:
-    return embed_passages(
-        model.embedder.passage, kb.tokens, np.arange(len(kb)), model.tokenizer, model.lengths, model.device
-    )
+    return embed_passages(model, kb.tokens, np.arange(len(kb)))
 
 
 def rows(version) -> np.ndarray:

@@ -160,7 +160,7 @@ def test_half_written_version_is_never_loaded(tiny_kb, tiny_model, run_folder, m
         move(tiny_model)
         with monkeypatch.context() as patch:
             patch.setattr(vectors, "commit", cut)
-            patch.setattr(tables, "_remove_left_behind", lambda *_: None)  # nothing runs after a power cut
+            patch.setattr(tables, "remove_uncommitted", lambda *_: None)  # nothing runs after a power cut
             with pytest.raises(PowerCut):
                 builds.request(tiny_model, 10)
     assert len(list(files.iterdir())) == 2

@@ -23,11 +23,9 @@ def states(tiny_kb, tiny_model, tmp_path):
 
 
 def test_an_index_of_states_is_that_of_the_texts(states, tiny_kb, tiny_model) -> None:
-    tower, model = tiny_model.embedder.passage, tiny_model
+    tower = tiny_model.embedder.passage
     torch.nn.init.normal_(tower.projection.weight)  # another projection than the states were made beside
-    texts_ND = embed_passages(
-        tower, tiny_kb.tokens, np.arange(len(tiny_kb)), model.tokenizer, model.lengths, model.device
-    )
+    texts_ND = embed_passages(tiny_model, tiny_kb.tokens, np.arange(len(tiny_kb)))
     np.testing.assert_allclose(states.index(tower), texts_ND, atol=5e-3)
 
 

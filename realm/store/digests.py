@@ -1,0 +1,118 @@
+"""SHA-256 digests of the files of Lance tables, in `SHA256SUMS` beside the tables.
+
+Lance keeps no checksums: a flipped bit in a data file is read as other data, and one in a deletion file can abort the process.
+So every file gets a line in `SHA256SUMS`, in the format of `sha256sum`, before the commit that names the file."""
+
+import hashlib
+import io
+import os
+from collections.abc import Iterable, Iterator, Sequence, Set
+from pathlib import Path
+
+from realm.errors import DamagedError, writing
+from realm.files import sync_folder, write_lines
+from realm.folders import one_writer
+
+CHECKSUMS = "SHA256SUMS"
+_DIFFERS = "has changed since it was written (SHA-256 differs)"
+
+
+def changed_files(path: Path, files: Iterable[Path], must_be_known: bool = False) -> Iterator[str]:
+    """Messages on files that differ from their digest. The newest manifest may have none: it is recorded after its commit."""
+    known = recorded_digests(path)
+    for file in files:
+        name = file.relative_to(path.parent).as_posix()
+        if name not in known:
+            if must_be_known:
+                yield f"{name} has no checksum in {CHECKSUMS}"
+        elif _digest(file) != known[name]:
+            yield f"{name} {_DIFFERS}"
+
+
+def refuse_damaged(path: Path, problems: Iterable[str]) -> None:
+    """Raises DamagedError for the first problem, if there is one."""
+    for problem in problems:
+        raise DamagedError(f"{path.parent} is damaged: {problem}")
+
+
+def record(folder: Path, files: Sequence[Path]) -> None:
+    """Appends the digests of files of a folder to the list in that folder."""
+    lines = "".join(f"{_digest(file)}  {file.relative_to(folder).as_posix()}\n" for file in files)
+    with one_writer(folder), writing(folder), (folder / CHECKSUMS).open("ab+") as listed:
+        if listed.tell() and (listed.seek(-1, os.SEEK_END), listed.read(1))[1] != b"\n":
+            lines = "\n" + lines  # a full disk cut the last line short
+        listed.write(lines.encode())
+        listed.flush()
+        os.fsync(listed.fileno())
+
+
+def add_lines(file: Path, lines: Iterable[str]) -> None:
+    """Appends lines to a file beside the tables, syncs it, and appends its new digest to the list.
+
+    After a kill between the two the lines are valid. A line that a full disk cut short stays a line of its own.
+    """
+    with one_writer(file.parent):
+        with writing(file), file.open("ab") as stream:
+            stream.write("".join(f"\n{line}" for line in lines).encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+            sync_folder(file.parent)  # the file may be new
+        record(file.parent, [file])
+
+
+def lines_of(file: Path) -> list[bytes]:
+    """Lines of a file that grows by `add_lines`; empty without a file.
+
+    Raises:
+        DamagedError: the part of the file that its digest covers has changed.
+    """
+    refuse_damaged(file, changed_lines(file))
+    return _content(file).split(b"\n")
+
+
+def changed_lines(file: Path) -> Iterator[str]:
+    """Messages on a file that grows by `add_lines`, which must begin with the content that its recorded digest covers.
+
+    A file without a digest is accepted: an earlier version wrote it, or its writer was killed.
+    """
+    known = recorded_digests(file).get(file.name)
+    if known is None:
+        return
+    digest = hashlib.sha256()
+    for line in io.BytesIO(_content(file)):
+        digest.update(line)
+        if digest.hexdigest() == known:
+            return
+    if recorded_digests(file).get(file.name) != known:  # the file was rewritten meanwhile
+        yield from changed_lines(file)
+    else:
+        yield f"{file.name} {_DIFFERS if file.is_file() else 'is missing'}"
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def forget(folder: Path, files: Set[Path] = frozenset()) -> None:
+    """Removes the digests of these files and of missing files from the list: a later version may reuse a file name."""
+    there = {
+        name: digest
+        for name, digest in recorded_digests(folder / CHECKSUMS).items()
+        if (folder / name).is_file() and folder / name not in files
+    }
+    write_lines(folder / CHECKSUMS, [f"{digest}  {name}" for name, digest in there.items()])
+
+
+def recorded_digests(path: Path) -> dict[str, str]:
+    """Digest of each file in the list beside `path`, by file name."""
+    listed = path.parent / CHECKSUMS
+    lines = listed.read_text(encoding="utf-8", errors="replace").splitlines() if listed.is_file() else []
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

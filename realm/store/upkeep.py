@@ -1,0 +1,147 @@
+"""Upkeep of Lance tables: small files are merged, deleted rows and old versions are removed."""
+
+import fcntl
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import lance
+
+from realm.errors import WriteFailed
+from realm.folders import one_writer
+from realm.store.digests import forget
+from realm.store.tables import (
+    ChangedMeanwhile,
+    commit,
+    manifest_of,
+    newest_version,
+    open_table,
+    reading,
+    remove_uncommitted,
+    uncommitted,
+    versions_of,
+    write_rows,
+    writing_table,
+)
+
+_log = logging.getLogger(__name__)
+
+TIDY_EVERY = 32
+"""Number of versions from which on small files are merged and old versions removed."""
+
+
+class Removed(NamedTuple):
+    """Result of removing old versions."""
+
+    versions: int
+    """Number of removed versions."""
+    in_use: int
+    """Number of versions that stay because a process has them open."""
+
+
+def tidy(path: Path, table: lance.LanceDataset) -> lance.LanceDataset:
+    """Merges small files at the end and removes old versions, after every `TIDY_EVERY` commits -> the newest version.
+
+    The order of the rows stays. Files at the end are merged as long as the next file has at most twice as many rows as the
+    files after it, so that each row is rewritten O(log rows) times. A failure to write is only logged, because the change
+    before it is committed."""
+    if len(versions_of(path)) <= TIDY_EVERY:
+        return table
+    counts = [fragment.count_rows() for fragment in table.get_fragments()]
+    first, rows = len(counts), 0
+    while first and (rows == 0 or counts[first - 1] <= 2 * rows):
+        first -= 1
+        rows += counts[first]
+    try:
+        if len(counts) - first > 1:
+            table = _rewritten(path, table, first)
+        remove_versions(path, TIDY_EVERY // 2)
+    except (ChangedMeanwhile, WriteFailed) as error:
+        _log.warning("%s was not compacted: %s", path, error)
+    return table
+
+
+def compacted(path: Path, table: lance.LanceDataset) -> lance.LanceDataset:
+    """A version with the same rows in few files and without deleted rows; older versions stay until they are removed.
+
+    Raises:
+        ChangedMeanwhile: another process changed the table.
+    """
+    fragments = table.get_fragments()
+    if len(fragments) > 1 or any(fragment.num_deletions for fragment in fragments):
+        return _rewritten(path, table, 0)
+    return table
+
+
+def _rewritten(path: Path, table: lance.LanceDataset, first: int) -> lance.LanceDataset:
+    """A version whose fragments from number `first` on are rewritten without deleted rows."""
+    old = table.get_fragments()[first:]
+    with uncommitted(path):
+        with reading(table):
+            batches = table.scanner(fragments=old, batch_size=8192).to_batches()
+            new = write_rows(path, batches, table.schema) if sum(one.count_rows() for one in old) else []
+        update = lance.LanceOperation.Update(
+            removed_fragment_ids=[fragment.fragment_id for fragment in old],
+            updated_fragments=[],
+            new_fragments=new,
+        )
+        return commit(path, update, table)
+
+
+def remove_versions(path: Path, keep: int) -> Removed:
+    """Removes all versions but the newest `keep` ones and those that a process has open, with the files of no other version.
+
+    Files that killed writers left are removed too, unless another process is writing.
+    """
+    in_use = 0
+    with one_writer(path.parent):
+        old = versions_of(path)[:-keep]
+        for start in range(0, len(old), 256):  # one open file per version
+            in_use += _remove(path, old[start : start + 256])
+        remove_uncommitted(path)
+        with writing_table(path):
+            forget(path.parent)
+    return Removed(len(old) - in_use, in_use)
+
+
+def _remove(path: Path, versions: Sequence[int]) -> int:
+    """Removes the versions that no process has open -> the number of open versions."""
+    free, locked = [], []
+    try:
+        with writing_table(path):
+            for version in versions:
+                locked.append(os.open(manifest_of(path, version), os.O_RDWR))
+                try:
+                    fcntl.flock(locked[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    free.append(version)
+                except BlockingIOError:
+                    continue
+            if free:
+                newest = lance.dataset(path)
+                newest.cleanup_old_versions(versions=free, error_if_tagged_old_versions=False)
+    finally:
+        for descriptor in locked:
+            os.close(descriptor)
+    return len(versions) - len(free)
+
+
+def forget_after(path: Path, version: int) -> None:
+    """Removes every version after `version`, and every file that no version names.
+
+    Only for a table whose only writer is the caller. After a kill the table can be opened, and the call repeated.
+
+    Raises:
+        InputError: there is no such version, or it is damaged; nothing is removed.
+    """
+    open_table(path, version)
+    newest = newest_version(path) or version
+    later = {manifest_of(path, number) for number in range(version + 1, newest + 1)}
+    # First the list: a version with a digest and without a manifest counts as lost.
+    forget(path.parent, later)
+    for manifest in sorted(later):  # newest first, so that the newest version is complete at any moment
+        manifest.unlink(missing_ok=True)
+    (path / "_versions" / "latest_version_hint.json").unlink(missing_ok=True)
+    open_table(path).cleanup_old_versions(retain_versions=newest, delete_unverified=True)
+    forget(path.parent)
