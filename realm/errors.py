@@ -1,4 +1,4 @@
-"""Errors that the command line shows as one line, and what the operating system reported behind an exception.
+"""Errors that the command line shows as one line, the system's reason behind an exception, and short texts for messages.
 
 RealmError           exit code 2
 ├── InputError       bad use or bad input: a flag, a setting, a file, a request
@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 class RealmError(ValueError):
@@ -55,6 +56,25 @@ def reason(error: BaseException) -> str:
         return inner.strerror
     # Lance and safetensors put the message in their text alone; Lance adds a stack of Rust source lines.
     return re.split(r", /\S+\.rs:\d+|\n", str(error))[0]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, or the name of its class if the message is empty."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def shortened(text: str, longest: int = 200) -> str:
+    """The text, cut to `longest` characters.
+
+    >>> shortened("abcdefghij", 8)
+    'abcde...'
+    """
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def shown(value: Any) -> str:
+    """The value's `repr`, cut to 60 characters."""
+    return shortened(repr(value), 60)
 
 
 def error_number(error: BaseException) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from realm.errors import InputError
+from realm.errors import InputError, shown
 
 T = TypeVar("T")
 
@@ -119,7 +119,7 @@ def _set(values: dict[str, Any], override: str) -> None:
     except tomllib.TOMLDecodeError:
         values[key] = text.strip()
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits, too deep
-        raise InputError(f"--set {_short(override)}: {error}") from None
+        raise InputError(f"--set {shown(override)}: {error}") from None
 
 
 def _problem(cls: type, problem: dict[str, Any]) -> str:
@@ -130,7 +130,7 @@ def _problem(cls: type, problem: dict[str, Any]) -> str:
     message = str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "value_error":  # from a __post_init__, whose message has the values
         return f"{name}: {message}" if name else message
-    return f"{name}: {message[:1].lower()}{message[1:]}, got {_short(problem['input'])}"
+    return f"{name}: {message[:1].lower()}{message[1:]}, got {shown(problem['input'])}"
 
 
 def _keys(cls: Any, path: Sequence[str | int]) -> list[str]:
@@ -141,8 +141,3 @@ def _keys(cls: Any, path: Sequence[str | int]) -> list[str]:
             kinds = (hints[part], *typing.get_args(hints[part]))
             cls = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), cls)
     return [field.name for field in dataclasses.fields(cls)]
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

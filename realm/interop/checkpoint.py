@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from realm.errors import DamagedError, InputError, RealmError
+from realm.errors import DamagedError, InputError, RealmError, first_line
 from realm.files import read_json
 from realm.interop import google
 from realm.model.tensor_files import load_tensors
@@ -183,9 +183,9 @@ def _pickled(file: Path) -> dict[str, Tensor]:
                 raise
             tensors = torch.load(file, map_location="cpu", weights_only=True)  # written before PyTorch 1.6
     except pickle.UnpicklingError as error:
-        raise InputError(f"{file} holds more than tensors and is not read: {_first_line(error)}") from error
+        raise InputError(f"{file} holds more than tensors and is not read: {first_line(error)}") from error
     except (RuntimeError, ValueError, EOFError, OSError) as error:
-        raise DamagedError(f"{file} is damaged: {_first_line(error)}") from error
+        raise DamagedError(f"{file} is damaged: {first_line(error)}") from error
     if not isinstance(tensors, dict) or not all(
         isinstance(key, str) and isinstance(value, Tensor) for key, value in tensors.items()
     ):
@@ -210,7 +210,3 @@ def _kind(name: str, tensors: dict[str, Tensor]) -> str:
     raise InputError(
         f"{name} is no published REALM checkpoint ({', '.join(CLASSES.values())}): it holds {some or 'nothing'} ..."
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from realm.errors import InputError
+from realm.errors import InputError, first_line
 
 Precision = Literal["auto", "bf16", "fp32"]
 """Precision of matrix products; "auto" is bf16 if the device has instructions for it, else float32."""
@@ -29,7 +29,7 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+        raise InputError(f"device {name!r} cannot be used: {first_line(error)}") from error
     return device
 
 

@@ -75,13 +75,15 @@ class Report(NamedTuple):
 
     def as_dict(self) -> ReportJson:
         """The summary, reciprocal rank in percent too."""
-        recall = recall_at(self.first_hit_N)
         return {
             "n": len(self.first_hit_N),
             "em": None if self.correct_N is None else percent(self.correct_N.mean()),
             "em_ci95": None if self.correct_N is None else _interval(self.correct_N),
             "f1": None if self.f1_N is None else percent(self.f1_N.mean()),
-            "recall": {str(k): percent(recall[k]) if k <= self.depth else None for k in RECALL_AT},
+            "recall": {
+                str(k): round(recall_at(self.first_hit_N, k), 2) if k <= self.depth else None
+                for k in RECALL_AT
+            },
             "mrr": percent(mean_reciprocal_rank(self.first_hit_N)),
             "confidence": (
                 None

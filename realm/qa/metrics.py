@@ -143,17 +143,19 @@ def first_hit(texts: Iterable[str], question: Question, contains: Containment = 
     return next(ranks, 0)
 
 
-def recall_at(first_hits: Sequence[int] | np.ndarray, ks: Sequence[int] = RECALL_AT) -> dict[int, float]:
-    """Share of questions with an answer among the first k texts, for each k; `first_hits` as from `first_hit`.
+def recall_at(first_hits: Sequence[int] | np.ndarray, k: int) -> float:
+    """Percentage of queries whose first hit is among the top k; NaN if there are no queries.
 
-    >>> recall_at([1, 0, 3, 7], ks=(1, 5))
-    {1: 0.25, 5: 0.5}
+    `first_hits` holds ranks from 1, 0 for no hit, as `first_hit` returns them.
+
+    >>> recall_at([1, 0, 3, 7], 5)
+    50.0
     """
-    ranks_N = np.asarray(first_hits)
-    return {k: float(((ranks_N >= 1) & (ranks_N <= k)).mean()) for k in ks}
+    rank_N = np.asarray(first_hits)
+    return float(100 * ((rank_N >= 1) & (rank_N <= k)).mean()) if len(rank_N) else float("nan")
 
 
 def mean_reciprocal_rank(first_hits: Sequence[int] | np.ndarray) -> float:
-    """Mean of 1 / rank of the first hit, 0 where there is none."""
+    """Mean of 1 / rank of the first hit, between 0 and 1; a query without a hit counts as 0."""
     ranks_N = np.asarray(first_hits)
     return float(np.where(ranks_N >= 1, 1 / np.maximum(ranks_N, 1), 0.0).mean())

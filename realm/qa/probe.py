@@ -24,6 +24,7 @@ from realm.model.folder import Model, load_model
 from realm.model.losses import passage_utility, retrieval_utility
 from realm.model.modes import evaluating
 from realm.progress import progress
+from realm.qa.metrics import recall_at
 from realm.search.bm25 import Bm25Index
 from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
@@ -192,11 +193,6 @@ def _ranks(
                 ranks[row] = rank
                 break
     return ranks
-
-
-def recall_at(ranks: np.ndarray, k: int) -> float:
-    """Percent of queries whose first hit is within the top k."""
-    return float(100 * ((ranks > 0) & (ranks <= k)).mean()) if len(ranks) else float("nan")
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm.errors import InputError
+from realm.errors import InputError, shortened, shown
 
 MAX_QUESTION_CHARACTERS = 2000
 
@@ -113,7 +113,7 @@ def _json_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
             yield where, json.loads(line)
         except (ValueError, RecursionError) as error:
             message = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-            raise InputError(f"{where}: not valid JSON: {message}, in {_short(line)}") from None
+            raise InputError(f"{where}: not valid JSON: {message}, in {shown(line)}") from None
 
 
 def _table_records(path: Path, text: str, regex: bool | None) -> Iterator[tuple[str, Any]]:
@@ -158,17 +158,15 @@ def _listed(cell: str, where: str) -> Any:
         with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
             return ast.literal_eval(cell)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        raise InputError(f"{where}: {_short(cell)} is no list: write it as ['first', 'second']") from None
+        raise InputError(f"{where}: {shown(cell)} is no list: write it as ['first', 'second']") from None
 
 
 def _question(record: Any, where: str, position: str, regex: bool, need_answers: bool) -> Question:
     if not isinstance(record, dict):
-        raise InputError(f"{where}: {_short(record)} is no JSON object with question and answers")
+        raise InputError(f"{where}: {shown(record)} is no JSON object with question and answers")
     if "question" not in record and "qText" not in record:
         given = ", ".join(record)
-        raise InputError(
-            f"{where}: no question, only {given[:60] + '...' * (len(given) > 60) or 'an empty object'}"
-        )
+        raise InputError(f"{where}: no question, only {shortened(given, 63) or 'an empty object'}")
     question = _text(_either(record, "question", "qText", where), "question", where).strip()
     if not question:
         raise InputError(f"{where}: the question is empty")
@@ -178,13 +176,13 @@ def _question(record: Any, where: str, position: str, regex: bool, need_answers:
         )
     own_regex = _either(record, "regex", "answers_are_regex", where)
     if not isinstance(own_regex, bool | None):
-        raise InputError(f"{where}: regex is {_short(own_regex)}: write true or false")
+        raise InputError(f"{where}: regex is {shown(own_regex)}: write true or false")
     regex = regex or bool(own_regex)
     listed = _texts(_either(record, "answers", "answer", where))
     answers = [_text(answer, "answer", where) for answer in listed]
     answers = [answer if regex else answer.strip() for answer in answers if answer.strip()]
     if need_answers and not answers:
-        raise InputError(f"{where}: no answers for {_short(question)}")
+        raise InputError(f"{where}: no answers for {shown(question)}")
     if regex:
         for pattern in answers:
             _check_pattern(pattern, where)
@@ -243,13 +241,13 @@ def _are_patterns(path: Path, records: Sequence[tuple[str, Any]]) -> bool:
     where, answer = marked[0]
     if published and 4 * len(marked) >= len(records):
         print(
-            f"realm: {path} is read as CuratedTREC: all answers are regular expressions, as {_short(answer)} is; "
+            f"realm: {path} is read as CuratedTREC: all answers are regular expressions, as {shown(answer)} is; "
             "if they are plain text, say so with --no-regex",
             file=sys.stderr,
         )
         return True
     print(
-        f"realm: {where}: {_short(answer)} is compared as plain text and looks like a regular expression "
+        f"realm: {where}: {shown(answer)} is compared as plain text and looks like a regular expression "
         f"(such answers in {path}: {len(marked)}); say which with --regex or --no-regex",
         file=sys.stderr,
     )
@@ -265,18 +263,18 @@ def _is_curated_trec(record: Any) -> bool:
 
 def _text(value: Any, name: str, where: str) -> str:
     if not isinstance(value, str):
-        raise InputError(f"{where}: {name} is {_short(value)}: write it as text")
+        raise InputError(f"{where}: {name} is {shown(value)}: write it as text")
     try:
         value.encode()
     except UnicodeEncodeError:  # JSON can spell half of a surrogate pair, which no file or tokenizer takes
-        raise InputError(f"{where}: {name} {_short(value)} holds half a character") from None
+        raise InputError(f"{where}: {name} {shown(value)} holds half a character") from None
     return value
 
 
 def _check_pattern(pattern: str, where: str) -> None:
     problem = _pattern_problem(pattern)
     if problem is not None:
-        raise InputError(f"{where}: {_short(pattern)} is no regular expression: {problem}")
+        raise InputError(f"{where}: {shown(pattern)} is no regular expression: {problem}")
 
 
 def _pattern_problem(pattern: str) -> str | None:
@@ -285,11 +283,6 @@ def _pattern_problem(pattern: str) -> str | None:
     except (re.error, OverflowError, RecursionError) as error:
         return str(error)
     return None
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 @lru_cache(maxsize=1 << 14)

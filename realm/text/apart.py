@@ -18,19 +18,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 
+from realm.errors import first_line, shortened
 from realm.progress import progress
-from realm.text.records import (
-    DAMAGED,
-    EMPTY,
-    NOT_OPENED,
-    TOO_LONG,
-    Limits,
-    Pages,
-    Record,
-    Unreadable,
-    first_line,
-    shortened,
-)
+from realm.text.records import DAMAGED, EMPTY, NOT_OPENED, TOO_LONG, Limits, Pages, Record, Unreadable
 
 MODULES = {".pdf": "realm.text.pdf", ".docx": "realm.text.word", ".epub": "realm.text.epub"}
 """Each has a function `read(path, limits)`, a reader that may yield `Pages` too."""

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from realm.text.records import DAMAGED, ENCRYPTED, TOO_LONG, Limits, Unreadable, first_line
+from realm.errors import first_line
+from realm.text.records import DAMAGED, ENCRYPTED, TOO_LONG, Limits, Unreadable
 
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 """How Microsoft's older files begin, and newer ones that are encrypted."""

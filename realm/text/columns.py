@@ -11,17 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm.text.records import (
-    DAMAGED,
-    EMPTY,
-    FIELDS,
-    TOO_LONG,
-    Limits,
-    Record,
-    Unreadable,
-    first_line,
-    shown,
-)
+from realm.errors import first_line, shown
+from realm.text.records import DAMAGED, EMPTY, FIELDS, TOO_LONG, Limits, Record, Unreadable
 from realm.text.records import record as to_record
 
 _SMALL = 256 << 20

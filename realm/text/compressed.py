@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from realm.text.records import DAMAGED, TOO_LONG, Unreadable, first_line, shortened
+from realm.errors import first_line, shortened
+from realm.text.records import DAMAGED, TOO_LONG, Unreadable
 
 _SMALL = 256 << 20
 """Bytes that any file may hold; more need a compressed byte for each hundred."""

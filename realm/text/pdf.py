@@ -19,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from realm.errors import first_line
 from realm.text.records import (
     DAMAGED,
     ENCRYPTED,
@@ -29,7 +30,6 @@ from realm.text.records import (
     Pages,
     Record,
     Unreadable,
-    first_line,
     sensible_title,
 )
 

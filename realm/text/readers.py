@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm.errors import InputError, RealmError
+from realm.errors import InputError, RealmError, first_line, shortened, shown
 from realm.files import write_json_lines
 from realm.text import apart
 from realm.text.columns import arrow, parquet
@@ -42,11 +42,8 @@ from realm.text.records import (
     Reader,
     Record,
     Unreadable,
-    first_line,
     printable,
     record,
-    shortened,
-    shown,
 )
 
 logger = logging.getLogger(__name__)

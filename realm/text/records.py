@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from realm.errors import InputError
+from realm.errors import InputError, shortened, shown
 
 EMPTY: Final = "empty"
 NO_TEXT: Final = "without text"
@@ -70,24 +70,9 @@ class Pages(NamedTuple):
 Reader = Callable[[Path, Limits], Iterator[Record | Unreadable]]
 
 
-def shown(value: Any) -> str:
-    """A value for a message: as Python writes it, and cut."""
-    return shortened(repr(value), 60)
-
-
-def shortened(text: str, most: int = 200) -> str:
-    """The text, cut where it is longer."""
-    return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
 def printable(text: str) -> str:
     """A file's name for a terminal: line breaks, control characters and what is not UTF-8 as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what a library says, or the error's kind where it says nothing."""
-    return str(error).split("\n", 1)[0] or type(error).__name__
 
 
 _NO_TITLE = re.compile(

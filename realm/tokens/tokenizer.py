@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from realm.errors import DamagedError, InputError, RealmError
+from realm.errors import DamagedError, InputError, RealmError, first_line
 from realm.files import read_json
 from realm.tokens.hub import encoder_folder
 
@@ -92,7 +92,7 @@ class Tokenizer:
         except RealmError:
             raise
         except Exception as error:  # the Rust library raises bare Exception for any unreadable file
-            raise InputError(f"{file} is not a tokenizer: {str(error).splitlines()[0]}") from error
+            raise InputError(f"{file} is not a tokenizer: {first_line(error)}") from error
 
     @classmethod
     def from_vocabulary(cls, folder: Path, name: str = "") -> "Tokenizer":

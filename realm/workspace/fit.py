@@ -30,7 +30,7 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 
 from realm import __version__
-from realm.errors import ConflictError, InputError
+from realm.errors import ConflictError, InputError, shortened
 from realm.files import read_json, write_json, write_json_lines
 from realm.folders import LOCK, one_writer, remove, replace_folder, restore
 from realm.index.versions import IndexConfig, build_index
@@ -44,7 +44,6 @@ from realm.store.knowledge_base import KnowledgeBase, changed
 from realm.store.tables import newest_version
 from realm.text.corpus import Document
 from realm.text.readers import ReadingReport, read_documents, stamp
-from realm.text.records import shortened
 from realm.text.salient_spans import Tagger, load_tagger
 from realm.train import adapt
 from realm.train.loop import OtherSettings

@@ -18,7 +18,8 @@ from realm.masking.masked_queries import MaskedQuery
 from realm.model.device import autocast, choose_device
 from realm.model.folder import load_model
 from realm.progress import progress
-from realm.qa.probe import embed_queries, first_positives, first_positives_bm25, held_out_queries, recall_at
+from realm.qa.metrics import recall_at
+from realm.qa.probe import embed_queries, first_positives, first_positives_bm25, held_out_queries
 from realm.qa.question_files import Question
 from realm.qa.question_sets import evaluate_words, question_ranks
 from realm.qa.significance import mcnemar, paired_bootstrap

@@ -443,7 +443,7 @@ def test_first_hit_counts_from_one_and_stops_reading() -> None:
 
 @given(st.lists(st.integers(0, 30), min_size=1), st.integers(1, 30))
 def test_recall_and_reciprocal_rank_equal_plain_loops(ranks: list[int], k: int) -> None:
-    assert recall_at(ranks, [k])[k] == pytest.approx(sum(1 for r in ranks if r and r <= k) / len(ranks))
+    assert recall_at(ranks, k) == pytest.approx(100 * sum(1 for r in ranks if r and r <= k) / len(ranks))
     assert mean_reciprocal_rank(ranks) == pytest.approx(sum(1 / r for r in ranks if r) / len(ranks))
 
 

@@ -9,6 +9,7 @@ from realm.index.versions import load_index
 from realm.masking.candidates import choose_candidates
 from realm.masking.masked_queries import SpanIndex, held_out, holds, repeats_text
 from realm.model.folder import load_model
+from realm.qa.metrics import recall_at
 from realm.qa.probe import (
     ProbeConfig,
     embed_queries,
@@ -17,7 +18,6 @@ from realm.qa.probe import (
     held_out_queries,
     probe,
     read_queries,
-    recall_at,
 )
 from realm.search.bm25 import Bm25Index
 from realm.tokens.layouts import joint_inputs, passage_inputs, query_inputs

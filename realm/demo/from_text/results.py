@@ -169,7 +169,7 @@ def _accuracy(report: FromTextReport) -> list[str]:
 
 def _recall(rank_SN: np.ndarray) -> Recall:
     """Mean over seeds, and with several seeds their standard deviation."""
-    by_seed = {k: [100 * recall_at(rank_N)[k] for rank_N in rank_SN] for k in RANKS}
+    by_seed = {k: [recall_at(rank_N, k) for rank_N in rank_SN] for k in RANKS}
     shares = {str(k): round(float(np.mean(v)), 2) for k, v in by_seed.items()}
     found = cast(Recall, {"n": rank_SN.shape[1]} | shares)
     if len(rank_SN) > 1:
