@@ -1,4 +1,4 @@
-"""`python -m realm` is `realm`."""
+"""Entry point of `python -m realm`, the same as `realm`."""
 
 import sys
 

@@ -1,6 +1,6 @@
 """Settings of commands: TOML files, presets and `--set`.
 
-A room keeps its settings in a frozen dataclass beside the code that uses them; this module fills the dataclass in.
+Each room keeps its settings in a frozen dataclass beside the code that uses them. This module fills in that dataclass.
 """
 
 import dataclasses
@@ -31,11 +31,11 @@ TABLES = (
     "demo",
     "from_text",
 )
-"""The tables of a configuration file, one per kind of command."""
+"""Names of the tables in a configuration file, one per kind of command."""
 
 
 def presets() -> dict[str, Path]:
-    """The configuration files of the package by name: `configs/demo.toml` is `demo`."""
+    """Name -> path of each configuration file of the package; `configs/demo.toml` has the name `demo`."""
     package = Path(__file__).parent
     folders = (package / "configs", package.parent / "configs")  # installed, checkout
     folder = next((f for f in folders if f.is_dir()), None)
@@ -80,10 +80,13 @@ def config_from(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     Raises:
         InputError: one line with all unknown keys, wrong types and values that a `__post_init__` refuses.
     """
-    from pydantic import TypeAdapter, ValidationError  # here, so that `realm --help` does not pay for it
+    from pydantic import (  # imported here because it is slow, and `realm --help` does not need it
+        TypeAdapter,
+        ValidationError,
+    )
 
     try:
-        # Through JSON because only its strict mode still takes lists for tuples and strings for paths.
+        # JSON, because only in JSON does strict mode accept lists for tuples and strings for paths.
         return TypeAdapter(cls).validate_json(json.dumps(values, default=str), strict=True, extra="forbid")
     except ValidationError as error:
         problems = dict.fromkeys(_problem(cls, dict(p)) for p in error.errors(include_url=False))
@@ -101,7 +104,7 @@ def _config_path(file: str) -> Path:
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number of 5,000 digits, too deep
+    except (ValueError, RecursionError) as error:  # not TOML or UTF-8, too many digits, or nested too deeply
         raise InputError(f"{path} is not TOML: {error}") from None
 
 
@@ -118,7 +121,7 @@ def _set(values: dict[str, Any], override: str) -> None:
         values[key] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         values[key] = text.strip()
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits, too deep
+    except (ValueError, RecursionError) as error:  # too many digits, or nested too deeply
         raise InputError(f"--set {shown(override)}: {error}") from None
 
 
@@ -128,13 +131,13 @@ def _problem(cls: type, problem: dict[str, Any]) -> str:
         known = _keys(cls, problem["loc"][:-1])
         return f"unknown key {name} (known: {', '.join(known)})"
     message = str(problem["msg"]).removeprefix("Value error, ")
-    if problem["type"] == "value_error":  # from a __post_init__, whose message has the values
+    if problem["type"] == "value_error":  # from a __post_init__, whose message states the values
         return f"{name}: {message}" if name else message
     return f"{name}: {message[:1].lower()}{message[1:]}, got {shown(problem['input'])}"
 
 
 def _keys(cls: Any, path: Sequence[str | int]) -> list[str]:
-    """Field names of the dataclass at the end of `path`; a part of `path` that is no field is a step through a union."""
+    """Field names of the dataclass at the end of `path`; parts of `path` that are not fields (union members) are skipped."""
     for part in path:
         hints = typing.get_type_hints(cls)
         if part in hints:

@@ -79,12 +79,12 @@ def test_the_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None
         (["kb", "info", "--kb", "x", "--nonsense"], "--nonsense"),
         (["kb", "info"], "required: --kb, or --in WORKSPACE (see `realm kb info --help`)"),
         (["fill", "A [MASK].", "--kb", "x"], "required: --model, or --in WORKSPACE"),
-        (["kb", "info", "--in", "x", "--kb", "y"], "--in x stands for --kb: leave out --kb"),
+        (["kb", "info", "--in", "x", "--kb", "y"], "--in x replaces --kb: leave out --kb"),
         (
             ["kb", "info", "--in", "absent"],
-            "absent is no workspace, it has no folder kb: `realm fit SOURCE...",
+            "absent is not a workspace, it has no folder kb: `realm fit SOURCE...",
         ),
-        (["answer", "why?", "--in", ".", "--model", "y"], "stands for --kb and --model: leave out --model"),
+        (["answer", "why?", "--in", ".", "--model", "y"], "replaces --kb and --model: leave out --model"),
         (
             ["retrieve", "--kb", "x", "--questions", "q", "--out", "o", "--top-k", "0"],
             "'0' is not a whole number",
@@ -131,7 +131,7 @@ WITH_A_FOLDER = {
 
 
 @pytest.mark.parametrize("command", WITH_A_FOLDER)
-def test_a_workspace_stands_for_its_knowledge_base_and_its_model(command: str, tmp_path: Path) -> None:
+def test_a_workspace_replaces_the_flags_of_its_knowledge_base_and_model(command: str, tmp_path: Path) -> None:
     for part in ("kb", "model"):
         (tmp_path / part).mkdir()
     words, parser = [*command.split(), *WITH_A_FOLDER[command]], cli._parser()
@@ -141,7 +141,7 @@ def test_a_workspace_stands_for_its_knowledge_base_and_its_model(command: str, t
     by_folder = parser.parse_args([*words, *apart])
     assert vars(by_name) | {"workspace": None} == vars(by_folder)
     for flag in flags:
-        with pytest.raises(InputError, match=f"stands for .*: leave out --{flag} "):
+        with pytest.raises(InputError, match=f"replaces .*: leave out --{flag} "):
             parser.parse_args([*words, "--in", str(tmp_path), f"--{flag}", "x"])
 
 
@@ -258,7 +258,7 @@ def test_a_bug_keeps_its_traceback(error: Exception, monkeypatch: pytest.MonkeyP
         main_that_raises(monkeypatch, error)
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_a_closed_pipe_is_no_error() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -1,7 +1,7 @@
-"""The command line: `main` runs one command, and turns what went wrong into one line and an exit code.
+"""The command line: `main` runs one command and turns errors into one line and an exit code.
 
-The commands are in the files beside this one, by group. Each imports the rooms it needs when it runs, so that
-`realm --help` is instant.
+The commands are in the files beside this one, by group. Each command imports the rooms it needs when it runs, so that
+`realm --help` is fast.
 """
 
 import atexit
@@ -18,54 +18,59 @@ from realm.cli.arguments import Parser
 from realm.environment import set_torch_environment
 from realm.errors import AlreadyDone, InputError, RealmError, way_out
 
-_OURS = {None, errno.ENOENT, errno.EBADF, errno.EFAULT, errno.ECHILD}
-"""Errors that only a defect of this program gives: files that the user names are looked for before they are opened.
-All others come from the system and are about the user's folders, disk and limits."""
+_DEFECTS = {None, errno.ENOENT, errno.EBADF, errno.EFAULT, errno.ECHILD}
+"""Error numbers that point to a defect of this program and keep their traceback: commands check that the user's files exist
+before they open them. All other error numbers concern the user's folders, disk and limits, and become one line."""
 
 
 def program() -> int:
-    """`main` as a process of its own."""
-    # Importing torch makes hundreds of thousands of objects that all stay. Looked through for cycles every 700 of them, and
-    # once more at the end, that was a third of the time of a short command. Networks leave no cycles: memory does not grow.
+    """Runs `main` in a process that has no other work: tunes the garbage collector for it -> exit code."""
+    # Importing torch creates hundreds of thousands of objects that live until the end. With the default thresholds, and a last
+    # collection at exit, scanning them takes a large part of a short command's time. Networks leave no cycles: memory does
+    # not grow.
     gc.set_threshold(50_000)
     atexit.register(gc.freeze)
     return main()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command -> exit code: 0 success, 2 bad use or bad input (one line on standard error)."""
+    """Runs one command -> exit code: 0 success, 2 wrong usage or input (one line on standard error), 130 interrupted."""
     if sys.platform == "win32":  # file locks, forked processes and resource limits are missing there
-        return _say("realm runs on Linux and macOS; on Windows, use the Windows Subsystem for Linux (WSL)", 2)
+        return _print_error(
+            "realm runs on Linux and macOS; on Windows, use the Windows Subsystem for Linux (WSL)", 2
+        )
     set_torch_environment()
     _log_to_stderr()
     try:
         run(argv)
-        sys.stdout.flush()  # a closed pipe shows here, not when the interpreter ends
+        sys.stdout.flush()  # raises BrokenPipeError here rather than at the interpreter's exit
     except RealmError as error:
-        return _say(str(error), 2)
+        return _print_error(str(error), 2)
     except AlreadyDone as done:
-        return _say(str(done), 0)
-    except BrokenPipeError:  # the reader of our output, `head` perhaps, has gone
+        return _print_error(str(done), 0)
+    except BrokenPipeError:  # the program that reads the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13
     except KeyboardInterrupt:
-        return _say("interrupted", 130)
+        return _print_error("interrupted", 130)
     except OSError as error:
-        if error.errno in _OURS:
+        if error.errno in _DEFECTS:
             raise
         refused = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
-        return _say(refused + way_out(error.filename, error), 2)
+        return _print_error(refused + way_out(error.filename, error), 2)
     return 0
 
 
 def run(argv: Sequence[str] | None) -> None:
-    """Runs one command; what goes wrong comes out as it is."""
+    """Runs one command; errors pass through unchanged."""
     for word in sys.argv[1:] if argv is None else argv:
-        if word != word.encode(errors="ignore").decode():  # bytes that the system could not decode
-            raise InputError(f"the argument {word!r} is not UTF-8: write it so, or rename the file it names")
+        if word != word.encode(errors="ignore").decode():  # the system could not decode all bytes
+            raise InputError(
+                f"the argument {word!r} is not UTF-8: encode it as UTF-8, or rename the file that it names"
+            )
     try:
         args = _parser().parse_args(argv)
-    except SystemExit:  # --help and --version end so; errors raise InputError
+    except SystemExit:  # from --help and --version; errors raise InputError
         return
     args.run(args)
 
@@ -73,8 +78,8 @@ def run(argv: Sequence[str] | None) -> None:
 def _parser() -> Parser:
     parser = Parser(
         prog="realm",
-        description="Learn retrieval and question answering from text alone; answer with evidence.",
-        epilog="`realm COMMAND --help` shows a command's flags and an example. Begin with `realm demo`.",
+        description="Train retrieval and question answering from text alone; answer questions with evidence.",
+        epilog="`realm COMMAND --help` shows the flags of a command and an example. Start with `realm demo`.",
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
@@ -91,6 +96,6 @@ def _log_to_stderr() -> None:
     logger.setLevel(logging.INFO)
 
 
-def _say(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     print("realm:", " ".join(message.split()), file=sys.stderr)
     return code

@@ -1,4 +1,4 @@
-"""What a model is for, and how good it is: `retrieve`, `answer`, `fill`, `evaluate`, `probe`."""
+"""Commands that use or measure a model: `retrieve`, `answer`, `fill`, `evaluate`, `calibrate`, `probe`."""
 
 import argparse
 import os
@@ -23,8 +23,8 @@ from realm.cli.arguments import (
 from realm.errors import InputError
 from realm.files import write_json
 
-SCORED = "; p(z|x) comes from the vectors in any case"
-READS = "reads in place of the model's span reader"
+SCORED = "; p(z|x) always comes from the vectors"
+READS = "span reader to use in place of the model's"
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
@@ -33,7 +33,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "retrieve",
         _retrieve,
-        "write the best passages for each question of a file",
+        "find the best passages for each question of a file, without reading them",
         "realm retrieve --kb kb --model models/realm --questions q.jsonl --top-k 20 --out hits.jsonl",
         section="answer",
     )
@@ -50,7 +50,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "answer",
         _answer,
-        "answer a question and show the evidence",
+        "answer a question and show the passages that the answers come from",
         'realm answer "Who wrote The Tempest?" --kb kb --model models/qa',
         section="answer",
         reports=True,
@@ -63,26 +63,28 @@ def add_commands(commands: "Commands[Parser]") -> None:
     answer.add_argument(
         "--server",
         metavar="URL",
-        help="ask the `realm serve` at this address, in place of a knowledge base and a model here",
+        help="send the question to `realm serve` at this address; replaces --kb and --model",
     )
 
     fill = add_command(
         commands,
         "fill",
         _fill,
-        "fill in a [MASK] and show how each passage helped",
+        "predict the word at [MASK] and show how each passage changed the prediction",
         'realm fill "The [MASK] is the currency of the UK." --target pound --kb kb --model models/realm',
         section="answer",
         reports=True,
     )
-    fill.add_argument("sentence", metavar="SENTENCE", type=_one_text, help="[MASK] stands for a whole word")
+    fill.add_argument(
+        "sentence", metavar="SENTENCE", type=_one_text, help="sentence with [MASK] in place of a whole word"
+    )
     add_kb(fill)
     add_model(fill)
     fill.add_argument(
         "--target",
         metavar="WORD",
         type=_one_text,
-        help="also print p(WORD|x) with and without retrieval; the passages show what each did for WORD",
+        help="also print p(WORD|x) with and without retrieval, and the effect of each passage on WORD",
     )
     _add_method(fill, SCORED, default="dense")
 
@@ -90,7 +92,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "evaluate",
         _evaluate,
-        "score answers and retrieval on questions with known answers",
+        "measure answers and retrieval on questions with known answers",
         "realm evaluate --kb kb --model models/qa --questions dev.jsonl",
         section="answer",
         reports=True,
@@ -100,16 +102,16 @@ def add_commands(commands: "Commands[Parser]") -> None:
     add_reader(evaluate, READS)
     _add_questions(evaluate)
     add_regex(evaluate)
-    _add_method(evaluate, SCORED + "; without --model, bm25 alone: recall, and no answers")
+    _add_method(evaluate, SCORED + "; without --model only bm25 works, and only recall is measured")
     evaluate.add_argument(
         "--gold",
         action="store_true",
-        help="read the passages of each question's own document (its passage_id): the reader without retrieval",
+        help="measure the reader without retrieval: read the passages of the document that each question names in passage_id",
     )
     evaluate.add_argument(
         "--unanswerable",
         action="store_true",
-        help="ask each question again without the passages that hold an answer: how often is none found?",
+        help="also ask each question without the passages that hold an answer, and report how often the model finds none",
     )
     _add_outcomes(evaluate, "question")
 
@@ -117,7 +119,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "calibrate",
         _calibrate,
-        "fit the probabilities of a model's answers on questions with known answers, and the threshold of a guess",
+        "calibrate a model on questions with known answers: probabilities, and the threshold below which an answer is a guess",
         "realm calibrate --kb kb --model models/qa --questions dev.jsonl",
         section="answer",
         reports=True,
@@ -132,14 +134,16 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "probe",
         _probe,
-        "check a model's health on held-out facts of the knowledge base; needs no questions",
+        "measure a model on held-out masked facts of the knowledge base; needs no questions",
         "realm probe --kb kb --model models/realm",
         section="probe",
         reports=True,
     )
     add_kb(probe)
     add_model(probe)
-    _add_method(probe, "; of what recall counts, the model reads dense passages", ("dense", "bm25"), "dense")
+    _add_method(
+        probe, "; affects recall only, the model always reads dense passages", ("dense", "bm25"), "dense"
+    )
     _add_outcomes(probe, "masked fact")
 
 
@@ -155,7 +159,7 @@ def _add_method(
     methods: Sequence[str] = ("dense", "bm25", "hybrid"),
     default: str | None = None,
 ) -> None:
-    unnamed = default or "the one the model was calibrated with, else dense"
+    unnamed = default or "the method that the model was calibrated with, else dense"
     parser.add_argument(
         "--method",
         choices=methods,
@@ -166,7 +170,9 @@ def _add_method(
 
 def _add_outcomes(parser: Parser, what: str) -> None:
     parser.add_argument(
-        "--out", metavar="FILE", help=f"also write the report, with the outcome of each {what}, as JSON"
+        "--out",
+        metavar="FILE",
+        help=f"also write the report and the outcome of each {what} to this JSON file",
     )
 
 
@@ -214,14 +220,14 @@ def _answer(args: argparse.Namespace) -> None:
         here = (args.kb, args.model, args.reader, args.config)
         if any(given is not None for given in here) or args.set:
             raise InputError(
-                "--server answers by its own knowledge base, model and settings: leave out all others"
+                "--server uses its own knowledge base, model and settings: leave out --kb, --model, --reader, --config, --set"
             )
         from realm.serve.client import Client
 
         answer = Client(args.server, os.environ.get("REALM_READ_TOKEN")).answer(args.question, args.method)
     else:
         if args.kb is None or args.model is None:
-            raise InputError("name --kb and --model, --in WORKSPACE, or the --server to ask")
+            raise InputError("give --kb and --model, or --in WORKSPACE, or --server URL")
         from realm.qa import pipeline
 
         config = settings(args, pipeline.AnswerConfig)
@@ -251,7 +257,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     if args.model is None:
         if args.gold or args.unanswerable or args.reader is not None:
             raise InputError(
-                "--gold, --unanswerable and --reader are about answers: name a --model, which finds passages"
+                "--gold, --unanswerable and --reader concern answers, which need a model: give --model"
             )
         evaluated = question_sets.evaluate_words(KnowledgeBase.open(args.kb), questions)
     else:

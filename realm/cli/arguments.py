@@ -1,4 +1,4 @@
-"""What the commands have in common: how one is declared, the flags that several share, and how it reports."""
+"""What all commands share: their declaration, common flags, and the printing of results."""
 
 import argparse
 import json
@@ -15,15 +15,16 @@ Commands = argparse._SubParsersAction
 
 
 class Part(NamedTuple):
-    """A folder that a command works on, and that a workspace holds."""
+    """A folder that a command uses and that a workspace contains."""
 
     name: str
-    """In the workspace."""
+    """Name of the folder in the workspace."""
     required: bool
+    """Whether the command needs the folder."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, and where --in WORKSPACE stands for the folders in a workspace."""
+    """An argument parser with one-line errors, and with --in WORKSPACE in place of the flags of a workspace's folders."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -34,18 +35,18 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message} (see `{self.prog} --help`)")
 
     def add_part(self, flag: str, part: Part, metavar: str, help: str) -> None:
-        """Declares the flag of a folder, and --in, which names that folder too."""
+        """Declares the flag of a folder, and --in, which also supplies that folder."""
         if self._in is None:
             self._in = self.add_argument("--in", metavar="WORKSPACE", dest="workspace")
         needed = " (required without --in)" if part.required else ""
         self.add_argument(f"--{flag}", metavar=metavar, help=help + needed)
         self._parts[flag] = part
-        self._in.help = f"workspace that `realm fit` made, in place of {_flags(self._parts)}"
+        self._in.help = f"workspace made by `realm fit`; replaces {_flags(self._parts)}"
 
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parses, and gives the flags of folders the values that --in stands for."""
+        """Parses the arguments; with --in, sets the flags of the workspace's folders."""
         found, rest = super().parse_known_args(args, namespace)
         if self._in is not None:
             self._take_workspace(found)
@@ -58,15 +59,15 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"the following arguments are required: {_flags(missing)}, or --in WORKSPACE")
             return
         if given:
-            self.error(f"--in {found.workspace} stands for {_flags(self._parts)}: leave out {_flags(given)}")
-        from realm.folders import restore  # here, because Windows has not what it imports
+            self.error(f"--in {found.workspace} replaces {_flags(self._parts)}: leave out {_flags(given)}")
+        from realm.folders import restore  # imported here because it needs modules that Windows lacks
 
         for flag, part in self._parts.items():
             folder = Path(found.workspace, part.name)
             restore(folder)
             if not folder.is_dir():
                 raise InputError(
-                    f"{found.workspace} is no workspace, it has no folder {part.name}: "
+                    f"{found.workspace} is not a workspace, it has no folder {part.name}: "
                     f"`realm fit SOURCE... --out {found.workspace}` makes one"
                 )
             setattr(found, flag, str(folder))
@@ -85,7 +86,7 @@ def add_command(
     section: str | None = None,
     reports: bool = False,
 ) -> Parser:
-    """Declares a command; `section` is its table in configuration files, `reports` gives it --json."""
+    """Declares a command. `section` is the command's table in configuration files; `reports` adds --json."""
     parser = commands.add_parser(
         name,
         help=does,
@@ -98,94 +99,94 @@ def add_command(
         parser.add_argument(
             "--config",
             metavar="FILE",
-            help=f"settings: table [{section}] of a TOML file or of a preset by name",
+            help=f"read settings from the table [{section}] of a TOML file or of a preset, given by name",
         )
         parser.add_argument(
             "--set",
             metavar="NAME=VALUE",
             action="append",
             default=[],
-            help="one setting (repeatable); beats --config",
+            help="change one setting (repeatable); overrides --config",
         )
     if reports:
-        parser.add_argument("--json", action="store_true", help="print one JSON object")
+        parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.set_defaults(run=run, section=section, called=parser.prog.removeprefix("realm "))
     return parser
 
 
 def add_kb(parser: Parser, required: bool = True) -> None:
-    """--kb, the knowledge base a command works on."""
+    """Adds --kb, the knowledge base that a command uses."""
     parser.add_part("kb", Part("kb", required), "KB", "folder of the knowledge base")
 
 
 def add_model(parser: Parser, required: bool = True) -> None:
-    """--model, the model a command uses."""
+    """Adds --model, the model that a command uses."""
     parser.add_part(
         "model", Part("model", required), "MODEL", "the model: a folder, package:NAME or hf:OWNER/NAME"
     )
 
 
 def add_reader(parser: Parser, does: str) -> None:
-    """--reader, the setting of that name: another span reader than the model's."""
+    """Adds --reader, which sets the setting `reader`: a span reader other than the model's."""
     parser.add_argument(
         "--reader",
         metavar="NAME",
-        help=f"{does}: a checkpoint with BERT's question-answering head, folder or hub name, or a model",
+        help=f"{does}: a model, or a checkpoint with BERT's question-answering head (folder or hub name)",
     )
 
 
 def add_init(parser: Parser, required: bool, metavar: str, help: str) -> None:
-    """--init, the model or encoder that a stage starts from."""
+    """Adds --init, the model or encoder that a stage starts from."""
     parser.add_part("init", Part("model", required), metavar, help)
 
 
 def add_out(parser: Parser, what: str) -> None:
-    """--out, where a command writes."""
+    """Adds --out, the file or folder that a command writes."""
     parser.add_argument("--out", metavar="OUT", required=True, help=what)
 
 
 def add_sources(parser: Parser) -> None:
-    """SOURCE..., the documents that a command reads, and --strict."""
+    """Adds SOURCE..., the documents that a command reads, and --strict."""
     parser.add_argument(
         "sources",
         metavar="SOURCE",
         nargs="+",
-        help="files and folders (.jsonl .txt .md .html, also with .gz .xz .zst; .parquet .arrow .pdf .docx .epub), "
-        "package:vital-articles, package:factbook",
+        help="file or folder (.jsonl .txt .md .html, also compressed as .gz .xz .zst; .parquet .arrow .pdf .docx .epub), "
+        "or package:vital-articles or package:factbook",
     )
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="end at the first file, line or row that cannot be read (default: leave it out, and list it by reason)",
+        help="stop at the first file, line or row that cannot be read (default: leave it out and list it with the reason)",
     )
 
 
 def add_regex(parser: Parser) -> None:
-    """--regex and --no-regex, what the answers of a question file are."""
+    """Adds --regex and --no-regex: whether the answers of a question file are regular expressions."""
     parser.add_argument(
         "--regex",
         action=argparse.BooleanOptionalAction,
-        help="all answers are regular expressions; --no-regex: only those that the file marks with "
-        '"regex": true (default: DrQA\'s CuratedTREC lines are recognised)',
+        help="treat all answers as regular expressions; --no-regex: only answers that the file marks with "
+        '"regex": true (default: like --no-regex, and also the lines of DrQA\'s CuratedTREC files)',
     )
 
 
 def settings(args: argparse.Namespace, cls: type[T]) -> T:
-    """The command's settings from --config, --set, and --reader where it has that flag."""
+    """Settings of the command, from --config, --set and, if the command has it, --reader."""
     reader = getattr(args, "reader", None)
     last = [] if reader is None else [f"reader={json.dumps(reader)}"]
     return read_config(cls, args.config, args.section, [*args.set, *last])
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on."""
+    """Converts a flag's value to a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return int(text)
 
 
 def report(args: argparse.Namespace, result: Mapping[str, Any], lines: Sequence[str] | None = None) -> None:
-    """Prints a command's result: with --json as one object, else `lines`, or its values one to a line."""
+    """Prints a command's result: with --json as one JSON object, otherwise `lines`, or one value per line if None."""
     if args.json:
         print(json.dumps(result, ensure_ascii=False))
         return
@@ -196,8 +197,8 @@ def report(args: argparse.Namespace, result: Mapping[str, Any], lines: Sequence[
 
 
 def say_where(args: argparse.Namespace, what: str, place: str | Path) -> None:
-    """The last line of a command that writes, on standard error: what it wrote ("the index is"), and where that is."""
-    sys.stdout.flush()  # the result comes first
+    """Prints the last line of a command on standard error: what the command wrote ("the index is") and the place."""
+    sys.stdout.flush()  # so that the result comes first
     print(f"{args.called}: {what} in {place}", file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""`realm convert`: published REALM checkpoints in, ours out, by whichever convention."""
+"""`realm convert`: turns published checkpoints into model folders, and model folders into published formats."""
 
 import argparse
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ ONLY_FOR = {
     "data": "hub",
     "numbers": "hub",
 }
-"""Flag -> the one target that it means something for."""
+"""Flag -> the only --to target that accepts it."""
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
@@ -34,85 +34,89 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "convert",
         _convert,
-        "turn a published checkpoint into a model, of open QA with its knowledge base, or ours into files that others load",
+        "turn a published checkpoint into a model (open QA: with its knowledge base), or a model into a published format",
         "realm convert google/realm-orqa-nq-openqa ./nq",
         reports=True,
     )
     convert.add_argument(
         "source",
         metavar="FROM",
-        help="published checkpoint, by folder or hub name, or the prefix of TensorFlow's files; or a model of ours, with --to",
+        help="published checkpoint: a folder, a hub name, or the prefix of TensorFlow files; with --to, a model",
     )
     convert.add_argument(
-        "out", metavar="OUT", help="folder that is made; an open-QA one gets OUT/model and OUT/kb"
+        "out",
+        metavar="OUT",
+        help="folder to make; for an open-QA checkpoint, OUT/model and OUT/kb are made in it",
     )
     convert.add_argument(
         "--to",
         choices=TARGETS,
         default="realm",
-        help="realm: ours (default); huggingface-realm: what transformers 4.57.6 loads, a folder per class; "
-        "hub: a model folder with its card; sentence-transformers: the embedder; compact: a model folder in 16 bits, without "
-        "the tensors that are equal to a packaged encoder's",
+        help="realm: a model folder (default); huggingface-realm: what transformers 4.57.6 loads, one folder per class; "
+        "hub: a model folder with a model card; sentence-transformers: the embedder; compact: a model folder with 16-bit "
+        "weights, without the tensors that equal those of a packaged encoder",
     )
-    convert.add_argument(
-        "--encoder", metavar="NAME", help="published encoder that becomes the masked-LM reader"
-    )
+    convert.add_argument("--encoder", metavar="NAME", help="published encoder to use as the masked-LM reader")
     convert.add_argument(
         "--embedder",
         metavar="NAME",
-        help="published embedder of the passages, and of queries where FROM has none",
+        help="published embedder of passages; also of queries if FROM has no embedder",
     )
     convert.add_argument(
         "--retriever",
         metavar="MODEL",
-        help="FROM has BERT's question-answering head: OUT is a copy of this model of ours that answers with it",
+        help="copy this model to OUT, with FROM as its span reader; FROM needs BERT's question-answering head",
     )
     convert.add_argument(
         "--bits",
         metavar="N",
         type=int,
         choices=(16, 32),
-        help="of the numbers in the published vectors: 32, as they are (default), or 16",
+        help="bits per number of the published vectors: 32, unchanged (default), or 16",
     )
     convert.add_argument(
         "--tagger",
         metavar="NAME",
-        help="tags names and dates in the published texts, which only pre-training on them needs (default: none)",
+        help="tagger that marks names and dates in the published texts; only needed to pre-train on them (default: no tagger)",
     )
     convert.add_argument(
         "--tokenizer",
         metavar="NAME",
-        help="of a checkpoint that has no tokenizer beside it: a folder with tokenizer.json or vocab.txt, or a hub name",
+        help="tokenizer, if the checkpoint has none: a folder with tokenizer.json or vocab.txt, or a hub name",
     )
     convert.add_argument(
-        "--kb", metavar="KB", help="with --to huggingface-realm: the knowledge base of its open-QA folder"
+        "--kb",
+        metavar="KB",
+        help="with --to huggingface-realm: the knowledge base to put into the open-QA folder",
     )
     convert.add_argument(
         "--licence", metavar="ID", help="with --to hub: the licence of the weights, such as apache-2.0"
     )
     convert.add_argument(
-        "--data", metavar="TEXT", help="with --to hub: what text the model saw, for its card"
+        "--data",
+        metavar="TEXT",
+        help="with --to hub: the text that the model was trained on, for the model card",
     )
     convert.add_argument(
         "--numbers",
         metavar="FILE",
         nargs="+",
-        help="with --to hub: reports of `realm evaluate --out` or `realm probe --out`, for its card",
+        help="with --to hub: reports of `realm evaluate --out` or `realm probe --out`, for the model card",
     )
 
 
 class MadeFolderJson(TypedDict):
-    """What `realm convert` reports of a folder for others."""
+    """Report of `realm convert` for the formats of other projects."""
 
     out: str
 
 
 class CompactJson(TypedDict):
-    """What `realm convert --to compact` reports."""
+    """Report of `realm convert --to compact`."""
 
     out: str
     bytes: int
-    """Of all files that were made."""
+    """Total size of all files in `out`."""
 
 
 def _convert(args: argparse.Namespace) -> None:
@@ -164,7 +168,9 @@ def _with_reader(args: argparse.Namespace, out: Path) -> "ConvertedJson":
     model.stages = [*model.stages, {"stage": "reader", "name": args.source}]
     with new_folder(out) as aside:
         save_model(model, aside)
-    note = "its probabilities are not calibrated: `realm calibrate` does that on questions with known answers"
+    note = (
+        "the model's probabilities are not calibrated: run `realm calibrate` on questions with known answers"
+    )
     return {"kind": "reader", "model": args.out, "dead_weights": dead, "notes": [note]}
 
 
@@ -183,7 +189,7 @@ def _to_hub(args: argparse.Namespace, out: Path) -> MadeFolderJson:
 
     if not (args.licence and args.data):
         raise InputError(
-            "a model card says under which --licence the weights are and what --data they saw: give both"
+            "a model card needs the licence of the weights and the training text: give --licence and --data"
         )
     numbers = _numbers(args.numbers or [])
     with new_folder(out) as aside:
@@ -192,15 +198,16 @@ def _to_hub(args: argparse.Namespace, out: Path) -> MadeFolderJson:
 
 
 def _numbers(files: Sequence[str]) -> dict[str, Any]:
-    """The single values of reports, and their confidence intervals, by file name."""
+    """File name -> the single values of that report, and their confidence intervals."""
     numbers = {}
     for file in files:
         found = read_json(file)
         if not isinstance(found, dict):
-            raise InputError(f"{file} is no report of `realm evaluate --out`: it holds no object")
+            raise InputError(f"{file} is not a report of `realm evaluate --out`: it is not a JSON object")
         numbers[Path(file).stem] = {
             name: value
             for name, value in found.items()
-            if not isinstance(value, list) or name.endswith("_ci95")  # the other lists are of questions
+            if not isinstance(value, list)
+            or name.endswith("_ci95")  # all other lists have one entry per question
         }
     return numbers

@@ -1,4 +1,4 @@
-"""`realm demo`: documents that come with a package become a workspace that answers; or the story from plain text alone."""
+"""`realm demo`: makes a workspace from packaged documents; with --from-text, trains all models from plain text alone."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "demo",
         _demo,
-        "make a workspace of Wikipedia articles that come with a package, adapt it, compare, and ask it questions",
+        "make a workspace from packaged Wikipedia articles, adapt its retriever, compare retrievers, and answer questions",
         "realm demo --dir demo",
         section="demo",
         reports=True,
@@ -26,30 +26,30 @@ def add_commands(commands: "Commands[Parser]") -> None:
     demo.add_argument(
         "--from-text",
         action="store_true",
-        help="another story: retriever and reader from plain text alone; table [from_text], --config demo by default",
+        help="another demo: train retriever and reader from plain text alone; table [from_text], default --config demo",
     )
     demo.add_argument(
         "--full",
         action="store_true",
-        help="with --from-text: three seeds, a second corpus, and the controls; --config demo-full by default (hours)",
+        help="with --from-text: three seeds, a second corpus and control runs; takes hours; default --config demo-full",
     )
     demo.add_argument(
         "--dir",
         metavar="DIR",
-        help="folder to work in (default: demo, with --from-text demo-from-text, with --full demo-full)",
+        help="folder for all files of the demo (default: demo; with --from-text: demo-from-text; with --full: demo-full)",
     )
     demo.add_argument(
         "--questions",
         metavar="FILE",
         nargs="+",
         default=[],
-        help="with --from-text: question files on which every retriever is measured too; never trained on",
+        help="with --from-text: more question files to measure every retriever on; never used for training",
     )
 
 
 def _demo(args: argparse.Namespace) -> None:
     if not args.from_text and (args.full or args.questions):
-        raise InputError("--full and --questions belong to the story from plain text: add --from-text")
+        raise InputError("--full and --questions belong to the demo from plain text: add --from-text")
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
         report = _from_text(args) if args.from_text else _workspace(args)
     if args.json:

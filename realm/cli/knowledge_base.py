@@ -1,4 +1,4 @@
-"""`realm kb ...` and `realm questions`: from documents to a knowledge base, and questions made from it."""
+"""`realm kb ...`, which builds and changes a knowledge base, and `realm questions`, which makes questions from one."""
 
 import argparse
 import contextlib
@@ -38,17 +38,19 @@ class QuestionsConfig:
     """Settings of `realm questions`."""
 
     seed: int = 0
-    """Draws questions and wordings, and which documents are dev."""
+    """Seed for the choice of questions, wordings and dev documents."""
     dev_share: float = 0.1
-    """Share of documents whose questions are dev."""
+    """Share of documents whose questions are dev questions."""
     documents: str = ""
-    """Only questions of documents whose id or title begins so, such as those added last."""
+    """Only make questions from documents whose id or title begins with this text; empty: from all documents."""
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
     """Declares the group."""
     kb = commands.add_parser(
-        "kb", help="build and keep a knowledge base", description="Build and keep a knowledge base."
+        "kb",
+        help="build, change and check a knowledge base",
+        description="Build, change and check a knowledge base.",
     )
     verbs = kb.add_subparsers(title="commands", metavar="COMMAND", dest="verb", required=True)
 
@@ -56,7 +58,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         verbs,
         "build",
         _build,
-        "split documents into passages with salient spans",
+        "make a knowledge base: split documents into passages, mark names and dates",
         "realm kb build docs/ --out kb",
         section="kb",
         reports=True,
@@ -66,42 +68,44 @@ def add_commands(commands: "Commands[Parser]") -> None:
     build.add_argument(
         "--tokenizer",
         metavar="NAME",
-        help="whose wordpieces: a model or encoder, folder or name (default: the setting `tokenizer`, package:realm-mini)",
+        help="model or encoder whose wordpieces to use, folder or name (default: the setting `tokenizer`, package:realm-mini)",
     )
     build.add_argument(
         "--vocab-size",
         metavar="N",
         type=positive,
-        help="make a vocabulary of N wordpieces from the documents instead, for an encoder from scratch",
+        help="make a new vocabulary of N wordpieces from the documents, to train an encoder from scratch",
     )
     _add_tagger(build, default="spacy:en_core_web_sm")
     build.add_argument(
-        "--replace", action="store_true", help="replace the knowledge base that is there, once done"
+        "--replace",
+        action="store_true",
+        help="replace an existing knowledge base when the new one is complete",
     )
 
     add = add_command(
         verbs,
         "add",
         _add,
-        "add documents, and replace those whose id is known",
+        "add documents, and replace documents with the same id",
         "realm kb add news.jsonl --kb kb",
         reports=True,
     )
     add_sources(add)
     add_kb(add)
-    _add_tagger(add, default="the one it was built with")
+    _add_tagger(add, default="the tagger that KB was built with")
 
     delete = add_command(
         verbs, "delete", _delete, "delete documents", "realm kb delete 'Angela Merkel' --kb kb", reports=True
     )
-    delete.add_argument("documents", metavar="DOCUMENT", nargs="+", help="ids or titles")
+    delete.add_argument("documents", metavar="DOCUMENT", nargs="+", help="id or title of a document")
     add_kb(delete)
 
     compact = add_command(
         verbs,
         "compact",
         _compact,
-        "rewrite a knowledge base without what was deleted, and remove its older versions",
+        "rewrite a knowledge base without deleted passages, and remove its older versions",
         "realm kb compact --kb kb",
         reports=True,
     )
@@ -110,19 +114,30 @@ def add_commands(commands: "Commands[Parser]") -> None:
         verbs,
         "list",
         _list,
-        "list the documents: how many passages each has, its id, its title",
+        "list the documents: number of passages, id, title",
         "realm kb list 'Ang' --kb kb",
     )
     listing.add_argument(
-        "prefix", metavar="PREFIX", nargs="?", default="", help="only ids and titles that begin so"
+        "prefix",
+        metavar="PREFIX",
+        nargs="?",
+        default="",
+        help="list only documents whose id or title begins with PREFIX",
     )
-    listing.add_argument("--limit", metavar="N", type=positive, help="the first N only (default: all)")
     listing.add_argument(
-        "--json", action="store_true", help="print one JSON object to a line, for each document"
+        "--limit", metavar="N", type=positive, help="list only the first N documents (default: all)"
+    )
+    listing.add_argument(
+        "--json", action="store_true", help="print one JSON object per document, each on its own line"
     )
     add_kb(listing)
     info = add_command(
-        verbs, "info", _info, "say what a knowledge base holds", "realm kb info --kb kb", reports=True
+        verbs,
+        "info",
+        _info,
+        "show the size, settings and indexes of a knowledge base",
+        "realm kb info --kb kb",
+        reports=True,
     )
     add_kb(info)
     verify = add_command(
@@ -134,7 +149,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "questions",
         _questions,
-        "make questions from a knowledge base, to train and evaluate with",
+        "make questions from a knowledge base, for training and evaluation",
         "realm questions --kb kb --out questions",
         section="questions",
         reports=True,
@@ -147,35 +162,35 @@ def _add_tagger(parser: Parser, default: str) -> None:
     parser.add_argument(
         "--tagger",
         metavar="NAME",
-        help=f"finds names and dates: spacy:MODEL, hf:MODEL, or rules (dates only) (default: {default})",
+        help=f"tagger of names and dates: spacy:MODEL, hf:MODEL, or rules (dates only) (default: {default})",
     )
     parser.add_argument(
         "--processes",
         metavar="N",
         type=positive,
-        help="processes of the tagger (default: one for each core, up to 8)",
+        help="number of processes of the tagger (default: one per core, at most 8)",
     )
 
 
 class SourcesJson(TypedDict):
-    """What `realm kb build` and `add` report of the sources besides; without --strict also what was left out."""
+    """Report of `realm kb build` and `realm kb add` on the sources."""
 
     merged: int
-    """Documents with the title and text of another."""
+    """Number of documents with the same title and text as another document."""
     left_out: NotRequired[dict[str, int]]
-    """How many files, lines and rows, by reason."""
+    """Reason -> number of files, lines and rows left out; absent with --strict."""
     assumed_encodings: NotRequired[int]
-    """Files and lines that are not in UTF-8 and say no encoding."""
+    """Number of files and lines that are not UTF-8 and declare no encoding; absent with --strict."""
 
 
 class DeletedJson(TypedDict):
-    """What `realm kb delete` reports."""
+    """Report of `realm kb delete`."""
 
     passages_removed: int
 
 
 class FactsJson(TypedDict):
-    """What `realm kb info` reports beside the knowledge base's settings and its `indexes`."""
+    """Report of `realm kb info`, without the settings and the `indexes` of the knowledge base."""
 
     folder: str
     documents: int
@@ -186,16 +201,16 @@ class FactsJson(TypedDict):
 
 
 class SoundJson(TypedDict):
-    """What `realm kb verify` reports."""
+    """Report of `realm kb verify`."""
 
     ok: bool
     problems: list[str]
     lagging: list[str]
-    """Indexes that lack vectors of passages that came after them; nothing is wrong with them."""
+    """Indexes that lack the vectors of passages added later; not a problem."""
 
 
 class MadeJson(TypedDict):
-    """How many questions `realm questions` made."""
+    """Report of `realm questions`: numbers of questions."""
 
     train: int
     dev: int
@@ -229,14 +244,14 @@ def _build(args: argparse.Namespace) -> None:
         tokenizer = Tokenizer.train((f"{d.title} {d.text}" for d in again), args.vocab_size)
     tagger = load_tagger(config.tagger, args.processes)
     result = build(args.out, documents, config, tokenizer, tagger, args.replace, total)
-    report(args, {**result._asdict(), **_said(args.out, reading, result.merged)})
+    report(args, {**result._asdict(), **_report_sources(args.out, reading, result.merged)})
     say_where(args, "the knowledge base is", args.out)
 
 
 def _count(sources: Sequence[str], max_document_chars: int) -> int | None:
-    """How many documents there are, so that the time left can be shown; what follows takes far longer than to read them.
+    """Number of documents in the sources, for the display of the time left; reading takes a small part of the total time.
 
-    None where they cannot be read: what follows says why.
+    None if there are no documents or they cannot be read; the caller reads them again and reports the error.
     """
     from realm.text.readers import ReadingReport, read_documents
 
@@ -263,12 +278,12 @@ def _add(args: argparse.Namespace) -> None:
         return kb.add(documents, tagger, total), reading
 
     result, reading = changed(Path(args.kb), add)
-    report(args, {**result._asdict(), **_said(args.kb, reading, result.merged)})
+    report(args, {**result._asdict(), **_report_sources(args.kb, reading, result.merged)})
     say_where(args, "the knowledge base is", args.kb)
 
 
-def _said(folder: str, reading: "ReadingReport | None", merged: Mapping[str, str]) -> SourcesJson:
-    """Says what was merged and left out, keeps the list of that in the knowledge base, and gives the counts."""
+def _report_sources(folder: str, reading: "ReadingReport | None", merged: Mapping[str, str]) -> SourcesJson:
+    """Logs and counts merged and left-out documents, and writes the list of what was left out to the knowledge base."""
     from realm.text.readers import ReadingReport
 
     if merged:
@@ -343,9 +358,8 @@ def _verify(args: argparse.Namespace) -> None:
     report(args, sound, problems or [f"{args.kb} is sound", *lagging])
     if problems:
         raise DamagedError(
-            f"{args.kb} has {len(problems)} problems: "
-            "a damaged index is built anew by `realm index` once its folder is removed, "
-            "all else by `realm kb build`"
+            f"{args.kb} has {len(problems)} problems: if an index is damaged, remove its folder and run `realm index`; "
+            "otherwise run `realm kb build --replace`"
         )
 
 
@@ -360,10 +374,10 @@ def _questions(args: argparse.Namespace) -> None:
     ]
     if not made:
         about = (
-            f' of a document whose id or title begins with "{config.documents}"' if config.documents else ""
+            f' in a document whose id or title begins with "{config.documents}"' if config.documents else ""
         )
         raise InputError(
-            f"{args.kb} has no sentence{about} that a question can be made from: see `realm kb list` and `realm kb info`"
+            f"{args.kb} has no sentence{about} from which a question can be made: see `realm kb list` and `realm kb info`"
         )
     train, dev = split(made, config.dev_share, config.seed)
     out = Path(args.out)

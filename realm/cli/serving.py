@@ -18,32 +18,36 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "serve",
         _serve,
-        "serve answers, passages and the training curves as a REST API and a web page",
+        "serve answers, passages and training curves through a REST API and a web page",
         "realm serve --kb kb --model models/qa --runs models",
         section="serve",
     )
     add_kb(serve)
     add_model(serve)
-    add_reader(serve, "reads in place of the model's span reader")
+    add_reader(serve, "span reader to use in place of the model's")
     serve.add_argument(
         "--host", metavar="HOST", default="127.0.0.1", help="address to listen on (default: %(default)s)"
     )
     serve.add_argument(
-        "--port", metavar="PORT", type=_port, default=8000, help="0: any free one (default: %(default)s)"
+        "--port",
+        metavar="PORT",
+        type=_port,
+        default=8000,
+        help="port to listen on; 0: any free port (default: %(default)s)",
     )
-    serve.add_argument("--runs", metavar="FOLDER", help="show the training runs of this folder")
+    serve.add_argument("--runs", metavar="FOLDER", help="show the training runs in this folder")
     serve.add_argument(
         "--writable",
         action="store_true",
-        help=f"let documents be added and deleted, with the token in {TOKEN} or --token-file",
+        help=f"allow clients to add and delete documents; they must send the token given in {TOKEN} or --token-file",
     )
-    serve.add_argument("--token-file", metavar="FILE", help="file with the token that writers must show")
+    serve.add_argument("--token-file", metavar="FILE", help="file with the token for --writable")
     serve.add_argument(
         "--private",
         action="store_true",
-        help=f"let only those read who show the token in {READ_TOKEN} or --read-token-file, or the writers' token",
+        help=f"let only clients read that send the token given in {READ_TOKEN} or --read-token-file, or the --writable token",
     )
-    serve.add_argument("--read-token-file", metavar="FILE", help="file with the token that readers must show")
+    serve.add_argument("--read-token-file", metavar="FILE", help="file with the token for --private")
 
 
 def _port(text: str) -> int:
@@ -70,15 +74,15 @@ def _serve(args: argparse.Namespace) -> None:
 
 
 def _token(flag: str, given: bool, file_flag: str, file: str | None, variable: str) -> str | None:
-    """The token of a flag, from a file or the environment; none without the flag."""
+    """The token that a flag requires, from a file or the environment; None without the flag."""
     if not given:
         if file is not None:
-            raise InputError(f"{file_flag} is for {flag}: say {flag} too")
+            raise InputError(f"{file_flag} needs {flag}: add {flag}")
         return None
     if file is not None:
         path = Path(file)
         if not path.is_file():
-            raise InputError(f"{file_flag} {path} is no file")
+            raise InputError(f"{file_flag} {path} is not a file")
         token = path.read_text(encoding="utf-8", errors="replace").strip()
     else:
         token = os.environ.get(variable, "").strip()

@@ -1,4 +1,4 @@
-"""The stages of training, in their order: `mlm`, `ict`, `pretrain`, `adapt`, `index`, `finetune`."""
+"""Commands of the training stages: `mlm`, `ict`, `pretrain`, `adapt`, `index`, `finetune`."""
 
 import argparse
 from pathlib import Path
@@ -25,7 +25,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "mlm",
         _mlm,
-        "train or adapt an encoder as a masked language model, from scratch without --init",
+        "train an encoder as a masked language model, from --init or from scratch",
         "realm mlm --kb kb --init package:all-minilm-l6-v2 --out models/encoder",
         section="mlm",
     )
@@ -34,7 +34,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         mlm,
         False,
         "ENCODER",
-        "a model or BERT-like encoder, folder or name, to start from (default: the setting `init`, none)",
+        "model or BERT-like encoder to start from, folder or name (default: the setting `init`, else from scratch)",
     )
     add_out(mlm, "folder of the new model")
 
@@ -42,7 +42,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "ict",
         _ict,
-        "warm up the embedder: find the passage that a sentence was cut from",
+        "warm up the embedder with the inverse cloze task: find the passage that a sentence was taken from",
         "realm ict --kb kb --init models/encoder --out models/ict",
         section="ict",
     )
@@ -54,7 +54,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "pretrain",
         _pretrain,
-        "REALM pre-training: retrieve passages that help to fill in a masked name or date; the model's index stays in KB",
+        "REALM pre-training: learn to retrieve passages that help to predict masked names and dates; leaves an index in KB",
         "realm pretrain --kb kb --model models/ict --out models/realm",
         section="pretrain",
     )
@@ -66,7 +66,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     pretrain.add_argument(
         "--questions",
         metavar="FILE",
-        help="questions to watch recall by at each index version; never trained on",
+        help="questions to measure recall on at each index version; never used for training",
     )
     add_regex(pretrain)
     add_out(pretrain, "folder of the new model")
@@ -75,14 +75,17 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "adapt",
         _adapt,
-        "adapt a model that retrieves already to a knowledge base, within minutes: REALM's loss, each sentence read once",
+        "adapt a model that already retrieves to a knowledge base, in minutes: REALM's loss, each sentence used once",
         "realm adapt --kb kb --model models/start --out models/adapted",
         section="adapt",
     )
     add_kb(adapt)
     add_model(adapt)
     adapt.add_argument(
-        "--minutes", metavar="N", type=float, help="how long it may take (default: the setting `minutes`, 10)"
+        "--minutes",
+        metavar="N",
+        type=float,
+        help="time limit in minutes (default: the setting `minutes`, 10)",
     )
     add_out(adapt, "folder of the new model")
 
@@ -90,7 +93,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "index",
         _index,
-        "embed a knowledge base and publish the vectors as its new version",
+        "embed all passages of a knowledge base, as a new version of the model's index",
         "realm index --kb kb --model models/realm",
         section="index",
         reports=True,
@@ -100,29 +103,31 @@ def add_commands(commands: "Commands[Parser]") -> None:
     index.add_argument(
         "--supervised",
         action="store_true",
-        help="as training runs start it: says how far it is every few seconds, ends when standard input does",
+        help="used by training runs: print progress every few seconds, end when standard input closes",
     )
 
     finetune = add_command(
         commands,
         "finetune",
         _finetune,
-        "train on questions and answers; keeps the best model by the dev questions",
+        "train on questions with answers; keeps the model that is best on the dev questions",
         "realm finetune --kb kb --model models/realm --train train.jsonl --dev dev.jsonl --out models/qa",
         section="finetune",
     )
     add_kb(finetune)
     add_model(finetune)
-    add_reader(finetune, "the span reader to start from (default: the model's own, else a fresh one)")
+    add_reader(
+        finetune, "span reader to start from (default: the model's, or a new one if the model has none)"
+    )
     finetune.add_argument(
         "--method",
         choices=("dense", "bm25", "hybrid"),
-        help="train on passages found by vectors, words, or both, which then find those of an answer too (default: the setting "
-        "`method`, else what the model was calibrated with, else dense)",
+        help="find the passages to train on by vectors, words, or both; the new model then also answers by this method "
+        "(default: the setting `method`, else the method that the model was calibrated with, else dense)",
     )
     finetune.add_argument("--train", metavar="FILE", required=True, help="questions with answers to train on")
     finetune.add_argument(
-        "--dev", metavar="FILE", required=True, help="questions with answers to choose the model by"
+        "--dev", metavar="FILE", required=True, help="questions with answers to choose the best model by"
     )
     add_regex(finetune)
     add_out(finetune, "folder of the new model")
@@ -168,7 +173,7 @@ def _index(args: argparse.Namespace) -> None:
     if args.supervised:
         from realm.index.watchdog import end_with_parent
 
-        end_with_parent()  # before torch is imported: that takes seconds in which a trainer can die
+        end_with_parent()  # before torch is imported, which takes seconds: the trainer may die during them
     from realm.index.versions import IndexConfig, build_index
     from realm.store.knowledge_base import KnowledgeBase
 

@@ -1,4 +1,4 @@
-"""`realm fit`: documents in, a workspace that answers questions about them out."""
+"""`realm fit`: makes a workspace that answers questions about documents."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ def add_commands(commands: Commands) -> None:
         commands,
         "fit",
         _fit,
-        "make a workspace that answers questions about your documents, or bring one up to date",
+        "make or update a workspace that answers questions about your documents",
         "realm fit docs/ --out manual",
         section="fit",
         reports=True,
@@ -24,12 +24,12 @@ def add_commands(commands: Commands) -> None:
         "--minutes",
         metavar="N",
         type=float,
-        help="how long the adaptation to the documents may take, 0: none (default: the setting, 10)",
+        help="time limit of the adaptation to the documents, in minutes; 0: no adaptation (default: the setting `minutes`, 10)",
     )
     fit.add_argument(
         "--start",
         metavar="MODEL",
-        help="the model to start from: a folder, package:NAME or hf:OWNER/NAME (default: the setting, package:realm-small)",
+        help="model to start from: a folder, package:NAME or hf:OWNER/NAME (default: the setting `start`, package:realm-small)",
     )
 
 
@@ -44,8 +44,8 @@ def _fit(args: argparse.Namespace) -> None:
     folder = Path(args.out)
     found = up_to_date(folder, args.sources, config)
     if found is not None:
-        told = f"{folder} is up to date: {found['documents']:,} documents, {found['passages']:,} passages; nothing to do"
-        report(args, found, [told])
+        line = f"{folder} is up to date: {found['documents']:,} documents, {found['passages']:,} passages; nothing to do"
+        report(args, found, [line])
         return
     from realm.workspace.fit import run
 

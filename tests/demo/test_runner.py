@@ -14,11 +14,11 @@ import pytest
 from realm.demo.memory import PeakMemory, together_mb
 from realm.demo.runner import Record, Section, Stage, run_stages
 
-CHAPTER = Section("1. A section", "What and why.")
+SECTION = Section("1. A section", "What and why.")
 
 
 def stage_that_makes(file: Path, **more: Any) -> Stage:
-    return Stage(CHAPTER, file.name, ("make", str(file)), file, **more)
+    return Stage(SECTION, file.name, ("make", str(file)), file, **more)
 
 
 def test_an_interrupted_stage_is_run_again_and_its_seconds_add_up(
@@ -82,7 +82,7 @@ def test_a_stage_that_runs_once_is_run_again_only_after_one_before_it(tmp_path: 
         record = Record(tmp_path / "stages.json", PeakMemory())
         if forget:
             record.forget()
-        run_stages([Stage(CHAPTER, name, ("make", name), once=True) for name in names], record, run)
+        run_stages([Stage(SECTION, name, ("make", name), once=True) for name in names], record, run)
         return list(ran)
 
     assert told("first", "third") == ["first", "third"]
@@ -98,8 +98,8 @@ def test_a_report_that_a_later_stage_writes_anew_is_copied(tmp_path: Path) -> No
     report, copy = tmp_path / "report.json", tmp_path / "reports" / "first.json"
     record = Record(tmp_path / "stages.json", PeakMemory())
     stages = [
-        Stage(CHAPTER, "first", ("1",), copy, once=True, keeps=report),
-        Stage(CHAPTER, "second", ("2",), once=True),
+        Stage(SECTION, "first", ("1",), copy, once=True, keeps=report),
+        Stage(SECTION, "second", ("2",), once=True),
     ]
     run_stages(stages, record, lambda argv: report.write_text(argv[0]) and None)
     assert (copy.read_text().strip(), report.read_text()) == ("1", "2")

@@ -81,7 +81,7 @@ def test_questions_can_be_made_of_some_documents_alone(
     of_north = made("--set", "documents=docs/north")
     assert of_north == [one for one in made() if one["document_id"].startswith("docs/north")] != []
     assert cli.main(["questions", "--in", "towns", "--out", "none", "--set", "documents=Nobody"]) == 2
-    assert 'no sentence of a document whose id or title begins with "Nobody"' in capsys.readouterr().err
+    assert 'no sentence in a document whose id or title begins with "Nobody"' in capsys.readouterr().err
 
 
 def test_a_workspace_answers_with_the_model_that_it_was_judged_with(home: Path) -> None:
