@@ -1,10 +1,10 @@
-"""Documents that come to a knowledge base later: new ones are added, changed ones replace what they were.
+"""Adding documents to a knowledge base: new documents are added, changed documents replace their earlier versions.
 
-Keys decide. A document whose title and text are as before is not even tagged. The new passages of the
-others go into files of their own, and then one commit takes the old passages out and these in. Old passages of a
-text that another document was merged for stay, in the same commit, as passages of that document.
+Documents are compared by keys; a document with unchanged title and text is not tagged again. The passages of all other
+documents are written to new files, and one commit removes the old passages and adds the new ones. If another document was
+merged with a replaced one, the old passages stay, in the same commit, as passages of the merged document.
 
-In memory: about 60 bytes per passage of the knowledge base, and the keys of what arrived.
+Takes about 60 bytes of memory per passage of the knowledge base, and the keys of the added documents.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,17 +28,17 @@ from realm.tokens.tokenizer import Tokenizer
 
 
 class AddResult(NamedTuple):
-    """What became of the documents that were added."""
+    """Result of adding documents."""
 
     added: int
     replaced: int
     unchanged: int
-    """Documents that were there as they are, or hold no passage that others do not."""
+    """Number of documents that were unchanged, or whose passages other documents already have."""
     passages_added: int
     passages_removed: int
-    """Those that no merged document keeps."""
+    """Number of removed passages, without those that a merged document keeps."""
     merged: Mapping[str, str] = MappingProxyType({})
-    """Those of the unchanged and replaced whose title and text another document has: the id of each, and of the other."""
+    """Unchanged or replaced documents whose title and text another document has: id -> id of that document."""
 
 
 def add(
@@ -50,9 +50,9 @@ def add(
     tagger: Tagger,
     total: int | None = None,
 ) -> tuple[lance.LanceDataset, AddResult]:
-    """Adds documents to the passages, in one commit -> (the table after it, what became of them).
+    """Adds documents in one commit -> (the table after the commit, the result).
 
-    `total` documents are expected, for the time left.
+    `total`: expected number of documents, for the progress bar.
 
     Raises:
         InputError: two of the documents have one id and different texts.
@@ -65,8 +65,10 @@ def add(
     rows: list[Row] = []
     fragments: list[FragmentMetadata] = []
     unchanged = replaced = 0
-    new_states: set[int] = set()  # states of documents that have new rows
-    elsewhere_too: dict[str, int] = {}  # states of documents all of whose passages others have, by id
+    new_states: set[int] = set()  # states of documents with new rows
+    elsewhere_too: dict[
+        str, int
+    ] = {}  # states by id, of documents whose passages all belong to other documents
     merged_no_longer: dict[str, None] = {}
 
     def news() -> Iterator[Document]:
@@ -110,7 +112,7 @@ def add(
                 write()
         if rows:
             write()
-        with one_writer(folder):  # another writer could take away the texts that documents are merged for
+        with one_writer(folder):  # another writer could delete the texts that documents are merged with
             check_newest(folder / TABLE, table)
             before = settle_merged(folder, table.version)
             heirs = {
@@ -143,7 +145,7 @@ def add(
 
 
 class _Standing:
-    """What the knowledge base holds, by key."""
+    """The current passages and documents by key."""
 
     def __init__(self, table: lance.LanceDataset):
         columns = table.to_table(columns=["id", "document_key", "document_state", "document_passages"])
@@ -154,11 +156,11 @@ class _Standing:
         self._by_document = Lookup(self._documents_N)
 
     def numbers_of(self, document: Document) -> np.ndarray:
-        """Numbers of the document's passages."""
+        """Numbers of the passages of a document."""
         return self._by_document.all(key_of(document.id))
 
     def has(self, document: Document) -> bool:
-        """Whether the document is here with this title and text, and none of its passages is another's."""
+        """Whether the document is present with this title and text, and all passages are its own."""
         own = self.numbers_of(document)
         same_N = self._states_N[own] == np.uint64(state_of(document))
         return len(own) > 0 and bool(same_N.all()) and len(own) == self._passages_N[own[0]]
@@ -166,7 +168,7 @@ class _Standing:
     def with_holder(
         self, states: Mapping[str, int], removed_N: np.ndarray, new_states: Iterable[int]
     ) -> dict[str, int]:
-        """Those of the states by document id that a document has which stays here, or a new one."""
+        """The states, by document id, of documents that stay or are new."""
         held = np.concatenate([self._states_N[~removed_N], np.fromiter(new_states, dtype=np.uint64)])
         held_N = np.isin(np.fromiter(states.values(), dtype=np.uint64), held)
         return {
@@ -174,7 +176,7 @@ class _Standing:
         }
 
     def of_others(self, keys: Iterable[int], document_key: int, removed_N: np.ndarray) -> set[int]:
-        """Those of the passages that another document holds, and has not lost."""
+        """The passages that belong to another document which stays."""
         wanted = np.fromiter(keys, dtype=np.uint64)
         numbers, known = self._by_id.find(wanted)
         wanted, numbers = wanted[known], numbers[known]

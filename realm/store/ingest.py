@@ -1,13 +1,13 @@
-"""Documents in, passages out: a new knowledge base, and the steps that later additions share with it.
+"""Ingestion: documents become the passages of a new knowledge base. `realm.store.add` shares most steps.
 
 1. `annotated`      the tagger finds sentences and salient spans, streaming
-2. `split`          sentences are packed into passages, known by the hash of their title and text
+2. `split`          sentences are packed into passages, identified by the hash of title and text
 3. `row_batches`    passages are tokenized (`realm.store.schema`)
-4. commit           every 512 to 8192 passages, together with how far the documents were read
+4. commit           every 512 to 8192 passages, together with the position in the documents
 
-A build works in a folder beside the target that takes the target's name at the end. Killed, it goes on
-where its last commit ended. In memory: Python sets of two 64-bit hashes per document and one per passage
-(about 2 GB for 13.35 M passages of 6 M documents), and the passages of one commit.
+A build works in a folder beside the target, which is renamed at the end. After a kill the next build continues from the last
+commit. Memory: Python sets of two 64-bit hashes per document and one per passage (about 2 GB for 13.35 M passages of 6 M
+documents), and the passages of one commit.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ from realm.tokens.tokenizer import Tokenizer
 TABLE = PASSAGES
 TOKENIZER = "tokenizer"
 FORMAT = 3
-"""Raised when older code can no longer read what newer code writes; all formats from 1 on are read."""
+"""Format of the passages on disk; formats 1 to this one can be read."""
 _SETTINGS = b"realm"
 _READ = "realm.read"
 _log = logging.getLogger(__name__)
@@ -54,27 +54,27 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class KnowledgeBaseConfig:
-    """What a knowledge base is made of and how; saved in it."""
+    """Settings of `realm kb build`; saved in the knowledge base."""
 
     tokenizer: str = "package:realm-mini"
-    """Whose wordpieces: a model or encoder, folder or name; "" where the tokenizer was made from the documents, or its name
-    was not kept."""
+    """Tokenizer: that of a model or encoder, by folder or name; "" for a tokenizer that was trained on the documents, or whose
+    name is unknown."""
     passage_tokens: int = 288
-    """Longest passage in wordpieces, its title and three special tokens included (paper: 288)."""
+    """Longest passage in wordpieces, including title and three special tokens (paper: 288)."""
     tagger: str = "spacy:en_core_web_sm"
-    """What finds sentences and salient spans; "" where nothing looked at the passages, as in converted ones."""
+    """Tagger that finds sentences and salient spans; "" for converted passages without tags."""
     held_out: float = 0.03
-    """Share of passages that no training query is cut from, so that a model can be probed on them."""
+    """Share of held-out passages: no training query is cut from them, and probes use them."""
     sources: tuple[str, ...] = ()
-    """Where the documents came from, as the command was given them."""
+    """Sources of the documents, as given to the command."""
     max_document_chars: int = 1_000_000
-    """Longest document that is read; a longer one is most often a mistake."""
+    """Longest document in characters; longer documents are left out, because most of them are no text."""
     commit_every: int = 8192
-    """Most passages of a commit, which are held in memory, and which a killed build has to make again."""
+    """Largest number of passages per commit; they are held in memory, and a killed build repeats them."""
 
     @property
     def later_tagger(self) -> str:
-        """What tags documents that are added later."""
+        """Tagger of documents that are added later."""
         return self.tagger or "rules"
 
     def __post_init__(self) -> None:
@@ -87,22 +87,22 @@ class KnowledgeBaseConfig:
 
 
 class SettingsJson(TypedDict):
-    """What `Settings` are on disk."""
+    """`Settings` on disk."""
 
     format: int
     tokenizer: str
     config: dict[str, Any]
-    """As in `KnowledgeBaseConfig`."""
+    """Fields of `KnowledgeBaseConfig`."""
 
 
 class Settings(NamedTuple):
-    """What a knowledge base says about itself, in the schema metadata of its passages."""
+    """Description of a knowledge base, in the schema metadata of its passages."""
 
     config: KnowledgeBaseConfig
     tokenizer: str
-    """Its fingerprint."""
+    """Fingerprint of the tokenizer."""
     says_held_out: bool = True
-    """False: an earlier version built it, when each training stage had a share of its own."""
+    """False for knowledge bases of an earlier version, in which each training stage had its own held-out share."""
 
     def to_json(self) -> str:
         saved: SettingsJson = {
@@ -114,7 +114,7 @@ class Settings(NamedTuple):
 
     @classmethod
     def of(cls, table: lance.LanceDataset, folder: Path) -> "Settings":
-        """Raises InputError when the table is no knowledge base's, or of an unknown format."""
+        """Reads the settings of a table; raises InputError if it is no table of passages, or of an unknown format."""
         try:
             saved = json.loads(table.schema.metadata[_SETTINGS])
             known = saved["format"], saved["tokenizer"], saved["config"]
@@ -129,13 +129,13 @@ class Settings(NamedTuple):
         fields = {field.name for field in dataclasses.fields(KnowledgeBaseConfig)}
         values = {
             name: value for name, value in known[2].items() if name in fields
-        }  # earlier versions had more
+        }  # earlier versions had more settings
         values.setdefault("tokenizer", "")  # formats 1 and 2 did not keep the name
         config = config_from(KnowledgeBaseConfig, values, str(folder))
         return cls(config, known[1], "held_out" in known[2])
 
     def same_result(self, other: "Settings") -> bool:
-        """Whether the same documents give the same knowledge base; processes, commits and limits do not matter."""
+        """Whether the same documents give the same knowledge base with both settings."""
         mine, others = (
             (s.tokenizer, s.config.passage_tokens, s.config.held_out, s.config.tagger, s.config.sources)
             for s in (self, other)
@@ -144,28 +144,28 @@ class Settings(NamedTuple):
 
 
 class DocumentsChanged(ConflictError):
-    """An interrupted build cannot go on: the documents that it had read are no longer the same."""
+    """An interrupted build cannot continue, because the documents that it had read have changed."""
 
 
 class BuildResult(NamedTuple):
-    """What a build read and kept, including what it did before it was interrupted."""
+    """Result of a build, including its work before an interruption."""
 
     documents: int
     passages: int
     duplicates: int
-    """Passages left out because an earlier one has the same title and text."""
+    """Number of passages left out because an earlier passage has the same title and text."""
     empty: int
-    """Documents without a passage."""
+    """Number of documents without passages."""
     merged: Mapping[str, str] = MappingProxyType({})
-    """Documents whose title and text an earlier one has: the id of each, and of the one that holds its text."""
+    """Documents with the title and text of an earlier document: id -> id of the earlier document."""
 
 
 class ReadSoFar(NamedTuple):
-    """How far a build has read; saved in each commit, so that the two never differ."""
+    """Position of a build in its documents; saved in each commit."""
 
     documents: int = 0
     digest: str = ""
-    """Of all documents so far, to know them again."""
+    """Digest of all documents so far."""
     duplicates: int = 0
     empty: int = 0
 
@@ -183,16 +183,14 @@ def build(
     replace: bool = False,
     total: int | None = None,
 ) -> BuildResult:
-    """Makes a knowledge base; an interrupted build of the same documents goes on where its last commit ended.
+    """Builds a knowledge base; an interrupted build of the same documents continues from its last commit.
 
-    `total` is the number of documents where it is known, and progress shows the time left.
-
-    With other settings than the interrupted one it starts over, and says so. With `replace`, a knowledge base
-    that is there already stays until the new one is complete.
+    `total`: number of documents, if known, for the progress bar. If the settings differ from those of the interrupted build,
+    the build starts over and logs that. With `replace` an existing knowledge base stays until the new one is complete.
 
     Raises:
-        InputError: something is there already; two documents have one id; there is no text at all; or the
-            documents that an interrupted build had read are no longer the same.
+        InputError: the target exists; two documents have the same id; or there is no text.
+        DocumentsChanged: the documents that an interrupted build had read have changed.
     """
     target = Path(folder)
     restore(target)
@@ -237,9 +235,9 @@ def build(
 def annotated(
     documents: Iterable[Document], tagger: Tagger
 ) -> Iterator[Iterator[tuple[Document, Annotations]]]:
-    """Documents with their sentences and salient spans, in order; holds those that the tagger read ahead.
+    """Documents with their sentences and salient spans, in order; keeps the documents that the tagger has read ahead.
 
-    A tagger may have processes of its own, which end with the block.
+    Processes of the tagger end with the block.
     """
     waiting: deque[Document] = deque()
 
@@ -253,7 +251,7 @@ def annotated(
             yield waiting.popleft(), found
 
     with warnings.catch_warnings(), closing(pairs()) as stream:
-        # Lance warns of every fork. This one is safe: Lance is idle now, and the children never call it.
+        # Lance warns of every fork. This fork is safe: Lance is idle now, and the children never call it.
         warnings.filterwarnings("ignore", message="lance is not fork-safe")
         yield stream
 
@@ -261,7 +259,7 @@ def annotated(
 def split(
     document: Document, annotations: Annotations, max_tokens: int, tokenizer: Tokenizer
 ) -> list[Passage]:
-    """A document's passages of at most `max_tokens` wordpieces."""
+    """The passages of a document, of at most `max_tokens` wordpieces each."""
 
     def count_tokens(texts: Sequence[str]) -> list[int]:
         return [len(ids) for ids in tokenizer.encode(texts)]
@@ -270,17 +268,17 @@ def split(
 
 
 def rows_of(document: Document, passages: Sequence[Passage], kept: Iterable[Passage]) -> list[Row]:
-    """Rows for those of a document's passages that are kept."""
+    """Rows of the passages of a document that are kept."""
     distinct = len({passage.id for passage in passages})
-    state = state_of(document)  # once: it reads the whole text, and a long document has thousands of passages
+    state = state_of(document)  # computed once per document, because it reads the whole text
     return [Row(passage, state, distinct) for passage in kept]
 
 
 def one_text_per_id(documents: Iterable[Document], again: dict[str, int] | None = None) -> Iterator[Document]:
-    """The documents as they come; into `again` go the ids and states of those that are an earlier one under another id.
+    """Yields the documents in order; adds to `again` the id and state of each copy of an earlier document under another id.
 
     Raises:
-        InputError: an id comes back with another text.
+        InputError: two documents have the same id and different texts.
     """
     states: dict[int, int] = {}
     known: set[int] = set()
@@ -295,7 +293,7 @@ def one_text_per_id(documents: Iterable[Document], again: dict[str, int] | None 
 
 
 def check_target(target: Path, replace: bool) -> None:
-    """Raises InputError when something else is there, or a knowledge base that is not to be replaced."""
+    """Raises InputError if the target is something else, or a knowledge base that may not be replaced."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if newest_version(target / TABLE) is None:
@@ -307,7 +305,7 @@ def check_target(target: Path, replace: bool) -> None:
 
 
 def interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
-    """What an earlier build committed, if this one can go on from it; else that is removed."""
+    """The table of an interrupted build if this build can continue from it; otherwise it is removed."""
     if not work.exists():
         return None
     strange = [
@@ -328,14 +326,14 @@ def interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
 
 
 def how_far(table: lance.LanceDataset | None) -> ReadSoFar:
-    """What the newest commit says."""
+    """The position in the newest commit."""
     transaction = table and table.read_transaction(table.version)
     properties = (transaction and transaction.transaction_properties) or {}
     return ReadSoFar(**json.loads(properties.get(_READ, "{}")))
 
 
 def after(read: ReadSoFar, documents: Iterator[Document], work: Path) -> Iterator[Document]:
-    """The documents that an interrupted build has not read; those before them must be the ones it read."""
+    """The documents that an interrupted build has not read; earlier documents must be unchanged."""
     again = ReadSoFar()
     for document in progress(
         islice(documents, read.documents), total=read.documents, description="resume", unit="document"
@@ -351,7 +349,7 @@ def after(read: ReadSoFar, documents: Iterator[Document], work: Path) -> Iterato
 
 
 def _commit_size(table: lance.LanceDataset | None, most: int) -> int:
-    """A sixteenth of what is there: a kill costs little, and commits stay few, for each lists all files before."""
+    """Passages of the next commit: a sixteenth of the present passages. Few commits, because each commit lists all files."""
     return min(most, max(most // 16, table.count_rows() // 16 if table else 0, 1))
 
 
@@ -363,7 +361,7 @@ def commit_rows(
     settings: Settings,
     read: Callable[[], ReadSoFar],
 ) -> lance.LanceDataset:
-    """Writes rows as they come, and a version with them and with how far the documents were read when they ended."""
+    """Writes rows, and commits a version with them and with the position in the documents."""
     if table is None:
         tokenizer.save(work / TOKENIZER)
     schema = SCHEMA.with_metadata({_SETTINGS: settings.to_json()})
@@ -384,7 +382,7 @@ def _commit(
 
 
 def _in_few_files(work: Path, table: lance.LanceDataset, read: ReadSoFar) -> lance.LanceDataset:
-    """The same rows in files of a million: random access costs about a millisecond for each file that it meets."""
+    """Merges the rows into files of a million rows: random access costs about a millisecond per file."""
     size = 8192
     batches = progress(
         table.to_batches(batch_size=size),
@@ -398,6 +396,6 @@ def _in_few_files(work: Path, table: lance.LanceDataset, read: ReadSoFar) -> lan
 
 
 def put_in_place(work: Path, target: Path) -> None:
-    """Gives a finished knowledge base its name; a writer of the one that it replaces ends first."""
+    """Renames a finished knowledge base; waits for a writer of the knowledge base that it replaces."""
     with one_writer(target) if target.exists() else nullcontext():
         replace_folder(work, target)

@@ -1,20 +1,20 @@
 """The knowledge base on disk: passages that come and go with their documents.
 
-    KB/passages.lance    a row per passage (`realm.store.schema`), its settings in the schema metadata
-    KB/tokenizer/        whose wordpieces the passages are in
-    KB/SHA256SUMS        digests of the table's files (`realm.store.tables`)
+    KB/passages.lance    a row per passage (`realm.store.schema`); settings in the schema metadata
+    KB/tokenizer/        the tokenizer of the passages
+    KB/SHA256SUMS        digests of the files of the table (`realm.store.digests`)
     KB/indexes/          vectors of the passages, a folder per model (`realm.store.vectors`)
-    KB/words/            their words, for BM25, once somebody has asked for that (`realm.search.stored_bm25`)
+    KB/words/            the BM25 index, after its first use (`realm.search.stored_bm25`)
 
-A passage's id is the hash of its title and text, so the same text is kept once. It belongs to the first
-document that brought it, and goes with that document; another one that holds it too brings it back when it
-is added again. Documents with the same title and the same text are merged: their ids are remembered
-(`KB/merged.jsonl`, `realm.store.merged`), and the text goes with the last of them. A passage's number is
-its row, counted over the rows alive: numbers shift when rows before them go, ids stay.
+The id of a passage is the hash of its title and text, so equal passages are stored once. A passage belongs to the first
+document that contained it, and is deleted with that document; another document with the same passage restores the passage when
+it is added again. Documents with equal title and text are merged: their ids are recorded (`KB/merged.jsonl`,
+`realm.store.merged`), and the text is deleted with the last of them. The number of a passage is its row among the rows that
+are not deleted: numbers change when earlier rows are deleted, ids do not.
 
-An open knowledge base stays at the version it was opened at, and holds nothing per passage until asked.
-Then, per passage: `fingerprint` 8 bytes, `numbers_of` 16 and by title the titles, `ids` and `titles` a
-Python string each, `tokens` 4 bytes per wordpiece, about 1 kB.
+An open knowledge base stays at the version that it was opened at, and holds nothing per passage until needed. Then it holds,
+per passage: `fingerprint` 8 bytes, `numbers_of` 16 bytes (by title also the titles), `ids` and `titles` a Python string each,
+`tokens` 4 bytes per wordpiece, about 1 kB.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -93,30 +93,30 @@ class DocumentEntry(NamedTuple):
     id: str
     title: str
     passages: int
-    """Those that belong to it: a text that another document brought first is counted there."""
+    """Number of its own passages; a passage that another document contained first counts there."""
 
 
 class CompactResult(NamedTuple):
-    """What compaction saved."""
+    """Result of compaction."""
 
     bytes_before: int
     bytes_after: int
     versions_removed: int
     versions_in_use: int
-    """Older versions that stay because another process has them open, and with them what was deleted since."""
+    """Number of older versions that stay, with passages deleted since, because another process has them open."""
 
 
 class TrainingRecord(TypedDict):
-    """What a stage saves of the knowledge base that it trains on."""
+    """What a training stage saves about its knowledge base."""
 
     kb: str
-    """Its fingerprint."""
+    """Fingerprint of the knowledge base."""
     held_out: float
     passage_tokens: int
 
 
 class KnowledgeBase:
-    """An open knowledge base, at one version of its passages until it is changed through this object."""
+    """An open knowledge base at one version of its passages, until this object changes it."""
 
     def __init__(self, folder: Path, table: lance.LanceDataset, settings: Settings, tokenizer: Tokenizer):
         self.folder = folder
@@ -127,10 +127,10 @@ class KnowledgeBase:
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
-        """Opens a folder that `build` made.
+        """Opens the folder of a knowledge base.
 
         Raises:
-            InputError: it is no knowledge base, of an unknown format, damaged, or with another tokenizer.
+            RealmError: the folder is no knowledge base, of an unknown format, damaged, or has another tokenizer.
         """
         folder = Path(folder)
         restore(folder)
@@ -152,7 +152,7 @@ class KnowledgeBase:
         return int(self.table.count_rows())
 
     def __iter__(self) -> Iterator[Passage]:
-        """All passages by number, read as they are asked for."""
+        """All passages by number, read lazily."""
         with reading(self.table):
             for batch in self.table.to_batches(columns=list(PASSAGE_COLUMNS), batch_size=1024):
                 yield from to_passages(batch)
@@ -174,7 +174,7 @@ class KnowledgeBase:
 
     @cached_property
     def document_keys_N(self) -> np.ndarray:
-        """By number, 64 bits that are equal for passages of one document."""
+        """Document keys by passage number: 64 bits, equal for the passages of a document."""
         return self._column("document_key").to_numpy()
 
     @cached_property
@@ -184,30 +184,30 @@ class KnowledgeBase:
 
     @cached_property
     def titles(self) -> list[str]:
-        """Titles by number."""
+        """Titles by passage number."""
         titles: list[str] = self._column("title").to_pylist()
         return titles
 
     def texts(self) -> list[str]:
-        """Texts by number, all of them: for an index of words, which needs them at once."""
+        """All texts by passage number, for a BM25 index."""
         texts: list[str] = self._column("text").to_pylist()
         return texts
 
     @cached_property
     def tokens(self) -> PassageTokens:
-        """What training reads, in memory."""
+        """Wordpieces of all passages in memory, for training."""
         with reading(self.table):
             return load_tokens(self.table, self.tokenizer)
 
     def tokens_of(self, numbers: np.ndarray) -> PassageTokens:
-        """The same of these passages alone, row n of the n-th; reads them anew each time."""
+        """Wordpieces of these passages, row n for the n-th number; read from disk at each call."""
         with reading(self.table):
             rows = take_rows(self.table, numbers, SCHEMA.names)
             return to_tokens(rows.to_batches(max_chunksize=1024), self.tokenizer)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with every passage that comes, goes or moves, and with the tokenizer."""
+        """Digest of the passages, their order and the tokenizer."""
         return fingerprint_of(self.keys_N, self.tokenizer)
 
     def check_tokenizer(self, tokenizer: Tokenizer, name: str) -> None:
@@ -220,19 +220,19 @@ class KnowledgeBase:
 
     @property
     def held_out(self) -> HeldOut:
-        """Which passages are kept from training."""
+        """Rule of the held-out passages."""
         return HeldOut(self.config.held_out, self.config.passage_tokens)
 
     @property
     def training_record(self) -> TrainingRecord:
-        """What a stage that trains on this knowledge base saves with its model."""
+        """What a training stage on this knowledge base saves with its model."""
         share, longest = self.held_out
         return {"kb": self.fingerprint, "held_out": share, "passage_tokens": longest}
 
     def agree_on_held_out(self, others: Iterable[HeldOut], name: str) -> None:
-        """Makes sure that the training of `name` held out the passages that are held out here.
+        """Checks that the training of `name` held out the held-out passages of this knowledge base.
 
-        A knowledge base of an earlier version has no share: it takes that of the training.
+        A knowledge base of an earlier version has no held-out share and takes that of the training.
 
         Raises:
             InputError: other passages were held out.
@@ -252,8 +252,7 @@ class KnowledgeBase:
     def documents(self, start: int = 0, count: int | None = None, prefix: str = "") -> list[DocumentEntry]:
         """The documents in the order of their first passages, from the `start`-th on, at most `count`.
 
-        With a `prefix`, only those whose id or title begins with it. Ids and titles are read of what is returned;
-        with a prefix, of all documents.
+        With a `prefix`, only documents whose id or title begins with it; then the ids and titles of all documents are read.
         """
         _, first_N, counts_N = np.unique(self.document_keys_N, return_index=True, return_counts=True)
         order = np.argsort(first_N)
@@ -276,10 +275,10 @@ class KnowledgeBase:
         ][start:end]
 
     def numbers_of(self, documents: Sequence[str]) -> np.ndarray:
-        """Numbers of the passages of documents with these ids or, where no id is the same, titles; ascending.
+        """Numbers of the passages of the documents with these ids, or titles if no id matches; ascending.
 
         Raises:
-            InputError: one of them is neither.
+            InputError: a name is neither an id nor a title.
         """
         keys = {name: key_of(name) for name in documents}
         found_N = np.isin(self.document_keys_N, np.fromiter(keys.values(), dtype=np.uint64))
@@ -296,11 +295,10 @@ class KnowledgeBase:
         return np.flatnonzero(found_N)
 
     def add(self, documents: Iterable[Document], tagger: Tagger, total: int | None = None) -> AddResult:
-        """Adds documents; one whose id is here takes the place of the old one. All in one commit, or nothing.
+        """Adds documents in one commit; a document with an existing id replaces the old one.
 
-        A document is left alone when its title and text are as before, or give the same passages. The text of a document
-        that is replaced stays where another was merged with it: it goes over to that one. `total` documents are expected,
-        for the time left.
+        A document with unchanged title and text, or unchanged passages, is skipped. If another document was merged with a
+        replaced one, the old text stays as that document's. `total`: expected number of documents, for the progress bar.
 
         Raises:
             InputError: two of the documents have one id and different texts.
@@ -310,20 +308,22 @@ class KnowledgeBase:
         return result
 
     def merged(self) -> dict[str, str]:
-        """Documents whose title and text another one has too: the id of each, and of the one that holds the text."""
+        """Merged documents: id -> id of the document that has their title and text."""
         return originals(self.table, read_merged(self.folder, self.table.version))
 
     def delete(self, documents: Sequence[str]) -> int:
-        """Removes documents by id or title, all in one commit; returns how many passages went with them.
+        """Deletes documents by id or title in one commit -> the number of deleted passages.
 
-        A text stays as long as one of the documents that were merged for it does: it goes over to that one.
+        If another document was merged with a deleted one, the text stays as that document's.
 
         Raises:
-            InputError: one of them is not here; then all stay.
+            InputError: there is no such document; nothing is deleted.
             ChangedMeanwhile: another process changed the knowledge base.
         """
         path, table = self.folder / TABLE, self.table
-        with one_writer(self.folder):  # another writer could merge a document for a text that goes
+        with one_writer(
+            self.folder
+        ):  # another writer could merge a document with a text that is being deleted
             check_newest(path, table)
             merged = settle_merged(self.folder, table.version)
             names = originals(table, {name: merged[name] for name in documents if name in merged})
@@ -343,7 +343,7 @@ class KnowledgeBase:
         return len(numbers) - len(kept)
 
     def compact(self) -> CompactResult:
-        """Writes passages and vectors anew without what was deleted, and removes all older versions.
+        """Rewrites passages and vectors without deleted rows, and removes all older versions.
 
         A version that another process has open stays until a later call.
 
@@ -352,7 +352,7 @@ class KnowledgeBase:
         """
         before = _size(self.folder)
         path = self.folder / TABLE
-        first = remove_versions(path, 1)  # a full disk may have no room for the rows until these are gone
+        first = remove_versions(path, 1)  # first, because a full disk may have no room for the rewritten rows
         with one_writer(self.folder):
             check_newest(path, self.table)
             states = settle_merged(self.folder, self.table.version)
@@ -366,11 +366,11 @@ class KnowledgeBase:
         return CompactResult(before, _size(self.folder), first.versions + versions, in_use)
 
     def verify(self) -> list[str]:
-        """Reads everything and returns what is wrong with it, one line each."""
+        """Reads the whole knowledge base -> its problems, one line each."""
         return problems(self.folder, self.table, self.tokenizer)
 
     def lagging(self) -> list[str]:
-        """Indexes that lack vectors of passages that came after them, one line each; nothing is wrong with them."""
+        """Indexes without vectors of passages that were added later, one line each; they are no problem."""
         return lagging(self.folder, self.keys_N, self.fingerprint)
 
     def _column(self, name: str) -> pa.ChunkedArray:
@@ -378,17 +378,17 @@ class KnowledgeBase:
             return self.table.to_table(columns=[name]).column(name)
 
     def _move_to(self, table: lance.LanceDataset) -> None:
-        self.table = table  # the version before it is no longer in use here
+        self.table = table  # the earlier version is no longer in use here
         self.table = tidy(self.folder / TABLE, table)
         for name in [name for name in vars(self) if isinstance(vars(type(self)).get(name), cached_property)]:
             del self.__dict__[name]
 
 
 def changed(folder: Path, change: Callable[[KnowledgeBase], T]) -> T:
-    """`change` of the newest version of a knowledge base; begun again where another process changed it meanwhile."""
+    """Runs `change` on the newest version of a knowledge base, and repeats it if another process changed it meanwhile."""
     return made_anew(folder, lambda: change(KnowledgeBase.open(folder)))
 
 
 def _size(folder: Path) -> int:
-    """Bytes of all its files."""
+    """Size of all files in bytes."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -1,16 +1,15 @@
-"""Documents whose title and text another document already had: the text is kept once, and their ids are remembered here.
+"""Merged documents: documents with the title and text of an earlier document, whose text is stored once.
 
-`KB/merged.jsonl` has a line for each change, the last one of an id counts: `{"document": id, "state": 16 hex digits,
-"version": number}`. The state is the hash of title and text that the rows of `KB/passages.lance` have too, so it names the
-text whichever document holds it. A line without a state says that the id is merged no longer. An id whose text has gone
-counts for nothing.
+`KB/merged.jsonl` has one line per change, and the last line of an id counts: `{"document": id, "state": 16 hex digits,
+"version": number}`. The state is the hash of title and text, which the rows of `KB/passages.lance` also have. A line without a
+state ends the merge of an id. Lines whose text was deleted are ignored.
 
-A line counts from a version of the table on; without one, always. A change that commits the table writes its lines first,
-for the version that it is about to make: killed before its commit, it leaves lines of a version that is not there, which
-nobody counts. The next writer removes them (`settle_merged`) before a commit of its own makes a version of that number.
-Whoever writes here holds the knowledge base's lock from reading to writing, and is at the newest version.
+A line is valid from a version of the table on, or always if it has no version. A change writes its lines before its commit,
+for the version that it is about to make. After a kill before the commit these lines belong to a version that does not exist,
+and are ignored; the next writer removes them (`settle_merged`) before it makes a version of that number. Writers hold the lock
+of the knowledge base from reading to writing, and are at the newest version.
 
-The file's digest stands among those of the tables (`realm.store.tables`).
+The digest of the file is recorded with those of the tables (`realm.store.digests`).
 """
 
 import json
@@ -33,7 +32,7 @@ MERGED = "merged.jsonl"
 
 
 def read_merged(folder: Path, version: int) -> dict[str, int]:
-    """State by document id, at a version of the table; a last line that a full disk cut short is passed over.
+    """State by document id at a version of the table; a last line that a full disk cut short is ignored.
 
     Raises:
         InputError: the file is damaged.
@@ -43,7 +42,8 @@ def read_merged(folder: Path, version: int) -> dict[str, int]:
 
 
 def settle_merged(folder: Path, version: int) -> dict[str, int]:
-    """The same at the newest version, for the one writer; lines of changes that were killed before their commit go."""
+    """State by document id at the newest version, for the writer; removes lines of changes that were killed before their
+    commit."""
     states = read_merged(folder, version)
     if any(since > version for _, _, since in _lines(folder)):
         write_merged(folder, states)
@@ -51,9 +51,11 @@ def settle_merged(folder: Path, version: int) -> dict[str, int]:
 
 
 def write_merged(folder: Path, states: Mapping[str, int]) -> None:
-    """A new file with a line for each of these; none where nothing is merged."""
+    """Writes a new file with a line per merged document, or removes the file if there is none."""
     with writing(folder / MERGED):
-        if (folder / MERGED).exists():  # a kill before the new digest leaves a file without one, which counts
+        if (
+            folder / MERGED
+        ).exists():  # a kill before the new digest leaves a file without a digest, which is valid
             forget(folder, {folder / MERGED})
         if states:
             write_json_lines(folder / MERGED, (_line(*one) for one in states.items()))
@@ -64,7 +66,7 @@ def write_merged(folder: Path, states: Mapping[str, int]) -> None:
 
 
 def change_merged(folder: Path, changes: Mapping[str, int | None], version: int) -> None:
-    """Adds lines that count from this version on, and waits until they are on disk."""
+    """Appends lines that are valid from this version on, and syncs them to disk."""
     if not changes:
         return
     lines = [json.dumps(_line(*change) | {"version": version}) for change in changes.items()]
@@ -77,11 +79,11 @@ class MergedLine(TypedDict):
     document: str
     state: str | None
     version: NotRequired[int]
-    """From which version of the table on it counts."""
+    """First version of the table for which the line is valid."""
 
 
 def _lines(folder: Path) -> Iterator[tuple[str, int | None, int]]:
-    """Document, state, and from which version of the table on they count."""
+    """Document, state and first valid version of each line."""
     for line in lines_of(folder / MERGED):
         try:
             found = json.loads(line)
@@ -97,7 +99,7 @@ def _line(document: str, state: int | None) -> MergedLine:
 
 
 def originals(table: lance.LanceDataset, states: Mapping[str, int]) -> dict[str, str]:
-    """For each id the document that holds its text; ids whose text no document holds whole are left out."""
+    """For each merged id the document that has its text; ids whose text no document has completely are left out."""
     if not states:
         return {}
     rows = table.to_table(columns=["document_state", "document_id"])
@@ -110,7 +112,7 @@ def originals(table: lance.LanceDataset, states: Mapping[str, int]) -> dict[str,
 
 
 def handed_over(table: lance.LanceDataset, numbers: np.ndarray, states: Mapping[str, int]) -> pa.Table:
-    """Those of the rows of these numbers whose text one of these merged documents has too, now as rows of that document."""
+    """The rows of these numbers whose text a merged document has, changed into rows of that document."""
     heirs = {state: document for document, state in sorted(states.items(), reverse=True)}
     with reading(table):
         states_N = take_rows(table, numbers, ["document_state"]).column("document_state").to_numpy()

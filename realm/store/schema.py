@@ -1,12 +1,10 @@
 """Passages as rows of a table, and as the arrays of wordpieces that training reads.
 
-A row holds a passage twice. In characters, for people: title, text, sentences, salient spans. In
-wordpieces, for networks: ids, the piece where each sentence starts, the pieces of each span. Turning the
-first into the second happens here, once, when a passage enters the knowledge base; or, where that was left
-out because there are millions whose vectors came with them, when it is first needed.
+A row holds a passage twice: in characters (title, text, sentences, salient spans) and in wordpieces (ids, the first wordpiece
+of each sentence, the wordpieces of each span). Passages are tokenized here when they enter the knowledge base; converted
+passages, of which there are millions with vectors of their own, are tokenized when their wordpieces are first needed.
 
-Keys are unsigned 64-bit numbers: the 16 hex digits of a passage's id, the start of the SHA-1 of a
-document's id.
+Keys are unsigned 64-bit numbers: the 16 hex digits of a passage id, or the first 64 bits of the SHA-1 of a document id.
 """
 
 import hashlib
@@ -31,7 +29,10 @@ SCHEMA = pa.schema(
         ("id", pa.uint64()),
         ("document_key", pa.uint64()),
         ("document_state", pa.uint64()),  # hash of the document's title and text
-        ("document_passages", pa.int32()),  # how many it has, those that belong to other documents included
+        (
+            "document_passages",
+            pa.int32(),
+        ),  # number of passages of the document, including those that belong to other documents
         ("document_id", pa.string()),
         ("title", pa.string()),
         ("text", pa.string()),
@@ -61,24 +62,24 @@ PASSAGE_COLUMNS = (
     "span_labels",
 )
 TOKEN_COLUMNS = ("title_ids", "body_ids", "sentence_pieces", "span_first_pieces", "span_end_pieces")
-"""In the order of the fields of `PassageTokens`."""
+"""Columns of wordpieces, in the order of the fields of `PassageTokens`."""
 
 
 class PassageTokens(NamedTuple):
-    """What training reads, by passage number: int32 wordpieces of the knowledge base, no special tokens."""
+    """Wordpieces by passage number, int32, without special tokens."""
 
     title: Ragged
     body: Ragged
     sentences: Ragged
-    """The wordpiece of the body where each sentence starts."""
+    """First wordpiece of each sentence in the body."""
     span_starts: Ragged
-    """First wordpiece of each salient span, of those wholly inside it; a span without any is left out."""
+    """First wordpiece that lies completely inside each salient span; spans without one are left out."""
     span_ends: Ragged
-    """One past its last wordpiece."""
+    """One past the last wordpiece of each salient span."""
 
 
 class Row(NamedTuple):
-    """A passage, and what the table keeps about the document that it is from."""
+    """A passage with the table's columns about its document."""
 
     passage: Passage
     document_state: int
@@ -86,14 +87,14 @@ class Row(NamedTuple):
 
 
 class Lookup:
-    """Where 64-bit keys stand in an array of them, by bisection; 16 bytes per key."""
+    """Positions of 64-bit keys in an array, by bisection; 16 bytes per key."""
 
     def __init__(self, keys_N: np.ndarray):
         self._order_N = np.argsort(keys_N, kind="stable")
         self._sorted_N = keys_N[self._order_N]
 
     def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A position for each key, and whether the key is there at all."""
+        """A position for each key, and whether the key occurs."""
         if len(self._sorted_N) == 0:
             return np.zeros(len(keys), dtype=np.int64), np.zeros(len(keys), dtype=bool)
         place = np.minimum(np.searchsorted(self._sorted_N, keys), len(self._sorted_N) - 1)
@@ -106,24 +107,24 @@ class Lookup:
 
 
 def key_of(text: str) -> int:
-    """64 bits of SHA-1: document keys and states."""
+    """The first 64 bits of the SHA-1 of a text."""
     return int.from_bytes(hashlib.sha1(text.encode(), usedforsecurity=False).digest()[:8], "big")
 
 
 def state_of(document: Document) -> int:
-    """Changes whenever the document's title or text does."""
+    """Hash of title and text of a document."""
     return key_of(f"{len(document.title)} {document.title}{document.text}")
 
 
 def fingerprint_of(keys_N: np.ndarray, tokenizer: Tokenizer) -> str:
-    """Changes with every passage that comes, goes or moves, and with the tokenizer."""
+    """Digest of the passages, their order and the tokenizer."""
     digest = hashlib.sha256(tokenizer.fingerprint.encode())
     digest.update(keys_N.astype(">u8").tobytes())
     return digest.hexdigest()[:16]
 
 
 def row_batches(rows: Sequence[Row], tokenizer: Tokenizer | None, size: int = 512) -> list[pa.RecordBatch]:
-    """Rows as Arrow batches, tokenized if by anything; `size` bounds the Python lists of wordpieces alive at once."""
+    """Rows as Arrow batches of `size` rows, tokenized if there is a tokenizer."""
     return [_batch(rows[start : start + size], tokenizer) for start in range(0, len(rows), size)]
 
 
@@ -155,7 +156,7 @@ _UNTOKENIZED = "body_ids IS NULL"
 
 
 def _tokenized(batch: pa.RecordBatch, tokenizer: Tokenizer) -> pa.RecordBatch:
-    """The batch's `TOKEN_COLUMNS`, made now where it came without."""
+    """The `TOKEN_COLUMNS` of a batch, tokenized now if they are missing."""
     if batch.column("body_ids").null_count:
         facts = (batch.column(name).to_pylist() for name in ("document_state", "document_passages"))
         rows = list(map(Row, to_passages(batch), *facts))
@@ -170,7 +171,7 @@ def _ragged(parts: Sequence[pa.Array]) -> Ragged:
 
 
 def _load_ragged(table: lance.LanceDataset, column: str) -> Ragged:
-    # Read twice, first for the lengths: half the peak memory of gathering the pieces and joining them.
+    # Read twice, first for the lengths, which halves the peak memory.
     offsets = np.zeros(table.count_rows() + 1, dtype=np.int64)
     row = 0
     for batch in table.to_batches(columns=[column]):
@@ -187,7 +188,7 @@ def _load_ragged(table: lance.LanceDataset, column: str) -> Ragged:
 
 
 def _python(column: pa.ChunkedArray | pa.Array) -> list[Any]:
-    """A column as Python values; lists are cut from one list of all values, much faster than pyarrow does it."""
+    """A column as Python values; lists are cut from one list of all values, which is faster than pyarrow."""
     if not pa.types.is_list(column.type):
         return column.to_pylist()
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -236,7 +237,7 @@ def _batch(rows: Sequence[Row], tokenizer: Tokenizer | None) -> pa.RecordBatch:
 
 
 def _pieces(passages: Sequence[Passage], tokenizer: Tokenizer) -> dict[str, list[Any]]:
-    """The columns in wordpieces."""
+    """The columns of wordpieces of a row."""
     bodies = tokenizer.encode_with_offsets([passage.text for passage in passages])
     spans = [
         _span_pieces(body.starts, body.ends, passage.spans)

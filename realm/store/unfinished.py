@@ -1,11 +1,11 @@
-"""Vectors of a build that has not ended: killed at any moment, the next build of the same index goes on.
+"""Vectors of an unfinished index build, so that after a kill the next build of the same index continues.
 
     KB/indexes/<fingerprint>/unfinished-<model>-<share>    a record per passage: its key, its vector, their CRC-32
 
-A build adds each batch when it is embedded, and its records go with the version that it publishes. Records that a kill cut off,
-or whose content a power cut lost, do not count.
+A build appends the records of each batch, and removes the file when it publishes its version. Records that a kill cut short or
+that a power cut damaged are ignored.
 
-Letters: n passages to embed, D embedding.
+Axis letters: n passages to embed, D embedding.
 """
 
 import fcntl
@@ -22,30 +22,30 @@ from realm.store.schema import Lookup
 
 _NAME = "unfinished"
 WORTH_KEEPING = 1000
-"""Passages from which on their vectors are kept: fewer take seconds."""
+"""Number of passages from which on vectors are saved; fewer passages take only seconds."""
 
 
 class Kept:
-    """Vectors of passages, by number in [0, n), in a file that this process alone writes."""
+    """A file of vectors of passages, by number in [0, n), that only this process writes."""
 
     def __init__(self, file: BinaryIO, keys_n: np.ndarray, dim: int):
         self._file, self._keys_n = file, keys_n
         self._record = np.dtype([("key", "<u8"), ("vector", "<f2", dim), ("sum", "<u4")])
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the passages that have a vector, and these vectors [., D] float16."""
+        """Numbers of the passages with a saved vector, and their vectors [., D] float16."""
         self._file.seek(0)
         there = self._file.read()
         records: np.ndarray = np.frombuffer(
             there, dtype=self._record, count=len(there) // self._record.itemsize
         )
-        self._file.truncate(records.nbytes)  # what is added stands behind whole records
+        self._file.truncate(records.nbytes)  # new records follow complete ones
         number, known = Lookup(self._keys_n).find(records["key"])
         good = known & (_sums(records) == records["sum"])
         return number[good], records["vector"][good]
 
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
-        """Writes the vectors [., D] of some passages behind the others."""
+        """Appends the vectors [., D] of some passages."""
         records = np.zeros(len(numbers), dtype=self._record)
         records["key"], records["vector"] = self._keys_n[numbers], vectors
         records["sum"] = _sums(records)
@@ -61,9 +61,9 @@ def _sums(records: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def kept(folder: Path, model: str, share: str, keys_n: np.ndarray, dim: int) -> Iterator[Kept | None]:
-    """Where the vectors of these passages by this model are kept while they are made.
+    """The file for vectors of these passages under this model.
 
-    None where they are few, or where another process makes them too.
+    None for few passages, or if another process is embedding the same passages.
     """
     if len(keys_n) < WORTH_KEEPING:
         yield None
@@ -81,7 +81,7 @@ def kept(folder: Path, model: str, share: str, keys_n: np.ndarray, dim: int) -> 
 
 
 def forget(folder: Path) -> None:
-    """Removes what is kept in an index folder: its vectors are published, or nobody wants them."""
+    """Removes the saved vectors in an index folder, after the build or if they are no longer needed."""
     for file in folder.glob(f"{_NAME}-*"):
         with suppress(OSError):
             file.unlink()

@@ -1,18 +1,18 @@
 """Vectors of passages on disk: a folder per model, with one version per index build, each a single atomic commit.
 
     KB/indexes/<fingerprint>/vectors.lance    vectors by one model, keyed by passage id
-    KB/indexes/<fingerprint>/SHA256SUMS       digests of its files (`realm.store.tables`)
+    KB/indexes/<fingerprint>/SHA256SUMS       digests of the files (`realm.store.digests`)
 
-A version says which model made it (`VectorsInfo`, in the table's schema metadata: one cannot be read
-without the other). Vectors are keyed by passage id, not by row, so passages come and go without them being
-written again. A vector whose passage is gone is ignored when read, and is not in the next build.
+The schema metadata of a version names the model that made it (`VectorsInfo`). Vectors are keyed by passage id, not by row, so
+they are not rewritten when passages are added or deleted. Vectors of deleted passages are ignored by readers and left out of
+the next build.
 
-Reading holds one [N, D] array of 16-bit numbers (3.4 GB for 13.35 M passages of 128; published vectors
-may have 32), and 25 bytes per passage. `mapped` leaves the array on disk, in a file of its own:
+Reading takes one [N, D] array of float16 (3.4 GB for 13.35 M passages of 128 numbers; released vectors may be float32) and 25
+bytes per passage. `mapped` leaves the array on disk, in a file of its own:
 
-    KB/indexes/<fingerprint>/mapped-<version>-<ids>.npy    a version's vectors in the order of the passages
+    KB/indexes/<fingerprint>/mapped-<version>-<ids>.npy    the vectors of a version in the order of the passages
 
-Letters: N passages, D embedding.
+Axis letters: N passages, D embedding.
 """
 
 import dataclasses
@@ -53,52 +53,52 @@ _DTYPES: dict[int, np.dtype[Any]] = {16: np.dtype(np.float16), 32: np.dtype(np.f
 
 @dataclass(frozen=True)
 class VectorsInfo:
-    """Where the vectors of a version come from."""
+    """Origin of the vectors of a version."""
 
     model: str
-    """Fingerprint of the model whose embedder made them."""
+    """Fingerprint of the model."""
     model_path: str
-    """Where that model was."""
+    """Folder of the model at that time."""
     step: int
-    """Its training step."""
+    """Training step of the model."""
     dim: int
     """Length of a vector."""
     created: str
-    """When, ISO 8601."""
+    """Time of the build, ISO 8601."""
     corpus: str
-    """Fingerprint of the knowledge base they were made of."""
+    """Fingerprint of the knowledge base."""
     bits: int = 16
-    """Of a number; 32 where the vectors were published so."""
+    """Bits per number: 16, or 32 for released vectors in float32."""
 
 
 class Vectors(NamedTuple):
-    """A version's vectors in the order of the passages of today."""
+    """The vectors of a version in the order of the current passages."""
 
     array: np.ndarray
-    """[N, D] float16 or float32; zeros where a passage has none."""
+    """[N, D] float16 or float32; zeros for passages without a vector."""
     missing: np.ndarray
     """Numbers of the passages without a vector, ascending."""
     info: VectorsInfo
     version: int
     left_over: int
-    """Vectors of passages that are gone."""
+    """Number of vectors of deleted passages."""
 
 
 def folder_of(kb: Path, model: str) -> Path:
-    """Where a knowledge base keeps the vectors of the model with this fingerprint."""
+    """Folder of the vectors of the model with this fingerprint."""
     return kb / "indexes" / model
 
 
 def folders(kb: Path) -> list[Path]:
-    """Those that hold vectors, or held some and lost them, whichever model's."""
+    """All folders of vectors, including folders whose vectors were lost."""
     return sorted(folder for folder in folder_of(kb, "").glob("*") if was_committed(folder / TABLE))
 
 
 def publish(folder: Path, ids_N: np.ndarray, vectors_ND: np.ndarray, info: VectorsInfo) -> int:
-    """Writes a new version that holds these vectors, in `info.bits`, and no others; returns its number.
+    """Writes a new version with exactly these vectors in `info.bits` bits -> its number.
 
     Raises:
-        InputError: the array is not [N, info.dim] of floats, or has numbers that are not finite in those bits.
+        InputError: the array is not [N, info.dim] of floats, or has numbers that are not finite in `info.bits` bits.
     """
     _check(ids_N, vectors_ND, info)
     schema = _schema(info)
@@ -110,13 +110,13 @@ def publish(folder: Path, ids_N: np.ndarray, vectors_ND: np.ndarray, info: Vecto
 def append(
     folder: Path, version: int, ids_N: np.ndarray, vectors_ND: np.ndarray, model: str, corpus: str
 ) -> int:
-    """Writes the version after this one, which must be the newest: the same with these vectors behind its own.
+    """Writes a version with the vectors of the newest version followed by these vectors -> its number.
 
-    `corpus` goes into its info; returns its number.
+    `corpus` is the fingerprint for its info.
 
     Raises:
-        InputError: as `publish`; or there is no such version, or another model made it.
-        ChangedMeanwhile: it is not the newest any more.
+        InputError: as `publish`; or the version does not exist, or another model made it.
+        ChangedMeanwhile: the version is not the newest any more.
     """
     table = open_table(folder / TABLE, version)
     info = dataclasses.replace(_info(table, folder), corpus=corpus)
@@ -129,15 +129,15 @@ def append(
     old = [fragment.metadata for fragment in table.get_fragments()]
     with uncommitted(folder / TABLE):
         new = write_rows(folder / TABLE, _batches(ids_N, vectors_ND, info), schema)
-        # Overwriting with the old files and the new: an append could not change the info in the same commit.
+        # An overwrite with the old and new files, because an append could not change the info in the same commit.
         table = commit(folder / TABLE, LanceOperation.Overwrite(schema, old + new), table)
     return int(tidy(folder / TABLE, table).version)
 
 
 def read(folder: Path, ids_N: np.ndarray, version: int | None = None) -> Vectors | None:
-    """A version's vectors, row n for the passage `ids_N[n]`; none when there is no version at all.
+    """The vectors of a version, row n for the passage `ids_N[n]`; None without any version.
 
-    Where a passage has several vectors the last one written counts.
+    If a passage has several vectors, the last one counts.
     """
     if newest_version(folder / TABLE) is None:
         return None
@@ -147,10 +147,10 @@ def read(folder: Path, ids_N: np.ndarray, version: int | None = None) -> Vectors
 
 
 def mapped(folder: Path, ids_N: np.ndarray) -> Vectors | None:
-    """As `read`, but the array stays on disk and its pages come and go as they are used.
+    """As `read`, with an array that is mapped from a file beside the table.
 
-    The first call writes it there, beside the table; files of other versions or passages go. Where passages have no vector
-    the file has no name: it is filled by the caller, and gone with the array.
+    The first call writes the file, and removes files of other versions or passages. If passages lack a vector, the file has no
+    name: the caller fills in the array, and the file vanishes with the array.
     """
     if newest_version(folder / TABLE) is None:
         return None
@@ -187,7 +187,7 @@ def _read(table: lance.LanceDataset, info: VectorsInfo, ids_N: np.ndarray, vecto
         for batch in table.to_batches(columns=["id", "vector"]):
             ids = batch.column("id").to_numpy()
             vectors = batch.column("vector").flatten().to_numpy().reshape(-1, info.dim)
-            if np.array_equal(ids, ids_N[row : row + len(ids)]):  # nothing came or went: a straight copy
+            if np.array_equal(ids, ids_N[row : row + len(ids)]):  # no passage was added or deleted: one copy
                 vectors_ND[row : row + len(ids)] = vectors
                 found_N[row : row + len(ids)] = True
             else:
@@ -201,24 +201,24 @@ def _read(table: lance.LanceDataset, info: VectorsInfo, ids_N: np.ndarray, vecto
 
 
 def info_of(folder: Path, version: int | None = None) -> VectorsInfo | None:
-    """What a version says about itself; none when there is no version at all."""
+    """The info of a version; None without any version."""
     if newest_version(folder / TABLE) is None:
         return None
     return _info(open_table(folder / TABLE, version), folder)
 
 
 def newest(folder: Path) -> int | None:
-    """The number of the newest version; none when there is none at all."""
+    """Number of the newest version; None without any version."""
     return newest_version(folder / TABLE)
 
 
 def committed_at(folder: Path, version: int) -> float:
-    """When, in seconds since 1970."""
+    """Time of the commit of a version in seconds since 1970."""
     return committed(folder / TABLE, version)
 
 
 def keep_versions(folder: Path, count: int, in_use: int | None = None) -> int:
-    """Removes all but the newest `count` versions, `in_use` and what came after it; returns how many went."""
+    """Removes all versions but the newest `count` ones, `in_use` and later ones -> the number of removed versions."""
     if count < 1:
         raise InputError(f"keep {count} versions: the newest always stays, so say 1 or more")
     last = newest(folder)
@@ -230,7 +230,7 @@ def keep_versions(folder: Path, count: int, in_use: int | None = None) -> int:
 
 
 def compact(folder: Path, ids_N: np.ndarray) -> Removed:
-    """Writes the newest version anew with the vectors of these passages alone, and removes all versions before it.
+    """Rewrites the newest version with the vectors of these passages only, and removes all earlier versions.
 
     Raises:
         ChangedMeanwhile: another process published a version.
@@ -253,15 +253,15 @@ def compact(folder: Path, ids_N: np.ndarray) -> Removed:
 
 
 def go_back(folder: Path, version: int) -> None:
-    """Makes a version that is there the newest: later ones go, and what a killed build left.
+    """Makes an existing version the newest: removes later versions and the files of killed builds.
 
-    Nobody else may be writing.
+    No other process may be writing.
     """
     forget_after(folder / TABLE, version)
 
 
 def not_finite(vectors_ND: np.ndarray) -> np.ndarray:
-    """Rows of vectors with a NaN or an infinity in them."""
+    """Numbers of the rows with a NaN or an infinity."""
     return np.flatnonzero(~np.isfinite(vectors_ND).all(axis=1))
 
 
@@ -298,7 +298,7 @@ def _schema(info: VectorsInfo) -> pa.Schema:
 
 
 def _batches(ids_N: np.ndarray, vectors_ND: np.ndarray, info: VectorsInfo) -> Iterator[pa.RecordBatch]:
-    """Views of the arrays, where these are contiguous and in the right bits."""
+    """The arrays as record batches; views if an array is contiguous and has the right type."""
     for start in range(0, len(ids_N), _ROWS_PER_BATCH):
         rows = slice(start, start + _ROWS_PER_BATCH)
         flat = pa.array(_in_bits(vectors_ND[rows], info).reshape(-1))
@@ -307,5 +307,5 @@ def _batches(ids_N: np.ndarray, vectors_ND: np.ndarray, info: VectorsInfo) -> It
 
 
 def _in_bits(vectors_ND: np.ndarray, info: VectorsInfo) -> np.ndarray:
-    with np.errstate(over="ignore"):  # too large for 16 bits is an infinity, which `_check` finds
+    with np.errstate(over="ignore"):  # numbers beyond float16 become infinite, and `_check` finds them
         return np.ascontiguousarray(vectors_ND, dtype=_DTYPES[info.bits])

@@ -1,6 +1,6 @@
-"""Checks of a whole knowledge base: every byte against its checksum, then the rows against one another.
+"""Verification of a whole knowledge base: every file against its digest, then the consistency of the rows.
 
-One pass over the passages; in memory about 20 bytes per passage, and the newest vectors of one model.
+Takes one pass over the passages, about 20 bytes of memory per passage, and the newest vectors of one model at a time.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from realm.tokens.tokenizer import Tokenizer
 
 
 def problems(folder: Path, table: lance.LanceDataset, tokenizer: Tokenizer) -> list[str]:
-    """What is wrong with a knowledge base, one line each; a table with damaged files is not decoded."""
+    """Problems of a knowledge base, one line each; tables with damaged files are not decoded."""
     keys_N = np.zeros(0, dtype=np.uint64)
     found = damaged_files(table, folder / TABLE)
     if not found:
@@ -37,13 +37,13 @@ def problems(folder: Path, table: lance.LanceDataset, tokenizer: Tokenizer) -> l
 
 
 def lagging(folder: Path, keys_N: np.ndarray, fingerprint: str) -> list[str]:
-    """Indexes that were made before the newest passages came, one line each; whoever searches embeds what they lack."""
+    """Indexes without vectors of the newest passages, one line each; the next search embeds these passages."""
     found = []
     for index in vectors_table.folders(folder):
         try:
             info = vectors_table.info_of(index)
             vectors = vectors_table.read(index, keys_N) if info and info.corpus != fingerprint else None
-        except RealmError:  # damaged: among the problems
+        except RealmError:  # damaged: reported by `problems`
             continue
         if vectors is not None and len(vectors.missing):
             found.append(
@@ -90,9 +90,7 @@ def _vectors(folder: Path, keys_N: np.ndarray, fingerprint: str) -> Iterator[str
     info, version = vectors.info, f"vectors version {vectors.version}"
     if not info.model:
         yield f"{version} does not name the model that made it: run `realm index`"
-    if (
-        info.corpus == fingerprint
-    ):  # one that was made before the passages came lags, and is whole (`lagging`)
+    if info.corpus == fingerprint:  # an index from before the passages were added is reported by `lagging`
         yield from _report(
             f"have no vector in version {vectors.version}: run `realm index`", vectors.missing, keys_N
         )
@@ -106,7 +104,7 @@ def _report(what: str, numbers: np.ndarray, keys_N: np.ndarray) -> Iterator[str]
         yield f"{len(numbers)} passages {what}: {examples}{', ...' if len(numbers) > 3 else ''}"
 
 
-# Each check: a batch of B passages -> [B] true where it fails.
+# Each check maps a batch of B passages to [B], True where the check fails.
 
 
 def _wrong_id(batch: pa.RecordBatch) -> np.ndarray:
@@ -138,7 +136,7 @@ def _unknown_pieces(batch: pa.RecordBatch, vocab_size: int) -> np.ndarray:
 
 
 def _outside(batch: pa.RecordBatch, starts: str, ends: str, length_B: np.ndarray) -> np.ndarray:
-    """Where not 0 <= start <= end <= length for all ranges of a row, or where a start has no end."""
+    """True for rows with a range that violates 0 <= start <= end <= length, or a start without an end."""
     first, last = batch.column(starts), batch.column(ends)
     counts_B = _lengths(first)
     failed_B = counts_B != _lengths(last)
@@ -151,5 +149,5 @@ def _outside(batch: pa.RecordBatch, starts: str, ends: str, length_B: np.ndarray
 
 
 def _lengths(column: pa.ListArray) -> np.ndarray:
-    """Of the lists; 0 where a passage is not tokenized yet."""
+    """Lengths of lists; 0 for passages that are not tokenized yet."""
     return column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
