@@ -97,7 +97,7 @@ WRITERS = {
     "text/readers.py ReadingReport.keep": ["left_out.jsonl"],
     "workspace/fit.py _Fit._judged": ["made questions: tests/workspace/test_fit.py reads them"],
     "workspace/fit.py _Fit._write": ["report.json: tests/workspace/test_fit.py"],
-    "workspace/fit.py _Fit._write_ids": ["documents.json: tests/workspace/test_fit.py"],
+    "workspace/sync.py Sync._write_ids": ["documents.json: tests/workspace/test_fit.py"],
     "train/loop.py TrainRun._open_folder": ["settings.json"],
     "train/metrics.py MetricsLog.write": ["metrics.jsonl"],
 }

@@ -1,1 +1,1 @@
-"""The best passages for a query: by vectors exactly, by words with BM25, or by both."""
+"""Search for the best passages of a query: exact inner products, BM25, or a hybrid of both."""

@@ -1,6 +1,6 @@
-"""BM25 over title and text: the lexical baseline, and one half of hybrid retrieval. Counting and scoring is bm25s'.
+"""BM25 over title and text, on top of the bm25s library: the lexical baseline, and one half of hybrid retrieval.
 
-B queries, K passages per query, N passages.
+Axis letters: B queries, K passages per query, N passages.
 """
 
 import unicodedata
@@ -16,32 +16,32 @@ from realm.tokens.layouts import NULL_PASSAGE
 
 QUESTION_WORDS = "who whom whose what which when where why how do does did were has have had".split()
 STOP_WORDS = [*STOPWORDS_EN, *QUESTION_WORDS]
-"""Lucene's English list, and the words that make a sentence a question: passages seldom hold them, and never as an answer."""
+"""Lucene's English stop words and question words, which passages seldom hold and which are never an answer."""
 
 _PATTERN = r"(?u)\b\w+\b"
 RULES = f"lucene k1=1.5 b=0.75, {_PATTERN}, lower case, no accents, without {' '.join(STOP_WORDS)}"
-"""What `Bm25Index` goes by: an index that was saved under other rules has other words or scores."""
+"""The rules of `Bm25Index`, as text. An index saved under other rules may differ in words or scores."""
 
 
 class Ranking(NamedTuple):
-    """Passages per query, best first; a row with fewer than K ends in `NULL_PASSAGE` with score 0."""
+    """Passages per query, best first; a row with fewer than K passages ends in `NULL_PASSAGE` with score 0."""
 
     score_BK: np.ndarray
     number_BK: np.ndarray
 
 
 class Bm25Index:
-    """An index in memory, in the order of the given passages (Robertson and Zaragoza 2009, with Lucene's idf).
+    """A BM25 index of passages, in the given order (Robertson and Zaragoza 2009, with Lucene's idf).
 
-    A word is a run of letters and digits, in lower case and without accents; stop words are out, nothing is stemmed.
-    k1 = 1.5 and b = 0.75 are the usual middle values, not tuned on any corpus.
+    A word is a run of letters and digits, in lower case and without accents. Stop words are left out, and words are not
+    stemmed. k1 = 1.5 and b = 0.75 are common values, not tuned on any corpus.
     """
 
     def __init__(self, titles: Sequence[str], texts: Sequence[str], *, k1: float = 1.5, b: float = 0.75):
         words = _words([f"{title} {text}" for title, text in zip(titles, texts, strict=True)])
         self._count = len(words)
         self._bm25: bm25s.BM25 | None = None
-        if any(words):  # bm25s divides by the mean length
+        if any(words):  # bm25s divides by the mean length, which must not be 0
             self._bm25 = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
             self._bm25.index(words, show_progress=False)
 
@@ -49,26 +49,26 @@ class Bm25Index:
         return self._count
 
     @property
-    def knows_words(self) -> bool:
-        """Whether any passage has a word that is no stop word."""
+    def has_words(self) -> bool:
+        """Whether any passage has a word other than stop words."""
         return self._bm25 is not None
 
     def save(self, folder: Path) -> None:
-        """Writes the files of an index that knows words into a folder."""
+        """Writes the index into a folder. Requires `has_words`."""
         assert self._bm25 is not None
         self._bm25.save(folder, show_progress=False)
 
     @classmethod
     def load(cls, folder: Path, count: int) -> Self:
-        """An index of so many passages that `save` wrote, mapped into memory."""
+        """The index of `count` passages that `save` wrote, mapped into memory."""
         loaded = cls([], [])
         loaded._count, loaded._bm25 = count, bm25s.BM25.load(folder, mmap=True, show_progress=False)
         return loaded
 
     def search(self, questions: Sequence[str], k: int) -> Ranking:
-        """The k passages that score highest for each question, ties by number; k is cut to the size of the index.
+        """The k passages with the highest scores for each question; equal scores are ordered by passage number.
 
-        Only passages that share a word with the question are ranked, so an empty question ranks none.
+        k is cut to the size of the index. Only passages that share a word with the question are ranked.
         """
         k = min(k, len(self))
         score_BK = np.zeros((len(questions), k), dtype=np.float32)
@@ -80,7 +80,7 @@ class Bm25Index:
         return Ranking(score_BK, number_BK)
 
     def scores(self, questions: Sequence[str]) -> Iterator[np.ndarray]:
-        """The score of every passage, for one question after the other -> [N] each."""
+        """Yields for each question the scores of all passages -> [N]."""
         for words in _words(questions):
             known = self._bm25.get_tokens_ids(words) if self._bm25 is not None else []
             if self._bm25 is not None and known:

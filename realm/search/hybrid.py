@@ -1,6 +1,6 @@
-"""Dense and BM25 scores of the same passages into one ranking.
+"""Fuses dense and BM25 scores of the same passages into one ranking.
 
-N passages that either side ranks for a query.
+Axis letters: N passages that dense search or BM25 ranks for a query.
 """
 
 from typing import NamedTuple
@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 DENSE_WEIGHT = 2.0
-"""Of dense scores beside BM25's, chosen on dev questions of four corpora: LOG.md, 2026-11-23."""
+"""Weight of dense scores; BM25 scores have weight 1. Chosen on dev questions of four corpora: LOG.md, 2026-11-23."""
 
 
 class Scored(NamedTuple):
-    """Passages that dense retrieval or BM25 ranks for a query, with both scores of each."""
+    """Passages that dense search or BM25 ranks for a query, with both scores of each passage."""
 
     number_N: np.ndarray
     dense_N: np.ndarray
@@ -20,12 +20,11 @@ class Scored(NamedTuple):
 
 
 def fuse(scored: Scored) -> tuple[np.ndarray, np.ndarray]:
-    """Fused scores and passage numbers, best first -> two of [N].
+    """Fused scores [N] and passage numbers [N], best first.
 
-    Each side's scores are divided by their standard deviation over the N passages; the sum is weighted (a convex combination of
-    normalised scores: Bruch, Gai and Ingber 2023). So the scale of a side does not matter, only how far it sets a passage apart
-    from the others. A side whose scores are all equal adds nothing. Of equal sums the higher dense score counts, then the lower
-    number.
+    Both score vectors are divided by their standard deviation over the N passages, then added with weights (a convex
+    combination of normalised scores: Bruch, Gai and Ingber 2023). So the scale of either vector does not matter. A vector of
+    equal scores adds nothing. Equal sums are ordered by dense score, then by passage number.
 
     >>> dense, bm25 = np.array([4.0, 1.0, 1.0]), np.array([0.0, 2.0, 2.0])
     >>> fuse(Scored(np.array([3, 7, 9]), dense, bm25))[0].round(2)
@@ -38,7 +37,7 @@ def fuse(scored: Scored) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _scaled(score_N: np.ndarray) -> np.ndarray:
-    """In units of their standard deviation, and zeros where they are all equal."""
+    """The scores divided by their standard deviation; zeros if all scores are equal."""
     if not len(score_N) or score_N.min() == score_N.max():
         return np.zeros(len(score_N))
     return score_N / score_N.std(dtype=np.float64)

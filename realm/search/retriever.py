@@ -1,6 +1,6 @@
-"""All passages ranked for questions: by vectors, by words, or by both.
+"""Ranks the passages of a knowledge base for questions: by vectors (dense), by words (BM25), or by both (hybrid).
 
-Letters: B questions, K passages retrieved, N passages.
+Axis letters: B questions, K passages retrieved, N passages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,31 +19,32 @@ from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE
 
 FUSION_DEPTH = 100
-"""Passages of either side whose scores "hybrid" adds up, at least: the best few are the same however many are asked for."""
+"""A hybrid search fuses at least this many passages from dense search and from BM25, so that the top few do not depend on k."""
 
 
 class Retriever:
-    """Ranks all passages for questions by vectors, by words, or by both; without an index, by words alone."""
+    """Ranks passages for questions by any method; without an index, by "bm25" only."""
 
     def __init__(self, kb: KnowledgeBase, index: MipsIndex | None = None):
         self._kb, self._index = kb, index
 
     @cached_property
     def words(self) -> Bm25Index:
-        """Opened when first asked for; where it has to be made, every passage is read, in memory at once."""
+        """The BM25 index, loaded at first use. If there is none on disk, building it reads all passages into memory."""
         return words_of(self._kb)
 
     @property
     def has_words(self) -> bool:
-        """Whether `words` is there already."""
+        """Whether the BM25 index is loaded."""
         return "words" in self.__dict__
 
     def search(
         self, questions: Sequence[str], k: int, method: Method, query_BD: Tensor | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and passage numbers, best first -> two of [B, k], rows with fewer end in `NULL_PASSAGE`.
+        """Scores [B, K] and passage numbers [B, K], best first; K is k, or the number of passages if that is smaller.
 
-        A hybrid score is that of `fuse`. Only "bm25" does without the questions' vectors.
+        A row with fewer passages ends in `NULL_PASSAGE`. Hybrid scores are those of `fuse`. `query_BD` holds the vectors of
+        the questions; only "bm25" accepts None.
         """
         if method == "bm25":
             ranking = self.words.search(questions, k)
@@ -62,7 +63,7 @@ class Retriever:
         return score_BK, number_BK
 
     def _scored(self, questions: Sequence[str], depth: int, query_BD: Tensor) -> Iterator[Scored]:
-        """For each question the best `depth` passages of either side, with both scores of each."""
+        """Yields for each question the best `depth` passages of dense search and of BM25, with both scores of each passage."""
         assert self._index is not None
         hits = self._index.search(query_BD, depth)
         for row, bm25_N in enumerate(self.words.scores(questions)):

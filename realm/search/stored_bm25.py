@@ -1,8 +1,8 @@
-"""The BM25 index of a knowledge base on disk, so that not every process makes it anew.
+"""The BM25 index of a knowledge base on disk, so that only the first process builds it.
 
-    KB/words/NAME/    what bm25s saves, and checksums; NAME says which passages, and which rules for words
+    KB/words/NAME/    the files of bm25s, and checksums; NAME identifies the passages and the rules for words
 
-It holds nothing that the passages do not: where it is missing, damaged or of other passages, it is made from them.
+The index holds nothing but what the passages hold. If it is missing, damaged or of other passages, it is built again.
 """
 
 import contextlib
@@ -20,16 +20,16 @@ WORDS = "words"
 
 
 def words_of(kb: KnowledgeBase) -> Bm25Index:
-    """The index on disk, mapped into memory; or one made now, in memory, which the next process finds on disk."""
+    """The BM25 index from disk, mapped into memory; if there is none, it is built in memory and written to disk."""
     folder = kb.folder / WORDS / _name(kb)
     if (folder / CHECKSUMS).is_file():
         with contextlib.suppress(RealmError, OSError, ValueError, LookupError, TypeError):
             check_folder(folder)
             return Bm25Index.load(folder, len(kb))
     made = Bm25Index(kb.titles, kb.texts())
-    if made.knows_words:
-        with contextlib.suppress(OSError):  # nothing can be written here: it stays in memory alone
-            _keep(made, folder)
+    if made.has_words:
+        with contextlib.suppress(OSError):  # a folder that is read-only: the index stays in memory
+            _write(made, folder)
     return made
 
 
@@ -37,8 +37,8 @@ def _name(kb: KnowledgeBase) -> str:
     return f"{kb.fingerprint}-{hashlib.sha256(RULES.encode()).hexdigest()[:8]}"
 
 
-def _keep(made: Bm25Index, folder: Path) -> None:
-    """Writes the index aside and renames it in; those of other passages go."""
+def _write(made: Bm25Index, folder: Path) -> None:
+    """Writes the index under a temporary name, renames it, and removes indexes of other passages or rules."""
     folder.parent.mkdir(exist_ok=True)
     aside = folder.with_name(f".making-{uuid.uuid4().hex}")
     aside.mkdir()

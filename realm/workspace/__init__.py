@@ -1,9 +1,10 @@
-"""A workspace: a folder made from documents by one command, that answers questions about them.
+"""A workspace: a folder that one command makes from documents, and that answers questions about them.
 
-fit         documents -> a workspace: knowledge base, index, adaptation, judgement; goes on and follows
-judging     whether an adapted model finds more than its start
-report      what a fit found, and whether anything is left to do
-settings    of a fit
-folder      a workspace that is open for questions and changes
-living      its snapshots, and how a change makes the next one
+fit         makes or updates a workspace: knowledge base, index, adaptation, comparison with the start model
+sync        makes the knowledge base hold the documents of the sources
+judging     compares the adapted model with the start model
+report      report.json, and whether a fit has anything left to do
+settings    settings of a fit
+folder      an open workspace: questions and changes, from Python
+living      snapshots of a knowledge base that changes while it answers
 """

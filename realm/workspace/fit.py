@@ -1,21 +1,21 @@
-"""From documents to a workspace that answers questions about them, in one call.
+"""Makes a workspace from documents in one call; the workspace then answers questions about them.
 
-1. read     the sources' documents, into memory
-2. build    the knowledge base; where there is one, what is new is added, what changed is replaced, what is gone is deleted
-3. index    with the start model: from here on the workspace answers
-4. adapt    the start model to the documents, for so many minutes (`realm.train.adapt`)
-5. judge    the adapted model against the start, on queries made from the documents (`realm.workspace.judging`), and keep it
-            where it is better
-6. examples three questions made from the documents, with what the workspace says
+1. read     the documents of the sources, into memory
+2. build    the knowledge base, or bring an existing one up to date (`realm.workspace.sync`)
+3. index    the passages with the start model; from here on the workspace answers
+4. adapt    the start model to the documents, for a given time (`realm.train.adapt`)
+5. judge    the adapted model against the start model, on queries made from the documents (`realm.workspace.judging`), and
+            keep the better one
+6. examples three questions made from the documents, with the answers of the workspace
 
-How far a fit has come follows from what is on disk, so an interrupted one goes on when the call is repeated.
+The files on disk show which steps are complete, so repeating the call continues an interrupted fit.
 
-    WORKSPACE/kb/                 after 2 (while it is made: kb.building)
-    WORKSPACE/documents.json      ids of the documents that the sources held: what is deleted when they lack one
-    WORKSPACE/questions.jsonl     after 3: the made questions that models are judged by in 5
-    WORKSPACE/model/              after 3 the start, after 5 the better one
-    WORKSPACE/adapted/            after 4, until 5 (while it is made: adapted.training)
-    WORKSPACE/report.json         after 3, and after 5 and 6 again
+    WORKSPACE/kb/                 after 2 (during 2: kb.building)
+    WORKSPACE/documents.json      ids of the documents that came from the sources; those that disappear there are deleted
+    WORKSPACE/questions.jsonl     after 3: the made questions that judge the models in 5
+    WORKSPACE/model/              after 3 the start model, after 5 the better one
+    WORKSPACE/adapted/            after 4, until 5 (during 4: adapted.training)
+    WORKSPACE/report.json         after 3; written again after 5 and 6
 """
 
 import logging
@@ -25,26 +25,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypedDict
 
 import numpy as np
 
 from realm import __version__
-from realm.errors import ConflictError, InputError, shortened
-from realm.files import read_json, write_json, write_json_lines
+from realm.errors import InputError, shortened
+from realm.files import write_json, write_json_lines
 from realm.folders import LOCK, one_writer, remove, replace_folder, restore
 from realm.index.versions import IndexConfig, build_index
 from realm.model.folder import Model, copy_model, is_model, load_model, read_manifest
-from realm.progress import duration, progress
+from realm.progress import duration
 from realm.qa.answers import Answer, RankedPassage
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.questions import MadeQuestion, make_questions
-from realm.store.ingest import TABLE, DocumentsChanged, KnowledgeBaseConfig, build
-from realm.store.knowledge_base import KnowledgeBase, changed
+from realm.store.ingest import TABLE
+from realm.store.knowledge_base import KnowledgeBase
 from realm.store.tables import newest_version
-from realm.text.corpus import Document
-from realm.text.readers import ReadingReport, read_documents, stamp
-from realm.text.salient_spans import Tagger, load_tagger
+from realm.text.readers import stamp
 from realm.train import adapt
 from realm.train.loop import OtherSettings
 from realm.workspace import judging
@@ -64,41 +61,18 @@ from realm.workspace.report import (
     up_to_date,
 )
 from realm.workspace.settings import FitConfig
+from realm.workspace.sync import Changes, SourceDocuments, Sync, read_sources
 
 ADAPTED = "adapted"
-DOCUMENTS = "documents.json"
 QUESTIONS = "questions.jsonl"
 ADAPT_AGAIN = 0.25
-"""Share of passages that must be new since the last adaptation before another one is made."""
+"""Adapt again when more than this share of the passages was added or removed since the last adaptation."""
 FACTS = 1000
-"""Largest number of masked facts of held-out passages that models are judged by."""
+"""Largest number of masked facts, from held-out passages, that judge the models."""
 EXAMPLES = 3
 SHORT = 90
-"""Most characters of an example question, where there are such."""
+"""Preferred maximum length of an example question, in characters."""
 _log = logging.getLogger(__name__)
-
-
-class DocumentsJson(TypedDict):
-    """What documents.json holds."""
-
-    documents: list[str]
-
-
-class Read(NamedTuple):
-    """What the sources hold."""
-
-    documents: list[Document]
-    left_out: ReadingReport
-
-
-class Changes(NamedTuple):
-    """What became of the documents in the knowledge base."""
-
-    added: int
-    replaced: int
-    deleted: int
-    passages: int
-    """That came or went."""
 
 
 def fit(
@@ -110,21 +84,22 @@ def fit(
     strict: bool = False,
     config: FitConfig | None = None,
 ) -> Workspace:
-    """Makes a workspace of documents, or brings one up to date -> the workspace, open for questions.
+    """Makes a workspace from documents, or brings one up to date. Returns the workspace, open for questions.
 
         manual = realm.fit(["docs/"], "manual")
         print(manual.answer("how do I reset the device?").text)
 
     Args:
         sources: files, folders, and `package:` corpora.
-        out: the workspace's folder. An interrupted fit goes on; where files came, changed or went, the workspace follows.
-        minutes: how long the adaptation may take (10); 0: the start model answers.
-        start: the model that it starts from (`package:realm-small`).
-        strict: a file that cannot be read is an error, and is not left out.
-        config: all settings; `minutes` and `start` take the place of those in it.
+        out: the folder of the workspace. If it exists, an interrupted fit continues, and the workspace takes up files that
+            were added, changed or removed.
+        minutes: time limit of the adaptation (default 10); 0: no adaptation, the start model answers.
+        start: the start model (default `package:realm-small`).
+        strict: a file that cannot be read is an error; otherwise it is left out.
+        config: all settings; the arguments `minutes` and `start` override the settings of the same names.
 
     Raises:
-        InputError: bad input, in one line.
+        InputError: a source, a setting or the folder cannot be used; the message is one line.
     """
     config = config or FitConfig()
     config = replace(
@@ -138,7 +113,7 @@ def fit(
 
 
 def run(folder: Path, sources: Sequence[str], config: FitConfig, strict: bool = False) -> FitJson:
-    """`fit` without opening the workspace -> its report."""
+    """As `fit`, but returns the report and does not open the workspace."""
     if report := up_to_date(folder, sources, config):
         return report
     sources = source_names(sources)
@@ -146,7 +121,7 @@ def run(folder: Path, sources: Sequence[str], config: FitConfig, strict: bool = 
     stamped = stamp(sources, folder)
     seconds: dict[str, float] = {}
     with _timed("read", seconds):
-        read = _read(folder, sources, config, strict)
+        read = read_sources(folder, sources, config, strict)
     start = load_model(config.start, reader=False)
     folder.mkdir(parents=True, exist_ok=True)
     with one_writer(folder, lambda: _log.info("%s: waiting for another fit to end", folder)):
@@ -154,7 +129,7 @@ def run(folder: Path, sources: Sequence[str], config: FitConfig, strict: bool = 
 
 
 class _Fit:
-    """One call's work on a workspace."""
+    """The steps of one fit."""
 
     def __init__(
         self,
@@ -167,13 +142,13 @@ class _Fit:
         self.folder, self.sources, self.config, self.start = folder, sources, config, start
         self.seconds = seconds
         self.kb_folder, self.model, self.adapted = (folder / name for name in (KB, MODEL, ADAPTED))
-        for one in (self.kb_folder, self.model, self.adapted):
-            restore(one)
+        for part in (self.kb_folder, self.model, self.adapted):
+            restore(part)
         self.before = read_report(folder)
 
-    def run(self, read: Read, stamped: str) -> FitJson:
+    def run(self, read: SourceDocuments, stamped: str) -> FitJson:
         with _timed("build", self.seconds):
-            changes = self._follow(read) if self._has_kb() else self._build(read)
+            changes = Sync(self.folder, self.sources, self.config, self.start).run(read)
         kb = KnowledgeBase.open(self.kb_folder)
         with _timed("index", self.seconds):
             same_start = self._put_start()
@@ -195,100 +170,10 @@ class _Fit:
         self._write(report)
         return report
 
-    # -- knowledge base -------------------------------------------------------------------------------------------
-
-    def _has_kb(self) -> bool:
-        return newest_version(self.kb_folder / TABLE) is not None
-
-    def _build(self, read: Read) -> Changes:
-        config, tokenizer = self._kb_config(), self.start.tokenizer
-        tokenizer.name = self.config.start
-        tagger = load_tagger(config.tagger)
-        total = len(read.documents)
-        try:
-            result = build(self.kb_folder, read.documents, config, tokenizer, tagger, total=total)
-        except DocumentsChanged:
-            _log.info("the documents have changed since the interruption: their reading starts over")
-            remove(self.kb_folder.with_name(f"{KB}.building"))
-            result = build(self.kb_folder, read.documents, config, tokenizer, tagger, total=total)
-        self._keep(read)
-        _log.info(
-            "%s: %s documents, %s passages", self.kb_folder, f"{result.documents:,}", f"{result.passages:,}"
-        )
-        return Changes(result.documents, 0, 0, result.passages)
-
-    def _follow(self, read: Read) -> Changes:
-        """Adds, replaces and deletes what has come, changed and gone since the sources were read last."""
-        kb = KnowledgeBase.open(self.kb_folder)
-        tagger = load_tagger(self.config.tagger)
-        self._check_same(kb, tagger)
-        known = self.folder / DOCUMENTS
-        before = set(read_json(known)["documents"]) if known.is_file() else set()
-        now = {document.id for document in read.documents}
-        self._write_ids(before | now)
-        added = changed(self.kb_folder, lambda kb: kb.add(read.documents, tagger))
-
-        def delete(kb: KnowledgeBase) -> tuple[int, int]:
-            there = {document.id for document in kb.documents()} | kb.merged().keys()
-            gone = sorted((before - now) & there)
-            return len(gone), kb.delete(gone) if gone else 0
-
-        deleted, passages = changed(self.kb_folder, delete)
-        self._keep(read)
-        _log.info(
-            "%s: %d documents added, %d replaced, %d deleted, %s unchanged",
-            self.kb_folder, added.added, added.replaced, deleted, f"{added.unchanged:,}",
-        )  # fmt: skip
-        return Changes(
-            added.added,
-            added.replaced,
-            deleted,
-            added.passages_added + added.passages_removed + passages,
-        )
-
-    def _keep(self, read: Read) -> None:
-        """Keeps what the sources hold beside the knowledge base that now holds it, and the list of what was left out."""
-        self._write_ids({document.id for document in read.documents})
-        for line in read.left_out.keep(self.kb_folder):
-            _log.warning("%s", line)
-
-    def _write_ids(self, ids: set[str]) -> None:
-        listed: DocumentsJson = {"documents": sorted(ids)}
-        write_json(self.folder / DOCUMENTS, listed)
-
-    def _kb_config(self) -> KnowledgeBaseConfig:
-        """How the knowledge base is made, so that it fits the start model."""
-        held_out = min(self.start.held_out).held_out if self.start.held_out else self.config.held_out
-        return KnowledgeBaseConfig(
-            tokenizer=self.config.start,
-            passage_tokens=self.start.lengths.passage,
-            tagger=self.config.tagger,
-            held_out=held_out,
-            sources=tuple(self.sources),
-            max_document_chars=self.config.max_document_chars,
-        )
-
-    def _check_same(self, kb: KnowledgeBase, tagger: Tagger) -> None:
-        """Raises InputError unless the knowledge base is one that this call would have made of such documents."""
-        kb.check_tokenizer(self.start.tokenizer, self.config.start)
-        wanted = replace(self._kb_config(), tagger=tagger.name)
-        for name in ("passage_tokens", "held_out", "tagger"):
-            if getattr(kb.config, name) != getattr(wanted, name):
-                raise ConflictError(
-                    f"{self.folder} was made with {name} = {getattr(kb.config, name)}, and this call has "
-                    f"{getattr(wanted, name)}: repeat the earlier call, or name another folder"
-                )
-        sources = self.before["sources"] if self.before is not None else kb.config.sources
-        if missing := [one for one in sources if one not in self.sources]:
-            raise InputError(
-                f"{self.folder} was made from {', '.join(missing)} too: name all its sources, for documents of others would be "
-                f"deleted; `realm kb add SOURCE... --in {self.folder}` adds documents beside them"
-            )
-
     # -- models ---------------------------------------------------------------------------------------------------
 
     def _put_start(self) -> bool:
-        """Sees to it that a model answers which is the start, or was adapted from it -> whether one did already."""
+        """Puts the start model in place, unless the model there is the start or was adapted from it. Returns whether it was."""
         if is_model(self.model):
             mine, starts = read_manifest(self.model), read_manifest(self.config.start)
             stages = [stage for stage in mine["stages"] if stage["stage"] != "adapt"]
@@ -299,18 +184,18 @@ class _Fit:
         return False
 
     def _is_due(self, done: AdaptationJson | None, passages: int) -> bool:
-        """Whether the start has to be adapted: it never was, for too short a time, or to what is another text by now."""
+        """Whether to adapt: never done yet, done for fewer minutes, or too many passages have changed since."""
         if self.config.minutes == 0:
             return False
         if done is None or self.config.minutes > done["minutes"]:
             return True
         if done["changed"] > ADAPT_AGAIN * passages:
-            _log.info("%s passages have come or gone since the model was adapted", f"{done['changed']:,}")
+            _log.info("%s passages were added or removed since the model was adapted", f"{done['changed']:,}")
             return True
         return False
 
     def _judged(self, report: FitJson, kb: KnowledgeBase, made: Sequence[MadeQuestion]) -> FitJson:
-        """The report with what words, the start and, where it is due, the adapted model find."""
+        """The report, completed with the recall of BM25, of the start and, if adaptation is due, of the adapted model."""
         config, device = self.config, self.config.device
         asked = judging.drawn(made, config.questions)
         write_json_lines(self.folder / QUESTIONS, (question._asdict() for question in asked))
@@ -345,18 +230,16 @@ class _Fit:
             last = read_manifest(self.adapted)["stages"][-1]
             made_of = last.get("kb"), last.get("init"), last.get("minutes")
             if made_of == (kb.fingerprint, self.config.start, config.minutes):
-                return  # a fit was interrupted before it was judged
+                return  # an earlier fit was interrupted between adapting and judging
             remove(self.adapted)
         _log.info(
-            "adapting %s to the documents for at most %g min; Ctrl-C ends it, the same command goes on",
+            "adapting %s to the documents for at most %g min; after Ctrl-C, the same command continues",
             self.config.start, config.minutes,
         )  # fmt: skip
         try:
             adapt.train(kb, self.adapted, config, self.config.start)
         except OtherSettings:
-            _log.info(
-                "an interrupted adaptation was to other documents, or with other settings: starting over"
-            )
+            _log.info("the interrupted adaptation had other documents or settings: starting over")
             remove(self._training)
             adapt.train(kb, self.adapted, config, self.config.start)
 
@@ -365,7 +248,7 @@ class _Fit:
         return self.adapted.with_name(f"{ADAPTED}.training")
 
     def _settle(self, adaptation: AdaptationJson | None) -> None:
-        """Puts the model that the report names in its place; killed before, the next fit does it."""
+        """Puts the model that the report names in place. If the process is killed before, the next fit does so."""
         if adaptation is None:
             return
         if adaptation["kept"] and is_model(self.adapted):
@@ -376,13 +259,15 @@ class _Fit:
         remove(self._training)
 
     def _is_adapted(self) -> bool:
-        """Whether the model that answers is an adapted one."""
+        """Whether the model in place is an adapted one."""
         return any(stage["stage"] == "adapt" for stage in read_manifest(self.model)["stages"])
 
     # -- report ---------------------------------------------------------------------------------------------------
 
-    def _report(self, read: Read, kb: KnowledgeBase, changes: Changes, same_start: bool) -> FitJson:
-        """What is known as soon as the workspace answers: of an earlier adaptation, what came and went since."""
+    def _report(
+        self, read: SourceDocuments, kb: KnowledgeBase, changes: Changes, same_start: bool
+    ) -> FitJson:
+        """The report after step 3; it keeps the tests and the adaptation of an earlier fit with the same start model."""
         before = self.before if same_start else None
         adaptation = before["adaptation"] if before is not None else None
         if adaptation is not None:
@@ -391,7 +276,7 @@ class _Fit:
             "version": __version__,
             "settings": settings_json(self.config),
             "sources": list(self.sources),
-            "stamp": "",  # until all is done
+            "stamp": "",  # set when the fit is complete
             "documents": len(read.documents),
             "passages": len(kb),
             "left_out": dict(read.left_out.reasons.most_common()),
@@ -408,28 +293,18 @@ class _Fit:
 
 
 def _check_folder(folder: Path) -> None:
-    """Raises InputError where something else than a workspace is there."""
+    """Raises InputError if the folder exists and is not a workspace."""
     if not folder.exists():
         return
     if not folder.is_dir():
         raise InputError(f"{folder} is a file: name a folder for the workspace")
     names = {path.name for path in folder.iterdir()} - {LOCK}
     if names and not names & {KB, f"{KB}.building", REPORT}:
-        raise InputError(f"{folder} is there already, and no workspace: name another folder")
-
-
-def _read(folder: Path, sources: Sequence[str], config: FitConfig, strict: bool) -> Read:
-    """The documents of the sources, but for what is in the workspace itself."""
-    left_out = ReadingReport()
-    found = read_documents(sources, config.max_document_chars, None if strict else left_out, folder)
-    documents = list(progress(found, total=None, description="read", unit="document"))
-    if not documents:
-        raise InputError(f"no text in {', '.join(sources)}: nothing to make {folder} from")
-    return Read(documents, left_out)
+        raise InputError(f"{folder} exists and is no workspace: name another folder")
 
 
 def _examples(kb: Path, model: Path, made: Sequence[MadeQuestion], device: str) -> list[ExampleJson]:
-    """A few of the made questions, of different documents, drawn by chance, with what the workspace says."""
+    """Up to `EXAMPLES` of the made questions, drawn at random from different documents, with the best answers."""
     short = [one for one in made if len(one.question) <= SHORT] or list(made)
     drawn = [short[n] for n in np.random.default_rng(0).permutation(len(short))]
     asked = list({one.document_id: one for one in reversed(drawn)}.values())[::-1][:EXAMPLES]
@@ -438,9 +313,9 @@ def _examples(kb: Path, model: Path, made: Sequence[MadeQuestion], device: str) 
     answerer = Answerer.load(str(kb), str(model), AnswerConfig(device=device))
     if answerer.model.span_reader is None:
         return [_example(one, answerer.passages(one.question, 1)[0]) for one in asked]
-    said = answerer.answer_batch([one.question for one in asked])
+    answered = answerer.answer_batch([one.question for one in asked])
     return [
-        _example(one, answers.answers[0], answers.found) for one, answers in zip(asked, said, strict=True)
+        _example(one, answers.answers[0], answers.found) for one, answers in zip(asked, answered, strict=True)
     ]
 
 

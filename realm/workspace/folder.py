@@ -1,8 +1,8 @@
-"""A workspace on disk, open for questions and changes.
+"""An open workspace: questions and changes, from Python.
 
 WORKSPACE/kb/           the knowledge base, with its index
 WORKSPACE/model/        the model that answers
-WORKSPACE/report.json   what the last fit found (`realm.workspace.report`)
+WORKSPACE/report.json   the report of the last fit (`realm.workspace.report`)
 """
 
 import os
@@ -24,28 +24,28 @@ from realm.workspace.report import KB, MODEL, FitJson, read_report
 
 
 class Workspace:
-    """A knowledge base and its model, ready for questions; what other processes change in it is taken up.
+    """A knowledge base and its model, ready for questions. Changes by other processes take effect at the next call.
 
         workspace = realm.load("manual")
         answer = workspace.answer("how do I reset the device?")
         print(answer.text, answer.probability, answer.passage.title)
 
-    Several threads may ask at once.
+    Several threads may use one workspace.
     """
 
     def __init__(self, folder: str | os.PathLike[str], config: AnswerConfig | None = None):
-        """Opens the folder; `config` says how questions are answered.
+        """Opens the folder; `config` holds the settings for answering.
 
         Raises:
-            InputError: it is no workspace, or its parts do not belong together.
+            InputError: the folder is no workspace, or its parts do not belong together.
         """
         self.folder = Path(folder)
         for part in (KB, MODEL):
             restore(self.folder / part)
             if not (self.folder / part).is_dir():
                 raise InputError(
-                    f"{self.folder} is no workspace, it has no folder {part}: `realm fit SOURCE... --out {self.folder}` "
-                    "or `realm.fit` makes one"
+                    f"{self.folder} is no workspace, it has no folder {part}: make one with "
+                    f"`realm fit SOURCE... --out {self.folder}` or `realm.fit`"
                 )
         self._living = LivingKnowledge(
             str(self.folder / KB), str(self.folder / MODEL), config or AnswerConfig()
@@ -56,16 +56,16 @@ class Workspace:
 
     @property
     def report(self) -> FitJson | None:
-        """What the last fit found; none where the fit has not got so far."""
+        """The report of the last fit; None if the workspace has no report yet."""
         return read_report(self.folder)
 
     def answer(self, question: str, *, method: Method | None = None) -> Answer:
         """The best answer to a question, with its passage: `answer.passage.text[answer.start:answer.end] == answer.text`.
 
-        It may be a guess: `answers(question).found` says whether its probability reaches the model's threshold.
+        The answer may be a guess; `answers(question).found` is True if its probability reaches the threshold.
 
         Raises:
-            InputError: the knowledge base has no passage to read, or the model no span reader.
+            InputError: the knowledge base has no passage to read, or the model has no span reader.
         """
         found = self.answers(question, method=method).answers
         if not found:
@@ -73,33 +73,33 @@ class Workspace:
         return found[0]
 
     def answers(self, question: str, *, method: Method | None = None) -> Answers:
-        """The best different answers to a question, and all passages that were read for them."""
+        """The best distinct answers to a question, and all passages that were read."""
         (found,) = self._now().answerer.answer_batch([question], method)
         return found
 
     def retrieve(
         self, question: str, top_k: int = 10, *, method: Method | None = None
     ) -> list[RankedPassage]:
-        """The best passages for a question; `probability` is a passage's share of p(z|x) among them."""
+        """The `top_k` best passages for a question; `probability` is p(z|x), normalised over these passages."""
         return self._now().answerer.passages(question, top_k, method)
 
     def fill(self, sentence: str, target: str | None = None) -> Filled:
-        """The best words for each [MASK] of a sentence, and what each passage did for them, or for the `target`."""
+        """The best words for each [MASK] of a sentence, and the effect of each passage on these words or on the `target`."""
         return self._now().filler.fill(sentence, target)
 
     def add(self, records: Iterable[Mapping[str, Any]]) -> AddResult:
-        """Adds documents `{"title", "text", "id"?}`; one whose id is known takes the place of the old one.
+        """Adds documents `{"title", "text", "id"?}`; a document with a known id replaces the old one.
 
-        Without an id the title is the id. When this returns, the documents are on disk and found.
+        A document without an id gets its title as id. On return, the documents are on disk and searchable.
         """
         return self._living.add(list(documents_of(records)))
 
     def delete(self, ids: Sequence[str] | str) -> int:
-        """Deletes documents by id -> how many passages went with them; all of them, or none where an id is not known."""
+        """Deletes documents by id, and returns the number of removed passages. If one id is unknown, nothing is deleted."""
         return self._living.delete(*([ids] if isinstance(ids, str) else ids))
 
     def documents(self, prefix: str = "") -> list[DocumentEntry]:
-        """The documents whose id or title begins so."""
+        """The documents whose id or title begins with `prefix`."""
         return self._now().kb.documents(prefix=prefix)
 
     def _now(self) -> Snapshot:

@@ -1,11 +1,11 @@
-"""Whether an adapted model finds more than its start, on queries made from the user's own documents.
+"""Compares the retrieval of an adapted model with that of its start model, on queries made from the user's own documents.
 
-Two kinds, both without anybody's labels: masked facts (a name or date hidden in a held-out sentence; found when another
-passage holds it) and made questions (found when a passage holds the answer). Masked facts alone mislead: an embedder that
-follows wording can gain on them and lose on questions. So an adapted model is kept when it is better on one kind and not
-worse on the other.
+There are two kinds of queries, and neither needs labels. A masked fact is a name or date hidden in a held-out sentence; it
+is found when another passage holds it. A made question is found when a passage holds its answer. Masked facts alone mislead:
+an embedder that matches wording can gain on masked facts and lose on questions. So an adapted model is kept if it is better on
+one kind and not worse on the other.
 
-N queries.
+Axis letters: N queries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,52 +28,53 @@ from realm.store.knowledge_base import KnowledgeBase
 from realm.workspace.report import DifferenceJson, Recall, TestJson
 
 LEAST = 20
-"""Queries of a kind; with fewer there is nothing to be seen."""
+"""Smallest number of queries of each kind; fewer cannot show a difference."""
 RANKS = (1, 5, 20)
 AT = 5
-"""Where the two models are compared."""
+"""The two models are compared by recall at this rank."""
 SIGNIFICANT = 0.05
+"""A difference counts if its p is below this."""
 TOLERANCE = 1.0
-"""Points of recall that may be lost by chance without being called worse."""
+"""A loss of at most this many points of recall does not count as worse unless it is significant."""
 Ranks = dict[str, np.ndarray]
-"""By kind of queries: the rank from 1 of the first passage that is right, 0 for none -> [N]."""
+"""Per kind of queries: the rank, from 1, of each query's first positive, 0 for none -> [N]."""
 
 
 class Queries(NamedTuple):
-    """What models are judged by."""
+    """The queries that judge the models."""
 
     facts: list[MaskedQuery]
     questions: list[Question]
 
     @property
     def enough(self) -> bool:
-        """Whether there are enough of both kinds."""
+        """Whether there are at least `LEAST` queries of each kind."""
         return min(len(self.facts), len(self.questions)) >= LEAST
 
     @property
     def too_few(self) -> str:
-        """How many there are, where they are not enough."""
+        """The reason why nothing was adapted, for the report, if there are too few queries."""
         return (
-            f"the documents give {len(self.facts)} masked facts and {len(self.questions)} made questions to judge an "
-            f"adaptation by, and {LEAST} of each are needed, so there was none"
+            f"the documents give {len(self.facts)} masked facts and {len(self.questions)} made questions, and judging an "
+            f"adaptation needs {LEAST} of each; nothing was adapted"
         )
 
     @classmethod
     def draw(
         cls, kb: KnowledgeBase, made: Sequence[MadeQuestion], query_tokens: int, facts: int
     ) -> "Queries":
-        """The questions, and at most so many masked facts, the same for the same knowledge base."""
+        """The questions and at most `facts` masked facts, the same facts in every call on one knowledge base."""
         asked = [Question(one.id, one.question, one.answers) for one in made]
         return cls(held_out_queries(kb, query_tokens - 2, facts), asked)
 
 
 def drawn(made: Sequence[MadeQuestion], most: int) -> list[MadeQuestion]:
-    """At most so many of all questions that were made from a knowledge base, the same for the same ones."""
+    """At most `most` of the made questions, the same in every call with the same questions."""
     return [made[n] for n in sorted(np.random.default_rng(0).permutation(len(made))[:most])]
 
 
 def ranks_by_words(kb: KnowledgeBase, queries: Queries) -> Ranks:
-    """What BM25 finds."""
+    """Ranks by BM25."""
     found: Ranks = {}
     if queries.facts:
         found["masked_facts"] = first_positives_bm25(queries.facts, kb)
@@ -83,7 +84,7 @@ def ranks_by_words(kb: KnowledgeBase, queries: Queries) -> Ranks:
 
 
 def ranks_of(path: str, kb: KnowledgeBase, queries: Queries, device: str, description: str) -> Ranks:
-    """What a model finds that has an index in the knowledge base."""
+    """Ranks by a model that has an index in the knowledge base."""
     model = load_model(path, reader=False).to(choose_device(device))
     index = load_index(kb, model, path).index
     found: Ranks = {}
@@ -103,7 +104,7 @@ def ranks_of(path: str, kb: KnowledgeBase, queries: Queries, device: str, descri
 
 
 def tests_of(words: Ranks, start: Ranks, adapted: Ranks | None) -> dict[str, TestJson]:
-    """What was found, by kind of queries."""
+    """The results for the report, per kind of queries."""
     return {
         name: {
             "n": len(start[name]),
@@ -117,7 +118,7 @@ def tests_of(words: Ranks, start: Ranks, adapted: Ranks | None) -> dict[str, Tes
 
 
 def difference(adapted_N: np.ndarray, start_N: np.ndarray) -> DifferenceJson:
-    """The adapted model less the start on the same queries."""
+    """The adapted model minus the start model, on the same queries."""
     hits = [(ranks >= 1) & (ranks <= AT) for ranks in (adapted_N, start_N)]
     pair, gain = mcnemar(*hits), paired_bootstrap(*(100.0 * hit_N for hit_N in hits))
     return {
@@ -131,7 +132,7 @@ def difference(adapted_N: np.ndarray, start_N: np.ndarray) -> DifferenceJson:
 
 
 def verdict(differences: Mapping[str, DifferenceJson]) -> tuple[bool, str]:
-    """Whether the adapted model is better on one kind of queries and not worse on the other, and why; by name of the kinds."""
+    """Whether to keep the adapted model, and the reason; `differences` has the name of each kind of queries as its key."""
     better = [name for name, d in differences.items() if d["points"] > 0 and d["p"] < SIGNIFICANT]
     worse = [
         name

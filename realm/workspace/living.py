@@ -1,11 +1,11 @@
-"""Knowledge that lives: one snapshot answers while documents come and go, and while new versions appear on disk.
+"""Snapshots of a knowledge base that changes while it answers.
 
-A snapshot is a knowledge base at one version, a model, and an index at one version. It never changes, so whoever began
-with one may end with it. A change makes the next snapshot aside and puts it in the first one's place by one assignment.
-Changes wait for each other (`_changing`); questions wait for none.
+A snapshot is a knowledge base at one version, a model, and an index at one version. A snapshot never changes, so a question
+is answered from one version throughout. A change builds the next snapshot and then replaces the current one with a single
+assignment. Changes run one after another (`_changing`); questions never wait for a change.
 
-An added document is there for good in two commits: its passages, then their vectors. Killed between the two, the next
-start embeds what has no vector. In memory: two snapshots while one takes the place of the other.
+Adding a document takes two commits: its passages, then their vectors. If the process is killed between the two, the next
+start embeds the passages without a vector. Both snapshots are in memory while one replaces the other.
 """
 
 import logging
@@ -38,24 +38,24 @@ from realm.text.salient_spans import Tagger, load_tagger
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _EXAMPLES = 4
-"""Example questions."""
+"""Number of example questions."""
 _DRAWN, _PARTS, _SHORT = 40, 4, 80
-"""Documents that they are made from, passages of each that are looked at, and most characters of a question."""
+"""For example questions: passages drawn to choose documents, passages read per document, longest question in characters."""
 
 
 class Stamp(NamedTuple):
-    """What a snapshot was made from; a different one on disk means that there is news."""
+    """Identifies the files that a snapshot was loaded from. If the stamp on disk differs, there is a newer version."""
 
     model: tuple[int, int]
-    """Inode and time of the model's manifest: a model that is replaced is another file."""
+    """Inode and modification time of the model's manifest, which differ after the model is replaced."""
     table: int
-    """Inode of the passages' folder: a knowledge base that is replaced begins its versions anew."""
+    """Inode of the passages' folder: the versions of a replaced knowledge base start again from 1."""
     passages_version: int
     index_version: int
 
 
 class UnknownDocument(InputError):
-    """No document of that id."""
+    """There is no document with the given id."""
 
 
 class Snapshot:
@@ -63,7 +63,9 @@ class Snapshot:
 
     def __init__(self, answerer: Answerer, stamp: Stamp):
         self.answerer, self.stamp = answerer, stamp
-        self.index_folder = index_folder(answerer.kb, answerer.model)  # here once: it hashes the weights
+        self.index_folder = index_folder(
+            answerer.kb, answerer.model
+        )  # computed once, because it hashes the weights
         self.filler = Filler(answerer.kb, answerer.model, answerer.version, answerer.config)
 
     @property
@@ -75,7 +77,7 @@ class Snapshot:
         return len(np.unique(self.kb.document_keys_N))
 
     def number_of(self, passage: str) -> int | None:
-        """The number of the passage with this id."""
+        """The number of the passage with this id; None if there is none."""
         try:
             key = np.array([int(passage, 16)], dtype=np.uint64)
         except (ValueError, OverflowError):
@@ -84,12 +86,12 @@ class Snapshot:
         return int(numbers[0]) if known[0] else None
 
     def passages_of(self, document: str) -> list[Passage]:
-        """The passages of the document with this id; none where there is no such document."""
+        """The passages of the document with this id; an empty list if there is no such document."""
         return self.kb.passages(np.flatnonzero(self.kb.document_keys_N == np.uint64(key_of(document))))
 
     @cached_property
     def examples(self) -> list[str]:
-        """A few questions that the documents answer, made by rules from some of them; none where the rules find none."""
+        """A few questions made by rules from some of the documents; an empty list if the rules find none."""
         draw = np.random.default_rng(0)
         drawn = self.kb.passages(np.unique(draw.integers(len(self.kb), size=_DRAWN))) if len(self.kb) else []
         parts = [part for id in {one.document_id for one in drawn} for part in self.passages_of(id)[:_PARTS]]
@@ -103,7 +105,7 @@ class Snapshot:
 
 
 class LivingKnowledge:
-    """The newest snapshot, and the changes that make the next one."""
+    """The current snapshot, and the changes that replace it."""
 
     def __init__(
         self,
@@ -112,18 +114,18 @@ class LivingKnowledge:
         config: AnswerConfig,
         tagger: Callable[[str], Tagger] = load_tagger,
     ):
-        """Raises InputError where the parts do not belong together, or the index is missing."""
+        """Raises InputError if the parts do not belong together, or the index is missing."""
         self.folder, self.model = Path(kb), model
         self._manifest = model_path(model) / MANIFEST
         self.problem: str | None = None
-        """Why the newest version on disk is not the one in use."""
+        """Why the newest version on disk is not in use; None if it is."""
         self._config, self._tagger_of = config, tagger
         self._changing = threading.Lock()
         self._tagger: tuple[str, Tagger] | None = None
         self.current = self._load(None)
 
     def refresh(self) -> bool:
-        """Takes up what is new on disk -> whether anything was; what cannot be used leaves the old snapshot in place."""
+        """Loads a newer version from disk; returns whether there was one. If loading fails, the old snapshot stays."""
         if self._stamp_on_disk() == self.current.stamp:
             self.problem = None
             return False
@@ -132,25 +134,27 @@ class LivingKnowledge:
                 self._move_on()
         except (RealmError, OSError) as error:
             if str(error) != self.problem:
-                _log.warning("the old version stays in use: %s", error)
+                _log.warning(
+                    "the newer version on disk cannot be loaded, the old version stays in use: %s", error
+                )
             self.problem = str(error)
             return False
         return True
 
     def add(self, documents: Sequence[Document]) -> AddResult:
-        """Adds or replaces documents; when this returns, they are embedded, searchable, and on disk.
+        """Adds or replaces documents. On return, they are embedded, searchable, and on disk.
 
         Raises:
-            InputError: two of the documents have one id and different texts.
-            ChangedMeanwhile: other processes did not stop changing the knowledge base.
+            InputError: two of the documents have the same id and different texts.
+            ChangedMeanwhile: other processes kept changing the knowledge base.
         """
         return self._change(lambda kb: kb.add(documents, self._tagger_for(kb)))
 
     def delete(self, *documents: str) -> int:
-        """Deletes documents by id, all in one commit -> how many passages went with them.
+        """Deletes documents by id in one commit, and returns the number of removed passages.
 
         Raises:
-            UnknownDocument: there is none of one of these ids; then all stay.
+            UnknownDocument: one of the ids is unknown; nothing is deleted.
             ChangedMeanwhile: as in `add`.
         """
 
@@ -164,21 +168,21 @@ class LivingKnowledge:
         return self._change(delete)
 
     def get_ready_to_write(self) -> None:
-        """Loads the tagger. Raises InputError where it is not here, which the first writer would hear of otherwise."""
+        """Loads the tagger now, so that a missing tagger is an InputError at the start and not at the first change."""
         self._tagger_for(self.current.kb)
 
     @property
     def method(self) -> Method:
-        """What ranks passages where nobody names a method."""
+        """The default method that ranks passages."""
         return self.current.answerer.method
 
     def read_words(self) -> None:
-        """Sees to it that passages can be ranked by words."""
+        """Loads or builds the BM25 index."""
         with self._changing:
             _ = self.current.answerer.retriever.words
 
     def versions(self, most: int = 20) -> dict[str, list[tuple[int, str]]]:
-        """Versions of the passages and of the index that are on disk, with their dates, newest first."""
+        """The versions of the passages and of the index on disk, with dates, newest first."""
         index = self.current.index_folder / vectors.TABLE
         return {"knowledge": history(self.folder / TABLE, most), "index": history(index, most)}
 
@@ -189,7 +193,7 @@ class LivingKnowledge:
             return result
 
     def _move_on(self) -> None:
-        """The next snapshot takes the place of the current one; it can rank by words if that one could."""
+        """Replaces the current snapshot by the next one, with a BM25 index if the current one has it."""
         snapshot = self._load(self.current)
         if self.current.answerer.retriever.has_words:
             _ = snapshot.answerer.retriever.words
@@ -206,7 +210,7 @@ class LivingKnowledge:
                 take_reader(model, self._config.reader)
         kb.check_tokenizer(model.tokenizer, self.model)
         version = load_index(kb, model, self.model, self._config.mapped_index)
-        version.index.prepare()  # here, where no question waits
+        version.index.prepare()  # now, while no question waits for it
         stamp = Stamp(model_file, table, int(kb.table.version), version.number)
         return Snapshot(Answerer(kb, model, version, self._config), stamp)
 
@@ -219,7 +223,7 @@ class LivingKnowledge:
         )
 
     def _tagger_for(self, kb: KnowledgeBase) -> Tagger:
-        """The one that the knowledge base was built with, loaded once."""
+        """The tagger that the knowledge base was built with, loaded once."""
         name = kb.config.later_tagger
         if self._tagger is None or self._tagger[0] != name:
             self._tagger = (name, self._tagger_of(name))
@@ -227,7 +231,7 @@ class LivingKnowledge:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Inode and time of a file or folder; zeros while there is none."""
+    """Inode and modification time of a file or folder; zeros if it does not exist."""
     try:
         found = os.stat(path)
     except OSError:

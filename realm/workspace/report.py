@@ -1,6 +1,6 @@
-"""What a fit found, as it is kept in WORKSPACE/report.json; and whether anything is left to do. Without torch.
+"""WORKSPACE/report.json: its content, its text for a terminal, and whether a fit has anything left to do. Without torch.
 
-Recall is in percent of queries whose passage is among the first 1, 5 and 20.
+Recall is the percentage of queries with a positive among the top 1, 5 and 20 passages.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ Recall = TypedDict("Recall", {"1": float, "5": float, "20": float})
 
 
 class DifferenceJson(TypedDict):
-    """The adapted model less the start, in points of recall at 5: 95 % interval, McNemar's counts and p."""
+    """Recall at 5 of the adapted model minus that of the start: points, 95 % interval, and McNemar's counts and p."""
 
     points: float
     low: float
@@ -34,72 +34,73 @@ class DifferenceJson(TypedDict):
 
 
 class TestJson(TypedDict):
-    """One kind of queries, made from the documents: what words and models find of them."""
+    """Recall of BM25, the start and the adapted model on one kind of queries."""
 
     n: int
     bm25: Recall
     start: Recall
     adapted: Recall | None
-    """None where nothing was adapted."""
+    """None if nothing was adapted."""
     difference: DifferenceJson | None
 
 
 class AdaptationJson(TypedDict):
-    """What became of the adaptation."""
+    """The last adaptation and its outcome."""
 
     minutes: float
-    """What it was given."""
+    """Time limit."""
     kept: bool
-    """Whether the adapted model answers; else the start does."""
+    """True: the adapted model answers; False: the start model does."""
     why: str
+    """Reason for `kept`."""
     changed: int
-    """Passages that came or went since."""
+    """Passages added or removed since then."""
 
 
 class ExampleJson(TypedDict):
-    """A question made from the documents, and what the workspace says."""
+    """A question made from the documents, and the answer of the workspace."""
 
     question: str
     expected: str
-    """What the question was made to ask for."""
+    """The answer that the question was made for."""
     answer: str | None
-    """None where the model has no span reader."""
+    """None if the model has no span reader."""
     probability: float | None
     found: bool | None
-    """Whether it reaches the threshold; below, it is a guess."""
+    """Whether `probability` reaches the threshold; an answer below the threshold is a guess."""
     title: str
     evidence: str
-    """The part of the passage around the answer, which stands in [[ ]]."""
+    """The part of the passage around the answer, with the answer in [[ ]]."""
 
 
 class FitJson(TypedDict):
-    """What report.json holds, and `realm fit --json` prints."""
+    """The content of report.json and the output of `realm fit --json`."""
 
     version: str
-    """Of realm."""
+    """Version of realm that made the workspace."""
     settings: dict[str, Any]
-    """As in `FitConfig`."""
+    """The fields of `FitConfig`."""
     sources: list[str]
     stamp: str
-    """Of the sources' files, when they were read last."""
+    """Digest of the names, sizes and times of the sources' files when they were last read; empty until the fit is complete."""
     documents: int
     passages: int
     left_out: dict[str, int]
-    """How many files, lines and rows, by reason."""
+    """Number of files, lines and rows that were not read, per reason."""
     kb_version: int
-    """Of the passages, when the fit ended."""
+    """Version of the passages at the end of the fit; 0 until then."""
     seconds: dict[str, float]
-    """By stage, of the last run."""
+    """Duration of each step of the last run."""
     tests: dict[str, TestJson]
-    """By kind; none where too few queries can be made."""
+    """Per kind of queries; empty if no queries can be made."""
     adaptation: AdaptationJson | None
-    """None where none was asked for yet."""
+    """None if no fit has asked for an adaptation yet."""
     examples: NotRequired[list[ExampleJson]]
-    """There when the fit is complete."""
+    """Present when the fit is complete."""
 
 
 def read_report(workspace: Path) -> FitJson | None:
-    """What the last fit wrote; none before the workspace answers."""
+    """The report of the last fit; None if the workspace has no report yet."""
     if not (workspace / REPORT).is_file():
         return None
     found: FitJson = read_json(workspace / REPORT)
@@ -107,17 +108,17 @@ def read_report(workspace: Path) -> FitJson | None:
 
 
 def source_names(sources: Sequence[str]) -> list[str]:
-    """The sources as they are kept: "docs/" is "docs"."""
+    """The sources as the report stores them, with paths normalised: "docs/" becomes "docs"."""
     return [one if one.startswith("package:") else os.path.normpath(one) for one in sources]
 
 
 def settings_json(config: FitConfig) -> dict[str, Any]:
-    """The settings as they are kept."""
+    """The settings as the report stores them."""
     return dataclasses.asdict(config)
 
 
 def up_to_date(workspace: Path, sources: Sequence[str], config: FitConfig) -> FitJson | None:
-    """The report of a workspace where a fit would change nothing: no file, no setting, no passage is another since then."""
+    """The report, if no file, setting or passage has changed since it was written; else None, and a fit has work to do."""
     report = read_report(workspace)
     if report is None or "examples" not in report:
         return None
@@ -135,21 +136,21 @@ def up_to_date(workspace: Path, sources: Sequence[str], config: FitConfig) -> Fi
 
 
 def lines(report: FitJson) -> list[str]:
-    """The report as a table, what became of the adaptation, and the examples."""
-    told: list[str] = []
+    """The report for a terminal: a table of recall, the outcome of the adaptation, and the examples."""
+    text: list[str] = []
     if report["tests"]:
-        told += [*_table(report["tests"]), ""]
+        text += [*_table(report["tests"]), ""]
     if report["adaptation"] is not None:
-        told += [*_differences(report["tests"]), *_verdict(report["adaptation"]), ""]
+        text += [*_differences(report["tests"]), *_verdict(report["adaptation"]), ""]
     for example in report.get("examples", []):
-        told += _example(example)
-    return told[:-1] if told and not told[-1] else told
+        text += _example(example)
+    return text[:-1] if text and not text[-1] else text
 
 
 def _table(tests: dict[str, TestJson]) -> list[str]:
-    """Recall: a row for words and each model, a group of columns for each kind of queries."""
+    """Recall as a table: a row for BM25 and for each model, a group of columns for each kind of queries."""
     heads = [f"{test['n']:,} {TESTS[name]}" for name, test in tests.items()]
-    rows = [["", *heads], ["% found in the first", *[f"{1:>7}{5:>7}{20:>7}" for _ in tests]]]
+    rows = [["", *heads], ["% found in the top", *[f"{1:>7}{5:>7}{20:>7}" for _ in tests]]]
     for key, label in (("bm25", "BM25 (words)"), ("start", "start"), ("adapted", "adapted")):
         found: list[Any] = [test[key] for test in tests.values()]  # type: ignore[literal-required]
         if None not in found:
@@ -163,7 +164,7 @@ def _table(tests: dict[str, TestJson]) -> list[str]:
 
 def _differences(tests: dict[str, TestJson]) -> list[str]:
     return [
-        f"adapted less start, {TESTS[name]}: {d['points']:+.1f} points in the first 5 "
+        f"adapted minus start, {TESTS[name]}: {d['points']:+.1f} points in the top 5 "
         f"(95% interval {d['low']:+.1f} to {d['high']:+.1f}; p {_p(d['p'])})"
         for name, test in tests.items()
         if (d := test["difference"]) is not None
@@ -171,20 +172,20 @@ def _differences(tests: dict[str, TestJson]) -> list[str]:
 
 
 def _verdict(adaptation: AdaptationJson) -> list[str]:
-    told = [f"the {'adapted model' if adaptation['kept'] else 'start'} answers: {adaptation['why']}"]
+    text = [f"the {'adapted model' if adaptation['kept'] else 'start'} answers: {adaptation['why']}"]
     if adaptation["changed"]:
-        told.append(f"({adaptation['changed']:,} passages have come or gone since this was measured)")
-    return told
+        text.append(f"({adaptation['changed']:,} passages were added or removed since this was measured)")
+    return text
 
 
 def _example(example: ExampleJson) -> list[str]:
-    said = "(the model has no span reader: passages only)"
+    answer = "(the model has no span reader: passages only)"
     if example["answer"] is not None:
         guess = "" if example["found"] else "a guess, "
-        said = f"{example['answer']}   ({guess}probability {example['probability']:.2f})"
+        answer = f"{example['answer']}   ({guess}probability {example['probability']:.2f})"
     return [
         f"Q  {example['question']}   (made from: {example['expected']})",
-        f"A  {said}",
+        f"A  {answer}",
         f"   {example['title']}: {example['evidence']}",
         "",
     ]

@@ -5,21 +5,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FitConfig:
-    """How documents become a workspace."""
+    """Settings of a fit."""
 
     start: str = "package:realm-small"
-    """The model that answers at first, and that is adapted: a folder, package:NAME or hf:OWNER/NAME."""
+    """The start model, which answers first and is then adapted: a folder, package:NAME or hf:OWNER/NAME."""
     minutes: float = 10.0
-    """How long the adaptation to the documents may take; 0: there is none."""
+    """Time limit of the adaptation to the documents; 0: no adaptation."""
     tagger: str = "spacy:en_core_web_sm"
-    """What finds sentences, names and dates: spacy:MODEL, hf:MODEL, or rules (dates only)."""
+    """Tagger that finds sentences, names and dates: spacy:MODEL, hf:MODEL, or rules (dates only)."""
     held_out: float = 0.1
-    """Share of passages that the adaptation does not learn from, for it to be judged by; a start that was trained with another
-    share decides."""
+    """Share of passages that the adaptation does not train on; they judge it. If the start model was trained with another
+    share, that share is used."""
     max_document_chars: int = 1_000_000
-    """Longest document that is read; a longer one is most often a mistake."""
+    """Longest document that is read, in characters; a longer one is most often a mistake."""
     questions: int = 500
-    """Most questions made from the documents that models are judged by."""
+    """Largest number of questions, made from the documents, that judge the models."""
     device: str = "auto"
     """"auto": a GPU when there is one, else the CPU; or any torch device."""
 

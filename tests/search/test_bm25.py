@@ -17,7 +17,7 @@ TEXTS = [
 
 
 def plain_bm25(question: str, k1: float = 1.5, b: float = 0.75) -> list[float]:
-    """Lucene's BM25, by the formula."""
+    """Lucene's BM25 scores, from the formula."""
     words = [
         [w for w in re.findall(r"\w+", f"{title} {text}".lower().replace("ë", "e")) if w not in STOP_WORDS]
         for title, text in zip(TITLES, TEXTS, strict=True)
@@ -46,7 +46,7 @@ def test_scores_equal_the_formula(question: str) -> None:
     assert ranking.score_BK[0, : len(order)] == pytest.approx([expected[n] for n in order], rel=1e-5)
 
 
-def test_other_constants_are_honoured() -> None:
+def test_other_constants_give_the_scores_of_the_formula() -> None:
     ranking = Bm25Index(TITLES, TEXTS, k1=0.9, b=0.4).search(["nile river"], k=1)
     assert ranking.score_BK[0, 0] == pytest.approx(max(plain_bm25("nile river", 0.9, 0.4)), rel=1e-5)
 

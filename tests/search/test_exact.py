@@ -35,7 +35,7 @@ KINDS = "gaussian falling repeated alike huge tiny outlier zero ordered".split()
 
 
 def made(kind: str, count: int, dim: int, draw: np.random.Generator) -> np.ndarray:
-    """Vectors [count, dim] float16 of a kind that could mislead a search."""
+    """Vectors [count, dim] float16 of a kind that an inexact search would get wrong."""
     vectors = draw.standard_normal((count, dim))
     if kind == "falling":
         vectors *= np.arange(1, dim + 1) ** -1.0
@@ -57,7 +57,7 @@ def made(kind: str, count: int, dim: int, draw: np.random.Generator) -> np.ndarr
 
 
 def assert_exact(index: MipsIndex, vectors: np.ndarray, query: np.ndarray, k: int) -> None:
-    """The best by products in 64 bits, up to what float32 rounds; equal scores in any order."""
+    """Asserts that the hits are the best by float64 products, up to float32 rounding; equal scores in any order."""
     hits = index.search(torch.from_numpy(query), k)
     truth = query.astype(np.float64) @ vectors.astype(np.float64).T
     k = min(k, len(vectors))
@@ -128,7 +128,7 @@ def test_the_prefilter_leaves_few_passages_to_be_scored(monkeypatch):
     assert 160 <= sum(scored) < 20_000 * 16 / 50
 
 
-def test_search_gives_no_more_than_the_index_has(vectors):
+def test_search_returns_at_most_as_many_hits_as_passages(vectors):
     assert MipsIndex(vectors).search(torch.ones(1, 8), 80).number_BK.shape == (1, 50)
 
 
@@ -158,7 +158,7 @@ def test_int8_vectors_are_made_after_the_first_few_queries():
 
 @pytest.mark.parametrize("without", [[], ["FEW_SCORES"], ["FEW_SCORES", "FLOAT32_NUMBERS"]])
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
-def test_vectors_and_queries_that_are_no_numbers_spoil_nothing_but_themselves(broken, without, monkeypatch):
+def test_nan_and_inf_in_a_vector_or_query_change_no_other_score(broken, without, monkeypatch):
     for name in without:
         monkeypatch.setattr(mips, name, 0)
     draw = np.random.default_rng(5)
@@ -180,7 +180,7 @@ def test_vectors_and_queries_that_are_no_numbers_spoil_nothing_but_themselves(br
         assert [n for n in row if n != 4_999][:4] == numbers[:4]
 
 
-def test_nothing_is_found_where_nothing_is_asked_for(vectors):
+def test_search_for_zero_hits_returns_empty_rows(vectors):
     assert MipsIndex(vectors).search(torch.ones(2, 8), 0).number_BK.shape == (2, 0)
 
 

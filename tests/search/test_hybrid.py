@@ -1,4 +1,4 @@
-"""Dense and BM25 scores in one ranking."""
+"""Fusion of dense and BM25 scores."""
 
 from statistics import pstdev
 
@@ -33,7 +33,7 @@ def test_fusion_equals_the_formula(both: list[tuple[int, int]]) -> None:
 
 
 @given(both_scores, st.sampled_from([0.25, 4.0, 1024.0]), st.integers(-50, 50))
-def test_neither_the_scale_nor_the_offset_of_a_side_changes_the_ranking(
+def test_neither_scale_nor_offset_of_the_scores_changes_the_ranking(
     both: list[tuple[int, int]], factor: float, offset: int
 ) -> None:
     plain = scored(both)
@@ -47,7 +47,7 @@ def test_neither_the_scale_nor_the_offset_of_a_side_changes_the_ranking(
     assert ranked == pytest.approx(sorted(ranked, reverse=True), abs=1e-6)
 
 
-def test_a_side_that_tells_nothing_apart_leaves_the_other_sides_ranking() -> None:
+def test_equal_scores_of_one_method_leave_the_ranking_of_the_other() -> None:
     for dense, bm25 in (([1.0, 3.0, 2.0], [0.0] * 3), ([0.7] * 3, [1.0, 3.0, 2.0])):
         assert fuse(scored(list(zip(dense, bm25, strict=True))))[1].tolist() == [11, 12, 10]
 
@@ -59,7 +59,7 @@ def test_equal_sums_are_ranked_by_their_dense_scores_then_by_number() -> None:
     assert fuse(Scored(*(np.zeros(0) for _ in range(3))))[1].tolist() == []
 
 
-def test_sides_that_fail_on_different_queries_are_better_together_than_either_alone() -> None:
+def test_fusing_methods_that_fail_on_different_queries_beats_either_method() -> None:
     draw, right = np.random.default_rng(0), 0
     found = {"dense": 0, "bm25": 0, "hybrid": 0}
     for query in range(400):

@@ -11,7 +11,7 @@ pytestmark = needs_int8
 
 
 def approximate_scores(vectors: Int8Vectors, query: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Int8 scores as inner products, and the bound of their error."""
+    """Int8 scores in units of inner products, and the bound of their error."""
     quantized = QuantizedQueries(vectors, query)
     whole = quantized.int8_BD.numpy().astype(np.int64) @ vectors.int8_ND.numpy().astype(np.int64).T
     return whole * quantized.unit_B[:, None], (quantized.error_B * quantized.unit_B)[:, None]

@@ -1,4 +1,4 @@
-"""What can be among the best, against sorting everything."""
+"""The threshold for the best scores, compared with sorting all scores."""
 
 import numpy as np
 import pytest
@@ -18,8 +18,8 @@ from realm.search.ranking import GROUP, above_threshold, scratch_buffer
     with_floor=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_nothing_that_is_among_the_best_is_left_out(queries, groups, k, kind, slack, with_floor, seed):
-    """With a score that is off by up to `slack`, and with what is known of others, too."""
+def test_no_score_among_the_best_is_left_out(queries, groups, k, kind, slack, with_floor, seed):
+    """Also with scores that are off by up to `slack`, and with a known lower bound per query."""
     draw = np.random.default_rng(seed)
     true = draw.normal(size=(queries, GROUP * groups)) * 1000
     if kind == "few values":
@@ -43,18 +43,18 @@ def test_nothing_that_is_among_the_best_is_left_out(queries, groups, k, kind, sl
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
-def test_scores_that_are_no_numbers_are_left_to_others(broken):
+def test_scores_that_are_not_finite_give_none(broken):
     scores = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 40 * GROUP)).astype(np.float32))
     assert above_threshold(scores, 5, None, 0.0) is not None
     scores[1, 7] = broken
     assert above_threshold(scores, 5, None, 0.0) is None
 
 
-def test_scores_that_are_all_alike_are_left_to_others():
+def test_equal_scores_give_none():
     assert above_threshold(torch.ones(2, 40 * GROUP, dtype=torch.int32), 5, None, 0.0) is None
 
 
-def test_room_is_used_again_and_grows():
+def test_scratch_buffer_is_reused_and_grows():
     small = scratch_buffer("test", 3, 4, torch.float32)
     assert scratch_buffer("test", 2, 6, torch.float32).data_ptr() == small.data_ptr()
     assert scratch_buffer("test", 5, 4, torch.float32).shape == (5, 4)

@@ -1,4 +1,4 @@
-"""The BM25 index of a knowledge base on disk: used while it is of these passages and sound, made anew where it is not."""
+"""The stored BM25 index: used while it is intact and of the same passages, else built again."""
 
 import shutil
 from pathlib import Path
@@ -18,7 +18,7 @@ ASKED = ["on which river lies Arden?", "zzz", "Bexley founded"]
 
 @pytest.fixture
 def kb(tiny_kb, tmp_path) -> KnowledgeBase:
-    """A knowledge base whose words nobody has asked for."""
+    """A knowledge base without a stored BM25 index."""
     shutil.copytree(tiny_kb.folder, tmp_path / "kb", ignore=shutil.ignore_patterns(WORDS))
     return KnowledgeBase.open(tmp_path / "kb")
 
@@ -91,5 +91,5 @@ def test_a_folder_that_cannot_be_written_costs_only_the_copy_on_disk(kb) -> None
 def test_passages_without_words_leave_nothing_on_disk(kb, monkeypatch) -> None:
     monkeypatch.setattr(KnowledgeBase, "titles", [""])
     monkeypatch.setattr(KnowledgeBase, "texts", lambda self: ["..."])
-    assert not words_of(kb).knows_words
+    assert not words_of(kb).has_words
     assert not (kb.folder / WORDS).exists()

@@ -1,4 +1,4 @@
-"""What tests of workspaces share: the towns as a workspace, and as files that one is made of."""
+"""Fixtures of the workspace tests: the towns as a workspace, and as the files that a workspace is made from."""
 
 import re
 import shutil
@@ -15,6 +15,7 @@ from realm.text.corpus import Annotations, Span
 from realm.train.adapt import AdaptConfig
 from realm.workspace import fit as fit_module
 from realm.workspace import judging, living
+from realm.workspace import sync as sync_module
 from realm.workspace.report import FitJson
 from realm.workspace.settings import FitConfig
 from tests.conftest import tiny_documents
@@ -24,7 +25,7 @@ from tests.store.tiny import TinyTagger
 __all__ = ["qa_folder"]
 
 PARTS = {".lock", "kb", "model", "documents.json", "questions.jsonl", "report.json"}
-"""What is in the folder of a workspace whose fit is complete."""
+"""Names in the folder of a workspace after a complete fit."""
 YEARS = (1492, 1600, 1707, 1848)
 Fit = Callable[..., FitJson]
 
@@ -44,7 +45,7 @@ class Tagger:
 
 @pytest.fixture
 def towns(tiny_kb, qa_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a workspace, to be changed."""
+    """The folder of a workspace that the test may change."""
     monkeypatch.setattr(living.LivingKnowledge.__init__, "__defaults__", (lambda name: TinyTagger(),))
     shutil.copytree(tiny_kb.folder, tmp_path / "towns" / "kb")
     shutil.copytree(qa_folder, tmp_path / "towns" / "model")
@@ -67,9 +68,9 @@ def write_docs(folder: Path) -> None:
 
 
 def made_small(patch: pytest.MonkeyPatch) -> None:
-    """A fit's tagger is the tests' own, its adaptation takes two steps, and few queries are enough to judge it."""
+    """Makes fits small: a tiny tagger, two steps of adaptation, and one query is enough to judge."""
     patch.setattr(living.LivingKnowledge.__init__, "__defaults__", (lambda name: Tagger(),))
-    patch.setattr(fit_module, "load_tagger", lambda name, processes=0: Tagger(name))
+    patch.setattr(sync_module, "load_tagger", lambda name, processes=0: Tagger(name))
     patch.setattr(judging, "LEAST", 1)
     few = {"steps": 2, "rounds": 1, "sentences": 16, "batch_size": 4, "checkpoint_seconds": 0, "log_every": 1}
     patch.setattr(fit_module.adapt, "AdaptConfig", partial(AdaptConfig, **few))
@@ -77,13 +78,13 @@ def made_small(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def config(qa_folder: Path) -> FitConfig:
-    """Settings of a fit of the towns."""
+    """Settings for a fit of the towns."""
     return FitConfig(start=str(qa_folder), tagger="tiny", held_out=0.3, device="cpu")
 
 
 @pytest.fixture(scope="session")
 def fitted(config: FitConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with docs/ and the workspace made of it, towns/; only to be read."""
+    """A folder with docs/ and the workspace made from it, towns/; read-only for tests."""
     home = tmp_path_factory.mktemp("fitted")
     with pytest.MonkeyPatch.context() as patch:
         made_small(patch)
@@ -95,7 +96,7 @@ def fitted(config: FitConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fits are small."""
+    """Makes fits small, as `made_small` does."""
     made_small(monkeypatch)
 
 
@@ -109,7 +110,7 @@ def fresh(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An adaptation changes nothing but the model's record, and every query is found at rank 1."""
+    """Replaces adaptation by a copy with a new training record, and judging by rank 1 for every query."""
 
     def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
         model = load_model(init)

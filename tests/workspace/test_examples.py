@@ -1,4 +1,4 @@
-"""The programs of examples/ run as they are."""
+"""Runs the programs of examples/ unchanged."""
 
 import runpy
 from dataclasses import fields

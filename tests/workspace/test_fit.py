@@ -1,4 +1,4 @@
-"""From files to a workspace: what it holds, that it follows its files, and that it goes on wherever it was ended."""
+"""A fit: the parts of the workspace, updates after file changes, and continuing after any interruption."""
 
 import json
 import logging
@@ -23,6 +23,7 @@ from realm.store.knowledge_base import KnowledgeBase, build
 from realm.train import loop
 from realm.workspace import fit as fit_module
 from realm.workspace import judging
+from realm.workspace import sync as sync_module
 from realm.workspace.fit import run
 from realm.workspace.report import FitJson, lines
 from realm.workspace.settings import FitConfig
@@ -51,7 +52,7 @@ def test_a_workspace_holds_its_parts_and_a_report_of_its_type(fitted: Path) -> N
     assert {path.name for path in workspace.iterdir()} == PARTS
     report = saved(workspace)
     assert_holds(FitJson, report)
-    assert_holds(fit_module.DocumentsJson, json.loads((workspace / "documents.json").read_text()))
+    assert_holds(sync_module.DocumentsJson, json.loads((workspace / "documents.json").read_text()))
     assert report["documents"] == len(TOWNS) and report["left_out"] == {
         "empty": 1,
         "of a type that is not read": 1,
@@ -92,7 +93,7 @@ def test_a_workspace_answers_with_the_model_that_it_was_judged_with(home: Path) 
     assert opened.report == saved()
 
 
-def test_the_report_is_told_as_a_table_with_the_verdict_and_three_questions(fitted: Path) -> None:
+def test_the_report_prints_a_table_the_verdict_and_three_questions(fitted: Path) -> None:
     told = lines(saved(fitted / "towns"))
     rows = [line.split()[0] for line in told[2:5]]
     assert rows == ["BM25", "start", "adapted"]
@@ -100,7 +101,7 @@ def test_the_report_is_told_as_a_table_with_the_verdict_and_three_questions(fitt
     assert any("answers: " in line for line in told)
 
 
-def test_the_workspace_answers_before_it_is_adapted_and_says_how(
+def test_the_workspace_answers_before_it_is_adapted_and_logs_the_command(
     fresh: Path, config: FitConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "realm")
@@ -133,7 +134,7 @@ def test_a_fit_of_what_has_not_changed_does_nothing_and_needs_no_torch(home: Pat
 
 
 @pytest.mark.usefixtures("light")
-def test_a_workspace_follows_its_files(
+def test_a_fit_adds_replaces_and_deletes_what_changed_in_the_files(
     home: Path, config: FitConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     opened = realm.load(WS)
@@ -150,13 +151,13 @@ def test_a_workspace_follows_its_files(
     assert {"docs/Oakham.txt", "docs/north/Corvo.txt", "Note"} <= {
         document.id for document in opened.documents()
     }
-    build(tmp_path / "anew", fit_module._read(WS, ["docs"], config, False).documents,
+    build(tmp_path / "anew", fit_module.read_sources(WS, ["docs"], config, False).documents,
           KnowledgeBase.open(WS / "kb").config, load_model(WS / "model").tokenizer, Tagger())  # fmt: skip
     anew = {(p.document_id, p.text) for p in KnowledgeBase.open(tmp_path / "anew")}
     assert content(WS) == anew | {("Note", "A note of the user's own.")}
     assert KnowledgeBase.open(WS / "kb").verify() == [] == KnowledgeBase.open(WS / "kb").lagging()
     assert report["tests"] == before["tests"]
-    assert report["adaptation"]["changed"] > 0 and "have come or gone since" in "\n".join(lines(report))
+    assert report["adaptation"]["changed"] > 0 and "were added or removed since" in "\n".join(lines(report))
     assert opened.delete("Note") == 1
     assert run(WS, ["docs"], config)["documents"] == len(TOWNS)
     assert content(WS) == anew
@@ -216,9 +217,9 @@ def test_the_better_model_answers_and_stays_until_a_later_one_is_judged(
 
 
 STAGES = {
-    "read": (fit_module, "_read"),
-    "build": (fit_module, "build"),
-    "keep": (fit_module._Fit, "_keep"),
+    "read": (fit_module, "read_sources"),
+    "build": (sync_module, "build"),
+    "keep": (sync_module.Sync, "_keep"),
     "copy": (fit_module, "copy_model"),
     "index": (fit_module, "build_index"),
     "report": (fit_module._Fit, "_write"),
@@ -231,7 +232,7 @@ STAGES = {
 
 
 def interrupt(stage: str, after: bool, config: FitConfig) -> None:
-    """Begins a fit, and ends it before or after one of its stages."""
+    """Runs a fit and interrupts it before or after one of its stages."""
     where, name = STAGES[stage]
     whole = getattr(where, name)
 
@@ -247,14 +248,14 @@ def interrupt(stage: str, after: bool, config: FitConfig) -> None:
 
 
 def assert_ends_as(fitted: Path, config: FitConfig) -> None:
-    """Repeats the call: the workspace is what an uninterrupted fit makes."""
+    """Repeats the call, and compares the workspace with that of an uninterrupted fit."""
     report = run(WS, ["docs"], config)
     assert without_time(report) == without_time(saved(fitted / "towns"))
     assert {path.name for path in WS.iterdir()} == PARTS
     assert read_manifest(WS / "model")["checksums"] == read_manifest(config.start)["checksums"]
 
 
-def test_a_fit_that_is_interrupted_at_one_stage_after_the_other_goes_on_to_the_same_end(
+def test_a_fit_that_is_interrupted_at_one_stage_after_the_other_ends_with_the_same_workspace(
     fresh: Path, fitted: Path, config: FitConfig
 ) -> None:
     for stage in STAGES:
@@ -265,7 +266,7 @@ def test_a_fit_that_is_interrupted_at_one_stage_after_the_other_goes_on_to_the_s
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_fit_that_is_interrupted_anywhere_goes_on_to_the_same_end(
+def test_a_fit_that_is_interrupted_anywhere_ends_with_the_same_workspace(
     stage: str, after: bool, fresh: Path, fitted: Path, config: FitConfig
 ) -> None:
     interrupt(stage, after, config)
@@ -276,7 +277,7 @@ def test_a_fit_goes_on_although_the_documents_changed_since_it_was_interrupted(
     fresh: Path, config: FitConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits = []
-    commit = fit_module.build.__globals__["_commit"]
+    commit = sync_module.build.__globals__["_commit"]
 
     def killed(*args: object) -> object:
         commits.append(1)
@@ -285,8 +286,8 @@ def test_a_fit_goes_on_although_the_documents_changed_since_it_was_interrupted(
         return commit(*args)
 
     with monkeypatch.context() as patch:
-        patch.setitem(fit_module.build.__globals__, "_commit", killed)
-        patch.setitem(fit_module.build.__globals__, "_commit_size", lambda *_: 4)
+        patch.setitem(sync_module.build.__globals__, "_commit", killed)
+        patch.setitem(sync_module.build.__globals__, "_commit_size", lambda *_: 4)
         with pytest.raises(KeyboardInterrupt):
             run(WS, ["docs"], config)
     assert (WS / "kb.building").exists()
@@ -309,7 +310,7 @@ def test_a_workspace_inside_its_own_source_is_not_read(fresh: Path, config: FitC
 
 
 @pytest.mark.usefixtures("light")
-def test_a_second_fit_of_a_workspace_says_that_it_waits_for_the_first(
+def test_a_second_fit_of_a_workspace_logs_that_it_waits_for_the_first(
     home: Path, config: FitConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "realm")
@@ -327,7 +328,7 @@ def test_too_little_text_is_not_adapted_to(fresh: Path, config: FitConfig, monke
     monkeypatch.setattr(judging, "LEAST", 1000)
     monkeypatch.setattr(fit_module.adapt, "train", lambda *_: pytest.fail("adapted"))
     report = run(WS, ["docs"], config)
-    assert not report["adaptation"]["kept"] and "1000 of each are needed" in report["adaptation"]["why"]
+    assert not report["adaptation"]["kept"] and "needs 1000 of each" in report["adaptation"]["why"]
     shutil.rmtree("docs")
     Path("docs").mkdir()
     Path("docs/a.txt").write_text("ein satz ohne namen.")
@@ -342,7 +343,7 @@ def test_too_little_text_is_not_adapted_to(fresh: Path, config: FitConfig, monke
         (["absent", "--out", "new"], "absent: no such file or folder"),
         (["docs", "--out", "new", "--minutes", "-1"], "minutes is -1"),
         (["docs", "--out", "new", "--start", "absent"], "no model at absent"),
-        (["docs", "--out", "docs"], "docs is there already, and no workspace"),
+        (["docs", "--out", "docs"], "docs exists and is no workspace"),
         (["docs", "--out", "docs/Arden.txt"], "docs/Arden.txt is a file"),
         (["docs", "--out", "new", "--strict"], "docs/empty.md is empty"),
         (["docs/empty.md", "--out", "new"], "docs/empty.md is empty"),
@@ -370,7 +371,7 @@ def test_bad_use_is_one_line_and_changes_nothing(
 def test_another_start_takes_the_place_of_the_model_and_is_indexed(
     home: Path, config: FitConfig, tiny_model_folder: Path, tmp_path: Path, caplog
 ) -> None:
-    """The other one has no span reader: its questions are answered by passages."""
+    """The second start has no span reader, so the examples hold passages only."""
     import torch
 
     from realm.model.folder import save_model

@@ -1,4 +1,4 @@
-"""A workspace from Python: the same answers as its parts give, and changes that are there at once."""
+"""A workspace from Python: it answers as its parts do, and changes take effect at once."""
 
 from pathlib import Path
 
@@ -73,5 +73,7 @@ def test_a_record_that_is_no_document_is_named_and_none_is_added(towns: Path, re
 def test_a_folder_that_is_no_workspace_is_refused_with_the_way_out(towns: Path, tmp_path: Path) -> None:
     (towns / "model").rename(towns / "elsewhere")
     for folder, part in ((towns, "model"), (tmp_path / "absent", "kb")):
-        with pytest.raises(InputError, match=f"no workspace, it has no folder {part}: `realm fit SOURCE"):
+        with pytest.raises(
+            InputError, match=f"no workspace, it has no folder {part}: make one with `realm fit SOURCE"
+        ):
             realm.load(folder)

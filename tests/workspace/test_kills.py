@@ -33,7 +33,7 @@ def begin(start: Path) -> subprocess.Popen[bytes]:
 
 
 def answers() -> bool:
-    """Whether the workspace answers; what is there of it is whole in any case."""
+    """Whether the workspace answers. Also asserts that every part that exists is complete."""
     parts = Path("ws/kb"), Path("ws/model")
     if parts[0].exists():
         assert KnowledgeBase.open(parts[0]).verify() == []

@@ -1,4 +1,4 @@
-"""The packaged model `realm-small` answers and fills from documents that it never saw."""
+"""The packaged model `realm-small` answers questions and fills masks from documents that it was not trained on."""
 
 import pytest
 

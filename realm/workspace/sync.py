@@ -1,0 +1,170 @@
+"""Makes the knowledge base of a workspace hold the documents that its sources hold.
+
+The first fit builds the knowledge base. A later fit adds new documents, replaces changed ones, and deletes those that the
+sources no longer hold. `documents.json` lists the documents that came from the sources, so documents that were added in
+another way stay.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+from realm.errors import ConflictError, InputError
+from realm.files import read_json, write_json
+from realm.folders import remove
+from realm.model.folder import Model
+from realm.progress import progress
+from realm.store.ingest import TABLE, DocumentsChanged, KnowledgeBaseConfig, build
+from realm.store.knowledge_base import KnowledgeBase, changed
+from realm.store.tables import newest_version
+from realm.text.corpus import Document
+from realm.text.readers import ReadingReport, read_documents
+from realm.text.salient_spans import Tagger, load_tagger
+from realm.workspace.report import KB, read_report
+from realm.workspace.settings import FitConfig
+
+DOCUMENTS = "documents.json"
+_log = logging.getLogger(__name__)
+
+
+class DocumentsJson(TypedDict):
+    """The content of documents.json: ids of the documents that came from the sources."""
+
+    documents: list[str]
+
+
+class SourceDocuments(NamedTuple):
+    """The documents of the sources, and a report of the files that could not be read."""
+
+    documents: list[Document]
+    left_out: ReadingReport
+
+
+class Changes(NamedTuple):
+    """How many documents a fit added, replaced and deleted."""
+
+    added: int
+    replaced: int
+    deleted: int
+    passages: int
+    """Passages that were added or removed."""
+
+
+def read_sources(folder: Path, sources: Sequence[str], config: FitConfig, strict: bool) -> SourceDocuments:
+    """The documents of the sources; files inside the workspace `folder` are not read.
+
+    Raises:
+        InputError: the sources hold no text, or `strict` is set and a file cannot be read.
+    """
+    left_out = ReadingReport()
+    found = read_documents(sources, config.max_document_chars, None if strict else left_out, folder)
+    documents = list(progress(found, total=None, description="read", unit="document"))
+    if not documents:
+        raise InputError(f"no text in {', '.join(sources)}: nothing to make {folder} from")
+    return SourceDocuments(documents, left_out)
+
+
+class Sync:
+    """Writes the documents of the sources into the knowledge base of one workspace."""
+
+    def __init__(self, folder: Path, sources: Sequence[str], config: FitConfig, start: Model):
+        self.folder, self.sources, self.config, self.start = folder, sources, config, start
+        self.kb_folder = folder / KB
+
+    def run(self, read: SourceDocuments) -> Changes:
+        """Builds the knowledge base, or brings an existing one up to date.
+
+        Raises:
+            ConflictError: the knowledge base was built with other settings.
+            InputError: it was built from further sources.
+        """
+        exists = newest_version(self.kb_folder / TABLE) is not None
+        return self._update(read) if exists else self._build(read)
+
+    def _build(self, read: SourceDocuments) -> Changes:
+        config, tokenizer = self._kb_config(), self.start.tokenizer
+        tokenizer.name = self.config.start
+        tagger = load_tagger(config.tagger)
+        total = len(read.documents)
+        try:
+            result = build(self.kb_folder, read.documents, config, tokenizer, tagger, total=total)
+        except DocumentsChanged:
+            _log.info("the documents have changed since the interruption: the build starts over")
+            remove(self.kb_folder.with_name(f"{KB}.building"))
+            result = build(self.kb_folder, read.documents, config, tokenizer, tagger, total=total)
+        self._keep(read)
+        _log.info(
+            "%s: %s documents, %s passages", self.kb_folder, f"{result.documents:,}", f"{result.passages:,}"
+        )
+        return Changes(result.documents, 0, 0, result.passages)
+
+    def _update(self, read: SourceDocuments) -> Changes:
+        """Adds new documents, replaces changed ones, and deletes those that the sources no longer hold."""
+        kb = KnowledgeBase.open(self.kb_folder)
+        tagger = load_tagger(self.config.tagger)
+        self._check_same(kb, tagger)
+        known = self.folder / DOCUMENTS
+        before = set(read_json(known)["documents"]) if known.is_file() else set()
+        now = {document.id for document in read.documents}
+        self._write_ids(before | now)
+        added = changed(self.kb_folder, lambda kb: kb.add(read.documents, tagger))
+
+        def delete(kb: KnowledgeBase) -> tuple[int, int]:
+            there = {document.id for document in kb.documents()} | kb.merged().keys()
+            gone = sorted((before - now) & there)
+            return len(gone), kb.delete(gone) if gone else 0
+
+        deleted, passages = changed(self.kb_folder, delete)
+        self._keep(read)
+        _log.info(
+            "%s: %d documents added, %d replaced, %d deleted, %s unchanged",
+            self.kb_folder, added.added, added.replaced, deleted, f"{added.unchanged:,}",
+        )  # fmt: skip
+        return Changes(
+            added.added,
+            added.replaced,
+            deleted,
+            added.passages_added + added.passages_removed + passages,
+        )
+
+    def _keep(self, read: SourceDocuments) -> None:
+        """Writes documents.json, and the list of files that were left out."""
+        self._write_ids({document.id for document in read.documents})
+        for line in read.left_out.keep(self.kb_folder):
+            _log.warning("%s", line)
+
+    def _write_ids(self, ids: set[str]) -> None:
+        listed: DocumentsJson = {"documents": sorted(ids)}
+        write_json(self.folder / DOCUMENTS, listed)
+
+    def _kb_config(self) -> KnowledgeBaseConfig:
+        """Settings of the knowledge base that suit the start model."""
+        held_out = min(self.start.held_out).held_out if self.start.held_out else self.config.held_out
+        return KnowledgeBaseConfig(
+            tokenizer=self.config.start,
+            passage_tokens=self.start.lengths.passage,
+            tagger=self.config.tagger,
+            held_out=held_out,
+            sources=tuple(self.sources),
+            max_document_chars=self.config.max_document_chars,
+        )
+
+    def _check_same(self, kb: KnowledgeBase, tagger: Tagger) -> None:
+        """Raises a RealmError unless this call would build the knowledge base with the same settings and sources."""
+        kb.check_tokenizer(self.start.tokenizer, self.config.start)
+        wanted = replace(self._kb_config(), tagger=tagger.name)
+        for name in ("passage_tokens", "held_out", "tagger"):
+            if getattr(kb.config, name) != getattr(wanted, name):
+                raise ConflictError(
+                    f"{self.folder} was made with {name} = {getattr(kb.config, name)}, and this call has "
+                    f"{getattr(wanted, name)}: repeat the earlier call, or name another folder"
+                )
+        before = read_report(self.folder)
+        sources = before["sources"] if before is not None else kb.config.sources
+        if missing := [one for one in sources if one not in self.sources]:
+            raise InputError(
+                f"{self.folder} was made from {', '.join(missing)} too: name all its sources (the documents of a source that "
+                f"is not named would be deleted), or add documents with `realm kb add SOURCE... --in {self.folder}`"
+            )
