@@ -51,7 +51,7 @@ WRITERS = {
     "cli/answering.py _write": ["evaluate, probe"],
     "cli/arguments.py report": ["what each command reports"],
     "cli/arguments.py settings": ["a string of TOML, which is read again"],
-    "cli/demo.py _demo": ["report.json of either story: tests/demo"],
+    "cli/demo.py _demo": ["report.json of either demo: tests/demo"],
     "cli/knowledge_base.py _list": ["kb list"],
     "cli/knowledge_base.py _questions": ["made questions"],
     "model/folder.py set_calibration": ["realm.json"],

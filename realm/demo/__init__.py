@@ -1,14 +1,14 @@
-"""`realm demo`: documents become a workspace that answers questions, in the commands that anyone could type.
+"""`realm demo`: makes a workspace that answers questions, by running `realm` commands and printing each one.
 
-    stages      the stages in their order, each a `realm ...` command and what it is for; the questions of the end
-    results     what the outcomes say: what is found, what is answered, paired tests; the tables
-    runner      runs the stages that were not done, says why, keeps what each cost
-    pairs       two systems on the same queries
-    tables      tables as plain text
-    memory      how much of it all this took
-    from_text/  another demo: a retriever and a reader from plain text alone
+    stages      the stages in their order, each one `realm` command; the questions of section 5
+    results     reads the reports of the commands: recall, exact match, paired tests; the tables
+    runner      runs the stages that are not done yet and records the time of each stage
+    pairs       compares two systems on the same queries
+    tables      formats tables and paragraphs as plain text
+    memory      measures the peak memory
+    from_text/  another demo: trains a retriever and a reader from plain text alone
 
-The folder is a contract: workspace (as `realm fit` makes it), questions/dev.jsonl, report.json.
+The demo's folder always contains: workspace (made by `realm fit`), questions/dev.jsonl, report.json.
 """
 
 import dataclasses
@@ -35,24 +35,25 @@ __all__ = ["DemoConfig", "DemoRun", "run"]
 
 ANSWER = Section(
     "5. Questions that a person would ask",
-    "They were written down before any answer was seen. [[ ]] marks the answer in its passage; the probability is how sure "
-    "the reader is, p(z|x) the passage's share of the retriever's trust.",
+    "The questions were chosen before the model had answered any of them. [[ ]] marks the answer in the passage. The "
+    "probability estimates how likely the answer is right. p(z|x) is the retriever's probability of passage z for question x.",
 )
 FILL = Section(
     "6. A masked sentence",
-    "This is what the retriever is adapted with: the reader fills the gap with the help of passages. p(y|z,x) is the "
-    "probability that it gives the word beside a passage; retrieval utility says what the passage gains over none.",
+    "The retriever is adapted on sentences like this one: the reader predicts the word at [MASK] from the sentence and a "
+    "passage. p(y|z,x) is the probability of word y given sentence x and passage z. Retrieval utility is the gain in log "
+    "probability over the prediction without a passage.",
 )
 
 
 HOW = (
-    "It takes about 8 minutes on two cores, 15 where they have no bf16 instructions. A line that begins with $ is a command "
-    "that can be run alone. Stop at any time: the same command goes on from there."
+    "It takes about 8 minutes on two CPU cores, or 15 if they have no bf16 instructions. Each line that begins with $ is a "
+    "command that you can also run yourself. You can stop the demo at any time: the same command continues it."
 )
 
 
 class SettingsJson(TypedDict):
-    """What settings.json holds."""
+    """Content of settings.json."""
 
     settings: dict[str, Any]
     config: str | None
@@ -61,15 +62,15 @@ class SettingsJson(TypedDict):
 def run(
     config: DemoConfig, preset: str | None, folder: Path, run_command: Callable[[Sequence[str]], None]
 ) -> results.DemoReport:
-    """Tells the demo in a folder -> its report; what was done there is not done again.
+    """Runs the demo in a folder -> the demo's report. Stages that are already done are skipped.
 
     Raises:
-        InputError: as the stages do; or the folder was made with other settings.
+        InputError: a stage refuses its input, or the folder was made with other settings.
     """
     demo = DemoRun(config, preset, folder)
     print(
         paragraph(
-            f"realm demo: {config.source} becomes a workspace that answers questions, in {folder}. {HOW}"
+            f"realm demo: makes a workspace in {folder} that answers questions about {config.source}. {HOW}"
         )
     )
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,42 +99,44 @@ def run(
         "peak_memory_mb": peak,
     }
     write_json(folder / "report.json", report)
-    print("", paragraph(f"{results.costs_line(report)} All numbers: {folder / 'report.json'}."), sep="\n")
-    print(f'Your turn: realm answer "..." --in {demo.workspace}')
-    print(f"A page to ask on: realm serve --in {demo.workspace}")
+    print(
+        "", paragraph(f"{results.costs_line(report)} All numbers are in {folder / 'report.json'}."), sep="\n"
+    )
+    print(f'Ask your own questions: realm answer "..." --in {demo.workspace}')
+    print(f"Ask them on a web page: realm serve --in {demo.workspace}")
     return report
 
 
 def _check_settings(demo: DemoRun) -> None:
-    """Raises InputError where the folder was made with other settings; half of it would be of each."""
+    """Raises ConflictError if the folder was made with other settings: its results would mix both."""
     file = demo.folder / "settings.json"
     settings: SettingsJson = {"settings": dataclasses.asdict(demo.config), "config": demo.preset}
     settings = json.loads(json.dumps(settings))
     if file.exists() and read_json(file) != settings:
         raise ConflictError(
-            f"{demo.folder} was made with other settings: name another --dir, or remove that folder"
+            f"{demo.folder} was made with other settings: choose another --dir, or remove that folder"
         )
     write_json(file, settings)
 
 
 def _ask(demo: DemoRun) -> list[results.Answered]:
-    """Chapters 5 and 6: the questions and their answers with evidence, and a masked sentence."""
+    """Sections 5 and 6: answers with evidence to `QUESTIONS`, and predictions for a masked sentence."""
     workspace = Workspace(demo.workspace, AnswerConfig(answers=1))
     asked: list[results.Answered] = []
-    _begin(ANSWER)
+    _print_section(ANSWER)
     for one in QUESTIONS:
         answers = workspace.answers(one.question)
         print(f"\n$ {shlex.join(('realm', *demo.answer(one.question)))}")
-        print(*answers.lines(), f"(the texts say: {one.expected})", sep="\n", flush=True)
+        print(*answers.lines(), f"(expected: {one.expected})", sep="\n", flush=True)
         asked.append(_answered(answers, one))
     print(f"\n{results.asked_line(asked)}")
-    _begin(FILL)
+    _print_section(FILL)
     print(f"\n$ {shlex.join(('realm', *demo.fill()))}")
     print(*workspace.fill(demo.config.fill).lines(), sep="\n", flush=True)
     return asked
 
 
-def _begin(section: Section) -> None:
+def _print_section(section: Section) -> None:
     print(f"\n{section.title}", paragraph(section.why), sep="\n")
 
 

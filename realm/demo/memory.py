@@ -1,6 +1,6 @@
-"""The most memory that this process and its children held together.
+"""Peak memory of this process and its children together.
 
-`getrusage` cannot say it: a child begins with its parent's peak as its own, and does not say when it had it.
+`getrusage` cannot measure this: a child starts with its parent's peak, and a peak does not show when it occurred.
 """
 
 import os
@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 EVERY = 1.0
-"""Seconds between two looks."""
+"""Seconds between two measurements."""
 
 
 class PeakMemory(AbstractContextManager["PeakMemory"]):
-    """Looks from time to time inside its `with` block; where there is no /proc, this process' own peak has to do."""
+    """Measures every second inside its `with` block; without /proc, only the peak of this process itself is known."""
 
     def __init__(self) -> None:
         self._seen = 0.0
@@ -24,7 +24,7 @@ class PeakMemory(AbstractContextManager["PeakMemory"]):
 
     @property
     def mb(self) -> float:
-        """Megabytes; pages that several processes share count once."""
+        """Peak memory in megabytes; pages that several processes share count once."""
         unit = 1e6 if sys.platform == "darwin" else 1e3  # bytes there, kilobytes elsewhere
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
         return round(max(own, self._seen), 1)
@@ -43,7 +43,7 @@ class PeakMemory(AbstractContextManager["PeakMemory"]):
 
 
 def together_mb(pid: int) -> float:
-    """What a process and all its descendants hold now, in megabytes; 0 where there is no /proc."""
+    """Memory of a process and all its descendants now, in megabytes; 0 without /proc."""
     parent_of = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         text = _read(stat)
@@ -57,7 +57,7 @@ def together_mb(pid: int) -> float:
 
 
 def _share_mb(pid: int) -> float:
-    """A process' proportional set size: shared pages are divided among those who share them."""
+    """Proportional set size of a process in megabytes: shared pages are divided among the processes that share them."""
     lines = _read(Path(f"/proc/{pid}/smaps_rollup")).splitlines()
     return next((int(line.split()[1]) / 1e3 for line in lines if line.startswith("Pss:")), 0.0)
 

@@ -1,6 +1,6 @@
-"""REALM beside another system on the same queries, in pairs.
+"""Paired comparison of REALM with another system on the same queries.
 
-S seeds, N queries.
+Axis letters: S seeds, N queries.
 """
 
 from typing import TypedDict
@@ -11,7 +11,7 @@ from realm.qa.significance import mcnemar, paired_bootstrap
 
 
 class Against(TypedDict):
-    """REALM less another system, in points of queries with a hit in the top `k`: 95 % interval, McNemar's counts and p."""
+    """Percent of queries with a hit in the top `k`, REALM minus another system: points, 95 % interval, McNemar's test."""
 
     k: int
     points: float
@@ -23,9 +23,9 @@ class Against(TypedDict):
 
 
 def against(realm_SN: np.ndarray, other_SN: np.ndarray, k: int = 5) -> Against:
-    """From the rank of each query's first hit, 0 for none: which of the two has a hit in the top k.
+    """Compares two systems by the rank of each query's first hit (0: no hit): is it in the top k?
 
-    The test pools seeds; the interval draws queries again, each with the mean of its seeds, so it does not.
+    The test pools seeds. The interval does not: it resamples queries, each with the mean over its seeds.
     """
     hit_SN, other_hit_SN = (
         (ranks >= 1) & (ranks <= k) for ranks in (realm_SN, np.broadcast_to(other_SN, realm_SN.shape))

@@ -1,8 +1,8 @@
-"""What the demo's outcomes say: what each retriever finds, what the same reader answers from it, paired tests; the tables.
+"""Results of the demo: recall and exact match of each retriever, paired tests, and their tables.
 
-Everything is read from files that the stages' commands wrote. Figures are in percent of queries.
+All numbers come from files written by the commands of the stages, and are in percent of queries.
 
-N questions.
+Axis letters: N questions.
 """
 
 from typing import NotRequired, TypedDict
@@ -17,54 +17,57 @@ from realm.workspace.report import AdaptationJson, FitJson, Recall, TestJson
 
 RANKS = ("1", "5", "20")
 LABELS = {"bm25": "BM25"}
-"""How systems are called in tables, where it is not by their names."""
+"""System -> its label in tables, if that differs from the name."""
 
 
 class Scores(TypedDict):
-    """What is found for questions among the first 1, 5 and 20 passages, and how many answers are exactly right."""
+    """Results of one retriever on questions, in percent."""
 
     found: Recall
+    """Questions with an answer in the first 1, 5 or 20 passages."""
     exact: float
+    """Questions whose answer is exactly right."""
     exact_ci95: list[float]
 
 
 class Compared(TypedDict):
-    """The last of the systems, hybrid apart, less another one."""
+    """Difference between the last retriever before hybrid and another retriever."""
 
     found: Against
-    """In the first 5."""
+    """Difference in questions with an answer in the first 5 passages."""
     exact: Against
+    """Difference in exact match."""
 
 
 class Part(TypedDict):
-    """One corpus."""
+    """Results on one set of questions."""
 
     documents: int
     passages: int
     questions: int
     systems: dict[str, Scores]
     less: dict[str, Compared]
-    """The last system, hybrid apart, less each other one."""
+    """System -> the last retriever before hybrid minus that system."""
     adaptation: AdaptationJson | None
     masked_facts: NotRequired[TestJson]
 
 
 class Answered(TypedDict):
-    """A question of the end, what the texts say, and the answer."""
+    """A question of section 5 with its expected and its actual answer."""
 
     question: str
     expected: str
     answer: str
     probability: float
     right: bool
-    """Whether it contains the words that a right answer does."""
+    """Whether the answer contains the words of `Asked.right`."""
     found: bool
-    """Whether it reaches the threshold; below, it is a guess."""
+    """Whether the probability reaches the model's threshold; otherwise the answer is a guess."""
     title: str
 
 
 class DemoReport(TypedDict):
-    """What report.json holds."""
+    """Content of report.json."""
 
     source: str
     later: str
@@ -76,7 +79,7 @@ class DemoReport(TypedDict):
 
 
 def articles(demo: DemoRun) -> Part:
-    """What chapters 1 and 2 found."""
+    """Results of sections 1 and 2."""
     fit: FitJson = read_json(demo.first_fit)
     part = _part(demo, "articles", demo.retrievers(), fit)
     facts = fit["tests"].get("masked_facts")
@@ -84,7 +87,7 @@ def articles(demo: DemoRun) -> Part:
 
 
 def added(demo: DemoRun) -> Part:
-    """What chapters 3 and 4 found."""
+    """Results of sections 3 and 4."""
     return _part(demo, "later", ("bm25", "before", "after"), read_json(demo.outcome("fit-again")))
 
 
@@ -119,7 +122,7 @@ def _part(demo: DemoRun, part: str, names: tuple[str, ...], fit: FitJson) -> Par
 
 
 def articles_lines(part: Part) -> list[str]:
-    """The table of section 2."""
+    """Lines of section 2's tables, and how to read them."""
     facts = part.get("masked_facts")
     heads = [f"{part['questions']:,} made questions"]
     heads += [] if facts is None else [f"{facts['n']:,} masked facts"]
@@ -135,7 +138,7 @@ def articles_lines(part: Part) -> list[str]:
 
 
 def added_lines(part: Part) -> list[str]:
-    """The table of section 4."""
+    """Lines of section 4's tables."""
     rows = [["", f"{part['questions']:,} made questions"]]
     rows.append(["% found in the first", "".join(f"{rank:>7}" for rank in RANKS) + "   exact"])
     for name, scores in part["systems"].items():
@@ -144,10 +147,10 @@ def added_lines(part: Part) -> list[str]:
 
 
 READ_IT = (
-    "found: a passage that holds the answer is among the first 1, 5 or 20. exact: the reader's answer, from the first 5, is "
-    "word for word the expected one. masked facts: a name or date hidden in a sentence that is not trained on; found when "
-    "another passage holds it. less: difference in points, its 95% interval in brackets, and the p of the exact McNemar test "
-    "on the same queries; below .05 it is unlikely to be chance."
+    "found: one of the first 1, 5 or 20 passages contains the answer. exact: the reader, given the first 5 passages, answers "
+    "with exactly the expected words. masked facts: a name or date is masked in a sentence that was not used for training, and "
+    "is found if another passage contains it. vs: difference in percentage points, with the 95% interval in brackets and "
+    "the p value of the exact McNemar test on the same queries; below .05 the difference is unlikely to be chance."
 )
 
 
@@ -157,31 +160,31 @@ def _found(recall: Recall) -> str:
 
 def _comparison(part: Part) -> list[str]:
     *_, last, _ = part["systems"]
-    rows = [[f"{LABELS.get(last, last)} less", "found in the first 5", "exact"]]
+    rows = [[f"{LABELS.get(last, last)} vs", "found in the first 5", "exact"]]
     for other, compared in part["less"].items():
         rows.append([LABELS.get(other, other), difference(compared["found"]), difference(compared["exact"])])
     return aligned(rows)
 
 
 def _verdict(part: Part) -> list[str]:
-    """What became of the adaptation, and what it did for masked facts."""
+    """Whether the adapted retriever was kept and why, and its difference on masked facts."""
     done, facts = part["adaptation"], part.get("masked_facts")
-    told = []
+    lines = []
     if facts is not None and facts["difference"] is not None:
-        told.append(f"masked facts, first 5, adapted less start: {difference(facts['difference'])}")
+        lines.append(f"masked facts, first 5, adapted minus start: {difference(facts['difference'])}")
     if done is not None:
         kept = "The adapted retriever was kept" if done["kept"] else "The start was kept"
-        told += ["", paragraph(f"{kept}: {done['why']}.")]
-    return told
+        lines += ["", paragraph(f"{kept}: {done['why']}.")]
+    return lines
 
 
 def asked_line(asked: list[Answered]) -> str:
-    """How many of the last questions were answered right."""
+    """Number of right answers to the questions of section 5."""
     guesses = sum(not one["found"] for one in asked)
-    told = f"Right: {sum(one['right'] for one in asked)} of {len(asked)}."
-    return f"{told} Guesses among the answers, below the model's threshold: {guesses}." if guesses else told
+    right = f"Right: {sum(one['right'] for one in asked)} of {len(asked)}."
+    return f"{right} Answers below the model's threshold, which are guesses: {guesses}." if guesses else right
 
 
 def costs_line(report: DemoReport) -> str:
-    """What it all took."""
+    """Seconds and peak memory of the demo."""
     return costs(report["seconds"], report["peak_memory_mb"], ("fit", "evaluate"))

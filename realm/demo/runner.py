@@ -1,4 +1,4 @@
-"""Runs a demo's stages: says what comes and why, skips what is there, and keeps what each stage cost."""
+"""Runs the stages of a demo: prints each section and command, skips finished stages, records time and memory."""
 
 import json
 import shlex
@@ -16,33 +16,33 @@ from realm.files import read_json, write_json
 
 
 class Section(NamedTuple):
-    """A heading, and what happens under it and why."""
+    """A heading of the printed demo, and what its commands do and why."""
 
     title: str
     why: str
 
 
 class Stage(NamedTuple):
-    """One command."""
+    """One command of a demo."""
 
     section: Section
     name: str
     argv: tuple[str, ...]
     makes: Path | None = None
-    """Skipped where this is there; without it, run every time."""
+    """File or folder that the command makes; if it exists, the stage is skipped. None: the command runs every time."""
     measures: tuple[Path, ...] = ()
-    """Files that make it due again when they are newer."""
+    """Files that the command measures; if one is newer than `makes`, the stage runs again."""
     quiet: bool = False
-    """What the command reports is not shown: the table will."""
+    """Do not show the command's output, because a table shows it later."""
     note: str = ""
-    """Said after the command."""
+    """Line to print after the command."""
     once: bool = False
-    """Skipped where the record says that it was done, whatever it makes: for what changes a folder that others change again."""
+    """Skip the stage if the record lists it as done, whatever files exist: for commands that change a shared folder."""
     keeps: Path | None = None
-    """A file that the command writes, and a later stage writes anew: it is copied to `makes`."""
+    """A file that the command writes and a later stage overwrites: copied to `makes`."""
 
     def is_done(self) -> bool:
-        """Whether what it makes is there and up to date."""
+        """Whether `makes` exists and is not older than any file of `measures`."""
         if self.makes is None or not self.makes.exists():
             return False
         made = self.makes.stat().st_mtime
@@ -50,14 +50,14 @@ class Stage(NamedTuple):
 
     @property
     def measuring(self) -> bool:
-        """Whether all that it makes are numbers for a table."""
+        """Whether the stage only makes numbers for a table."""
         return bool(self.measures) or (self.once and self.quiet)
 
 
 def run_stages(
     stages: Iterable[Stage], record: "Record", run_command: Callable[[Sequence[str]], None]
 ) -> None:
-    """Runs each stage whose product is missing, as the command that is printed; whatever that raises passes through."""
+    """Prints and runs the command of each stage that is not done; exceptions of a command pass through."""
     headed = explained = None
     measured = 0
     for stage in stages:
@@ -67,20 +67,20 @@ def run_stages(
         if record.has(stage) if stage.once else stage.is_done():
             measured += stage.measuring
             if stage.once and not stage.measuring:
-                print(f"done before: {_typed(stage)}")
+                print(f"done before: {_command_line(stage)}")
             elif not stage.measuring:
-                print(f"skipped: {stage.makes} is there{record.other_maker(stage)}")
+                print(f"skipped: {stage.makes} exists{record.other_maker(stage)}")
             continue
         if stage.section != explained:
             print(paragraph(stage.section.why))
             explained = stage.section
-        print(f"\n$ {_typed(stage)}", flush=True)
+        print(f"\n$ {_command_line(stage)}", flush=True)
         _run(stage, record, run_command)
         if stage.note:
             print(stage.note)
         sys.stdout.flush()
     if measured:
-        print(f"skipped: {measured} measurements are there")
+        print(f"skipped: {measured} measurements that exist")
 
 
 def _run(stage: Stage, record: "Record", run_command: Callable[[Sequence[str]], None]) -> None:
@@ -96,12 +96,12 @@ def _run(stage: Stage, record: "Record", run_command: Callable[[Sequence[str]], 
     print(f"({seconds:.1f} s)" if seconds < 100 else f"({seconds / 60:.1f} min)")
 
 
-def _typed(stage: Stage) -> str:
+def _command_line(stage: Stage) -> str:
     return shlex.join(("realm", *stage.argv))
 
 
 class Spent(TypedDict):
-    """What one stage cost."""
+    """Cost of one stage."""
 
     command: str
     seconds: float
@@ -109,14 +109,14 @@ class Spent(TypedDict):
 
 
 class Costs(TypedDict):
-    """What stages.json holds: the stages by name, and the most memory of all sittings."""
+    """Content of stages.json: cost by name of the stage, and peak memory over all runs of the demo."""
 
     stages: dict[str, Spent]
     peak_memory_mb: float
 
 
 class Record:
-    """What each stage cost, in a file, so that a demo told in several sittings adds up."""
+    """Cost of each stage, kept in a file, so that the costs of an interrupted demo add up."""
 
     def __init__(self, file: Path, memory: PeakMemory):
         self._file, self._memory = file, memory
@@ -128,7 +128,7 @@ class Record:
 
     @contextmanager
     def timing(self, stage: Stage) -> Iterator[None]:
-        """Adds the seconds inside to the stage's, also where it is interrupted; a stage done before begins anew."""
+        """Adds the seconds of the `with` block to the stage, even if interrupted; a stage that was done starts again at 0."""
         before = self._stages.get(stage.name)
         spent = before["seconds"] if before is not None and not before["done"] else 0.0
         started, done = time.monotonic(), False
@@ -139,7 +139,7 @@ class Record:
         finally:
             seconds = round(spent + time.monotonic() - started, 1)
             self._stages[stage.name] = {
-                "command": _typed(stage),
+                "command": _command_line(stage),
                 "seconds": seconds,
                 "done": done,
             }
@@ -147,28 +147,28 @@ class Record:
             write_json(self._file, costs)
 
     def has(self, stage: Stage) -> bool:
-        """Whether the stage was done, and no stage was run since this record was opened: those after it are done again."""
+        """Whether the stage is done. After any stage has run, all later stages count as not done."""
         known = self._stages.get(stage.name)
         return known is not None and known["done"] and not self._ran
 
     def forget(self) -> None:
-        """Forgets what was done, where it is gone."""
+        """Marks all stages as not done, for a folder whose files are gone."""
         self._stages = {}
 
     def spent(self, stage: Stage) -> float:
-        """Seconds of a stage, all sittings."""
+        """Seconds of a stage, over all runs of the demo."""
         return float(self._stages[stage.name]["seconds"])
 
     def other_maker(self, stage: Stage) -> str:
-        """Where what a stage makes came from another command: says so."""
-        made = self._stages[stage.name]["command"] if stage.name in self._stages else _typed(stage)
-        return "" if made == _typed(stage) else f", made by: {made}"
+        """Note for the output if another command than the stage's made its files; otherwise empty."""
+        made = self._stages[stage.name]["command"] if stage.name in self._stages else _command_line(stage)
+        return "" if made == _command_line(stage) else f", made by: {made}"
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by stage, and their total."""
+        """Seconds by stage, and their sum as "total"."""
         spent = {name: stage["seconds"] for name, stage in self._stages.items()}
         return spent | {"total": round(sum(spent.values()), 1)}
 
     def peak_memory_mb(self) -> float:
-        """The most memory of all sittings."""
+        """Peak memory in megabytes, over all runs of the demo."""
         return max(self._memory_before, self._memory.mb)

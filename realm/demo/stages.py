@@ -1,6 +1,6 @@
-"""The demo of a workspace: which commands, in which order, and what each is for.
+"""Stages of `realm demo`: the commands in their order, and the text of each section.
 
-Documents become a workspace, its retrievers are compared, other documents come and the workspace is adapted to them.
+The stages make a workspace from documents, compare its retrievers, add more documents and adapt the workspace to them.
 """
 
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ from realm.workspace.settings import FitConfig
 
 
 class Asked(NamedTuple):
-    """A question that a person would ask."""
+    """A question of section 5."""
 
     question: str
     expected: str
-    """What the texts say."""
+    """The answer in the documents."""
     right: str
-    """The words that a right answer contains."""
+    """Words that every right answer contains."""
 
 
 QUESTIONS = (
@@ -37,66 +37,67 @@ QUESTIONS = (
     Asked("How many people live in Iceland?", "roughly 395,000", "395,000"),
     Asked("What is the highest mountain in Kenya?", "Mount Kenya", "Mount Kenya"),
 )
-"""Asked at the end. They were fixed before any answer was seen."""
+"""Questions of section 5, fixed before the model had answered any of them."""
 
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """What the demo does; how a stage does it is in the stage's own table of the same file."""
+    """Settings of the demo. Each stage has its own table in the same configuration file."""
 
     source: str = "package:vital-articles"
-    """The documents that it begins with."""
+    """The first documents."""
     later: str = "package:factbook"
-    """The documents that come later."""
+    """The documents that are added later."""
     later_parts: tuple[str, ...] = ("Introduction",)
-    """Of these, the ones whose id ends so; none: all of them."""
+    """Only add those later documents whose id ends with one of these; empty: add all."""
     start: str = "package:realm-small"
-    """The model that answers at first, and that is adapted."""
+    """The model to start from."""
     minutes: float = 1.0
-    """How long the first adaptation may take."""
+    """Time limit of the first adaptation, in minutes."""
     later_minutes: float = 1.25
-    """How long the second one may take; `realm fit` makes none that has no more time than the one before."""
+    """Time limit of the second adaptation, in minutes; `realm fit` only adapts again with more time than before."""
     questions: int = 150
-    """Most questions made from the first documents that are asked."""
+    """Largest number of questions made from the first documents."""
     fill: str = "The [MASK] is the currency of the United Kingdom."
-    """The sentence that `realm fill` completes at the end."""
+    """The masked sentence of section 6."""
 
     def __post_init__(self) -> None:
         if not 0 < self.minutes < self.later_minutes:
             raise ValueError(
-                f"minutes is {self.minutes:g}, later_minutes {self.later_minutes:g}: both must be above 0, the second longer"
+                f"minutes is {self.minutes:g}, later_minutes {self.later_minutes:g}: minutes must be above 0 and less"
             )
         if self.questions < 1:
             raise ValueError(f"questions is {self.questions}: it must be 1 or more")
 
 
 FIT = Section(
-    "1. Documents become a workspace",
-    "`realm fit` cuts the documents into passages of about 80 words, marks names and dates in them, and turns each passage\n"
-    "into a vector. From then on the workspace answers. Then the retriever is adapted to the documents, without labels: a\n"
-    "name is hidden in a sentence, passages are retrieved, and those that help the reader to fill the gap should be found\n"
-    "sooner. The adapted retriever is kept only if it finds more than the start.",
+    "1. Make a workspace from documents",
+    "`realm fit` splits the documents into passages of about 80 words, marks names and dates in them, and computes a vector\n"
+    "for each passage. The workspace can then answer questions. After that, `realm fit` adapts the retriever to the documents\n"
+    "without labels: it masks a name or date in a sentence, retrieves passages, and trains the retriever to rank those\n"
+    "passages higher that help the reader to predict the masked words. The adapted retriever replaces the start only if it\n"
+    "finds more.",
 )
 MEASURE = Section(
-    "2. Is it any good?",
-    "The questions were made from the articles by rules. The same reader answers them from the five best passages of each\n"
-    "retriever: BM25 (words alone), the start (realm-small as it comes, with the vectors of MiniLM), the adapted one, and\n"
-    "hybrid: BM25 and vectors together, by which the workspace answers.",
+    "2. Compare the retrievers",
+    "The questions were made from the documents by rules. The same reader answers each question from the five best passages\n"
+    "of each retriever: BM25 (words only), start (the model before adaptation; realm-small has the vectors of MiniLM),\n"
+    "adapted (if it was kept), and hybrid (BM25 and vectors together, the method by which the workspace answers).",
 )
 ADAPT = Section(
-    "4. Adapted to the new documents",
-    "`realm fit` of both sources: only what has changed is read again, and the retriever is adapted to all the text, for\n"
-    "longer than before. Then the same questions are asked again.",
+    "4. Adapt to the new documents",
+    "`realm fit` with both sources processes only the documents that changed, then adapts the retriever to all documents,\n"
+    "for longer than before. Then the same questions are asked again.",
 )
 
 
 @dataclass(frozen=True)
 class DemoRun:
-    """The folder where all of it is."""
+    """A demo in its folder: the paths of its files, and the commands of its stages."""
 
     config: DemoConfig
     preset: str | None
-    """The configuration file, or preset by name, of every stage."""
+    """Configuration file or preset of every stage; None: default settings."""
     folder: Path
 
     @property
@@ -105,25 +106,25 @@ class DemoRun:
 
     @property
     def name(self) -> str:
-        """Of the documents that come later."""
+        """Short name of the later documents."""
         return self.config.later.removeprefix("package:").rpartition("/")[2].partition(".")[0]
 
     @property
     def later(self) -> Path:
-        """The documents that come later, as a file."""
+        """File with the later documents."""
         return self.folder / f"{self.name}.jsonl"
 
     @property
     def first_fit(self) -> Path:
-        """What the first fit reported."""
+        """Report of the first `realm fit`."""
         return self.folder / "reports" / "fit.json"
 
     def outcome(self, name: str) -> Path:
-        """A report of `realm evaluate`, with each question's outcome."""
+        """File with a report of `realm evaluate` and the outcome of each question."""
         return self.folder / "reports" / f"{name}.json"
 
     def retrievers(self) -> tuple[str, ...]:
-        """What the first table compares: the adapted retriever only where the first fit kept it."""
+        """Retrievers of section 2; the adapted one only if the first fit kept it."""
         fit: FitJson = read_json(self.first_fit)
         kept = fit["adaptation"] is not None and fit["adaptation"]["kept"]
         return ("bm25", "start", "adapted") if kept else ("bm25", "start")
@@ -131,12 +132,12 @@ class DemoRun:
     # -- the commands ---------------------------------------------------------------------------------------------
 
     def fitting(self) -> Iterator[Stage]:
-        """Section 1."""
+        """Stages of section 1."""
         fit = self._fit(self.config.minutes, self.config.source)
         yield Stage(FIT, "fit", fit, self.first_fit, once=True, keeps=self.workspace / REPORT)
 
     def measuring(self) -> Iterator[Stage]:
-        """Section 2."""
+        """Stages of section 2."""
         asked = self.workspace / "questions.jsonl"
         start = ("--kb", str(self.workspace / KB), "--model", self.config.start)
         yield self._evaluate(MEASURE, "articles-bm25", "bm25", asked)
@@ -146,13 +147,13 @@ class DemoRun:
         yield self._evaluate(MEASURE, "articles-hybrid", "hybrid", asked)
 
     def adding(self) -> Iterator[Stage]:
-        """Section 3."""
+        """Stages of section 3."""
         if not self.later.exists():
             self._write_later()
         section = Section(
-            "3. Documents that come later",
-            f"{self.later} holds {self._what_comes_later()}, one JSON object to a line. `realm kb add` adds them to the "
-            "knowledge base; nothing is trained. Questions made from the new documents alone are asked at once.",
+            "3. Add documents",
+            f"{self.later} contains {self._description_of_later()}, one JSON object per line. `realm kb add` adds them to the "
+            "knowledge base without any training. Then questions made only from the new documents are asked.",
         )
         inside, out = ("--in", str(self.workspace)), self.folder / "questions"
         yield Stage(section, "kb add", self._command("kb add", str(self.later), *inside), once=True)
@@ -163,7 +164,7 @@ class DemoRun:
         yield self._evaluate(section, "later-before", "dense", out / "dev.jsonl")
 
     def _write_later(self) -> None:
-        """Writes the documents that come later as JSON Lines."""
+        """Writes the later documents as JSON Lines."""
         write_json_lines(
             self.later,
             (
@@ -173,12 +174,12 @@ class DemoRun:
             ),
         )
 
-    def _what_comes_later(self) -> str:
+    def _description_of_later(self) -> str:
         parts = f" ({', '.join(self.config.later_parts)})" if self.config.later_parts else ""
         return f"documents of {self.config.later}{parts}"
 
     def adapting(self) -> Iterator[Stage]:
-        """Section 4."""
+        """Stages of section 4."""
         fit = self._fit(self.config.later_minutes, self.config.source, str(self.later))
         yield Stage(
             ADAPT, "fit again", fit, self.outcome("fit-again"), once=True, keeps=self.workspace / REPORT
@@ -188,11 +189,11 @@ class DemoRun:
         yield self._evaluate(ADAPT, "later-hybrid", "hybrid", asked)
 
     def answer(self, question: str) -> tuple[str, ...]:
-        """Section 5: the command for one question."""
+        """Command for one question of section 5, without `realm`."""
         return self._command("answer", question, "--in", str(self.workspace), "--set", "answers=1")
 
     def fill(self) -> tuple[str, ...]:
-        """Section 5: the command for a masked sentence."""
+        """Command for the masked sentence of section 6, without `realm`."""
         return self._command("fill", self.config.fill, "--in", str(self.workspace))
 
     def _fit(self, minutes: float, *sources: str) -> tuple[str, ...]:
@@ -202,13 +203,13 @@ class DemoRun:
         return self._command("fit", *words)
 
     def _evaluate(self, section: Section, name: str, method: str, asked: Path, *where: str) -> Stage:
-        """Of the workspace, unless it says `where` the knowledge base and the model are."""
+        """`realm evaluate` on the workspace, or on the knowledge base and model that the flags `where` name."""
         out, inside = self.outcome(name), where or ("--in", str(self.workspace))
         words = (*inside, "--method", method, "--questions", str(asked), "--out", str(out))
         argv = self._command("evaluate", *words, "--set", "precision=auto")
         return Stage(section, f"evaluate {name}", argv, out, once=True, quiet=True)
 
     def _command(self, verb: str, *words: str) -> tuple[str, ...]:
-        """The words behind `realm`, as they are typed."""
+        """Arguments of `realm` for a command, with --config if there is one."""
         config = () if self.preset is None else ("--config", self.preset)
         return (*verb.split(), *words, *(() if verb == "kb add" else config))

@@ -1,4 +1,4 @@
-"""Tables and figures as plain text."""
+"""Tables, paragraphs and numbers as plain text."""
 
 import shutil
 import textwrap
@@ -8,17 +8,17 @@ from realm.demo.pairs import Against
 from realm.workspace.report import DifferenceJson
 
 WIDEST = 100
-"""Of a paragraph, where the terminal is wider."""
+"""Largest width of a paragraph, in columns."""
 
 
 def paragraph(text: str) -> str:
-    """The text in lines as wide as the terminal; a command in it stays whole."""
+    """Wraps the text at the terminal's width, or at WIDEST if that is less; words with hyphens stay whole."""
     width = min(shutil.get_terminal_size().columns, WIDEST)
     return textwrap.fill(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
 
 
 def aligned(rows: list[list[str]]) -> list[str]:
-    """Rows of cells: the first column to the left, the others to the right."""
+    """Lines of a table: the first column is aligned left, all other columns right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         f"{first:<{widths[0]}}"
@@ -28,13 +28,13 @@ def aligned(rows: list[list[str]]) -> list[str]:
 
 
 def difference(found: Against | DifferenceJson) -> str:
-    """In points, with the 95 % interval in brackets."""
+    """A difference in points, with its 95 % interval in brackets and its p value."""
     p = "<.001" if found["p"] < 0.001 else f"{found['p']:.3f}"
     return f"{found['points']:+.1f} ({found['low']:+.1f} to {found['high']:+.1f}) p {p}"
 
 
 def costs(seconds: Mapping[str, float], peak_memory_mb: float, verbs: Sequence[str]) -> str:
-    """What stages took; those whose names begin with one of `verbs` are added up. The last one is the "total"."""
+    """Seconds of the stages, and peak memory. Stages whose names begin with the same entry of `verbs` are added up."""
     groups: dict[str, float] = {}
     for name, spent in seconds.items():
         group = next((verb for verb in verbs if name.startswith(verb)), name)

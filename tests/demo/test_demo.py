@@ -1,4 +1,4 @@
-"""The demo of a workspace told for real, on made-up towns with random weights, and its parts on their own."""
+"""The demo of a workspace run on made-up towns with random weights, and its parts on their own."""
 
 import json
 import shlex
@@ -30,7 +30,7 @@ RUN = cli.run
 NEW_TOWNS = ("Quorn", "Ravensby", "Selmarsh", "Tolworth", "Ulverley", "Vexham")
 
 
-class Told(NamedTuple):
+class Finished(NamedTuple):
     """A demo that ran."""
 
     words: list[str]
@@ -51,10 +51,10 @@ def write_towns(file: Path, towns: Sequence[str]) -> None:
 
 def run_demo(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """What `realm demo` prints, and its report."""
-    told = StringIO()
-    with redirect_stdout(told):
+    printed = StringIO()
+    with redirect_stdout(printed):
         assert cli.main(words) == 0
-    return told.getvalue(), json.loads((Path(words[words.index("--dir") + 1]) / "report.json").read_text())
+    return printed.getvalue(), json.loads((Path(words[words.index("--dir") + 1]) / "report.json").read_text())
 
 
 def commands_in(text: str) -> list[list[str]]:
@@ -71,7 +71,7 @@ def tagger():
 
 
 @pytest.fixture(scope="module")
-def told(tagger: None, qa_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Told:
+def finished(tagger: None, qa_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     home = tmp_path_factory.mktemp("demo")
     write_towns(home / "towns.jsonl", TOWNS)
     write_towns(home / "later.jsonl", NEW_TOWNS)
@@ -81,20 +81,20 @@ def told(tagger: None, qa_folder: Path, tmp_path_factory: pytest.TempPathFactory
         "[fit]\ntagger = 'tiny'\nheld_out = 0.3\ndevice = 'cpu'\n"
     )
     words = ["demo", "--dir", str(home / "work"), "--config", str(home / "settings.toml")]
-    return Told(words, home / "work", *run_demo(words))
+    return Finished(words, home / "work", *run_demo(words))
 
 
-def test_the_story_leaves_what_its_contract_names(told: Told) -> None:
+def test_the_demo_leaves_the_documented_files(finished: Finished) -> None:
     made = ["workspace/kb", "workspace/model", "later.jsonl", "questions/dev.jsonl", "report.json"]
-    assert [name for name in made if not (told.folder / name).exists()] == []
-    assert_holds(DemoReport, told.report)
-    assert_holds(Costs, json.loads((told.folder / "stages.json").read_text()))
-    assert_holds(demo.SettingsJson, json.loads((told.folder / "settings.json").read_text()))
+    assert [name for name in made if not (finished.folder / name).exists()] == []
+    assert_holds(DemoReport, finished.report)
+    assert_holds(Costs, json.loads((finished.folder / "stages.json").read_text()))
+    assert_holds(demo.SettingsJson, json.loads((finished.folder / "settings.json").read_text()))
 
 
-def test_every_command_of_the_story_is_one_that_the_parser_takes(told: Told) -> None:
-    shown = commands_in(told.text)
-    kept = told.report["articles"]["adaptation"]["kept"]
+def test_every_command_of_the_demo_is_one_that_the_parser_takes(finished: Finished) -> None:
+    shown = commands_in(finished.text)
+    kept = finished.report["articles"]["adaptation"]["kept"]
     assert [words[0] for words in shown] == [
         "fit", "evaluate", "evaluate", *["evaluate"] * kept, "evaluate",
         "kb", "questions", "evaluate", "evaluate",
@@ -104,8 +104,8 @@ def test_every_command_of_the_story_is_one_that_the_parser_takes(told: Told) -> 
         assert cli._parser().parse_args(words).run
 
 
-def test_the_tables_hold_what_the_commands_reported(told: Told) -> None:
-    articles, added = told.report["articles"], told.report["added"]
+def test_the_tables_hold_what_the_commands_reported(finished: Finished) -> None:
+    articles, added = finished.report["articles"], finished.report["added"]
     assert (articles["documents"], added["documents"]) == (len(TOWNS), len(TOWNS) + len(NEW_TOWNS))
     kept = articles["adaptation"]["kept"]
     assert list(articles["systems"]) == ["bm25", "start", *["adapted"] * kept, "hybrid"]
@@ -114,10 +114,10 @@ def test_the_tables_hold_what_the_commands_reported(told: Told) -> None:
         ["bm25", *["start"] * kept],
         ["bm25", "before"],
     ]
-    first, second = told.text.split("2. Is it any good?")[1].split("3. Documents that come later")
+    first, second = finished.text.split("2. Compare the retrievers")[1].split("3. Add documents")
     for part, prefix, text in ((articles, "articles", first), (added, "later", second)):
         for name, scores in part["systems"].items():
-            reported = json.loads((told.folder / "reports" / f"{prefix}-{name}.json").read_text())
+            reported = json.loads((finished.folder / "reports" / f"{prefix}-{name}.json").read_text())
             assert [scores["found"][k] for k in ("1", "5", "20")] == [
                 reported["recall"][k] for k in ("1", "5", "20")
             ]
@@ -128,57 +128,57 @@ def test_the_tables_hold_what_the_commands_reported(told: Told) -> None:
             assert row.split()[1:5] == [f"{reported['recall'][k]:.1f}" for k in ("1", "5", "20")] + [
                 f"{reported['em']:.1f}"
             ]
-    fit = json.loads((told.folder / "reports" / "fit.json").read_text())
+    fit = json.loads((finished.folder / "reports" / "fit.json").read_text())
     assert articles["masked_facts"] == fit["tests"]["masked_facts"]
     judged = fit["tests"]["made_questions"]  # the fit and the table ask the same questions
     assert (articles["questions"], articles["systems"]["bm25"]["found"]) == (judged["n"], judged["bm25"])
 
 
-def test_later_questions_are_about_the_later_documents_alone(told: Told) -> None:
-    asked = (told.folder / "questions" / "dev.jsonl").read_text().splitlines()
+def test_later_questions_are_about_the_later_documents_alone(finished: Finished) -> None:
+    asked = (finished.folder / "questions" / "dev.jsonl").read_text().splitlines()
     assert {json.loads(line)["title"] for line in asked} <= set(NEW_TOWNS)
-    assert told.report["added"]["questions"] == len(asked) > 0
+    assert finished.report["added"]["questions"] == len(asked) > 0
 
 
 def test_the_answers_are_those_of_the_commands_that_are_shown(
-    told: Told, capsys: pytest.CaptureFixture[str]
+    finished: Finished, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = [words for words in commands_in(told.text) if words[0] in ("answer", "fill")]
-    assert [one["question"] for one in told.report["asked"]] == [one.question for one in QUESTIONS]
+    shown = [words for words in commands_in(finished.text) if words[0] in ("answer", "fill")]
+    assert [one["question"] for one in finished.report["asked"]] == [one.question for one in QUESTIONS]
     for words in (shown[0], shown[-1]):
         assert cli.main([*words, "--set", "device=cpu"]) == 0
-        assert capsys.readouterr().out in told.text
+        assert capsys.readouterr().out in finished.text
 
 
 def test_a_second_run_only_asks_and_with_json_prints_its_report_alone(
-    told: Told, capsys: pytest.CaptureFixture[str]
+    finished: Finished, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([*told.words, "--json"]) == 0
+    assert cli.main([*finished.words, "--json"]) == 0
     captured = capsys.readouterr()
     assert {words[0] for words in commands_in(captured.err)} == {"answer", "fill"}
     assert captured.err.count("done before: ") == 4  # two fits, kb add, questions
-    report, same = json.loads(captured.out), set(told.report) - {"peak_memory_mb"}
-    assert {key: report[key] for key in same} == {key: told.report[key] for key in same}
+    report, same = json.loads(captured.out), set(finished.report) - {"peak_memory_mb"}
+    assert {key: report[key] for key in same} == {key: finished.report[key] for key in same}
 
 
-def test_other_settings_need_another_folder(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*told.words, "--set", "minutes=0.9"]) == 2
+def test_other_settings_need_another_folder(finished: Finished, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*finished.words, "--set", "minutes=0.9"]) == 2
     assert (
-        "was made with other settings: name another --dir, or remove that folder" in capsys.readouterr().err
+        "was made with other settings: choose another --dir, or remove that folder" in capsys.readouterr().err
     )
 
 
 @pytest.mark.parametrize("words", [["--full"], ["--questions", "q.jsonl"]])
-def test_flags_of_the_other_story_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_of_the_other_demo_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", *words]) == 2
     assert "add --from-text" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_story_that_is_interrupted_after_any_command_goes_on_to_the_same_end(
-    told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_demo_that_is_interrupted_after_any_command_goes_on_to_the_same_end(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [*told.words[:2], str(tmp_path / "work"), *told.words[3:]]
+    words = [*finished.words[:2], str(tmp_path / "work"), *finished.words[3:]]
     interrupted = 0
     with redirect_stdout(StringIO()):
         while True:
@@ -187,16 +187,19 @@ def test_a_story_that_is_interrupted_after_any_command_goes_on_to_the_same_end(
                 break
             interrupted += 1
     monkeypatch.setattr(cli, "run", RUN)
-    assert interrupted == len([one for one in commands_in(told.text) if one[0] not in ("answer", "fill")]) - 1
+    assert (
+        interrupted
+        == len([one for one in commands_in(finished.text) if one[0] not in ("answer", "fill")]) - 1
+    )
     text, report = run_demo(words)
     assert {"answer", "fill"} <= {one[0] for one in commands_in(text)}
     for part in ("articles", "added"):
-        assert report[part]["systems"] == told.report[part]["systems"]
+        assert report[part]["systems"] == finished.report[part]["systems"]
 
 
 @pytest.mark.slow
-def test_the_story_runs_on_a_narrow_terminal(told: Told, tmp_path: Path) -> None:
-    words = [*told.words[:2], str(tmp_path / "work"), *told.words[3:]]
+def test_the_demo_runs_on_a_narrow_terminal(finished: Finished, tmp_path: Path) -> None:
+    words = [*finished.words[:2], str(tmp_path / "work"), *finished.words[3:]]
     with terminal(80) as screen:
         code = cli.main(words)
     assert code == 0, screen.text
@@ -253,11 +256,11 @@ def test_guesses_are_counted_apart_from_answers() -> None:
     asked: list[Any] = [{"found": True, "right": True}, {"found": False, "right": True}]
     assert results.asked_line(asked[:1]) == "Right: 1 of 1."
     assert results.asked_line(asked) == (
-        "Right: 2 of 2. Guesses among the answers, below the model's threshold: 1."
+        "Right: 2 of 2. Answers below the model's threshold, which are guesses: 1."
     )
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     for setting in ("minutes=0.0", "later_minutes=1.0", "questions=0"):
         with pytest.raises(InputError, match=setting.split("=")[0]):
             read_config(DemoConfig, None, "demo", [setting])

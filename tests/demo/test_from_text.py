@@ -1,4 +1,4 @@
-"""The demo from plain text told for real, on a dozen made-up towns with random weights, and its parts on their own."""
+"""The demo from plain text run on a dozen made-up towns with random weights, and its parts on their own."""
 
 import json
 import shlex
@@ -62,7 +62,7 @@ dev_every = 1
 """
 
 
-class Told(NamedTuple):
+class Finished(NamedTuple):
     """A demo that ran."""
 
     words: list[str]
@@ -98,45 +98,45 @@ def write_encoder(folder: Path, texts: Sequence[str]) -> None:
 
 def run_demo(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """What `realm demo` prints, and its report."""
-    told = StringIO()
-    with redirect_stdout(told):
+    printed = StringIO()
+    with redirect_stdout(printed):
         assert cli.main(words) == 0
-    return told.getvalue(), json.loads((Path(words[words.index("--dir") + 1]) / "report.json").read_text())
+    return printed.getvalue(), json.loads((Path(words[words.index("--dir") + 1]) / "report.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     home = tmp_path_factory.mktemp("demo")
     texts = write_corpus(home / "towns.jsonl")
     write_encoder(home / "encoder", texts)
     table = f"[from_text]\ncorpora = ['{home / 'towns.jsonl'}']\nencoder = '{home / 'encoder'}'\n"
     (home / "settings.toml").write_text(SETTINGS + table + "fill = 'Aldora was founded in [MASK].'\n")
     words = ["demo", "--from-text", "--dir", str(home / "work"), "--config", str(home / "settings.toml")]
-    return Told(words, home / "work", *run_demo(words))
+    return Finished(words, home / "work", *run_demo(words))
 
 
 def commands_in(text: str) -> list[list[str]]:
     return [shlex.split(line)[2:] for line in text.splitlines() if line.startswith("$ realm ")]
 
 
-def test_the_demo_leaves_what_its_contract_names(told: Told) -> None:
+def test_the_demo_leaves_the_documented_files(finished: Finished) -> None:
     made = ["kb", "questions/train.jsonl", "questions/dev.jsonl", "report.json", "curves.png"]
     made += [f"models/{name}/realm.json" for name in ("encoder", "ict", "realm", "qa")]
-    assert [name for name in made if not (told.folder / name).exists()] == []
-    assert (told.folder / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    assert [name for name in made if not (finished.folder / name).exists()] == []
+    assert (finished.folder / "curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_all_four_models_can_be_asked_for_passages(told: Told, tmp_path: Path) -> None:
+def test_all_four_models_can_be_asked_for_passages(finished: Finished, tmp_path: Path) -> None:
     for name in ("encoder", "ict", "realm", "qa"):
-        words = f"retrieve --kb {told.folder}/kb --model {told.folder}/models/{name} --top-k 2"
+        words = f"retrieve --kb {finished.folder}/kb --model {finished.folder}/models/{name} --top-k 2"
         out = tmp_path / f"{name}.jsonl"
-        questions = str(told.folder / "questions" / "dev.jsonl")
+        questions = str(finished.folder / "questions" / "dev.jsonl")
         assert cli.main([*words.split(), "--questions", questions, "--out", str(out)]) == 0
         assert all(len(json.loads(line)["passages"]) == 2 for line in out.read_text().splitlines())
 
 
-def test_every_command_that_is_shown_is_one_that_the_parser_takes(told: Told) -> None:
-    shown = commands_in(told.text)
+def test_every_command_that_is_shown_is_one_that_the_parser_takes(finished: Finished) -> None:
+    shown = commands_in(finished.text)
     verbs = {words[0] for words in shown}
     assert verbs == {
         "kb", "questions", "mlm", "ict", "pretrain", "index", "finetune", "probe", "evaluate", "answer", "fill",
@@ -145,16 +145,16 @@ def test_every_command_that_is_shown_is_one_that_the_parser_takes(told: Told) ->
         assert cli._parser().parse_args(words).run
 
 
-def test_the_report_holds_the_numbers_of_the_table(told: Told) -> None:
-    report = told.report
+def test_the_report_holds_the_numbers_of_the_table(finished: Finished) -> None:
+    report = finished.report
     assert_holds(FromTextReport, report)
-    assert_holds(Costs, json.loads((told.folder / "stages.json").read_text()))
+    assert_holds(Costs, json.loads((finished.folder / "stages.json").read_text()))
     assert set(report) == {
         "source", "documents", "passages", "made_questions", "seeds", "recall", "realm_against", "reading",
         "exact_match", "answers", "seconds", "peak_memory_mb",
     }  # fmt: skip
     assert report["documents"] == len(TOWNS)
-    dev = (told.folder / "questions" / "dev.jsonl").read_text().splitlines()
+    dev = (finished.folder / "questions" / "dev.jsonl").read_text().splitlines()
     assert report["made_questions"]["dev"] == len(dev)
     for test in ("probe", "dev"):
         assert list(report["recall"][test]) == ["bm25", "encoder", "ict", "realm"]
@@ -162,7 +162,7 @@ def test_the_report_holds_the_numbers_of_the_table(told: Told) -> None:
         for by_rank in report["recall"][test].values():
             assert 0 <= by_rank["1"] <= by_rank["5"] <= by_rank["20"] <= 100
     of_realm, of_qa = (
-        json.loads((told.folder / "reports" / f"{name}.dev.json").read_text())["outcomes"]
+        json.loads((finished.folder / "reports" / f"{name}.dev.json").read_text())["outcomes"]
         for name in ("realm", "qa")
     )
     ranks = [outcome["rank"] for outcome in of_realm]
@@ -179,12 +179,12 @@ def test_the_report_holds_the_numbers_of_the_table(told: Told) -> None:
         sum(seconds for name, seconds in report["seconds"].items() if name != "total"), abs=0.1
     )
     assert report["peak_memory_mb"] > 50
-    row = next(line for line in told.text.splitlines() if line.startswith("REALM "))
+    row = next(line for line in finished.text.splitlines() if line.startswith("REALM "))
     assert row.split()[1:4] == [f"{report['recall']['probe']['realm'][k]:.1f}" for k in ("1", "5", "20")]
 
 
-def test_the_end_shows_five_questions_with_evidence_and_a_filled_gap(told: Told) -> None:
-    end = told.text.split("\n7. ")[1]
+def test_the_end_shows_five_questions_with_evidence_and_a_filled_mask(finished: Finished) -> None:
+    end = finished.text.split("\n7. ")[1]
     verbs = [words[0] for words in commands_in(end)]
     assert verbs == ["answer"] * 5 + ["fill"]
     assert end.count("expected: ") == 5
@@ -192,26 +192,28 @@ def test_the_end_shows_five_questions_with_evidence_and_a_filled_gap(told: Told)
     assert "[MASK] 1: " in end
 
 
-def test_a_second_run_only_answers(told: Told) -> None:
-    text, report = run_demo(told.words)
+def test_a_second_run_only_answers(finished: Finished) -> None:
+    text, report = run_demo(finished.words)
     assert {words[0] for words in commands_in(text)} == {"answer", "fill"}
-    assert text.split("\n7. ")[1] == told.text.split("\n7. ")[1]
+    assert text.split("\n7. ")[1] == finished.text.split("\n7. ")[1]
     same = set(report) - {"peak_memory_mb"}
-    assert {key: report[key] for key in same} == {key: told.report[key] for key in same}
+    assert {key: report[key] for key in same} == {key: finished.report[key] for key in same}
 
 
 def test_with_json_only_the_report_is_on_standard_output(
-    told: Told, capsys: pytest.CaptureFixture[str]
+    finished: Finished, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main([*told.words, "--json"]) == 0
+    assert cli.main([*finished.words, "--json"]) == 0
     captured = capsys.readouterr()
-    assert json.loads(captured.out)["towns"]["recall"] == told.report["recall"]
+    assert json.loads(captured.out)["towns"]["recall"] == finished.report["recall"]
     assert "7. Answers" in captured.err
 
 
 @pytest.mark.slow
-def test_the_full_demo_compares_with_its_controls_over_seeds_and_corpora(told: Told, tmp_path: Path) -> None:
-    home = told.folder.parent
+def test_the_full_demo_compares_with_its_controls_over_seeds_and_corpora(
+    finished: Finished, tmp_path: Path
+) -> None:
+    home = finished.folder.parent
     write_corpus(tmp_path / "more.jsonl")
     controls = ["ict-same-seconds", "shuffled", "entity"]
     chosen = {
@@ -222,7 +224,7 @@ def test_the_full_demo_compares_with_its_controls_over_seeds_and_corpora(told: T
     words = ["demo", "--from-text", "--dir", str(tmp_path / "full"), "--config", str(home / "settings.toml")]
     for name, value in chosen.items():
         words += ["--set", f"{name}={json.dumps(value)}"]
-    text, report = run_demo([*words, "--questions", str(told.folder / "questions" / "train.jsonl")])
+    text, report = run_demo([*words, "--questions", str(finished.folder / "questions" / "train.jsonl")])
     assert list(report["recall"]) == ["probe", "dev", "train"]
     assert list(report["realm_against"]["train"]) == ["bm25", "encoder", "ict", *controls]
     assert set(report["recall"]["dev"]["shuffled"]["spread"]) == {"1", "5", "20"}
@@ -236,7 +238,7 @@ def test_the_full_demo_compares_with_its_controls_over_seeds_and_corpora(told: T
 # -- the parts
 
 
-def story_in(folder: Path, **settings: Any) -> DemoRun:
+def demo_in(folder: Path, **settings: Any) -> DemoRun:
     return DemoRun(FromTextConfig(**settings), "demo", "package:vital-articles", folder)
 
 
@@ -246,31 +248,31 @@ def test_ict_for_the_same_seconds_counts_all_that_realm_had(tiny_model_folder: P
         (tmp_path / "models" / name).mkdir(parents=True)
         described = read_manifest(tiny_model_folder) | {"stages": stages, "checksums": {}}
         (tmp_path / "models" / name / "realm.json").write_text(json.dumps(described))
-    longer, _ = story_in(tmp_path, controls=("ict-same-seconds",))._longer_ict(0)
+    longer, _ = demo_in(tmp_path, controls=("ict-same-seconds",))._longer_ict(0)
     assert "steps=500" in longer.argv
     assert str(tmp_path / "models" / "encoder") in longer.argv
 
 
 def test_seeds_beyond_the_first_are_in_the_names_of_their_models(tmp_path: Path) -> None:
-    demo = story_in(tmp_path, seeds=(3, 4))
+    demo = demo_in(tmp_path, seeds=(3, 4))
     assert demo.retrievers() == {
         "bm25": ["bm25"], "encoder": ["encoder"], "ict": ["ict", "ict-4"], "realm": ["realm", "realm-4"],
     }  # fmt: skip
 
 
-def test_question_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+def test_question_files_of_one_name_are_distinguished_by_their_folders(tmp_path: Path) -> None:
     files = [
         tmp_path / name
         for name in ("wiki/train.jsonl", "factbook/train.jsonl", "trec.jsonl", "mine/dev.jsonl")
     ]
     demo = DemoRun(FromTextConfig(), "demo", "x", tmp_path, tuple(files))
     assert list(demo.tests()) == ["probe", "dev", "wiki-train", "factbook-train", "trec", "mine-dev"]
-    with pytest.raises(InputError, match="two question files would be called"):
+    with pytest.raises(InputError, match="two question files have the name"):
         DemoRun(FromTextConfig(), "demo", "x", tmp_path, (files[2], files[2])).tests()
 
 
 @pytest.mark.parametrize("preset", [name for name in ("demo", "demo-full") if name in presets()])
-def test_the_settings_of_the_shipped_demos_are_ones_that_it_knows(preset: str) -> None:
+def test_the_settings_of_the_packaged_demos_are_known(preset: str) -> None:
     assert isinstance(read_config(FromTextConfig, preset, "from_text"), FromTextConfig)
 
 
@@ -279,7 +281,7 @@ def test_an_empty_list_of_corpora_is_refused() -> None:
         read_config(FromTextConfig, None, "from_text", ["corpora=[]"])
 
 
-def test_without_matplotlib_the_demo_says_so_before_it_begins(
+def test_without_matplotlib_the_demo_is_refused_before_it_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(from_text, "find_spec", lambda name: None)

@@ -44,9 +44,9 @@ def test_an_interrupted_stage_is_run_again_and_its_seconds_add_up(
     record = Record(tmp_path / "stages.json", PeakMemory())
     run_stages(stages, record, run)
     assert record.seconds() == {"first": 10, "second": 20, "total": 30}
-    told = capsys.readouterr().out
-    assert f"skipped: {tmp_path / 'first'} is there" in told
-    assert f"$ realm make {tmp_path / 'second'}\n(20.0 s)" in told
+    printed = capsys.readouterr().out
+    assert f"skipped: {tmp_path / 'first'} exists" in printed
+    assert f"$ realm make {tmp_path / 'second'}\n(20.0 s)" in printed
 
 
 def test_a_measurement_is_due_again_when_what_it_measures_is_newer(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_stage_that_runs_once_is_run_again_only_after_one_before_it(tmp_path: 
     def run(argv: Sequence[str]) -> None:
         ran.append(argv[1])
 
-    def told(*names: str, forget: bool = False) -> list[str]:
+    def ran_stages(*names: str, forget: bool = False) -> list[str]:
         ran.clear()
         record = Record(tmp_path / "stages.json", PeakMemory())
         if forget:
@@ -85,13 +85,13 @@ def test_a_stage_that_runs_once_is_run_again_only_after_one_before_it(tmp_path: 
         run_stages([Stage(SECTION, name, ("make", name), once=True) for name in names], record, run)
         return list(ran)
 
-    assert told("first", "third") == ["first", "third"]
-    assert told("first", "third") == []
-    assert told("first", "second", "third") == [
+    assert ran_stages("first", "third") == ["first", "third"]
+    assert ran_stages("first", "third") == []
+    assert ran_stages("first", "second", "third") == [
         "second",
         "third",
     ]  # the third is about what the second changed
-    assert told("first", "second", "third", forget=True) == ["first", "second", "third"]
+    assert ran_stages("first", "second", "third", forget=True) == ["first", "second", "third"]
 
 
 def test_a_report_that_a_later_stage_writes_anew_is_copied(tmp_path: Path) -> None:

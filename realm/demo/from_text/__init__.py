@@ -1,11 +1,11 @@
-"""`realm demo --from-text`: from plain text alone to answers with evidence, in the commands that anyone could type.
+"""`realm demo --from-text`: trains a retriever and a reader from plain text alone, by running and printing `realm` commands.
 
-    stages     the stages in their order, each a `realm ...` command and what it makes
-    results    what the outcomes say: recall of each retriever, paired tests, accuracy; the table
-    plots      the training curves
+    stages     the stages in their order, each one `realm` command
+    results    reads the reports of the commands: recall of each retriever, paired tests, accuracy; the tables
+    plots      draws the training curves
 
-The folder of a demo is a contract: kb, questions/{train,dev}.jsonl, models/{encoder,ict,realm,qa}, report.json, curves.png.
-With several corpora each of the others has such a folder of its own, inside the first one's, by its name.
+The demo's folder always contains: kb, questions/{train,dev}.jsonl, models/{encoder,ict,realm,qa}, report.json, curves.png.
+With several corpora, the folder of the first corpus contains a folder of the same form for each further corpus.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,30 +30,33 @@ def run(
     question_files: Sequence[str],
     run_command: Callable[[Sequence[str]], None],
 ) -> dict[str, results.FromTextReport]:
-    """Tells the demo of each corpus -> its report, by the corpus' name; what is there already is not made again.
+    """Runs the demo of each corpus -> report by name of the corpus. Stages that are already done are skipped.
 
-    `preset` is the configuration file of every stage; `question_files` are measured beside the made questions.
+    `preset` is the configuration file of every stage. `question_files` are measured in addition to the made questions.
 
     Raises:
-        InputError: as the stages do; or there is nothing to draw with.
+        InputError: a stage refuses its input, or matplotlib is missing.
     """
     if find_spec("matplotlib") is None:
-        raise InputError("the demo draws its curves with matplotlib: pip install realm-lm[demo]")
+        raise InputError("the demo draws its curves with matplotlib: pip install 'realm-lm[demo]'")
     for file in question_files:
-        read_questions(file)  # now, not after hours
+        read_questions(file)  # so that a bad file is refused now, not after hours
     reports = {}
     for number, source in enumerate(config.corpora):
         name = source.removeprefix("package:").rpartition("/")[2].partition(".")[0]
         here = folder if number == 0 else folder / name
         demo = DemoRun(config, preset, source, here, tuple(map(Path, question_files)))
-        demo.tests()  # refuses names that clash
-        reports[name] = _tell(demo, run_command)
+        demo.tests()  # refuses question files with the same name
+        reports[name] = _run_corpus(demo, run_command)
     return reports
 
 
-def _tell(demo: DemoRun, run_command: Callable[[Sequence[str]], None]) -> results.FromTextReport:
-    print(f"realm demo: {demo.source}, from plain text to answers with evidence, in {demo.folder}")
-    print("A line that begins with $ is a command of its own. Stop at any time: the demo goes on from there.")
+def _run_corpus(demo: DemoRun, run_command: Callable[[Sequence[str]], None]) -> results.FromTextReport:
+    print(
+        f"realm demo: trains a retriever and a reader from the plain text of {demo.source}, in {demo.folder}"
+    )
+    print("Each line that begins with $ is a command that you can also run yourself.")
+    print("You can stop the demo at any time: the same command continues it.")
     demo.folder.mkdir(parents=True, exist_ok=True)
     with PeakMemory() as memory:
         record = Record(demo.folder / "stages.json", memory)
@@ -65,6 +68,6 @@ def _tell(demo: DemoRun, run_command: Callable[[Sequence[str]], None]) -> result
     metrics = [demo.model("realm", seed) / "metrics.jsonl" for seed in demo.config.seeds]
     plots.draw_if_new(metrics, demo.curves)
     print("", *results.lines(report), sep="\n")
-    print(f"Training curves: {demo.curves}. All numbers: {demo.folder / 'report.json'}.")
+    print(f"Training curves are in {demo.curves}, all numbers in {demo.folder / 'report.json'}.")
     run_stages(demo.answering(), record, run_command)
     return report

@@ -1,4 +1,4 @@
-"""The training curves as small multiples, from metrics.jsonl."""
+"""Draws the training curves of metrics.jsonl, one panel per metric."""
 
 import json
 from collections.abc import Sequence
@@ -7,25 +7,25 @@ from typing import Any, NamedTuple
 
 
 class Panel(NamedTuple):
-    """One small picture: lines of metrics.jsonl by key."""
+    """One panel of the picture."""
 
     title: str
     unit: str
     keys: dict[str, str]
-    """Metric -> its label, none where it is alone."""
+    """Metric -> label of its line; empty for a panel with one metric."""
     by_version: bool = False
-    """Measured once for each index version, not at every logged step."""
+    """Whether the metric is measured once per index version, not at every logged step."""
     from_start: bool = False
-    """Draws where it began, to see what is gained and that nothing is lost."""
+    """Whether to draw a dotted line at the first value, for comparison."""
     floor: float | None = None
-    """Lowest value shown, where there is a natural one."""
+    """Lowest value of the axis; None: chosen by matplotlib."""
 
 
 RANKS = (20, 5, 1)
 PANELS = (
     Panel("Loss", "nats per hidden wordpiece", {"loss": ""}),
     Panel("Retrieval utility", "nats gained over no passage", {"retrieval_utility": ""}),
-    Panel("Holder gap of the reader", "nats", {"positive_gap": ""}, by_version=True),
+    Panel("Gap of positives in the reader", "nats", {"positive_gap": ""}, by_version=True),
     Panel("Null passage, p(z|x)", "probability", {"null_probability": ""}, floor=0),
     Panel("Masked facts found", "% of queries", {f"probe_recall_{k}": f"@{k}" for k in RANKS}, True, True),
     Panel("Questions found", "% of questions", {f"question_recall_{k}": f"@{k}" for k in RANKS}, True, True),
@@ -37,7 +37,7 @@ GREY = "#6b6b6b"
 
 
 def draw_if_new(metrics: Sequence[Path], out: Path) -> None:
-    """Draws the curves of runs of one kind, a line per run, unless the picture is newer than the runs."""
+    """Draws the curves of several runs, one line per run, unless the picture is newer than their metrics."""
     if out.exists() and all(file.stat().st_mtime <= out.stat().st_mtime for file in metrics):
         return
     runs = [[json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] for file in metrics]
@@ -45,7 +45,7 @@ def draw_if_new(metrics: Sequence[Path], out: Path) -> None:
 
 
 def draw(runs: Sequence[Sequence[dict[str, Any]]], out: Path) -> None:
-    """One panel per number, one line per run and key."""
+    """Draws one panel per entry of PANELS, with one line per run and metric, to the image file `out`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -55,7 +55,7 @@ def draw(runs: Sequence[Sequence[dict[str, Any]]], out: Path) -> None:
     )
     FigureCanvasAgg(figure)
     figure.suptitle("REALM pre-training", fontsize=15, x=0.008, ha="left", fontweight="bold")
-    notes = [f"a line for each of {len(runs)} seeds"] * (len(runs) > 1)
+    notes = [f"one line for each of {len(runs)} seeds"] * (len(runs) > 1)
     notes += ["points: index versions", "dotted: the start"]
     figure.text(0.992, 0.985, "; ".join(notes), ha="right", va="top", color=GREY)
     last = max((line["step"] for run in runs for line in run), default=0)
@@ -65,7 +65,7 @@ def draw(runs: Sequence[Sequence[dict[str, Any]]], out: Path) -> None:
                 points = [(line["step"], line[key]) for line in run if line.get(key) is not None]
                 if points:
                     _line(axes, points, colour, label, panel, thin=len(runs) > 1)
-                    label = ""  # of the first run only: the others end close by
+                    label = ""  # label only the first run: the lines of all runs end close to each other
         if not axes.lines:
             axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=GREY)
         axes.set_title(panel.title, loc="left", fontsize=11)

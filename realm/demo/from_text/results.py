@@ -1,8 +1,8 @@
-"""What a demo's outcomes say: recall of each retriever, REALM against each other one in pairs, accuracy; and the table.
+"""Results of the demo from text: recall of each retriever, paired tests of REALM, accuracy, and their tables.
 
-Everything is read from files that the stages' commands wrote. Recall and accuracy are in percent.
+All numbers come from files written by the commands of the stages. Recall and accuracy are in percent.
 
-S seeds, N queries.
+Axis letters: S seeds, N queries.
 """
 
 import json
@@ -29,18 +29,18 @@ LABELS = {
     "entity": "span match, no reader",
 }
 VERBS = ("kb build", "evaluate", "probe", "index", "ict", "pretrain", "finetune")
-"""Stages whose seconds are added up."""
+"""Stages whose names begin with the same entry here are added up."""
 TESTS = {"probe": "masked facts", "dev": "made questions"}
 
 
 Recall = TypedDict(
     "Recall", {"n": int, "1": float, "5": float, "20": float, "spread": NotRequired[dict[str, float]]}
 )
-"""Percent of queries with a hit in the top 1, 5 and 20, mean over seeds; with several, their standard deviations."""
+"""Percent of queries with a hit in the top 1, 5 and 20, mean over seeds; `spread`: standard deviation over several seeds."""
 
 
 class Reading(TypedDict):
-    """What REALM's reader makes of retrieved passages, mean over seeds; as in `ProbeJson`."""
+    """Effect of retrieved passages on REALM's reader, mean over seeds; keys as in `ProbeJson`."""
 
     span_accuracy: float
     span_accuracy_without: float
@@ -50,7 +50,7 @@ class Reading(TypedDict):
 
 
 class ExactMatch(TypedDict):
-    """Of `n` dev questions, before and after fine-tuning."""
+    """Exact match on `n` dev questions before and after fine-tuning, in percent."""
 
     n: int
     before: float
@@ -58,7 +58,7 @@ class ExactMatch(TypedDict):
 
 
 class Answered(TypedDict):
-    """What the fine-tuned model answers of one question file; as in `ReportJson`."""
+    """Results of the fine-tuned model on one question file; keys as in `ReportJson`."""
 
     n: int
     em: float
@@ -67,7 +67,7 @@ class Answered(TypedDict):
 
 
 class Results(TypedDict):
-    """What report.json holds beside `Costs`; by test, then by retriever."""
+    """Content of report.json without the costs; nested dictionaries are by test, then by retriever."""
 
     source: str
     documents: int
@@ -82,14 +82,14 @@ class Results(TypedDict):
 
 
 class FromTextReport(Results):
-    """What report.json holds."""
+    """Content of report.json."""
 
     seconds: dict[str, float]
     peak_memory_mb: float
 
 
 def read(demo: DemoRun) -> Results:
-    """The report of a demo whose stages are done, without what they cost."""
+    """The report of a demo whose stages are done, without the costs."""
     ranks = {
         test: {
             retriever: np.array([_ranks(demo, name, test) for name in models])
@@ -117,7 +117,7 @@ def read(demo: DemoRun) -> Results:
 
 
 def lines(report: FromTextReport) -> list[str]:
-    """The report as a table and a few sentences."""
+    """Lines of the report: tables and a few sentences."""
     return [
         *_table(report),
         "",
@@ -130,7 +130,7 @@ def lines(report: FromTextReport) -> list[str]:
 
 
 def _table(report: FromTextReport) -> list[str]:
-    """Recall: a row per retriever, a group of columns per test."""
+    """Table of recall: one row per retriever, one group of columns per test."""
     recall, cell = report["recall"], 12 if len(report["seeds"]) > 1 else 7
     heads = [f"{by['bm25']['n']:,} {TESTS.get(test, test)}" for test, by in recall.items()]
     ranks = "".join(f"{'@' + str(k):>{cell}}" for k in RANKS)
@@ -142,14 +142,14 @@ def _table(report: FromTextReport) -> list[str]:
 
 
 def _comparisons(report: FromTextReport) -> list[str]:
-    """REALM less each other retriever: a row per retriever, a column per test."""
+    """Table of REALM minus each other retriever: one row per retriever, one column per test."""
     compared = report["realm_against"]
-    rows = [["points @5, REALM less", *(TESTS.get(test, test) for test in compared)]]
+    rows = [["points @5, REALM vs", *(TESTS.get(test, test) for test in compared)]]
     for other in compared["probe"]:
         found = [by[other] for by in compared.values()]
         cells = [difference(one) for one in found]
         rows.append([LABELS[other], *cells])
-    return [*aligned(rows), "(in brackets the 95% interval; p: exact McNemar test on the same queries)"]
+    return [*aligned(rows), "(in brackets: 95% interval; p: exact McNemar test on the same queries)"]
 
 
 def _accuracy(report: FromTextReport) -> list[str]:
@@ -159,16 +159,16 @@ def _accuracy(report: FromTextReport) -> list[str]:
         for test, found in report["answers"].items()
     )
     return [
-        f"Hidden spans that REALM's reader names whole: {reading['span_accuracy']:.1f}% with retrieval, "
+        f"Masked spans that REALM's reader predicts exactly: {reading['span_accuracy']:.1f}% with retrieval, "
         f"{reading['span_accuracy_without']:.1f}% without.",
-        f"Answers that are exactly right, of {match['n']:,} dev questions: {match['before']:.1f}% before fine-tuning, "
+        f"Exact answers to {match['n']:,} dev questions: {match['before']:.1f}% before fine-tuning, "
         f"{match['after']:.1f}% after.",
-        f"After it, exactly right: {answered}.",
+        f"Exact answers after fine-tuning, by test: {answered}.",
     ]
 
 
 def _recall(rank_SN: np.ndarray) -> Recall:
-    """Mean over seeds, and with several seeds their standard deviation."""
+    """Mean over seeds, and the standard deviation if there are several seeds."""
     by_seed = {k: [recall_at(rank_N, k) for rank_N in rank_SN] for k in RANKS}
     shares = {str(k): round(float(np.mean(v)), 2) for k, v in by_seed.items()}
     found = cast(Recall, {"n": rank_SN.shape[1]} | shares)
@@ -178,7 +178,7 @@ def _recall(rank_SN: np.ndarray) -> Recall:
 
 
 def _reading(demo: DemoRun) -> Reading:
-    """What the reader makes of retrieved passages, mean over seeds."""
+    """Effect of retrieved passages on the reader, mean over seeds."""
     probes = [_outcome(demo, name, "probe") for name in demo.retrievers()["realm"]]
     names = (
         "span_accuracy",
@@ -192,7 +192,7 @@ def _reading(demo: DemoRun) -> Reading:
 
 
 def _exact_match(demo: DemoRun) -> ExactMatch:
-    """Before and after fine-tuning, on the dev questions by which the best model was chosen."""
+    """Exact match before and after fine-tuning, on the dev questions by which the best model was chosen."""
     metrics = (demo.model("qa") / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     looks = [line["dev_em"] for line in map(json.loads, metrics) if "dev_em" in line]
     all_of_dev = _outcome(demo, "qa", "dev")["n"]

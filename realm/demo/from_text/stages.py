@@ -1,7 +1,7 @@
-"""The demo of one corpus: which commands, in which order, and what each makes.
+"""Stages of `realm demo --from-text` for one corpus: the commands in their order, and the text of each section.
 
-Stages come one at a time, because some are known only when those before them are done: an index is named after the model
-that made it, and the control with equal time needs the time that pre-training took.
+Stages are generated one at a time, because some depend on earlier ones: an index is named after its model, and the control
+`ict-same-seconds` needs the time that pre-training took.
 """
 
 import json
@@ -21,20 +21,20 @@ Control = Literal["ict-same-seconds", "shuffled", "entity"]
 
 @dataclass(frozen=True)
 class FromTextConfig:
-    """What the demo from plain text does; how each stage does it is in the stage's own table of the same file."""
+    """Settings of the demo from plain text. Each stage has its own table in the same configuration file."""
 
     corpora: tuple[str, ...] = ("package:vital-articles",)
-    """Sources; each gets a knowledge base and a demo of its own."""
+    """Sources of documents; the demo runs once for each, with its own knowledge base."""
     encoder: str = "package:realm-mini"
-    """Where every model starts, and whose tokenizer cuts the text."""
+    """The encoder that every model starts from; its tokenizer is used for the text."""
     seeds: tuple[int, ...] = (0,)
-    """Of ICT, pre-training and the controls; the first one's model is fine-tuned."""
+    """Seeds of ICT, pre-training and the controls; the model of the first seed is fine-tuned."""
     controls: tuple[Control, ...] = ()
-    """What REALM is compared with beside its own start."""
+    """Control runs to compare REALM with."""
     ask: tuple[str, ...] = ()
-    """Questions to answer at the end; none: five of the dev questions."""
+    """Questions to answer in section 7; empty: five random dev questions."""
     fill: str = "The [MASK] is the currency of the United Kingdom."
-    """The sentence that `realm fill` completes at the end."""
+    """The masked sentence of section 7."""
 
     def __post_init__(self) -> None:
         for name in ("corpora", "seeds"):
@@ -43,59 +43,60 @@ class FromTextConfig:
 
 
 CORPUS = Section(
-    "1. A knowledge base",
-    "Documents are cut at sentence ends into passages, and names and dates are marked in them: the facts to be hidden later.\n"
-    "Questions are made from the same text by rules, some to fine-tune with, the others (dev) to measure with.",
+    "1. Build a knowledge base",
+    "Documents are split at sentence ends into passages. Names and dates are marked: pre-training will mask them.\n"
+    "Questions are made from the same text by rules: train questions for fine-tuning, dev questions for measuring.",
 )
 ENCODER = Section(
-    "2. The encoder",
-    "The language model that all others start from (package:realm-mini read plain text only: no questions, no labels).\n"
-    "Its embedder turns text into a vector; as it is now, before any training of its own, it is the start to beat.",
+    "2. Make the encoder",
+    "All models start from this masked language model (package:realm-mini was trained on plain text only, without labels).\n"
+    "Its embedder, which computes a vector for a text, is not trained yet. The tables call it the untrained start.",
 )
 ICT = Section(
-    "3. A warm start: the inverse cloze task",
-    "The embedder learns to find the passage that a sentence was cut from.\n"
-    "Then `realm index` embeds every passage, so that the best ones for a query can be found.",
+    "3. Warm up the embedder: inverse cloze task (ICT)",
+    "The embedder learns to find the passage that a sentence was taken from.\n"
+    "Then `realm index` computes the vectors of all passages, so that the best passages for a query can be found.",
 )
 PRETRAIN = Section(
     "4. REALM pre-training",
-    "A name or date is hidden in a sentence, passages are retrieved, and the reader fills the gap with their help.\n"
-    "Passages that helped will score higher next time; the index is rebuilt in the background while training goes on,\n"
-    "and the last one, of the model that is saved, stays in the knowledge base.",
+    "A name or date is masked in a sentence, passages are retrieved, and the reader predicts the masked words from the\n"
+    "sentence and each passage. Training raises the scores of passages that help. The index is rebuilt in the background\n"
+    "during training; the last index, of the saved model, stays in the knowledge base.",
 )
 CONTROLS = Section(
-    "4b. The controls",
-    "What else could explain a gain? More of the warm start, for the seconds that REALM had; a reader whose verdicts are\n"
-    "shuffled among the passages; or passages that get credit for holding the hidden words, with no reader at all.",
+    "4b. Train the controls",
+    "The controls test other explanations of a gain. ict-same-seconds: ICT for as many seconds as REALM took. shuffled: the\n"
+    "reader's likelihoods are shuffled among the passages. entity: passages count as helpful if they contain the masked\n"
+    "words, without a reader.",
 )
 FINETUNE = Section(
-    "5. Fine-tuning",
-    "From the made questions the reader learns to point at the answer in the best passages, and the embedder to find them.\n"
-    "The dev questions are about other documents; the model that answers most of them is kept.",
+    "5. Fine-tune on questions",
+    "On the train questions, the reader learns to find the answer in the best passages, and the embedder to find those\n"
+    "passages. The dev questions are about other documents; the model that answers most dev questions is kept.",
 )
 MEASURE = Section(
-    "6. What each retriever finds",
-    "Masked facts: sentences held out of all training with a name or date hidden; found when another passage has it.\n"
-    "Questions: found when a passage has the answer. Each retriever is asked the same ones.",
+    "6. Measure each retriever",
+    "Masked facts: a name or date is masked in a sentence that no training used; found if another passage contains it.\n"
+    "Questions: found if a passage contains the answer. All retrievers get the same queries.",
 )
 ANSWER = Section(
     "7. Answers with evidence",
-    "[[ ]] marks the answer in its passage. p(z|x) is the share of its trust that the retriever gives to the passage,\n"
-    "p(y|z,x) what the reader makes of it.",
+    "[[ ]] marks the answer in the passage. p(z|x) is the retriever's probability of passage z for question x,\n"
+    "p(y|z,x) the reader's probability of words y given question x and passage z.",
 )
 
 
 @dataclass(frozen=True)
 class DemoRun:
-    """One corpus and the folder where all about it is."""
+    """The demo of one corpus: the paths of its files, and the commands of its stages."""
 
     config: FromTextConfig
     preset: str
-    """The configuration file, or preset by name, of every stage."""
+    """Configuration file or preset of every stage."""
     source: str
     folder: Path
     question_files: tuple[Path, ...] = ()
-    """Measured beside the made dev questions."""
+    """Question files to measure in addition to the made dev questions."""
 
     @property
     def kb(self) -> Path:
@@ -110,16 +111,16 @@ class DemoRun:
         return self.folder / "curves.png"
 
     def model(self, name: str, seed: int | None = None) -> Path:
-        """A model's folder; those of seeds beyond the first carry it in their name."""
+        """Folder of a model; for a seed other than the first, the name ends with the seed."""
         first = seed is None or seed == self.config.seeds[0]
         return self.folder / "models" / (name if first else f"{name}-{seed}")
 
     def outcome(self, model: str, test: str) -> Path:
-        """Where the report on a model in one of the `tests` is, with each query's outcome."""
+        """File with the report on a model in one of the `tests`, and the outcome of each query."""
         return self.folder / "reports" / f"{model}.{test}.json"
 
     def retrievers(self) -> dict[str, list[str]]:
-        """What the table compares -> the names of its models, one for each seed it was trained with."""
+        """Retriever -> names of its models, one per seed."""
         trained = {
             name: [self.model(name, seed).name for seed in self.config.seeds]
             for name in ("ict", "realm", *self.config.controls)
@@ -127,7 +128,7 @@ class DemoRun:
         return {"bm25": ["bm25"], "encoder": ["encoder"], **trained}
 
     def tests(self) -> dict[str, Path | None]:
-        """What each retriever is measured on -> its question file; the probe has none.
+        """Test -> its question file; None for the probe.
 
         Raises:
             InputError: two question files have the same name, in folders of the same name.
@@ -138,16 +139,14 @@ class DemoRun:
             alone = stems.count(file.stem) == 1
             name = file.stem if alone else f"{file.resolve().parent.name}-{file.stem}"
             if name in named:
-                raise InputError(
-                    f"two question files would be called {name}, {file} is the second: rename it"
-                )
+                raise InputError(f"two question files have the name {name}, {file} is the second: rename it")
             named[name] = file
         return named
 
     # -- the commands ---------------------------------------------------------------------------------------------
 
     def making(self) -> Iterator[Stage]:
-        """Stages 1 to 5: from text to models."""
+        """Stages of sections 1 to 5, which make the models."""
         kb, encoder, train = self.kb, self.model("encoder"), self.dev.with_name("train.jsonl")
         first, *_ = self.config.seeds
         build = self._command("kb build", self.source, out=kb, tokenizer=self.config.encoder)
@@ -172,7 +171,7 @@ class DemoRun:
         yield self._train(FINETUNE, "finetune", qa, first, kb=kb, model=start, train=train, dev=self.dev)
 
     def measuring(self) -> Iterator[Stage]:
-        """Stage 6: every retriever on every test, and the answers of the fine-tuned model."""
+        """Stages of section 6: every retriever on every test, and the fine-tuned model on all question files."""
         asked = {test: file for test, file in self.tests().items() if file is not None}
         for retriever, models in self.retrievers().items():
             for name in models:
@@ -188,7 +187,7 @@ class DemoRun:
             yield self._evaluate("qa", self.model("qa"), test, file)
 
     def answering(self) -> Iterator[Stage]:
-        """Stage 7: a few questions, and a masked sentence."""
+        """Stages of section 7: a few questions, and a masked sentence."""
         kb, qa, realm = self.kb, self.model("qa"), self.model("realm")
         for question, note in self._questions_to_ask():
             argv = self._command("answer", question, "--set", "answers=1", kb=kb, model=qa)
@@ -202,13 +201,13 @@ class DemoRun:
         )
 
     def _longer_ict(self, seed: int) -> Iterator[Stage]:
-        """ICT from the same encoder for the seconds of all that REALM had, the making of that encoder included."""
+        """ICT from the same encoder, for as many seconds as mlm, ict and pretrain took together."""
         stages = read_manifest(self.model("realm", seed))["stages"]
         seconds = sum(last_record(stages, stage)["seconds"] for stage in ("mlm", "ict", "pretrain"))
         ict = last_record(stages, "ict")
         if not ict["steps"]:
             raise InputError(
-                "ict-same-seconds needs ICT steps to know what one costs, and [ict] has steps = 0"
+                "ict-same-seconds needs the time of an ICT step, but [ict] has steps = 0: set it to 1 or more"
             )
         steps = max(1, round(seconds * ict["steps"] / max(ict["seconds"], 0.1)))
         out, start = self.model("ict-same-seconds", seed), self.model("encoder")
@@ -235,12 +234,12 @@ class DemoRun:
         return Stage(MEASURE, f"evaluate {name} {test}", argv, out, (model / "realm.json", file), quiet=True)
 
     def _command(self, verb: str, *words: str, **flags: str | Path) -> tuple[str, ...]:
-        """The words behind `realm`, as they are typed."""
+        """Arguments of `realm` for a command, with --config."""
         named = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
         return (*verb.split(), *words, *named, "--config", self.preset)
 
     def _questions_to_ask(self) -> list[tuple[str, str]]:
-        """Questions with a note of what is expected; made ones are drawn blindly, not picked."""
+        """Questions with a note of the expected answer; made questions are drawn at random."""
         if self.config.ask:
             return [(question, "") for question in self.config.ask]
         lines = [json.loads(line) for line in self.dev.read_text(encoding="utf-8").splitlines()]
