@@ -211,7 +211,7 @@ def _retrieve(args: argparse.Namespace) -> None:
     config = settings(args, pipeline.AnswerConfig)
     kb = KnowledgeBase.open(args.kb)
     out.parent.mkdir(parents=True, exist_ok=True)
-    question_sets.retrieve_to_file(kb, args.model, questions, args.top_k, args.method, out, config)
+    question_sets.retrieve_to_file(kb, args.model, questions, args.top_k, args.method, out=out, config=config)
     say_where(args, f"the passages for {len(questions):,} questions are", out)
 
 

@@ -1,1 +1,1 @@
-"""Answers to questions and words for masked sentences, and how both are scored."""
+"""Answers questions, fills masked sentences, and scores both."""

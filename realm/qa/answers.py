@@ -1,4 +1,4 @@
-"""What an answer is: values, their JSON, their lines on a terminal. Without torch, so that a client of a server needs none."""
+"""Answers as values, as JSON and as lines on a terminal. Without torch, so that the client of a server does not need it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from realm.text.corpus import Passage
 
 
 class RankedPassageJson(TypedDict):
-    """A passage among those that were found for a question."""
+    """A passage retrieved for a question."""
 
     id: str
     title: str
@@ -29,7 +29,7 @@ class SpanJson(TypedDict):
 
 
 class ReadPassageJson(RankedPassageJson):
-    """A passage and the best span in it, if it has any."""
+    """A passage that was read, and the best span in it; None if it has no span."""
 
     span: SpanJson | None
 
@@ -41,14 +41,14 @@ class AnswerJson(SpanJson):
 
 
 class IndexJson(TypedDict):
-    """Which index answered."""
+    """The index version that the passages were retrieved from."""
 
     version: int
     step: int
 
 
 class AnswersJson(TypedDict):
-    """What `realm answer --json` prints."""
+    """The output of `realm answer --json`."""
 
     question: str
     found: bool
@@ -59,7 +59,7 @@ class AnswersJson(TypedDict):
 
 @dataclass(frozen=True)
 class RankedPassage:
-    """A passage among those that were found for a question; `probability` is its share of p(z|x) among them."""
+    """A passage retrieved for a question; `probability` is p(z|x), normalised over the retrieved passages."""
 
     id: str
     title: str
@@ -67,7 +67,7 @@ class RankedPassage:
     rank: int
     probability: float
     document: str
-    """Its document's id. Not in the JSON, so empty in what a server answered."""
+    """Id of the document. The JSON does not hold it, so it is empty after `from_json`."""
 
     @classmethod
     def of(cls, passage: Passage, rank: int, probability: float) -> "RankedPassage":
@@ -91,9 +91,9 @@ class RankedPassage:
 class Span:
     """A span of a passage: the passage's `text[start:end]`.
 
-    `score` is the span's, and what its passage's retrieval score adds. `probability` is that of its text as the answer: the
-    share of all spans with this text among the spans of all passages read, "no answer" among them where the reader may find
-    none, as the model's calibration has it.
+    `score` is the sum of the span's score and the retrieval score of its passage. `probability` is the calibrated probability
+    of the span's text as the answer: a softmax over the spans of all passages read (and over "no answer", if the reader
+    models it), summed over the spans with this text, then calibrated.
     """
 
     text: str
@@ -118,7 +118,7 @@ class Span:
 
 @dataclass(frozen=True)
 class ReadPassage(RankedPassage):
-    """A passage that was read, and the best span in it, if it has any."""
+    """A passage that was read, and the best span in it; None if it has no span."""
 
     span: Span | None
 
@@ -138,7 +138,7 @@ class Answer(Span):
     passage: RankedPassage
 
     def evidence(self) -> str:
-        """The part of the passage around the answer, which stands in [[ ]], on one line."""
+        """The part of the passage around the answer, on one line, with the answer in [[ ]]."""
         text = self.passage.text
         return _around(f"{text[: self.start]}[[{self.text}]]{text[self.end :]}", self.start)
 
@@ -152,9 +152,9 @@ class Answer(Span):
 
 @dataclass(frozen=True)
 class AnsweringIndex:
-    """Which index answered, when it was made, and the version of the passages in it.
+    """The index version that the passages were retrieved from.
 
-    The last two are in a server's JSON alone; the version of the passages is not known elsewhere.
+    `created` (date of the build) and `knowledge` (version of the passages) are only in the JSON of a server.
     """
 
     version: int
@@ -168,20 +168,20 @@ class AnsweringIndex:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers to one question, best first; the JSON of `to_json` is a contract (docs and DESIGN section 4)."""
+    """The answers to one question, best first. The JSON of `to_json` is a stable interface."""
 
     question: str
     answers: list[Answer]
     index: AnsweringIndex
     ms: dict[str, float]
     passages: list[ReadPassage]
-    """All passages that were read, best first. In a server's JSON alone, as is the next one."""
+    """All passages that were read, best first. Only in the JSON of a server."""
     null_probability: float | None
-    """p(z|x) of the null passage, had it been one of them: how little the model expects of what it found."""
+    """p(z|x) of the null passage among the passages read; high if these fit badly. Only in the JSON of a server."""
     found: bool
-    """Whether the best answer's probability reaches the threshold. Below it that answer is a guess."""
+    """Whether the probability of the best answer reaches the threshold; otherwise that answer is a guess."""
     features: Features = NO_FEATURES
-    """What the probabilities were found by, beside the spans' shares; not in the JSON."""
+    """The inputs of the calibration besides the shares of the spans; not in the JSON."""
 
     def to_json(self) -> AnswersJson:
         return {
@@ -194,7 +194,7 @@ class Answers:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """From the JSON of `to_json`, or that of a server, which has more."""
+        """Answers from the JSON of `to_json`, or from the JSON of a server, which has more fields."""
         index = row["index"]
         return cls(
             row["question"],
@@ -207,7 +207,7 @@ class Answers:
         )
 
     def lines(self) -> list[str]:
-        """Of the answers with their evidence, or of the best guess."""
+        """Lines for a terminal: the answers with their evidence, or the best guess."""
         if not self.answers:
             return ["no answer: the knowledge base has no passage to read"]
         lines = [] if self.found else ["no answer found; the best guess:"]
@@ -222,7 +222,7 @@ class Answers:
 
 
 def _around(text: str, place: int, width: int = 160) -> str:
-    """The part of a passage around its answer, on one line."""
+    """About 2 * `width` characters of a text around `place`, on one line."""
     first = max(0, place - width // 2)
     part = " ".join(text[first : first + 2 * width].split())
     return ("... " if first else "") + part + (" ..." if first + 2 * width < len(text) else "")

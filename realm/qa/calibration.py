@@ -1,6 +1,6 @@
-"""How far the probability of an answer can be relied on, and the curve that makes it so.
+"""Calibration of answer probabilities: the calibration error, the report, and fitting the curve.
 
-Letters: N questions, M of them asked without the passages that hold their answers, F numbers that a probability is found by.
+Axis letters: N questions, M of them answered without their positives, F inputs of the curve (log-odds and features).
 """
 
 from dataclasses import replace
@@ -14,13 +14,13 @@ from realm.qa.significance import percent, wilson_interval
 
 BINS = 10
 RIGHT_LOST = 0.14
-"""Share of the right answers that the chosen threshold calls guesses, on the questions that it is chosen on."""
+"""Share of the right answers that fall below the fitted threshold, on the questions of the fit."""
 LEAST_QUESTIONS = 50
-"""Questions of either outcome that two numbers can be fitted on."""
+"""Smallest number of right answers, and of wrong answers, for a fit."""
 
 
 class BinJson(TypedDict):
-    """Answers of similar probability: their mean probability, and the share of them that is right, both in percent."""
+    """A bin of answers with similar probability: mean probability and share of right answers, both in percent."""
 
     probability: float
     right: float
@@ -28,7 +28,7 @@ class BinJson(TypedDict):
 
 
 class UnanswerableJson(TypedDict):
-    """Questions asked without the passages that hold their answers; `declined` in percent: no answer was found."""
+    """Questions answered without their positives; `declined` is the percentage of best answers below the threshold."""
 
     n: int
     declined: float
@@ -36,10 +36,10 @@ class UnanswerableJson(TypedDict):
 
 
 class ConfidenceJson(TypedDict):
-    """What probabilities were worth, in percent; null where there was nothing to measure it on."""
+    """Quality of the probabilities, in percent; null if there were no answers to measure it on."""
 
     ece: float
-    """Expected calibration error: mean distance between a bin's two numbers."""
+    """Expected calibration error: mean difference between probability and accuracy over the bins."""
     bins: list[BinJson]
     right_declined: float | None
     wrong_declined: float | None
@@ -47,16 +47,16 @@ class ConfidenceJson(TypedDict):
 
 
 class Confidence(NamedTuple):
-    """Per question the probability of the best answer, 0 where there is none."""
+    """The probability of each question's best answer, 0 if it has no answer."""
 
     probability_N: np.ndarray
     threshold: float
-    """Answers of a lower probability are guesses."""
+    """Answers with a lower probability are guesses."""
     without_N: np.ndarray | None = None
-    """The best answer's without the passages that hold an answer; None where that was not tried."""
+    """The same without the positives of each question; None if this was not measured."""
 
     def as_dict(self, correct_N: np.ndarray) -> ConfidenceJson:
-        """The summary; `correct_N` says which answers are right."""
+        """The summary; `correct_N` is True for the right answers."""
         return {
             "ece": percent(calibration_error(self.probability_N, correct_N)),
             "bins": [
@@ -82,23 +82,23 @@ class Confidence(NamedTuple):
         return (probability_n < self.threshold) | (probability_n == 0)
 
     def lines(self, correct_N: np.ndarray) -> list[str]:
-        """A reliability diagram, and how many answers are called guesses."""
-        said = self.as_dict(correct_N)
+        """A reliability diagram, and the percentages of answers below the threshold."""
+        summary = self.as_dict(correct_N)
         lines = [
-            f"calibration error {said['ece']:.1f} points; answers by their probability:",
-            "  said  right      n",
+            f"calibration error {summary['ece']:.1f} points; answers by their probability:",
+            "  prob  right      n",
         ]
         lines += [
             f"{one['probability']:5.0f}% {one['right']:5.0f}% {one['n']:6,d}  {_bar(one['probability'], one['right'])}"
-            for one in said["bins"]
+            for one in summary["bins"]
         ]
-        named = (("right", said["right_declined"]), ("wrong", said["wrong_declined"]))
+        named = (("right", summary["right_declined"]), ("wrong", summary["wrong_declined"]))
         lines += [
             f"called guesses: {share:.1f}% of the {which} answers"
             for which, share in named
             if share is not None
         ]
-        if (without := said["unanswerable"]) is not None:
+        if (without := summary["unanswerable"]) is not None:
             low, high = without["declined_ci95"]
             lines.append(
                 f"without the passages that hold an answer: {without['declined']:.1f}% of {without['n']:,} questions "
@@ -108,14 +108,14 @@ class Confidence(NamedTuple):
 
 
 def _bar(probability: float, right: float) -> str:
-    """The share that is right as a bar of 40 characters to 100 %, with a mark where the probability is."""
+    """A bar for the share of right answers, 40 characters for 100 %, with a mark at the probability."""
     bar = ("#" * round(right / 2.5)).ljust(41)
     place = min(40, round(probability / 2.5))
     return f"{bar[:place]}|{bar[place + 1 :]}".rstrip()
 
 
 def calibration_error(probability_N: np.ndarray, correct_N: np.ndarray) -> float:
-    """Expected calibration error over ten bins of equal width (Guo et al. 2017, eq. 3), a share.
+    """Expected calibration error, between 0 and 1, over ten bins of equal width (Guo et al. 2017, eq. 3).
 
     >>> calibration_error(np.array([0.8, 0.8, 0.8, 0.8]), np.array([True, True, True, False]))
     0.05
@@ -125,63 +125,66 @@ def calibration_error(probability_N: np.ndarray, correct_N: np.ndarray) -> float
 
 
 def _bins(probability_N: np.ndarray, correct_N: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The probabilities and outcomes of each bin that has any."""
+    """The probabilities and outcomes of each non-empty bin."""
     bin_N = np.minimum((probability_N * BINS).astype(int), BINS - 1)
     return [(probability_N[bin_N == n], correct_N[bin_N == n]) for n in np.unique(bin_N)]
 
 
 class Evidence(NamedTuple):
-    """What probabilities are found by, of the best answers to some questions: their shares, and the questions' features."""
+    """Inputs of the calibration: the share of each question's best answer, and the features of each question."""
 
     share_N: np.ndarray
     features_N: list[Features]
 
     def odds_NF(self) -> np.ndarray:
-        """The log-odds of the shares, and the features."""
+        """The inputs of the logistic regression: log-odds of the shares, then the features -> [N, F]."""
         share_N = np.clip(self.share_N.astype(np.float64), 1 - HIGHEST, HIGHEST)
         return np.column_stack([np.log(share_N / (1 - share_N)), np.array(self.features_N).reshape(-1, 3)])
 
     def probability_N(self, calibration: Calibration) -> np.ndarray:
+        """Calibrated probabilities of the best answers -> [N]."""
         pairs = zip(self.share_N.tolist(), self.features_N, strict=True)
         return np.array([calibration.probability(share, features) for share, features in pairs])
 
 
-def fit(said: Evidence, correct_N: np.ndarray, without: Evidence) -> Calibration:
-    """The curve of greatest likelihood in two steps, and a threshold that few right answers miss.
+def fit(answered: Evidence, correct_N: np.ndarray, without: Evidence) -> Calibration:
+    """The calibration curve of maximum likelihood, fitted in two steps, and a threshold.
 
-    The first weighs log-odds and features so that they tell right answers from wrong ones and from those to the questions
-    asked `without` their passages. The second puts the weighed sum on the scale of questions that have an answer to find (Platt
-    1999, with his targets): how many of the others will be asked, nobody knows.
+    Step 1 fits weights of log-odds and features that separate right answers from wrong ones, and from the answers to questions
+    `without` their positives. Step 2 rescales the weighted sum on the answerable questions alone (Platt scaling, Platt 1999,
+    with his targets), because the share of unanswerable questions in later use is unknown. The threshold is the quantile
+    `RIGHT_LOST` of the probabilities of right answers.
 
     Raises:
-        InputError: too few right or wrong answers, or nothing in which they differ.
+        InputError: too few right or wrong answers, equal probabilities, or probabilities that do not rise with accuracy.
     """
     rights, wrongs = int(correct_N.sum()), int((~correct_N).sum())
     if min(rights, wrongs) < LEAST_QUESTIONS:
         raise InputError(
             f"of {len(correct_N)} answers {rights} are right and {wrongs} wrong: calibration needs {LEAST_QUESTIONS} of each"
         )
-    said_NF, without_MF = said.odds_NF(), without.odds_NF()[without.share_N > 0]
-    if np.ptp(said_NF[:, 0]) == 0:
-        raise InputError(f"all {len(said_NF)} answers have one probability: there is nothing to calibrate")
-    all_NF = np.concatenate([said_NF, without_MF])
+    answered_NF, without_MF = answered.odds_NF(), without.odds_NF()[without.share_N > 0]
+    if np.ptp(answered_NF[:, 0]) == 0:
+        raise InputError(
+            f"all {len(answered_NF)} answers have one probability: there is nothing to calibrate"
+        )
+    all_NF = np.concatenate([answered_NF, without_MF])
     weight_F, _ = _logistic(all_NF, np.concatenate([correct_N, np.zeros(len(without_MF), dtype=bool)]))
-    (scale,), offset = _logistic((said_NF @ weight_F)[:, None], correct_N)
+    (scale,), offset = _logistic((answered_NF @ weight_F)[:, None], correct_N)
     slope, inner, ranking, span = (scale * weight_F).tolist()
     if not (scale > 0 and slope > 0):
         raise InputError(
             "answers of a higher probability are not right more often here: there is nothing to calibrate"
         )
     curve = Calibration(slope=slope, inner=inner, ranking=ranking, span=span, offset=offset)
-    right_n = said.probability_N(curve)[correct_N]
+    right_n = answered.probability_N(curve)[correct_N]
     return replace(curve, threshold=round(float(np.quantile(right_n, RIGHT_LOST)), 3))
 
 
 def _logistic(value_NF: np.ndarray, right_N: np.ndarray) -> tuple[np.ndarray, float]:
-    """Weights [F] and the constant of the logistic regression of greatest likelihood, by Newton's method.
+    """Weights [F] and intercept of a logistic regression, by Newton's method.
 
-    A column without differences has the weight 0. Targets are Platt's, so that there is a maximum where the outcomes can
-    be told apart without an error.
+    A constant column gets weight 0. Platt's targets keep the maximum finite if the outcomes are separable.
     """
     mean_F, spread_F = value_NF.mean(axis=0), value_NF.std(axis=0)
     differs_F = spread_F > 0

@@ -1,6 +1,6 @@
-"""The report of a set of predictions: exact match, F1, recall, how far probabilities hold.
+"""The report of an evaluation: exact match, F1, recall, and the calibration of probabilities.
 
-N questions.
+Axis letters: N questions.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,9 +26,9 @@ from realm.qa.significance import percent, wilson_interval
 
 
 class ReportJson(TypedDict):
-    """What `realm evaluate` reports, in percent; recall beyond what was retrieved is null, not guessed.
+    """The output of `realm evaluate`, in percent; recall at a rank beyond the retrieved passages is null.
 
-    Without a span reader no answer is read: `em`, `em_ci95`, `f1` and `confidence` are null.
+    Without a span reader, `em`, `em_ci95`, `f1` and `confidence` are null.
     """
 
     n: int
@@ -41,9 +41,9 @@ class ReportJson(TypedDict):
 
 
 class Outcome(TypedDict):
-    """One question's share in a report: `f1` between 0 and 1, `rank` of the first hit from 1, 0 for none.
+    """The outcome of one question: `f1` between 0 and 1; `rank` of the first hit, from 1, 0 for none.
 
-    Without a span reader `correct`, `f1` and `probability` are null.
+    Without a span reader, `correct`, `f1` and `probability` are null.
     """
 
     id: str
@@ -54,27 +54,27 @@ class Outcome(TypedDict):
 
 
 class ReportFile(ReportJson):
-    """What `realm evaluate --out` writes."""
+    """The file that `realm evaluate --out` writes."""
 
     outcomes: list[Outcome]
 
 
 class Report(NamedTuple):
-    """Outcome per question, so that two systems can be compared in pairs, and their summary."""
+    """The outcome of each question, which allows paired tests of two systems, and a summary."""
 
     correct_N: np.ndarray | None
-    """bool, exact match or pattern match; None where no answer was read."""
+    """bool: exact match or pattern match; None if no answers were read."""
     f1_N: np.ndarray | None
-    """float; for questions with patterns, which have no answer to share tokens with, 1 where correct; None as above."""
+    """float: token F1; for questions with patterns, 1 if correct, else 0; None if no answers were read."""
     first_hit_N: np.ndarray
-    """int, rank of the first retrieved text with an answer, 0 for none."""
+    """int: rank of the first retrieved text that holds an answer, 0 for none."""
     depth: int
-    """Texts asked for per question."""
+    """Number of texts requested per question."""
     confidence: Confidence | None = None
-    """None where the predictions came without probabilities."""
+    """None if the predictions have no probabilities."""
 
     def as_dict(self) -> ReportJson:
-        """The summary, reciprocal rank in percent too."""
+        """The summary; the mean reciprocal rank, too, is in percent."""
         return {
             "n": len(self.first_hit_N),
             "em": None if self.correct_N is None else percent(self.correct_N.mean()),
@@ -93,24 +93,26 @@ class Report(NamedTuple):
         }
 
     def lines(self) -> list[str]:
-        """The summary for a person."""
-        said = self.as_dict()
-        recall = ", ".join(f"{share:g}% at {k}" for k, share in said["recall"].items() if share is not None)
-        lines = [f"{said['n']:,} questions"]
-        if said["em"] is not None and said["em_ci95"] is not None:
-            low, high = said["em_ci95"]
+        """The summary as lines for a terminal."""
+        summary = self.as_dict()
+        recall = ", ".join(
+            f"{share:g}% at {k}" for k, share in summary["recall"].items() if share is not None
+        )
+        lines = [f"{summary['n']:,} questions"]
+        if summary["em"] is not None and summary["em_ci95"] is not None:
+            low, high = summary["em_ci95"]
             lines.append(
-                f"answers: {said['em']:g}% exact (95% interval {low:g} to {high:g}), F1 {said['f1']:g}%"
+                f"answers: {summary['em']:g}% exact (95% interval {low:g} to {high:g}), F1 {summary['f1']:g}%"
             )
         lines.append(
-            f"passages: an answer is among the first ones for {recall}; reciprocal rank {said['mrr']:g}%"
+            f"passages: an answer is among the first ones for {recall}; reciprocal rank {summary['mrr']:g}%"
         )
         if self.confidence is not None and self.correct_N is not None:
             lines += self.confidence.lines(self.correct_N)
         return lines
 
     def outcomes(self, questions: Sequence[Question]) -> list[Outcome]:
-        """Each question's own, in the order of the questions."""
+        """The outcome of each question, in the order of the questions."""
         nothing = [None] * len(questions)
         correct = nothing if self.correct_N is None else self.correct_N.tolist()
         scores = nothing if self.f1_N is None else self.f1_N.tolist()
@@ -132,12 +134,15 @@ def evaluate(
     """Scores predictions and retrieved texts, both in the order of the questions.
 
     Args:
-        predictions: None: no answers were read, and only retrieval is scored.
-        retrieved: per question the passages' texts, best first. An iterator is read one question at a time.
-        depth: how many texts were asked for, when a small knowledge base gave fewer; default the longest list.
+        predictions: the best answer to each question; None: only retrieval is scored.
+        retrieved: per question the texts of its passages, best first. An iterator is read one question at a time.
+        depth: number of texts requested per question, which a small knowledge base may not reach; default: the longest list.
+
+    Raises:
+        InputError: there are no questions.
     """
     if not questions:
-        raise InputError("no questions to evaluate")
+        raise InputError("no questions to evaluate: give at least one")
     hits, longest = [], 0
     for question, texts in zip(questions, retrieved, strict=True):
         hits.append(first_hit(islice(texts, depth), question, scoring.contains))

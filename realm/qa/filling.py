@@ -1,12 +1,12 @@
-"""`realm fill`: the paper's worked example. A sentence with [MASK] in, words out, and what each passage did for them.
+"""`realm fill`, the paper's worked example: predicts the words behind [MASK], and reports the effect of each passage.
 
-A [MASK] hides one word of n wordpieces. The model reads x with n masks in its place, so that for a word y
+A [MASK] hides one word of n wordpieces. The model reads x with n masks in its place, so for a word y
 
     p(y|x) = sum_z p(z|x) prod_t p(y_t|z,x)     (REALM eq. 1 and 2)
 
-with the null passage and the retrieved ones as z. Words of different n are read from different x.
+where z is the null passage or a retrieved passage. Words with different n are read from different x.
 
-Letters: K candidates with the null one, P masked tokens, V vocabulary, A allowed pieces, H unfinished words.
+Axis letters: K candidates with the null passage, P masked tokens, V vocabulary, A allowed wordpieces, H unfinished words.
 """
 
 from collections.abc import Sequence
@@ -34,14 +34,15 @@ from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE, query_inputs
 
 CANDIDATES = 8
-"""The null passage and seven retrieved ones, as in pre-training."""
+"""The null passage and seven retrieved passages, as in pre-training."""
 PREDICTIONS = 5
+"""Words predicted per mask."""
 PIECES = 4
-"""Most wordpieces of a predicted word; a target may have more."""
+"""Largest number of wordpieces of a predicted word; a target may have more."""
 BEAM = 32
-"""Unfinished words that are kept while the next piece is looked for."""
+"""Unfinished words kept by the beam search."""
 MASKS = 8
-"""Most masks of a sentence: each is read in `PIECES` widths."""
+"""Largest number of masks in a sentence; each mask is read in `PIECES` widths."""
 
 
 class PredictionJson(TypedDict):
@@ -59,20 +60,20 @@ class NullJson(TypedDict):
 
 
 class EffectJson(RankedPassageJson):
-    """What a passage did for the target or the best words."""
+    """The effect of a passage on the target or the best words."""
 
     likelihood: float
     utility: float
 
 
 class TargetJson(PredictionJson):
-    """The word that was asked about; `without_retrieval` is its p(y|z,x) beside the null passage alone."""
+    """The word given by the caller; `without_retrieval` is p(y|z,x) of this word with the null passage as z."""
 
     without_retrieval: float
 
 
 class FilledJson(TypedDict):
-    """What `realm fill --json` prints."""
+    """The output of `realm fill --json`."""
 
     sentence: str
     masks: list[list[PredictionJson]]
@@ -95,7 +96,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Target(Prediction):
-    """The word that was asked about; `without_retrieval` is its p(y|z,x) beside the null passage alone."""
+    """The word given by the caller; `without_retrieval` is p(y|z,x) of this word with the null passage as z."""
 
     without_retrieval: float
 
@@ -115,7 +116,7 @@ class NullPassage(NamedTuple):
 
 @dataclass(frozen=True)
 class PassageEffect(RankedPassage):
-    """What one passage did: `likelihood` is p(y|z,x), `utility` its gain over the null passage in nats."""
+    """The effect of one passage: `likelihood` is p(y|z,x); `utility` is its gain over the null passage, in nats."""
 
     likelihood: float
     utility: float
@@ -125,9 +126,9 @@ class PassageEffect(RankedPassage):
 
 
 class Filled(NamedTuple):
-    """Predictions per [MASK]; the null passage and, in order of retrieval, the others, with what each did for y.
+    """Predictions per [MASK], and the effects of the null passage and of the retrieved passages, in order, on y.
 
-    y is the target, where there is one, else the best word of every mask together.
+    y is the target if one is given, else the best words of all masks together.
     """
 
     sentence: str
@@ -180,7 +181,7 @@ class _Read(NamedTuple):
 
 
 class Filler:
-    """A model and a knowledge base, ready for masked sentences."""
+    """Fills masked sentences with a model and a knowledge base."""
 
     def __init__(self, kb: KnowledgeBase, model: Model, version: IndexVersion, config: AnswerConfig):
         self.kb, self.model, self.version, self.config = kb, model, version, config
@@ -188,12 +189,13 @@ class Filler:
 
     @cached_property
     def _first_A(self) -> Tensor:
-        """Pieces that words begin with: those that a text of their own spells."""
+        """Wordpieces that can begin a word: each is the tokenization of its own text."""
         own = self.model.tokenizer.encode(self.model.tokenizer.vocabulary())
         return torch.tensor([number for number, pieces in enumerate(own) if pieces == [number]])
 
     @cached_property
     def _later_A(self) -> Tensor:
+        """Wordpieces that continue a word."""
         return torch.tensor(self.model.tokenizer.continuing_ids(), dtype=torch.int64)
 
     @classmethod
@@ -203,13 +205,13 @@ class Filler:
 
     @torch.no_grad()
     def fill(self, sentence: str, target: str | None = None, method: Method = "dense") -> Filled:
-        """The best words for every [MASK], and what each passage does for them or for the `target`.
+        """The best words for every [MASK], and the effect of each passage on them or on the `target`.
 
-        `method` finds the passages; p(z|x) is the embedder's in any case.
+        `method` retrieves the passages; p(z|x) always comes from the embedder.
 
         Raises:
-            InputError: the sentence has no [MASK], too many, or one beyond the model's query length; or there is a target
-                and the sentence has several, or no room for it, or the vocabulary lacks some of its characters.
+            InputError: the sentence has no [MASK], more than `MASKS`, or one beyond the model's query length; or a target is
+                given, and the sentence has several masks, the target is too long, or its characters are not in the vocabulary.
         """
         visible = sentence.replace("[MASK]", " ")
         ids, places, room = self._masked(sentence)
@@ -249,7 +251,7 @@ class Filler:
         )
 
     def _masked(self, sentence: str) -> tuple[list[int], list[int], int]:
-        """The wordpieces that the model reads, where its masks are, and how many more they may be together."""
+        """The wordpieces of the sentence, the positions of the masks, and the number of masks that can be added."""
         tokenizer, most = self.model.tokenizer, self.model.lengths.query - 2
         ids = tokenizer.encode_masked(sentence)
         places = [place for place, piece in enumerate(ids) if piece == tokenizer.mask_id]
@@ -258,7 +260,9 @@ class Filler:
                 'the sentence has no [MASK]: write one, as in "The [MASK] is the currency of the UK."'
             )
         if len(places) > MASKS:
-            raise InputError(f"the sentence has {len(places)} masks, at most {MASKS} are filled: split it")
+            raise InputError(
+                f"the sentence has {len(places)} masks, at most {MASKS} are filled: split the sentence"
+            )
         if places[-1] >= most:
             raise InputError(
                 f"the last [MASK] is wordpiece {places[-1] + 1}, the model reads the first {most}: shorten the sentence"
@@ -283,7 +287,7 @@ class Filler:
         return tuple(pieces)
 
     def _widened(self, ids: Sequence[int], widths: dict[int, int]) -> list[int]:
-        """The sentence with as many masks at each of these places."""
+        """The sentence with `widths[place]` masks in place of the mask at each `place`."""
         return [piece for place, piece in enumerate(ids) for _ in range(widths.get(place, 1))]
 
     def _read(self, ids: Sequence[int], visible: str, method: Method) -> _Read:
@@ -293,7 +297,7 @@ class Filler:
             query_BD = model.embedder.query(inputs)
             _, number_BK = self.retriever.search([visible], CANDIDATES - 1, method, query_BD)
             numbers = number_BK[0][number_BK[0] != NULL_PASSAGE]
-            places = np.arange(NULL_PASSAGE, len(numbers))[None]  # of the null passage, then of the hits
+            places = np.arange(NULL_PASSAGE, len(numbers))[None]  # the null passage, then the hits
             batch = read_inputs(
                 [query], places, self.kb.tokens_of(numbers), model.tokenizer, model.lengths
             ).to(model.device)
@@ -307,9 +311,9 @@ class Filler:
         return MaskedQuery(NULL_PASSAGE, read, read, positions, read[positions])
 
     def _words(self, read: _Read, first: int, width: int) -> list[Prediction]:
-        """The best words of `width` pieces in place of the masked tokens from `first` on, by beam search over p(y|x).
+        """The best words of `width` wordpieces for the masked tokens from `first` on, by beam search over p(y|x).
 
-        Pieces that are not how the tokenizer spells their word are left out: no text has them, the model never saw them.
+        Sequences of wordpieces that the tokenizer never produces are left out: they are in no text that the model read.
         """
         logp_HK, found_HP = read.prior_K[None], torch.empty(1, 0, dtype=torch.int64)
         for place in range(width):
@@ -326,6 +330,6 @@ class Filler:
         own = tokenizer.encode(words)
         return [
             Prediction(word, probability, tuple(pieces))
-            for word, probability, pieces, its_own in zip(words, probability_H, found, own, strict=True)
-            if pieces == its_own
+            for word, probability, pieces, tokenized in zip(words, probability_H, found, own, strict=True)
+            if pieces == tokenized
         ]

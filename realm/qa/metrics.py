@@ -1,7 +1,7 @@
-"""One answer or one ranking against the expected answers: exact match, F1, patterns, recall, reciprocal rank.
+"""Scores of answers and rankings: exact match, F1, pattern match, recall, reciprocal rank. No model, no index, no torch.
 
-Text in, numbers out: no model, no index, no torch. Scores follow the published scripts by name: ORQA's (and so REALM's) and
-the one that SQuAD, DPR and FiD share; where they differ, `Scoring` chooses.
+The scores equal those of two published scripts: ORQA's, which REALM uses, and the one that SQuAD, DPR and FiD share. Where
+the scripts differ, `Scoring` chooses.
 """
 
 import re
@@ -26,14 +26,14 @@ Containment = Literal["tokens", "substring"]
 
 @dataclass(frozen=True)
 class Scoring:
-    """How strings are compared; `ORQA` and `DPR` below give the published combinations."""
+    """How strings are compared; the constants `ORQA` and `DPR` are the published combinations."""
 
     normalise: Normalisation = "orqa"
-    """Of predictions and answers before exact match and F1: with Unicode decomposition (ORQA) or without (SQuAD)."""
+    """Normalisation of predictions and answers for exact match and F1: with Unicode decomposition (ORQA) or without (SQuAD)."""
     regex: RegexHow = "search"
-    """Where a pattern must fit the prediction: anywhere (the data's own rule), at its start (ORQA), or all of it."""
+    """Where a pattern must match the prediction: anywhere (the rule of CuratedTREC), at its start (ORQA), or all of it."""
     contains: Containment = "tokens"
-    """When a passage holds an answer: as a run of whole tokens (DPR), or as a raw substring (ORQA)."""
+    """How a passage must hold an answer: as a run of whole tokens (DPR), or as a substring (ORQA)."""
 
 
 OURS = Scoring()
@@ -65,15 +65,15 @@ def exact_match(prediction: str, answers: Sequence[str], normalisation: Normalis
 
 
 def regex_match(prediction: str, patterns: Sequence[str], how: RegexHow = "search") -> bool:
-    """Whether one of the patterns fits; case never counts, ^ and $ are those of each line.
+    """Whether one of the patterns matches; case is ignored, and ^ and $ match at each line.
 
-    `search` takes a fit anywhere, as the questions' makers define it; `match` wants it at the start, as ORQA scores.
+    `search` allows a match anywhere, as CuratedTREC defines it; `match` only at the start, as ORQA scores.
     """
     return any(getattr(compiled(pattern), how)(prediction) is not None for pattern in patterns)
 
 
 def f1(prediction: str, answers: Sequence[str], normalisation: Normalisation = "orqa") -> float:
-    """Best harmonic mean of token precision and recall over the answers (SQuAD); two empty texts give 0.
+    """F1 of the tokens, between 0 and 1, the best over the answers (SQuAD); two empty texts give 0.
 
     >>> round(f1("the river Nile", ["Nile", "Amazon"]), 3)
     0.667
@@ -91,17 +91,17 @@ def _token_f1(predicted: Counter[str], answer: Counter[str]) -> float:
 
 
 def is_correct(prediction: str, question: Question, scoring: Scoring = OURS) -> bool:
-    """Exact match, or for a question with patterns a match of one of them."""
+    """Whether the prediction is an exact match, or matches a pattern if the question has patterns."""
     if question.regex:
         return regex_match(prediction, question.answers, scoring.regex)
     return exact_match(prediction, question.answers, scoring.normalise)
 
 
 def has_answer(text: str, question: Question, contains: Containment = "tokens") -> bool:
-    """Whether the text holds an answer, the notion under every recall@k.
+    """Whether the text holds an answer, which makes it a hit for recall@k.
 
-    `tokens`: as a run of whole tokens, case and Unicode form aside (DPR), so that "1" is not found in "2018".
-    `substring`: as it stands, case and all (ORQA's block labels). Patterns are searched either way.
+    `tokens`: as a run of whole tokens, ignoring case and Unicode form (DPR), so that "1" is not found in "2018".
+    `substring`: as an exact substring (ORQA's block labels). Patterns are searched in both cases.
 
     >>> q = Question("1", "who painted guernica?", ("Pablo Picasso",))
     >>> has_answer("Guernica is a painting by PABLO PICASSO.", q), has_answer("Pablo Picassos", q)
@@ -116,7 +116,7 @@ def has_answer(text: str, question: Question, contains: Containment = "tokens") 
 
 
 class _Spaced(dict[int, str]):
-    """For `str.translate`: spaces around every mark, a space for separators and controls, letters and numbers as is."""
+    """Table for `str.translate`: spaces around punctuation and symbols, a space for separators and control characters."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
@@ -130,15 +130,15 @@ _SPACED = _Spaced()
 
 @lru_cache(maxsize=1 << 16)
 def _tokens(text: str) -> str:
-    """The text's tokens between single spaces: runs of letters, numbers and accents, and each mark alone (DPR).
+    """The tokens of a text, separated by single spaces: runs of letters, numbers and accents, or one other character (DPR).
 
-    Remembered, because training asks about the same passages for one question after another.
+    Cached, because training searches the same passages for many questions.
     """
     return f" {' '.join(unicodedata.normalize('NFD', text).lower().translate(_SPACED).split())} "
 
 
 def first_hit(texts: Iterable[str], question: Question, contains: Containment = "tokens") -> int:
-    """Rank, from 1, of the first text that holds an answer; 0 if none does."""
+    """Rank, from 1, of the first text that holds an answer; 0 if no text does."""
     ranks = (rank for rank, text in enumerate(texts, start=1) if has_answer(text, question, contains))
     return next(ranks, 0)
 

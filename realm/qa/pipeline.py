@@ -1,10 +1,10 @@
-"""Question in, answers with evidence out.
+"""Answers questions: retrieves passages, reads every span in them, and returns the best spans with their evidence.
 
-Reading follows ORQA (Lee et al. 2019, section 3): the best passages by inner product, every span of up to ten wordpieces
-in them, score = span score + retrieval score. Answers are slices of the passage's own text.
+Reading follows ORQA (Lee et al. 2019, section 3): the best passages by inner product, every span of up to ten wordpieces in
+them, score = span score + retrieval score. An answer is a slice of the passage's text.
 
-Letters: B questions, K passages read, R passages read for all of them, W span widths, T tokens, F all places of a joint
-score.
+Axis letters: B questions, K passages per question, R passages of all questions, W span widths, T tokens, F spans of all
+passages of a question.
 """
 
 import time
@@ -35,33 +35,34 @@ from realm.text.corpus import Passage
 from realm.tokens.layouts import passage_inputs, query_inputs
 
 ROWS_READ = 16
-"""Passages that the span reader takes together."""
+"""Passages per batch of the span reader."""
 SPANS_ADDED_UP = 200
-"""Best spans of a question whose shares are added up by text; the share of the others is next to nothing."""
-NEEDS_READER = "the model has no span reader: `realm finetune` gives it one"
+"""Best spans of a question whose shares are summed by text; the share of the remaining spans is negligible."""
+NEEDS_READER = "the model has no span reader: train one with `realm finetune`"
 
 
 @dataclass(frozen=True)
 class AnswerConfig:
-    """How questions are answered."""
+    """Settings for answering questions."""
 
     read: int = 5
-    """Passages that the reader reads (paper: 5)."""
+    """Passages read per question (paper: 5)."""
     reader: str | None = None
-    """Another span reader than the model's own: a checkpoint with BERT's question-answering head, by folder or hub name, or a
-    model of ours. Its probabilities are not calibrated; `realm convert --retriever` keeps it, for `realm calibrate`."""
+    """A span reader to use in place of the model's own: a checkpoint with BERT's question-answering head (a folder or a hub
+    name), or a realm model. The probabilities are then not calibrated; to calibrate them, save this reader into a model with
+    `realm convert --retriever`, and run `realm calibrate`. None: the model's own reader."""
     answers: int = 5
-    """Different answers returned, best first."""
+    """Number of distinct answers returned."""
     threshold: float | None = None
-    """Probability below which an answer is called a guess; none: as the model was calibrated, 0 where it was not."""
+    """Probability below which an answer is a guess; None: the threshold of the calibration, or 0 without one."""
     device: str = "auto"
     """"auto": a GPU when there is one, else the CPU; or any torch device."""
     precision: Precision = "fp32"
-    """Of matrix products."""
+    """Precision of matrix products."""
     mapped_index: bool = False
-    """Leaves the vectors on disk, in a file that is mapped into memory: for indexes that memory does not hold."""
+    """True: the vectors stay in a file that is mapped into memory, for indexes larger than memory."""
     reference_compat: bool = False
-    """Reads and writes as transformers 4.57.6 does with the published checkpoints, oddities and all: docs/checkpoints.md."""
+    """True: behave as transformers 4.57.6 with the published checkpoints; docs/checkpoints.md lists the differences."""
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
@@ -69,7 +70,7 @@ class AnswerConfig:
 
 
 class PassageSpans(NamedTuple):
-    """Scores [W, T] of the spans of one passage, -inf where there is none, and its row of what was read."""
+    """Scores [W, T] of the spans of one passage, -inf at invalid spans, and the row of the passage in a `Reading`."""
 
     score_WT: Tensor
     reading: Reading
@@ -77,7 +78,7 @@ class PassageSpans(NamedTuple):
 
 
 class Answerer:
-    """A model and a knowledge base, ready for questions."""
+    """Answers questions with a model and a knowledge base."""
 
     def __init__(self, kb: KnowledgeBase, model: Model, version: IndexVersion, config: AnswerConfig):
         self.kb, self.model, self.version, self.config = kb, model, version, config
@@ -85,24 +86,25 @@ class Answerer:
 
     @classmethod
     def load(cls, kb: str, model: str, config: AnswerConfig) -> "Answerer":
-        """Raises InputError when the parts do not belong together, or the index is missing or lacks passages."""
+        """Loads the parts. Raises InputError if they do not belong together, or the index is missing or lacks passages."""
         opened, loaded = open_pair(kb, model, config.device, reader=False)
         if config.reader is not None:
             take_reader(loaded, config.reader)
         return cls(opened, loaded, load_index(opened, loaded, model, config.mapped_index), config)
 
     def answer(self, question: str) -> Answers:
+        """Answers to one question; see `answer_batch`."""
         return self.answer_batch([question])[0]
 
     @torch.no_grad()
     def answer_batch(
         self, questions: Sequence[str], method: Method | None = None, read: int | None = None
     ) -> list[Answers]:
-        """Answers to several questions at once, each from `read` passages; `ms` is the batch's time per question.
+        """Answers to several questions, each from `read` passages; `ms` holds the batch's times divided by its questions.
 
-        `method` chooses and ranks the passages; none: `self.method`. p(z|x) and the retrieval part of a score are the
-        embedder's inner products whatever chose them: the span reader was trained beside these, and a BM25 score has
-        another scale. A hybrid score has theirs and is added: it knows better which passage is the right one.
+        `method` ranks the passages; None: `self.method`. For every method, p(z|x) and the retrieval part of a span's score
+        are the embedder's inner products, because the span reader was trained with them and BM25 scores have another scale.
+        A hybrid score is added to the span's score, because it ranks passages better.
         """
         clock = _Clock(len(questions))
         ids = self.tokenized(questions)
@@ -117,9 +119,9 @@ class Answerer:
     def answer_from(
         self, questions: Sequence[str], number_BK: np.ndarray, added_BK: np.ndarray | None = None
     ) -> list[Answers]:
-        """Answers from given passages, best first, whatever chose them; `NULL_PASSAGE` where there is none.
+        """Answers from the given passages, best first; a row with fewer passages ends in `NULL_PASSAGE`.
 
-        `added_BK` is added to the scores of each passage's spans.
+        `added_BK` is added to the span scores of each passage; None: zeros.
         """
         clock, ids = _Clock(len(questions)), self.tokenized(questions)
         if added_BK is None:
@@ -150,17 +152,17 @@ class Answerer:
 
     @property
     def threshold(self) -> float:
-        """Probability below which an answer is a guess."""
-        set_here = self.config.threshold
-        return self.model.calibration.threshold if set_here is None else set_here
+        """Probability below which an answer is a guess: the setting, or the threshold of the model's calibration."""
+        threshold = self.config.threshold
+        return self.model.calibration.threshold if threshold is None else threshold
 
     @property
     def method(self) -> Method:
-        """What ranks passages where nobody names a method: what did when the model was calibrated, else vectors."""
+        """The default method that ranks passages: that of the model's calibration, else "dense"."""
         return self.model.calibration.method
 
     def tokenized(self, questions: Sequence[str]) -> list[list[int]]:
-        """The wordpieces of questions, no special tokens added."""
+        """The wordpieces of questions, without special tokens."""
         if self.config.reference_compat:
             return [reference_question(question, self.model.tokenizer) for question in questions]
         return self.model.tokenizer.encode(questions)
@@ -168,7 +170,7 @@ class Answerer:
     def embed(self, ids: Sequence[Sequence[int]]) -> Tensor:
         """Vectors of tokenized questions -> [B, D]."""
         lengths = self.model.lengths
-        if self.config.reference_compat:  # it cuts no question
+        if self.config.reference_compat:  # the reference cuts no question
             lengths = replace(lengths, query=self.model.embedder.encoder_config.max_position_embeddings)
         inputs = query_inputs(ids, self.model.tokenizer, lengths).to(self.model.device)
         with evaluating(self.model.embedder), autocast(self.model.device, self.config.precision):
@@ -178,21 +180,21 @@ class Answerer:
     def retrieve(
         self, questions: Sequence[str], k: int, method: Method | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As `Retriever.search`, which says what comes back; without a method, by `self.method`."""
+        """Scores [B, K] and passage numbers [B, K], as `Retriever.search`; `method` None: `self.method`."""
         method = method or self.method
         query_BD = None if method == "bm25" else self.embed(self.tokenized(questions))
         return self.retriever.search(questions, k, method, query_BD)
 
     @torch.no_grad()
     def passages(self, question: str, k: int, method: Method | None = None) -> list[RankedPassage]:
-        """The best passages for a question, with the share of p(z|x) that each has among them."""
+        """The best passages for a question, with p(z|x) normalised over these passages."""
         query_BD = self.embed(self.tokenized([question]))
         _, number_BK = self.retriever.search([question], k, method or self.method, query_BD)
         numbers = number_BK[0][number_BK[0] >= 0]
         return self._ranked(self._scores(query_BD[0], numbers), self.kb.passages(numbers))
 
     def _scores(self, query_D: Tensor, numbers: np.ndarray) -> Tensor:
-        """Inner products of a question with passages -> [K]."""
+        """Inner products of a question and passages -> [K]."""
         index = self.version.index
         return scores(query_D[None].float().to(index.device), index.rows(numbers))[0].cpu()
 
@@ -205,7 +207,7 @@ class Answerer:
 
     @cached_property
     def _null_D(self) -> Tensor:
-        """The vector of the null passage: no title, no text."""
+        """The vector of the null passage, which has no title and no text -> [D]."""
         nothing = passage_inputs([[]], [[]], self.model.tokenizer, self.model.lengths).to(self.model.device)
         with evaluating(self.model.embedder), autocast(self.model.device, self.config.precision):
             return self.model.embedder.passage(nothing)[0].float()
@@ -213,7 +215,7 @@ class Answerer:
     def _read(
         self, ids: Sequence[Sequence[int]], query_BD: Tensor, number_BK: np.ndarray, added_BK: np.ndarray
     ) -> list[tuple[list[Answer], list[ReadPassage], float, Features]]:
-        """Per question the best different spans, the passages they were looked for in, each one's best, p(null|x), features."""
+        """Per question: the best distinct answers, the passages read with their best spans, p(null|x), and the features."""
         numbers = [row[row >= 0] for row in number_BK]
         owner_R = np.repeat(np.arange(len(numbers)), [len(row) for row in numbers])
         passages = self.kb.passages(np.concatenate(numbers)) if len(numbers) else []
@@ -233,11 +235,11 @@ class Answerer:
         return found
 
     def _spans(self, questions: Sequence[Sequence[int]], texts: Sequence[str]) -> list[PassageSpans]:
-        """Every span of each text, read beside its question."""
+        """Scores of every span of each text, read together with its question."""
         model = self.model
         assert model.span_reader is not None
         found: dict[int, PassageSpans] = {}
-        # Texts of similar length together, those of all questions: little is padding.
+        # Texts of similar length share a batch, across questions, to reduce padding.
         rows = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         for start in range(0, len(rows), ROWS_READ):
             part = rows[start : start + ROWS_READ]
@@ -262,9 +264,9 @@ class Answerer:
     def _best(
         self, spans: Sequence[PassageSpans], score_K: Tensor, added_K: Tensor, ranked: Sequence[RankedPassage]
     ) -> tuple[list[Answer], list[ReadPassage], Features]:
-        """The best different spans of one question's passages, each passage with its best one, if it has any, and features.
+        """The best distinct answers of one question, each passage with its best span, and the features.
 
-        The sum of `score_K` and `added_K` is the passages' part of a span's score.
+        `score_K + added_K` is the retrieval part of a span's score.
         """
         if not ranked:
             return [], [], NO_FEATURES
@@ -282,7 +284,7 @@ class Answerer:
         published = self.model.tokenizer.as_huggingface() if self.config.reference_compat else None
 
         def piece(place: int) -> tuple[int, int, int, str]:
-            """The passage of a span, the characters [start, end) of it, and its text."""
+            """For a place in `joint_F`: the passage's row, the characters [start, end) of the span, and its text."""
             k = int(np.searchsorted(ends, place, side="right"))
             score_WT, reading, row = spans[k]
             width, first = divmod(place - int(ends[k]) + score_WT.numel(), score_WT.shape[1])
@@ -337,19 +339,19 @@ class Answerer:
 
 
 def added(score_BK: np.ndarray, method: Method) -> np.ndarray:
-    """What a ranking's own scores add to those of its passages' spans: hybrid ones themselves, the others nothing."""
+    """The part of span scores that a ranking adds: its scores for "hybrid", else zeros -> [B, K]."""
     return score_BK if method == "hybrid" else np.zeros_like(score_BK)
 
 
 def open_pair(kb: str, model: str, device: str, reader: bool = True) -> tuple[KnowledgeBase, Model]:
-    """A knowledge base and a model that share a tokenizer, the model on its device; `reader` as in `load_model`."""
+    """A knowledge base, and a model on `device`. Raises InputError if their tokenizers differ; `reader` as in `load_model`."""
     opened, loaded = KnowledgeBase.open(Path(kb)), load_model(model, reader)
     opened.check_tokenizer(loaded.tokenizer, model)
     return opened, loaded.to(choose_device(device))
 
 
 class _Clock:
-    """Milliseconds per question of the stages of a batch."""
+    """Measures the stages of a batch, in milliseconds per question."""
 
     def __init__(self, questions: int):
         self._questions, self._last = max(1, questions), time.perf_counter()

@@ -1,10 +1,10 @@
-"""The label-free health check: held-out masked facts of one's own corpus.
+"""The probe: a health check of a model on held-out masked facts of its corpus, without labels.
 
-A probe query is a masked sentence of a passage that no training query is cut from, whose span also stands in some other
-passage. Retrieval is right when one of the top k *other* passages holds the span; reading is right when the span is
-predicted. Nothing here needs a question or an answer written by anyone.
+A probe query is a masked sentence of a held-out passage, which no training query comes from; its span also occurs in another
+passage. Retrieval is right at k if one of the top k *other* passages holds the span. Reading is right if the reader predicts
+the span.
 
-Letters: B queries, K candidates with the null one, M masked tokens, D embedding, V vocabulary.
+Axis letters: B queries, K candidates with the null passage, M masked tokens, D embedding, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -32,42 +32,42 @@ from realm.tokens.layouts import NULL_PASSAGE, query_inputs
 
 RANKS = (1, 5, 20)
 PROBE_SEED = 20_200_210
-"""The probe's queries are the same in every run: its numbers compare between models and over time."""
+"""Fixed, so that every run draws the same queries, and results of different models and dates are comparable."""
 
 
 @dataclass(frozen=True)
 class ProbeConfig:
-    """How `realm probe` looks."""
+    """Settings of the probe."""
 
     queries: int = 2000
-    """Most probe queries whose retrieval is checked."""
+    """Largest number of probe queries for recall."""
     read: int = 256
-    """Of these, how many are read."""
+    """Number of these queries that the reader reads."""
     device: str = "auto"
     """"auto": a GPU when there is one, else the CPU; or any torch device."""
     precision: Precision = "auto"
-    """Of matrix products."""
+    """Precision of matrix products."""
 
 
 @dataclass(frozen=True)
 class ReadingReport:
-    """What the reader makes of retrieved passages, over all probe queries that it read."""
+    """Quality of reading with retrieved passages, over the `n` probe queries read."""
 
     n: int
     span_accuracy: float
-    """Percent of spans predicted whole, marginalised over the candidates."""
+    """Percentage of spans with every wordpiece predicted, marginalised over the candidates."""
     span_accuracy_without: float
-    """The same beside the null passage alone."""
+    """The same with the null passage as the only candidate."""
     retrieval_utility: float
-    """Nats per masked wordpiece that retrieval gains over the null passage."""
+    """Gain in log-likelihood over the null passage, in nats per masked wordpiece."""
     null_probability: float
-    """p(null|x) within the candidates."""
+    """Mean p(z|x) of the null passage among the candidates."""
     positive_gap: float
-    """Nats per span: gain over null of passages that hold the span, less that of those that do not."""
+    """Mean utility of candidates that hold the span minus that of the remaining candidates, in nats per span."""
 
 
 class ProbeJson(TypedDict):
-    """What `realm probe` reports: the number of queries, recall in percent, and the fields of `ReadingReport` but `n`."""
+    """The output of `realm probe`: the number of queries, recall in percent, and the fields of `ReadingReport` except `n`."""
 
     n: int
     recall: dict[str, float]
@@ -79,14 +79,14 @@ class ProbeJson(TypedDict):
 
 
 class ProbeOutcome(TypedDict):
-    """One query's share in a report: the passage that it was cut from, `rank` of the first positive from 1, 0 for none."""
+    """The outcome of one query: the id of its passage, and the rank of the first positive, from 1, 0 for none."""
 
     passage: str
     rank: int
 
 
 class ProbeFile(ProbeJson):
-    """What `realm probe --out` writes."""
+    """The file that `realm probe --out` writes."""
 
     outcomes: list[ProbeOutcome]
 
@@ -99,11 +99,12 @@ class ProbeReport:
     recall: dict[int, float]
     reading: ReadingReport
     ranks: np.ndarray
-    """Of the first positive, per query, as `first_positives` gives it: for paired tests."""
+    """Rank of each query's first positive, as `first_positives` returns it, for paired tests."""
     passages: list[str]
-    """Ids of the passages that the queries were cut from."""
+    """Ids of the passages that the queries come from."""
 
     def as_dict(self) -> ProbeJson:
+        """The report, rounded."""
         reading = self.reading
         return {
             "n": self.n,
@@ -116,7 +117,7 @@ class ProbeReport:
         }
 
     def outcomes(self) -> list[ProbeOutcome]:
-        """Each query's own, in the probe's order."""
+        """The outcome of each query, in the order of the probe."""
         rows = zip(self.passages, self.ranks, strict=True)
         return [{"passage": passage, "rank": int(rank)} for passage, rank in rows]
 
@@ -124,9 +125,10 @@ class ProbeReport:
 def held_out_queries(
     kb: KnowledgeBase, max_tokens: int, count: int, spans: SpanIndex | None = None
 ) -> list[MaskedQuery]:
-    """The probe's queries: spans of held-out passages that stand in some other passage too, all their repeats hidden.
+    """The queries of the probe: masked spans of held-out passages that another passage also holds.
 
-    Fewer than `count` when the corpus has no more; at most one per passage.
+    Every repeat of the span in the query is masked. At most one query per passage, and fewer than `count` if the corpus has
+    no more.
     """
     spans = spans or SpanIndex(kb.tokens)
     rng = np.random.default_rng(PROBE_SEED)
@@ -144,7 +146,7 @@ def held_out_queries(
 
 @torch.no_grad()
 def embed_queries(model: Model, queries: Sequence[MaskedQuery], at_once: int = 128) -> Tensor:
-    """Vectors of masked queries, dropout off -> [B, D]."""
+    """Vectors of masked queries, without dropout -> [B, D]."""
     with evaluating(model.embedder):
         return torch.cat(
             [
@@ -163,14 +165,14 @@ def first_positives(
     tokens: PassageTokens,
     depth: int = max(RANKS),
 ) -> np.ndarray:
-    """Rank from 1 of the first other passage that holds the masked span, 0 where none of the top `depth` does -> [B]."""
+    """Rank, from 1, of the first other passage that holds the masked span; 0 if none of the top `depth` does -> [B]."""
     return _ranks(queries, index.search(query_BD, depth + 8).number_BK.cpu().numpy(), tokens, depth)
 
 
 def first_positives_bm25(
     queries: Sequence[MaskedQuery], kb: KnowledgeBase, depth: int = max(RANKS)
 ) -> np.ndarray:
-    """The same ranks for BM25, which is asked for the sentence's visible words -> [B]."""
+    """The same ranks for a BM25 search with the unmasked words of each query -> [B]."""
     visible = [kb.tokenizer.decode(q.ids[q.ids != kb.tokenizer.mask_id]) for q in queries]
     number_BK = Bm25Index(kb.titles, kb.texts()).search(visible, depth + 8).number_BK
     return _ranks(queries, number_BK, kb.tokens, depth)
@@ -203,10 +205,11 @@ def read_queries(
     index: MipsIndex,
     tokens: PassageTokens,
     spans: SpanIndex,
+    *,
     candidates: int = 8,
     at_once: int = 16,
 ) -> ReadingReport:
-    """Reads every query beside its retrieved candidates, two injected positives among them, and beside nothing."""
+    """Reads each query with its candidates, which include up to two injected positives, and with the null passage alone."""
     right_with: list[bool] = []
     right_without: list[bool] = []
     gains: dict[bool, list[float]] = {True: [], False: []}
@@ -260,10 +263,10 @@ def read_queries(
 def probe(
     kb: KnowledgeBase, model_path: str, config: ProbeConfig, method: Literal["dense", "bm25"] = "dense"
 ) -> ProbeReport:
-    """The whole check of a model folder on a knowledge base that has its index; `method` is what recall is of.
+    """Runs the probe on a model folder and a knowledge base with the model's index; `method` ranks the passages for recall.
 
     Raises:
-        InputError: the parts do not belong together, there is no index, or the corpus is too small to probe.
+        InputError: the parts do not belong together, the index is missing, or no passage can be probed.
     """
     model = load_model(model_path)
     kb.check_tokenizer(model.tokenizer, model_path)
@@ -273,7 +276,7 @@ def probe(
     queries = held_out_queries(kb, model.lengths.query - 2, config.queries, spans)
     if not queries:
         raise InputError(
-            f"none of the {len(kb)} passages can be probed: a held-out one must have a salient span that another one holds; "
+            f"none of the {len(kb)} passages can be probed: no held-out passage has a salient span that another passage holds; "
             f"held_out is {kb.config.held_out:g}: build a knowledge base of more text, or with a larger share "
             "(`realm kb build ... --set held_out=SHARE`), and train on it"
         )

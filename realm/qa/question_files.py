@@ -1,4 +1,4 @@
-"""Questions with answers, and the files that they are read from: JSON Lines, NQ-Open, WebQuestions, DPR, CuratedTREC."""
+"""Reads questions and answers from files: JSON Lines, NQ-Open, WebQuestions, DPR, CuratedTREC."""
 
 import ast
 import json
@@ -16,41 +16,41 @@ MAX_QUESTION_CHARACTERS = 2000
 
 
 class Question(NamedTuple):
-    """A question with its accepted answers, which are regular expressions where `regex` is set."""
+    """A question with its accepted answers, which are regular expressions if `regex` is True."""
 
     id: str
     question: str
     answers: tuple[str, ...]
     regex: bool = False
     gold_titles: tuple[str, ...] = ()
-    """Titles of documents known to hold an answer, where the file says so; no score here reads them."""
+    """Titles of documents that hold an answer, if the file has them; not used for scores."""
     passage_id: str = ""
-    """Id of a document that holds an answer, where the file names it: fine-tuning may read it, no score here does."""
+    """Id of a document that holds an answer, if the file has it; used by fine-tuning and by `evaluate --gold`."""
 
 
 def read_questions(
     path: str | Path, *, regex: bool | None = None, need_answers: bool = True
 ) -> list[Question]:
-    """Questions of one file; its format is recognised by content.
+    """The questions of a file, whose format is recognised by its content.
 
     - JSON Lines or one JSON array of objects with `question` (or `qText`), `answers` (or `answer`; a text or a list of
-      texts), and if given `id` (or `qId`), `regex` (or `answers_are_regex`), `gold_titles` and `passage_id`. Other keys
+      texts), and optionally `id` (or `qId`), `regex` (or `answers_are_regex`), `gold_titles` and `passage_id`. Other keys
       are ignored.
       This covers NQ-Open, DPR, DrQA and WebQuestions.
-    - Lines of `question` and one `answer` alone of which a quarter are unmistakable patterns (DrQA's CuratedTREC): all
-      are patterns. A line on standard error says so.
+    - JSON Lines with only `question` and one `answer`, if at least a quarter of the answers are clearly patterns (DrQA's
+      CuratedTREC): all answers are patterns. A line on standard error reports this.
     - Tab-separated id, type, question, pattern (CuratedTREC): always patterns.
-    - Tab-separated question, answers: a list as Python or JSON writes it (DPR), or a single answer as plain text.
+    - Tab-separated question, answers: a list in Python or JSON syntax (DPR), or a single answer as plain text.
 
     Args:
-        regex: True: all answers are patterns; False: only those that the file itself says are; None: DrQA's CuratedTREC
-            is recognised, and an answer elsewhere that looks like a pattern is a warning on standard error.
-        need_answers: False also takes questions without answers, and plain text with one question per line.
+        regex: True: all answers are patterns; False: only the answers that the file marks as patterns; None: as False, but
+            DrQA's CuratedTREC is recognised, and another answer that looks like a pattern causes a warning on standard error.
+        need_answers: False also accepts questions without answers, and plain text with one question per line.
 
     A question without an id gets its position in the file, from 1.
 
     Raises:
-        InputError: one line with file, line and what is wrong there.
+        InputError: the file cannot be used; the message has the file, the line and the problem.
     """
     path = Path(path)
     text = _read_text(path)
@@ -63,7 +63,7 @@ def read_questions(
         question = _question(record, where, str(len(questions) + 1), bool(regex), need_answers)
         if question.id in seen:
             raise InputError(
-                f"{where}: id {question.id!r} is already at {seen[question.id]}: give each its own"
+                f"{where}: id {question.id!r} is already at {seen[question.id]}: give each question its own id"
             )
         seen[question.id] = where
         questions.append(question)
@@ -134,14 +134,14 @@ def _table_records(path: Path, text: str, regex: bool | None) -> Iterator[tuple[
 
 
 def _lines(path: Path, text: str) -> Iterator[tuple[str, str]]:
-    # Not splitlines(): JSON strings may hold U+2028 and other line ends of Unicode.
+    # Not splitlines(): JSON strings may hold U+2028 and other Unicode line ends.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield f"{path}:{number}", line.removesuffix("\r")
 
 
 def _unquoted(cell: str) -> str:
-    """A cell without the quotes that CSV puts around one that holds quotes."""
+    """The cell without the outer quotes that CSV adds to a cell with quotes in it."""
     cell = cell.strip()
     inner = cell[1:-1]
     quoted = len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' in inner
@@ -150,12 +150,12 @@ def _unquoted(cell: str) -> str:
 
 def _listed(cell: str, where: str) -> Any:
     """The answers in a cell: a list literal or one plain answer."""
-    if cell.startswith('"[') and cell.endswith(']"'):  # quoted although no quotes are inside
+    if cell.startswith('"[') and cell.endswith(']"'):  # quoted, although the cell holds no quotes
         cell = cell[1:-1]
     if not cell.startswith("["):
         return cell
     try:
-        with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
+        with warnings.catch_warnings(action="ignore"):  # about escapes that Python does not know
             return ast.literal_eval(cell)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         raise InputError(f"{where}: {shown(cell)} is no list: write it as ['first', 'second']") from None
@@ -169,7 +169,7 @@ def _question(record: Any, where: str, position: str, regex: bool, need_answers:
         raise InputError(f"{where}: no question, only {shortened(given, 63) or 'an empty object'}")
     question = _text(_either(record, "question", "qText", where), "question", where).strip()
     if not question:
-        raise InputError(f"{where}: the question is empty")
+        raise InputError(f"{where}: the question is empty: write one, or remove the line")
     if len(question) > MAX_QUESTION_CHARACTERS:
         raise InputError(
             f"{where}: a question of {len(question)} characters: the longest accepted has {MAX_QUESTION_CHARACTERS}"
@@ -200,10 +200,12 @@ def _question(record: Any, where: str, position: str, regex: bool, need_answers:
 
 
 def _either(record: dict[str, Any], name: str, alias: str, where: str) -> Any:
-    """The value of a key that has two names, None without one."""
+    """The value of a key that has two names; None if both are absent."""
     value, other = record.get(name), record.get(alias)
     if value is not None and other is not None and value != other:
-        raise InputError(f"{where}: {name} and {alias} are one key and have two values: keep one of them")
+        raise InputError(
+            f"{where}: {name} and {alias} mean the same and have different values: keep one of them"
+        )
     return other if value is None else value
 
 
@@ -215,7 +217,7 @@ def _texts(value: Any) -> list[Any]:
 _PATTERN_MARK = re.compile(
     r"""\\[sdwbSDWB.()$?+*]   # an escape
     | \.[*+]                # any characters
-    | \(\?[:i=!]            # a group that is none of prose
+    | \(\?[:i=!]            # a group that prose does not have
     | [\])][?*+]            # a group or a set of characters, repeated
     | \([^()]*\|[^()]*\)    # a choice in brackets
     | [\w?]\|\w             # a choice
@@ -223,11 +225,11 @@ _PATTERN_MARK = re.compile(
     | \d\[[\d-]{2,}\]       # one of some digits""",
     re.VERBOSE,
 )
-"""What two thirds of CuratedTREC's answers have, and one in 100,000 of those of NQ-Open, WebQuestions and SQuAD."""
+"""Marks of a pattern: in two thirds of CuratedTREC's answers, but in few answers of NQ-Open, WebQuestions and SQuAD."""
 
 
 def _are_patterns(path: Path, records: Sequence[tuple[str, Any]]) -> bool:
-    """Whether a file is DrQA's CuratedTREC; says so on standard error, and if not, whether one of its answers looks like it."""
+    """Whether the file is DrQA's CuratedTREC; reports that, or warns of answers that look like patterns, on standard error."""
     published = all(_is_curated_trec(record) for _, record in records)
     marked = [
         (where, answer)
@@ -242,13 +244,13 @@ def _are_patterns(path: Path, records: Sequence[tuple[str, Any]]) -> bool:
     if published and 4 * len(marked) >= len(records):
         print(
             f"realm: {path} is read as CuratedTREC: all answers are regular expressions, as {shown(answer)} is; "
-            "if they are plain text, say so with --no-regex",
+            "if they are plain text, use --no-regex",
             file=sys.stderr,
         )
         return True
     print(
         f"realm: {where}: {shown(answer)} is compared as plain text and looks like a regular expression "
-        f"(such answers in {path}: {len(marked)}); say which with --regex or --no-regex",
+        f"(such answers in {path}: {len(marked)}); choose with --regex or --no-regex",
         file=sys.stderr,
     )
     return False
@@ -266,7 +268,7 @@ def _text(value: Any, name: str, where: str) -> str:
         raise InputError(f"{where}: {name} is {shown(value)}: write it as text")
     try:
         value.encode()
-    except UnicodeEncodeError:  # JSON can spell half of a surrogate pair, which no file or tokenizer takes
+    except UnicodeEncodeError:  # JSON can hold half of a surrogate pair, which cannot be encoded
         raise InputError(f"{where}: {name} {shown(value)} holds half a character") from None
     return value
 
@@ -287,6 +289,6 @@ def _pattern_problem(pattern: str) -> str | None:
 
 @lru_cache(maxsize=1 << 14)
 def compiled(pattern: str) -> re.Pattern[str]:
-    """A pattern that stands for answers: upper and lower case are the same, and a line is a text of its own."""
-    with warnings.catch_warnings(action="ignore"):  # of patterns that a later Python may read otherwise
+    """A compiled pattern for answers: case is ignored, and ^ and $ match at each line."""
+    with warnings.catch_warnings(action="ignore"):  # about patterns that a later Python may read differently
         return re.compile(pattern, re.IGNORECASE | re.UNICODE | re.MULTILINE)

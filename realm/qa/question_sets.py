@@ -1,6 +1,6 @@
-"""What is done with a file of questions: passages are retrieved into a file, answers are scored, probabilities calibrated.
+"""Operations on a set of questions: retrieve passages into a file, score answers, calibrate probabilities.
 
-Letters: B questions, K passages retrieved, N passages.
+Axis letters: B questions, K passages retrieved, N passages.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,11 +32,11 @@ from realm.store.schema import Lookup, key_of
 from realm.tokens.layouts import NULL_PASSAGE, query_inputs
 
 EVALUATION_DEPTH = 100
-"""Passages retrieved per question for recall."""
+"""Passages retrieved per question for recall; the largest k of recall@k."""
 
 
 class HitJson(TypedDict):
-    """A passage that was found, with its score by the method that found it."""
+    """A retrieved passage, with its score by the retrieval method."""
 
     id: str
     title: str
@@ -45,7 +45,7 @@ class HitJson(TypedDict):
 
 
 class RetrievedJson(TypedDict):
-    """A line of what `realm retrieve` writes: a question and its passages, best first."""
+    """A line of the file that `realm retrieve` writes: a question and its passages, best first."""
 
     id: str
     question: str
@@ -58,10 +58,11 @@ def retrieve_to_file(
     questions: Sequence[Question],
     k: int,
     method: Method | None,
+    *,
     out: Path,
     config: AnswerConfig,
 ) -> None:
-    """A line of `RetrievedJson` for each question, written aside and renamed in."""
+    """Writes a line of `RetrievedJson` for each question. The file appears when it is complete."""
     if model is not None and method != "bm25":
         search = partial(Answerer.load(str(kb.folder), model, config).retrieve, method=method)
     else:
@@ -87,14 +88,16 @@ def evaluate(
     unanswerable: bool = False,
     gold: bool = False,
 ) -> evaluation.Report:
-    """Scores the passages that `method` retrieves (none: the answerer's), and the answers that a span reader reads from the
-    first of them.
+    """Scores the passages that `method` retrieves, and the answers that the span reader finds in the first of them.
 
-    With `gold` the passages are those of the document that each question names, in their order, and all are read. With
-    `unanswerable` each question is asked again without the passages that hold an answer.
+    Args:
+        method: how passages are retrieved; None: the default of the answerer.
+        unanswerable: also answer each question without its positives, to measure how often a wrong answer is declined.
+        gold: read all passages of the document that each question names, in their order, in place of retrieved passages.
 
     Raises:
-        InputError: with `gold`, a question that names no document, or one that is not there; with either, no span reader.
+        InputError: `gold`, and a question names no document or an unknown one; `gold` or `unanswerable`, and the model has no
+            span reader.
     """
     if answerer.model.span_reader is None:
         if gold or unanswerable:
@@ -103,17 +106,17 @@ def evaluate(
     return _ask(answerer, questions, method, unanswerable, gold).report(questions, answerer.threshold)
 
 
-class _Said(NamedTuple):
-    """What was answered to some questions, and from what."""
+class _Answered(NamedTuple):
+    """Answers to questions, and the texts of the retrieved passages."""
 
     answers: list[Answers]
     texts: list[list[str]]
-    """Per question those of the passages that were retrieved."""
+    """Per question the texts of its passages."""
     without: list[Answers] | None
-    """The answers without the passages that hold one; None where that was not asked."""
+    """The answers without the positives of each question; None if these were not computed."""
 
     def report(self, questions: Sequence[Question], threshold: float) -> evaluation.Report:
-        """`threshold` is the probability below which an answer is a guess."""
+        """The report; `threshold` is the probability below which an answer is a guess."""
         texts = [one.answers[0].text if one.answers else "" for one in self.answers]
         without_N = None if self.without is None else _best_N(self.without)
         report = evaluation.evaluate(texts, self.texts, questions, EVALUATION_DEPTH)
@@ -121,15 +124,15 @@ class _Said(NamedTuple):
 
 
 def _best_N(answers: Sequence[Answers]) -> np.ndarray:
-    """The probability of each best answer, 0 where there is none."""
+    """The probability of each best answer, 0 if there is no answer -> [N]."""
     return np.array([one.answers[0].probability if one.answers else 0.0 for one in answers])
 
 
 def _ask(
     answerer: Answerer, questions: Sequence[Question], method: Method | None, unanswerable: bool, gold: bool
-) -> _Said:
-    """Answers, as `evaluate` says."""
-    said, without, texts = [], [], []
+) -> _Answered:
+    """Retrieves passages and answers the questions; arguments as in `evaluate`."""
+    answers, without, texts = [], [], []
     own_passages = _OwnPassages(answerer.kb) if gold else None
     for part in _batches(questions, 16, "evaluate"):
         asked = [q.question for q in part]
@@ -141,25 +144,25 @@ def _ask(
             read, added_BN = answerer.config.read, added(score_BN, method or answerer.method)
         found = _texts(answerer.kb, number_BN)
         texts += found
-        said += answerer.answer_from(asked, number_BN[:, :read], added_BN[:, :read])
+        answers += answerer.answer_from(asked, number_BN[:, :read], added_BN[:, :read])
         if unanswerable:
             others_BN = _without_answers(part, number_BN, found, read)
             without += answerer.answer_from(asked, others_BN, added_BN)
-    return _Said(said, texts, without if unanswerable else None)
+    return _Answered(answers, texts, without if unanswerable else None)
 
 
 class CalibrationJson(TypedDict):
-    """What `realm calibrate` reports."""
+    """The output of `realm calibrate`."""
 
     calibration: dict[str, float | str]
-    """As `realm.json` has it."""
+    """The calibration as in `realm.json`."""
     before: ReportJson
     after: ReportJson
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A fitted calibration, and the questions that it was fitted on as they were answered before and after."""
+    """A fitted calibration, and the reports on the questions of the fit before and after it."""
 
     calibration: Calibration
     before: evaluation.Report
@@ -177,27 +180,29 @@ class Calibrated:
         assert was is not None
         return [
             *self.after.lines(),
-            f"the calibration error was {was['ece']:.1f} points before; all this is measured on the questions it was fitted on",
+            f"the calibration error was {was['ece']:.1f} points before; all numbers are measured on the questions of the fit",
             f"answers below {fitted.threshold:g} are guesses; weights: log-odds {fitted.slope:.3f}, inner product "
             f"{fitted.inner:.3f}, hybrid score {fitted.ranking:.3f}, span {fitted.span:.3f}, constant {fitted.offset:.3f}",
-            f"where no method is named, the model's passages are now found by {fitted.method}",
+            f"the model's default method of retrieval is now {fitted.method}",
         ]
 
 
 def calibrate(
     kb: str, model: str, questions: Sequence[Question], method: Method | None, config: AnswerConfig
 ) -> Calibrated:
-    """Fits the calibration of a model folder's answers, and writes it into the folder, with the method that it holds for.
+    """Fits the calibration of a model folder, and writes it into the folder together with the retrieval method.
 
     Raises:
-        InputError: the model is not a folder of the user's, has no span reader, or answers too few questions right or wrong.
+        InputError: the model is not a local folder, has no span reader, or answers too few questions right or wrong.
     """
     if ":" in model and not Path(model).is_dir():
-        raise InputError(f"{model} is not yours to change: copy its folder, and calibrate the copy")
+        raise InputError(
+            f"{model} is not a local folder, and cannot be changed: copy its folder, and calibrate the copy"
+        )
     if config.reader is not None:
         raise InputError(
-            f"a calibration is kept with its model: `realm convert {config.reader} OUT --retriever {model}` makes one, "
-            "without the setting `reader`"
+            f"a calibration is saved in the model that has the reader: make one with `realm convert {config.reader} OUT "
+            f"--retriever {model}`, and calibrate it without the setting `reader`"
         )
     answerer = Answerer.load(kb, model, config)
     if answerer.model.span_reader is None:
@@ -208,24 +213,24 @@ def calibrate(
     assert asked.without is not None
     before = asked.report(questions, threshold=0.0)
     assert before.correct_N is not None
-    said, without = (
+    with_positives, without = (
         Evidence(_best_N(answers), [one.features for one in answers])
         for answers in (asked.answers, asked.without)
     )
-    fitted = replace(fit(said, before.correct_N, without), method=method)
+    fitted = replace(fit(with_positives, before.correct_N, without), method=method)
     set_calibration(Path(model), fitted)
-    after = Confidence(said.probability_N(fitted), fitted.threshold, without.probability_N(fitted))
+    after = Confidence(with_positives.probability_N(fitted), fitted.threshold, without.probability_N(fitted))
     return Calibrated(fitted, before, before._replace(confidence=after))
 
 
 class _OwnPassages:
-    """The passages of the documents that questions name."""
+    """Looks up the passages of the documents that questions name."""
 
     def __init__(self, kb: KnowledgeBase):
         self._kb, self._by_document = kb, Lookup(kb.document_keys_N)
 
     def __call__(self, questions: Sequence[Question]) -> np.ndarray:
-        """Their numbers -> [B, N], rows with fewer end in `NULL_PASSAGE`; raises InputError where there are none."""
+        """Passage numbers [B, N], rows filled up with `NULL_PASSAGE`. Raises InputError if a question has no such passages."""
         found = [self._by_document.all(key_of(question.passage_id)) for question in questions]
         for question, numbers in zip(questions, found, strict=True):
             if not len(numbers):
@@ -233,8 +238,8 @@ class _OwnPassages:
                     f"document {question.passage_id!r}" if question.passage_id else "no document (passage_id)"
                 )
                 raise InputError(
-                    f"question {question.id} names {named}, and its passages are not in {self._kb.folder}: "
-                    "--gold needs both"
+                    f"question {question.id} names {named}, and {self._kb.folder} has no passages of it: --gold needs the "
+                    "document's id and its passages"
                 )
         number_BN = np.full((len(questions), max(map(len, found))), NULL_PASSAGE)
         for row, numbers in zip(number_BN, found, strict=True):
@@ -245,7 +250,7 @@ class _OwnPassages:
 def _without_answers(
     questions: Sequence[Question], number_BN: np.ndarray, texts: Sequence[Sequence[str]], read: int
 ) -> np.ndarray:
-    """The best `read` of each row's passages that hold no answer where they stand, `NULL_PASSAGE` for the others -> [B, N]."""
+    """Each row's best `read` passages without an answer, in their places; `NULL_PASSAGE` at all remaining places -> [B, N]."""
     others_BN = np.full_like(number_BN, NULL_PASSAGE)
     for other_N, question, number_N, found in zip(others_BN, questions, number_BN, texts, strict=True):
         kept = [place for place, text in enumerate(found) if not has_answer(text, question)][:read]
@@ -254,7 +259,7 @@ def _without_answers(
 
 
 def evaluate_words(kb: KnowledgeBase, questions: Sequence[Question]) -> evaluation.Report:
-    """Scores the passages that BM25 retrieves, which takes no model."""
+    """Scores the passages that BM25 retrieves; needs no model."""
     return _evaluate_retrieval(kb, questions, partial(Retriever(kb).search, method="bm25", query_BD=None))
 
 
@@ -277,7 +282,7 @@ def _texts(kb: KnowledgeBase, number_BK: np.ndarray) -> list[list[str]]:
 def question_ranks(
     model: Model, kb: KnowledgeBase, index: MipsIndex, questions: Sequence[Question], depth: int
 ) -> np.ndarray:
-    """Rank from 1 of the first passage that holds an answer, 0 where none of the top `depth` does -> [B]."""
+    """Rank, from 1, of the first passage that holds an answer; 0 if none of the top `depth` does -> [B]."""
     ranks = []
     for start in range(0, len(questions), 64):
         part = questions[start : start + 64]

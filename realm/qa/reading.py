@@ -1,9 +1,9 @@
-"""What the span reader reads of a question and its passages, and where each wordpiece stands in a passage's text.
+"""Inputs of the span reader: a question beside a passage, and the characters of the passage behind each wordpiece.
 
-Ours cuts the passage only, and reads what a text spells as text. `reference_reading` does as transformers 4.57.6 does, for
-numbers that are to be equal to its own: `AnswerConfig.reference_compat`.
+`joint_reading` cuts only the passage, and treats special pieces in a text as text. `reference_reading` reproduces transformers
+4.57.6 exactly (`AnswerConfig.reference_compat`).
 
-Letters: B rows, a question and a passage each; T tokens.
+Axis letters: B rows, each with a question and a passage; W span widths; T tokens.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from realm.tokens.tokenizer import Tokenizer
 
 
 class Reading(NamedTuple):
-    """Inputs of the span reader, with the characters [start, end) of the passage behind each of their positions."""
+    """Inputs of the span reader, and for each position the characters [start, end) of the passage."""
 
     tokens: Tokens
     body_BT: Tensor
@@ -28,14 +28,14 @@ class Reading(NamedTuple):
     ends: list[list[int]]
 
     def text_span(self, row: int, first: int, last: int) -> tuple[int, int]:
-        """Characters of the wordpieces from position `first` to position `last`."""
+        """Characters [start, end) of the wordpieces from position `first` to position `last`."""
         return self.starts[row][first], self.ends[row][last]
 
     def crossing_WT(self, row: int, text: str, widths: int) -> Tensor:
-        """True at the spans, of up to `widths` wordpieces, that go from one paragraph into the next -> [W, T] bool."""
+        """True at spans, of up to `widths` wordpieces, that cross a paragraph break -> [W, T] bool."""
         ends, starts = self.ends[row], self.starts[row]
         paragraph, paragraph_T = 0, torch.zeros(self.tokens.ids_BT.shape[1], dtype=torch.int64)
-        read = min(len(starts), len(paragraph_T))  # the end of a long text is cut
+        read = min(len(starts), len(paragraph_T))  # a long text is cut at its end
         for place in range(1, read):
             paragraph += "\n\n" in text[ends[place - 1] : starts[place]]
             paragraph_T[place] = paragraph
@@ -47,27 +47,27 @@ class Reading(NamedTuple):
 def joint_reading(
     questions: Sequence[Sequence[int]], texts: Sequence[str], tokenizer: Tokenizer, lengths: Lengths
 ) -> Reading:
-    """A row for each tokenized question and the passage's text beside it."""
+    """A row for each pair of a tokenized question and a passage's text."""
     bodies = tokenizer.encode_with_offsets(texts)
     tokens = reading_inputs(questions, [body.ids for body in bodies], tokenizer, lengths)
     before = [[0] * body_start(question, lengths) for question in questions]
     return Reading(
         tokens,
         body_mask(tokens, tokenizer.sep_id),
-        [none + body.starts for none, body in zip(before, bodies, strict=True)],
-        [none + body.ends for none, body in zip(before, bodies, strict=True)],
+        [zeros + body.starts for zeros, body in zip(before, bodies, strict=True)],
+        [zeros + body.ends for zeros, body in zip(before, bodies, strict=True)],
     )
 
 
 def reference_question(question: str, tokenizer: Tokenizer) -> list[int]:
-    """A question's wordpieces as a user of transformers makes them: a special piece that it spells becomes one."""
+    """A question's wordpieces as transformers makes them: the text "[SEP]" becomes the special piece."""
     return list(tokenizer.as_huggingface().encode(question, add_special_tokens=False).ids)
 
 
 def reference_reading(
     questions: Sequence[Sequence[int]], texts: Sequence[str], tokenizer: Tokenizer, longest: int
 ) -> Reading:
-    """As transformers 4.57.6: the question decoded and tokenized again, which loses its [UNK]; longest first is cut."""
+    """As transformers 4.57.6: the question is decoded and tokenized again, which loses [UNK]; the longer text is cut first."""
     published = tokenizer.as_huggingface()
     published.enable_truncation(longest, strategy="longest_first")
     published.enable_padding(pad_id=tokenizer.pad_id)

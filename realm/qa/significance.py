@@ -1,6 +1,6 @@
-"""Intervals and paired tests, on outcomes per question.
+"""Confidence intervals and paired tests on outcomes per question.
 
-N questions.
+Axis letters: N questions.
 """
 
 import math
@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Z95 = 1.959963984540054
-"""Two-sided 95 % point of the normal distribution."""
+"""Quantile 0.975 of the standard normal distribution."""
 
 
 def percent(share: float) -> float:
-    """Of a share, to two decimals."""
+    """A share as a percentage, rounded to two decimals."""
     return round(100 * float(share), 2)
 
 
 def wilson_interval(successes: int, n: int) -> tuple[float, float]:
-    """95 % interval of a share, as shares: Wilson's score interval (1927), sound at 0 and 1 and free of chance.
+    """95 % interval of a share: Wilson's score interval (1927), which is valid near 0 and 1, too.
 
     >>> [round(x, 4) for x in wilson_interval(8, 10)]
     [0.4902, 0.9433]
@@ -32,7 +32,7 @@ def wilson_interval(successes: int, n: int) -> tuple[float, float]:
 
 
 class McNemar(NamedTuple):
-    """Questions that only one of two systems has right, and how likely such an uneven split is by chance."""
+    """Questions that only system a, or only system b, answers right; p of a split at least as uneven by chance."""
 
     only_a: int
     only_b: int
@@ -40,7 +40,7 @@ class McNemar(NamedTuple):
 
 
 def mcnemar(correct_a_N: Sequence[bool] | np.ndarray, correct_b_N: Sequence[bool] | np.ndarray) -> McNemar:
-    """Exact two-sided McNemar test of two systems on the same questions: binomial, chance 1/2, on the disagreements.
+    """Exact two-sided McNemar test of two systems on the same questions: a binomial test, p = 1/2, on the disagreements.
 
     >>> mcnemar([True] * 6 + [False], [False] * 6 + [True])
     McNemar(only_a=6, only_b=1, p=0.125)
@@ -49,14 +49,14 @@ def mcnemar(correct_a_N: Sequence[bool] | np.ndarray, correct_b_N: Sequence[bool
     only_a, only_b = int((a_N > b_N).sum()), int((a_N < b_N).sum())
     n = only_a + only_b
     ways = total = 1
-    for i in range(min(only_a, only_b)):  # whole numbers, so nothing is rounded before the last division
+    for i in range(min(only_a, only_b)):  # integers, so nothing is rounded before the last division
         ways = ways * (n - i) // (i + 1)
         total += ways
     return McNemar(only_a, only_b, min(1.0, 2 * total / 2**n))
 
 
 class Difference(NamedTuple):
-    """Mean of a minus mean of b, its 95 % interval, and the two-sided p of no difference."""
+    """Mean of a minus mean of b, the 95 % interval of this difference, and the two-sided p of no difference."""
 
     mean: float
     low: float
@@ -71,16 +71,16 @@ def paired_bootstrap(
     samples: int = 10_000,
     seed: int = 0,
 ) -> Difference:
-    """Difference of two systems' mean score when questions are drawn again with replacement, the same for both.
+    """Paired bootstrap of the difference of two systems' mean scores on the same questions.
 
-    For any score per question: 0/1, F1, a reciprocal rank, or a mean over seeds. Percentile interval; p is twice the
-    smaller share of draws on either side of no difference (at least 2 / (samples + 1): chance cannot show less).
+    Works for any score per question: 0/1, F1, a reciprocal rank, or a mean over seeds. The interval is the percentile interval.
+    p is twice the smaller share of samples on either side of 0, and at least 2 / (samples + 1).
     """
     a_N, b_N = _pair(a_N, b_N)
     difference_N = a_N - b_N
     n = len(difference_N)
     generator = np.random.default_rng(seed)
-    chunk = max(1, 2**22 // n)  # draws at once: 32 MiB of numbers
+    chunk = max(1, 2**22 // n)  # samples at a time: 32 MiB
     means = np.concatenate(
         [
             difference_N[generator.integers(n, size=(min(chunk, samples - start), n))].mean(axis=1)

@@ -1,6 +1,6 @@
-"""Between wordpieces and characters: where answers stand in a passage, and what text a predicted span is.
+"""Finds the wordpieces of the answers in a passage, which label the correct spans.
 
-Letters: B rows, W span widths, T tokens.
+Axis letters: B rows, W span widths, T tokens.
 """
 
 import re
@@ -17,7 +17,7 @@ from realm.tokens.tokenizer import Encoding
 
 
 def body_start(question_ids: Sequence[int], lengths: Lengths) -> int:
-    """The position of a passage's first wordpiece in a joint input: behind [CLS], the question and its [SEP]."""
+    """The position of a passage's first wordpiece in a joint input: after [CLS], the question and a [SEP]."""
     return 2 + min(len(question_ids), lengths.query - 2)
 
 
@@ -28,10 +28,11 @@ def answer_pieces(
     body: Encoding,
     max_width: int = SpanConfig.max_width,
 ) -> list[tuple[int, int]]:
-    """Every (first piece, width) of a passage's body that is an answer, overlaps and all (ORQA's span label).
+    """Every occurrence of an answer in a passage's body, as (first wordpiece, number of further wordpieces).
 
-    Answers are matched as wordpiece sequences, so case and accents are the tokenizer's; patterns on the text, from the
-    first piece that a match touches to the last. An answer of more than `max_width` pieces cannot be read.
+    Overlapping answers all count (ORQA's span label). Answers are matched as sequences of wordpieces, so the tokenizer decides
+    about case and accents. Patterns are matched on the text; the span covers every wordpiece that a match touches. Answers of
+    more than `max_width` wordpieces are left out.
     """
     found = set()
     if question.regex:
@@ -59,7 +60,7 @@ def answer_pieces(
 def correct_mask(
     spans: Sequence[Sequence[tuple[int, int]]], starts: Sequence[int], shape: tuple[int, int, int]
 ) -> Tensor:
-    """True at the given spans of each row, whose bodies begin at `starts` -> [B, W, T] bool; what was cut off is left out."""
+    """True at the given spans of each row, whose bodies begin at `starts` -> [B, W, T] bool; cut spans are left out."""
     correct_BWT = torch.zeros(shape, dtype=torch.bool)
     for row, (pieces, start) in enumerate(zip(spans, starts, strict=True)):
         for first, width in pieces:

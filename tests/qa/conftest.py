@@ -1,4 +1,4 @@
-"""What tests of answers share: a tiny model that can read."""
+"""Fixtures of the tests of answering: a tiny model with a span reader."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from realm.train.finetune import start_reader
 
 @pytest.fixture(scope="session")
 def qa_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with a span reader of random but lively weights; the index of the tiny model serves it."""
+    """The tiny model with a span reader of large random weights; it uses the index of the tiny model."""
     model = load_model(tiny_model_folder)
     reader = start_reader(model, seed=0)
     torch.nn.init.normal_(reader.ends.weight)

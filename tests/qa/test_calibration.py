@@ -1,4 +1,4 @@
-"""Probabilities of answers: the curve, the threshold, and what is reported of them."""
+"""Probabilities of answers: the curve, the threshold, and the report."""
 
 import json
 import math
@@ -27,7 +27,7 @@ WARY = Calibration(slope=0.5, inner=0.3, span=0.2, offset=-3.0)
 
 
 def drawn(count: int, curve: Calibration = TOO_SURE, seed: int = 0) -> tuple[Evidence, np.ndarray, Evidence]:
-    """What was said, outcomes that are right as often as `curve` makes of it, and what was said without the passages."""
+    """Random evidence, outcomes that are right with the probabilities of `curve`, and evidence without positives."""
     draw = np.random.default_rng(seed)
 
     def evidence(inner: float, span: float) -> Evidence:
@@ -39,32 +39,32 @@ def drawn(count: int, curve: Calibration = TOO_SURE, seed: int = 0) -> tuple[Evi
 
 
 def test_fitted_weights_are_those_of_another_logistic_regression() -> None:
-    """Of the two steps one after the other, by scipy's search of the least surprise."""
+    """Both steps of the fit, with scipy's minimiser."""
     said, right_N, without = drawn(500, WARY)
     fitted = fit(said, right_N, without)
 
-    def least_surprise(value_NF: np.ndarray, right_N: np.ndarray) -> np.ndarray:
+    def maximum_likelihood(value_NF: np.ndarray, right_N: np.ndarray) -> np.ndarray:
         rights, wrongs = right_N.sum(), (~right_N).sum()
         target_N = np.where(right_N, (rights + 1) / (rights + 2), 1 / (wrongs + 2))
 
-        def surprise(weight_F1: np.ndarray) -> float:
+        def negative_log_likelihood(weight_F1: np.ndarray) -> float:
             odds_N = value_NF @ weight_F1[:-1] + weight_F1[-1]
             return float((np.logaddexp(0, odds_N) - target_N * odds_N).sum())
 
-        return optimize.minimize(surprise, np.zeros(value_NF.shape[1] + 1), tol=1e-9).x
+        return optimize.minimize(negative_log_likelihood, np.zeros(value_NF.shape[1] + 1), tol=1e-9).x
 
     def values(evidence: Evidence) -> np.ndarray:
         logit_N = np.log(evidence.share_N / (1 - evidence.share_N))
         return np.column_stack([logit_N, *([one[place] for one in evidence.features_N] for place in (0, 2))])
 
     both_NF = np.concatenate([values(said), values(without)])
-    weight_F = least_surprise(both_NF, np.concatenate([right_N, np.zeros(500, dtype=bool)]))[:-1]
-    scale, offset = least_surprise((values(said) @ weight_F)[:, None], right_N)
+    weight_F = maximum_likelihood(both_NF, np.concatenate([right_N, np.zeros(500, dtype=bool)]))[:-1]
+    scale, offset = maximum_likelihood((values(said) @ weight_F)[:, None], right_N)
     assert (fitted.slope, fitted.inner, fitted.span) == pytest.approx(tuple(scale * weight_F), abs=1e-4)
     assert (fitted.ranking, fitted.offset) == (0.0, pytest.approx(offset, abs=1e-3))
 
 
-def test_calibrated_probabilities_are_right_as_often_as_they_say() -> None:
+def test_calibrated_probabilities_equal_the_share_of_right_answers() -> None:
     fitted = fit(*drawn(4000))
     said, right_N, _ = drawn(4000, seed=1)
     probability_N = said.probability_N(fitted)
@@ -73,8 +73,8 @@ def test_calibrated_probabilities_are_right_as_often_as_they_say() -> None:
     assert lost == pytest.approx(calibration.RIGHT_LOST, abs=0.03)
 
 
-def test_features_tell_questions_without_their_passages() -> None:
-    """At as many right answers lost, more of them are declined than by shares alone, which here know nothing of them."""
+def test_features_detect_questions_without_their_positives() -> None:
+    """At an equal loss of right answers, features decline more of these questions than shares alone, uninformative here."""
     said, right_N, without = drawn(2000, WARY)
     fitted = fit(said, right_N, without)
     nothing = [Features()] * 2000
@@ -142,7 +142,7 @@ def test_guesses_are_counted_among_right_wrong_and_unanswerable() -> None:
 
 @pytest.fixture
 def calibrated_folder(tiny_kb, qa_folder, tmp_path):
-    """A copy of the model with the span reader, its answers to these questions, half of which are called right."""
+    """A copy of the model with the span reader, and questions of which half count as answered right."""
     folder = tmp_path / "model"
     save_model(load_model(qa_folder), folder)
     answerer = Answerer.load(str(tiny_kb.folder), str(folder), CONFIG)
@@ -259,7 +259,7 @@ def test_calibration_survives_saving_and_older_manifests_have_none(qa_folder, tm
     assert "checksums" not in read_manifest(tmp_path / "model")
 
 
-def test_what_ranked_passages_for_the_calibration_ranks_them_where_nobody_names_a_method(
+def test_the_method_of_the_calibration_is_the_default_method(
     tiny_kb, calibrated_folder, tmp_path, monkeypatch, capsys
 ) -> None:
     folder, questions = calibrated_folder
@@ -292,7 +292,7 @@ def test_what_ranked_passages_for_the_calibration_ranks_them_where_nobody_names_
         load_model(folder)
 
 
-def test_what_cannot_be_calibrated_is_one_line(
+def test_calibration_of_an_unsuitable_model_is_refused_in_one_line(
     tiny_kb, tiny_model_folder, qa_folder, tmp_path, capsys
 ) -> None:
     asked = tmp_path / "q.jsonl"
@@ -302,11 +302,11 @@ def test_what_cannot_be_calibrated_is_one_line(
     assert cli.main([*gold, "--model", str(tiny_model_folder)]) == 2
     assert "no span reader" in capsys.readouterr().err
     assert cli.main([*gold, "--method", "bm25"]) == 2
-    assert "name a --model" in capsys.readouterr().err
+    assert "give --model" in capsys.readouterr().err
     for model, problem in (
         (tiny_model_folder, "no span reader"),
         (qa_folder, "calibration needs 50 of each"),
-        ("hf:some/model", "not yours to change"),
+        ("hf:some/model", "not a local folder"),
     ):
         assert cli.main(["calibrate", "--model", str(model), *rest]) == 2
         assert problem in capsys.readouterr().err.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""`realm evaluate` and its neighbours from the command line: what they print and what they write."""
+"""`realm evaluate`, `retrieve`, `probe` and `answer` from the command line: output and files."""
 
 import json
 import shutil

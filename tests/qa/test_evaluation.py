@@ -85,12 +85,12 @@ def test_answers_are_patterns_when_the_caller_says_so(tmp_path: Path) -> None:
 
 
 def curated_trec(*answers: str, **more: Any) -> str:
-    """Lines as DrQA writes them."""
+    """Lines in the format of DrQA."""
     rows = ({"question": f"who is {n}?", "answer": [answer], **more} for n, answer in enumerate(answers))
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def test_curated_trec_of_drqa_is_recognised_and_said(tmp_path: Path, capsys: Any) -> None:
+def test_curated_trec_of_drqa_is_recognised_and_reported(tmp_path: Path, capsys: Any) -> None:
     path = written(tmp_path, curated_trec(r"New\s?York", "Ann", "Boris", "4.2"))
     questions = read_questions(path)
     assert [question.regex for question in questions] == [True] * 4
@@ -113,7 +113,7 @@ def test_curated_trec_of_drqa_is_recognised_and_said(tmp_path: Path, capsys: Any
         "q\tAnn|Boris",
     ],
 )
-def test_an_answer_that_looks_like_a_pattern_and_may_be_none_is_a_warning(
+def test_a_plain_answer_that_looks_like_a_pattern_causes_a_warning(
     tmp_path: Path, capsys: Any, content: str
 ) -> None:
     path = written(tmp_path, content, "q.txt")
@@ -134,7 +134,7 @@ def test_an_answer_that_looks_like_a_pattern_and_may_be_none_is_a_warning(
         "1\tfactoid\tq\t(a|b)",
     ],
 )
-def test_plain_answers_and_lines_that_say_what_theirs_are_are_read_in_silence(
+def test_plain_answers_and_marked_patterns_cause_no_warning(
     tmp_path: Path, capsys: Any, content: str
 ) -> None:
     questions = read_questions(written(tmp_path, content, "q.txt"))
@@ -199,13 +199,13 @@ def test_questions_without_answers_are_read_on_demand(tmp_path: Path) -> None:
         (b'{"\\ud800": "q", "answers": ["a"]}', "no question, only"),
         (b'{"id": ["a"], "question": "q", "answers": ["a"]}', "id is ..a..: write it as text"),
         (b'{"id": true, "question": "q", "answers": ["a"]}', "id is True: write it as text"),
-        (b'{"question": "q", "answers": ["a"], "answer": ["b"]}', "answers and answer are one key"),
+        (b'{"question": "q", "answers": ["a"], "answer": ["b"]}', "answers and answer mean the same"),
         (b'{"question": "q", "answers": ["a"], "gold_titles": {"T": 1}}', "gold title is .*: write it as"),
         (b'{"question": "' + b"q" * 2001 + b'", "answers": ["a"]}', "question of 2001 characters"),
         (b'{"id": 1, "question": "q", "answers": ["a"]}\n' * 2, "id '1' is already at"),
     ],
 )
-def test_bad_input_is_one_line_that_says_where(tmp_path: Path, content: Any, message: str) -> None:
+def test_bad_input_is_one_line_with_the_place(tmp_path: Path, content: Any, message: str) -> None:
     with pytest.raises(InputError, match=message) as raised:
         read_questions(written(tmp_path, content))
     assert "\n" not in str(raised.value) and "q.jsonl" in str(raised.value)
@@ -214,7 +214,7 @@ def test_bad_input_is_one_line_that_says_where(tmp_path: Path, content: Any, mes
 @pytest.mark.parametrize(
     ("line", "message"), [("a\tb\tc", "3 columns"), ("a\t[b", "is no list"), ("a\t[1]", "answer is 1")]
 )
-def test_bad_tables_are_one_line_that_says_where(tmp_path: Path, line: str, message: str) -> None:
+def test_bad_tables_are_one_line_with_the_place(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(InputError, match=rf"q\.tsv:2: .*{message}"):
         read_questions(written(tmp_path, f"q\ta\n{line}\n", "q.tsv"))
 
@@ -243,7 +243,7 @@ def random_text(
 
 
 def rendered(draw: random.Random, questions: list[Question]) -> tuple[str, str]:
-    """A question file that says exactly these -> its name and its text."""
+    """The name and the text of a file that holds exactly these questions."""
     rows = [
         {draw.choice(["id", "qId"]): q.id, draw.choice(["question", "qText"]): q.question}
         | {draw.choice(["answers", "answer"]): list(q.answers), "regex": q.regex}
@@ -257,7 +257,7 @@ def rendered(draw: random.Random, questions: list[Question]) -> tuple[str, str]:
 
 
 def damaged(draw: random.Random, content: bytes) -> bytes:
-    """Bytes with a few of them cut out, doubled, changed, or something strange put in."""
+    """The bytes, with some of them removed, doubled or changed, or with odd bytes inserted."""
     strange = [
         b"\\ud800",
         b"\xff",
@@ -345,7 +345,7 @@ def test_answers_survive_the_tab_separated_form_of_dpr(
 
 
 def squad_normalise(text: str) -> str:
-    """The published script's steps, one by one."""
+    """The steps of the published script."""
     text = text.lower()
     text = "".join(ch for ch in text if ch not in set(string.punctuation))
     text = re.sub(r"\b(a|an|the)\b", " ", text)
@@ -407,7 +407,7 @@ def test_patterns_match_anywhere_by_default_and_at_the_start_for_orqa() -> None:
 # -- retrieval
 
 
-def test_token_containment_wants_whole_tokens_and_substring_does_not() -> None:
+def test_token_containment_requires_whole_tokens_and_substring_does_not() -> None:
     one, art = Question("1", "q", ("1",)), Question("2", "q", ("Art",))
     assert not has_answer("in 2018", one) and has_answer("in 2018", one, "substring")
     assert not has_answer("King Arthur", art) and has_answer("King Arthur", art, "substring")

@@ -1,4 +1,4 @@
-"""`realm fill`: the marginal over passages, and what each did, against a plain sum over BertForMaskedLM's own outputs."""
+"""`realm fill`: the marginal over passages and the effect of each, against a plain sum over outputs of BertForMaskedLM."""
 
 import json
 
@@ -53,7 +53,7 @@ def by_hand(filler: Filler, sentence: str):
 
 
 def widened(sentence: str, mask: int, pieces: int) -> str:
-    """The sentence with as many masks in place of one of them."""
+    """The sentence with `pieces` masks in place of one mask."""
     parts = sentence.split("[MASK]")
     between = ["[MASK]"] * (len(parts) - 1)
     between[mask] = " ".join(["[MASK]"] * pieces)
@@ -61,7 +61,7 @@ def widened(sentence: str, mask: int, pieces: int) -> str:
 
 
 def vocabulary(filler: Filler) -> tuple[list[int], list[int]]:
-    """The pieces that words begin with, and those that continue one."""
+    """Wordpieces that can begin a word, and wordpieces that continue a word."""
     pieces = list(enumerate(filler.model.tokenizer.vocabulary()))
     first = [
         i for i, p in pieces if not p.startswith("##") and p not in "[PAD] [UNK] [CLS] [SEP] [MASK]".split()
@@ -70,7 +70,7 @@ def vocabulary(filler: Filler) -> tuple[list[int], list[int]]:
 
 
 def words_by_hand(filler: Filler, mask: int) -> dict[str, float]:
-    """Every word that is one or two pieces, with p(y|x): a plain sum over passages of products over pieces."""
+    """p(y|x) of every word of one or two wordpieces: a plain sum over passages of products over wordpieces."""
     spelled, (first, later) = filler.model.tokenizer.vocabulary(), vocabulary(filler)
     _, prior, logp = by_hand(filler, SENTENCE)
     one = torch.einsum("k,kv->v", prior.exp(), logp[:, mask].exp())
@@ -131,7 +131,7 @@ def test_probabilities_add_up_and_utilities_are_gains_over_the_null_passage(fill
     assert len({round(effect.utility, 3) for effect in said.passages}) > 1
 
 
-def test_json_and_lines_say_the_same(filler) -> None:
+def test_json_and_lines_have_the_same_content(filler) -> None:
     said = filler.fill(SENTENCE)
     row = json.loads(json.dumps(said.to_json()))
     assert row.keys() == {"sentence", "masks", "null", "passages"}
@@ -167,7 +167,7 @@ def test_every_word_of_one_or_two_pieces_has_its_marginal_and_no_other_does(fill
 def test_a_target_is_scored_with_and_without_retrieval_and_beside_each_passage(
     filler, tiny_kb, target
 ) -> None:
-    """Of one piece, of three pieces of a word, and of two words."""
+    """Targets of one wordpiece, of one word of three wordpieces, and of two words."""
     sentence = "Arden lies on the river [MASK] between the hills."
     (pieces,) = filler.model.tokenizer.encode([target])
     assert len(pieces) == {"salt": 1, "qx7": 3, "Berthe salt": 2}[target]

@@ -1,4 +1,4 @@
-"""Questions in, answers with evidence out: the contract, the slices, and the same numbers by hand."""
+"""Answering: the JSON, answers as slices of passages, and scores against plain loops."""
 
 import json
 import random
@@ -60,7 +60,7 @@ def test_json_is_the_contract(answerer) -> None:
 
 
 def test_answers_are_slices_of_their_passages(answerer, tiny_kb) -> None:
-    """200 of them, of random questions."""
+    """Checks the answers to 50 random questions."""
     texts = {passage.id: passage.text for passage in tiny_kb}
     seen = 0
     for found in answerer.answer_batch(random_questions(50)):
@@ -82,13 +82,13 @@ def test_answers_are_different_and_best_first(answerer) -> None:
 
 
 def inner_products(answerer, question: str) -> torch.Tensor:
-    """Of a question with every passage."""
+    """Inner products of a question with every passage."""
     query = answerer.embed(answerer.model.tokenizer.encode([question]))[0]
     return answerer.version.index.rows(np.arange(len(answerer.kb))) @ query.detach()
 
 
 def ranked_by_hand(answerer, question: str, method: str) -> tuple[list[int], np.ndarray]:
-    """All passages that a method ranks, best first, and what a hybrid ranking adds to the score of each passage's spans."""
+    """All passages in the order of a method, and the scores that a hybrid ranking adds to the spans of each passage."""
     kb = answerer.kb
     dense_N, bm25_N = inner_products(answerer, question).numpy(), np.zeros(len(kb))
     scores, ranked = Bm25Index(kb.titles, kb.texts()).search([question], len(kb))
@@ -103,7 +103,7 @@ def ranked_by_hand(answerer, question: str, method: str) -> tuple[list[int], np.
 
 
 def best_by_hand(answerer, question: str, method: str) -> tuple:
-    """Of every span of the first five passages: score, text, passage, its rank, p(y|x) of the text, and p(z|x)."""
+    """For every span of the first five passages: score, text, passage, rank, p(y|x) of the text, and p(z|x)."""
     model, scores = answerer.model, inner_products(answerer, question)
     ranked, added_N = ranked_by_hand(answerer, question, method)
     ranked = ranked[:5]
@@ -222,7 +222,7 @@ def lines(file: Path) -> list[dict]:
 
 
 def retrieve(kb, model, tmp_path: Path, method, questions=QUESTIONS, k: int = 4) -> list[dict]:
-    retrieve_to_file(kb, model, questions, k, method, tmp_path / "out.jsonl", CONFIG)
+    retrieve_to_file(kb, model, questions, k, method, out=tmp_path / "out.jsonl", config=CONFIG)
     return lines(tmp_path / "out.jsonl")
 
 
@@ -255,16 +255,16 @@ def test_dense_ranking_is_that_of_all_inner_products(
         assert [p["id"] for p in row["passages"]] == [tiny_kb.ids[n] for n in best]
 
 
-def test_words_need_no_model_and_find_the_town(tiny_kb, tmp_path) -> None:
+def test_bm25_needs_no_model_and_finds_the_town(tiny_kb, tmp_path) -> None:
     rows = retrieve(tiny_kb, None, tmp_path, "bm25", k=2)
     assert all(row["passages"][0]["title"] in row["question"] for row in rows)
 
 
 @pytest.mark.parametrize(("method", "expected"), [("bm25", 0), ("hybrid", 4)])
-def test_question_without_a_known_word_finds_nothing_by_words(
+def test_bm25_finds_nothing_for_a_question_without_a_known_word(
     tiny_kb, tiny_model_folder, tmp_path, method, expected
 ) -> None:
-    """And few passages where few hold one."""
+    """BM25 ranks no passage for it; a hybrid search ranks the dense passages."""
     asked = [Question("1", "zzz qqq", ("x",)), Question("2", "zzz Arden qqq", ("x",))]
     strange, known = retrieve(tiny_kb, str(tiny_model_folder), tmp_path, method, asked)
     assert len(strange["passages"]) == expected
@@ -327,7 +327,7 @@ def test_evaluation_reads_answers_from_the_passages_that_recall_counts(answerer,
 
 
 @pytest.mark.parametrize("method", ["bm25", "hybrid"])
-def test_evaluation_takes_a_question_that_finds_nothing_by_words(answerer, method) -> None:
+def test_evaluation_accepts_a_question_without_bm25_passages(answerer, method) -> None:
     asked = [*QUESTIONS, Question("strange", "zzz qqq", ("x",))]
     report = evaluate(answerer, asked, method).as_dict()
     assert report["n"] == 15 and report["recall"]["100"] is not None
@@ -351,7 +351,7 @@ def test_evaluation_report_is_the_contract(answerer) -> None:
 
 
 @pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
-def test_whatever_chooses_the_passages_their_probability_is_the_models(answerer, tiny_kb, method) -> None:
+def test_probabilities_of_passages_are_the_embedders_for_every_method(answerer, tiny_kb, method) -> None:
     question = "who built a tower in Arden?"
     (found,) = answerer.answer_batch([question], method, read=4)
     _, numbers = answerer.retrieve([question], 4, method)
@@ -378,7 +378,7 @@ def test_questions_asked_together_get_the_answers_they_get_alone(answerer, monke
         )
 
 
-def test_a_question_without_a_known_word_has_no_words_passages_and_no_answer(answerer) -> None:
+def test_a_question_without_a_known_word_has_no_bm25_passages_and_no_answer(answerer) -> None:
     found, other = answerer.answer_batch(["zzz qqq", "Arden"], "bm25")
     assert found.answers == found.passages == [] and found.null_probability == 1.0
     assert other.answers

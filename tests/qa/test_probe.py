@@ -1,4 +1,4 @@
-"""The label-free health check, against plain loops over passages, candidates and masks."""
+"""The probe, against plain loops over passages, candidates and masks."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def queries(tiny_kb):
 
 @pytest.fixture(scope="module")
 def model(tiny_model_folder):
-    """The tiny model with a reader to whom passages make a difference."""
+    """The tiny model with a reader whose predictions depend on the passages."""
     model = load_model(tiny_model_folder)
     with torch.no_grad():
         for parameter in model.reader.parameters():
@@ -79,7 +79,7 @@ def test_query_vectors_are_the_query_towers_in_any_batches(tiny_kb, model, queri
 
 
 def plain_ranks(kb, queries, order_BN, depth: int) -> list[int]:
-    """Rank of the first passage with the span, the query's own text left out."""
+    """Rank of the first passage with the span, without the query's own passage and its copies."""
     ranks = []
     for query, order in zip(queries, order_BN, strict=True):
         others = [
@@ -91,14 +91,14 @@ def plain_ranks(kb, queries, order_BN, depth: int) -> list[int]:
 
 
 @pytest.mark.parametrize("depth", [1, 3, 20])
-def test_first_holders_are_those_of_sorting_every_passage(tiny_kb, model, index, queries, depth) -> None:
+def test_first_positives_equal_those_of_sorting_every_passage(tiny_kb, model, index, queries, depth) -> None:
     vectors = embed_queries(model, queries)
     order = (vectors @ index.rows(np.arange(len(tiny_kb))).T).argsort(dim=1, descending=True).tolist()
     ranks = first_positives(queries, vectors, index, tiny_kb.tokens, depth)
     assert ranks.tolist() == plain_ranks(tiny_kb, queries, order, depth)
 
 
-def test_first_holders_by_words_are_asked_for_the_visible_words(tiny_kb, queries) -> None:
+def test_first_positives_of_bm25_are_searched_with_the_visible_words(tiny_kb, queries) -> None:
     order = []
     for query in queries:
         visible = " ".join(w for w in tiny_kb.tokenizer.tokens(query.ids) if w != "[MASK]")

@@ -1,4 +1,4 @@
-"""Wordpieces and characters: where answers stand, against plain searches of ids and of text."""
+"""Spans of answers in wordpieces, against plain searches of ids and of text."""
 
 import itertools
 import re
