@@ -1,8 +1,7 @@
-"""Checksums of files on disk: which of them have changed since they were written.
+"""CRC-32C checksums of files, to notice accidental damage.
 
-CRC-32C, which processors compute at several gigabytes per second, so that files can be checked each time they are read. It is
-for accidents: who changes a file on purpose can change its checksum too.
-"""
+Processors compute CRC-32C at several gigabytes per second, so files are checked each time they are read. Checksums do not
+protect against deliberate changes."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -14,12 +13,12 @@ from realm.errors import DamagedError, reason
 from realm.files import read_json, write_json
 
 CHECKSUMS = "checksums.json"
-"""In a folder that has no manifest: file -> checksum."""
+"""File with the checksums of a folder without a manifest."""
 _AT_ONCE = 1 << 20
 
 
 def checksum(data: bytes) -> str:
-    """Eight hex digits.
+    """CRC-32C as eight hex digits.
 
     >>> checksum(b"123456789")
     'e3069283'
@@ -28,12 +27,12 @@ def checksum(data: bytes) -> str:
 
 
 def checksums_of(folder: Path, files: Iterable[str]) -> dict[str, str]:
-    """The checksum of each file, by its path inside the folder."""
+    """Checksums of files by their paths inside the folder."""
     return {name: _of_file(folder / name) for name in files}
 
 
 def changed(folder: Path, recorded: Mapping[str, str], leave: Iterable[str] = ()) -> str:
-    """What is wrong with the first file that is not as recorded; empty where all are. Files in `leave` are not read."""
+    """A message on the first file that differs from its checksum, or "". Files in `leave` are not read."""
     for name in sorted(recorded.keys() - set(leave)):
         try:
             if _of_file(folder / name) != recorded[name]:
@@ -44,15 +43,15 @@ def changed(folder: Path, recorded: Mapping[str, str], leave: Iterable[str] = ()
 
 
 def record_checksums(folder: Path) -> None:
-    """Writes `CHECKSUMS` for the files that are in a folder."""
+    """Writes `CHECKSUMS` with the checksums of all files in a folder."""
     write_json(folder / CHECKSUMS, checksums_of(folder, sorted(file.name for file in folder.iterdir())))
 
 
 def check_folder(folder: Path) -> None:
-    """Compares a folder's files with its `CHECKSUMS`, where it has that.
+    """Compares the files of a folder with its `CHECKSUMS`, if it has that file.
 
     Raises:
-        InputError: one of them has changed.
+        DamagedError: a file has changed.
     """
     if (folder / CHECKSUMS).is_file():
         recorded = read_json(folder / CHECKSUMS)
@@ -68,7 +67,7 @@ def check_folder(folder: Path) -> None:
 
 @cache
 def check_installed(folder: Path) -> None:
-    """`check_folder`, once in a process, unless it raises: for a folder that nobody changes while the process runs."""
+    """`check_folder` once per process, for folders that do not change while the process runs."""
     check_folder(folder)
 
 

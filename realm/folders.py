@@ -1,4 +1,4 @@
-"""Folders that several processes use: one writer at a time, and a new folder in the place of an old one at one stroke."""
+"""Folders that several processes use: a lock for one writer at a time, and atomic replacement."""
 
 import ctypes
 import errno
@@ -14,19 +14,19 @@ from pathlib import Path
 from realm.errors import WriteFailed, reason, way_out
 
 LOCK = ".lock"
-"""The file in a folder that its writer holds locked."""
+"""Lock file in a folder."""
 _EXCHANGE = 2
 """RENAME_EXCHANGE of Linux and RENAME_SWAP of macOS."""
 _NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
-"""What systems answer that cannot exchange two folders."""
+"""Error numbers of file systems that cannot exchange two folders."""
 _held = threading.local()
 
 
 @contextmanager
 def one_writer(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Waits until no other thread or process writes to the folder; the lock of a killed process is free at once.
+    """Holds the lock of a folder; waits until no other thread or process holds it. A kill releases the lock.
 
-    A thread that holds the lock already goes on. `waits` is called where there is a wait, which may be long.
+    A thread that holds the lock already does not wait. `waits` is called before a wait, which may be long.
 
     Raises:
         WriteFailed: the folder cannot be written, or its file system has no locks.
@@ -46,7 +46,9 @@ def one_writer(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterat
         yield
     finally:
         held.remove(name)
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough where a forked child has it too
+        fcntl.flock(
+            descriptor, fcntl.LOCK_UN
+        )  # a forked child may have the descriptor too, so closing is not enough
         os.close(descriptor)
 
 
@@ -68,9 +70,9 @@ def _lock(file: Path, waits: Callable[[], None]) -> int:
 
 
 def replace_folder(new: Path, target: Path) -> None:
-    """Gives a complete folder the name of another, which is removed. Killed anywhere, the name holds one of the two.
+    """Replaces the folder `target` by the complete folder `new`. After a kill `target` is one of the two.
 
-    Where the system cannot exchange two names, the name is missing between two renames, and `restore` mends it.
+    On file systems that cannot exchange two names, `target` is missing between two renames; `restore` repairs that.
     """
     coming, going = _coming(target), target.with_name(f"{target.name}.going")
     remove(coming)
@@ -82,7 +84,7 @@ def replace_folder(new: Path, target: Path) -> None:
     try:
         _exchange(coming, target)
         with suppress(OSError):
-            coming.rename(going)  # under its other name `restore` would bring the old folder back
+            coming.rename(going)  # under its former name `restore` would restore the old folder
     except OSError as error:
         if error.errno not in _NO_EXCHANGE:
             coming.rename(new)
@@ -91,10 +93,15 @@ def replace_folder(new: Path, target: Path) -> None:
         try:
             coming.rename(target)
         except OSError:
-            if not target.exists():  # else another process opened it meanwhile, and `restore` gave the name
+            if (
+                not target.exists()
+            ):  # else another process has opened the folder, and `restore` has renamed it
                 going.rename(target)
                 raise
-    for old in (coming, going):  # the replacement is done; the next one removes what cannot be removed now
+    for old in (
+        coming,
+        going,
+    ):  # the replacement is done; the next replacement removes what cannot be removed now
         with suppress(OSError):
             remove(old)
 
@@ -108,7 +115,7 @@ def restore(target: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Removes a folder, or a link to one, if it is there."""
+    """Removes a folder or a link to a folder, if it exists."""
     if folder.is_symlink():
         folder.unlink()
     elif folder.exists():
@@ -120,7 +127,7 @@ def _coming(target: Path) -> Path:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Each folder gets the other's name, in one step."""
+    """Exchanges the names of two folders in one step."""
     system = ctypes.CDLL(None, use_errno=True)
     names = os.fsencode(one), os.fsencode(other)
     if sys.platform == "darwin" and hasattr(system, "renamex_np"):

@@ -17,7 +17,7 @@ from realm.cli.converting import CompactJson, MadeFolderJson
 from realm.index.versions import IndexReport
 from realm.interop.blocks import ConvertedJson, ExportedJson
 from realm.model.embedder import EmbedderConfig
-from realm.model.folder import HELD_OUT, HeldOutFile, SummedManifest
+from realm.model.manifest import HELD_OUT, HeldOutFile, SummedManifest
 from realm.qa.answers import AnswersJson
 from realm.qa.evaluation import ReportFile, ReportJson
 from realm.qa.filling import FilledJson
@@ -54,7 +54,7 @@ WRITERS = {
     "cli/demo.py _demo": ["report.json of either demo: tests/demo"],
     "cli/knowledge_base.py _list": ["kb list"],
     "cli/knowledge_base.py _questions": ["made questions"],
-    "model/folder.py set_calibration": ["realm.json"],
+    "model/manifest.py set_calibration": ["realm.json"],
     "model/tensor_files.py save_tensors": ["what a compact file takes: tests/model/test_compact.py"],
     "cli/workspace.py _fit": ["settings, to be read again: never written"],
     "settings.py config_from": ["settings, to be checked: never written"],
@@ -65,11 +65,11 @@ WRITERS = {
     "demo/__init__.py _check_settings": ["settings.json: tests/demo/test_demo.py"],
     "demo/stages.py DemoRun._write_later": ["documents: tests/demo/test_demo.py"],
     "demo/runner.py _run": ["a report, copied"],
-    "demo/from_text/__init__.py _tell": ["report.json: tests/demo/test_from_text.py"],
+    "demo/from_text/__init__.py _run_corpus": ["report.json: tests/demo/test_from_text.py"],
     "demo/runner.py Record.timing": ["stages.json: tests/demo/test_from_text.py"],
     "model/bert_files.py save_bert": ["transformers' config.json: tests/model/test_bert.py loads it there"],
     "model/folder.py Model.compute_passage_fingerprint": ["what a fingerprint is of: never written"],
-    "model/folder.py _manifest_checksum": ["what a checksum is of: never written"],
+    "model/manifest.py manifest_checksum": ["what a checksum is of: never written"],
     "checksums.py record_checksums": ["checksums.json"],
     "model/folder.py _write": ["held_out.json", "realm.json"],
     "interop/export.py write_checkpoint": ["transformers' config.json: tests/interop loads it there"],

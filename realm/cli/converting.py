@@ -185,7 +185,8 @@ def _to_compact(args: argparse.Namespace, out: Path) -> CompactJson:
 
 def _to_hub(args: argparse.Namespace, out: Path) -> MadeFolderJson:
     from realm.interop.sharing import write_hub
-    from realm.model.folder import model_path, new_folder
+    from realm.model.folder import new_folder
+    from realm.model.manifest import model_path
 
     if not (args.licence and args.data):
         raise InputError(

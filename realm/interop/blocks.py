@@ -26,7 +26,8 @@ from realm.interop.block_records import BlockRecords, write_records
 from realm.interop.checkpoint import CLASSES, RECORDS, open_checkpoint
 from realm.interop.export import Lazy, check_exportable, kinds_of, write_checkpoint
 from realm.interop.parts import convert
-from realm.model.folder import Model, is_model, load_model, new_folder, read_manifest, save_model
+from realm.model.folder import Model, load_model, new_folder, save_model
+from realm.model.manifest import is_model, read_manifest
 from realm.progress import progress
 from realm.store import vectors
 from realm.store.ingest import (

@@ -21,7 +21,8 @@ from realm.interop.checkpoint import CLASSES, DEFAULTS
 from realm.interop.parts import MASKED_READER, SPAN_READER, TIED, TOWER, tensors_of
 from realm.model.bert import BertConfig
 from realm.model.embedder import Tower
-from realm.model.folder import Model, last_record
+from realm.model.folder import Model
+from realm.model.manifest import last_record
 from realm.model.masked_reader import MaskedReader
 from realm.model.span_reader import SpanReader
 from realm.model.tensor_files import WEIGHTS

@@ -19,7 +19,8 @@ from realm.files import write_json
 from realm.interop.export import write_tokenizer
 from realm.model.bert_files import save_bert
 from realm.model.embedder import TransformerTower
-from realm.model.folder import MANIFEST, Model, load_model, read_manifest, save_model
+from realm.model.folder import Model, load_model, save_model
+from realm.model.manifest import MANIFEST, read_manifest
 from realm.model.tensor_files import is_compact, save_tensors
 
 CARD = "README.md"

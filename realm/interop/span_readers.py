@@ -14,7 +14,8 @@ from realm.interop.checkpoint import FILES, read_tensors
 from realm.model.bert import Bert
 from realm.model.bert_files import SkipInit, own_name, read_bert_config
 from realm.model.calibration import Calibration
-from realm.model.folder import Model, is_model, load_model
+from realm.model.folder import Model, load_model
+from realm.model.manifest import is_model
 from realm.model.span_reader import SpanConfig, SpanReader
 from realm.tokens.hub import encoder_folder
 from realm.tokens.layouts import Lengths

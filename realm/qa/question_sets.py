@@ -15,7 +15,8 @@ import torch
 from realm.errors import InputError
 from realm.files import write_json_lines
 from realm.model.calibration import Calibration, Method
-from realm.model.folder import Model, set_calibration
+from realm.model.folder import Model
+from realm.model.manifest import set_calibration
 from realm.model.modes import evaluating
 from realm.progress import progress
 from realm.qa import evaluation

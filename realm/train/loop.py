@@ -51,7 +51,8 @@ from realm.errors import (
 )
 from realm.files import read_json, write_json
 from realm.model.device import autocast, choose_device, chosen, keep_freed_memory
-from realm.model.folder import Model, is_model, read_manifest, save_model
+from realm.model.folder import Model, save_model
+from realm.model.manifest import is_model, read_manifest
 from realm.model.modes import cache_rows, set_dropout
 from realm.progress import duration, progress
 from realm.store.knowledge_base import TrainingRecord

@@ -28,7 +28,8 @@ from realm.index.embedding import pooled_states
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, held_out
 from realm.model.copying import CopyHead
 from realm.model.embedder import BagOfWordsTower, EmbedderConfig, embedder_from, fit_projection, load_pooler
-from realm.model.folder import Model, encoder_held_out, is_model, load_model
+from realm.model.folder import Model, load_model
+from realm.model.manifest import encoder_held_out, is_model
 from realm.model.masked_reader import ROWS_AT_ONCE, EncoderConfig, MaskedReader, load_reader, new_reader
 from realm.model.modes import evaluating
 from realm.model.span_reader import SpanReader

@@ -33,7 +33,8 @@ from realm.errors import InputError, shortened
 from realm.files import write_json, write_json_lines
 from realm.folders import LOCK, one_writer, remove, replace_folder, restore
 from realm.index.versions import IndexConfig, build_index
-from realm.model.folder import Model, copy_model, is_model, load_model, read_manifest
+from realm.model.folder import Model, copy_model, load_model
+from realm.model.manifest import is_model, read_manifest
 from realm.progress import duration
 from realm.qa.answers import Answer, RankedPassage
 from realm.qa.pipeline import AnswerConfig, Answerer

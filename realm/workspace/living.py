@@ -23,7 +23,8 @@ from realm.index.versions import index_folder, load_index
 from realm.interop.span_readers import take_reader
 from realm.model.calibration import Method
 from realm.model.device import choose_device
-from realm.model.folder import MANIFEST, load_model, model_path
+from realm.model.folder import load_model
+from realm.model.manifest import MANIFEST, model_path
 from realm.qa.filling import Filler
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.questions import make_questions

@@ -18,7 +18,7 @@ from realm.demo.from_text.results import FromTextReport
 from realm.demo.pairs import against
 from realm.demo.runner import Costs
 from realm.errors import InputError
-from realm.model.folder import read_manifest
+from realm.model.manifest import read_manifest
 from realm.settings import presets, read_config
 from tests.schemas import assert_holds
 

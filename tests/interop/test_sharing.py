@@ -14,7 +14,7 @@ from realm import cli
 from realm.cli.arguments import settings
 from realm.errors import RealmError
 from realm.interop.sharing import commands, write_sentence_transformers
-from realm.model import folder as folder_module
+from realm.model import manifest as manifest_module
 from realm.model.embedder import EmbedderConfig, Norm, Pooling, embedder_from
 from realm.model.folder import Model, load_model, save_model
 from realm.model.masked_reader import EncoderConfig, new_reader
@@ -116,7 +116,7 @@ def test_a_hub_folder_has_a_card_and_comes_back(tmp_path: Path, monkeypatch: pyt
         "--licence",
         "apache-2.0",
     ]
-    with pytest.raises(RealmError, match="what --data they saw"):
+    with pytest.raises(RealmError, match="the training text: give --licence and --data"):
         cli.run(words)
     bad = tmp_path / "bad.json"
     for content in ("[1]", '{"em": ', '{"em": "\\ud800"}', "[" * 100_000):
@@ -144,7 +144,7 @@ def test_a_hub_folder_has_a_card_and_comes_back(tmp_path: Path, monkeypatch: pyt
         asked.append((name, files))
         return str(tmp_path / "mine")
 
-    monkeypatch.setattr(folder_module, "from_hub", hub)
+    monkeypatch.setattr(manifest_module, "from_hub", hub)
     loaded = load_model("hf:someone/mine")
     assert asked and all(name == "someone/mine" for name, _ in asked)
     for key, value in loaded.embedder.state_dict().items():

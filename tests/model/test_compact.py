@@ -15,7 +15,8 @@ from realm.errors import RealmError
 from realm.model import tensor_files
 from realm.model.bert import Bert
 from realm.model.bert_files import save_bert
-from realm.model.folder import load_model, read_manifest, save_model
+from realm.model.folder import load_model, save_model
+from realm.model.manifest import read_manifest
 from realm.model.masked_reader import MaskedReader, load_reader
 from realm.model.span_reader import SpanReader
 from realm.model.tensor_files import TAKEN, load_tensors

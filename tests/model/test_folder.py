@@ -24,7 +24,8 @@ from realm.model import folder as folder_module
 from realm.model.bert import Bert
 from realm.model.bert_files import save_bert
 from realm.model.embedder import EmbedderConfig, embedder_from
-from realm.model.folder import Model, load_model, read_manifest, save_model
+from realm.model.folder import Model, load_model, save_model
+from realm.model.manifest import read_manifest
 from realm.model.masked_reader import EncoderConfig, MaskedReader, load_reader, new_reader
 from realm.model.span_reader import SpanReader
 from realm.tokens import hub

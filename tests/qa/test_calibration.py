@@ -12,7 +12,8 @@ from scipy import optimize
 from realm import cli
 from realm.errors import InputError
 from realm.model.calibration import Calibration, Features
-from realm.model.folder import load_model, read_manifest, save_model, set_calibration
+from realm.model.folder import load_model, save_model
+from realm.model.manifest import read_manifest, set_calibration
 from realm.qa import calibration
 from realm.qa.calibration import Confidence, Evidence, calibration_error, fit
 from realm.qa.pipeline import AnswerConfig, Answerer

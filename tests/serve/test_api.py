@@ -14,7 +14,7 @@ import pytest
 
 from realm import cli
 from realm.model.calibration import Calibration
-from realm.model.folder import set_calibration
+from realm.model.manifest import set_calibration
 from realm.qa.filling import Filler
 from realm.qa.pipeline import Answerer
 from realm.questions import make_questions

@@ -12,7 +12,7 @@ import pytest
 
 from realm import cli
 from realm.index.versions import IndexConfig, build_index
-from realm.model.folder import read_manifest
+from realm.model.manifest import read_manifest
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.vectors import folder_of
 from realm.text.corpus import Document

@@ -11,7 +11,8 @@ import pytest
 from realm.errors import RealmError
 from realm.index.versions import IndexConfig, build_index
 from realm.masking.masked_queries import held_out
-from realm.model.folder import HELD_OUT, encoder_held_out, load_model, save_model
+from realm.model.folder import load_model, save_model
+from realm.model.manifest import HELD_OUT, encoder_held_out
 from realm.qa import probe as probe_module
 from realm.qa.probe import ProbeConfig, probe
 from realm.settings import read_config

@@ -16,7 +16,8 @@ import pytest
 import realm
 from realm import cli
 from realm.folders import one_writer
-from realm.model.folder import load_model, read_manifest
+from realm.model.folder import load_model
+from realm.model.manifest import read_manifest
 from realm.qa.question_files import read_questions
 from realm.qa.question_sets import evaluate_words
 from realm.store.knowledge_base import KnowledgeBase, build

@@ -14,7 +14,7 @@ import numpy as np
 from realm.demo.from_text.stages import DemoRun
 from realm.demo.pairs import Against, against
 from realm.demo.tables import aligned, costs, difference
-from realm.model.folder import last_record, read_manifest
+from realm.model.manifest import last_record, read_manifest
 from realm.qa.metrics import recall_at
 from realm.store.knowledge_base import KnowledgeBase
 

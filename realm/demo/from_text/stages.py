@@ -13,7 +13,7 @@ from typing import Literal
 
 from realm.demo.runner import Section, Stage
 from realm.errors import InputError
-from realm.model.folder import last_record, read_manifest
+from realm.model.manifest import last_record, read_manifest
 from realm.store.vectors import folder_of
 
 Control = Literal["ict-same-seconds", "shuffled", "entity"]

@@ -38,7 +38,8 @@ from realm.errors import ConflictError, DamagedError, RealmError, reason
 from realm.index.versions import IndexVersion, index_folder, publish
 from realm.model.device import Precision, autocast
 from realm.model.embedder import Embedder
-from realm.model.folder import Model, read_manifest, save_model
+from realm.model.folder import Model, save_model
+from realm.model.manifest import read_manifest
 from realm.search.exact import MipsIndex
 from realm.store import vectors
 from realm.store.knowledge_base import KnowledgeBase
