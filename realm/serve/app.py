@@ -1,7 +1,7 @@
-"""The REST API and the web page over one living knowledge base. The page is static files, the API their only source.
+"""The REST API over one knowledge base that can change, and the web page, which is static files that use the API.
 
-`create_app` takes what it needs; nothing happens at import. A request goes Middleware -> route -> Service -> the snapshot of
-the moment, and what it says comes from that one snapshot.
+A request passes through Middleware, a route and Service to the current snapshot. The whole response comes from that one
+snapshot.
 """
 
 import asyncio
@@ -48,16 +48,20 @@ def create_app(
 ) -> Middleware:
     """The server as an ASGI application.
 
-    `token` is what writers must show, none: nobody may write; `runs_folder` holds the training runs to be shown; `hosts`
-    are the names that the server may be called by, none: any; `read_token` is what readers must show, none: everybody may
-    read. Whoever has `token` may read too.
+    Args:
+        knowledge: the knowledge base to serve.
+        config: settings and limits.
+        token: clients must send this token to write, and may also read with it; None: nobody may write.
+        runs_folder: folder of the training runs to show; None: no runs are shown.
+        hosts: accepted values of the Host header; None: any host.
+        read_token: clients must send this token to read; None: everybody may read.
     """
     service = Service(knowledge, config)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # A server that is written to makes this anew with every change: unless it ranks by words by itself, it waits
-        # until somebody does.
+        # A writable server would have to rebuild the BM25 index after every change. Unless its default method needs BM25, the
+        # server therefore builds that index only when a request needs it.
         ready = token is None and len(knowledge.current.kb) <= WORDS_AT_START
         if ready or knowledge.method != "dense":
             service.prepare_words()
@@ -72,36 +76,38 @@ def create_app(
     app = FastAPI(
         title="realm",
         version=__version__,
-        description="Answers with evidence from a knowledge base that can be changed while it is served.",
+        description="Answers questions with evidence from a knowledge base that can change while it is served.",
         lifespan=lifespan,
-        docs_url=None,  # both would load scripts from another host; the page has its own
+        docs_url=None,  # FastAPI's pages would load scripts from another host; /docs is a page of this package
         redoc_url=None,
         responses=documented(400, *([401] if read_token else []), 408, 413, 421, 422),
         separate_input_output_schemas=False,
-        generate_unique_id_function=lambda route: route.name,  # the client's methods have the same names
+        generate_unique_id_function=lambda route: (
+            route.name
+        ),  # the methods of realm.serve.client.Client have the same names
     )
     install(app)
-    readers = [Depends(_bearer("reading", read_token, token))] if read_token is not None else []
+    readers = [Depends(_require_token("reading", read_token, token))] if read_token is not None else []
     api = APIRouter(prefix="/v1", dependencies=readers)
     _add_questions(api, service)
     _add_knowledge(api, knowledge)
     _add_changes(api, service, token)
     _add_runs(api, runs_folder)
     app.include_router(api)
-    _add_watching(app, service, token is not None, runs_folder is not None, readers)
+    _add_state(app, service, token is not None, runs_folder is not None, readers)
     app.mount("/", StaticFiles(directory=PAGE, html=True))
     return Middleware(app, config.body_bytes, config.seconds, hosts, service.metrics.request)
 
 
-def _bearer(what: str, *tokens: str | None) -> Callable[..., None]:
-    """A dependency that refuses whoever shows none of these tokens; where there are none, everybody."""
+def _require_token(what: str, *tokens: str | None) -> Callable[..., None]:
+    """A FastAPI dependency that refuses requests without one of these tokens; if all tokens are None, every request."""
     known = [token.encode() for token in tokens if token is not None]
 
     def check(
         shown: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
     ) -> None:
         if not known:
-            raise HTTPException(403, "this server only reads: start it with --writable")
+            raise HTTPException(403, "this server is read-only: start it with --writable")
         if shown is None or not any(hmac.compare_digest(shown.credentials.encode(), one) for one in known):
             raise HTTPException(
                 401,
@@ -113,7 +119,7 @@ def _bearer(what: str, *tokens: str | None) -> Callable[..., None]:
 
 
 def _add_questions(api: APIRouter, service: Service) -> None:
-    """Answers, passages and fillings."""
+    """Adds the routes of questions: answers, passages and masked sentences."""
     config = service.config
     lines: dict[int | str, dict[str, Any]] = {200: {"content": {NDJSON: {"schema": {"type": "string"}}}}}
 
@@ -122,11 +128,11 @@ def _add_questions(api: APIRouter, service: Service) -> None:
         response_model=schemas.AnswersOut | schemas.ManyAnswersOut,
         responses=lines | documented(429, 503),
     )
-    async def answer(asked: schemas.AnswerRequest, request: Request) -> Response:
-        """Answers with evidence. Many questions with `Accept: application/x-ndjson`: a line each, as they come."""
-        read = _within(asked.top_k or config.read, config.most_read, "top_k")
+    async def answer(body: schemas.AnswerRequest, request: Request) -> Response:
+        """Answers questions with evidence. With `Accept: application/x-ndjson`, many questions give one line per question."""
+        read = _check_limit(body.top_k or config.read, config.most_read, "top_k")
         return await _respond(
-            service, Kind("answer", asked.method or service.knowledge.method, read), asked, request, _answers
+            service, Kind("answer", body.method or service.knowledge.method, read), body, request, _answers
         )
 
     @api.post(
@@ -134,17 +140,17 @@ def _add_questions(api: APIRouter, service: Service) -> None:
         response_model=schemas.HitsOut | schemas.ManyHitsOut,
         responses=lines | documented(429, 503),
     )
-    async def retrieve(asked: schemas.RetrieveRequest, request: Request) -> Response:
-        """The best passages, unread."""
-        k = _within(asked.top_k, config.most_retrieved, "top_k")
+    async def retrieve(body: schemas.RetrieveRequest, request: Request) -> Response:
+        """Finds the best passages for questions, without reading them."""
+        k = _check_limit(body.top_k, config.most_retrieved, "top_k")
         return await _respond(
-            service, Kind("retrieve", asked.method or service.knowledge.method, k), asked, request, _hits
+            service, Kind("retrieve", body.method or service.knowledge.method, k), body, request, _hits
         )
 
     @api.post("/fill", response_model=schemas.FilledOut, responses=documented(429, 503))
-    async def fill(asked: schemas.FillRequest) -> Response:
-        """Predictions for each [MASK], or the probability of a target, and which passages raised or lowered it."""
-        (done,) = await service.all_of(Kind("fill", target=asked.target), [asked.sentence])
+    async def fill(body: schemas.FillRequest) -> Response:
+        """Predicts each [MASK], or gives the probability of a target word, with the effect of each passage."""
+        (done,) = await service.all_of(Kind("fill", target=body.target), [body.sentence])
         snapshot, filled, ms = done.value
         times = {"queue": round(done.waited_ms, 2), "fill": round(ms, 2)}
         return JSONResponse(filled | {"index": schemas.index_out(snapshot), "ms": times})
@@ -164,21 +170,21 @@ def _hits(question: str, done: Done) -> dict[str, Any]:
 async def _respond(
     service: Service,
     kind: Kind,
-    asked: schemas.Asked,
+    body: schemas.Asked,
     request: Request,
     row: Callable[[str, Done], dict[str, Any]],
 ) -> Response:
-    """One object for one question; for several an object of all, or a stream of lines if the client accepts it."""
-    questions = asked.all
-    _within(len(questions), service.config.questions, "the number of questions")
-    if asked.questions is not None and NDJSON in request.headers.get("accept", ""):
+    """One object for one question; for several questions one object with all results, or NDJSON if the client accepts it."""
+    questions = body.all
+    _check_limit(len(questions), service.config.questions, "the number of questions")
+    if body.questions is not None and NDJSON in request.headers.get("accept", ""):
         futures = await service.ask(kind, questions)
         return StreamingResponse(_stream(questions, futures, row, service.config.seconds), media_type=NDJSON)
     found = [
         row(question, done)
         for question, done in zip(questions, await service.all_of(kind, questions), strict=True)
     ]
-    return JSONResponse(found[0] if asked.questions is None else {"results": found})
+    return JSONResponse(found[0] if body.questions is None else {"results": found})
 
 
 async def _stream(
@@ -187,28 +193,28 @@ async def _stream(
     row: Callable[[str, Done], dict[str, Any]],
     seconds: float,
 ) -> AsyncIterator[str]:
-    """A line per question, in their order. What fails ends the stream with a line `{"error": ...}`: the status is gone."""
+    """One line per question, in order. An error ends the stream with a line `{"error": ...}`: the status is already sent."""
     try:
         for question, future in zip(questions, futures, strict=True):
             try:
                 done = await asyncio.wait_for(future, seconds)
             except Exception as error:
                 if not isinstance(error, RealmError | TimeoutError):
-                    _log.exception("amid a stream")
+                    _log.exception("error during a stream")
                 yield json.dumps({"error": json.loads(bytes(from_error(error).body))}) + "\n"
                 return
             yield json.dumps(row(question, done), ensure_ascii=False) + "\n"
     finally:
-        for future in futures:  # a client that goes away leaves no work behind
+        for future in futures:  # if the client has disconnected, nobody needs the answers
             future.cancel()
 
 
 def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
-    """Passages, documents and versions, to look at."""
+    """Adds the routes that show passages, documents and versions."""
 
     @api.get("/passages/{id}", response_model=schemas.WholePassageOut, responses=documented(404))
     async def passage(id: str) -> Response:
-        """A passage by its id, and its neighbours in its document."""
+        """Gives a passage by its id, with the ids of the previous and next passages of its document."""
         snapshot = knowledge.current
         number = await asyncio.to_thread(snapshot.number_of, id)
         if number is None:
@@ -233,14 +239,14 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
         count: Annotated[int, Query(ge=1, le=1000)] = 100,
         prefix: Annotated[str, Query(max_length=1000)] = "",
     ) -> Response:
-        """The documents from the `start`-th on; with a `prefix`, those whose id or title begins with it."""
+        """Lists documents from number `start` on; with `prefix`, only documents whose id or title begins with it."""
         found = await asyncio.to_thread(knowledge.current.kb.documents, start, count + 1, prefix)
         following = start + count if len(found) > count else None
         return JSONResponse({"documents": [one._asdict() for one in found[:count]], "next": following})
 
     @api.get("/documents/{id:path}", response_model=schemas.DocumentOut, responses=documented(404))
     async def document(id: str) -> Response:
-        """A document by its id, as its passages."""
+        """Gives a document by its id, with its passages."""
         passages = await asyncio.to_thread(knowledge.current.passages_of, id)
         if not passages:
             raise UnknownDocument(f"no document has the id {id!r}")
@@ -250,13 +256,13 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
 
     @api.get("/examples", response_model=schemas.ExamplesOut)
     async def examples() -> Response:
-        """A few questions that the documents answer, made from them by rules; none where the rules find none."""
+        """Gives a few questions made from the documents by rules; the list may be empty."""
         snapshot = knowledge.current
         return JSONResponse({"questions": await asyncio.to_thread(lambda: snapshot.examples)})
 
     @api.get("/versions", response_model=schemas.VersionsOut)
     async def versions() -> Response:
-        """Versions of the passages and of their index on disk, and those in use."""
+        """Lists the versions of the passages and of their index on disk, and the versions in use."""
         rows = {
             name: [{"version": number, "created": created} for number, created in found]
             for name, found in (await asyncio.to_thread(knowledge.versions)).items()
@@ -265,17 +271,17 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
 
 
 def _add_changes(api: APIRouter, service: Service, token: str | None) -> None:
-    """Adding and deleting documents, for those who have the token."""
+    """Adds the routes that add and delete documents; they require the token."""
     knowledge = service.knowledge
     only_writers, refused = (
-        [Depends(_bearer("writing", token))],
+        [Depends(_require_token("writing", token))],
         documented(401, 403, 404, 409, 429, 503, 507),
     )
 
     @api.post("/documents", response_model=schemas.AddedOut, dependencies=only_writers, responses=refused)
     async def add(body: schemas.DocumentsRequest) -> Response:
-        """Adds or replaces documents, all or none; when this returns they are searchable, and on disk."""
-        _within(len(body.documents), service.config.documents, "the number of documents")
+        """Adds or replaces documents, all or none. When this returns, the documents are on disk and searchable."""
+        _check_limit(len(body.documents), service.config.documents, "the number of documents")
         documents = [Document(one.title, one.text, _id_of(one)) for one in body.documents]
         result = await service.change(lambda: knowledge.add(documents))
         service.metrics.documents.labels("added").inc(result.added)
@@ -290,21 +296,19 @@ def _add_changes(api: APIRouter, service: Service, token: str | None) -> None:
         responses=refused,
     )
     async def delete(id: str) -> Response:
-        """Deletes a document; no answer that begins after this returns comes from it."""
+        """Deletes a document. Answers that begin after this returns do not use it."""
         gone = await service.change(lambda: knowledge.delete(id))
         service.metrics.documents.labels("deleted").inc()
         return JSONResponse({"passages_removed": gone, "index": schemas.index_out(knowledge.current)})
 
 
-def _add_watching(
-    app: FastAPI, service: Service, writable: bool, shows_runs: bool, readers: list[Any]
-) -> None:
-    """How the server is, and what it counts."""
+def _add_state(app: FastAPI, service: Service, writable: bool, shows_runs: bool, readers: list[Any]) -> None:
+    """Adds the routes of the server's state: health, documentation and metrics."""
     config, knowledge = service.config, service.knowledge
 
     @app.get("/health", response_model=schemas.HealthOut)
     async def health() -> Response:
-        """What is served, by which version, within which limits."""
+        """Gives the state, the version and the limits of the server."""
         snapshot = knowledge.current
         return JSONResponse(
             {
@@ -337,18 +341,18 @@ def _add_watching(
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        """The description of the API for people: a page over `/openapi.json`."""
+        """The documentation of the API: a page that shows `/openapi.json`."""
         return FileResponse(PAGE / "docs.html")
 
     @app.get("/metrics", response_class=PlainTextResponse, dependencies=readers)
     async def metrics() -> Response:
-        """Counters for Prometheus."""
+        """Gives the metrics in Prometheus format."""
         service.metrics.queue.set(service.waiting)
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_runs(api: APIRouter, folder: Path | None) -> None:
-    """The training runs of a folder, if any is shown."""
+    """Adds the routes of training runs; without a folder they answer 404."""
 
     def shown_runs() -> list[Run]:
         if folder is None:
@@ -362,7 +366,7 @@ def _add_runs(api: APIRouter, folder: Path | None) -> None:
 
     @api.get("/runs", name="runs", response_model=schemas.RunsOut, responses=documented(404, 503))
     async def list_runs() -> Response:
-        """Training runs, the latest first."""
+        """Lists the training runs, latest first."""
         rows = [
             {
                 "name": run.name,
@@ -376,14 +380,16 @@ def _add_runs(api: APIRouter, folder: Path | None) -> None:
 
     @api.get("/runs/{name}", name="run", response_model=schemas.MetricsOut, responses=documented(404, 503))
     async def run_metrics(name: str, after: Annotated[int, Query(ge=0, le=2**53)] = 0) -> Response:
-        """Metrics of a run behind byte `after`; `next` is where the ones after them begin, so that a page can follow."""
+        """Gives the metrics of a run from byte `after` on; `next` is the value of `after` for the following request."""
         run = next((run for run in await asyncio.to_thread(shown_runs) if run.name == name), None)
         if run is None:
-            raise HTTPException(404, f"no run is called {name!r}")
+            raise HTTPException(404, f"no run has the name {name!r}")
         try:
             metrics = await asyncio.to_thread(read_metrics, run, after)
         except OSError:
-            raise HTTPException(404, f"the run {name!r} has just ended, or gone: look again") from None
+            raise HTTPException(
+                404, f"the run {name!r} has just ended or was removed: list the runs again"
+            ) from None
         state = {"state": run.state, "training": run.state == "training"}
         return JSONResponse(state | metrics._asdict())
 
@@ -395,7 +401,7 @@ def _id_of(document: schemas.DocumentIn) -> str:
     return name
 
 
-def _within(value: int, most: int, name: str) -> int:
+def _check_limit(value: int, most: int, name: str) -> int:
     if value > most:
         raise HTTPException(422, f"{name} is {value}, the limit is {most}")
     return value

@@ -1,7 +1,7 @@
-"""Questions of many clients, answered together: whatever waits when the last batch ends is the next one.
+"""Batching of questions from many clients: all questions that wait when a batch ends form the next batch.
 
-No question waits for others to come: alone, it is a batch of one. Networks run in one thread, the batcher's own, so that
-the event loop goes on taking requests and nothing shares the cores with itself.
+A question never waits for more questions to arrive: a single question is a batch of one. Networks run in one thread of the
+batcher, so that the event loop can accept requests meanwhile and two batches never compete for the cores.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from realm.errors import RealmError
 
 
 class Busy(Exception):
-    """The queue is full; come back after so many seconds."""
+    """The queue is full. `seconds`: when to try again."""
 
     def __init__(self, seconds: float):
         super().__init__(seconds)
@@ -24,7 +24,7 @@ class Busy(Exception):
 
 
 class NotReady(TimeoutError):
-    """Ranking by words is still being prepared after the time that a request may take, for so many seconds so far."""
+    """Ranking by words was not ready within the time limit of a request. `seconds`: how long its preparation has taken."""
 
     def __init__(self, seconds: float):
         super().__init__(seconds)
@@ -32,7 +32,7 @@ class NotReady(TimeoutError):
 
 
 class Done(NamedTuple):
-    """What became of a question, and how many milliseconds it waited."""
+    """Result of a question, and the milliseconds that it waited in the queue."""
 
     value: Any
     waited_ms: float
@@ -47,7 +47,7 @@ class _Job:
 
 
 class Batcher:
-    """A bounded queue in front of `run(kind, items)`, which gives one result or RealmError per item."""
+    """A bounded queue for `run(kind, items)`, which returns one result or RealmError per item."""
 
     def __init__(
         self,
@@ -62,14 +62,14 @@ class Batcher:
         self._seconds_each = 0.1  # a running mean, for Retry-After
 
     def __len__(self) -> int:
-        """Questions that wait, and are waited for."""
+        """Number of waiting questions, without cancelled ones."""
         return sum(not job.future.done() for job in self._waiting)
 
     def submit(self, kind: Hashable, items: Sequence[str]) -> "list[asyncio.Future[Done]]":
-        """Queues all items, or none; only items of one kind share a batch. Cancelling a future takes its item out.
+        """Queues all items or none; a batch has items of one kind. Cancelling a future removes its item.
 
         Raises:
-            Busy: there is no room for all of them.
+            Busy: the queue has no room for all items.
         """
         if len(self) + len(items) > self._queue:
             raise Busy(len(self) * self._seconds_each)
@@ -80,7 +80,7 @@ class Batcher:
         return [job.future for job in jobs]
 
     async def work(self) -> None:
-        """Runs batches until it is cancelled; what then waits is cancelled too."""
+        """Runs batches until this task is cancelled; then cancels all waiting items."""
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, "answers") as thread:
             try:
@@ -95,17 +95,17 @@ class Batcher:
                         results = await loop.run_in_executor(
                             thread, self._run, jobs[0].kind, [job.item for job in jobs]
                         )
-                    except Exception as error:  # the clients of this batch hear of it, the others go on
+                    except Exception as error:  # fails only this batch
                         results = [error] * len(jobs)
                     seconds = time.perf_counter() - began
                     self._seconds_each += 0.1 * (seconds / len(jobs) - self._seconds_each)
                     self._watch(jobs[0].kind, len(jobs), seconds)
                     for job, result in zip(jobs, results, strict=True):
-                        if job.future.done():  # its client has gone
+                        if job.future.done():  # cancelled: the client has disconnected
                             continue
                         if isinstance(result, Exception):
                             job.future.set_exception(result)
-                            job.future.exception()  # seen, even if nobody waits for this one any more
+                            job.future.exception()  # marks the exception as retrieved, so that asyncio does not log it
                         else:
                             job.future.set_result(Done(result, 1000 * (began - job.since)))
             finally:
@@ -113,7 +113,7 @@ class Batcher:
                     job.future.cancel()
 
     def _take(self) -> list[_Job]:
-        """The oldest job, and the next ones of its kind."""
+        """Removes and returns the oldest job and the next jobs of the same kind, up to the batch size."""
         live = [job for job in self._waiting if not job.future.done()]
         taken: list[_Job] = []
         for job in live:
@@ -125,7 +125,7 @@ class Batcher:
 
 
 def each(run: Callable[[str], Any], items: Sequence[str]) -> list[Any]:
-    """`run` on one item after another; an item's RealmError is its result."""
+    """Results of `run` for each item in turn; if an item raises RealmError, the error is its result."""
     results: list[Any] = []
     for item in items:
         try:

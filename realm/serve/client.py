@@ -1,4 +1,4 @@
-"""A client of `realm serve`, in the standard library alone: no torch, no framework, starts at once."""
+"""A client of `realm serve` that needs only the standard library, so that it starts fast."""
 
 import http.client
 import json
@@ -19,7 +19,7 @@ NDJSON = "application/x-ndjson"
 
 
 class ServerError(InputError):
-    """The server refused a request: `status` is HTTP's, the message the server's own."""
+    """The server refused a request; has the HTTP status and the server's message."""
 
     def __init__(self, status: int, message: str):
         super().__init__(message)
@@ -35,36 +35,41 @@ class Client:
     """
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 60.0, patience: float = 60.0):
-        """`token` is for writing, and for reading where the server is private. `timeout` seconds without a word from the
-        server are an error; a busy server (429) is asked again for `patience` seconds.
+        """Makes a client; sends nothing yet.
+
+        Args:
+            url: address of the server.
+            token: token for writing, or for reading from a private server.
+            timeout: seconds without data from the server after which a request fails.
+            patience: seconds during which a request is repeated if the server is busy (429).
 
         Raises:
-            InputError: the URL is not one of http or https.
+            InputError: the URL is not an http or https address.
         """
         if not _is_address(url):
-            raise InputError(f"{url} is no address of a server: write it as http://127.0.0.1:8000")
+            raise InputError(f"{url} is not the address of a server: write it like http://127.0.0.1:8000")
         self.url = url.rstrip("/")
         self._opener = urllib.request.build_opener(_NoRedirects)
         self._token, self._timeout, self._patience = token, timeout, patience
 
     def answer(self, question: str, method: Method | None = None, top_k: int | None = None) -> Answers:
-        """The answers to a question, from the `top_k` best passages (none: as many as the server reads by itself)."""
-        row = self._json("POST", "/v1/answer", _asked(question, method, top_k))
-        with _said_by_realm(self.url):
+        """The answers to a question, from the `top_k` best passages (None: the server's default)."""
+        row = self._json("POST", "/v1/answer", _question_body(question, method, top_k))
+        with _readable_errors(self.url):
             return Answers.from_json(row)
 
     def answer_many(
         self, questions: Sequence[str], method: Method | None = None, top_k: int | None = None
     ) -> Iterator[Answers]:
-        """The answers to many questions, in their order, each as soon as it is there."""
-        with _said_by_realm(self.url):
+        """The answers to many questions, in order, each as soon as it arrives."""
+        with _readable_errors(self.url):
             most = int(self.health()["limits"]["questions"])
         for start in range(0, len(questions), most):
             part = list(questions[start : start + most])
-            with self._open("POST", "/v1/answer", _asked(part, method, top_k), NDJSON) as response:
+            with self._open("POST", "/v1/answer", _question_body(part, method, top_k), NDJSON) as response:
                 lines = _lines(response)
                 for number in range(len(part)):
-                    with _said_by_realm(self.url):
+                    with _readable_errors(self.url):
                         line = next(lines, None)
                         if line is None:
                             raise InputError(f"{self.url} ended after {number} of {len(part)} answers")
@@ -74,14 +79,14 @@ class Client:
                     yield answers
 
     def retrieve(self, question: str, method: Method | None = None, top_k: int = 10) -> list[dict[str, Any]]:
-        """The best passages for a question: `{"id", "document", "title", "text", "score"}` each."""
-        row = self._json("POST", "/v1/retrieve", _asked(question, method, top_k))
-        with _said_by_realm(self.url):
+        """The best passages for a question, each as `{"id", "document", "title", "text", "score"}`."""
+        row = self._json("POST", "/v1/retrieve", _question_body(question, method, top_k))
+        with _readable_errors(self.url):
             found: list[dict[str, Any]] = row["passages"]
             return found
 
     def fill(self, sentence: str, target: str | None = None) -> dict[str, Any]:
-        """Predictions for each [MASK] of a sentence, and what each passage did for them, or for a `target` word."""
+        """Predictions for each [MASK] of a sentence, and the effect of each passage on them, or on a `target` word."""
         body = {"sentence": sentence}
         return self._json("POST", "/v1/fill", body if target is None else body | {"target": target})
 
@@ -90,48 +95,48 @@ class Client:
         return self._json("GET", f"/v1/passages/{urllib.parse.quote(id, safe='')}")
 
     def document(self, id: str) -> dict[str, Any]:
-        """A document by its id, as its passages."""
+        """A document by its id, with its passages."""
         return self._json("GET", f"/v1/documents/{urllib.parse.quote(id, safe='')}")
 
     def documents(self, start: int = 0, count: int = 100, prefix: str = "") -> dict[str, Any]:
-        """`{"documents": [{"id", "title", "passages"}], "next"}` from the `start`-th on; `next` is the next `start`."""
+        """`{"documents": [{"id", "title", "passages"}], "next"}` from number `start` on; `next` is the next `start`."""
         query = urllib.parse.urlencode({"start": start, "count": count, "prefix": prefix})
         return self._json("GET", f"/v1/documents?{query}")
 
     def examples(self) -> list[str]:
-        """A few questions that the documents answer, made from them by rules."""
+        """A few questions made from the documents by rules."""
         row = self._json("GET", "/v1/examples")
-        with _said_by_realm(self.url):
+        with _readable_errors(self.url):
             found: list[str] = row["questions"]
             return found
 
     def versions(self) -> dict[str, Any]:
-        """Versions of the passages and of their index on disk, and those in use."""
+        """Versions of the passages and of their index on disk, and the versions in use."""
         return self._json("GET", "/v1/versions")
 
     def runs(self) -> list[dict[str, Any]]:
-        """The training runs that the server shows, the latest first."""
+        """The training runs that the server shows, latest first."""
         row = self._json("GET", "/v1/runs")
-        with _said_by_realm(self.url):
+        with _readable_errors(self.url):
             found: list[dict[str, Any]] = row["runs"]
             return found
 
     def run(self, name: str, after: int = 0) -> dict[str, Any]:
-        """A training run's metrics behind byte `after`; `next` is where the ones after them begin."""
+        """Metrics of a training run from byte `after` on; `next` is the value of `after` for the next call."""
         return self._json("GET", f"/v1/runs/{urllib.parse.quote(name, safe='')}?after={after}")
 
     def add(self, documents: Iterable[Mapping[str, str]]) -> dict[str, Any]:
-        """Adds documents `{"id"?, "title", "text"}`; when this returns they are searchable, and on disk."""
+        """Adds documents `{"id"?, "title", "text"}`; when this returns, they are on disk and searchable."""
         return self._json("POST", "/v1/documents", {"documents": [dict(one) for one in documents]})
 
     def delete(self, id: str) -> int:
-        """Deletes a document by its id -> how many passages went with it."""
+        """Deletes a document by its id -> number of passages removed."""
         row = self._json("DELETE", f"/v1/documents/{urllib.parse.quote(id, safe='')}")
-        with _said_by_realm(self.url):
+        with _readable_errors(self.url):
             return int(row["passages_removed"])
 
     def health(self) -> dict[str, Any]:
-        """What is served, by which version, within which limits."""
+        """State, version and limits of the server."""
         return self._json("GET", "/health")
 
     def _json(self, method: str, path: str, body: object = None) -> dict[str, Any]:
@@ -157,8 +162,8 @@ class Client:
                 response: http.client.HTTPResponse = self._opener.open(request, timeout=self._timeout)
                 return response
             except urllib.error.HTTPError as error:
-                said = error.headers.get("Retry-After", "")
-                wait = float(said) if said.isdecimal() else 1.0  # else a date, which no server of ours sends
+                after = error.headers.get("Retry-After", "")
+                wait = float(after) if after.isdecimal() else 1.0  # `realm serve` never sends a date
                 if error.code == 429 and time.monotonic() + wait < until:
                     time.sleep(wait)
                     continue
@@ -170,14 +175,14 @@ class Client:
                 ) from None
 
 
-def _asked(question: str | list[str], method: Method | None, top_k: int | None) -> dict[str, Any]:
+def _question_body(question: str | list[str], method: Method | None, top_k: int | None) -> dict[str, Any]:
     given = {"method": method, "top_k": top_k}
     body: dict[str, Any] = {"question" if isinstance(question, str) else "questions": question}
     return body | {name: value for name, value in given.items() if value is not None}
 
 
 def _lines(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    with _said_by_realm(response.url):
+    with _readable_errors(response.url):
         try:
             yield from map(json.loads, response)
         except (OSError, http.client.HTTPException) as error:
@@ -185,19 +190,19 @@ def _lines(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def _said_by_realm(url: str) -> Iterator[None]:
-    """Turns what comes of reading another server's JSON into one line."""
+def _readable_errors(url: str) -> Iterator[None]:
+    """Turns errors from reading the JSON of a server that is not `realm serve` into one line."""
     try:
         yield
     except RealmError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{url} is not speaking as a realm server does: {error!r}") from None
+        raise InputError(f"{url} does not answer like `realm serve`: {error!r}") from None
 
 
 def _detail(error: urllib.error.HTTPError) -> str:
     if 300 <= error.code < 400:
-        return f"{error.code} {error.reason}, to {error.headers.get('Location')}: name that address"
+        return f"{error.code} {error.reason}, to {error.headers.get('Location')}: use that address"
     try:
         return " ".join(str(json.loads(error.read())["detail"]).split())
     except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
@@ -208,12 +213,12 @@ def _is_address(url: str) -> bool:
     try:
         parts = urllib.parse.urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets that do not close, a port that is no number
+    except ValueError:  # unclosed brackets, or a port that is not a number
         return False
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Following one would hand the token to whoever it names, and make a GET of a POST."""
+    """Refuses redirects: following one would send the token to another host, and turn a POST into a GET."""
 
     def redirect_request(self, *_: Any) -> None:
         return None

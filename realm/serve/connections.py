@@ -1,8 +1,8 @@
-"""Connections and request heads: how many there may be, and how slow.
+"""Limits on connections and request heads.
 
-The app sees a request when its head is complete. What comes before is limited here: the time and the size of a head, the
-number of open connections, and the time that a client may leave an answer unread. The number of connections stays below
-the process's limit of open files, so that the listener and the knowledge base find a free one.
+The app receives a request when its head is complete. This module limits everything before that: the time and the size of a
+head, the number of open connections, and the time that a client may leave an answer unread. The number of connections stays
+below the process's limit of open files, so that the listener and the knowledge base can still open files.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ from realm.serve.middleware import HEAD_BYTES, RAW_HEADERS
 from realm.serve.settings import ServeConfig
 
 BACKLOG = 2048
-"""Connections that the system holds until they are accepted."""
+"""Largest number of connections that the system queues until they are accepted."""
 _AT_ONCE = 16
-"""Connections accepted in one turn of the event loop; it takes a few turns to close others in their place."""
+"""Connections accepted per turn of the event loop; low, because closing old connections to make room takes a few turns."""
 
 
 def http_server(app: Any, config: ServeConfig) -> uvicorn.Server:
-    """What carries the app over sockets. Told to end, it answers what it was asked, for at most `write_seconds`.
+    """The uvicorn server of the app. When it stops, it still answers received requests, for at most `write_seconds`.
 
-    Whoever has not sent all of a request by then, or not read all of its answer, is left: else one such client would keep
-    the server from ever ending.
+    After that time, clients that have not sent a whole request or not read a whole answer are disconnected: otherwise one
+    such client could keep the server from ending.
     """
     connection = functools.partial(Connection, limits=config, most=most_connections(config))
     return _Server(
@@ -52,7 +52,7 @@ def http_server(app: Any, config: ServeConfig) -> uvicorn.Server:
 
 
 def most_connections(config: ServeConfig) -> int:
-    """Open connections at once: the setting, but no more than half of the files that this process may have open."""
+    """Largest number of open connections: the setting, but at most half of the files that this process may open."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
         config.connections if files == resource.RLIM_INFINITY else max(1, min(config.connections, files // 2))
@@ -63,32 +63,32 @@ class _Server(uvicorn.Server):
     """uvicorn, with a limit on log lines, and on the connections that are accepted in one turn of the event loop."""
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serves until it is told to stop."""
+        """Serves until it is stopped."""
         with limited_logs():
             await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts to listen. asyncio accepts as many in a turn as its backlog has; the system may hold more of them."""
+        """Starts to listen. asyncio accepts `backlog` connections per turn; `listen` lets the system queue more than that."""
         await super().startup(sockets)
         for listening in sockets or ():
             listening.listen(BACKLOG)
 
 
 class Connection(H11Protocol):
-    """A connection. While the next step is the client's, the client has a limited time for it."""
+    """A connection that limits the time for each step of its client: sending a request, reading an answer."""
 
     def __init__(self, *args: Any, limits: ServeConfig, most: int, **more: Any):
         super().__init__(*args, **more)
         self._limits, self._most = limits, most
         self._awaited: Literal["", "head", "body", "reader"] = ""
-        """What the client is to send, or that it is to read; nothing while an answer is made."""
+        """What the server waits for: the head, the body, or that the client reads; empty while an answer is made."""
         self._since = 0.0
-        """When waiting for that began."""
+        """Time at which this waiting began, on the loop's clock."""
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._look()
+        self._set_timer()
         if len(self.connections) > self._most:
             self._make_room()
 
@@ -98,29 +98,29 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._look()
+        self._set_timer()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._look()
+        self._set_timer()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._look()
+        self._set_timer()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._look()
+        self._set_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses a head that cannot be read."""
+        """Refuses a request head that is not valid HTTP."""
         if len(self.conn.trailing_data[0]) > HEAD_BYTES:
             self._refuse(431, f"the head of the request is longer than {HEAD_BYTES} bytes")
         else:
             self._refuse(400, "the request is not HTTP as this server reads it")
 
-    def _look(self) -> None:
-        """Sets the timer for what the client has to do next."""
+    def _set_timer(self) -> None:
+        """Sets the timer for the client's next step."""
         if self.flow.write_paused or self.transport.is_closing():
             awaited: Literal["", "head", "body", "reader"] = "reader"
         elif self.conn.their_state is h11.IDLE:
@@ -135,7 +135,7 @@ class Connection(H11Protocol):
             self._timer = self.loop.call_later(self._limits.head_seconds, self._head_is_late)
         elif awaited == "reader":
             self._timer = self.loop.call_later(self._limits.seconds, self.transport.abort)
-        # The app itself gives up a body that does not come.
+        # The middleware limits the time of the body.
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -146,27 +146,27 @@ class Connection(H11Protocol):
         if self.conn.trailing_data[0]:
             self._refuse(408, f"the head of the request took longer than {self._limits.head_seconds:g} s")
         else:
-            self._leave()
+            self._close()
 
     def _make_room(self) -> None:
-        """Ends the connection whose client has kept the server waiting for longest; if there is none, this one."""
-        there = [one for one in self.connections if isinstance(one, Connection) and not one._ended]
-        if len(there) <= self._most:
+        """Closes the connection that has waited longest for its client; if no connection waits, this one."""
+        connected = [one for one in self.connections if isinstance(one, Connection) and not one._ended]
+        if len(connected) <= self._most:
             return
-        waiting = [one for one in there if one._awaited and one is not self]
+        waiting = [one for one in connected if one._awaited and one is not self]
         longest = min(waiting, key=lambda one: one._since, default=self)
         if longest._awaited == "head" and longest is not self and not longest.conn.trailing_data[0]:
-            longest._leave()
+            longest._close()
         else:
-            longest._refuse(503, f"{self._most} connections are open, and no more may be: try again later")
+            longest._refuse(503, f"{self._most} connections are open, which is the limit: try again later")
 
     @property
     def _ended(self) -> bool:
-        """Whether nothing is left to do but to close the socket."""
+        """Whether only the socket is left to close."""
         return self.transport.is_closing() and not self.transport.get_write_buffer_size()
 
     def _refuse(self, status: int, detail: str) -> None:
-        """Answers with a problem if an answer is still due, and closes."""
+        """Sends a problem, unless an answer has already begun, and closes the connection."""
         refused = problem(
             status,
             detail,
@@ -177,15 +177,15 @@ class Connection(H11Protocol):
             headers=[*self.server_state.default_headers, *refused.raw_headers, *RAW_HEADERS],
         )
         try:
-            said = [self.conn.send(head), self.conn.send(h11.Data(data=bytes(refused.body)))]
-            said.append(self.conn.send(h11.EndOfMessage()))
-        except h11.LocalProtocolError:  # an answer is on its way already
+            parts = [self.conn.send(head), self.conn.send(h11.Data(data=bytes(refused.body)))]
+            parts.append(self.conn.send(h11.EndOfMessage()))
+        except h11.LocalProtocolError:  # an answer has already begun
             self.transport.abort()
             return
-        for part in said:
+        for part in parts:
             self.transport.write(part or b"")
-        self._leave()
+        self._close()
 
-    def _leave(self) -> None:
+    def _close(self) -> None:
         self.transport.close()
-        self._look()
+        self._set_timer()

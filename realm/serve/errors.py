@@ -1,4 +1,4 @@
-"""Errors as problem+json (RFC 9457): what, the values, and the way out, in the `detail`."""
+"""Errors as problem+json (RFC 9457); `detail` states the error, its values and the way out."""
 
 import errno
 import math
@@ -27,7 +27,7 @@ class Problem(BaseModel):
 
     type: str = "about:blank"
     title: str
-    """The status in words."""
+    """The reason phrase of the status."""
     status: int
     detail: str
 
@@ -39,16 +39,16 @@ def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) 
 
 
 def from_error(error: Exception) -> JSONResponse:
-    """The response for an exception of ours."""
+    """The response for an exception; 500 for exceptions that are not listed here."""
     match error:
         case Busy():
             wait = max(1, math.ceil(error.seconds))
             return problem(429, f"too many requests wait: try again in {wait} s", {"Retry-After": str(wait)})
         case NotReady():
-            ready = f"ranking by words is being prepared, for {error.seconds:.0f} s so far"
+            ready = f"ranking by words has been in preparation for {error.seconds:.0f} s"
             return problem(
                 503,
-                f"no answer within the time limit: {ready}; ask again, or with the method dense",
+                f"no answer within the time limit: {ready}; try again later, or use method dense",
                 {"Retry-After": "5"},
             )
         case TimeoutError():
@@ -59,11 +59,12 @@ def from_error(error: Exception) -> JSONResponse:
             return problem(409, f"{error}")
         case WriteFailed() | OSError() if error_number(error) in _FULL:
             return problem(
-                507, "the server's disk is full: nothing is confirmed, try again when there is room"
+                507,
+                "the disk of the server is full: the change may not be saved, try again when there is room",
             )
         case WriteFailed():
             return problem(
-                503, f"the server cannot write, nothing is confirmed: {error}", {"Retry-After": "60"}
+                503, f"the server cannot write, the change may not be saved: {error}", {"Retry-After": "60"}
             )
         case OSError() if error.errno in _BUSY:
             return problem(
@@ -73,11 +74,11 @@ def from_error(error: Exception) -> JSONResponse:
             return problem(400, str(error))
         case HTTPException():
             return problem(error.status_code, str(error.detail), error.headers)
-    return problem(500, "an error of the server, which is in its log")
+    return problem(500, "internal error: see the log of the server")
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """These problems in an OpenAPI description."""
+    """Entries of these statuses for the responses of an OpenAPI description."""
     return {
         status: {
             "description": HTTPStatus(status).phrase,
@@ -88,7 +89,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def install(app: FastAPI) -> None:
-    """Has the app answer with problems."""
+    """Makes the app answer errors with problem+json."""
 
     async def ours(request: Request, error: Exception) -> JSONResponse:
         return from_error(error)
@@ -113,8 +114,10 @@ def _sentence(error: Mapping[str, Any]) -> str:
     place: Sequence[Any] = error["loc"]
     name = ".".join(str(part) for part in place if part != "body") or "body"
     match error["type"]:
-        case "string_pattern_mismatch" | "string_too_short":  # the one pattern is that something is written
-            reason = "it is empty: write something that is not white space"
+        case (
+            "string_pattern_mismatch" | "string_too_short"
+        ):  # the only pattern requires a character that is not white space
+            reason = "the text is empty or white space: write some text"
         case "string_too_long":
             reason = (
                 f"{len(error['input'])} characters are too many: shorten it to {error['ctx']['max_length']}"

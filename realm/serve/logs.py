@@ -1,4 +1,4 @@
-"""A limit on log lines that clients can cause: a flood of bad requests must not fill the disk."""
+"""A limit on log lines that clients can cause, so that many bad requests cannot fill the disk."""
 
 import logging
 import threading
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 LINES = 5
-"""Most lines of one kind in a period; the next line of that kind says how many were left out."""
+"""Largest number of lines of one kind per period; the first line after that counts the lines left out."""
 SECONDS = 60.0
-"""Length of a period."""
+"""Length of a period in seconds."""
 _KINDS = 1000
-"""Most kinds that are kept in memory."""
+"""Largest number of kinds kept in memory."""
 _LOGGERS = ("asyncio", "uvicorn.error", "realm.serve.app")
 
 
@@ -22,7 +22,7 @@ class _Count(NamedTuple):
 
 
 class LineLimit(logging.Filter):
-    """Lets through `LINES` records of one kind each `SECONDS`. A kind is a logger, a message's first line and an exception."""
+    """Passes at most `LINES` records of one kind per `SECONDS`; a kind is a logger, a message's first line and an exception."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What Prometheus is told, in a registry of the app's own."""
+"""Metrics for Prometheus, in a registry of the app."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Metrics:
-    """Counters of requests and batches, and what is being served."""
+    """Counters of requests and batches, and gauges of what is served."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -21,7 +21,7 @@ class Metrics:
         )
         self._batches = Histogram(
             "realm_batch_questions",
-            "Questions that were answered together",
+            "Questions per batch",
             ["kind"],
             buckets=(1, 2, 4, 8, 16, 32, 64),
             registry=registry,
@@ -30,25 +30,27 @@ class Metrics:
             "realm_batch_seconds", "Time of a batch", ["kind"], buckets=SECONDS, registry=registry
         )
         self.documents = Counter(
-            "realm_documents", "Documents that came and went", ["change"], registry=registry
+            "realm_documents", "Documents added, replaced or deleted", ["change"], registry=registry
         )
-        self.swaps = Counter("realm_swaps", "Snapshots that took the place of another", registry=registry)
-        self.queue = Gauge("realm_queue_questions", "Questions that wait", registry=registry)
+        self.swaps = Counter("realm_swaps", "Snapshots that replaced another", registry=registry)
+        self.queue = Gauge("realm_queue_questions", "Waiting questions", registry=registry)
         self.passages = Gauge("realm_passages", "Passages in use", registry=registry)
         self.index = Gauge("realm_index_version", "Version of the index in use", registry=registry)
         self.step = Gauge("realm_index_step", "Training step of the index in use", registry=registry)
         self.created = Gauge(
-            "realm_index_created_seconds", "When the index was built, since 1970", registry=registry
+            "realm_index_created_seconds",
+            "Time when the index was built, in seconds since 1970",
+            registry=registry,
         )
 
     def request(self, scope: Scope, status: int, seconds: float) -> None:
-        """Counts a request under its route's pattern, never under what a client wrote."""
+        """Counts a request under the pattern of its route; never under its path, which would allow clients to add labels."""
         route = getattr(scope.get("route"), "path", None) or "none"
         method = scope["method"] if scope["method"] in ("GET", "POST", "DELETE") else "other"
         self._requests.labels(method, route, str(status)).inc()
         self._latency.labels(route).observe(seconds)
 
     def batch(self, kind: Any, count: int, seconds: float) -> None:
-        """Counts a batch under what was asked."""
+        """Counts a batch under its kind."""
         self._batches.labels(kind.name).observe(count)
         self._batch_seconds.labels(kind.name).observe(seconds)

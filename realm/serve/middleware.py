@@ -1,8 +1,8 @@
-"""What every request passes first and every response last: the host that was asked for, the body's size and time, headers.
+"""Middleware for all requests and responses: checks the host, the size and the time of a body; adds security headers.
 
-Whoever goes away before the answer is there has the work on it stopped.
+If the client disconnects before its answer is ready, the work on that answer is cancelled.
 
-Plain ASGI, so that nothing is read or made before these checks.
+Plain ASGI rather than a framework's middleware, so that these checks come before everything else.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ HEADERS = {
 }
 RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 HEAD_BYTES = 16_384
-"""Longest head of a request: its first line and its headers."""
+"""Largest size of a request head (first line and headers)."""
 GONE = 499
-"""What a request is counted as whose client did not wait; the number is nginx's."""
+"""Status under which metrics count requests whose client disconnected; the number is nginx's."""
 
 
 class Middleware:
-    """Refuses what is not for us, too long or too slow; adds the headers; says what each request came to."""
+    """Refuses requests for other hosts and too long or slow ones; adds headers; reports status and time of each request."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Middleware:
         hosts: Iterable[str] | None,
         watch: Callable[[Scope, int, float], None],
     ):
-        """`hosts`: the only names to be called by, or none for any; `watch` gets the status and the seconds."""
+        """`hosts`: accepted values of the Host header, None for any; `watch` is called with scope, status and seconds."""
         self._app, self._body_bytes, self._seconds, self._watch = app, body_bytes, seconds, watch
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
 
@@ -53,7 +53,7 @@ class Middleware:
             return
         began, status, through = time.perf_counter(), 0, False
         if scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}  # whoever sends the response leaves out its body
+            scope = {**scope, "method": "GET"}  # the HTTP server leaves out the body of the response
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status, through
@@ -72,8 +72,8 @@ class Middleware:
             if body is None:
                 status = GONE
                 return
-            left = asyncio.ensure_future(_leaves(receive))
-            answering = asyncio.ensure_future(self._app(scope, _again(body, left), send_with_headers))
+            left = asyncio.ensure_future(_disconnected(receive))
+            answering = asyncio.ensure_future(self._app(scope, _receive_of(body, left), send_with_headers))
             try:
                 await asyncio.wait((answering, left), return_when=asyncio.FIRST_COMPLETED)
                 if answering.done() or through:
@@ -83,20 +83,22 @@ class Middleware:
             finally:
                 answering.cancel()
                 left.cancel()
-        except asyncio.CancelledError:  # the server ends, and was patient
+        except asyncio.CancelledError:  # the server stops, and the time for open requests is over
             if not status:
-                ends = problem(503, "the server ends", {"Connection": "close"})
+                ends = problem(503, "the server is stopping", {"Connection": "close"})
                 await ends(scope, receive, send_with_headers)
         finally:
             self._watch(scope, status or 500, time.perf_counter() - began)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole body, or None if the client leaves before its end. Raises _Refused where the request is refused."""
+        """The whole body, or None if the client disconnects before its end. Raises _Refused."""
         headers = dict(scope["headers"])
         host = _name(headers.get(b"host", b"").decode("latin-1"))
         if self._hosts is not None and host not in self._hosts:
-            # Else a page of any site whose name is made to resolve to this machine could read what is served here.
-            raise _Refused(421, f"this server is not {host!r}: name it in `hosts` if it should be")
+            # Protects against DNS rebinding: a web page whose host name resolves to this machine could read from this server.
+            raise _Refused(
+                421, f"this server does not serve the host {host!r}: add it to the setting `hosts`"
+            )
         head = [scope.get("raw_path") or b"", scope["query_string"], *itertools.chain(*scope["headers"])]
         if sum(map(len, head)) > HEAD_BYTES:
             raise _Refused(431, f"the head of the request is longer than {HEAD_BYTES} bytes")
@@ -123,7 +125,7 @@ class Middleware:
 
 
 class _Refused(Exception):
-    """Why a request is refused before its body was read, which is why its connection is closed."""
+    """Refusal of a request before its body is read; the connection is then closed, because the body may still follow."""
 
     def __init__(self, status: int, detail: str):
         super().__init__(detail)
@@ -131,7 +133,7 @@ class _Refused(Exception):
 
 
 def own_hosts(address: str, more: Iterable[str]) -> set[str] | None:
-    """The names a server at this address may be called by: its own and `more`; any, if it has none and is not on loopback."""
+    """Accepted hosts of a server at this address: its own names and `more`; None: any (not on loopback, no `more`)."""
     names = {"localhost", "127.0.0.1", "::1"}
     try:
         loopback = address == "localhost" or ipaddress.ip_address(address).is_loopback
@@ -140,22 +142,22 @@ def own_hosts(address: str, more: Iterable[str]) -> set[str] | None:
     return names | {address, *more} if loopback or more else None
 
 
-async def _leaves(receive: Receive) -> Message:
-    """Waits until the client is gone, or has all that it asked for."""
+async def _disconnected(receive: Receive) -> Message:
+    """Waits until the client disconnects, or the response is complete."""
     while (message := await receive())["type"] != "http.disconnect":
         pass
     return message
 
 
-def _again(body: bytes, left: "asyncio.Future[Message]") -> Receive:
-    """`receive` for a body that was read already; afterwards all there is to hear is that the client left."""
-    told = False
+def _receive_of(body: bytes, left: "asyncio.Future[Message]") -> Receive:
+    """An ASGI `receive` that gives a body already read, and then waits for the client to disconnect."""
+    given = False
 
     async def again() -> Message:
-        nonlocal told
-        if told:
+        nonlocal given
+        if given:
             return await asyncio.shield(left)
-        told = True
+        given = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again

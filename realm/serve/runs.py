@@ -1,9 +1,10 @@
-"""Training runs as they are on disk: their metrics, finished or still growing. Reads files; knows nothing of training.
+"""Reads the metrics of training runs from disk, while they train and afterwards. Does not import `realm.train`.
 
 A run `NAME` has its metrics in `NAME/metrics.jsonl`, and in `NAME.training/metrics.jsonl` until it is finished. A process
 that trains holds a lock on `NAME.training/lock`; the system frees the lock when the process ends, however it ends.
 
-Others may write into the folder: no symbolic link in it is followed, and what cannot be shown spoils nothing beside it.
+The folder may contain files of other users: symbolic links in it are not followed, and an unreadable run does not hide the
+readable runs.
 """
 
 import fcntl
@@ -18,24 +19,24 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 METRICS = "metrics.jsonl"
 State = Literal["training", "stopped", "finished"]
-"""`stopped`: interrupted, killed or crashed; the same command goes on from the last checkpoint."""
+"""`stopped`: interrupted, killed or crashed; the same command continues from the last checkpoint."""
 _UNFINISHED = ".training"
 _LOCK = "lock"
 _AT_ONCE = 1 << 20
-"""Most bytes of an answer, and of a line."""
+"""Largest number of bytes read per answer; longer lines are skipped."""
 _DEPTH = 8
-"""Most lists and objects in each other; deeper ones are null."""
+"""Largest nesting of lists and objects; deeper values become null."""
 _LARGEST = 2**53
-"""Integers beyond are null: a page's numbers do not hold them."""
+"""Largest absolute value of an integer; JavaScript cannot represent larger ones exactly, so they become null."""
 
 
 class Run(NamedTuple):
-    """A folder with metrics."""
+    """A training run: a folder with metrics."""
 
     name: str
     state: State
     changed: float
-    """When the metrics last grew, seconds since 1970."""
+    """Time of the last change of the metrics, in seconds since 1970."""
     folder: Path
 
 
@@ -44,13 +45,13 @@ class Metrics(NamedTuple):
 
     rows: list[dict[str, Any]]
     damaged: int
-    """Lines that are no JSON object."""
+    """Number of lines that are not JSON objects."""
     next: int
-    """The byte to go on from."""
+    """The byte at which the following lines begin."""
 
 
 def runs(folder: Path) -> list[Run]:
-    """The runs of a folder, or the folder itself where it is one, the latest first."""
+    """The runs in a folder, latest first, including the folder itself if it is a run."""
     folder = folder.resolve()
     found = [run for one in (folder, *folder.iterdir()) if (run := _run(one)) is not None]
     unfinished = {run.name for run in found if run.state != "finished"}
@@ -59,12 +60,12 @@ def runs(folder: Path) -> list[Run]:
 
 
 def read_metrics(run: Run, after: int) -> Metrics:
-    """The lines behind byte `after`; a line that is still being written waits.
+    """The complete lines from byte `after` on; a line that is still being written is left for the next call.
 
-    A file shorter than `after` was begun anew, and is read from its start.
+    A file shorter than `after` was started again, and is read from its beginning.
 
     Raises:
-        OSError: the metrics are gone, or may not be read.
+        OSError: the metrics do not exist any more, or cannot be read.
     """
     with _opened(run.folder) as file:
         if os.fstat(file.fileno()).st_size < after:
@@ -72,7 +73,7 @@ def read_metrics(run: Run, after: int) -> Metrics:
         file.seek(after)
         read = file.read(_AT_ONCE)
     whole = read[: read.rfind(b"\n") + 1]
-    if not whole and len(read) == _AT_ONCE:  # a line too long to be one of ours: it is passed over in pieces
+    if not whole and len(read) == _AT_ONCE:  # no metrics line is so long: skip this part of it
         return Metrics([], 1, after + len(read))
     lines = [_row(line) for line in whole.splitlines()]
     rows = [row for row in lines if row is not None]
@@ -80,7 +81,7 @@ def read_metrics(run: Run, after: int) -> Metrics:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """The object on a line as it can be sent on; None where there is none."""
+    """The JSON object on a line, cleaned by `_plain`; None if the line is not an object."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -89,7 +90,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """The value as JSON in UTF-8 can hold it: null for numbers that are not finite, U+FFFD for half characters."""
+    """The value as valid JSON in UTF-8: non-finite numbers become null, lone surrogates become U+FFFD."""
     match value:
         case float():
             return value if math.isfinite(value) else None
@@ -98,20 +99,20 @@ def _plain(value: Any, depth: int = 0) -> Any:
         case int():
             return value if abs(value) <= _LARGEST else None
         case str():
-            return _shown(value)
+            return _valid_text(value)
         case _ if depth == _DEPTH:
             return None
         case dict():
-            return {_shown(key): _plain(one, depth + 1) for key, one in value.items()}
+            return {_valid_text(key): _plain(one, depth + 1) for key, one in value.items()}
     return [_plain(one, depth + 1) for one in value]
 
 
-def _shown(text: str) -> str:
+def _valid_text(text: str) -> str:
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
 def _run(folder: Path) -> Run | None:
-    """The run in this folder; none where there is none, or none that may be read, or it goes at this moment."""
+    """The run in this folder; None if the folder has no readable metrics."""
     try:
         with _opened(folder) as file:
             changed = os.fstat(file.fileno()).st_mtime
@@ -126,7 +127,7 @@ def _run(folder: Path) -> Run | None:
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[BinaryIO]:
-    """The metrics in a folder. Raises OSError where folder or file is a symbolic link, or the file is no ordinary one."""
+    """Opens the metrics in a folder. Raises OSError if folder or file is a symbolic link, or the file is not a regular file."""
     inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         descriptor = os.open(METRICS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=inside)
@@ -134,12 +135,12 @@ def _opened(folder: Path) -> Iterator[BinaryIO]:
         os.close(inside)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{folder / METRICS} is no ordinary file")
+            raise OSError(f"{folder / METRICS} is not a regular file")
         yield file
 
 
 def _is_locked(file: Path) -> bool:
-    """Whether a process holds the lock. The look takes it for a moment; a run that starts then tries for ten seconds."""
+    """Whether a process holds the lock. The check locks it briefly; a starting run tries again for ten seconds."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:

@@ -1,4 +1,4 @@
-"""What goes over the wire: the bodies of requests and responses, as pydantic models, which make the OpenAPI description."""
+"""Bodies of requests and responses, as pydantic models; FastAPI makes the OpenAPI description from them."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -24,7 +24,7 @@ class _Out(BaseModel):
 
 
 def _example(*values: dict[str, Any], **more: Any) -> ConfigDict:
-    """Examples for the OpenAPI description, and what else the schema says."""
+    """Examples and further keys for a schema of the OpenAPI description."""
     return ConfigDict(json_schema_extra={"examples": list(values), **more})
 
 
@@ -40,12 +40,12 @@ class Asked(_Body):
     question: Text | None = None
     questions: list[Text] | None = Field(None, min_length=1)
     method: Method | None = None
-    """What ranks the passages: vectors, words, or both; none: what `/health` names."""
+    """Ranks passages by vectors (dense), words (bm25) or both (hybrid); null: by the `method` of `/health`."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if (self.question is None) == (self.questions is None):
-            raise ValueError("give `question` or `questions`, one of the two")
+            raise ValueError("give either `question` or `questions`")
         return self
 
     @property
@@ -63,7 +63,7 @@ class AnswerRequest(Asked):
     )
 
     top_k: int | None = Field(None, ge=1)
-    """Passages that are read for each."""
+    """Number of passages to read per question; null: the `read` limit of `/health`."""
 
 
 class RetrieveRequest(Asked):
@@ -72,11 +72,11 @@ class RetrieveRequest(Asked):
     model_config = _example({"question": "Mount Fuji", "method": "bm25", "top_k": 3}, oneOf=_ONE_OF_BOTH)
 
     top_k: int = Field(10, ge=1)
-    """Passages for each."""
+    """Number of passages per question."""
 
 
 class FillRequest(_Body):
-    """A sentence with [MASK] in it, once or several times; exactly once where there is a target."""
+    """A sentence with one or more [MASK]; with a target, exactly one."""
 
     model_config = _example(
         {"sentence": "The [MASK] is the currency of the UK."},
@@ -85,13 +85,13 @@ class FillRequest(_Body):
 
     sentence: Annotated[
         Text, Field(json_schema_extra={"pattern": r"\[MASK\]"})
-    ]  # refused where it is read, in better words
+    ]  # the filler refuses a sentence without [MASK], with a better message
     target: Text | None = None
-    """A word to score in place of the [MASK], with retrieval and without."""
+    """A word whose probability at the [MASK] is wanted, with and without retrieval."""
 
 
 class DocumentIn(_Body):
-    """A document to add; one with the id of another takes its place. No id means: the title."""
+    """A document to add. It replaces a document with the same id. Without an id, its title is its id."""
 
     id: Name | None = None
     title: Annotated[str, StringConstraints(max_length=1000)] = ""
@@ -99,7 +99,7 @@ class DocumentIn(_Body):
 
 
 class DocumentsRequest(_Body):
-    """Documents to add, all of them or none."""
+    """Documents to add, all or none."""
 
     model_config = _example({"documents": [{"title": "Oakham", "text": "Oakham is a town."}]})
 
@@ -107,22 +107,26 @@ class DocumentsRequest(_Body):
 
 
 class ExamplesOut(_Out):
-    """Questions that the documents answer, made from them by rules."""
+    """Questions made from the documents by rules."""
 
     questions: list[str]
 
 
 class IndexOut(_Out):
-    """What answered: the index, and the version of the passages in it."""
+    """The versions that a response comes from."""
 
     version: int
+    """Version of the index."""
     step: int
+    """Training step of the model that built the index."""
     created: str
+    """Time when the index was built, ISO 8601."""
     knowledge: int
+    """Version of the passages."""
 
 
 class PassageOut(_Out):
-    """A passage and its share of p(z|x) among those that were read."""
+    """A passage with its p(z|x), normalised over the passages that were read."""
 
     id: str
     title: str
@@ -152,7 +156,7 @@ _ANSWERS = {
 
 
 class SpanOut(_Out):
-    """A span of a passage: its `text[start:end]`, counted in Unicode characters."""
+    """A span of a passage: `text[start:end]` of the passage, in Unicode characters."""
 
     text: str
     score: float
@@ -168,16 +172,18 @@ class AnswerOut(SpanOut):
 
 
 class ReadPassageOut(PassageOut):
-    """A passage and the best span in it, if it has any."""
+    """A passage and its best span; null if it has none."""
 
     span: SpanOut | None
 
 
 class AnswersOut(_Out):
-    """The answers to one question, best first, and all passages that were read for them."""
+    """The answers to one question, best first, and all passages that were read."""
 
     question: str
-    found: bool = Field(description="whether the best answer is more than a guess")
+    found: bool = Field(
+        description="whether the best answer reaches the model's threshold; otherwise it is a guess"
+    )
     answers: list[AnswerOut]
     index: IndexOut
     ms: dict[str, float]
@@ -188,7 +194,7 @@ class AnswersOut(_Out):
 
 
 class HitOut(_Out):
-    """A passage that was found."""
+    """A retrieved passage."""
 
     id: str
     document: str
@@ -226,34 +232,34 @@ class PredictionOut(_Out):
 
 
 class TargetOut(PredictionOut):
-    """The word that was asked about; `without_retrieval` is its p(y|z,x) beside the null passage alone."""
+    """The target word with p(y|x); `without_retrieval` is p(y|z,x) of the word with the null passage."""
 
     without_retrieval: float
 
 
 class NullOut(_Out):
-    """The null passage: p(z|x), and p(y|z,x) of the target or the best words."""
+    """The null passage: `probability` is p(z|x), `likelihood` is p(y|z,x) of the target or the best words."""
 
     probability: float
     likelihood: float
 
 
 class EffectOut(PassageOut):
-    """What a passage did: p(y|z,x) of the target or the best words, and its gain over the null passage in nats."""
+    """Effect of a passage: `likelihood` is p(y|z,x) of the target or the best words, `utility` its gain over null in nats."""
 
     likelihood: float
     utility: float
 
 
 class FilledOut(_Out):
-    """Predictions for each [MASK], and what each passage did for the target, or else for the best of them."""
+    """Predictions for each [MASK], and the effect of each passage on the target or, without one, on the best words."""
 
     sentence: str
     masks: list[list[PredictionOut]]
     null: NullOut
     passages: list[EffectOut]
     target: TargetOut | None = None
-    """Left out where the request has none."""
+    """Left out if the request has no target."""
     index: IndexOut
     ms: dict[str, float]
 
@@ -270,14 +276,14 @@ class WholePassageOut(_Out):
 
 
 class DocumentOut(_Out):
-    """A document as it is kept: its passages."""
+    """A document and its passages."""
 
     id: str
     title: str
     passages: list[str]
-    """Their ids."""
+    """Ids of the passages, in order."""
     text: str
-    """Of all passages."""
+    """Text of all passages, one per line."""
 
 
 class ListedOut(_Out):
@@ -286,7 +292,7 @@ class ListedOut(_Out):
     id: str
     title: str
     passages: int
-    """How many belong to it: a text that another document brought first is counted there."""
+    """Number of passages of the document; a text that an earlier document already has is counted only there."""
 
 
 class DocumentsOut(_Out):
@@ -294,13 +300,13 @@ class DocumentsOut(_Out):
 
     documents: list[ListedOut]
     next: int | None
-    """The `start` of the part after this one; null where there is none."""
+    """The `start` of the following part; null at the end of the list."""
 
     model_config = _example({"documents": [{"id": "Oakham", "title": "Oakham", "passages": 1}], "next": None})
 
 
 class AddedOut(_Out):
-    """What became of the documents, which are searchable now."""
+    """Numbers of documents and passages that an addition changed, and the ids of the documents."""
 
     added: int
     replaced: int
@@ -312,7 +318,7 @@ class AddedOut(_Out):
 
 
 class DeletedOut(_Out):
-    """How many passages went with the document."""
+    """Number of passages removed with a document."""
 
     passages_removed: int
     index: IndexOut
@@ -334,32 +340,32 @@ class VersionsOut(_Out):
 
 
 class HealthOut(_Out):
-    """What is served, and within which limits."""
+    """State and limits of the server."""
 
     status: Literal["ok", "stale"]
     problem: str | None
-    """Why the newest version on disk is not in use, where that is so."""
+    """Why the newest version on disk is not in use; null if it is in use."""
     version: str
     model: str
     answers: bool
-    """Whether the model has a span reader; without one it fills and retrieves."""
+    """Whether the model has a span reader; without one the server only fills and retrieves."""
     passages: int
     documents: int
     index: IndexOut
     method: Method
-    """What ranks passages for a request that names no method: what did when the model was calibrated, else vectors."""
+    """Default ranking method: the method that the model was calibrated with, else dense."""
     words: bool
-    """Whether passages can be ranked by words (bm25, hybrid) at once; else the first request has it prepared."""
+    """Whether bm25 and hybrid are ready; otherwise the first request that needs them starts their preparation."""
     queue: int
     writable: bool
     private: bool
-    """Whether reading needs a token too."""
+    """Whether reading needs a token."""
     runs: bool
     limits: dict[str, float]
 
 
 class RunOut(_Out):
-    """A training run. `training`: a process trains it now; `stopped`: none does, and it is not finished."""
+    """A training run. `training`: a process is training; `stopped`: not finished, and no process is training."""
 
     name: str
     state: State
@@ -368,19 +374,19 @@ class RunOut(_Out):
 
 
 class RunsOut(_Out):
-    """The training runs of the folder that is shown, the latest first."""
+    """The training runs, latest first."""
 
     runs: list[RunOut]
 
 
 class MetricsOut(_Out):
-    """Lines of a run's metrics, and where the next ones begin."""
+    """Lines of a run's metrics; `next` is the byte at which the following lines begin."""
 
     state: State
     training: bool
     rows: list[dict[str, Any]]
     damaged: int
-    """Lines that are no JSON objects, and are left out."""
+    """Number of lines left out because they are not JSON objects."""
     next: int
 
 
@@ -396,7 +402,7 @@ def index_out(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def answers_out(answers: Answers, snapshot: Snapshot, waited_ms: float) -> dict[str, Any]:
-    """`realm answer --json`, and what a page shows besides."""
+    """The keys of `realm answer --json`, with the index, times, passages and null probability that the page shows."""
     row = answers.to_json()
     return row | {
         "index": index_out(snapshot),
@@ -407,7 +413,7 @@ def answers_out(answers: Answers, snapshot: Snapshot, waited_ms: float) -> dict[
 
 
 def hit_out(passage: Passage, score: float) -> dict[str, Any]:
-    """A passage that was found."""
+    """A retrieved passage as JSON."""
     return {
         "id": passage.id,
         "document": passage.document_id,

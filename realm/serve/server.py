@@ -1,4 +1,4 @@
-"""The process that serves: it binds, loads, says where it is, and ends on Ctrl-C or SIGTERM when requests are through."""
+"""The server process: binds the port, loads the knowledge base, logs the address, and ends on Ctrl-C or SIGTERM."""
 
 import contextlib
 import logging
@@ -25,13 +25,13 @@ def serve(
     runs: Path | None = None,
     read_token: str | None = None,
 ) -> None:
-    """Serves until it is told to stop.
+    """Serves until Ctrl-C or SIGTERM.
 
     Raises:
-        InputError: the address cannot be used, or knowledge base, model and index do not belong together.
+        InputError: the address cannot be used, or knowledge base, model and index do not match.
     """
     if runs is not None and not runs.is_dir():
-        raise InputError(f"--runs {runs} is no folder")
+        raise InputError(f"--runs {runs} is not a folder")
     with _bound(host, port) as listening:
         knowledge = LivingKnowledge(kb, model, config)
         if token is not None:
@@ -39,9 +39,7 @@ def serve(
         app = create_app(knowledge, config, token, runs, own_hosts(host, config.hosts), read_token)
         shown = f"[{host}]" if ":" in host else host
         _log.info("serving %s on http://%s:%d/", kb, shown, listening.getsockname()[1])
-        with contextlib.suppress(
-            KeyboardInterrupt
-        ):  # Ctrl-C, which uvicorn raises again when requests are through
+        with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises Ctrl-C again after the last requests
             http_server(app, config).run(sockets=[listening])
 
 
@@ -52,9 +50,9 @@ def _bound(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (")[
             0
-        ]  # without the address once more
+        ]  # the message below already has the address
         raise InputError(f"cannot listen on {host} port {port}: {reason}; choose another --port") from None
-    # Connections take this over. asyncio sets it on those alone whose listener names TCP, and this one leaves it to the system;
-    # without it a response's body waits for the client to acknowledge its head, which clients delay by 40 ms.
+    # Accepted connections inherit TCP_NODELAY. asyncio sets it only if the listener's protocol is explicitly TCP, which is not
+    # so here. Without it, the body of a response waits until the client acknowledges its head, which clients delay by 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening

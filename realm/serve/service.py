@@ -1,4 +1,4 @@
-"""Between the routes and the knowledge: questions go into batches, changes into threads, news on disk into use."""
+"""Service between the routes and the knowledge base: batches questions, applies changes, takes up new versions on disk."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Kind(NamedTuple):
-    """What may share a batch."""
+    """Kind of a question; only questions of equal kinds share a batch."""
 
     name: Literal["answer", "retrieve", "fill"]
     method: Method = "dense"
@@ -33,11 +33,11 @@ class Kind(NamedTuple):
 
 _log = logging.getLogger(__name__)
 WORDS_AT_START = 200_000
-"""Most passages that a server which only reads makes ready to be ranked by words from its start, asked or not."""
+"""Largest number of passages for which a read-only server prepares ranking by words at its start."""
 
 
 class Service:
-    """What the routes share: the knowledge, the batcher, the limits, the counters."""
+    """What all routes share: the knowledge base, the batcher, the limits and the metrics."""
 
     def __init__(self, knowledge: LivingKnowledge, config: ServeConfig):
         self.knowledge, self.config, self.metrics = knowledge, config, Metrics()
@@ -45,46 +45,46 @@ class Service:
         self._one_at_a_time = ThreadPoolExecutor(1, "changes")
         self._changes = 0
         self._for_words = 0
-        """Questions that wait until passages can be ranked by words, and are in no queue yet."""
+        """Number of questions that wait for ranking by words and are not in the queue yet."""
         self._words: asyncio.Future[None] | None = None
         self._words_since = 0.0
 
     @property
     def waiting(self) -> int:
-        """Questions that wait."""
+        """Number of waiting questions."""
         return len(self.batcher) + self._for_words
 
     async def ask(self, kind: Kind, items: Sequence[str]) -> "list[asyncio.Future[Done]]":
-        """Queues questions; those that need words wait here until passages can be ranked by them.
+        """Queues questions; questions that need ranking by words wait here until it is ready.
 
         Raises:
-            Busy: there is no room for all of them.
-            NotReady: the words took longer than a request may; they are prepared all the same.
+            Busy: the queue has no room for all questions.
+            NotReady: ranking by words was not ready within the time limit; its preparation continues.
         """
         return await self._ask(kind, items, self._deadline())
 
     async def all_of(self, kind: Kind, items: Sequence[str]) -> list[Done]:
-        """Queues questions and waits for all of them, no longer than a request may take."""
+        """Queues questions and waits for all answers, up to the time limit of a request."""
         until = self._deadline()
         futures = await self._ask(kind, items, until)
         try:
             async with asyncio.timeout_at(until):
                 return await asyncio.gather(*futures)
         finally:
-            for future in futures:  # one failed, or time is up: nobody waits for the others
+            for future in futures:  # after an error or the time limit, nobody needs the rest
                 future.cancel()
 
     def prepare_words(self) -> "asyncio.Future[None]":
-        """Has passages made ready to be ranked by words, in the background; begun once, whoever waits for it."""
+        """Prepares ranking by words in the background; all callers share one preparation."""
         if self._words is None or self._words.done():
             self._words, self._words_since = asyncio.ensure_future(self._read_words()), time.monotonic()
-            self._words.add_done_callback(lambda done: done.cancelled() or done.exception())  # it is logged
+            self._words.add_done_callback(lambda done: done.cancelled() or done.exception())  # already logged
         return self._words
 
     async def _read_words(self) -> None:
         try:
-            await self._alone(self.knowledge.read_words)
-        except Exception:  # whoever asks for words next begins again, and hears of it
+            await self._in_change_thread(self.knowledge.read_words)
+        except Exception:  # the next request that needs words starts again
             _log.exception("ranking by words could not be prepared")
             raise
 
@@ -107,47 +107,47 @@ class Service:
         return asyncio.get_running_loop().time() + self.config.seconds
 
     async def change(self, change: Callable[[], T]) -> T:
-        """Runs a change of the knowledge when those before it are done; it is carried through even if nobody waits any more.
+        """Runs a change of the knowledge base after all earlier changes; it completes even if the client disconnects.
 
         Raises:
-            Busy: too many changes wait already.
+            Busy: too many changes wait.
         """
         if self._changes >= self.config.changes:
             raise Busy(float(self._changes))
         self._changes += 1
-        running = asyncio.ensure_future(self._alone(change))
+        running = asyncio.ensure_future(self._in_change_thread(change))
         running.add_done_callback(self._changed)
         return await asyncio.wait_for(asyncio.shield(running), self.config.write_seconds)
 
     def _changed(self, running: "asyncio.Future[Any]") -> None:
         self._changes -= 1
         if not running.cancelled() and running.exception() is None:
-            self._swapped()
+            self._count_swap()
 
     async def watch(self) -> None:
-        """Takes up new versions on disk until it is cancelled; looks less often where the newest cannot be used."""
-        self._show()
+        """Takes up new versions on disk until it is cancelled; checks less often while the newest version cannot be used."""
+        self._update_gauges()
         pause = self.config.poll_seconds
         while True:
             await asyncio.sleep(pause)
-            in_vain = self.knowledge.problem is not None
-            pause = min(2 * pause, 30 * self.config.poll_seconds) if in_vain else self.config.poll_seconds
+            unusable = self.knowledge.problem is not None
+            pause = min(2 * pause, 30 * self.config.poll_seconds) if unusable else self.config.poll_seconds
             try:
-                if await self._alone(self.knowledge.refresh):
-                    self._swapped()
+                if await self._in_change_thread(self.knowledge.refresh):
+                    self._count_swap()
                     _log.info("serving index version %d", self.knowledge.current.stamp.index_version)
-            except Exception:  # the next look may succeed, and questions are answered all the while
-                _log.exception("looking for a new version failed")
+            except Exception:  # the next check may succeed; the old version still answers
+                _log.exception("the check for a new version failed")
 
-    async def _alone(self, run: Callable[[], T]) -> T:
-        """In the thread of changes: they would wait for each other anyway, and here they keep no other work waiting."""
+    async def _in_change_thread(self, run: Callable[[], T]) -> T:
+        """Runs work in the thread of changes, one at a time: changes lock each other out, and other threads stay free."""
         return await asyncio.get_running_loop().run_in_executor(self._one_at_a_time, run)
 
-    def _swapped(self) -> None:
+    def _count_swap(self) -> None:
         self.metrics.swaps.inc()
-        self._show()
+        self._update_gauges()
 
-    def _show(self) -> None:
+    def _update_gauges(self) -> None:
         version, metrics = self.knowledge.current.answerer.version, self.metrics
         metrics.passages.set(len(self.knowledge.current.kb))
         metrics.index.set(version.number)
@@ -156,7 +156,7 @@ class Service:
             metrics.created.set(datetime.fromisoformat(version.created).timestamp())
 
     def _run(self, kind: Kind, items: list[str]) -> list[Any]:
-        """One batch, in the batcher's thread, by the newest snapshot; tried again if that was replaced under it."""
+        """Runs a batch on the newest snapshot, in the batcher's thread; after an error, again if there is a newer snapshot."""
         snapshot = self.knowledge.current
         try:
             return self._run_on(snapshot, kind, items)
@@ -169,7 +169,7 @@ class Service:
         answerer = snapshot.answerer
         match kind:
             case Kind("answer", method, read):
-                return [(snapshot, said) for said in answerer.answer_batch(items, method, read)]
+                return [(snapshot, answers) for answers in answerer.answer_batch(items, method, read)]
             case Kind("retrieve", method, k):
                 began = time.perf_counter()
                 scores, numbers = answerer.retrieve(items, k, method)

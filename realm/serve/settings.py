@@ -7,10 +7,10 @@ from realm.qa.pipeline import AnswerConfig
 
 @dataclass(frozen=True)
 class ServeConfig(AnswerConfig):
-    """How answers are made, as for `realm answer`, and what the server refuses."""
+    """Settings of answers, as for `realm answer`, and limits of the server."""
 
     most_read: int = 20
-    """Largest number of passages that a request may have read."""
+    """Largest number of passages to read for a question."""
     most_retrieved: int = 100
     """Largest number of passages that a request may retrieve."""
     questions: int = 256
@@ -20,7 +20,7 @@ class ServeConfig(AnswerConfig):
     queue: int = 1024
     """Largest number of questions that wait; the server refuses more with 429."""
     body_bytes: int = 8_388_608
-    """Longest request body."""
+    """Largest size of a request body in bytes."""
     documents: int = 1000
     """Largest number of documents that a request may add."""
     changes: int = 16
@@ -29,15 +29,15 @@ class ServeConfig(AnswerConfig):
     """Largest number of open connections, and at most half of the files that the process may open. Beyond it, the connection
     that has waited longest for its client is closed."""
     head_seconds: float = 10.0
-    """Time for the head of a request to arrive, and for a connection to be idle."""
+    """Largest time in seconds for the head of a request to arrive, and for a connection to be idle."""
     seconds: float = 30.0
-    """Time for the body of a request to arrive, for its answer to be made, and for the client to read the answer."""
+    """Largest time in seconds for each of: receiving a body, making an answer, the client's reading of the answer."""
     write_seconds: float = 600.0
-    """Time for adding or deleting documents."""
+    """Largest time in seconds to add or delete documents."""
     poll_seconds: float = 1.0
-    """Time between two looks for a new version on disk."""
+    """Seconds between two checks for a new version on disk."""
     hosts: tuple[str, ...] = ()
-    """Host names, besides this machine's own, by which the server may be called; empty, and not on loopback: any."""
+    """Accepted host names in addition to the server's own; if empty and the server is not on loopback, all are accepted."""
 
     def __post_init__(self) -> None:
         counts = (

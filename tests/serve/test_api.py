@@ -313,7 +313,7 @@ def test_a_run_is_followed_line_by_line_while_it_grows(tiny_kb, qa_model, tmp_pa
         metrics.write_text('{"step": 1, "loss": 9.0}\n')  # begun anew
         assert get(f"/v1/runs/realm?after={second['next']}")["rows"] == [{"step": 1, "loss": 9.0}]
         assert httpx.get(served.url + "/v1/runs/%2e%2e").status_code == 404
-        assert_problem(httpx.get(served.url + "/v1/runs/absent"), 404, "no run is called 'absent'")
+        assert_problem(httpx.get(served.url + "/v1/runs/absent"), 404, "no run has the name 'absent'")
 
 
 def test_a_run_that_went_wrong_or_ended_just_now_is_shown_as_far_as_it_is(

@@ -102,7 +102,7 @@ def open_files(pid: int) -> int:
         (["--token-file", "absent"], None, "add --writable"),
         (["--private"], None, "--private needs a token of 16 or more ASCII characters in REALM_READ_TOKEN"),
         (["--read-token-file", "absent"], None, "add --private"),
-        (["--runs", "absent"], None, "--runs absent is no folder"),
+        (["--runs", "absent"], None, "--runs absent is not a folder"),
         (["--set", "batch=0"], None, "batch is 0: it must be 1 or more"),
         (["--set", "read=30"], None, "read is 30, more than most_read, 20"),
         (["--set", "queue=9"], None, "questions is 256, more than queue, 9"),
@@ -134,14 +134,14 @@ def test_a_port_that_is_taken_is_one_line(tiny_kb, qa_model, capsys) -> None:
     ("words", "says"),
     [
         ([], "give --kb and --model, or --in WORKSPACE, or --server URL"),
-        (["--kb", "x"], "name --kb and --model"),
+        (["--kb", "x"], "give --kb and --model"),
         (["--server", "http://127.0.0.1:1", "--kb", "x"], "leave out --kb, --model"),
         (["--server", "http://127.0.0.1:1", "--set", "read=3"], "leave out --kb, --model"),
-        (["--server", "127.0.0.1:8000"], "is no address of a server"),
-        (["--server", "ftp://x"], "is no address of a server"),
-        (["--server", "http://[::1"], "is no address of a server"),
-        (["--server", "http://127.0.0.1:http"], "is no address of a server"),
-        (["--server", "http://:80"], "is no address of a server"),
+        (["--server", "127.0.0.1:8000"], "is not the address of a server"),
+        (["--server", "ftp://x"], "is not the address of a server"),
+        (["--server", "http://[::1"], "is not the address of a server"),
+        (["--server", "http://127.0.0.1:http"], "is not the address of a server"),
+        (["--server", "http://:80"], "is not the address of a server"),
         (["--server", f"http://{'a' * 70}.example"], "cannot be reached"),
         (["--server", "http://127.0.0.1:1/über"], "cannot be reached"),
         (["--server", "http://127.0.0.1:1"], "cannot be reached"),
@@ -183,9 +183,9 @@ def saying(*responses: bytes) -> Iterator[tuple[str, list[bytes]]]:
 @pytest.mark.parametrize(
     ("response", "says"),
     [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "is not speaking as a realm server does"),
-        (b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"ok": 1}', "is not speaking as a realm server does"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n[{}]", "is not speaking as a realm server does"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "does not answer like `realm serve`"),
+        (b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"ok": 1}', "does not answer like `realm serve`"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n[{}]", "does not answer like `realm serve`"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhe", "broke off"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n", "gave no answer"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "gave no answer"),
@@ -205,7 +205,7 @@ def test_a_redirect_is_not_followed_with_the_token(capsys) -> None:
         moved = f"HTTP/1.1 301 Moved\r\nLocation: {elsewhere}/\r\nContent-Length: 0\r\n\r\n".encode()
         with (
             saying(moved) as (url, _),
-            pytest.raises(ServerError, match=f"to {elsewhere}/: name that address"),
+            pytest.raises(ServerError, match=f"to {elsewhere}/: use that address"),
         ):
             Client(url, TOKEN).answer("why?")
     assert heard == []

@@ -235,7 +235,7 @@ def test_changes_that_wait_keep_no_reader_waiting_and_too_many_are_refused(
         (
             OSError(errno.ENOSPC, "No space left on device"),
             507,
-            "the server's disk is full: nothing is confirmed",
+            "the disk of the server is full: the change may not be saved",
         ),
         (OSError("LanceError(IO): write: No space left on device (os error 28)"), 507, "disk is full"),
         (OSError(errno.EROFS, "Read-only file system"), 503, "cannot write.*Read-only file system"),

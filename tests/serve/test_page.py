@@ -345,7 +345,7 @@ def test_example_questions_come_from_the_documents_and_are_asked_by_pressing_the
 
 def test_the_numbers_are_explained_where_they_stand(visit) -> None:
     page = visit.ask(QUESTION)
-    meaning = page.get_by_text("How much the model trusts passage z")
+    meaning = page.get_by_text("The retriever's probability of passage z")
     assert not meaning.is_visible()
     page.get_by_text("What do p(z|x) and span score mean?").focus()
     page.keyboard.press("Enter")

@@ -13,7 +13,7 @@ const PANELS = [
   { title: "Questions found", unit: "% in the top k", keys: Object.fromEntries(RANKS.map((k) => [`question_recall_${k}`, `@${k}`])), points: true },
   { title: "Index age", unit: "steps", keys: { index_age: "" }, floor: 0 },
   { title: "Candidate freshness", unit: "share of the top 20 new at an index", keys: { churn: "" }, floor: 0, points: true },
-  { title: "Holder gap of the reader", unit: "nats", keys: { holder_gap: "" }, points: true },
+  { title: "Gap of positives in the reader", unit: "nats", keys: { positive_gap: "" }, points: true },
   { title: "Dev exact match", unit: "%", keys: { dev_em: "" }, points: true },
 ];
 const STATES = { training: "training", stopped: "stopped before its end", finished: "finished" };
