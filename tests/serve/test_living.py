@@ -237,7 +237,7 @@ def test_changes_that_wait_keep_no_reader_waiting_and_too_many_are_refused(
             507,
             "the disk of the server is full: the change may not be saved",
         ),
-        (OSError("LanceError(IO): write: No space left on device (os error 28)"), 507, "disk is full"),
+        (OSError("LanceError(IO): write: No space left on device (os error 28)"), 507, "the server is full"),
         (OSError(errno.EROFS, "Read-only file system"), 503, "cannot write.*Read-only file system"),
     ],
 )
