@@ -20,9 +20,13 @@ from pathlib import Path
 
 from realm.errors import first_line, shortened
 from realm.progress import progress
-from realm.text.records import DAMAGED, EMPTY, NOT_OPENED, TOO_LONG, Limits, Pages, Record, Unreadable
+from realm.text.formats.records import DAMAGED, EMPTY, NOT_OPENED, TOO_LONG, Limits, Pages, Record, Unreadable
 
-MODULES = {".pdf": "realm.text.pdf", ".docx": "realm.text.word", ".epub": "realm.text.epub"}
+MODULES = {
+    ".pdf": "realm.text.formats.pdf",
+    ".docx": "realm.text.formats.word",
+    ".epub": "realm.text.formats.epub",
+}
 """Each has a function `read(path, limits)`, a reader that may yield `Pages` too."""
 
 MOST_MEMORY = 2 << 30

@@ -1,6 +1,6 @@
 """Documents become passages: the data that every other room speaks of, and the cut between the two.
 
-No tokenization lives here (a counter comes in as an argument) and no file formats (`readers.py`). All
+No tokenization lives here (a counter comes in as an argument) and no file formats (`formats/`). All
 offsets are characters, end exclusive.
 """
 

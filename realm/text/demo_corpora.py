@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from realm.errors import InputError
-from realm.text.encodings import whole
-from realm.text.pages import read_page
-from realm.text.records import Limits, Reader, Record
+from realm.text.formats.encodings import whole
+from realm.text.formats.pages import read_page
+from realm.text.formats.records import Limits, Reader, Record
 
 
 def packaged(source: str) -> tuple[Reader, Path]:

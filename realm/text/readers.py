@@ -6,12 +6,8 @@ length, what becomes of files that cannot be read) is in `read_documents`. Nothi
 """
 
 import hashlib
-import io
-import json
 import logging
 import os
-import re
-import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,31 +16,22 @@ from typing import Any, NamedTuple
 from realm.errors import InputError, RealmError, first_line, shortened, shown
 from realm.files import write_json_lines
 from realm.text import apart
-from realm.text.columns import arrow, parquet
-from realm.text.compressed import COMPRESSIONS, opened, uncompressed
 from realm.text.corpus import Document
-from realm.text.demo_corpora import packaged
-from realm.text.encodings import decode, marked, whole, without_text
-from realm.text.pages import Page, PageError, page_record, read_page
-from realm.text.records import (
-    BINARY,
+from realm.text.formats.records import (
     DAMAGED,
     FIELDS,
     LINK,
-    NAME,
-    NOT_JSON,
     NOT_OPENED,
     SAME_ID,
-    SURROGATE,
     TOO_LONG,
     TYPE,
     Limits,
-    Reader,
     Record,
     Unreadable,
     printable,
     record,
 )
+from realm.text.sources import SourceFile, count_kinds, files_of
 
 logger = logging.getLogger(__name__)
 LEFT_OUT = "left_out.jsonl"
@@ -135,7 +122,7 @@ def read_documents(
         InputError: one line with the file, its line or row where it has some, and what is wrong. With a report: a
             source that is not there, or nothing that can be read in any of them.
     """
-    found = [one for source in sources for one in _files(source, but)]
+    found = [one for source in sources for one in files_of(source, but)]
     if report is None:
         _refuse(found)
     limits = Limits(max_document_chars)
@@ -168,7 +155,7 @@ def stamp(sources: Sequence[str], but: Path | None = None) -> str:
         InputError: as in `read_documents`, of a source that is not there.
     """
     digest = hashlib.sha256()
-    for one in (one for source in sources for one in _files(source, but)):
+    for one in (one for source in sources for one in files_of(source, but)):
         path = Path(one.where) if isinstance(one, Unreadable) else one[1]
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             try:
@@ -180,20 +167,14 @@ def stamp(sources: Sequence[str], but: Path | None = None) -> str:
     return digest.hexdigest()[:16]
 
 
-def _refuse(found: Sequence["_Found"]) -> None:
+def _refuse(found: Sequence["SourceFile"]) -> None:
     """Raises the first problem of the folders; what is of another type is told, and no error."""
     passed = [one for one in found if isinstance(one, Unreadable)]
     for one in passed:
         if one.reason not in (TYPE, LINK):
             raise one
     if passed:
-        logger.warning("%d files of other kinds left out (%s)", len(passed), _kinds(passed))
-
-
-def _kinds(files: Iterable[Unreadable]) -> str:
-    """How many files there are of the commonest extensions."""
-    kinds = Counter(_kind(Path(one.where)) or Path(one.where).name for one in files)
-    return ", ".join(f"{number} {printable(kind)}" for kind, number in kinds.most_common(5))
+        logger.warning("%d files of other kinds left out (%s)", len(passed), count_kinds(passed))
 
 
 def _documents(
@@ -238,14 +219,14 @@ def _problem(one: Record, used: set[str], limits: Limits) -> Unreadable | None:
     return None
 
 
-def _read(found: Iterable["_Found"], limits: Limits) -> Iterator[Record | Unreadable]:
+def _read(found: Iterable["SourceFile"], limits: Limits) -> Iterator[Record | Unreadable]:
     """What all files give, in order."""
     with apart.Apart() as child:
         for one in found:
             yield from _opened(one, limits, child)
 
 
-def _opened(found: "_Found", limits: Limits, child: apart.Apart) -> Iterator[Record | Unreadable]:
+def _opened(found: "SourceFile", limits: Limits, child: apart.Apart) -> Iterator[Record | Unreadable]:
     """What a file gives, and at the end what was wrong with it: whatever its reader raises names the file."""
     if isinstance(found, Unreadable):
         yield found
@@ -261,209 +242,3 @@ def _opened(found: "_Found", limits: Limits, child: apart.Apart) -> Iterator[Rec
         yield Unreadable(path, NOT_OPENED, f"{path}: {error.strerror or first_line(error)}")
     except Exception as error:  # of many classes: whatever a library could not read
         yield Unreadable(path, DAMAGED, f"{path} cannot be read ({shortened(first_line(error))})")
-
-
-# --- which files ---------------------------------------------------------------------------------
-
-_Found = tuple[Reader | None, Path] | Unreadable
-"""No reader: the file is read in a process of its own."""
-
-
-def _is_read(path: Path) -> bool:
-    """Whether files of this name are of a type that is read."""
-    plain = uncompressed(path)
-    return plain.suffix.lower() in (_FORMATS if plain == path else _COMPRESSED)
-
-
-def _reader_of(path: Path) -> Reader | None:
-    plain = uncompressed(path)
-    return (_FORMATS if plain == path else _COMPRESSED)[plain.suffix.lower()]
-
-
-def _kind(path: Path) -> str:
-    """A file's extension, with the one before it where it is compressed."""
-    plain = uncompressed(path)
-    return path.suffix if plain == path else plain.suffix + path.suffix
-
-
-def _files(source: str, but: Path | None) -> list[_Found]:
-    if source.startswith("package:"):
-        return [packaged(source)]
-    path = Path(os.path.normpath(source))
-    if path.is_dir():
-        return _walk(path, but)
-    if not path.exists():
-        raise InputError(f"{source}: no such file or folder")
-    if not _is_read(path):
-        kind = f"{_kind(path)} files" if path.suffix else "files without an extension"
-        raise InputError(f"{source}: cannot read {kind}, only {_READ}")
-    return [_file(path)]
-
-
-def _walk(folder: Path, but: Path | None) -> list[_Found]:
-    found: list[_Found] = []
-    left = but.resolve() if but is not None else None
-
-    def not_opened(error: OSError) -> None:
-        found.append(Unreadable(error.filename, NOT_OPENED, f"{error.filename}: {error.strerror}"))
-
-    for parent, folders, names in os.walk(folder, onerror=not_opened):
-        folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and Path(parent, name).resolve() != left
-        )
-        for path in (Path(parent, name) for name in folders):
-            if path.is_symlink():  # it may lead back here
-                found.append(Unreadable(path, LINK, f"{path}: links to folders are not followed"))
-        found += [_file(Path(parent, name)) for name in sorted(names) if not name.startswith(".")]
-    passed = [one for one in found if isinstance(one, Unreadable) and one.reason in (TYPE, LINK)]
-    if len(passed) == len(found):
-        others = _kinds(passed)
-        has = f"has {others}, and no" if others else "is empty: it needs"
-        raise InputError(f"{folder}: this folder {has} {_READ}")
-    return found
-
-
-def _file(path: Path) -> _Found:
-    if path.name.startswith("~$"):
-        return Unreadable(
-            path, TYPE, f"{path} marks a document as open in an office program, and holds no text"
-        )
-    if not _is_read(path):
-        kind = _kind(path) or "no extension"
-        return Unreadable(path, TYPE, f"{path}: {kind} is not read, only {_READ}")
-    if SURROGATE.search(str(path)):  # names become ids and titles, which are kept in UTF-8
-        return Unreadable(path, NAME, f"{str(path)!r}: the name of this file is not UTF-8: rename it")
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would never end
-            return Unreadable(path, NOT_OPENED, f"{path} is no regular file")
-    except OSError as error:
-        return Unreadable(path, NOT_OPENED, f"{path}: {error.strerror}")
-    return _reader_of(path), path
-
-
-# --- JSON Lines ----------------------------------------------------------------------------------
-
-
-def _json_lines(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
-    empty = True
-    with opened(path) as file:
-        start = file.peek(5)[:5]
-        for number, (raw, complete) in enumerate(_raw_lines(path, file, limits), start=1):
-            where = f"{path}:{number}"
-            if raw is None:
-                empty = False
-                yield Unreadable(where, TOO_LONG, f"{where}: a line of over {limits.file_bytes:,} bytes")
-                continue
-            try:
-                line, assumed = decode(raw, where)
-            except Unreadable as problem:
-                empty = False
-                yield problem
-                continue
-            if line.strip():
-                empty = False
-                found = _json_line(where, line.strip(), complete)
-                yield found if isinstance(found, Unreadable) else found._replace(assumed=assumed)
-    if empty:
-        raise without_text(path, start)
-
-
-def _raw_lines(path: Path, file: io.BufferedReader, limits: Limits) -> Iterator[tuple[bytes | None, bool]]:
-    """Each line in UTF-8, or as it is; whether it has an end; None for one that is too long to be looked at."""
-    start = file.peek(1024)[:1024]
-    encoding = marked(start)
-    if encoding in ("utf-16", "utf-32"):
-        try:
-            for text in io.TextIOWrapper(file, encoding, newline="\n"):
-                yield text.encode(), text.endswith("\n")
-        except UnicodeDecodeError as error:
-            raise Unreadable(
-                path, DAMAGED, f"{path}: {encoding.upper()} with damage ({error.reason})"
-            ) from None
-        return
-    if b"\0" in start:
-        raise Unreadable(path, BINARY, f"{path}: binary data, or UTF-16 without a byte-order mark")
-    while line := file.readline(limits.file_bytes):
-        if complete := line.endswith(b"\n") or len(line) < limits.file_bytes:
-            yield line, line.endswith(b"\n")
-        while not complete:
-            rest = file.readline(1 << 20)
-            complete = rest.endswith(b"\n") or not rest
-            if complete:
-                yield None, True
-
-
-def _json_line(where: str, line: str, complete: bool) -> Record | Unreadable:
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        message = error.msg if isinstance(error, json.JSONDecodeError) else first_line(error)
-        cut = "" if complete else ": the file ends here, cut off?"
-        return Unreadable(where, NOT_JSON, f"{where}: not JSON ({message}){cut}")
-    if not isinstance(fields, dict):
-        expected = f'{shown(fields)} where an object {{"title": ..., "text": ...}} should be'
-        return Unreadable(where, FIELDS, f"{where}: {expected}")
-    return record(where, fields)
-
-
-# --- one file, one document: text, Markdown, HTML ------------------------------------------------
-
-
-def _plain_text(path: Path, limits: Limits) -> Iterator[Record]:
-    """The first line is the title if it is short and a blank line follows, else the file's name."""
-    text, assumed = whole(path, limits)
-    text = text.strip()
-    first, _, rest = text.partition("\n")
-    if len(first) <= 100 and rest.strip() and not rest.partition("\n")[0].strip():
-        yield Record(str(path), first.strip(), rest.strip(), path.as_posix(), assumed)
-    else:
-        yield Record(str(path), uncompressed(path).stem, text, path.as_posix(), assumed)
-
-
-def _markdown(path: Path, limits: Limits) -> Iterator[Record]:
-    """The first heading is the title, or the title that a front matter gives."""
-    from markdown_it import MarkdownIt
-
-    source, assumed = whole(path, limits)
-    title = ""
-    if front := _FRONT_MATTER.match(source):
-        source = source[front.end() :]
-        if named := re.search(r"^title:[ \t]*(.+)$", front[1] or "", re.MULTILINE):
-            title = named[1].strip().strip("\"'")
-    # Through HTML: that is what Markdown means, and it may contain some.
-    page = _page(path, MarkdownIt("commonmark").enable("table").render(source))
-    yield page_record(path, title or page.heading, page.text, assumed)
-
-
-_FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?\n)?---[ \t]*(?:\n|\Z)", re.DOTALL)
-
-
-def _html(path: Path, limits: Limits) -> Iterator[Record]:
-    """The title element is the title, else the first heading."""
-    source, assumed = whole(path, limits, html=True)
-    page = _page(path, source)
-    yield page_record(path, page.title or page.heading, page.text, assumed)
-
-
-def _page(path: Path, source: str) -> Page:
-    try:
-        return read_page(source)
-    except PageError as error:
-        raise Unreadable(path, DAMAGED, f"{path}: {error}") from None
-
-
-_FORMATS: dict[str, Reader | None] = {
-    ".jsonl": _json_lines,
-    ".txt": _plain_text,
-    ".md": _markdown,
-    ".html": _html,
-    ".htm": _html,
-    ".parquet": parquet,
-    ".arrow": arrow,
-    **dict.fromkeys(apart.MODULES),
-}
-_COMPRESSED: dict[str, Reader | None] = {
-    **{name: _FORMATS[name] for name in (".jsonl", ".txt", ".md", ".html", ".htm")},
-    ".json": _json_lines,  # what data sets call JSON Lines when they compress them: `c4-train.00000.json.gz`
-}
-_READ = f"{', '.join(_FORMATS)}, and {', '.join(COMPRESSIONS)} of the text formats"

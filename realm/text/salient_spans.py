@@ -12,26 +12,26 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import re
-import signal
 import sys
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import chain, islice
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from realm.errors import InputError, first_line
 from realm.text.corpus import Annotations, Span
+from realm.text.dates import DATE_PATTERN, MONTH_PATTERN, find_dates
+from realm.text.tagger_processes import (
+    AnnotateGroups,
+    Group,
+    Place,
+    PlacedAnnotations,
+    annotate_in_processes,
+    usable_cores,
+)
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-    from multiprocessing.process import BaseProcess
-
     from spacy.language import Language
     from spacy.tokens import Doc
 
@@ -77,7 +77,7 @@ def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1) -> Tagger:
     Raises:
         InputError: no such tagger here, or a model that finds no entities.
     """
-    processes = processes or _cores()
+    processes = processes or usable_cores()
     kind, colon, model = name.partition(":")
     if not colon:
         kind, model = ("rules", "") if name == "rules" else ("spacy", name)
@@ -88,68 +88,6 @@ def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1) -> Tagger:
     if kind == "hf" and model:
         return _load_token_classifier(model)
     raise InputError(f"unknown tagger {name}: write spacy:MODEL, hf:MODEL or rules")
-
-
-# --- dates by rule -------------------------------------------------------------------------------
-
-
-def _date_pattern() -> re.Pattern[str]:
-    s = r"(?:[^\S\n]+|[^\S\n]*\n[^\S\n]*)"  # white space, but no blank line
-    dash = r"[-–]"
-    month = (
-        r"(?:January|February|March|April|May|June|July|August|September|October|November|December"
-        r"|(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept|Sep|Oct|Nov|Dec)\b\.?)"
-    )
-    day = r"(?:3[01]|[12]\d|0?[1-9])(?:st|nd|rd|th)?"
-    era = r"(?:BCE?|CE|AD|B\.\s?C\.(?:\s?E\.)?|C\.\s?E\.|A\.\s?D\.)"
-    number = r"(?:\d{1,3}(?:,\d{3})+|\d{1,5})"
-    year = r"(?:1\d{3}|20\d{2})"
-    modifier = r"(?:(?:[Ee]arly|[Mm]id|[Ll]ate)(?:[- ]to[- ](?:mid|late))?[-– ])?"
-    words = "first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth"
-    words += "|(?:thir|four|fif|six|seven|eigh|nine)teenth|twentieth|twenty-first"
-    ordinal = rf"(?:\d{{1,2}}(?:st|nd|rd|th)|(?i:{words}))"
-    # A bare year is one unless it counts something: not everybody writes 1,928 soldiers.
-    counted = (
-        r"(?:[%°]|(?:km|cm|mm|m|ft|feet|mi|miles?|(?:kilo)?met(?:re|er)s?|sq|square|kg|g|tons?|tonnes?|lbs?"
-        r"|pounds?|MW|kW|GW|Hz|MHz|GHz|K|hours?|days?|years?|people|men|women|soldiers|troops|species|times)\b)"
-    )
-    alone = rf"(?!{s}?-?{counted})"
-    after_number = r"(?<!\d–)"
-    any_year = rf"(?:{number}{s}?{era}(?!\w)|(?:AD|A\.\s?D\.){s}\d{{1,4}}|{year}{alone})"
-    patterns = [
-        rf"{day}(?:{s}?{dash}{s}?{day})?{s}(?:of{s})?{month}(?:,?{s}{any_year})?",  # 26 July 1928, 26–28 July
-        rf"{month}{s}{day}(?:{s}?{dash}{s}?{day})?(?!\d)(?:,?{s}{any_year})?",  # July 26, 1928
-        rf"{month}(?:{s}?{dash}{s}?{month})?,?{s}(?:of{s})?{any_year}",  # July 1928
-        rf"(?:[Ss]pring|[Ss]ummer|[Aa]utumn|[Ff]all|[Ww]inter){s}(?:of{s})?{year}(?:{dash}\d{{2}})?",
-        rf"{modifier}{ordinal}(?:{s}?(?:{dash}|,{s}|(?:and|or|to){s}(?:the{s})?){s}?{ordinal})*"
-        rf"(?:{s}|-)(?:centur(?:y|ies)|millenni(?:um|a))(?:{s}{era})?",  # early 5th and 6th centuries BC
-        rf"{modifier}(?:1\d|20)\d0['’]?s",  # mid-1990s
-        r"\d{4}-\d{2}-\d{2}|\d{1,2}/\d{1,2}/\d{4}",
-        rf"{after_number}{number}(?:{s}?{dash}{s}?{number})?{s}?{era}",  # 44 BC, 753–510 BC
-        rf"(?:AD|A\.\s?D\.){s}\d{{1,4}}(?:{dash}\d{{1,4}})?",  # AD 79
-        rf"{after_number}{year}(?:{s}?–{s}?{year}|[-/]{year}|[-–/]\d{{2}}){alone}",  # 1914–1918, 1914–18
-        rf"{after_number}{year}{alone}",
-    ]
-    # Not inside a word, a longer number, an amount of money, a fraction or a code such as F-1500.
-    before = r"(?<![\w$€£¥#+])(?<!\d[.,/:-])(?<![A-Z]-)"
-    after = r"(?!\w)(?![.,/:-]\d)"
-    return re.compile(f"{before}(?:{'|'.join(patterns)}){after}")
-
-
-_DATE = _date_pattern()
-_MONTH = re.compile(
-    r"\b(?:January|February|March|April|May|June|July|August|September|October|November|December)\b"
-)
-
-
-def find_dates(text: str) -> list[Span]:
-    """Days, months of a year, years, decades and centuries, each as a span with the label DATE.
-
-    >>> text = "From July 1914 until the late 1930s; 44 BC; the 19th century."
-    >>> [text[span.start : span.end] for span in find_dates(text)]
-    ['July 1914', 'late 1930s', '44 BC', '19th century']
-    """
-    return [Span(match.start(), match.end(), "DATE") for match in _DATE.finditer(text)]
 
 
 # --- what counts ---------------------------------------------------------------------------------
@@ -166,7 +104,7 @@ def _salient(text: str, entities: Iterable[Span]) -> list[Span]:
             continue
         start, end = _bare(text, entity.start, entity.end)
         inside = text[start:end]
-        says_when = _MONTH.search(inside) or _DATE.search(inside)
+        says_when = MONTH_PATTERN.search(inside) or DATE_PATTERN.search(inside)
         named = says_when if entity.label == "DATE" else any(map(str.isalpha, inside))
         if named and not _PARAGRAPH.search(inside):
             spans.append(Span(start, end, entity.label))
@@ -237,17 +175,7 @@ def _annotations(text: str, ranges: Iterable[tuple[int, int]], entities: Iterabl
     return Annotations(_sentences(text, ranges), _merge(text, _salient(text, entities), find_dates(text)))
 
 
-# --- long texts ----------------------------------------------------------------------------------
-
-
-class _Place(NamedTuple):
-    """Where a piece of a text belongs."""
-
-    start: int
-    last: bool
-
-
-def _in_pieces(texts: Iterable[str]) -> Iterator[tuple[str, _Place]]:
+def _in_pieces(texts: Iterable[str]) -> Iterator[tuple[str, Place]]:
     """Texts in pieces of at most `PIECE_CHARS`, cut at a blank line, else a line break, else a space."""
     for text in texts:
         start = 0
@@ -255,12 +183,12 @@ def _in_pieces(texts: Iterable[str]) -> Iterator[tuple[str, _Place]]:
             limit = start + PIECE_CHARS
             cuts = (text.rfind(mark, start + 1, limit) for mark in ("\n\n", "\n", " "))
             cut = next((cut for cut in cuts if cut > 0), limit)
-            yield text[start:cut], _Place(start, last=False)
+            yield text[start:cut], Place(start, last=False)
             start = cut
-        yield text[start:], _Place(start, last=True)
+        yield text[start:], Place(start, last=True)
 
 
-def _joined(pieces: Iterable[tuple[Annotations, _Place]]) -> Iterator[Annotations]:
+def _joined(pieces: Iterable[tuple[Annotations, Place]]) -> Iterator[Annotations]:
     """The reverse of `_in_pieces` for what was found in them."""
     sentences: list[tuple[int, int]] = []
     spans: list[Span] = []
@@ -272,12 +200,9 @@ def _joined(pieces: Iterable[tuple[Annotations, _Place]]) -> Iterator[Annotation
             sentences, spans = [], []
 
 
-_Group = list[tuple[str, _Place]]
-
-
-def _groups(pieces: Iterator[tuple[str, _Place]]) -> Iterator[_Group]:
+def _groups(pieces: Iterator[tuple[str, Place]]) -> Iterator[Group]:
     """Pieces as a tagger takes them at once."""
-    group: _Group = []
+    group: Group = []
     characters = 0
     for piece in pieces:
         group.append(piece)
@@ -287,119 +212,6 @@ def _groups(pieces: Iterator[tuple[str, _Place]]) -> Iterator[_Group]:
             group, characters = [], 0
     if group:
         yield group
-
-
-# --- processes -----------------------------------------------------------------------------------
-
-_Found = Iterator[tuple[Annotations, _Place]]
-_AnnotateGroups = Callable[[Iterator[_Group]], _Found]
-
-
-def _in_processes(annotate: _AnnotateGroups | str, groups: Iterator[_Group], processes: int) -> _Found:
-    """What `annotate` finds, in order, in processes that end with the caller's, however that ends.
-
-    The name of a tagger in its place: the processes start fresh and load it. They import the caller's main program
-    then, which needs its `if __name__ == "__main__":`.
-
-    A thread of this process waits for each of them: a `ProcessPoolExecutor` whose processes were killed
-    can wait for ever to hand them more work (CPython's issue 94777).
-    """
-    workers = _start(annotate, processes)
-    idle: SimpleQueue[Connection] = SimpleQueue()
-    for _, connection in workers:
-        idle.put(connection)
-
-    def found(group: _Group) -> list[tuple[Annotations, _Place]]:
-        connection = idle.get()
-        try:
-            connection.send(group)
-            annotations: list[tuple[Annotations, _Place]] | Exception = connection.recv()
-        except (EOFError, OSError):
-            raise ChildProcessError(
-                "a process of the tagger was killed: with little memory, take fewer"
-            ) from None
-        finally:
-            idle.put(connection)
-        if isinstance(annotations, Exception):
-            raise annotations
-        return annotations
-
-    broken: list[Exception] = []
-
-    def next_group() -> _Group:
-        try:
-            return next(groups, [])
-        except Exception as error:  # what was read before it counts, as it does in one process
-            broken.append(error)
-            return []
-
-    pending: deque[Future[list[tuple[Annotations, _Place]]]] = deque()
-    threads = ThreadPoolExecutor(processes, "tagger")
-    try:
-        while group := next_group():
-            pending.append(threads.submit(found, group))
-            if len(pending) > 2 * processes:
-                yield from pending.popleft().result()
-        while pending:
-            yield from pending.popleft().result()
-        if broken:
-            raise broken[0]
-    finally:
-        for process, _ in workers:
-            process.kill()  # what it is tagging, if anything, is no longer wanted
-        threads.shutdown(cancel_futures=True)
-        for process, connection in workers:
-            process.join()
-            connection.close()
-
-
-MOST_PROCESSES = 8
-"""Unless more are asked for: each holds the model, and a container may show cores that it does not give."""
-
-
-def _cores() -> int:
-    """Processes that are worth having here."""
-    if "fork" not in multiprocessing.get_all_start_methods():
-        return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MOST_PROCESSES)
-
-
-def _start(annotate: _AnnotateGroups | str, processes: int) -> list[tuple[BaseProcess, Connection]]:
-    """Processes that inherit `annotate` with its model or load the tagger of that name, each with the connection to it."""
-    context: Any = multiprocessing.get_context("spawn" if isinstance(annotate, str) else "fork")
-    workers = []
-    for _ in range(processes):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_annotate_groups, args=(annotate, theirs, os.getpid()), daemon=True)
-        process.start()
-        theirs.close()  # so that its end is seen here, and no later process holds it open
-        workers.append((process, ours))
-    return workers
-
-
-def _annotate_groups(annotate: _AnnotateGroups | str, connection: Connection, parent: int) -> None:
-    """What a process of `_in_processes` does, until it is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends the others
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    if isinstance(annotate, str):
-        tagger = load_tagger(annotate)
-        assert isinstance(tagger, _SpacyTagger)
-        annotate = tagger._annotate_groups
-    while True:
-        group = connection.recv()
-        try:
-            connection.send(list(annotate(iter([group]))))
-        except Exception as error:
-            connection.send(error)
-
-
-def _end_with(parent: int) -> None:
-    """For a parent that was killed, and could not end its processes."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
 
 
 # --- taggers -------------------------------------------------------------------------------------
@@ -422,17 +234,18 @@ class _SpacyTagger:
             return _joined(self._annotate_groups(groups))
         return _joined(self._annotate_in_processes(groups))
 
-    def _annotate_in_processes(self, groups: Iterator[_Group]) -> _Found:
+    def _annotate_in_processes(self, groups: Iterator[Group]) -> PlacedAnnotations:
         first = list(islice(groups, 2))  # one group is tagged before another process has begun
         groups = chain(first, groups)
         if len(first) < 2:
             yield from self._annotate_groups(groups)
         else:
-            # macOS: its own libraries, which torch and Lance have used by now, do not survive a fork.
+            # The system libraries of macOS, which torch and Lance have used by now, do not survive a fork.
             fresh = sys.platform == "darwin"
-            yield from _in_processes(self.name if fresh else self._annotate_groups, groups, self._processes)
+            prepare = partial(_load_annotate, self.name) if fresh else lambda: self._annotate_groups
+            yield from annotate_in_processes(prepare, groups, self._processes, fresh)
 
-    def _annotate_groups(self, groups: Iterator[_Group]) -> _Found:
+    def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations:
         for group in groups:
             for doc, place in self._pipeline.pipe(group, as_tuples=True, batch_size=GROUP):
                 yield self._read(doc), place
@@ -441,6 +254,13 @@ class _SpacyTagger:
     def _read(doc: Doc) -> Annotations:
         entities = [Span(entity.start_char, entity.end_char, entity.label_) for entity in doc.ents]
         return _annotations(doc.text, _ranges(doc), entities)
+
+
+def _load_annotate(name: str) -> AnnotateGroups:
+    """Loads a spaCy tagger by name in a spawned process."""
+    tagger = load_tagger(name)
+    assert isinstance(tagger, _SpacyTagger)
+    return tagger._annotate_groups
 
 
 def _ranges(doc: Doc) -> list[tuple[int, int]]:
@@ -497,7 +317,7 @@ class _TokenClassifier:
     def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
         return _joined(self._annotate_groups(_groups(_in_pieces(texts))))
 
-    def _annotate_groups(self, groups: Iterator[_Group]) -> _Found:
+    def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations:
         for group in groups:
             ranges = [_sentences(text, _ranges(self._splitter(text))) for text, _ in group]
             sentences = [text[a:b] for (text, _), own in zip(group, ranges, strict=True) for a, b in own]

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from realm.text.records import Limits, Pages, Record, Unreadable
+from realm.text.formats.records import Limits, Pages, Record, Unreadable
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from realm.errors import InputError
-from realm.text.columns import chunks_of
+from realm.text.formats.columns import chunks_of
 from realm.text.readers import ReadingReport, read_documents
 
 TABLE = pa.table({"title": ["A", "B", "C"], "text": ["One.", "Two.", "Three."]})
@@ -84,7 +84,7 @@ def test_a_long_text_that_every_row_repeats_takes_the_memory_of_one(tmp_path: Pa
 def test_a_part_that_stands_for_a_hundred_times_its_size_is_refused_undecoded(
     tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr("realm.text.columns._SMALL", 1_000_000)
+    monkeypatch.setattr("realm.text.formats.columns._SMALL", 1_000_000)
     table = pa.table({"title": ["A"] * 3, "text": ["x" * 2_000_000] * 3})
     pq.write_table(table, tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
     paths = [tmp_path / "a.parquet", write_arrow(tmp_path / "b.arrow", table, "zstd")]
@@ -104,7 +104,7 @@ def test_a_page_header_that_declares_more_than_its_column_is_refused_undecoded(
     pq.write_table(
         table, path, compression="zstd", use_dictionary=kind == "dictionary", data_page_version=version
     )
-    monkeypatch.setattr("realm.text.columns._SMALL", 100_000)
+    monkeypatch.setattr("realm.text.formats.columns._SMALL", 100_000)
     assert len(read(path)[0]) == 3
     column = pq.read_metadata(path).row_group(0).column(1)
     start = column.dictionary_page_offset if kind == "dictionary" else column.data_page_offset
@@ -157,7 +157,7 @@ def test_sizes_of_columns_are_those_that_pyarrow_gives(dictionary: bool, tmp_pat
 
 
 def test_more_rows_or_text_than_the_size_of_the_file_allows_is_refused(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("realm.text.columns._FEW_ROWS", 1_000)
+    monkeypatch.setattr("realm.text.formats.columns._FEW_ROWS", 1_000)
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"title": [""] * 500_000, "text": [""] * 500_000}), path)
     with pytest.raises(InputError, match="500,000 rows in a file of this size"):

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from realm.errors import InputError
-from realm.text import compressed
 from realm.text.corpus import Document
+from realm.text.formats import compressed
 from realm.text.readers import ReadingReport, read_documents
 
 

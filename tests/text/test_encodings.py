@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from realm.errors import InputError
 from realm.text.corpus import Document
-from realm.text.encodings import decode
+from realm.text.formats.encodings import decode
 from realm.text.readers import LeftOut, ReadingReport, read_documents
 
 TEXT = "Café “Zum Löwen” – 3 € für Fräulein Müller.\nSecond line."

@@ -122,7 +122,7 @@ def test_a_file_given_twice_is_read_once_and_said(folder: Path) -> None:
 
 
 def test_a_line_without_end_is_left_out_and_the_next_one_read(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("realm.text.records.Limits.file_bytes", 100)
+    monkeypatch.setattr("realm.text.formats.records.Limits.file_bytes", 100)
     file = tmp_path / "a.jsonl"
     for end in ("\n" + lines("B"), ""):
         file.write_text(lines("A") + "x" * 1_000 + end)
@@ -147,6 +147,6 @@ def test_whatever_a_library_raises_names_the_file(folder: Path, monkeypatch) -> 
     def broken(*_: object, **__: object) -> None:
         raise SystemError("returned NULL\nwithout setting an exception")
 
-    monkeypatch.setattr("realm.text.readers.read_page", broken)
+    monkeypatch.setattr("realm.text.formats.text_files.read_page", broken)
     _, report = read(folder / "page.html", folder / "latin.txt")
     assert report.left_out[0].problem == f"{folder}/page.html cannot be read (returned NULL)"

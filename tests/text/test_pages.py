@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm.text.pages import DEEPEST, Page, PageError, read_page
+from realm.text.formats.pages import DEEPEST, Page, PageError, read_page
 
 
 @pytest.mark.parametrize("element", ["noscript", "button", "nav", "select", "svg", "textarea", "object"])

@@ -12,9 +12,9 @@ from fpdf import FPDF
 from realm.errors import InputError
 from realm.text import apart
 from realm.text.corpus import Document
-from realm.text.pdf import read as read_pdf
+from realm.text.formats.pdf import read as read_pdf
+from realm.text.formats.records import Limits, Record, Unreadable
 from realm.text.readers import ReadingReport, read_documents
-from realm.text.records import Limits, Record, Unreadable
 from tests.text import writers
 from tests.text.test_damaged_files import damaged
 from tests.text.writers import BOOK, BOOK_TEXT, WORD_BLOCKS, Manual, zipped
@@ -207,7 +207,7 @@ def test_without_a_report_the_first_file_that_cannot_be_read_is_an_error(folder:
 def test_a_missing_library_is_one_line_with_the_command_that_installs_it(
     folder: Path, library: str, name: str, monkeypatch
 ) -> None:
-    from realm.text import pdf, word
+    from realm.text.formats import pdf, word
 
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(Unreadable, match=r"is read with \w+: pip install 'realm-lm\[documents\]'$") as caught:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from realm.errors import InputError
 from realm.text import salient_spans
 from realm.text.corpus import Annotations, Span
-from realm.text.salient_spans import Tagger, find_dates, load_tagger
+from realm.text.dates import find_dates
+from realm.text.salient_spans import Tagger, load_tagger
 
 DATED = {
     "born 26 July 1928.": ["26 July 1928"],

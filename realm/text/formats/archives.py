@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from realm.errors import first_line
-from realm.text.records import DAMAGED, ENCRYPTED, TOO_LONG, Limits, Unreadable
+from realm.text.formats.records import DAMAGED, ENCRYPTED, TOO_LONG, Limits, Unreadable
 
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 """How Microsoft's older files begin, and newer ones that are encrypted."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from lxml import etree
 
-from realm.text.archives import archive
-from realm.text.pages import page_record, read_page
-from realm.text.records import (
+from realm.text.formats.archives import archive
+from realm.text.formats.pages import page_record, read_page
+from realm.text.formats.records import (
     DAMAGED,
     NOT_INSTALLED,
     Limits,

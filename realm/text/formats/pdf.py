@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from realm.errors import first_line
-from realm.text.records import (
+from realm.text.formats.records import (
     DAMAGED,
     ENCRYPTED,
     NO_TEXT,

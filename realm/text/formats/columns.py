@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from realm.errors import first_line, shown
-from realm.text.records import DAMAGED, EMPTY, FIELDS, TOO_LONG, Limits, Record, Unreadable
-from realm.text.records import record as to_record
+from realm.text.formats.records import DAMAGED, EMPTY, FIELDS, TOO_LONG, Limits, Record, Unreadable
+from realm.text.formats.records import record as to_record
 
 _SMALL = 256 << 20
 """Bytes that any part of a file may take when it is decoded."""

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from lxml import etree
 
-from realm.text.compressed import uncompressed
-from realm.text.records import NO_TEXT, Record, Unreadable
+from realm.text.formats.compressed import uncompressed
+from realm.text.formats.records import NO_TEXT, Record, Unreadable
 
 
 class Page(NamedTuple):

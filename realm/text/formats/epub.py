@@ -13,10 +13,10 @@ from urllib.parse import unquote
 
 from lxml import etree
 
-from realm.text.archives import archive
-from realm.text.encodings import declared_encoding, decode
-from realm.text.pages import page_record, read_page
-from realm.text.records import DAMAGED, ENCRYPTED, Limits, Record, Unreadable, sensible_title
+from realm.text.formats.archives import archive
+from realm.text.formats.encodings import declared_encoding, decode
+from realm.text.formats.pages import page_record, read_page
+from realm.text.formats.records import DAMAGED, ENCRYPTED, Limits, Record, Unreadable, sensible_title
 
 _CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from realm.errors import first_line, shortened
-from realm.text.records import DAMAGED, TOO_LONG, Unreadable
+from realm.text.formats.records import DAMAGED, TOO_LONG, Unreadable
 
 _SMALL = 256 << 20
 """Bytes that any file may hold; more need a compressed byte for each hundred."""

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from realm.text.compressed import opened
-from realm.text.records import BINARY, EMPTY, ENCODING, TOO_LONG, Limits, Unreadable
+from realm.text.formats.compressed import opened
+from realm.text.formats.records import BINARY, EMPTY, ENCODING, TOO_LONG, Limits, Unreadable
 
 _MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),

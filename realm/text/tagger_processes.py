@@ -1,0 +1,147 @@
+"""Runs a tagger in several processes, and keeps the order of the texts."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from realm.text.corpus import Annotations
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+
+class Place(NamedTuple):
+    """Position of a piece in its text."""
+
+    start: int
+    """Number of characters before the piece."""
+    last: bool
+    """Whether the piece is the last one of its text."""
+
+
+Group = list[tuple[str, Place]]
+"""Pieces that a tagger annotates in one call."""
+PlacedAnnotations = Iterator[tuple[Annotations, Place]]
+AnnotateGroups = Callable[[Iterator[Group]], PlacedAnnotations]
+
+
+def annotate_in_processes(
+    prepare: Callable[[], AnnotateGroups], groups: Iterator[Group], processes: int, fresh: bool
+) -> PlacedAnnotations:
+    """Annotations of all groups, in order, from processes that end when the caller's process ends, even if it is killed.
+
+    Each process calls `prepare` once and annotates with the function that `prepare` returns. With `fresh`, the processes are
+    spawned: `prepare` must be picklable, and the caller's main program needs `if __name__ == "__main__":`. Otherwise they
+    are forked and inherit the model.
+
+    One thread of the caller's process waits for each worker process, because a `ProcessPoolExecutor` whose processes were
+    killed can wait forever (CPython issue 94777).
+
+    Raises:
+        ChildProcessError: a worker process was killed.
+    """
+    workers = _start(prepare, processes, fresh)
+    idle: SimpleQueue[Connection] = SimpleQueue()
+    for _, connection in workers:
+        idle.put(connection)
+
+    def found(group: Group) -> list[tuple[Annotations, Place]]:
+        connection = idle.get()
+        try:
+            connection.send(group)
+            annotations: list[tuple[Annotations, Place]] | Exception = connection.recv()
+        except (EOFError, OSError):
+            raise ChildProcessError(
+                "a process of the tagger was killed: if memory is short, use fewer processes"
+            ) from None
+        finally:
+            idle.put(connection)
+        if isinstance(annotations, Exception):
+            raise annotations
+        return annotations
+
+    broken: list[Exception] = []
+
+    def next_group() -> Group:
+        try:
+            return next(groups, [])
+        except Exception as error:  # groups read before the error are annotated first, as in a single process
+            broken.append(error)
+            return []
+
+    pending: deque[Future[list[tuple[Annotations, Place]]]] = deque()
+    threads = ThreadPoolExecutor(processes, "tagger")
+    try:
+        while group := next_group():
+            pending.append(threads.submit(found, group))
+            if len(pending) > 2 * processes:
+                yield from pending.popleft().result()
+        while pending:
+            yield from pending.popleft().result()
+        if broken:
+            raise broken[0]
+    finally:
+        for process, _ in workers:
+            process.kill()  # its current result is not needed
+        threads.shutdown(cancel_futures=True)
+        for process, connection in workers:
+            process.join()
+            connection.close()
+
+
+MOST_PROCESSES = 8
+"""Default limit: each process holds the model, and a container may report cores that it may not use."""
+
+
+def usable_cores() -> int:
+    """Default number of processes: 1 where the platform cannot fork, else the usable cores, up to `MOST_PROCESSES`."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_PROCESSES)
+
+
+def _start(
+    prepare: Callable[[], AnnotateGroups], processes: int, fresh: bool
+) -> list[tuple[BaseProcess, Connection]]:
+    """Worker processes, each with the caller's end of the connection to it."""
+    context: Any = multiprocessing.get_context("spawn" if fresh else "fork")
+    workers = []
+    for _ in range(processes):
+        own_end, worker_end = context.Pipe()
+        process = context.Process(target=_work, args=(prepare, worker_end, os.getpid()), daemon=True)
+        process.start()
+        worker_end.close()  # so that the end of the process is noticed here, and no later process holds it open
+        workers.append((process, own_end))
+    return workers
+
+
+def _work(prepare: Callable[[], AnnotateGroups], connection: Connection, parent: int) -> None:
+    """Annotates the groups that arrive on the connection, until the process is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends its workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    annotate = prepare()
+    while True:
+        group = connection.recv()
+        try:
+            connection.send(list(annotate(iter([group]))))
+        except Exception as error:
+            connection.send(error)
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process when its parent is gone: a killed parent cannot end its workers."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
