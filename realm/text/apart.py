@@ -1,8 +1,8 @@
-"""Readers that run in a process of their own, where a hostile or damaged file can harm nothing but its own reading.
+"""Runs the readers of PDF, Word and EPUB files in a child process, so that a hostile or damaged file cannot harm the caller.
 
-PDF, Word documents and EPUB are archives of compressed parts, and C++ reads one of them. A crash there, an endless loop or a
-demand for too much memory ends the child; one file is left out, and the next one gets another child. What comes back is
-text in JSON, a line for each page and record.
+These files are compressed archives, and a C++ library reads PDF. A crash, an endless loop or a demand for too much memory
+ends the child: that file is left out, and the next file gets a new child.
+The child answers in JSON, one line per page or record.
 """
 
 import importlib
@@ -27,12 +27,12 @@ MODULES = {
     ".docx": "realm.text.formats.word",
     ".epub": "realm.text.formats.epub",
 }
-"""Each has a function `read(path, limits)`, a reader that may yield `Pages` too."""
+"""Extension -> module with a function `read(path, limits)`, a reader that may also yield `Pages`."""
 
 MOST_MEMORY = 2 << 30
 """Bytes of address space that a child may take."""
 MOST_SECONDS = 120
-"""Of processor time that a file may take; every page that was read adds one."""
+"""Seconds of processor time that a file may take; each page that was read adds one second."""
 
 
 class Apart(AbstractContextManager["Apart"]):
@@ -46,7 +46,9 @@ class Apart(AbstractContextManager["Apart"]):
         child = self._child = self._child or _start()
         assert child.stdin is not None and child.stdout is not None
         with ExitStack() as whatever_comes, ExitStack() as shown:
-            whatever_comes.callback(self._stop)  # a child whose answer was not taken to its end is of no use
+            whatever_comes.callback(
+                self._stop
+            )  # a child whose answer was not read to the end cannot be used again
             bar = None
             request = {"path": str(path), "document_chars": limits.document_chars}
             child.stdin.write(json.dumps(request).encode() + b"\n")
@@ -101,7 +103,7 @@ def _ended(path: Path, code: int) -> Unreadable:
 def main() -> None:
     """Answers requests until their stream ends, which it does when the parent dies."""
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    os.dup2(2, 1)  # keeps what a library prints out of the answers
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_AS, MOST_MEMORY)
 

@@ -1,4 +1,4 @@
-"""Documents become passages: the data that every other room speaks of, and the cut between the two.
+"""Documents, passages and annotations, and the split of documents into passages.
 
 No tokenization lives here (a counter comes in as an argument) and no file formats (`formats/`). All
 offsets are characters, end exclusive.
@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
 
 class Annotations(NamedTuple):
-    """What a tagger says about a text: sentences in order, and salient spans in order without overlap."""
+    """Annotations of a text by a tagger: sentences in order, and salient spans in order without overlap."""
 
     sentences: tuple[tuple[int, int], ...]
     spans: tuple[Span, ...]

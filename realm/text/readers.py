@@ -1,8 +1,9 @@
-"""File formats: whatever holds documents becomes a stream of `Document`.
+"""Files, folders and packaged corpora become a stream of `Document`.
 
-A source is a file, a folder that is walked, or the name of a corpus that a package carries (`demo_corpora.py`). `_FORMATS`
-names the reader of a file; readers give records (`records.py`), and what all have in common (unique ids, the limit on
-length, what becomes of files that cannot be read) is in `read_documents`. Nothing here cuts text into passages.
+A source is a file, a folder that is walked, or the name of a corpus that a package carries (`demo_corpora.py`). `sources.py`
+finds the files and the reader of each file, and readers yield records (`formats/records.py`). `read_documents` does what all
+formats have in common: unique ids, the limit on length, and the report on files that cannot be read.
+Nothing here splits text into passages.
 """
 
 import hashlib
@@ -50,7 +51,7 @@ class ReadingReport:
     """What was read and what was left out, filled in while documents are taken."""
 
     MOST = 100_000
-    """What is left out beyond this is counted, and no longer listed."""
+    """Most files, lines and rows that are listed; all further ones are only counted."""
 
     def __init__(self) -> None:
         self.documents = 0

@@ -1,4 +1,4 @@
-"""ZIP archives whose parts are read safely: the sizes that an archive declares are looked at before anything is decompressed.
+"""ZIP archives whose parts are read safely: declared sizes are checked before anything is decompressed.
 
 Python's `zipfile` gives no more bytes of a part than the archive declares for it.
 """
@@ -12,7 +12,7 @@ from realm.errors import first_line
 from realm.text.formats.records import DAMAGED, ENCRYPTED, TOO_LONG, Limits, Unreadable
 
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-"""How Microsoft's older files begin, and newer ones that are encrypted."""
+"""First bytes of older Microsoft files, and of newer Microsoft files that are encrypted."""
 _MOST_PARTS = 100_000
 
 
@@ -23,7 +23,7 @@ def archive(path: Path, limits: Limits, kind: str) -> Iterator[zipfile.ZipFile]:
     Pictures and sounds in it may be larger: they are not read.
 
     Raises:
-        Unreadable: it is none, is encrypted, or holds too much.
+        Unreadable: the file is not such an archive, is encrypted, or holds too much markup.
     """
     with path.open("rb") as file:
         start = file.read(limits.file_bytes) if file.peek(8).startswith(_OLE) else b""

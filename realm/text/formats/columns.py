@@ -1,4 +1,4 @@
-"""Columns of Parquet and Arrow files become records; sizes are looked at before anything is decoded.
+"""Columns of Parquet and Arrow files become records; declared sizes are checked before anything is decoded.
 
 A few bytes can stand for gigabytes, by compression or by a long value that every row repeats. So a part of a file that
 grows a hundredfold beyond `_SMALL` is refused by its declared size, values become Python strings one at a time, and the
@@ -200,14 +200,14 @@ def _check(path: Path, size: int, compressed: int) -> None:
 
 _I32, _I64, _LIST, _STRUCT = 5, 6, 9, 12
 _MOST_ELEMENTS = 1_000_000
-"""Of a list; pyarrow reads no more either."""
+"""Most elements of a list; pyarrow has the same limit."""
 
 _Fields = dict[tuple[int, int], Any]
 """The values of a struct by number and kind; another kind than the format's does not count, as in pyarrow."""
 
 
 def chunks_of(data: mmap.mmap) -> list[list[Chunk]]:
-    """Those of each row group, from the end of a file that pyarrow could open."""
+    """The column chunks of each row group, from the footer of a file that pyarrow could open."""
     (size,) = struct.unpack_from("<I", data, len(data) - 8)
     footer, _ = _struct(data, len(data) - 8 - size)
     return [[_chunk(column[3, _STRUCT]) for column in group[1, _LIST]] for group in footer[4, _LIST]]

@@ -29,7 +29,7 @@ class Text(NamedTuple):
 
 
 def marked(start: bytes) -> str | None:
-    """The encoding that a byte-order mark at the start says."""
+    """The encoding that a byte-order mark at the start declares, or None."""
     return next((encoding for mark, encoding in _MARKS if start.startswith(mark)), None)
 
 
@@ -37,7 +37,7 @@ def decode(data: bytes, where: str | Path, declared: str | None = None) -> Text:
     """The text of these bytes; `declared` is the encoding that the file itself names, if it does.
 
     Raises:
-        Unreadable: binary data, or an encoding that cannot be told.
+        Unreadable: binary data, or an unknown encoding.
     """
     if encoding := marked(data):
         try:
@@ -65,7 +65,7 @@ def whole(path: Path, limits: Limits, html: bool = False) -> Text:
     """The text of a file, with line feeds for line ends; `html`: the file may declare its encoding.
 
     Raises:
-        Unreadable: it is empty, too long, binary, or in an encoding that cannot be told.
+        Unreadable: the file is empty, too long, binary, or in an unknown encoding.
     """
     with opened(path) as file:
         data = file.read(limits.file_bytes + 1)

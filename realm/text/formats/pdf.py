@@ -42,7 +42,7 @@ class Row(NamedTuple):
     right: float
     base: float
     size: float
-    """Of the font."""
+    """Font size in points."""
     divided: bool = False
 
 
@@ -167,7 +167,7 @@ _SPECIAL = {
 }
 _LETTERS = {ord(character): letters for character, letters in _SPECIAL.items()}
 _NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ue000-\uf8ff\ufffe\uffff]")
-"""Control characters, halves of characters, and those whose look a font alone knows."""
+"""Control characters, halves of characters, and private-use characters, whose look only their font defines."""
 
 
 def _text(codes: Sequence[int]) -> str:

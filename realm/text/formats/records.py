@@ -1,4 +1,4 @@
-"""What a reader of a file format gives: records, and what is wrong with a file, a line or a row of it."""
+"""Output of the file format readers: records, and problems with a file, a line or a row."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -61,7 +61,7 @@ class Limits(NamedTuple):
 
 
 class Pages(NamedTuple):
-    """How far a long file has been read."""
+    """Progress of reading a long file: pages read, and pages in total."""
 
     done: int
     total: int
