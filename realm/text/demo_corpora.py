@@ -44,9 +44,9 @@ _EMPTY_BRACKETS = re.compile(r"\s*\([\s,;]*\)|(?<=\()[\s,;]+")
 def _factbook(folder: Path, limits: Limits) -> Iterator[Record]:
     """Countries of the World Factbook, a document per country and section, in sentences made from its fields.
 
-    All of a country's documents have its name for a title. Left out is what an earlier section said (the
-    climate stands under geography and again under environment), and notes that 20 countries or more have word
-    for word: they say what a field measures.
+    All of a country's documents have its name for a title. Left out are paragraphs that an earlier section
+    has (climate is under geography and again under environment), and notes that 20 or more countries share word
+    for word: such notes explain what a field measures.
     """
     countries = [(path, json.loads(whole(path, limits).text)) for path in sorted(folder.rglob("*.json"))]
     fields_of_all = (

@@ -49,8 +49,9 @@ PIECE_CHARS = 50_000
 """Longer texts are tagged in pieces: memory grows with the text, and spaCy refuses a million characters."""
 
 GROUP, GROUP_CHARS = 64, 100_000
-"""Pieces that a tagger takes at once, and about how many characters: a group is a few seconds of work, and a progress bar
-moves after each. The same in one process as in several, so that both round alike."""
+"""Most pieces and most characters, roughly, of a group that is tagged in one call. A group is a few seconds of work,
+and a progress bar
+moves after each. Groups are the same in one process as in several, so that rounding is the same."""
 
 
 class Tagger(Protocol):
@@ -218,7 +219,7 @@ def _groups(pieces: Iterator[tuple[str, Place]]) -> Iterator[Group]:
 
 
 class _SpacyTagger:
-    """Any spaCy pipeline that sets sentence starts, and entities if it can."""
+    """A tagger made of a spaCy pipeline that sets sentence starts and, if it can, entities."""
 
     def __init__(self, name: str, pipeline: Language, processes: int):
         self.name = name
@@ -292,7 +293,7 @@ def _load_spacy(model: str, processes: int) -> Tagger:
         found = ", ".join(pipeline.component_names) or "nothing"
         raise InputError(f"the spaCy pipeline {model} has no named entity recogniser, only {found}")
     kept = {"ner", "senter", "sentencizer"}
-    # A shared encoder (tok2vec, transformer) stays only if one of these reads it: it is half of the time.
+    # A shared encoder (tok2vec, transformer) is slow: keep it only if a kept component reads it.
     for component in pipeline.component_names:
         if kept & set(getattr(pipeline.get_pipe(component), "listening_components", ())):
             kept.add(component)

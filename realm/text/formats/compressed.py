@@ -1,6 +1,6 @@
 """Compressed text files are read as what is in them: `.gz` and `.xz` through Python's own modules, `.zst` through pyarrow.
 
-A few bytes can stand for gigabytes, so what comes out is counted while it comes, and no more than a part is in memory.
+A few bytes can stand for gigabytes, so decompressed bytes are counted as they are read, and only a part is in memory.
 """
 
 import gzip
@@ -15,7 +15,7 @@ from realm.errors import first_line, shortened
 from realm.text.formats.records import DAMAGED, TOO_LONG, Unreadable
 
 _SMALL = 256 << 20
-"""Bytes that any file may hold; more need a compressed byte for each hundred."""
+"""Decompressed bytes that any file may hold; a larger file may decompress to 100 times its size."""
 
 
 def _zstd(file: io.BufferedReader) -> Any:
