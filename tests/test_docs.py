@@ -11,7 +11,7 @@ from realm import cli
 ROOT = Path(__file__).parent.parent
 PAGES = {
     str(page.relative_to(ROOT)): page.read_text(encoding="utf-8")
-    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("realm/**/*.md"))
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("realm/**/*.md"))
 }
 
 
@@ -37,7 +37,7 @@ def test_every_link_leads_to_a_file_and_a_heading_that_are_there(page: str) -> N
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_pages_name_are_there(page: str) -> None:
-    if page != "LOG.md":  # where they were in their day
+    if "experiments" not in page:  # whose files were renamed since
         for path in re.findall(
             r"\b(?:realm|tests|benchmarks|recipes|examples|configs)/[\w/.-]+\.(?:py|toml)", PAGES[page]
         ):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 DENSE_WEIGHT = 2.0
-"""Weight of dense scores; BM25 scores have weight 1. Chosen on dev questions of four corpora: LOG.md, 2026-11-23."""
+"""Weight of dense scores; BM25 scores have weight 1. Chosen on dev questions of four corpora: experiments of 2026-11-23."""
 
 
 class Scored(NamedTuple):
