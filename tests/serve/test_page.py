@@ -351,12 +351,12 @@ def test_the_numbers_are_explained_where_they_stand(visit) -> None:
     page.keyboard.press("Enter")
     expect(meaning).to_be_visible()
     page.get_by_text("What do null passage and probability mean?").click()
-    expect(page.get_by_text("An empty passage that competes")).to_be_visible()
+    expect(page.get_by_text("An empty passage that is ranked together")).to_be_visible()
     assert serious_findings(page) == []
     page = visit.open("fill")
     page.wait_for_selector(".predictions")
     page.get_by_text("What do p(z|x), p(y|z,x), and nats mean?").click()
-    expect(page.get_by_text("A difference of logarithms to base e")).to_be_visible()
+    expect(page.get_by_text("A difference of natural logarithms")).to_be_visible()
     assert serious_findings(page) == []
 
 
