@@ -1,13 +1,13 @@
-"""A published open-QA checkpoint as a knowledge base: its block records and their vectors, in and out.
+"""Open-QA checkpoints as a model and a knowledge base: block records and their vectors, in and out.
 
     OUT/model    the networks (`realm.interop`)
-    OUT/kb       a passage per block, and the published vectors as its index
+    OUT/kb       a passage per block, and the vectors of the checkpoint as its index
 
-The published texts have no titles, but their vectors were made with them. So a block has an empty title; a text that comes
-again is told apart by the title "block 4711", for knowledge bases keep the same title and text once. Blocks are documents of
-their own, by their number from 0 on, and one sentence each unless a tagger looks at them.
+The texts of the checkpoint have no titles, although their vectors were made with titles. So a block has an empty title; a
+block with the text of an earlier block has a title such as "block 4711", because knowledge bases store equal passages once.
+Each block is a document, identified by its number from 0 on, and one sentence unless a tagger is used.
 
-In memory while blocks are read: about 30 bytes per block and those of one write.
+Reading blocks takes about 30 bytes of memory per block, and the blocks of one write.
 """
 
 from collections.abc import Iterable, Iterator
@@ -53,29 +53,29 @@ from realm.text.salient_spans import Tagger
 from realm.tokens.tokenizer import Tokenizer
 
 BLOCKS_AT_ONCE = 1 << 18
-"""Blocks of a commit, and of a file: what a killed conversion has to read again."""
+"""Blocks per commit and per file; a killed conversion reads at most this many again."""
 
 
 class ConvertedJson(TypedDict):
-    """What `realm convert` reports of a published checkpoint that became ours; the optional ones where it has vectors."""
+    """Report of `realm convert` for a checkpoint; optional keys if the checkpoint has vectors."""
 
     kind: str
     model: str
     kb: NotRequired[str]
     passages: NotRequired[int]
     version: NotRequired[int]
-    """Of its index."""
+    """Version of the index."""
     dead_weights: list[str]
     """Tensors that nothing uses, and that were left out."""
     notes: list[str]
 
 
 class ExportedJson(TypedDict):
-    """What `realm convert --to huggingface-realm` reports."""
+    """Report of `realm convert --to huggingface-realm`."""
 
     out: str
     classes: dict[str, str]
-    """By folder, the class that loads it."""
+    """Folder -> class of transformers that loads it."""
 
 
 def convert_checkpoint(
@@ -87,9 +87,10 @@ def convert_checkpoint(
     tagger: Tagger | None = None,
     tokenizer: str | None = None,
 ) -> ConvertedJson:
-    """Writes a published checkpoint as ours, and says what became of it; repeated, it goes on where it was stopped.
+    """Converts a checkpoint to a model, and to a knowledge base if it has texts and vectors -> a report.
 
-    Google's own open-QA checkpoints come without vectors and texts: they become a model alone.
+    A repeated call continues an interrupted one. Google's open-QA checkpoints have no vectors and texts and become only a
+    model.
 
     Raises:
         InputError: see `open_checkpoint` and `convert`; texts and vectors differ in number; or `out` holds something else.
@@ -128,9 +129,9 @@ def convert_checkpoint(
 def import_blocks(
     target: Path, records: BlockRecords, source: str, tokenizer: Tokenizer, tagger: Tagger | None = None
 ) -> KnowledgeBase:
-    """A knowledge base with a passage for each record, in their order, not tokenized yet.
+    """A knowledge base with a passage for each record, in order, not tokenized yet.
 
-    An interrupted import of the same records goes on where its last commit ended; a finished one is left as it is.
+    An interrupted import of the same records continues from its last commit; a finished one is returned unchanged.
 
     Raises:
         InputError: the records are damaged, have changed since the interruption, or `target` holds something else.
@@ -160,10 +161,11 @@ def import_blocks(
 
 
 def export_model(source: str, out: Path, kb: str | None = None) -> ExportedJson:
-    """Writes a model as folders that transformers 4.57.6 loads; with a knowledge base of its, an open-QA one too.
+    """Writes a model as folders that transformers 4.57.6 loads; with a knowledge base also an open-QA checkpoint.
 
     Raises:
-        InputError: the published classes cannot compute what it does, it has no index there, or `out` is not empty.
+        InputError: the classes of transformers cannot compute the model, it has no index in the knowledge base, or `out` is not
+            empty.
     """
     model = load_model(source)
     check_exportable(model)
@@ -195,7 +197,7 @@ def _vectors_of(kb: KnowledgeBase, model: Model, source: str) -> vectors.Vectors
 
 
 class _Counted:
-    """Documents as they pass, and how far that is."""
+    """An iterator of documents that counts them."""
 
     def __init__(self, documents: Iterable[Document], read: ReadSoFar):
         self._documents, self._read = documents, read
@@ -210,7 +212,7 @@ class _Counted:
 
 
 def _documents(records: BlockRecords) -> Iterator[Document]:
-    """A document per record; its title is empty, or says which block it is where an earlier one has the same text."""
+    """A document per record; the title is empty, or names the block if an earlier block has the same text."""
     again = _repeated(records)
     place = 0
     for number, text in enumerate(records):
@@ -220,7 +222,7 @@ def _documents(records: BlockRecords) -> Iterator[Document]:
 
 
 def _repeated(records: BlockRecords) -> np.ndarray:
-    """Numbers of the records whose text an earlier record has, ascending; reads them all once."""
+    """Numbers of the records with the text of an earlier record, ascending; reads all records once."""
     keys_N = np.empty(len(records), dtype=np.uint64)
     for number, text in enumerate(progress(records, total=len(records), description="survey", unit="block")):
         keys_N[number] = int(passage_id("", text), 16)
@@ -261,7 +263,7 @@ def _row(document: Document, annotations: Annotations) -> Row:
 
 
 def _save(model: Model, folder: Path) -> None:
-    """Saves the model, unless it is there already."""
+    """Saves the model, unless it exists."""
     if is_model(folder) and read_manifest(folder)["stages"] == model.stages:
         return
     if folder.exists():
@@ -271,7 +273,7 @@ def _save(model: Model, folder: Path) -> None:
 
 
 def _publish(kb: KnowledgeBase, model: Model, path: str, block_emb: torch.Tensor, bits: int) -> int:
-    """The published vectors as a version of the model's index -> its number."""
+    """Publishes the vectors of the checkpoint as a version of the model's index -> its number."""
     folder = index_folder(kb, model)
     version, there = vectors.newest(folder), vectors.info_of(folder)
     if version is not None and there is not None and there.bits == bits:

@@ -1,6 +1,6 @@
-"""A published checkpoint as it lies on disk: what kind it is, its settings, its tensors by their published names.
+"""A REALM checkpoint on disk: its kind, its settings, and its tensors by their Hugging Face names.
 
-Nothing is unpickled but tensors (`torch.load(weights_only=True)`), and tensors stay on disk until they are used.
+Only tensors are unpickled (`torch.load(weights_only=True)`), and tensors stay on disk until they are used.
 """
 
 import pickle
@@ -21,7 +21,7 @@ from realm.tokens.tokenizer import Tokenizer
 
 RECORDS = "block_records.npy"
 FILES = ("*.json", "vocab.txt", "*.safetensors", "pytorch_model*.bin", RECORDS)
-"""What a published repository may hold for us."""
+"""Patterns of the files that are downloaded from a repository."""
 
 CLASSES = {
     "embedder": "RealmEmbedder",
@@ -30,9 +30,9 @@ CLASSES = {
     "reader": "RealmReader",
     "openqa": "RealmForOpenQA",
 }
-"""Kind -> the class of transformers 4.57.6 that has it."""
+"""Kind -> class of transformers 4.57.6."""
 
-TRUNK: dict[str, Any] = {
+ENCODER_SETTINGS: dict[str, Any] = {
     "vocab_size": 30522,
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -43,9 +43,9 @@ TRUNK: dict[str, Any] = {
     "type_vocab_size": 2,
     "layer_norm_eps": 1e-12,
 }
-"""What a trunk computes with: the parts of one model agree in it."""
+"""Settings of the encoder that all parts of a model must share, with their defaults."""
 
-DEFAULTS: dict[str, Any] = TRUNK | {
+DEFAULTS: dict[str, Any] = ENCODER_SETTINGS | {
     "hidden_dropout_prob": 0.1,
     "attention_probs_dropout_prob": 0.1,
     "initializer_range": 0.02,
@@ -59,11 +59,11 @@ DEFAULTS: dict[str, Any] = TRUNK | {
     "searcher_beam_size": 5000,
     "num_block_records": 13353718,
 }
-"""Of the published configuration class, for what a config.json leaves out."""
+"""Defaults of the configuration class in transformers, for settings that a config.json leaves out."""
 
 
 class Checkpoint(NamedTuple):
-    """A published checkpoint; its tensors are views of the files."""
+    """A checkpoint; its tensors are views of the files."""
 
     name: str
     folder: Path
@@ -71,10 +71,10 @@ class Checkpoint(NamedTuple):
     config: dict[str, Any]
     tensors: dict[str, Tensor]
     vocabulary: Path
-    """The folder of its tokenizer."""
+    """Folder of the tokenizer."""
 
     def tokenizer(self) -> Tokenizer:
-        """Raises InputError when there is none, or one that does not fit the embeddings."""
+        """The tokenizer of the checkpoint; raises InputError if it is missing or does not fit the embeddings."""
         if not any((self.vocabulary / file).is_file() for file in ("tokenizer.json", "vocab.txt")):
             raise InputError(
                 f"{self.vocabulary} has no tokenizer, neither tokenizer.json nor vocab.txt: name one with --tokenizer"
@@ -89,12 +89,12 @@ class Checkpoint(NamedTuple):
 
 
 def open_checkpoint(name: str, tokenizer: str | None = None) -> Checkpoint:
-    """A published checkpoint by folder or hub name, or Google's own by the prefix of its files or a module's folder.
+    """Opens a Hugging Face checkpoint by folder or hub name, or Google's checkpoint by the prefix of its files or a folder.
 
-    `tokenizer` names the tokenizer of one that has none beside it, or should not be read with its own.
+    `tokenizer` names another tokenizer, for example for a checkpoint without one.
 
     Raises:
-        InputError: not there, not a REALM checkpoint, damaged, or a file that holds more than tensors.
+        InputError: the checkpoint is missing, damaged, no REALM checkpoint, or has a file that holds more than tensors.
     """
     if prefix := google.prefix_of(name):
         return _googles(name, prefix, tokenizer)
@@ -141,7 +141,7 @@ def _checked(config: dict[str, Any], file: Path) -> dict[str, Any]:
 
 
 def read_tensors(name: str, folder: Path) -> dict[str, Tensor]:
-    """The tensors of a published folder by their names there; raises InputError where there are none that can be read."""
+    """The tensors of a Hugging Face folder by their names; raises InputError if there are no readable ones."""
     files = _weight_files(name, folder)
     tensors: dict[str, Tensor] = {}
     for file in files:
@@ -150,7 +150,7 @@ def read_tensors(name: str, folder: Path) -> dict[str, Tensor]:
 
 
 def _weight_files(name: str, folder: Path) -> list[Path]:
-    """The files with the weights, safetensors where there are both; several where an index says so."""
+    """The files with the weights, or the shards that an index lists; safetensors are preferred."""
     for whole in ("model.safetensors", "pytorch_model.bin"):
         index = folder / f"{whole}.index.json"
         if (folder / whole).is_file():
@@ -194,7 +194,7 @@ def _pickled(file: Path) -> dict[str, Tensor]:
 
 
 def _kind(name: str, tensors: dict[str, Tensor]) -> str:
-    """By the names of the tensors, which cannot err as a config.json can."""
+    """The kind of a checkpoint by the names of its tensors, which are more reliable than config.json."""
     roots = {re.sub(r"^((?:query_)?embedder\.|reader\.)?(\w+)\..*$", r"\1\2", key) for key in tensors}
     if "block_emb" in tensors or "reader.qa_outputs" in roots:
         return "openqa"

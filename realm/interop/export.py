@@ -1,8 +1,7 @@
-"""Our model as folders that transformers 4.57.6 loads, one per published class.
+"""A model as folders that transformers 4.57.6 loads, one per REALM class.
 
-What is dead there (`realm.interop.parts`) is written too, as heads that change nothing and poolers that pass on, so
-that nothing is missing. Tensors that matter are written bit by bit as they are.
-"""
+Unused tensors (`realm.interop.parts`) are written too, as heads and poolers without effect, so that no tensor is missing. All
+other tensors are written unchanged."""
 
 import json
 import struct
@@ -30,14 +29,14 @@ from realm.tokens.tokenizer import SPECIAL, Tokenizer
 
 
 class Lazy(NamedTuple):
-    """A float32 tensor that is written part by part."""
+    """A float32 tensor that is written in parts."""
 
     shape: tuple[int, ...]
     parts: Iterable[np.ndarray]
 
 
 def check_exportable(model: Model) -> None:
-    """Raises InputError when the published classes cannot compute what this model does."""
+    """Raises InputError if the classes of transformers cannot compute this model."""
     config, reader = model.embedder.config, model.reader
     if config.pooling != "cls" or config.norm != "layer":
         raise InputError(
@@ -59,7 +58,7 @@ def check_exportable(model: Model) -> None:
 
 
 def kinds_of(model: Model) -> list[str]:
-    """The published kinds that a model has trained parts for, open QA aside."""
+    """The kinds of checkpoints that a model has trained parts for, without open QA."""
     published = last_record(model.stages, "published") if len(model.stages) == 1 else {}
     trained = published.get("parts", ["embedder", "reader", *(["span_reader"] if model.span_reader else [])])
     kinds = {"embedder": "embedder", "scorer": "embedder", "encoder": "reader", "reader": "span_reader"}
@@ -67,7 +66,7 @@ def kinds_of(model: Model) -> list[str]:
 
 
 def write_checkpoint(model: Model, kind: str, folder: Path, block_emb: Lazy | None = None) -> None:
-    """One published kind of checkpoint, with its tokenizer, in a new folder; an open-QA one needs `block_emb`."""
+    """Writes a checkpoint of one kind with its tokenizer to a new folder; an open-QA checkpoint needs `block_emb`."""
     folder.mkdir(parents=True)
     write_safetensors(
         folder / WEIGHTS, dict(_tensors(model, kind)), {"block_emb": block_emb} if block_emb else {}
@@ -110,7 +109,7 @@ def _masked_reader(reader: MaskedReader) -> Iterator[tuple[str, Tensor]]:
 
 def _span_reader(reader: SpanReader, masked: MaskedReader) -> Iterator[tuple[str, Tensor]]:
     tensors = dict(tensors_of(reader, SPAN_READER))
-    # The head of the encoder that it was fine-tuned from, as in the published ones.
+    # The head of the encoder that the reader was fine-tuned from, as in the released checkpoints.
     tensors |= {k: v for k, v in tensors_of(masked.bert, MASKED_READER) if k.startswith("cls.")}
     yield from tensors.items()
     yield from _tied(tensors)
@@ -147,7 +146,7 @@ def _prefixed(prefix: str, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tu
 def _config(model: Model, kind: str, block_emb: Lazy | None) -> dict[str, Any]:
     sizes, spans = asdict(model.embedder.encoder_config), model.span_reader and model.span_reader.config
     config = {name: sizes.get(name, default) for name, default in DEFAULTS.items()}
-    config |= last_record(model.stages, "published").get("config", {})  # what a converted model remembers
+    config |= last_record(model.stages, "published").get("config", {})  # settings recorded by a conversion
     config["retriever_proj_size"] = model.embedder.config.dim
     if spans:
         config |= {
@@ -158,12 +157,16 @@ def _config(model: Model, kind: str, block_emb: Lazy | None) -> dict[str, Any]:
         }
     if block_emb:
         config["num_block_records"] = block_emb.shape[0]
-    ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}  # as published, wrong as they are
+    ids = {
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    }  # the wrong ids of the released checkpoints
     return {"architectures": [CLASSES[kind]], "model_type": "realm", "dtype": "float32", **ids, **config}
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, longest: int, kind: str = "RealmTokenizer") -> None:
-    """A tokenizer as `transformers` has it, slow and fast, for its class `kind`."""
+    """Writes the files of the slow and the fast tokenizer of transformers for the class `kind`."""
     pieces = tokenizer.vocabulary()
     (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
     published = tokenizer.as_huggingface()
@@ -186,7 +189,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, longest: int, kind: str 
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], lazy: Mapping[str, Lazy]) -> None:
-    """Tensors in float32, those that are too large for memory part by part (the format: a JSON of places, then bytes)."""
+    """Writes tensors in float32, `Lazy` tensors in parts (safetensors: a JSON header of offsets, then bytes)."""
     places: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}

@@ -1,11 +1,11 @@
-"""Google's own files, as TensorFlow wrote them: their variables by the published names, their settings by their shapes.
+"""Google's checkpoints, as TensorFlow wrote them: variables by their Hugging Face names, settings from shapes.
 
-    embedder    gs://realm-data/cc_news_pretrained/embedder         a module's folder, variables/ and assets/vocab.txt
+    embedder    gs://realm-data/cc_news_pretrained/embedder         a module folder with variables/ and assets/vocab.txt
     encoder     gs://realm-data/cc_news_pretrained/bert             the same
     openqa      gs://realm-data/orqa_nq_model_from_realm            export/best_default/checkpoint/model.ckpt-300000
-                and .../embedder/encoded/encoded.ckpt, which holds the vectors
+                and .../embedder/encoded/encoded.ckpt with the vectors
 
-A variable's name begins with its module's, as often as modules contain each other.
+The name of a variable begins with the names of all modules that contain it.
 """
 
 import json
@@ -30,18 +30,18 @@ PLACES = {
     r"reader/(?=layer_normalization/)": "reader.qa_outputs.",
     r"bert/": "realm.",
 }
-"""Beginnings of Google's names -> of the published ones."""
+"""Prefixes of Google's names -> prefixes of Hugging Face names."""
 WORDS = "realm.embeddings.word_embeddings.weight"
 LEAVES = {"kernel": "weight", "gamma": "weight", "beta": "bias", "output_bias": "bias"}
 BERT_CONFIG = "bert_config.json"
-"""Lies beside the vocabulary where a BERT was published."""
+"""File beside the vocabulary of a released BERT."""
 HEAD_WIDTH = 64
-"""Where nothing says how many heads there are, and no shape does: that of every BERT that Google published."""
+"""Width of an attention head in every released BERT; used if no file has the number of heads."""
 _OPTIMIZER = re.compile(r"(^|/)(adam_[mv]|Adam(_1)?|global_step|beta[12]_power)$")
 
 
 def prefix_of(name: str) -> Path | None:
-    """The prefix of the TensorFlow checkpoint that a name is: of its files, or of a module's folder; none if it is none."""
+    """The prefix of a TensorFlow checkpoint by its own prefix or by a module folder; None if there is none."""
     for prefix in (Path(name), Path(name, "variables", "variables")):
         if prefix.name and is_bundle(prefix):
             return prefix
@@ -49,13 +49,13 @@ def prefix_of(name: str) -> Path | None:
 
 
 def read_variables(prefix: Path) -> dict[str, Tensor]:
-    """The variables under their published names, without those of the optimizer.
+    """The variables by their Hugging Face names, without those of the optimizer.
 
     Raises:
-        InputError: see `read_bundle`; or there is no BERT.
+        InputError: see `read_bundle`; or the checkpoint contains no BERT.
     """
     found = read_bundle(prefix, lambda name: not _OPTIMIZER.search(name))
-    tensors = {published_name(name): _as_published(name, value) for name, value in found.items()}
+    tensors = {huggingface_name(name): _as_published(name, value) for name, value in found.items()}
     if not any(name.endswith(WORDS) and value.dim() == 2 for name, value in tensors.items()):
         raise InputError(f"{prefix} has no BERT in it, but {', '.join(sorted(found)[:2]) or 'nothing'} ...")
     if any(name.startswith("reader.") for name in tensors):
@@ -63,14 +63,14 @@ def read_variables(prefix: Path) -> dict[str, Tensor]:
     return {name.removeprefix("embedder."): value for name, value in tensors.items()}
 
 
-def published_name(name: str) -> str:
-    """The published name of one of Google's variables.
+def huggingface_name(name: str) -> str:
+    """The Hugging Face name of one of Google's variables.
 
-    >>> published_name("module/module/module/bert/encoder/layer_0/attention/self/query/kernel")
+    >>> huggingface_name("module/module/module/bert/encoder/layer_0/attention/self/query/kernel")
     'embedder.realm.encoder.layer.0.attention.self.query.weight'
-    >>> published_name("bert/embeddings/word_embeddings"), published_name("cls/predictions/output_bias")
+    >>> huggingface_name("bert/embeddings/word_embeddings"), huggingface_name("cls/predictions/output_bias")
     ('realm.embeddings.word_embeddings.weight', 'cls.predictions.bias')
-    >>> published_name("reader/dense_1/kernel"), published_name("reader/layer_normalization/beta")
+    >>> huggingface_name("reader/dense_1/kernel"), huggingface_name("reader/layer_normalization/beta")
     ('reader.qa_outputs.dense_output.weight', 'reader.qa_outputs.layer_normalization.bias')
     """
     for place, published in PLACES.items():
@@ -87,10 +87,10 @@ def _as_published(name: str, value: Tensor) -> Tensor:
 
 
 def settings(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
-    """The published settings that shapes tell, and how many heads there are, from a BERT's settings where `folder` has them.
+    """The settings that follow from shapes, and the number of heads, which `folder` may have in BERT's settings.
 
     Raises:
-        InputError: those do not say it, or there are none and the states are of another width than a BERT's.
+        InputError: the settings lack the number of heads, or there are none and the width is not that of a released BERT.
     """
     root = "embedder." if f"embedder.{WORDS}" in tensors else ""
     sizes = {

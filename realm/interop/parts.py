@@ -1,16 +1,15 @@
-"""Published tensors to networks and back: the table of names, and what is dead in each kind of checkpoint.
+"""Tensors of Hugging Face REALM checkpoints to networks and back: the table of names, and the unused tensors of each kind.
 
-    kind       becomes                                 what its own forward pass does not use
-    embedder   Tower                                   the masked-LM head, cls.predictions
-    scorer     two Towers, one where they are equal    that head, twice
-    encoder    MaskedReader                            the pooler
-    reader     SpanReader, MaskedReader                the pooler, the masked-LM head
-    openqa     Tower, SpanReader, MaskedReader         as embedder and reader
+    kind       becomes                              tensors that its forward pass does not use
+    embedder   Tower                                the masked-LM head, cls.predictions
+    scorer     two Towers, or one if they are equal both masked-LM heads
+    encoder    MaskedReader                         the pooler
+    reader     SpanReader, MaskedReader             the pooler, the masked-LM head
+    openqa     Tower, SpanReader, MaskedReader      those of embedder and reader
 
-The head of a reader, with the word embeddings as its decoder, is the head of the encoder that the reader was fine-tuned from,
-so it becomes a masked-LM reader; that of an embedder is the start of one where nothing else is. Dead is what then has no use:
-poolers, heads of embedders beside a reader, and the decoders of both, which were never trained.
-"""
+The masked-LM head of a reader, with the word embeddings as its decoder, belongs to the encoder that the reader was fine-tuned
+from, so it becomes a masked-LM reader. The head of an embedder becomes the start of a masked-LM reader if there is no other.
+The rest is unused: poolers, heads of embedders beside a reader, and the decoders of both, which were never trained."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from realm.errors import InputError
-from realm.interop.checkpoint import TRUNK, Checkpoint
+from realm.interop.checkpoint import ENCODER_SETTINGS, Checkpoint
 from realm.model.bert import Bert, BertConfig, MaskedBert
 from realm.model.bert_files import bert_config
 from realm.model.embedder import Embedder, EmbedderConfig, Tower, new_tower
@@ -37,21 +36,21 @@ SPAN_READER = {
     "norm.": "qa_outputs.layer_normalization.",
     "score.": "qa_outputs.dense_output.",
 }
-"""Our names -> published names, by their beginnings."""
+"""Prefixes of names in our networks -> prefixes of Hugging Face names."""
 
 TIED = {
     "cls.predictions.decoder.weight": "realm.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-"""What a masked-LM head shares; not every file has the names on the left, and where a file does, these are right."""
+"""Shared tensors of a masked-LM head: second name -> first name. Files may lack the second names."""
 
 Network = TypeVar("Network", bound=nn.Module)
 OURS = {"continues_V"}
-"""Tensors of our networks that no checkpoint has."""
+"""Tensors of our networks that no Hugging Face checkpoint has."""
 
 
 class Parts(NamedTuple):
-    """What a checkpoint gives; `query` and `passage` are one object where they are equal."""
+    """The networks of a checkpoint; `query` and `passage` are the same object if they are equal."""
 
     query: Tower | None = None
     passage: Tower | None = None
@@ -60,16 +59,16 @@ class Parts(NamedTuple):
 
 
 class Conversion(NamedTuple):
-    """A model made of published checkpoints, and what there is to know about that."""
+    """A model made from checkpoints, with notes on the conversion."""
 
     model: Model
     dead: list[str]
-    """Tensors that nothing uses, and that were left out."""
+    """Names of unused tensors, which were left out."""
     notes: list[str]
 
 
-def published_names(network: nn.Module, table: Mapping[str, str], prefix: str = "") -> dict[str, str]:
-    """The published name of each tensor of a network."""
+def huggingface_names(network: nn.Module, table: Mapping[str, str], prefix: str = "") -> dict[str, str]:
+    """The Hugging Face name of each tensor of a network."""
     names = {}
     for name in network.state_dict():
         if name not in OURS:
@@ -80,14 +79,14 @@ def published_names(network: nn.Module, table: Mapping[str, str], prefix: str = 
 
 
 def encoder_config(checkpoint: Checkpoint, tokenizer: Tokenizer) -> BertConfig:
-    """The settings of the encoder. The published padding id, 1, is wrong for the vocabulary and has no say here."""
-    same = (*TRUNK, "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+    """The sizes of the encoder. The padding id of the checkpoint, 1, is wrong for the vocabulary and is ignored."""
+    same = (*ENCODER_SETTINGS, "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
     sizes = {name: checkpoint.config[name] for name in same}
     return bert_config(sizes | {"pad_token_id": tokenizer.pad_id}, checkpoint.name)
 
 
 def lengths_of(config: Mapping[str, Any]) -> Lengths:
-    """Ours, in as many positions as there are; what the span reader reads is as published."""
+    """Lengths of inputs: the defaults within the positions of the encoder, and the checkpoint's length for the span reader."""
     positions = config["max_position_embeddings"]
     query = min(Lengths.query, positions // 4)
     passage = min(Lengths.passage, positions - query)
@@ -97,10 +96,10 @@ def lengths_of(config: Mapping[str, Any]) -> Lengths:
 def convert(
     checkpoint: Checkpoint, encoder: Checkpoint | None = None, embedder: Checkpoint | None = None
 ) -> Conversion:
-    """A model of ours from a published checkpoint.
+    """Converts a checkpoint to a model.
 
-    `encoder` gives the masked-LM reader. `embedder` gives the passage tower, and the query tower where the checkpoint has
-    none. What none of them has starts from what there is, and the notes say so.
+    `encoder` provides the masked-LM reader; `embedder` provides the passage tower, and the query tower if the checkpoint has
+    none. Parts that no checkpoint provides start from other parts, which the notes mention.
 
     Raises:
         InputError: a tensor is missing or of another shape, or the checkpoints do not fit together.
@@ -128,7 +127,7 @@ def convert(
     dim = (embedder or checkpoint).config["retriever_proj_size"]
     config = EmbedderConfig(dim, "cls", "layer", shared=shared)
     with torch.random.fork_rng():
-        torch.manual_seed(0)  # for what stays untrained: the same checkpoint gives the same model
+        torch.manual_seed(0)  # for untrained parts, so that equal checkpoints give equal models
         model_embedder = Embedder(sizes, config)
     if query is None or passage is None:
         trained.discard("embedder")
@@ -154,7 +153,7 @@ def convert(
     if span_reader is None:
         trained.discard("span_reader")
     elif checkpoint.kind == "reader" and encoder is None:
-        trained.discard("reader")  # its encoder has learnt to read spans
+        trained.discard("reader")  # its encoder was fine-tuned to read spans
     stage = {
         "stage": "published",
         "parts": sorted(trained),
@@ -174,7 +173,7 @@ def convert(
 
 
 KEPT = ("num_candidates", "reader_beam_size", "reader_seq_len", "searcher_beam_size")
-"""Published settings that are not of a network; kept for the way back."""
+"""Settings of a checkpoint that belong to no network; kept for `export`."""
 
 
 def _read(checkpoint: Checkpoint, tokenizer: Tokenizer, used: set[str] | None = None) -> Parts:
@@ -229,8 +228,8 @@ def _reader_of_embedder(checkpoint: Checkpoint, encoder: BertConfig, used: set[s
 def _filled(
     network: Network, table: Mapping[str, str], checkpoint: Checkpoint, prefix: str, used: set[str]
 ) -> Network:
-    """The network with the checkpoint's tensors in float32."""
-    names, shapes = published_names(network, table, prefix), network.state_dict()
+    """The network with the tensors of the checkpoint in float32."""
+    names, shapes = huggingface_names(network, table, prefix), network.state_dict()
     missing = sorted(set(names.values()) - checkpoint.tensors.keys())
     if missing:
         raise InputError(
@@ -244,7 +243,7 @@ def _filled(
         {ours: checkpoint.tensors[published].float() for ours, published in names.items()}, strict=False
     )
     used.update(names.values())
-    for left, right in TIED.items():  # the same values under another name, or dead
+    for left, right in TIED.items():  # the same values under a second name, or unused
         twin = checkpoint.tensors.get(prefix + left)
         if (
             table is MASKED_READER
@@ -260,7 +259,7 @@ def _check_fits(
 ) -> None:
     if other.kind not in kinds:
         raise InputError(f"{other.name} is a {other.kind}: {' or '.join(sorted(kinds))} was expected there")
-    names = [*TRUNK]
+    names = [*ENCODER_SETTINGS]
     if not {checkpoint.kind, other.kind} & {"encoder", "reader"}:
         names.append("retriever_proj_size")
     for name in names:
@@ -278,15 +277,15 @@ def _equal(one: Tower, other: Tower) -> bool:
 
 
 def _untrained(reader: SpanReader) -> bool:
-    """Whether the head is as it was initialised: gains of exactly one and biases of exactly zero outlast no training."""
+    """Whether the head is untrained: gains are exactly one and biases exactly zero only before training."""
     states = reader.state_dict()
     zeros = (states[name] for name in ("norm.bias", "ends.bias", "score.bias"))
     return bool((states["norm.weight"] == 1).all()) and not any(bool(zero.any()) for zero in zeros)
 
 
 def tensors_of(network: nn.Module, table: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
-    """A network's tensors by their published names, each name once."""
+    """The tensors of a network by their Hugging Face names, each name once."""
     states = network.state_dict()
-    names = {published: ours for ours, published in published_names(network, table).items()}
+    names = {published: ours for ours, published in huggingface_names(network, table).items()}
     for published, ours in names.items():
         yield published, states[ours].detach().cpu()

@@ -1,7 +1,7 @@
-"""Our models by other conventions: a folder for the hub with its card, and the embedder as a sentence-transformers model.
+"""Sharing models: a folder for the hub with a model card, and the embedder as a sentence-transformers model.
 
 write_hub                    the model folder, complete, with README.md (the card) and config.json; `--model hf:NAME` loads it
-write_sentence_transformers  the query tower as the modules that library chains; it needs nothing of ours
+write_sentence_transformers  the query tower as modules of that library; does not need this package
 """
 
 import json
@@ -25,19 +25,19 @@ from realm.model.tensor_files import is_compact, save_tensors
 
 CARD = "README.md"
 START = {"mlm": "--init", "ict": "--init", "pretrain": "--model", "adapt": "--model", "finetune": "--model"}
-"""How a stage's command names the model it starts from."""
+"""The flag of the start model in the command of each stage."""
 OF_KB = ("held_out", "passage_tokens")
-"""Settings of the knowledge base that a stage remembers."""
+"""Settings of the knowledge base in the record of a stage."""
 NOT_SETTINGS = {"stage", "init", "kb", *OF_KB, "text", "questions", "seconds"}
-"""What a stage remembers beside its settings."""
+"""Keys in the record of a stage that are no settings."""
 NORM_SCALE = 1000.0
-"""What goes into LayerNorm is this much larger there: its epsilon is fixed at 1e-5, and ours is 1e-12."""
+"""Factor on the inputs of LayerNorm there, whose epsilon is fixed at 1e-5 instead of 1e-12."""
 
 
 def write_hub(
     source: Path, out: Path, name: str, licence: str, data: str, numbers: Mapping[str, Any]
 ) -> None:
-    """A model folder that can be uploaded as it is; `numbers` are reports of `realm evaluate` or `realm probe`."""
+    """Writes a model folder for the hub; `numbers` are reports of `realm evaluate` or `realm probe`."""
     manifest = read_manifest(source)
     if is_compact(source):
         save_model(load_model(source), out)
@@ -48,7 +48,7 @@ def write_hub(
 
 
 def card(manifest: Mapping[str, Any], name: str, licence: str, data: str, numbers: Mapping[str, Any]) -> str:
-    """A model card: what it is, its data, licence, numbers, and the commands that made it."""
+    """The model card: description, data, licence, numbers, and the training commands."""
     embedder, sizes = manifest["embedder"], manifest["trunk"]
     parts = ["a retriever", "a masked-LM reader", *(["a span reader"] if manifest["span_reader"] else [])]
     shape = f"{sizes.get('num_hidden_layers', 12)} layers, {sizes.get('hidden_size', 768)} wide"
@@ -76,7 +76,7 @@ def card(manifest: Mapping[str, Any], name: str, licence: str, data: str, number
 def commands(stages: Sequence[Mapping[str, Any]]) -> list[str]:
     """The command of each stage that led to a model, oldest first, with every setting.
 
-    Folders that only their maker knows are in capitals, with their fingerprints behind, and what a knowledge base held out.
+    Local folders are placeholders in capitals, followed by their fingerprints and the held-out share of a knowledge base.
 
     >>> commands([{"stage": "ict", "steps": 3, "init": "models/a", "kb": "0123", "refresh": {"every": 5}}])
     ['realm ict --kb KB --init models/a --out MODEL --set steps=3 --set refresh.every=5  # KB: 0123']
@@ -108,7 +108,7 @@ def _stage_command(settings: Mapping[str, Any]) -> str:
         known["TRAIN and DEV"] = settings["questions"]
     words += ["--out", "MODEL"]
     for key, value in _flat({k: v for k, v in settings.items() if k not in NOT_SETTINGS}).items():
-        if value is not None:  # TOML has no such value: it can only be the default
+        if value is not None:  # TOML has no None, so it is the default
             words += ["--set", f"{key}={_plain(value)}"]
     return f"{shlex.join(words)}  # {', '.join(f'{name}: {value}' for name, value in known.items())}"
 
@@ -116,10 +116,10 @@ def _stage_command(settings: Mapping[str, Any]) -> str:
 def write_sentence_transformers(model: Model, out: Path) -> None:
     """The query tower as a sentence-transformers model that gives the same vectors for the same text.
 
-    A passage goes in as the pair (title, text): the library then sets the segments as we do.
+    Passages are given as pairs (title, text), for which the library sets the segments as `realm` does.
 
     Raises:
-        InputError: its towers are weighted words, which that library has no modules for.
+        InputError: the towers are bags of words, for which that library has no module.
     """
     tower, config = model.embedder.query, model.embedder.config
     if not isinstance(tower, TransformerTower):

@@ -1,8 +1,7 @@
-"""A BERT that answers questions about a text, as `BertForQuestionAnswering` of transformers has it, as a span reader.
+"""Checkpoints of `BertForQuestionAnswering` as span readers.
 
-Such checkpoints were fine-tuned on SQuAD or the like, with what our span reader reads: [CLS] question [SEP] text [SEP]. Their
-head gives each token the logits of being an answer's start and its end; those of [CLS] stand for "no answer".
-"""
+Such checkpoints were fine-tuned on SQuAD or similar data with the inputs of our span reader: [CLS] question [SEP] text [SEP].
+Their head gives each token a start logit and an end logit; those of [CLS] stand for "no answer"."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -22,28 +21,27 @@ from realm.tokens.layouts import Lengths
 from realm.tokens.tokenizer import Tokenizer
 
 LONGEST_ANSWER = 30
-"""Wordpieces of an answer, at most, as the published scores of such checkpoints were taken."""
+"""Longest answer in wordpieces, as in the usual evaluation of such checkpoints."""
 HEAD = {"ends.weight": "qa_outputs.weight", "ends.bias": "qa_outputs.bias"}
-"""Our names of the head's tensors -> theirs; the layers' are BERT's."""
+"""Names of the head's tensors in our span reader -> in the checkpoint."""
 
 
 class LoadedReader(NamedTuple):
-    """A checkpoint's reader, in evaluation mode, and what there is to know about it."""
+    """The span reader of a checkpoint in evaluation mode, with its tokenizer."""
 
     reader: SpanReader
     tokenizer: Tokenizer
     dead: list[str]
-    """Tensors that nothing uses, and that were left out."""
+    """Names of unused tensors, which were left out."""
 
 
 def take_reader(model: Model, name: str) -> list[str]:
-    """Gives a model the span reader of another one: a published checkpoint, by folder or hub name, or a model of ours.
+    """Gives a model the span reader of a checkpoint, by folder or hub name, or of another model folder.
 
-    The model's calibration, which was that of its own reader, goes; its method, which finds the passages, stays. Returns the
-    tensors of the checkpoint that nothing uses.
+    The calibration of the model's own reader is removed; the search method stays. Returns the names of unused tensors.
 
     Raises:
-        InputError: there is no such reader, or it reads other wordpieces or shorter inputs than the model.
+        InputError: there is no such reader, or it has another vocabulary or shorter inputs than the model.
     """
     if is_model(name):
         other = load_model(name, reader=False)
@@ -67,7 +65,7 @@ def load_huggingface_reader(name: str) -> LoadedReader:
     """A checkpoint with BERT's question-answering head as a span reader.
 
     Raises:
-        InputError: not there, not of the BERT family, without that head, damaged, or a file that holds more than tensors.
+        InputError: the checkpoint is missing, damaged, not of the BERT family, without that head, or holds more than tensors.
     """
     folder = Path(encoder_folder(name.removeprefix("hf:"), FILES))
     config = read_bert_config(folder, name)
@@ -107,7 +105,7 @@ def load_huggingface_reader(name: str) -> LoadedReader:
 
 
 def _check_length(reader: SpanReader, name: str, lengths: Lengths) -> None:
-    """Raises InputError where a question and a passage may be longer than what a reader was made for."""
+    """Raises InputError if a question and a passage can be longer than the inputs of a reader."""
     config, longest = reader.encoder.config, lengths.reading or lengths.joint
     if config.max_position_embeddings < longest or config.type_vocab_size < 2:
         raise InputError(

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from realm.interop.checkpoint import open_checkpoint
-from realm.interop.parts import MASKED_READER, SPAN_READER, TOWER, convert, published_names
+from realm.interop.parts import MASKED_READER, SPAN_READER, TOWER, convert, huggingface_names
 from realm.model.folder import Model
 from realm.model.losses import any_correct_loss
 from realm.qa.reading import reference_question, reference_reading
@@ -47,7 +47,7 @@ def close(ours: Tensor, theirs: Tensor) -> None:
 def same_gradients(
     network: torch.nn.Module, table: dict[str, str], theirs: dict[str, Tensor], prefix: str = ""
 ) -> None:
-    names = published_names(network, table, prefix)
+    names = huggingface_names(network, table, prefix)
     largest = max(float(v.abs().max()) for k, v in theirs.items() if k.startswith(f"grad/{prefix}"))
     compared = 0
     for name, parameter in network.named_parameters():

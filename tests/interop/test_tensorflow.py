@@ -20,7 +20,7 @@ from torch import Tensor
 
 from realm import cli
 from realm.errors import InputError
-from realm.interop.checkpoint import TRUNK, open_checkpoint
+from realm.interop.checkpoint import ENCODER_SETTINGS, open_checkpoint
 from realm.interop.parts import convert
 from realm.interop.tensorflow import read_bundle
 from realm.model.folder import Model, load_model
@@ -52,7 +52,9 @@ def refused(prefix: Path) -> str | None:
 def test_googles_files_give_the_model_that_the_references_give(kind: str) -> None:
     tokenizer = str(NQ.parent) if kind == "openqa" else None
     files = open_checkpoint(str(NAMES[kind]), tokenizer), open_checkpoint(str(FIXTURES / kind / "new"))
-    assert [files[0].config[name] for name in TRUNK] == [files[1].config[name] for name in TRUNK]
+    assert [files[0].config[name] for name in ENCODER_SETTINGS] == [
+        files[1].config[name] for name in ENCODER_SETTINGS
+    ]
     made, wanted = (convert(file) for file in files)
     parts = wanted.model.stages[0]["parts"]
     assert made.model.stages[0]["parts"] == parts
