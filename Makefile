@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: install demo demo-from-text demo-full test test-slow bench clean
+.PHONY: install demo demo-from-text demo-full test test-slow bench site clean
 
 install: $(INSTALLED)
 
@@ -47,6 +47,10 @@ bench: install
 	$(BIN)/python benchmarks/train_step.py
 	$(BIN)/python benchmarks/refresh.py --speed-steps 20 --steps 300 --every 50 300
 
+site: install
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[site]'
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find realm tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
