@@ -4,7 +4,7 @@ import argparse
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from realm.cli.arguments import (
     Commands,
@@ -22,6 +22,10 @@ from realm.cli.arguments import (
 )
 from realm.errors import InputError
 from realm.files import write_json
+
+if TYPE_CHECKING:
+    from realm.qa.evaluation import Report
+    from realm.qa.question_files import Question
 
 SCORED = "; p(z|x) always comes from the vectors"
 READS = "span reader to use in place of the model's"
@@ -112,6 +116,22 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "--unanswerable",
         action="store_true",
         help="also ask each question without the passages that hold an answer, and report how often the model finds none",
+    )
+    evaluate.add_argument(
+        "--scoring",
+        choices=("realm", "orqa", "dpr", "squad"),
+        default="realm",
+        help="rules of a published script for exact match and for passages that hold an answer (default: realm)",
+    )
+    evaluate.add_argument(
+        "--predictions",
+        metavar="FILE",
+        help="score the answers and passages of this JSON Lines file instead of answering; needs no --model",
+    )
+    evaluate.add_argument(
+        "--save-predictions",
+        metavar="FILE",
+        help="write each best answer, its passage, and the ids of the retrieved passages to this JSON Lines file",
     )
     _add_outcomes(evaluate, "question")
 
@@ -245,35 +265,78 @@ def _fill(args: argparse.Namespace) -> None:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    _need_model_but_for_words(args)
-
-    from realm.qa import pipeline, question_sets
+    from realm.compare.system import is_system
     from realm.qa.evaluation import ReportFile
     from realm.qa.question_files import read_questions
-    from realm.store.knowledge_base import KnowledgeBase
 
-    questions = read_questions(args.questions, regex=args.regex)
-    config = settings(args, pipeline.AnswerConfig)
-    if args.model is None:
-        if args.gold or args.unanswerable or args.reader is not None:
+    if args.predictions is not None:
+        evaluated_by, only = _score_predictions, (args.model, args.reader, args.method, args.save_predictions)
+        if any(one is not None for one in only) or args.gold or args.unanswerable or args.set:
             raise InputError(
-                "--gold, --unanswerable and --reader concern answers, which need a model: give --model"
+                "--predictions holds answers already: leave out --model, --method, --reader, --gold, --unanswerable, --set and "
+                "--save-predictions"
             )
-        evaluated = question_sets.evaluate_words(KnowledgeBase.open(args.kb), questions)
+    elif args.model is not None and is_system(args.model):
+        evaluated_by = _evaluate_system
+        if args.method is not None or args.reader is not None or args.gold or args.unanswerable:
+            raise InputError(
+                f"{args.model} is a compared system: leave out --method, --reader, --gold and --unanswerable"
+            )
     else:
-        evaluated = question_sets.evaluate(
-            pipeline.Answerer.load(args.kb, args.model, config),
-            questions,
-            args.method,
-            args.unanswerable,
-            args.gold,
-        )
+        _need_model_but_for_words(args)
+        evaluated_by = _evaluate_model
+    questions = read_questions(args.questions, regex=args.regex)
+    evaluated = evaluated_by(args, questions)
     if args.out:
         file: ReportFile = {**evaluated.as_dict(), "outcomes": evaluated.outcomes(questions)}
         _write(args.out, file)
     report(args, evaluated.as_dict(), evaluated.lines())
     if args.out:
         say_where(args, "the report is", args.out)
+
+
+def _evaluate_model(args: argparse.Namespace, questions: "Sequence[Question]") -> "Report":
+    from realm.qa import pipeline, question_sets
+    from realm.qa.metrics import SCORINGS
+    from realm.qa.predictions import write_predictions
+    from realm.store.knowledge_base import KnowledgeBase
+
+    config = settings(args, pipeline.AnswerConfig)
+    if args.model is None:
+        if args.gold or args.unanswerable or args.reader is not None or args.save_predictions:
+            raise InputError(
+                "--gold, --unanswerable, --reader and --save-predictions concern answers, which need a model: give --model"
+            )
+        return question_sets.evaluate_words(KnowledgeBase.open(args.kb), questions, SCORINGS[args.scoring])
+    answerer = pipeline.Answerer.load(args.kb, args.model, config)
+    if answerer.model.span_reader is None and not (args.gold or args.unanswerable or args.save_predictions):
+        return question_sets.evaluate_retrieval(answerer, questions, args.method, SCORINGS[args.scoring])
+    asked = question_sets.ask(answerer, questions, args.method, args.unanswerable, args.gold)
+    if args.save_predictions:
+        write_predictions(Path(args.save_predictions), asked.predictions(questions))
+    return asked.report(questions, answerer.threshold, SCORINGS[args.scoring])
+
+
+def _evaluate_system(args: argparse.Namespace, questions: "Sequence[Question]") -> "Report":
+    from realm.compare.system import load_system, predict
+    from realm.qa.metrics import SCORINGS
+    from realm.qa.predictions import score_predictions, write_predictions
+    from realm.store.knowledge_base import KnowledgeBase
+
+    kb = KnowledgeBase.open(args.kb)
+    predictions = list(predict(load_system(args.model, kb), kb, questions))
+    if args.save_predictions:
+        write_predictions(Path(args.save_predictions), predictions)
+    return score_predictions(kb, predictions, questions, SCORINGS[args.scoring])
+
+
+def _score_predictions(args: argparse.Namespace, questions: "Sequence[Question]") -> "Report":
+    from realm.qa.metrics import SCORINGS
+    from realm.qa.predictions import in_order, read_predictions, score_predictions
+    from realm.store.knowledge_base import KnowledgeBase
+
+    predictions = in_order(read_predictions(args.predictions), questions, args.predictions)
+    return score_predictions(KnowledgeBase.open(args.kb), predictions, questions, SCORINGS[args.scoring])
 
 
 def _calibrate(args: argparse.Namespace) -> None:

@@ -38,6 +38,7 @@ from realm.model.manifest import (
     Manifest,
     SummedManifest,
     damaged_model,
+    is_model,
     manifest_checksum,
     model_path,
     problem_of,
@@ -102,6 +103,15 @@ class Model:
         }
         return {name: part for name, part in parts.items() if part is not None}
 
+    def save(self, folder: Path, extra: Sequence[Path] = ()) -> None:
+        """Writes the model; see `save_model`."""
+        save_model(self, folder, extra)
+
+    @staticmethod
+    def saved_stages(folder: Path) -> list[dict[str, Any]]:
+        """The stages of a model folder; empty if it is none."""
+        return list(read_manifest(folder)["stages"]) if is_model(folder) else []
+
     def compute_passage_fingerprint(self) -> str:
         """Digest of the weights and settings that embed passages; an index belongs to exactly one such digest."""
         digest = hashlib.sha256(
@@ -123,7 +133,7 @@ def save_model(model: Model, folder: Path, extra: Sequence[Path] = (), compact: 
         WriteFailed: the file system refused; an existing folder stays.
         InputError: `compact`, and a weight is too large for 16 bits.
     """
-    with _in_place_of(folder, RuntimeError, SafetensorError) as aside:
+    with replacing(folder, RuntimeError, SafetensorError) as aside:
         _write(model, aside, extra, compact)
 
 
@@ -135,13 +145,17 @@ def copy_model(name: str | Path, folder: Path) -> None:
         WriteFailed: the file system refused; an existing folder stays.
     """
     read_manifest(name)
-    with _in_place_of(folder, shutil.Error) as aside:
+    with replacing(folder, shutil.Error) as aside:
         shutil.copytree(model_path(name), aside)
 
 
 @contextmanager
-def _in_place_of(folder: Path, *kinds: type[Exception]) -> Iterator[Path]:
-    """A temporary folder that replaces `folder` if the block succeeds, and is removed otherwise."""
+def replacing(folder: Path, *kinds: type[Exception]) -> Iterator[Path]:
+    """A temporary folder that replaces `folder` if the block succeeds, and is removed otherwise.
+
+    Raises:
+        WriteFailed: the file system refused, or an error of one of the `kinds`; an existing folder stays.
+    """
     aside = folder.with_name(folder.name + ".writing")
     shutil.rmtree(aside, ignore_errors=True)
     with writing(folder, *kinds):

@@ -39,6 +39,8 @@ class Scoring:
 OURS = Scoring()
 ORQA = Scoring("orqa", "match", "substring")
 DPR = Scoring("squad", "search", "tokens")
+SCORINGS = {"realm": OURS, "orqa": ORQA, "dpr": DPR, "squad": DPR}
+"""Scoring by the name of the publication. DPR compares answers as SQuAD's script does."""
 
 
 def normalise_answer(text: str, normalisation: Normalisation = "orqa") -> str:

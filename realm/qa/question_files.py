@@ -74,6 +74,15 @@ def read_questions(
     return questions
 
 
+def json_lines(path: str | Path) -> Iterator[tuple[str, Any]]:
+    """The values of a JSON Lines file, or of one JSON array, each with its place for error messages.
+
+    Raises:
+        InputError: the file cannot be read, or a line is not JSON.
+    """
+    return _json_records(Path(path), _read_text(Path(path)))
+
+
 def _read_text(path: Path) -> str:
     try:
         data = path.read_bytes()

@@ -23,17 +23,15 @@ from realm.qa import evaluation
 from realm.qa.answers import Answers
 from realm.qa.calibration import Confidence, Evidence, fit
 from realm.qa.evaluation import ReportJson
-from realm.qa.metrics import first_hit, has_answer
+from realm.qa.metrics import OURS, Scoring, first_hit, has_answer
 from realm.qa.pipeline import NEEDS_READER, AnswerConfig, Answerer, added
+from realm.qa.predictions import DEPTH, Prediction
 from realm.qa.question_files import Question
 from realm.search.exact import MipsIndex
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.schema import Lookup, key_of
 from realm.tokens.layouts import NULL_PASSAGE, query_inputs
-
-EVALUATION_DEPTH = 100
-"""Passages retrieved per question for recall; the largest k of recall@k."""
 
 
 class HitJson(TypedDict):
@@ -103,25 +101,48 @@ def evaluate(
     if answerer.model.span_reader is None:
         if gold or unanswerable:
             raise InputError(NEEDS_READER)
-        return _evaluate_retrieval(answerer.kb, questions, partial(answerer.retrieve, method=method))
-    return _ask(answerer, questions, method, unanswerable, gold).report(questions, answerer.threshold)
+        return evaluate_retrieval(answerer, questions, method)
+    return ask(answerer, questions, method, unanswerable, gold).report(questions, answerer.threshold)
 
 
-class _Answered(NamedTuple):
-    """Answers to questions, and the texts of the retrieved passages."""
+class Answered(NamedTuple):
+    """Answers to questions, and the retrieved passages."""
 
     answers: list[Answers]
     texts: list[list[str]]
     """Per question the texts of its passages."""
     without: list[Answers] | None
     """The answers without the positives of each question; None if these were not computed."""
+    ids: list[tuple[str, ...]]
+    """Per question the ids of its passages."""
 
-    def report(self, questions: Sequence[Question], threshold: float) -> evaluation.Report:
+    def report(
+        self, questions: Sequence[Question], threshold: float, scoring: Scoring = OURS
+    ) -> evaluation.Report:
         """The report; `threshold` is the probability below which an answer is a guess."""
         texts = [one.answers[0].text if one.answers else "" for one in self.answers]
         without_N = None if self.without is None else _best_N(self.without)
-        report = evaluation.evaluate(texts, self.texts, questions, EVALUATION_DEPTH)
+        report = evaluation.evaluate(texts, self.texts, questions, DEPTH, scoring)
         return report._replace(confidence=Confidence(_best_N(self.answers), threshold, without_N))
+
+    def predictions(self, questions: Sequence[Question]) -> list[Prediction]:
+        """The best answer to each question with its evidence; an empty answer if there is none."""
+        predictions = []
+        for question, found, ids in zip(questions, self.answers, self.ids, strict=True):
+            one = Prediction(
+                question.id, question.question, "", passages=ids, ms=round(sum(found.ms.values()), 2)
+            )
+            for best in found.answers[:1]:
+                one = replace(
+                    one,
+                    answer=best.text,
+                    score=best.score,
+                    passage_id=best.passage.id,
+                    start=best.start,
+                    end=best.end,
+                )
+            predictions.append(one)
+        return predictions
 
 
 def _best_N(answers: Sequence[Answers]) -> np.ndarray:
@@ -129,11 +150,17 @@ def _best_N(answers: Sequence[Answers]) -> np.ndarray:
     return np.array([one.answers[0].probability if one.answers else 0.0 for one in answers])
 
 
-def _ask(
-    answerer: Answerer, questions: Sequence[Question], method: Method | None, unanswerable: bool, gold: bool
-) -> _Answered:
-    """Retrieves passages and answers the questions; arguments as in `evaluate`."""
-    answers, without, texts = [], [], []
+def ask(
+    answerer: Answerer,
+    questions: Sequence[Question],
+    method: Method | None = None,
+    unanswerable: bool = False,
+    gold: bool = False,
+) -> Answered:
+    """Retrieves passages and answers the questions; arguments and errors as in `evaluate`."""
+    if answerer.model.span_reader is None:
+        raise InputError(NEEDS_READER)
+    answers, without, texts, ids = [], [], [], []
     own_passages = _OwnPassages(answerer.kb) if gold else None
     for part in _batches(questions, 16, "evaluate"):
         asked = [q.question for q in part]
@@ -141,15 +168,17 @@ def _ask(
             number_BN = own_passages(part)
             read, added_BN = number_BN.shape[1], np.zeros(number_BN.shape)
         else:
-            score_BN, number_BN = answerer.retrieve(asked, EVALUATION_DEPTH, method)
+            score_BN, number_BN = answerer.retrieve(asked, DEPTH, method)
             read, added_BN = answerer.config.read, added(score_BN, method or answerer.method)
-        found = _texts(answerer.kb, number_BN)
+        passages = [answerer.kb.passages(row[row >= 0]) for row in number_BN]
+        found = [[passage.text for passage in row] for row in passages]
         texts += found
+        ids += [tuple(passage.id for passage in row) for row in passages]
         answers += answerer.answer_from(asked, number_BN[:, :read], added_BN[:, :read])
         if unanswerable:
             others_BN = _without_answers(part, number_BN, found, read)
             without += answerer.answer_from(asked, others_BN, added_BN)
-    return _Answered(answers, texts, without if unanswerable else None)
+    return Answered(answers, texts, without if unanswerable else None, ids)
 
 
 class CalibrationJson(TypedDict):
@@ -210,7 +239,7 @@ def calibrate(
         raise InputError(NEEDS_READER)
     method = method or answerer.method
     answerer.model.calibration = Calibration()
-    asked = _ask(answerer, questions, method, unanswerable=True, gold=False)
+    asked = ask(answerer, questions, method, unanswerable=True)
     assert asked.without is not None
     before = asked.report(questions, threshold=0.0)
     assert before.correct_N is not None
@@ -259,24 +288,32 @@ def _without_answers(
     return others_BN
 
 
-def evaluate_words(kb: KnowledgeBase, questions: Sequence[Question]) -> evaluation.Report:
+def evaluate_words(
+    kb: KnowledgeBase, questions: Sequence[Question], scoring: Scoring = OURS
+) -> evaluation.Report:
     """Scores the passages that BM25 retrieves; needs no model."""
-    return _evaluate_retrieval(kb, questions, partial(Retriever(kb).search, method="bm25", query_BD=None))
+    search = partial(Retriever(kb).search, method="bm25", query_BD=None)
+    return _evaluate_passages(kb, questions, search, scoring)
 
 
-def _evaluate_retrieval(
+def evaluate_retrieval(
+    answerer: Answerer, questions: Sequence[Question], method: Method | None = None, scoring: Scoring = OURS
+) -> evaluation.Report:
+    """Scores the passages that `method` retrieves, without reading them; None: the default of the answerer."""
+    return _evaluate_passages(answerer.kb, questions, partial(answerer.retrieve, method=method), scoring)
+
+
+def _evaluate_passages(
     kb: KnowledgeBase,
     questions: Sequence[Question],
     search: Callable[[Sequence[str], int], tuple[np.ndarray, np.ndarray]],
+    scoring: Scoring,
 ) -> evaluation.Report:
     texts: list[list[str]] = []
     for part in _batches(questions, 16, "evaluate"):
-        texts += _texts(kb, search([q.question for q in part], EVALUATION_DEPTH)[1])
-    return evaluation.evaluate(None, texts, questions, EVALUATION_DEPTH)
-
-
-def _texts(kb: KnowledgeBase, number_BK: np.ndarray) -> list[list[str]]:
-    return [[passage.text for passage in kb.passages(row[row >= 0])] for row in number_BK]
+        _, number_BN = search([q.question for q in part], DEPTH)
+        texts += [[passage.text for passage in kb.passages(row[row >= 0])] for row in number_BN]
+    return evaluation.evaluate(None, texts, questions, DEPTH, scoring)
 
 
 @torch.no_grad()

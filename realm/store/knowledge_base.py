@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from lance.fragment import FragmentMetadata
 
-from realm.errors import InputError
+from realm.errors import InputError, shortened
 from realm.folders import one_writer, restore
 from realm.store import unfinished, vectors
 from realm.store.add import AddResult, add
@@ -45,6 +45,7 @@ from realm.store.merged import (
 from realm.store.schema import (
     PASSAGE_COLUMNS,
     SCHEMA,
+    Lookup,
     PassageTokens,
     fingerprint_of,
     key_of,
@@ -181,6 +182,26 @@ class KnowledgeBase:
     def ids(self) -> list[str]:
         """Passage ids by number: the first 16 hex digits of the SHA-1 of title and text."""
         return [f"{key:016x}" for key in self.keys_N.tolist()]
+
+    def passage_numbers(self, ids: Sequence[str]) -> np.ndarray:
+        """Numbers of the passages with these ids, in this order -> int64.
+
+        Raises:
+            InputError: a text is no id, or there is no such passage.
+        """
+        try:
+            keys = np.array([int(one, 16) for one in ids], dtype=np.uint64)
+        except (ValueError, OverflowError):
+            raise InputError(f"passage ids are 16 hex digits, not {shortened(', '.join(ids))}") from None
+        number_N, there_N = self._by_key.find(keys)
+        if not there_N.all():
+            missing = ids[int(np.argmin(there_N))]
+            raise InputError(f"{self.folder} has no passage {missing}: it belongs to another knowledge base")
+        return number_N
+
+    @cached_property
+    def _by_key(self) -> Lookup:
+        return Lookup(self.keys_N)
 
     @cached_property
     def titles(self) -> list[str]:

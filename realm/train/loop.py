@@ -29,12 +29,12 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -51,8 +51,6 @@ from realm.errors import (
 )
 from realm.files import read_json, write_json
 from realm.model.device import autocast, choose_device, chosen, keep_freed_memory
-from realm.model.folder import Model, save_model
-from realm.model.manifest import is_model, read_manifest
 from realm.model.modes import cache_rows, set_dropout
 from realm.progress import duration, progress
 from realm.store.knowledge_base import TrainingRecord
@@ -85,6 +83,25 @@ class StageRecord(TypedDict):
     """Duration of the stage; saved with the model."""
 
 
+class Trainable(Protocol):
+    """What a run trains and saves: a REALM model, or the network of a compared system."""
+
+    step: int
+    """Optimizer steps of the last stage."""
+    stages: list[dict[str, Any]]
+    """Settings of each stage, oldest first."""
+
+    def to(self, device: torch.device) -> object:
+        """Moves all weights to a device."""
+
+    def save(self, folder: Path, extra: Sequence[Path]) -> None:
+        """Writes the folder, with copies of the `extra` files and folders, completely or not at all."""
+
+    @staticmethod
+    def saved_stages(folder: Path) -> list[dict[str, Any]]:
+        """The stages of a saved folder; empty if it is none."""
+
+
 class OtherSettings(ConflictError):
     """An interrupted run cannot be resumed: its settings, knowledge base or start model differ."""
 
@@ -97,7 +114,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         stage: str,
         out: Path,
         config: RunConfig,
-        model: Model,
+        model: Trainable,
         rates: Mapping[nn.Module, float],
         settings: Mapping[str, Any] | None = None,
         shares: bool = False,
@@ -233,7 +250,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         self._close_logs()
         if distributed.is_main_process():
             logs = [self.folder / name for name in (METRICS, TENSORBOARD)]
-            save_model(self.model, self.out, extra=[log for log in logs if log.exists()])
+            self.model.save(self.out, [log for log in logs if log.exists()])
             shutil.rmtree(
                 self.folder
             )  # while the lock is held: no run resumes from a complete run's checkpoint
@@ -269,8 +286,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
     def _check_out(self) -> None:
         if not self.out.exists():
             return
-        if self.folder.exists() and is_model(self.out):
-            made = read_manifest(self.out)["stages"][-1:]
+        if self.folder.exists():
+            made = self.model.saved_stages(self.out)[-1:]
             if [{k: v for k, v in record.items() if k != "seconds"} for record in made] == [
                 json.loads(json.dumps(self.settings))
             ]:

@@ -19,7 +19,7 @@ import torch
 
 from realm.errors import AlreadyDone, RealmError
 from realm.model import device
-from realm.model.folder import load_model
+from realm.model.folder import Model, load_model
 from realm.settings import config_from
 from realm.train import loop
 from realm.train.loop import TrainRun
@@ -642,7 +642,7 @@ def test_folder_of_a_run_that_lives_is_refused(tiny_model, tiny_model_folder, tm
 
 def test_run_that_saves_what_it_made_is_not_gone_on_with(tiny_model_folder, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(loop, "LOCK_PATIENCE", 0.2)
-    save, refused = loop.save_model, []
+    save, refused = Model.save, []
 
     def while_saving(*args, **named) -> None:
         with pytest.raises(RealmError, match="is in use by another run"):
@@ -650,7 +650,7 @@ def test_run_that_saves_what_it_made_is_not_gone_on_with(tiny_model_folder, tmp_
         refused.append(True)
         save(*args, **named)
 
-    monkeypatch.setattr(loop, "save_model", while_saving)
+    monkeypatch.setattr(Model, "save", while_saving)
     train(load_model(tiny_model_folder), tmp_path / "out", config())
     assert refused == [True]
 

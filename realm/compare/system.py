@@ -1,0 +1,230 @@
+"""The interface that all compared systems share, and the folder of a trained system.
+
+The module of a system has three names:
+
+    Config                       settings of training, a `RunConfig`
+    train(ground, out, config)   trains the system -> the folder `out`; a repeated command resumes
+    load(folder, kb)             the trained system, which answers questions
+
+SYSTEM/system.json               name, sizes for `load`, settings of training, a checksum of every file
+SYSTEM/weights.safetensors
+SYSTEM/tokenizer.json            if the system has a tokenizer
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypedDict, cast
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from realm.checksums import changed, checksums_of
+from realm.errors import DamagedError, InputError, RealmError
+from realm.files import read_json, write_json
+from realm.model.folder import replacing
+from realm.model.manifest import problem_of
+from realm.model.tensor_files import load_tensors, save_tensors
+from realm.progress import progress
+from realm.qa.predictions import DEPTH, Prediction
+from realm.qa.question_files import Question
+from realm.store.knowledge_base import KnowledgeBase
+from realm.tokens.layouts import NULL_PASSAGE
+from realm.tokens.tokenizer import Tokenizer
+from realm.train.run_config import RunConfig
+
+SYSTEM, WEIGHTS = "system.json", "weights.safetensors"
+SYSTEMS: dict[str, str] = {}
+"""Name of a system -> its module in this room."""
+BATCH = 16
+"""Questions answered at once."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What every system of a comparison gets: the same passages, start and questions."""
+
+    kb: KnowledgeBase
+    encoder: str
+    """Model folder whose encoder a transformer system starts from."""
+    train: Sequence[Question]
+    dev: Sequence[Question]
+    """Questions that choose between checkpoints and settings; no test question."""
+
+
+class Found(NamedTuple):
+    """The best answer of a system to one question."""
+
+    answer: str
+    score: float
+    passage: int = NULL_PASSAGE
+    """Number of the passage that the answer was read from."""
+    start: int = 0
+    end: int = 0
+    """Characters of the answer in the passage's text, end exclusive."""
+    number_K: Sequence[int] | np.ndarray = ()
+    """Numbers of the retrieved passages, best first."""
+
+
+class System(Protocol):
+    """A trained system."""
+
+    def answer(self, questions: Sequence[str]) -> list[Found]:
+        """The best answer to each question."""
+
+
+class SystemModule(Protocol):
+    """The module of a system."""
+
+    Config: type[RunConfig]
+
+    def train(self, ground: Ground, out: Path, config: Any) -> Path: ...
+
+    def load(self, folder: Path, kb: KnowledgeBase) -> System: ...
+
+
+class SystemJson(TypedDict):
+    """Content of system.json."""
+
+    system: str
+    sizes: dict[str, Any]
+    """What `load` needs to build the network."""
+    step: int
+    stages: list[dict[str, Any]]
+    checksums: dict[str, str]
+
+
+@dataclass
+class SystemModel:
+    """The network of a system while it trains (`realm.train.loop.Trainable`)."""
+
+    system: str
+    network: nn.Module
+    sizes: Mapping[str, Any]
+    """Values for system.json that `load` needs to build the network."""
+    tokenizer: Tokenizer | None = None
+    step: int = 0
+    stages: list[dict[str, Any]] = field(default_factory=list)
+
+    def to(self, device: torch.device) -> "SystemModel":
+        self.network.to(device)
+        return self
+
+    def save(self, folder: Path, extra: Sequence[Path] = ()) -> None:
+        """Writes the folder, with copies of the `extra` files, completely or not at all."""
+        with replacing(folder, RuntimeError, SafetensorError) as aside:
+            aside.mkdir(parents=True)
+            save_tensors(self.network.state_dict(), aside / WEIGHTS)
+            if self.tokenizer is not None:
+                self.tokenizer.save(aside)
+            files = sorted(path.name for path in aside.iterdir())
+            manifest: SystemJson = {
+                "system": self.system,
+                "sizes": json.loads(json.dumps(dict(self.sizes))),
+                "step": self.step,
+                "stages": self.stages,
+                "checksums": checksums_of(aside, files),
+            }
+            write_json(aside / SYSTEM, manifest)
+            for file in extra:
+                (aside / file.name).write_bytes(file.read_bytes())
+
+    @staticmethod
+    def saved_stages(folder: Path) -> list[dict[str, Any]]:
+        """The stages of a system's folder; empty if it is none."""
+        return read_system(folder)["stages"] if is_system(folder) else []
+
+
+def is_system(folder: str | Path) -> bool:
+    """Whether the folder holds a compared system."""
+    return (Path(folder) / SYSTEM).is_file()
+
+
+def read_system(folder: str | Path) -> SystemJson:
+    """The content of system.json.
+
+    Raises:
+        InputError: the folder holds no system, or a system of an unknown name.
+        DamagedError: a file is damaged.
+    """
+    path = Path(folder)
+    if not is_system(path):
+        raise InputError(f"{folder} holds no compared system (it has no {SYSTEM})")
+    try:
+        saved = cast(SystemJson, read_json(path / SYSTEM))
+        if saved["system"] not in SYSTEMS:
+            raise InputError(f"{folder} holds the system {saved['system']!r}; known are {', '.join(SYSTEMS)}")
+        if problem := changed(path, saved["checksums"], ()):
+            raise DamagedError(f"{folder} is damaged: {problem}")
+        return saved
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{path / SYSTEM} is damaged: {problem_of(error)}") from error
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a system's network."""
+    try:
+        return load_tensors(folder / WEIGHTS)
+    except (SafetensorError, OSError) as error:
+        raise DamagedError(f"{folder} is damaged: {problem_of(error)}") from error
+
+
+def module_of(name: str) -> SystemModule:
+    """The module of a system.
+
+    Raises:
+        InputError: there is no such system, or a package that it needs is not installed.
+    """
+    if name not in SYSTEMS:
+        raise InputError(f"there is no system {name!r}: known are {', '.join(SYSTEMS)}")
+    try:
+        return cast(SystemModule, import_module(f"realm.compare.{SYSTEMS[name]}"))
+    except ImportError as error:
+        raise InputError(f"{name} needs the package {error.name}: pip install 'realm-lm[compare]'") from error
+
+
+def load_system(folder: str | Path, kb: KnowledgeBase) -> System:
+    """The trained system of a folder."""
+    saved = read_system(folder)
+    try:
+        return module_of(saved["system"]).load(Path(folder), kb)
+    except RealmError:
+        raise
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise DamagedError(f"{folder} is damaged: {problem_of(error)}") from error
+
+
+def predict(system: System, kb: KnowledgeBase, questions: Sequence[Question]) -> Iterator[Prediction]:
+    """The predictions of a system, in the order of the questions; shows progress."""
+    with progress(total=len(questions), description="answer", unit="question") as bar:
+        for first in range(0, len(questions), BATCH):
+            part = questions[first : first + BATCH]
+            started = time.perf_counter()
+            found = system.answer([one.question for one in part])
+            ms = (time.perf_counter() - started) * 1000 / len(part)
+            for question, one in zip(part, found, strict=True):
+                yield prediction(kb, question, one, ms)
+            bar.update(len(part))
+
+
+def prediction(kb: KnowledgeBase, question: Question, found: Found, ms: float) -> Prediction:
+    """What a system found for a question, with passage numbers replaced by ids."""
+    read = found.passage != NULL_PASSAGE
+    return Prediction(
+        id=question.id,
+        question=question.question,
+        answer=found.answer,
+        score=round(float(found.score), 6),
+        passage_id=f"{kb.keys_N[found.passage]:016x}" if read else "",
+        start=found.start,
+        end=found.end,
+        passages=tuple(
+            f"{kb.keys_N[number]:016x}" for number in found.number_K[:DEPTH] if number != NULL_PASSAGE
+        ),
+        ms=round(ms, 2),
+    )

@@ -1,0 +1,145 @@
+"""Predictions of a system in a file, one JSON object per question, so that they can be scored again and compared."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TypedDict
+
+from realm.errors import InputError, shown
+from realm.files import write_json_lines
+from realm.qa import evaluation
+from realm.qa.evaluation import Report
+from realm.qa.metrics import OURS, Scoring
+from realm.qa.question_files import Question, json_lines
+from realm.store.knowledge_base import KnowledgeBase
+
+DEPTH = 100
+"""Largest number of retrieved passages that a prediction lists, and the largest k of recall@k."""
+
+
+class PredictionJson(TypedDict):
+    """A line of a predictions file."""
+
+    id: str
+    question: str
+    answer: str
+    score: float
+    passage_id: str
+    start: int
+    end: int
+    passages: list[str]
+    ms: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The best answer of a system to one question, with its evidence."""
+
+    id: str
+    """Id of the question in its file."""
+    question: str
+    answer: str
+    """Empty if the system found no answer."""
+    score: float = 0.0
+    """The system's own score of the answer; comparable only within a system."""
+    passage_id: str = ""
+    """Id of the passage that the answer was read from; empty for an answer without evidence."""
+    start: int = 0
+    """First character of the answer in the passage's text."""
+    end: int = 0
+    """End of the answer in the passage's text, exclusive."""
+    passages: tuple[str, ...] = ()
+    """Ids of the retrieved passages, best first, at most `DEPTH`."""
+    ms: float = 0.0
+    """Milliseconds that the question took, a mean if questions are answered in batches."""
+
+    def to_json(self) -> PredictionJson:
+        return {**asdict(self), "passages": list(self.passages)}  # type: ignore[typeddict-item]
+
+
+def write_predictions(path: Path, predictions: Iterable[Prediction]) -> None:
+    """Writes a predictions file, which appears when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json_lines(path, (one.to_json() for one in predictions))
+
+
+def read_predictions(path: str | Path) -> list[Prediction]:
+    """The predictions of a file; only `id` and `answer` are needed, so that files of other programs can be scored.
+
+    Raises:
+        InputError: the file or a line cannot be used, or an id occurs twice.
+    """
+    found: dict[str, Prediction] = {}
+    for where, record in json_lines(path):
+        if not isinstance(record, dict) or "id" not in record or "answer" not in record:
+            raise InputError(f"{where}: {shown(record)} is no prediction: write an object with id and answer")
+        given = {field.name: record[field.name] for field in fields(Prediction) if field.name in record}
+        try:
+            one = Prediction(
+                **{
+                    **given,
+                    "id": str(record["id"]),
+                    "question": _text(record.get("question", "")),
+                    "answer": _text(record["answer"]),
+                    "passages": tuple(map(_text, record.get("passages", ()))),
+                }
+            )
+        except TypeError:
+            raise InputError(
+                f"{where}: {shown(record)} is no prediction: answer and passages are texts"
+            ) from None
+        if one.id in found:
+            raise InputError(f"{where}: a second prediction for question {one.id!r}: keep one of them")
+        found[one.id] = one
+    if not found:
+        raise InputError(f"{path} holds no predictions: write one JSON object per line with id and answer")
+    return list(found.values())
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def in_order(
+    predictions: Sequence[Prediction], questions: Sequence[Question], path: str | Path
+) -> list[Prediction]:
+    """The predictions in the order of the questions; further predictions are left out.
+
+    Raises:
+        InputError: a question has no prediction, or the prediction is for another question.
+    """
+    by_id = {one.id: one for one in predictions}
+    ordered = []
+    for question in questions:
+        one = by_id.get(question.id)
+        if one is None:
+            raise InputError(
+                f"{path} has no prediction for question {question.id!r}: {shown(question.question)}"
+            )
+        if one.question and one.question != question.question:
+            raise InputError(
+                f"{path} answers {shown(one.question)} under id {question.id!r}, the question file asks "
+                f"{shown(question.question)}: the files do not belong together"
+            )
+        ordered.append(one)
+    return ordered
+
+
+def score_predictions(
+    kb: KnowledgeBase,
+    predictions: Sequence[Prediction],
+    questions: Sequence[Question],
+    scoring: Scoring = OURS,
+) -> Report:
+    """Scores answers and retrieved passages; both sequences are in the same order.
+
+    Raises:
+        InputError: a passage is not in the knowledge base.
+    """
+    texts = (
+        [passage.text for passage in kb.passages(kb.passage_numbers(one.passages[:DEPTH]))]
+        for one in predictions
+    )
+    return evaluation.evaluate([one.answer for one in predictions], texts, questions, DEPTH, scoring)

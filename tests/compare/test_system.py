@@ -1,0 +1,107 @@
+"""The interface of the compared systems: a trained system in its folder, and its predictions with evidence."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+from realm.compare import system
+from realm.compare.system import Found, Ground, SystemModel, load_system, predict, read_system, read_weights
+from realm.errors import ConflictError, DamagedError, InputError
+from realm.files import read_json
+from realm.qa.question_files import Question
+from realm.store.knowledge_base import KnowledgeBase
+from realm.train.loop import TrainRun
+from realm.train.run_config import RunConfig
+from tests.schemas import assert_holds
+
+
+@dataclass(frozen=True)
+class Config(RunConfig):
+    """Settings of the toy."""
+
+
+class FirstWord:
+    """Answers with the first word of the passage that the network's weight points to."""
+
+    def __init__(self, kb: KnowledgeBase, number: int):
+        self._kb, self._number = kb, number
+
+    def answer(self, questions: Sequence[str]) -> list[Found]:
+        (passage,) = self._kb.passages([self._number])
+        word = passage.text.split()[0]
+        return [Found(word, 0.5, self._number, 0, len(word), [self._number, 0]) for _ in questions]
+
+
+def train(ground: Ground, out: Path, config: Config) -> Path:
+    network = nn.Linear(1, 1, bias=False)
+    model = SystemModel("toy", network, {"width": 1}, ground.kb.tokenizer)
+    with TrainRun("toy", out, config, model, {network: 0.1}) as run:
+        for _ in run.steps():
+            run.update((network.weight - 2).square().sum(), {})
+        return run.finish()
+
+
+def load(folder: Path, kb: KnowledgeBase) -> FirstWord:
+    return FirstWord(kb, round(float(read_weights(folder)["weight"])))
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(system.SYSTEMS, "toy", "toy")
+    monkeypatch.setattr(
+        system, "module_of", lambda name: SimpleNamespace(Config=Config, train=train, load=load)
+    )
+
+
+@pytest.fixture
+def folder(toy, tiny_kb, tmp_path: Path) -> Path:
+    ground = Ground(tiny_kb, "", [], [])
+    return train(ground, tmp_path / "toy", Config(steps=200, decay=False, weight_decay=0.0))
+
+
+def test_a_trained_system_answers_from_its_folder_with_evidence(folder, tiny_kb) -> None:
+    questions = [Question(str(n), f"question {n}?", ("x",)) for n in range(20)]
+    found = list(predict(load_system(folder, tiny_kb), tiny_kb, questions))
+    assert [one.id for one in found] == [question.id for question in questions]
+    (passage,) = tiny_kb.passages([2])
+    for one in found:
+        assert one.passage_id == passage.id
+        assert passage.text[one.start : one.end] == one.answer
+        assert one.passages == (passage.id, tiny_kb.ids[0])
+
+
+def test_the_folder_says_what_it_is_and_how_it_was_made(folder) -> None:
+    assert_holds(system.SystemJson, read_json(folder / "system.json"))
+    saved = read_system(folder)
+    assert saved["step"] == 200
+    assert saved["stages"][0]["stage"] == "toy"
+    assert saved["stages"][0]["steps"] == 200
+
+
+def test_a_changed_file_is_refused(folder, tiny_kb) -> None:
+    weights = folder / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    with pytest.raises(DamagedError, match="damaged"):
+        load_system(folder, tiny_kb)
+
+
+def test_a_finished_run_is_not_trained_again(folder, tiny_kb, tmp_path) -> None:
+    with pytest.raises(ConflictError, match="exists"):
+        train(Ground(tiny_kb, "", [], []), folder, Config(steps=200))
+
+
+def test_an_unknown_system_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no system 'nobody'"):
+        system.module_of("nobody")
+    with pytest.raises(InputError, match="no compared system"):
+        read_system(tmp_path)
+
+
+def test_an_answer_without_evidence_names_no_passage(tiny_kb) -> None:
+    one = system.prediction(tiny_kb, Question("1", "who?", ("x",)), Found("me", 1.0), ms=3.0)
+    assert (one.passage_id, one.passages, one.answer) == ("", (), "me")
+    assert one.ms == 3
