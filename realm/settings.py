@@ -30,6 +30,9 @@ TABLES = (
     "serve",
     "demo",
     "from_text",
+    "baseline",
+    "compare",
+    "ablate",
 )
 """Names of the tables in a configuration file, one per kind of command."""
 
@@ -45,6 +48,8 @@ def presets() -> dict[str, Path]:
 def read_config(cls: type[T], file: str | None, section: str, overrides: Sequence[str] = ()) -> T:
     """Fills the dataclass `cls` from the table `section` of a TOML file or preset, then from `a.b=c` overrides.
 
+    A section "a.b" is the table b in table a.
+
     Without a file, or with a file that lacks the table, all settings keep their defaults. The right side of an override is
     read as a TOML value if possible, and as plain text otherwise.
 
@@ -57,11 +62,14 @@ def read_config(cls: type[T], file: str | None, section: str, overrides: Sequenc
         path = _config_path(file)
         where = f"{path} [{section}]"
         tables = _read_toml(path)
-        if unknown := tables.keys() - {*TABLES, section}:
+        outer, _, inner = section.partition(".")
+        if unknown := tables.keys() - {*TABLES, outer}:
             raise InputError(
                 f"{path}: unknown table {', '.join(sorted(unknown))} (known: {', '.join(TABLES)})"
             )
-        table = tables.get(section, {})
+        table = tables.get(outer, {})
+        if inner and isinstance(table, dict):
+            table = table.get(inner, {})
         if not isinstance(table, dict):
             raise InputError(
                 f"{path}: {section} = {table!r} must be a table: write [{section}] above its keys"

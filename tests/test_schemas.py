@@ -84,7 +84,7 @@ WRITERS = {
     "interop/sharing.py write_sentence_transformers.add": ["the same"],
     "qa/question_sets.py retrieve_to_file": ["retrieve"],
     "qa/predictions.py write_predictions": ["predictions: tests/qa/test_predictions.py"],
-    "compare/system.py SystemModel.save": ["system.json: tests/compare/test_system.py", "its sizes"],
+    "compare/system.py SystemModel.save": ["system.json: tests/compare/test_system.py"],
     "store/ingest.py Settings.to_json": ["what a knowledge base says about itself"],
     "store/ingest.py _in_few_files": ["how far a build has read, in its commits"],
     "store/ingest.py commit_rows": ["the same"],

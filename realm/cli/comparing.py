@@ -14,7 +14,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         _baseline,
         "train a system that the paper compares REALM with; `realm evaluate --model` measures it",
         "realm baseline drqa --kb kb --model models/encoder --train train.jsonl --dev dev.jsonl --out drqa",
-        section="SYSTEM",
+        section="baseline",
     )
     baseline.add_argument("system", metavar="SYSTEM", help="name of the system: docs/compare.md lists them")
     add_kb(baseline)
@@ -33,7 +33,7 @@ def _baseline(args: argparse.Namespace) -> None:
     from realm.store.knowledge_base import KnowledgeBase
 
     system = module_of(args.system)
-    args.section = args.system
+    args.section = f"baseline.{args.system}"
     config = settings(args, system.Config)
     train, dev = (read_questions(file, regex=args.regex) for file in (args.train, args.dev))
     ground = Ground(KnowledgeBase.open(args.kb), args.model, train, dev)
