@@ -2,10 +2,6 @@
 
     stages      the stages in their order, each one `realm` command; the questions of section 5
     results     reads the reports of the commands: recall, exact match, paired tests; the tables
-    runner      runs the stages that are not done yet and records the time of each stage
-    pairs       compares two systems on the same queries
-    tables      formats tables and paragraphs as plain text
-    memory      measures the peak memory
     from_text/  another demo: trains a retriever and a reader from plain text alone
 
 The demo's folder always contains: workspace (made by `realm fit`), questions/dev.jsonl, report.json.
@@ -19,16 +15,16 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from realm.demo import results
-from realm.demo.memory import PeakMemory
-from realm.demo.runner import Record, Section, run_stages
 from realm.demo.stages import QUESTIONS, Asked, DemoConfig, DemoRun
-from realm.demo.tables import paragraph
 from realm.errors import ConflictError
 from realm.files import read_json, write_json
 from realm.qa.answers import Answers
 from realm.qa.metrics import has_answer
 from realm.qa.pipeline import AnswerConfig
 from realm.qa.question_files import Question
+from realm.stages.memory import PeakMemory
+from realm.stages.runner import Record, Section, run_stages
+from realm.stages.tables import paragraph
 from realm.workspace.folder import Workspace
 
 __all__ = ["DemoConfig", "DemoRun", "run"]

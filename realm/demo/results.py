@@ -9,10 +9,10 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
-from realm.demo.pairs import Against, against
 from realm.demo.stages import DemoRun
-from realm.demo.tables import aligned, costs, difference, paragraph
 from realm.files import read_json
+from realm.stages.pairs import Against, against
+from realm.stages.tables import aligned, costs, difference, paragraph
 from realm.workspace.report import AdaptationJson, FitJson, Recall, TestJson
 
 RANKS = ("1", "5", "20")

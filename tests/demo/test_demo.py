@@ -13,10 +13,10 @@ import pytest
 from realm import cli, demo
 from realm.demo import results
 from realm.demo.results import DemoReport
-from realm.demo.runner import Costs
 from realm.demo.stages import QUESTIONS, DemoConfig, DemoRun
 from realm.errors import InputError
 from realm.settings import read_config
+from realm.stages.runner import Costs
 from realm.text import salient_spans
 from tests.conftest import TOWNS
 from tests.qa.conftest import qa_folder

@@ -15,11 +15,11 @@ from realm import cli
 from realm.demo import from_text
 from realm.demo.from_text import DemoRun, FromTextConfig, plots
 from realm.demo.from_text.results import FromTextReport
-from realm.demo.pairs import against
-from realm.demo.runner import Costs
 from realm.errors import InputError
 from realm.model.manifest import read_manifest
 from realm.settings import presets, read_config
+from realm.stages.pairs import against
+from realm.stages.runner import Costs
 from tests.schemas import assert_holds
 
 TOWNS = "Aldora Benwick Corvale Dunmere Eastholm Farrowby Greymoor Halvern Ivystone Jorvale Kelmarsh Lorwick".split()

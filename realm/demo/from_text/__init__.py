@@ -14,11 +14,11 @@ from pathlib import Path
 
 from realm.demo.from_text import plots, results
 from realm.demo.from_text.stages import DemoRun, FromTextConfig
-from realm.demo.memory import PeakMemory
-from realm.demo.runner import Record, run_stages
 from realm.errors import InputError
 from realm.files import write_json
 from realm.qa.question_files import read_questions
+from realm.stages.memory import PeakMemory
+from realm.stages.runner import Record, run_stages
 
 __all__ = ["DemoRun", "FromTextConfig", "run"]
 

@@ -12,10 +12,10 @@ from typing import Any, Literal, NotRequired, TypedDict, cast
 import numpy as np
 
 from realm.demo.from_text.stages import DemoRun
-from realm.demo.pairs import Against, against
-from realm.demo.tables import aligned, costs, difference
 from realm.model.manifest import last_record, read_manifest
 from realm.qa.metrics import recall_at
+from realm.stages.pairs import Against, against
+from realm.stages.tables import aligned, costs, difference
 from realm.store.knowledge_base import KnowledgeBase
 
 RANKS = (1, 5, 20)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from realm.demo.runner import Section, Stage
 from realm.errors import InputError
 from realm.model.manifest import last_record, read_manifest
+from realm.stages.runner import Section, Stage
 from realm.store.vectors import folder_of
 
 Control = Literal["ict-same-seconds", "shuffled", "entity"]

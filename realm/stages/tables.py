@@ -4,7 +4,7 @@ import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from realm.demo.pairs import Against
+from realm.stages.pairs import Against
 from realm.workspace.report import DifferenceJson
 
 WIDEST = 100

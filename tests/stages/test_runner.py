@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from realm.demo.memory import PeakMemory, together_mb
-from realm.demo.runner import Record, Section, Stage, run_stages
+from realm.stages.memory import PeakMemory, together_mb
+from realm.stages.runner import Record, Section, Stage, run_stages
 
 SECTION = Section("1. A section", "What and why.")
 
@@ -26,7 +26,7 @@ def test_an_interrupted_stage_is_run_again_and_its_seconds_add_up(
 ) -> None:
     now = 0.0
     # the stage's clock alone: an event loop in another thread that saw time go back would sleep for ever
-    monkeypatch.setattr("realm.demo.runner.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("realm.stages.runner.time", SimpleNamespace(monotonic=lambda: now))
     stages = [stage_that_makes(tmp_path / "first"), stage_that_makes(tmp_path / "second")]
     stopped = False
 

@@ -10,9 +10,9 @@ from io import StringIO
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-from realm.demo.memory import PeakMemory
-from realm.demo.tables import paragraph
 from realm.files import read_json, write_json
+from realm.stages.memory import PeakMemory
+from realm.stages.tables import paragraph
 
 
 class Section(NamedTuple):
