@@ -32,7 +32,7 @@ COMMANDS = [
     "kb verify",
     "questions",
 ]
-COMMANDS += ["mlm", "ict", "pretrain", "adapt", "index", "finetune", "baseline"]
+COMMANDS += ["mlm", "ict", "pretrain", "adapt", "index", "finetune", "baseline", "compare", "ablate"]
 COMMANDS += ["retrieve", "answer", "fill", "evaluate", "probe", "convert"]
 SLOW_TO_IMPORT = {
     "torch",

@@ -1,13 +1,79 @@
-"""Commands that compare REALM with other systems: `baseline`."""
+"""Commands that compare REALM with other systems and with itself: `compare`, `ablate`, `baseline`."""
 
 import argparse
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from realm.cli.arguments import Commands, Parser, add_command, add_kb, add_model, add_out, add_regex, settings
+from realm.errors import DivergedError
+from realm.files import read_json
+
+if TYPE_CHECKING:
+    from realm.compare.rows import Row
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
     """Declares the group."""
+    compare = add_command(
+        commands,
+        "compare",
+        _compare,
+        "train and measure the systems of the paper's Table 1 on the same passages and questions",
+        "realm compare tables --dir tables",
+        reports=True,
+    )
+    ablate = add_command(
+        commands,
+        "ablate",
+        _ablate,
+        "train and measure the ablations of the paper's Table 2",
+        "realm ablate tables --dir tables",
+        reports=True,
+    )
+    for table, section in ((compare, "compare"), (ablate, "ablate")):
+        table.set_defaults(section=section)
+        table.add_argument(
+            "config",
+            metavar="PRESET",
+            help=f"preset or TOML file: its table [{section}] describes data and rows, all other tables the stages",
+        )
+        table.add_argument(
+            "--set",
+            metavar="NAME=VALUE",
+            action="append",
+            default=[],
+            help=f"change one setting of [{section}] (repeatable)",
+        )
+        table.add_argument("--rows", metavar="ROW", nargs="+", help="only these rows (default: all)")
+        table.add_argument(
+            "--dir",
+            metavar="DIR",
+            help="folder for all files (default: the name of the command); both commands may share one",
+        )
+        table.add_argument(
+            "--diff",
+            metavar="ROW",
+            nargs=2,
+            help="only show questions that one of two rows answers right and the other wrong, from files of an earlier run",
+        )
+        table.add_argument(
+            "--check",
+            metavar="REPORT",
+            help="fail if a score differs from this report.json of an earlier run by more than --tolerance",
+        )
+        table.add_argument(
+            "--tolerance",
+            metavar="POINTS",
+            type=float,
+            default=3.0,
+            help="for --check, in points (default: 3)",
+        )
+
     baseline = add_command(
         commands,
         "baseline",
@@ -38,3 +104,45 @@ def _baseline(args: argparse.Namespace) -> None:
     train, dev = (read_questions(file, regex=args.regex) for file in (args.train, args.dev))
     ground = Ground(KnowledgeBase.open(args.kb), args.model, train, dev)
     system.train(ground, Path(args.out), config)
+
+
+def _compare(args: argparse.Namespace) -> None:
+    from realm.compare.rows import TABLE_1
+
+    _table(args, "Table 1", TABLE_1)
+
+
+def _ablate(args: argparse.Namespace) -> None:
+    from realm.compare.rows import TABLE_2
+
+    _table(args, "Table 2", TABLE_2)
+
+
+def _table(args: argparse.Namespace, title: str, rows: "Mapping[str, Row]") -> None:
+    from realm.cli import run
+    from realm.compare import results, table
+    from realm.compare.plan import Plan, TableConfig
+
+    config = settings(args, TableConfig)
+    if args.rows:
+        config = replace(config, rows=tuple(args.rows))
+    folder = Path(args.dir or args.called)
+    if args.diff:
+        for line in results.disagreements(Plan(config, args.config, folder, rows), *args.diff):
+            print(line)
+        return
+    expected = read_json(args.check) if args.check else None  # refused now, not after hours
+    with redirect_stdout(sys.stderr) if args.json else nullcontext():
+        report = table.run(title, rows, config, args.config, folder, run)
+    if args.json:
+        print(json.dumps(report, ensure_ascii=False))
+    if expected is not None:
+        found = results.deviations(report, expected, args.tolerance)
+        if found:
+            listed = "; ".join(
+                f"{one['score']}: {one['found']:g}, expected {one['expected']:g}" for one in found
+            )
+            raise DivergedError(
+                f"scores differ from {args.check} by more than {args.tolerance:g} points: {listed}"
+            )
+        print(f"All scores are within {args.tolerance:g} points of {args.check}.", file=sys.stderr)

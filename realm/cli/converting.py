@@ -17,6 +17,7 @@ ONLY_FOR = {
     "encoder": "realm",
     "embedder": "realm",
     "retriever": "realm",
+    "encoder_of": "realm",
     "bits": "realm",
     "tagger": "realm",
     "tokenizer": "realm",
@@ -66,6 +67,11 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "--retriever",
         metavar="MODEL",
         help="copy this model to OUT, with FROM as its span reader; FROM needs BERT's question-answering head",
+    )
+    convert.add_argument(
+        "--encoder-of",
+        metavar="MODEL",
+        help="copy the model FROM to OUT with the masked-LM reader of this model, and without a span reader",
     )
     convert.add_argument(
         "--bits",
@@ -122,12 +128,14 @@ class CompactJson(TypedDict):
 def _convert(args: argparse.Namespace) -> None:
     for flag, target in ONLY_FOR.items():
         if getattr(args, flag) is not None and target != args.to:
-            raise InputError(f"--{flag} is for --to {target}, not for --to {args.to}")
+            raise InputError(f"{_flag(flag)} is for --to {target}, not for --to {args.to}")
     out = Path(args.out)
     made: ConvertedJson | ExportedJson | MadeFolderJson | CompactJson
     match args.to:
         case "realm" if args.retriever is not None:
             made = _with_reader(args, out)
+        case "realm" if args.encoder_of is not None:
+            made = _with_encoder(args, out)
         case "realm":
             from realm.interop.blocks import convert_checkpoint
             from realm.text.salient_spans import load_tagger
@@ -156,13 +164,22 @@ def _convert(args: argparse.Namespace) -> None:
     say_where(args, "the model and the knowledge base are" if "kb" in made else "the model is", args.out)
 
 
+def _refuse_others(args: argparse.Namespace, alone: str) -> None:
+    """Raises InputError if a flag for published checkpoints is given beside a flag that composes a model."""
+    for flag, target in ONLY_FOR.items():
+        if flag != alone and target == args.to and getattr(args, flag) is not None:
+            raise InputError(f"{_flag(flag)} is for a published REALM checkpoint, not for {_flag(alone)}")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _with_reader(args: argparse.Namespace, out: Path) -> "ConvertedJson":
     from realm.interop.span_readers import take_reader
     from realm.model.folder import load_model, new_folder, save_model
 
-    for flag, target in ONLY_FOR.items():
-        if flag != "retriever" and target == args.to and getattr(args, flag) is not None:
-            raise InputError(f"--{flag} is for a published REALM checkpoint, not for --retriever")
+    _refuse_others(args, "retriever")
     model = load_model(args.retriever)
     dead = take_reader(model, args.source)
     model.stages = [*model.stages, {"stage": "reader", "name": args.source}]
@@ -172,6 +189,23 @@ def _with_reader(args: argparse.Namespace, out: Path) -> "ConvertedJson":
         "the model's probabilities are not calibrated: run `realm calibrate` on questions with known answers"
     )
     return {"kind": "reader", "model": args.out, "dead_weights": dead, "notes": [note]}
+
+
+def _with_encoder(args: argparse.Namespace, out: Path) -> MadeFolderJson:
+    from realm.model.calibration import Calibration
+    from realm.model.folder import load_model, new_folder, save_model
+
+    _refuse_others(args, "encoder_of")
+    model, other = load_model(args.source), load_model(args.encoder_of)
+    if model.tokenizer.behaviour != other.tokenizer.behaviour or model.lengths != other.lengths:
+        raise InputError(
+            f"{args.encoder_of} and {args.source} differ in tokenizer or lengths: their parts do not fit together"
+        )
+    model.masked_reader, model.span_reader, model.calibration = other.masked_reader, None, Calibration()
+    model.stages = [*model.stages, {"stage": "encoder", "name": args.encoder_of}]
+    with new_folder(out) as aside:
+        save_model(model, aside)
+    return {"out": args.out}
 
 
 def _to_compact(args: argparse.Namespace, out: Path) -> CompactJson:

@@ -1,5 +1,8 @@
-"""The systems that REALM's Table 1 compares, and kNN-LM, each in one file.
+"""`realm compare` and `realm ablate`: the paper's Table 1 and Table 2 on one corpus, and the systems that they compare.
 
-system       the interface of a compared system, and its folder
-drqa, ...    one system per file: `Config`, `train`, `load`
+rows         the rows of both tables, as data
+plan         the commands that make and measure the rows
+results      scores, paired tests and costs; the tables
+system       the interface of a system that `realm baseline` trains, and its folder
+drqa, ...    one system per file
 """

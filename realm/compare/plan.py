@@ -1,0 +1,317 @@
+"""The stages of `realm compare` and `realm ablate`: the commands of each row in their order, and the paths of their files.
+
+DIR/kb, DIR/text-kb                   the corpora Z and X
+DIR/questions/{train,dev}.jsonl       questions for training and for choosing the best weights
+DIR/models/START[-SEED]               the starts: no question has been seen
+DIR/rows/ROW[-SEED]                   the trained systems
+DIR/predictions/ROW[-SEED].TEST.jsonl the answers, with evidence
+DIR/reports/ROW[-SEED].TEST.json      scores, with the outcome of each question
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from realm.compare.rows import STARTS, Row, Start
+from realm.errors import InputError
+from realm.model.manifest import read_manifest
+from realm.qa.metrics import normalise_answer
+from realm.qa.question_files import Question, read_questions
+from realm.settings import read_config
+from realm.stages.runner import Section, Stage
+from realm.store.vectors import folder_of
+from realm.train.pretrain import PretrainConfig
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """Settings of `realm compare` and `realm ablate`."""
+
+    corpus: tuple[str, ...] = ("package:vital-articles",)
+    """Documents of the knowledge base (Z)."""
+    text: tuple[str, ...] = ()
+    """Documents of the other corpus of masked sentences (X), for the row realm-x; empty: the row is left out."""
+    encoder: str = "package:realm-mini"
+    """Encoder or model that `realm mlm` starts from; its tokenizer is used for the text."""
+    train: tuple[str, ...] = ()
+    """Question files to train on; empty: questions made from the corpus."""
+    dev: tuple[str, ...] = ()
+    """Question files to choose the best weights by; empty: a tenth of the training questions."""
+    tests: Mapping[str, str] = field(default_factory=dict)
+    """Column -> question file to measure on; empty: made questions about documents without training questions."""
+    rows: tuple[str, ...] = ()
+    """Rows of the table; empty: all."""
+    seeds: tuple[int, ...] = (0,)
+    """Seeds of ICT, pre-training and fine-tuning."""
+    answer_seeds: int = 1
+    """The first so many seeds are also trained on questions and answer them; 0: only retrieval before that is measured."""
+
+    def __post_init__(self) -> None:
+        for name in ("corpus", "seeds"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} is empty: give at least one")
+        if not 0 <= self.answer_seeds <= len(self.seeds):
+            raise ValueError(
+                f"answer_seeds is {self.answer_seeds}: it must be 0 to {len(self.seeds)}, the number of seeds"
+            )
+        for name in self.tests:
+            if not re.fullmatch(r"[A-Za-z0-9-]+", name):
+                raise ValueError(f"tests: {name!r} is no name of a column: use letters, digits and hyphens")
+
+
+CORPUS = Section("Corpus", "Documents are split at sentence ends into passages; names and dates are marked.")
+QUESTIONS = Section("Questions", "Every row trains on the same questions.")
+STARTING = Section(
+    "Models before any question",
+    "The encoder; the embedder after the inverse cloze task; and pre-training, once for each variant. Then the vectors of all "
+    "passages.",
+)
+ROWS = Section(
+    "Training on questions",
+    "Each row trains on the same questions, and keeps the weights that are best on dev.",
+)
+MEASURING = Section(
+    "Measuring", "Each row answers the test questions; its answers, passages and scores are kept in files."
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A table in its folder."""
+
+    config: TableConfig
+    preset: str | None
+    """Configuration file or preset of every stage; None: default settings."""
+    folder: Path
+    table: Mapping[str, Row]
+
+    # -- what is measured -----------------------------------------------------------------------------------------
+
+    def rows(self) -> dict[str, Row]:
+        """The rows to make, in the order of the table.
+
+        Raises:
+            InputError: there is no such row, or it needs the other corpus.
+        """
+        wanted = self.config.rows or tuple(
+            name for name, row in self.table.items() if self.config.text or not STARTS[row.start].other_text
+        )
+        for name in wanted:
+            if name not in self.table:
+                raise InputError(f"there is no row {name!r}: known are {', '.join(self.table)}")
+            if STARTS[self.table[name].start].other_text and not self.config.text:
+                raise InputError(
+                    f"the row {name} needs another corpus: name its documents in the setting `text`"
+                )
+        with_models = {*wanted, *(self.table[name].of for name in wanted)}
+        return {name: row for name, row in self.table.items() if name in with_models}
+
+    def starts(self) -> list[str]:
+        """The starts that the rows need, each after the starts that it is made from."""
+        needed: list[str] = []
+
+        def need(name: str) -> None:
+            start = STARTS[name]
+            for before in (start.init, start.encoder_of):
+                if before:
+                    need(before)
+            if name not in needed:
+                needed.append(name)
+
+        for row in self.rows().values():
+            need(row.start)
+        return needed
+
+    def tests(self) -> dict[str, Path]:
+        """Column -> question file."""
+        if not self.config.tests:
+            return {"made": self.folder / "questions" / "test.jsonl"}
+        return {name: Path(file) for name, file in self.config.tests.items()}
+
+    def check(self) -> None:
+        """Refuses now what would fail after hours.
+
+        Raises:
+            InputError: a row or a question file cannot be used, or an index that is 30 times stale would never be refreshed.
+        """
+        self.rows()
+        for file in (*self.config.train, *self.config.dev, *self.config.tests.values()):
+            read_questions(file)
+        every, steps = self._pretrain.refresh.every, self._pretrain.steps
+        if any(STARTS[name].stale * every >= steps for name in self.starts() if STARTS[name].stale > 1):
+            raise InputError(
+                f"pretrain.refresh.every is {every}, of {steps} steps, so a 30 times stale index would never be refreshed: "
+                "pre-train for more steps, refresh more often, or leave out the row stale"
+            )
+
+    @property
+    def _pretrain(self) -> PretrainConfig:
+        return read_config(PretrainConfig, self.preset, "pretrain")
+
+    # -- paths ----------------------------------------------------------------------------------------------------
+
+    @property
+    def kb(self) -> Path:
+        return self.folder / "kb"
+
+    @property
+    def text_kb(self) -> Path:
+        return self.folder / "text-kb"
+
+    def questions(self, part: str) -> Path:
+        """The training questions, "train" or "dev"."""
+        return self.folder / "questions" / f"{part}.jsonl"
+
+    def named(self, name: str, seed: int) -> str:
+        """A name for a seed: the first seed has none."""
+        return name if seed == self.config.seeds[0] else f"{name}-{seed}"
+
+    def start_model(self, name: str, seed: int) -> Path:
+        """Folder of a start. The encoder is the same for all seeds."""
+        return self.folder / "models" / (name if name == "encoder" else self.named(name, seed))
+
+    def row_model(self, name: str, seed: int) -> Path:
+        """Folder of the trained system of a row."""
+        return self.folder / "rows" / self.named(self.table[name].of or name, seed)
+
+    def report(self, name: str, seed: int, test: str) -> Path:
+        """Report of a row on a test; `retrieval-START` names the report on a start."""
+        return self.folder / "reports" / f"{self.named(name, seed)}.{test}.json"
+
+    def predictions(self, name: str, seed: int, test: str) -> Path:
+        return self.folder / "predictions" / f"{self.named(name, seed)}.{test}.jsonl"
+
+    # -- the commands ---------------------------------------------------------------------------------------------
+
+    def preparing(self) -> Iterator[Stage]:
+        """Stages that make the corpora, and questions if there are none."""
+        build = self._command("kb build", *self.config.corpus, out=self.kb, tokenizer=self.config.encoder)
+        yield Stage(CORPUS, "kb build", build, self.kb)
+        if any(STARTS[name].other_text for name in self.starts()):
+            other = self._command(
+                "kb build", *self.config.text, out=self.text_kb, tokenizer=self.config.encoder
+            )
+            yield Stage(CORPUS, "kb build text", other, self.text_kb)
+        if not self.config.train:
+            made = self.folder / "questions" / "made"
+            argv = self._command("questions", kb=self.kb, out=made)
+            yield Stage(QUESTIONS, "questions", argv, made / "dev.jsonl")
+
+    def starting(self) -> Iterator[Stage]:
+        """Stages that make the starts and the vectors of their passages."""
+        for name in self.starts():
+            for seed in self.config.seeds if name != "encoder" else self.config.seeds[:1]:
+                yield from self._make_start(name, STARTS[name], seed)
+
+    def _make_start(self, name: str, start: Start, seed: int) -> Iterator[Stage]:
+        out = self.start_model(name, seed)
+        if name == "encoder":
+            argv = self._command("mlm", kb=self.kb, init=self.config.encoder, out=out)
+            yield Stage(STARTING, "mlm", argv, out)
+            yield self._index(out)
+            return
+        init = self.start_model(start.init, seed)
+        if start.encoder_of:
+            encoder = self.start_model(start.encoder_of, seed)
+            argv = ("convert", str(init), str(out), "--encoder-of", str(encoder))
+            yield Stage(STARTING, f"convert {out.name}", argv, out)
+            return  # the vectors of its passages are those of `init`
+        settings = [*start.settings, f"seed={seed}"]
+        if name == "ict":
+            yield Stage(
+                STARTING,
+                f"ict {out.name}",
+                self._command("ict", *settings, kb=self.kb, init=init, out=out),
+                out,
+            )
+            yield self._index(out)
+            return
+        if start.stale > 1:
+            settings.append(f"refresh.every={self._pretrain.refresh.every * start.stale}")
+        text = {"text": self.text_kb} if start.other_text else {}
+        argv = self._command("pretrain", *settings, kb=self.kb, model=init, out=out, **text)
+        yield Stage(STARTING, f"pretrain {out.name}", argv, out)
+        yield self._index(out)
+
+    def training(self) -> Iterator[Stage]:
+        """Stages that train each row on the questions."""
+        asked = {"train": self.questions("train"), "dev": self.questions("dev")}
+        for name, row in self.rows().items():
+            if row.of:
+                continue
+            for seed in self.config.seeds[: self.config.answer_seeds]:
+                out, start = self.row_model(name, seed), self.start_model(row.start, seed)
+                verb = f"baseline {row.system}" if row.system else "finetune"
+                argv = self._command(
+                    verb, *row.settings, f"seed={seed}", kb=self.kb, model=start, out=out, **asked
+                )
+                yield Stage(ROWS, f"{verb} {out.name}", argv, out)
+
+    def measuring(self) -> Iterator[Stage]:
+        """Stages that measure the starts without fine-tuning, and each row."""
+        for place, seed in enumerate(self.config.seeds):
+            for test, file in self.tests().items():
+                for start in self.starts():
+                    model = self.start_model(start, seed)
+                    out = self.report(f"retrieval-{start}", seed, test)
+                    argv = self._command(
+                        "evaluate", kb=self.kb, model=model, questions=file, method="dense", out=out
+                    )
+                    yield Stage(MEASURING, f"retrieve {model.name} {test}", argv, out, quiet=True)
+                for name, row in self.rows().items() if place < self.config.answer_seeds else ():
+                    model, out = self.row_model(name, seed), self.report(name, seed, test)
+                    how = {"method": row.method} if row.method else {}
+                    saved = self.predictions(name, seed, test)
+                    argv = self._command(
+                        "evaluate",
+                        kb=self.kb,
+                        model=model,
+                        questions=file,
+                        out=out,
+                        save_predictions=saved,
+                        **how,
+                    )
+                    yield Stage(MEASURING, f"evaluate {self.named(name, seed)} {test}", argv, out, quiet=True)
+
+    def _index(self, model: Path) -> Stage:
+        makes = folder_of(self.kb, read_manifest(model)["passage_fingerprint"])
+        argv = self._command("index", kb=self.kb, model=model)
+        return Stage(STARTING, f"index {model.name}", argv, makes, quiet=True)
+
+    def _command(self, verb: str, *words: str, **flags: str | Path) -> tuple[str, ...]:
+        """Arguments of `realm` for a command; words with "=" are settings."""
+        settings = [part for word in words if "=" in word for part in ("--set", word)]
+        named = [
+            part for flag, value in flags.items() for part in (f"--{flag.replace('_', '-')}", str(value))
+        ]
+        config = () if self.preset is None else ("--config", self.preset)
+        return (*verb.split(), *(word for word in words if "=" not in word), *named, *settings, *config)
+
+
+def split_questions(
+    train: Sequence[tuple[str, Question]], dev: Sequence[tuple[str, Question]], tests: Sequence[Question]
+) -> tuple[list[Question], list[Question]]:
+    """Training and dev questions from several files, each id with the name of its file in front.
+
+    Questions that a test asks too are left out, compared as normalised texts. Without dev questions, each tenth training
+    question becomes one.
+    """
+    asked = {normalise_answer(question.question) for question in tests}
+
+    def kept(named: Sequence[tuple[str, Question]]) -> list[Question]:
+        return [
+            question._replace(id=f"{name}:{question.id}")
+            for name, question in named
+            if normalise_answer(question.question) not in asked
+        ]
+
+    training, choosing = kept(train), kept(dev)
+    if choosing:
+        return training, choosing
+    return [one for n, one in enumerate(training) if n % 10], training[::10]
+
+
+def read_all(files: Sequence[str]) -> list[tuple[str, Question]]:
+    """The questions of several files, each with the name of its file."""
+    return [(Path(file).stem, question) for file in files for question in read_questions(file)]
