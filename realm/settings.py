@@ -30,6 +30,7 @@ TABLES = (
     "serve",
     "demo",
     "from_text",
+    "knn",
     "baseline",
     "compare",
     "ablate",

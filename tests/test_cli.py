@@ -32,7 +32,7 @@ COMMANDS = [
     "kb verify",
     "questions",
 ]
-COMMANDS += ["mlm", "ict", "pretrain", "adapt", "index", "finetune", "baseline", "compare", "ablate"]
+COMMANDS += ["mlm", "ict", "pretrain", "adapt", "index", "finetune", "knn", "baseline", "compare", "ablate"]
 COMMANDS += ["retrieve", "answer", "fill", "evaluate", "probe", "convert"]
 SLOW_TO_IMPORT = {
     "torch",
@@ -121,6 +121,7 @@ WITH_A_FOLDER = {
     "pretrain": ["--out", "o"],
     "index": [],
     "finetune": ["--train", "t", "--dev", "d", "--out", "o"],
+    "knn": ["--out", "o"],
     "baseline": ["drqa", "--train", "t", "--dev", "d", "--out", "o"],
     "retrieve": ["--questions", "q", "--out", "o"],
     "answer": ["why?"],
@@ -228,7 +229,15 @@ def config_classes() -> dict[str, type]:
 
     stages = {"mlm": MlmConfig, "ict": IctConfig, "pretrain": PretrainConfig}
     stages |= {"adapt": AdaptConfig, "finetune": FinetuneConfig}
-    uses = {"index": IndexConfig, "answer": AnswerConfig, "probe": ProbeConfig, "serve": ServeConfig}
+    from realm.compare.knn_lm import KnnConfig
+
+    uses = {
+        "knn": KnnConfig,
+        "index": IndexConfig,
+        "answer": AnswerConfig,
+        "probe": ProbeConfig,
+        "serve": ServeConfig,
+    }
     kept = {"fit": FitConfig, "kb": KnowledgeBaseConfig, "questions": QuestionsConfig}
     return kept | stages | uses
 

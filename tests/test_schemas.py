@@ -84,6 +84,8 @@ WRITERS = {
     "interop/sharing.py write_sentence_transformers.add": ["the same"],
     "qa/question_sets.py retrieve_to_file": ["retrieve"],
     "qa/predictions.py write_predictions": ["predictions: tests/qa/test_predictions.py"],
+    "compare/knn_lm.py measure": ["report.json: what the command prints, tests/compare/test_knn_lm.py"],
+    "compare/knn_lm.py open_datastore": ["datastore.json: tests/compare/test_knn_lm.py"],
     "compare/table.py run": ["report.json: tests/compare/test_table.py"],
     "compare/table.py _write_questions": ["questions: tests/compare/test_table.py reads them"],
     "cli/comparing.py _table": ["report.json, printed"],

@@ -9,7 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from realm.cli.arguments import Commands, Parser, add_command, add_kb, add_model, add_out, add_regex, settings
+from realm.cli.arguments import (
+    Commands,
+    Parser,
+    add_command,
+    add_kb,
+    add_model,
+    add_out,
+    add_regex,
+    report,
+    settings,
+)
 from realm.errors import DivergedError
 from realm.files import read_json
 
@@ -74,6 +84,19 @@ def add_commands(commands: "Commands[Parser]") -> None:
             help="for --check, in points (default: 3)",
         )
 
+    knn = add_command(
+        commands,
+        "knn",
+        _knn,
+        "predict held-out masked facts with kNN-LM, with the model alone, and with retrieved passages",
+        "realm knn --kb kb --model models/realm --out datastore",
+        section="knn",
+        reports=True,
+    )
+    add_kb(knn)
+    add_model(knn)
+    add_out(knn, "folder that keeps the datastore, which is used again if it fits")
+
     baseline = add_command(
         commands,
         "baseline",
@@ -104,6 +127,15 @@ def _baseline(args: argparse.Namespace) -> None:
     train, dev = (read_questions(file, regex=args.regex) for file in (args.train, args.dev))
     ground = Ground(KnowledgeBase.open(args.kb), args.model, train, dev)
     system.train(ground, Path(args.out), config)
+
+
+def _knn(args: argparse.Namespace) -> None:
+    from realm.compare import knn_lm
+    from realm.store.knowledge_base import KnowledgeBase
+
+    config = settings(args, knn_lm.KnnConfig)
+    found = knn_lm.measure(KnowledgeBase.open(args.kb), args.model, Path(args.out), config)
+    report(args, found, knn_lm.lines(found))
 
 
 def _compare(args: argparse.Namespace) -> None:

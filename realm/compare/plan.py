@@ -163,6 +163,11 @@ class Plan:
         """The training questions, "train" or "dev"."""
         return self.folder / "questions" / f"{part}.jsonl"
 
+    @property
+    def datastore(self) -> Path:
+        """Folder of kNN-LM's datastore and report."""
+        return self.folder / "datastore"
+
     def named(self, name: str, seed: int) -> str:
         """A name for a seed: the first seed has none."""
         return name if seed == self.config.seeds[0] else f"{name}-{seed}"
@@ -273,6 +278,18 @@ class Plan:
                         **how,
                     )
                     yield Stage(MEASURING, f"evaluate {self.named(name, seed)} {test}", argv, out, quiet=True)
+
+        if self.predicts_spans:
+            model = self.start_model("realm", self.config.seeds[0])
+            argv = self._command("knn", kb=self.kb, model=model, out=self.datastore)
+            yield Stage(
+                MEASURING, "knn", argv, self.datastore / "report.json", (model / "realm.json",), quiet=True
+            )
+
+    @property
+    def predicts_spans(self) -> bool:
+        """Whether kNN-LM is compared with REALM, which needs REALM before any question."""
+        return "realm" in self.starts()
 
     def _index(self, model: Path) -> Stage:
         makes = folder_of(self.kb, read_manifest(model)["passage_fingerprint"])

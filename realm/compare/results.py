@@ -11,6 +11,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from realm.compare import knn_lm
+from realm.compare.knn_lm import KnnJson
 from realm.compare.plan import Plan
 from realm.compare.system import WEIGHTS, is_system, read_system
 from realm.files import read_json
@@ -89,12 +91,19 @@ class TableJson(TypedDict):
     """Version, preset, settings and digests of the data."""
     rows: dict[str, RowJson]
     starts: dict[str, StartJson]
+    masked_facts: KnnJson | None
+    """kNN-LM and REALM on masked facts; None without REALM."""
 
 
 def read(plan: Plan, made_by: dict[str, Any]) -> TableJson:
     """The results of a table whose stages are done."""
     tests = {name: read_questions(file) for name, file in plan.tests().items()}
-    return {"made_by": made_by, "rows": _rows(plan, tests), "starts": _starts(plan, tests)}
+    return {
+        "made_by": made_by,
+        "rows": _rows(plan, tests),
+        "starts": _starts(plan, tests),
+        "masked_facts": read_json(plan.datastore / "report.json") if plan.predicts_spans else None,
+    }
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------
@@ -243,6 +252,8 @@ def tables(report: TableJson) -> list[list[list[str]]]:
         found.append(_passages_table(rows, tests))
         found.append(_costs_table(rows))
     found.append(_starts_table(report["starts"]))
+    if report["masked_facts"] is not None:
+        found.append(knn_lm.table(report["masked_facts"]))
     return found
 
 

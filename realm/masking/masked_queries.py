@@ -7,7 +7,7 @@ Three more functions decide which passages a masked query may retrieve: `span_ke
 that hold a span, and `repeats_text` finds passages that repeat the text of a query.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -58,10 +58,7 @@ def mask_passage(
         chosen = _salient(tokens, passage, rng)
         if chosen is None:
             return None
-        (first, last), (start, end) = chosen
-        sentence = body[first:last]
-        hidden = np.arange(start - first, end - first)
-        also = np.setdiff1d(_occurrences(sentence, sentence[hidden]), hidden) if repeats else hidden[:0]
+        return _hide_span(passage, body, *chosen, mask_id, max_tokens, max_masks, repeats)
     else:
         starts = tokens.sentences.row(passage)
         bounds = np.append(starts, len(body))
@@ -70,7 +67,43 @@ def mask_passage(
         if len(sentence) < 4:
             return None
         hidden = (_random_tokens if masking == "token" else _random_spans)(len(sentence), rng)
-        also = hidden[:0]
+    return _hide(passage, sentence, hidden, hidden[:0], mask_id, max_tokens, max_masks)
+
+
+def each_span(tokens: PassageTokens, passage: int, mask_id: int, max_tokens: int) -> Iterator[MaskedQuery]:
+    """One masked query for each span of a passage that lies within a sentence; its repeats in the sentence are masked too."""
+    body = tokens.body.row(passage)
+    for sentence, span in _spans_in_sentences(tokens, passage):
+        yield _hide_span(passage, body, sentence, span, mask_id, max_tokens, max_masks=10, repeats=True)
+
+
+def _hide_span(
+    passage: int,
+    body: np.ndarray,
+    bounds: tuple[int, int],
+    span: tuple[int, int],
+    mask_id: int,
+    max_tokens: int,
+    max_masks: int,
+    repeats: bool,
+) -> MaskedQuery:
+    """The query that hides a span, given as bounds in the body, in the sentence with the given bounds."""
+    sentence = body[slice(*bounds)]
+    hidden = np.arange(*span) - bounds[0]
+    also = np.setdiff1d(_occurrences(sentence, sentence[hidden]), hidden) if repeats else hidden[:0]
+    return _hide(passage, sentence, hidden, also, mask_id, max_tokens, max_masks)
+
+
+def _hide(
+    passage: int,
+    sentence: np.ndarray,
+    hidden: np.ndarray,
+    also: np.ndarray,
+    mask_id: int,
+    max_tokens: int,
+    max_masks: int,
+) -> MaskedQuery:
+    """The query that hides the wordpieces at `hidden`, the first `max_masks` of which are predicted, and those at `also`."""
     offset = _window(len(sentence), int(hidden[0]), int(hidden[-1]), max_tokens)
     ids = sentence.copy()
     ids[hidden] = mask_id
@@ -183,17 +216,20 @@ def _salient(
     tokens: PassageTokens, passage: int, rng: np.random.Generator
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """A random span that lies within one sentence, as ((sentence start, end), (span start, end))."""
+    inside = _spans_in_sentences(tokens, passage)
+    return inside[rng.integers(len(inside))] if inside else None
+
+
+def _spans_in_sentences(tokens: PassageTokens, passage: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Every span of a passage that lies within one sentence, as ((sentence start, end), (span start, end))."""
     starts, ends = tokens.span_starts.row(passage), tokens.span_ends.row(passage)
-    if len(starts) == 0:
-        return None
     bounds = np.append(tokens.sentences.row(passage), len(tokens.body.row(passage)))
     sentence = np.searchsorted(bounds, starts, "right") - 1
     inside = np.flatnonzero(ends <= bounds[np.minimum(sentence + 1, len(bounds) - 1)])
-    if len(inside) == 0:
-        return None
-    pick = inside[rng.integers(len(inside))]
-    number = sentence[pick]
-    return (int(bounds[number]), int(bounds[number + 1])), (int(starts[pick]), int(ends[pick]))
+    return [
+        ((int(bounds[number]), int(bounds[number + 1])), (int(start), int(end)))
+        for number, start, end in zip(sentence[inside], starts[inside], ends[inside], strict=True)
+    ]
 
 
 def _random_tokens(length: int, rng: np.random.Generator) -> np.ndarray:

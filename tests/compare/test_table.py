@@ -102,6 +102,7 @@ def test_every_row_is_trained_and_measured_on_the_same_questions(home, compared)
     assert len({one["all"]["n"] for one in tests}) == 1
     assert all(one["seen"]["n"] + one["unseen"]["n"] == one["all"]["n"] for one in tests)
     assert compared["rows"]["realm"]["tests"]["made"]["less"] is None
+    assert compared["masked_facts"]["n"] > 0
 
 
 def test_scores_of_the_table_are_those_of_the_saved_predictions(home, compared, capsys) -> None:

@@ -1,0 +1,386 @@
+"""kNN-LM (Khandelwal et al. 2020) for masked spans: the words that stood at similar masks, beside the model's own guess.
+
+The datastore has one entry for each masked wordpiece of the corpus: each salient span of each sentence is masked in turn, the
+key is the state of the [MASK] before the output layer, the value is the wordpiece. A query's distribution is
+
+    p(w) = lambda * sum over neighbours with value w of softmax(-squared distance / temperature) + (1 - lambda) * p_LM(w)
+
+Entries from passages that repeat the query's text are left out, as REALM leaves out a query's own passage. Lambda and the
+temperature are chosen on half of the queries, and everything is reported on the other half. The same model predicts the same
+queries with retrieved passages, as REALM does, for comparison.
+
+Axis letters: B queries, K candidates or neighbours, P masked positions, N entries, H hidden, V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+import numpy as np
+import torch
+from numpy.lib.format import open_memmap
+from torch import Tensor
+
+from realm.errors import InputError
+from realm.files import read_json, write_json
+from realm.folders import replace_folder
+from realm.index.versions import load_index
+from realm.masking.candidates import choose_candidates, read_inputs
+from realm.masking.masked_queries import MaskedQuery, SpanIndex, each_span, repeats_text
+from realm.model.cpu.packed import states_at
+from realm.model.device import Precision, autocast, choose_device
+from realm.model.folder import Model, load_model
+from realm.model.manifest import read_manifest
+from realm.model.modes import evaluating
+from realm.progress import progress
+from realm.qa.probe import embed_queries, held_out_queries
+from realm.search.exact import MipsIndex
+from realm.stages.tables import aligned
+from realm.store.knowledge_base import KnowledgeBase, PassageTokens
+from realm.tokens.layouts import joint_inputs
+
+ROWS = 256
+"""Masked sentences per forward pass of the datastore."""
+READ_AT_ONCE = 16
+"""Masked sentences per forward pass with retrieved passages."""
+ENTRIES = 1 << 16
+"""Entries compared at once with all queries."""
+SPARE = 64
+"""Entries searched beyond the wanted number, in place of those from the query's own passage and its repeats."""
+LAMBDAS = tuple(round(0.05 * n, 2) for n in range(20))
+TEMPERATURES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+
+@dataclass(frozen=True)
+class KnnConfig:
+    """Settings of `realm knn`."""
+
+    queries: int = 2000
+    """Largest number of masked sentences; half of them choose lambda and the temperature."""
+    neighbours: int = 1024
+    """Entries per masked wordpiece (published: 1024)."""
+    candidates: int = 8
+    """Passages that REALM reads, including the null passage."""
+    device: str = "auto"
+    """"auto": a GPU if there is one, else the CPU; or any torch device."""
+    precision: Precision = "auto"
+    """Precision of matrix products."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("queries", 2), ("neighbours", 1), ("candidates", 2)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be {least} or more")
+
+
+class Predicted(TypedDict):
+    """Quality of predictions of masked spans."""
+
+    span_accuracy: float
+    """Percentage of spans with every wordpiece predicted."""
+    nats: float
+    """Mean negative log-likelihood per wordpiece."""
+
+
+class KnnJson(TypedDict):
+    """The output of `realm knn`."""
+
+    n: int
+    """Queries that everything is reported on."""
+    entries: int
+    """Entries of the datastore."""
+    knn_weight: float
+    """Lambda."""
+    temperature: float
+    model: Predicted
+    """Without passages and without neighbours."""
+    knn_lm: Predicted
+    realm: Predicted
+    """With retrieved passages."""
+
+
+class DatastoreJson(TypedDict):
+    """Content of datastore.json."""
+
+    kb: str
+    """Fingerprint of the knowledge base."""
+    encoder: str
+    """Checksum of the reader's weights."""
+
+
+class Datastore(NamedTuple):
+    """Entries on disk, mapped into memory."""
+
+    key_NH: np.ndarray
+    """float16."""
+    value_N: np.ndarray
+    passage_N: np.ndarray
+
+
+# -- the datastore --------------------------------------------------------------------------------------------------
+
+
+def open_datastore(
+    model: Model, model_path: str, kb: KnowledgeBase, folder: Path, precision: Precision
+) -> Datastore:
+    """The datastore of a model and a knowledge base, made in `folder` unless it is there."""
+    weights = read_manifest(model_path)["checksums"]["encoder/model.safetensors"]
+    made_of: DatastoreJson = {"kb": kb.fingerprint, "encoder": weights}
+    if not (folder / "datastore.json").is_file() or read_json(folder / "datastore.json") != made_of:
+        aside = folder.with_name(folder.name + ".writing")
+        aside.mkdir(parents=True, exist_ok=True)
+        _write_datastore(model, kb.tokens, aside, precision)
+        write_json(aside / "datastore.json", made_of)
+        replace_folder(aside, folder)
+    return Datastore(
+        *(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("keys", "values", "passages"))
+    )
+
+
+def _write_datastore(model: Model, tokens: PassageTokens, folder: Path, precision: Precision) -> None:
+    count = sum(len(query.targets) for query in _every_query(model, tokens))
+    if not count:
+        raise InputError("no passage has a salient span: there is nothing to put into a datastore")
+    width = model.reader.config.hidden_size
+    keys = open_memmap(folder / "keys.npy", mode="w+", dtype=np.float16, shape=(count, width))
+    values = open_memmap(folder / "values.npy", mode="w+", dtype=np.int32, shape=(count,))
+    passages = open_memmap(folder / "passages.npy", mode="w+", dtype=np.int64, shape=(count,))
+    end = 0
+    with progress(total=count, description="datastore", unit="entry") as bar:
+        for part in _chunks(_every_query(model, tokens), ROWS):
+            state_PH = mask_states(model, part, precision)
+            here = slice(end, end := end + len(state_PH))
+            keys[here] = state_PH.cpu().numpy().astype(np.float16)
+            values[here] = np.concatenate([query.targets for query in part])
+            passages[here] = np.repeat(
+                [query.passage for query in part], [len(query.targets) for query in part]
+            )
+            bar.update(len(state_PH))
+    for array in (keys, values, passages):
+        array.flush()
+
+
+def _every_query(model: Model, tokens: PassageTokens) -> Iterator[MaskedQuery]:
+    for passage in range(len(tokens.body.lengths)):
+        yield from each_span(tokens, passage, model.tokenizer.mask_id, model.lengths.query - 2)
+
+
+def _chunks(queries: Iterator[MaskedQuery], size: int) -> Iterator[list[MaskedQuery]]:
+    part: list[MaskedQuery] = []
+    for query in queries:
+        part.append(query)
+        if len(part) == size:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+@torch.no_grad()
+def mask_states(model: Model, queries: Sequence[MaskedQuery], precision: Precision = "fp32") -> Tensor:
+    """States before the output layer at the masked positions, query by query, read without a passage -> [P, H] float32."""
+    nothing = np.zeros(0, dtype=np.int64)
+    joint = joint_inputs(
+        [query.ids for query in queries], [nothing] * len(queries), model.tokenizer, model.lengths
+    )
+    row_P = torch.from_numpy(np.repeat(np.arange(len(queries)), [len(query.targets) for query in queries]))
+    position_P = torch.from_numpy(np.concatenate([query.positions for query in queries]) + 1)
+    reader, device = model.reader, model.device
+    with evaluating(reader), autocast(device, precision):
+        state_PH = states_at(reader.bert.bert, joint.to(device), row_P.to(device), position_P.to(device))
+        transformed_PH: Tensor = reader.bert.cls.predictions.transform(state_PH)
+    return transformed_PH.float()
+
+
+# -- neighbours -----------------------------------------------------------------------------------------------------
+
+
+class Neighbours(NamedTuple):
+    """The nearest entries of each masked position, nearest first; missing ones have an infinite distance."""
+
+    distance_PK: Tensor
+    """Squared Euclidean distance."""
+    value_PK: Tensor
+
+
+def nearest(
+    store: Datastore, state_PH: Tensor, query_P: Sequence[MaskedQuery], tokens: PassageTokens, count: int
+) -> Neighbours:
+    """The `count` nearest entries of each position by exact search, among the `count + SPARE` nearest those allowed.
+
+    Entries from passages that repeat the text of a position's query are not allowed.
+    """
+    state_PH = state_PH.cpu()
+    depth = min(count + SPARE, len(store.value_N))
+    distance_PK = torch.full((len(state_PH), 0), torch.inf)
+    place_PK = torch.zeros(len(state_PH), 0, dtype=torch.int64)
+    for start in range(0, len(store.value_N), ENTRIES):
+        key_NH = torch.from_numpy(np.asarray(store.key_NH[start : start + ENTRIES], dtype=np.float32))
+        distance_PN = key_NH.square().sum(dim=1) - 2 * (state_PH @ key_NH.T)
+        found = distance_PN.topk(min(depth, len(key_NH)), dim=1, largest=False)
+        both_PK = torch.cat([distance_PK, found.values], dim=1)
+        distance_PK, order_PK = both_PK.topk(min(depth, both_PK.shape[1]), dim=1, largest=False)
+        place_PK = torch.cat([place_PK, found.indices + start], dim=1).gather(1, order_PK)
+    distance_PK = distance_PK + state_PH.square().sum(dim=1, keepdim=True)
+    distance_PK = distance_PK.masked_fill(
+        ~_allowed(store.passage_N[place_PK.numpy()], query_P, tokens), torch.inf
+    )
+    distance_PK, order_PK = distance_PK.topk(min(count, depth), dim=1, largest=False)
+    value_PK = torch.from_numpy(
+        np.asarray(store.value_N[place_PK.gather(1, order_PK).numpy()], dtype=np.int64)
+    )
+    return Neighbours(distance_PK, value_PK)
+
+
+def _allowed(passage_PK: np.ndarray, query_P: Sequence[MaskedQuery], tokens: PassageTokens) -> Tensor:
+    """False at passages that repeat the text of the position's query -> [P, K] bool."""
+    allowed_PK = np.ones(passage_PK.shape, dtype=bool)
+    refused: dict[int, list[int]] = {}
+    for row, query in enumerate(query_P):
+        if row == 0 or query is not query_P[row - 1]:
+            refused = {}
+        for number in np.unique(passage_PK[row]).tolist():
+            if number not in refused:
+                repeats = number == query.passage or repeats_text(query.original, tokens.body.row(number))
+                refused[number] = [number] if repeats else []
+        allowed_PK[row] = ~np.isin(passage_PK[row], [number for one in refused.values() for number in one])
+    return torch.from_numpy(allowed_PK)
+
+
+def knn_probability(found: Neighbours, temperature: float, vocabulary: int) -> Tensor:
+    """p(w) of the neighbours -> [P, V]; a position without neighbours has zeros."""
+    share_PK = (-found.distance_PK / temperature).softmax(dim=1).nan_to_num()
+    return torch.zeros(len(share_PK), vocabulary).scatter_add_(1, found.value_PK, share_PK)
+
+
+# -- measuring ------------------------------------------------------------------------------------------------------
+
+
+def measure(kb: KnowledgeBase, model_path: str, folder: Path, config: KnnConfig) -> KnnJson:
+    """Predicts held-out masked spans with the model alone, with kNN-LM, and with retrieved passages.
+
+    `folder` keeps the datastore, and report.json with what is returned.
+
+    Raises:
+        InputError: the parts do not belong together, the index is missing, or no passage can be probed.
+    """
+    model = load_model(model_path)
+    kb.check_tokenizer(model.tokenizer, model_path)
+    kb.agree_on_held_out(model.held_out, model_path)
+    model.to(choose_device(config.device))
+    index, spans = load_index(kb, model, model_path).index, SpanIndex(kb.tokens)
+    queries = held_out_queries(kb, model.lengths.query - 2, config.queries, spans)
+    dev, test = queries[::2], queries[1::2]
+    if not test:
+        raise InputError(
+            f"{kb.folder} has {len(queries)} held-out masked facts that another passage holds: at least 2 are needed"
+        )
+    store = open_datastore(model, model_path, kb, folder, config.precision)
+    lm_PV, found = _read(model, kb.tokens, store, dev, config)
+    target_P = _targets(dev)
+    _, temperature, weight = min(
+        (_nats(mix(lm_PV, knn_PV, weight), target_P), temperature, weight)
+        for temperature in TEMPERATURES
+        for knn_PV in [knn_probability(found, temperature, lm_PV.shape[1])]
+        for weight in LAMBDAS
+    )
+    lm_PV, found = _read(model, kb.tokens, store, test, config)
+    knn_PV = knn_probability(found, temperature, lm_PV.shape[1])
+    report: KnnJson = {
+        "n": len(test),
+        "entries": len(store.value_N),
+        "knn_weight": weight,
+        "temperature": temperature,
+        "model": _scored(lm_PV, test),
+        "knn_lm": _scored(mix(lm_PV, knn_PV, weight), test),
+        "realm": _scored(realm_probability(model, kb.tokens, index, test, config), test),
+    }
+    write_json(folder / "report.json", report)
+    return report
+
+
+def mix(lm_PV: Tensor, knn_PV: Tensor, weight: float) -> Tensor:
+    """lambda p_kNN + (1 - lambda) p_LM, with `weight` as lambda -> [P, V]; p_LM alone where there are no neighbours."""
+    weight_P1 = weight * (knn_PV.sum(dim=1, keepdim=True) > 0)
+    return weight_P1 * knn_PV + (1 - weight_P1) * lm_PV
+
+
+def _read(
+    model: Model, tokens: PassageTokens, store: Datastore, queries: Sequence[MaskedQuery], config: KnnConfig
+) -> tuple[Tensor, Neighbours]:
+    """p_LM(w) at every masked position [P, V], and the neighbours of the position."""
+    states = [
+        mask_states(model, queries[start : start + ROWS], config.precision)
+        for start in range(0, len(queries), ROWS)
+    ]
+    state_PH = torch.cat(states)
+    with torch.no_grad():
+        lm_PV = model.reader.bert.cls.predictions.decoder(state_PH).float().softmax(dim=1).cpu()
+    query_P = [query for query in queries for _ in query.targets]
+    return lm_PV, nearest(store, state_PH, query_P, tokens, config.neighbours)
+
+
+@torch.no_grad()
+def realm_probability(
+    model: Model, tokens: PassageTokens, index: MipsIndex, queries: Sequence[MaskedQuery], config: KnnConfig
+) -> Tensor:
+    """p(w|x), the sum over retrieved passages of p(z|x) p(w|z,x), at every masked position -> [P, V]."""
+    parts = []
+    with (
+        evaluating(model.reader, model.embedder),
+        progress(total=len(queries), description="read passages", unit="query") as bar,
+    ):
+        for start in range(0, len(queries), READ_AT_ONCE):
+            part = queries[start : start + READ_AT_ONCE]
+            query_BD = embed_queries(model, part)
+            chosen = choose_candidates(part, query_BD, index, tokens, config.candidates, same_corpus=True)
+            batch = read_inputs(part, chosen.number_BK, tokens, model.tokenizer, model.lengths).to(
+                model.device
+            )
+            with autocast(model.device, config.precision):
+                _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
+                logp_PKV = model.reader.vocabulary_logp(batch.joint, batch.position_BM, batch.mask_BM)
+            row_P, _ = batch.mask_BM.nonzero(as_tuple=True)
+            prior_PK = score_BK.float().log_softmax(dim=1)[row_P]
+            parts.append((prior_PK[:, :, None] + logp_PKV).logsumexp(dim=1).exp().cpu())
+            bar.update(len(part))
+    return torch.cat(parts)
+
+
+def _targets(queries: Sequence[MaskedQuery]) -> Tensor:
+    return torch.from_numpy(np.concatenate([query.targets for query in queries]).astype(np.int64))
+
+
+def _nats(probability_PV: Tensor, target_P: Tensor) -> float:
+    """Mean negative log-likelihood of the targets; a probability of 0 counts as 1e-30."""
+    return float(-probability_PV.gather(1, target_P[:, None]).clamp_min(1e-30).log().mean())
+
+
+def _scored(probability_PV: Tensor, queries: Sequence[MaskedQuery]) -> Predicted:
+    target_P = _targets(queries)
+    right_P = (probability_PV.argmax(dim=1) == target_P).numpy()
+    ends = np.cumsum([len(query.targets) for query in queries])
+    spans = [part.all() for part in np.split(right_P, ends[:-1])]
+    return {
+        "span_accuracy": round(100 * float(np.mean(spans)), 2),
+        "nats": round(_nats(probability_PV, target_P), 3),
+    }
+
+
+def table(report: KnnJson) -> list[list[str]]:
+    """The report as rows of cells, the first row being the heading."""
+    named = (("the model alone", "model"), ("kNN-LM", "knn_lm"), ("REALM", "realm"))
+    rows = [[f"{report['n']:,} masked facts", "spans predicted, %", "nats per wordpiece"]]
+    for label, key in named:
+        one: Predicted = report[key]  # type: ignore[literal-required]
+        rows.append([label, f"{one['span_accuracy']:.1f}", f"{one['nats']:.3f}"])
+    return rows
+
+
+def lines(report: KnnJson) -> list[str]:
+    """The report for a terminal."""
+    return [
+        *aligned(table(report)),
+        f"{report['entries']:,} entries; lambda {report['knn_weight']:g} and temperature "
+        f"{report['temperature']:g} chosen on as many other facts",
+    ]

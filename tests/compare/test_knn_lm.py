@@ -1,0 +1,186 @@
+"""kNN-LM against plain loops: entries of the datastore, neighbours, interpolation, and REALM's predictions beside it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from realm import cli
+from realm.compare import knn_lm
+from realm.compare.knn_lm import (
+    KnnConfig,
+    KnnJson,
+    Neighbours,
+    knn_probability,
+    mask_states,
+    mix,
+    nearest,
+    open_datastore,
+)
+from realm.errors import InputError
+from realm.index.versions import load_index
+from realm.masking.candidates import choose_candidates
+from realm.masking.masked_queries import each_span, repeats_text
+from realm.model.folder import load_model
+from realm.qa.probe import embed_queries, held_out_queries
+from realm.tokens.layouts import joint_inputs, passage_inputs, query_inputs
+from tests.schemas import assert_holds
+from tests.store.tiny import holding_out
+
+
+@pytest.fixture(scope="module")
+def queries(tiny_kb):
+    return held_out_queries(holding_out(tiny_kb, 0.6), 30, 100)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model_folder):
+    model = load_model(tiny_model_folder)
+    with torch.no_grad():
+        for parameter in model.reader.parameters():
+            parameter.mul_(8 if parameter.ndim > 1 else 1)
+    return model
+
+
+@pytest.fixture(scope="module")
+def store(tiny_kb, model, tiny_model_folder, tmp_path_factory):
+    return open_datastore(
+        model, str(tiny_model_folder), tiny_kb, tmp_path_factory.mktemp("knn") / "store", "fp32"
+    )
+
+
+def test_each_span_is_masked_once_with_its_repeats(tiny_kb) -> None:
+    tokens, mask_id = tiny_kb.tokens, tiny_kb.tokenizer.mask_id
+    for passage in range(len(tiny_kb)):
+        body, starts, ends = (
+            tokens.body.row(passage),
+            tokens.span_starts.row(passage),
+            tokens.span_ends.row(passage),
+        )
+        made = list(each_span(tokens, passage, mask_id, 40))
+        assert [query.targets.tolist() for query in made] == [
+            body[start:end].tolist() for start, end in zip(starts, ends, strict=True)
+        ]
+        for query in made:
+            assert (query.ids[query.positions] == mask_id).all()
+            assert (query.original[query.positions] == query.targets).all()
+            if len(query.targets) == 1:
+                assert query.targets[0] not in query.ids
+
+
+def test_an_entry_is_the_state_of_a_mask_before_the_output_layer(tiny_kb, model, store) -> None:
+    places = iter(range(len(store.value_N)))
+    bert = model.reader.bert
+    for passage in range(len(tiny_kb)):
+        for query in each_span(tiny_kb.tokens, passage, model.tokenizer.mask_id, model.lengths.query - 2):
+            tokens = joint_inputs([query.ids], [[]], model.tokenizer, model.lengths)
+            with torch.no_grad():
+                states_BTH = bert.bert(tokens.ids_BT, tokens.mask_BT, tokens.segments_BT)
+                wanted = bert.cls.predictions.transform(states_BTH[0, query.positions + 1]).numpy()
+            for state, target in zip(wanted, query.targets, strict=True):
+                place = next(places)
+                np.testing.assert_allclose(
+                    store.key_NH[place].astype(np.float32), state, rtol=2e-3, atol=2e-3
+                )
+                assert (store.value_N[place], store.passage_N[place]) == (target, passage)
+    assert next(places, None) is None
+
+
+def test_the_datastore_is_made_once(tiny_kb, model, tiny_model_folder, tmp_path, monkeypatch) -> None:
+    first = open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", "fp32")
+    assert_holds(knn_lm.DatastoreJson, json.loads((tmp_path / "store" / "datastore.json").read_text()))
+    monkeypatch.setattr(knn_lm, "_write_datastore", lambda *_: pytest.fail("made again"))
+    again = open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", "fp32")
+    np.testing.assert_array_equal(first.key_NH, again.key_NH)
+
+
+@pytest.mark.parametrize("at_once", [7, 1 << 16])
+def test_neighbours_are_the_nearest_entries_of_other_texts(
+    at_once, tiny_kb, model, store, queries, monkeypatch
+) -> None:
+    monkeypatch.setattr(knn_lm, "ENTRIES", at_once)
+    monkeypatch.setattr(knn_lm, "SPARE", 40)
+    query_P = [query for query in queries for _ in query.targets]
+    state_PH = mask_states(model, queries)
+    found = nearest(store, state_PH, query_P, tiny_kb.tokens, 5)
+    keys, compared = store.key_NH.astype(np.float64), 0
+    for row, query in enumerate(query_P):
+        distances = ((keys - state_PH[row].double().numpy()) ** 2).sum(axis=1)
+        allowed = [
+            n
+            for n in np.argsort(distances)
+            if store.passage_N[n] != query.passage
+            and not repeats_text(query.original, tiny_kb.tokens.body.row(store.passage_N[n]))
+        ]
+        np.testing.assert_allclose(found.distance_PK[row], distances[allowed[:5]], rtol=1e-3, atol=1e-3)
+        if (np.diff(distances[allowed[:6]]) > 1e-3).all():  # equal distances may come in any order
+            np.testing.assert_array_equal(found.value_PK[row], store.value_N[allowed[:5]])
+            compared += 1
+    assert compared > len(query_P) / 2
+
+
+def test_probability_sums_neighbours_of_a_word_and_mixes_with_the_model() -> None:
+    distance_PK = torch.tensor([[1.0, 2.0, 4.0], [0.5, torch.inf, torch.inf], [torch.inf] * 3])
+    value_PK = torch.tensor([[3, 1, 3], [2, 0, 0], [0, 0, 0]])
+    knn_PV = knn_probability(Neighbours(distance_PK, value_PK), 2.0, 5)
+    weights = [np.exp(-d / 2.0) for d in (1.0, 2.0, 4.0)]
+    wanted = np.zeros(5)
+    for value, weight in zip((3, 1, 3), weights, strict=True):
+        wanted[value] += weight / sum(weights)
+    np.testing.assert_allclose(knn_PV[0], wanted, rtol=1e-6)
+    np.testing.assert_allclose(knn_PV[1], [0, 0, 1, 0, 0])
+    lm_PV = torch.full((3, 5), 0.2)
+    mixed = mix(lm_PV, knn_PV, 0.25)
+    np.testing.assert_allclose(mixed[0], 0.25 * wanted + 0.75 * 0.2, rtol=1e-6)
+    np.testing.assert_allclose(mixed[2], lm_PV[2])  # without neighbours the model alone
+    np.testing.assert_allclose(mixed.sum(dim=1), 1.0, rtol=1e-6)
+
+
+def test_realm_predicts_the_sum_over_passages(tiny_kb, model, tiny_model_folder, queries) -> None:
+    index, some = load_index(tiny_kb, model, str(tiny_model_folder)).index, queries[:4]
+    config = KnnConfig(candidates=4, device="cpu", precision="fp32")
+    found_PV = knn_lm.realm_probability(model, tiny_kb.tokens, index, some, config)
+    place = 0
+    for query in some:
+        chosen = choose_candidates([query], embed_queries(model, [query]), index, tiny_kb.tokens, 4, True)
+        total = torch.zeros(len(query.targets), model.tokenizer.vocab_size)
+        with torch.no_grad():
+            query_D = model.embedder.query(query_inputs([query.ids], model.tokenizer, model.lengths))[0]
+            scores, likely = [], []
+            for number in chosen.number_BK[0]:
+                body = tiny_kb.tokens.body.row(number) if number >= 0 else []
+                title = tiny_kb.tokens.title.row(number) if number >= 0 else []
+                passage = passage_inputs([title], [body], model.tokenizer, model.lengths)
+                scores.append(float(query_D @ model.embedder.passage(passage)[0]))
+                joint = joint_inputs([query.ids], [body], model.tokenizer, model.lengths)
+                rows = torch.zeros(len(query.targets), dtype=torch.int64)
+                likely.append(model.reader(joint, rows, torch.from_numpy(query.positions) + 1).exp())
+        for share, one in zip(torch.tensor(scores).softmax(dim=0), likely, strict=True):
+            total += share * one
+        np.testing.assert_allclose(found_PV[place : place + len(query.targets)], total, rtol=2e-3, atol=1e-6)
+        place += len(query.targets)
+
+
+def test_the_command_reports_all_three_on_the_same_facts(own_kb, tiny_model_folder, tmp_path, capsys) -> None:
+    words = [
+        "knn",
+        "--kb",
+        str(own_kb.folder),
+        "--model",
+        str(tiny_model_folder),
+        "--out",
+        str(tmp_path / "store"),
+    ]
+    assert cli.main([*words, "--set", "device=cpu", "--set", "neighbours=8", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert_holds(KnnJson, report)
+    assert report["n"] > 0
+    assert cli.main([*words, "--set", "device=cpu"]) == 0
+    assert "kNN-LM" in capsys.readouterr().out
+
+
+def test_a_corpus_without_masked_facts_is_refused(tiny_kb, tiny_model_folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(knn_lm, "held_out_queries", lambda *_: [])
+    with pytest.raises(InputError, match="held-out masked facts"):
+        knn_lm.measure(tiny_kb, str(tiny_model_folder), tmp_path / "store", KnnConfig(device="cpu"))
