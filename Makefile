@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 INSTALLED_DEV := .venv/installed-dev
 
-.PHONY: install install-dev demo demo-from-text demo-full test test-slow bench site clean
+.PHONY: install install-dev demo demo-from-text demo-full tables test test-slow bench site clean
 
 install: $(INSTALLED)
 
@@ -23,7 +23,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 $(INSTALLED_DEV): $(INSTALLED)
-	$(BIN)/python -m pip install -c constraints.txt -e '.[demo,dev,documents,serve]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[compare,demo,dev,documents,serve]'
 	touch $@
 
 demo: install
@@ -34,6 +34,11 @@ demo-from-text: install
 
 demo-full: install
 	$(BIN)/realm demo --from-text --full
+
+tables: install
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[compare]'
+	$(BIN)/realm compare tables --dir tables
+	$(BIN)/realm ablate tables --dir tables
 
 test: install-dev
 	$(BIN)/ruff check

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from farmhash import fingerprint64
+
 from realm.compare.rows import STARTS, Row, Start
 from realm.errors import InputError
 from realm.model.manifest import read_manifest
@@ -37,7 +39,7 @@ class TableConfig:
     train: tuple[str, ...] = ()
     """Question files to train on; empty: questions made from the corpus."""
     dev: tuple[str, ...] = ()
-    """Question files to choose the best weights by; empty: a tenth of the training questions."""
+    """Question files to choose the best weights by; empty: those of the training questions that ORQA's resplit chose."""
     tests: Mapping[str, str] = field(default_factory=dict)
     """Column -> question file to measure on; empty: made questions about documents without training questions."""
     rows: tuple[str, ...] = ()
@@ -311,8 +313,8 @@ def split_questions(
 ) -> tuple[list[Question], list[Question]]:
     """Training and dev questions from several files, each id with the name of its file in front.
 
-    Questions that a test asks too are left out, compared as normalised texts. Without dev questions, each tenth training
-    question becomes one.
+    Questions that a test asks too are left out, compared as normalised texts. Without dev questions, those training questions
+    become dev questions that ORQA's resplit chose (`is_dev`).
     """
     asked = {normalise_answer(question.question) for question in tests}
 
@@ -326,7 +328,15 @@ def split_questions(
     training, choosing = kept(train), kept(dev)
     if choosing:
         return training, choosing
-    return [one for n, one in enumerate(training) if n % 10], training[::10]
+    return (
+        [one for one in training if not is_dev(one.question)],
+        [one for one in training if is_dev(one.question)],
+    )
+
+
+def is_dev(question: str) -> bool:
+    """Whether ORQA's resplit makes the training question a dev question, about one in ten (`create_data_splits.py`)."""
+    return bool(fingerprint64(question) % 100_000 % 10 == 0)
 
 
 def read_all(files: Sequence[str]) -> list[tuple[str, Question]]:

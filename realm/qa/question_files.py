@@ -1,4 +1,4 @@
-"""Reads questions and answers from files: JSON Lines, NQ-Open, WebQuestions, DPR, CuratedTREC."""
+"""Reads questions and answers from files: JSON Lines, NQ-Open, WebQuestions, SQuAD, DPR, CuratedTREC."""
 
 import ast
 import json
@@ -39,6 +39,8 @@ def read_questions(
       This covers NQ-Open, DPR, DrQA and WebQuestions.
     - JSON Lines with only `question` and one `answer`, if at least a quarter of the answers are clearly patterns (DrQA's
       CuratedTREC): all answers are patterns. A line on standard error reports this.
+    - SQuAD's nested JSON, whose answers must not be empty: questions without an answer (SQuAD 2.0) are left out. A line on
+      standard error reports how many.
     - Tab-separated id, type, question, pattern (CuratedTREC): always patterns.
     - Tab-separated question, answers: a list in Python or JSON syntax (DPR), or a single answer as plain text.
 
@@ -108,6 +110,9 @@ def _is_json(path: Path, text: str) -> bool:
 
 
 def _json_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    if _SQUAD.match(text):
+        yield from _squad_records(path, text)
+        return
     if text.lstrip().startswith("["):
         try:
             array = json.loads(text)
@@ -123,6 +128,38 @@ def _json_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
         except (ValueError, RecursionError) as error:
             message = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
             raise InputError(f"{where}: not valid JSON: {message}, in {shown(line)}") from None
+
+
+_SQUAD = re.compile(r'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[')
+"""The start of SQuAD's nested JSON."""
+
+
+def _squad_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    """The questions of SQuAD's nested JSON with their distinct answers."""
+    try:
+        asked = [
+            (article["title"], pair)
+            for article in json.loads(text)["data"]
+            for paragraph in article["paragraphs"]
+            for pair in paragraph["qas"]
+        ]
+        unanswerable = sum(not pair["answers"] for _, pair in asked)
+        records = [
+            {
+                "id": pair["id"],
+                "question": pair["question"],
+                "answers": [answer["text"] for answer in pair["answers"]],
+                "gold_titles": title.replace("_", " "),
+            }
+            for title, pair in asked
+            if pair["answers"]
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise InputError(f"{path}: not JSON Lines, and not SQuAD's nested JSON: {problem}") from None
+    if unanswerable:
+        print(f"realm: {path}: {unanswerable} questions without an answer are left out", file=sys.stderr)
+    yield from ((f"{path} question {record['id']!r}", record) for record in records)
 
 
 def _table_records(path: Path, text: str, regex: bool | None) -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ import pytest
 
 from realm import cli
 from realm.compare import results
-from realm.compare.plan import Plan, TableConfig, split_questions
+from realm.compare.plan import Plan, TableConfig, is_dev, split_questions
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
 from realm.errors import InputError
 from realm.qa.question_files import Question
@@ -213,10 +213,23 @@ def test_training_questions_that_a_test_asks_are_left_out() -> None:
     tests = [Question("t", "who painted mona lisa", ("y",))]
     kept, dev = split_questions(train, [], tests)
     assert len(kept) + len(dev) == 20
-    assert len(dev) == 2
-    assert {one.id for one in kept} == {"b:1"}
+    assert dev == [one for one in [*kept, *dev] if is_dev(one.question)]
+    assert {one.id for one in [*kept, *dev]} == {"b:1"}
     kept, dev = split_questions(train, [question("d", "What is 3?")], tests)
     assert (len(kept), [one.id for one in dev]) == (20, ["d:1"])
+
+
+RESPLIT = {
+    "what two countries invaded poland in the beginning of ww2?": True,
+    "who is the prime minister of ethiopia?": True,
+    "what character did natalie portman play in star wars?": False,
+    "what country is the grand bahama island in?": False,
+}
+"""Training question of WebQuestions -> whether it is in WebQuestions.resplit.dev."""
+
+
+def test_dev_questions_are_those_of_orqas_resplit() -> None:
+    assert [is_dev(question) for question in RESPLIT] == list(RESPLIT.values())
 
 
 def test_shares_are_means_over_the_chosen_questions_and_seeds() -> None:

@@ -75,6 +75,29 @@ def test_an_array_of_webquestions_is_read_with_its_own_names(tmp_path: Path) -> 
     assert read_questions(path) == [Question("wq1", "where?", ("Bahamas", "Nassau"))]
 
 
+def squad(**changes: Any) -> dict[str, Any]:
+    pairs = [
+        {
+            "id": "5a",
+            "question": "who?",
+            "answers": [{"text": "Ann", "answer_start": 0}, {"text": "Ann", "answer_start": 9}],
+        },
+        {"id": "5b", "question": "when?", "answers": [], "is_impossible": True},
+    ]
+    article = {"title": "Ann_of_Cleves", "paragraphs": [{"context": "Ann and Ann", "qas": pairs}]} | changes
+    return {"version": "v2.0", "data": [article]}
+
+
+def test_squads_nested_json_is_read_with_titles_and_without_what_has_no_answer(
+    tmp_path: Path, capsys: Any
+) -> None:
+    file = written(tmp_path, json.dumps(squad(), indent=1), "dev.json")
+    assert read_questions(file) == [Question("5a", "who?", ("Ann",), gold_titles=("Ann of Cleves",))]
+    assert "1 questions without an answer" in capsys.readouterr().err
+    with pytest.raises(InputError, match="it has no 'qas'"):
+        read_questions(written(tmp_path, json.dumps(squad(paragraphs=[{}]))))
+
+
 def test_answers_are_patterns_when_the_caller_says_so(tmp_path: Path) -> None:
     path = written(tmp_path, '{"question": "q", "answer": ["New ?York"]}')
     assert not read_questions(path)[0].regex
