@@ -32,6 +32,7 @@ TABLES = (
     "from_text",
     "knn",
     "baseline",
+    "data",
     "compare",
     "ablate",
 )

@@ -86,7 +86,7 @@ def preset(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def test_every_table_of_a_command_is_checked() -> None:
-    assert set(resolved("paper")) == set(TABLES) - {"baseline", "compare", "ablate"}
+    assert set(resolved("paper")) == set(TABLES) - {"baseline", "data", "compare", "ablate"}
 
 
 def test_inputs_fit_the_encoder_and_each_other(preset: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,9 @@ from realm.cli.arguments import (
     report,
     settings,
 )
-from realm.errors import DivergedError
+from realm.errors import DivergedError, InputError
 from realm.files import read_json
+from realm.settings import read_config
 
 if TYPE_CHECKING:
     from realm.compare.rows import Row
@@ -50,14 +52,14 @@ def add_commands(commands: "Commands[Parser]") -> None:
         table.add_argument(
             "config",
             metavar="PRESET",
-            help=f"preset or TOML file: its table [{section}] describes data and rows, all other tables the stages",
+            help=f"preset or TOML file: its [data] names documents and questions, [{section}] the rows, all others the stages",
         )
         table.add_argument(
             "--set",
             metavar="NAME=VALUE",
             action="append",
             default=[],
-            help=f"change one setting of [{section}] (repeatable)",
+            help=f"change one setting of [{section}], or data.NAME=VALUE one of [data] (repeatable)",
         )
         table.add_argument("--rows", metavar="ROW", nargs="+", help="only these rows (default: all)")
         table.add_argument(
@@ -151,21 +153,28 @@ def _ablate(args: argparse.Namespace) -> None:
 
 
 def _table(args: argparse.Namespace, title: str, rows: "Mapping[str, Row]") -> None:
+    if missing := [name for name in ("farmhash", "matplotlib") if find_spec(name) is None]:
+        raise InputError(
+            f"realm {args.called} needs {' and '.join(missing)}: pip install 'realm-lm[compare]'"
+        )
+
     from realm.cli import run
     from realm.compare import results, table
-    from realm.compare.plan import Plan, TableConfig
+    from realm.compare.plan import DataConfig, Plan, TableConfig
 
-    config = settings(args, TableConfig)
+    of_data = [one.removeprefix("data.") for one in args.set if one.startswith("data.")]
+    args.set = [one for one in args.set if not one.startswith("data.")]
+    data, config = read_config(DataConfig, args.config, "data", of_data), settings(args, TableConfig)
     if args.rows:
         config = replace(config, rows=tuple(args.rows))
     folder = Path(args.dir or args.called)
     if args.diff:
-        for line in results.disagreements(Plan(config, args.config, folder, rows), *args.diff):
+        for line in results.disagreements(Plan(config, data, args.config, folder, rows), *args.diff):
             print(line)
         return
     expected = read_json(args.check) if args.check else None  # refused now, not after hours
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
-        report = table.run(title, rows, config, args.config, folder, run)
+        report = table.run(title, rows, config, data, args.config, folder, run)
     if args.json:
         print(json.dumps(report, ensure_ascii=False))
     if expected is not None:

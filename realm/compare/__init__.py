@@ -3,6 +3,8 @@
 rows         the rows of both tables, as data
 plan         the commands that make and measure the rows
 results      scores, paired tests and costs; the tables
+plots        the tables as a picture
+table        runs all stages of a table
 system       the interface of a system that `realm baseline` trains, and its folder
 drqa, ...    one system per file
 """

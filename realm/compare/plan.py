@@ -27,8 +27,8 @@ from realm.train.pretrain import PretrainConfig
 
 
 @dataclass(frozen=True)
-class TableConfig:
-    """Settings of `realm compare` and `realm ablate`."""
+class DataConfig:
+    """The documents and questions of both tables: the table `[data]` of a preset."""
 
     corpus: tuple[str, ...] = ("package:vital-articles",)
     """Documents of the knowledge base (Z)."""
@@ -42,6 +42,19 @@ class TableConfig:
     """Question files to choose the best weights by; empty: those of the training questions that ORQA's resplit chose."""
     tests: Mapping[str, str] = field(default_factory=dict)
     """Column -> question file to measure on; empty: made questions about documents without training questions."""
+
+    def __post_init__(self) -> None:
+        if not self.corpus:
+            raise ValueError("corpus is empty: give at least one")
+        for name in self.tests:
+            if not re.fullmatch(r"[A-Za-z0-9-]+", name):
+                raise ValueError(f"tests: {name!r} is no name of a column: use letters, digits and hyphens")
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """Settings of `realm compare` and `realm ablate`."""
+
     rows: tuple[str, ...] = ()
     """Rows of the table; empty: all."""
     seeds: tuple[int, ...] = (0,)
@@ -50,16 +63,12 @@ class TableConfig:
     """The first so many seeds are also trained on questions and answer them; 0: only retrieval before that is measured."""
 
     def __post_init__(self) -> None:
-        for name in ("corpus", "seeds"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} is empty: give at least one")
+        if not self.seeds:
+            raise ValueError("seeds is empty: give at least one")
         if not 0 <= self.answer_seeds <= len(self.seeds):
             raise ValueError(
                 f"answer_seeds is {self.answer_seeds}: it must be 0 to {len(self.seeds)}, the number of seeds"
             )
-        for name in self.tests:
-            if not re.fullmatch(r"[A-Za-z0-9-]+", name):
-                raise ValueError(f"tests: {name!r} is no name of a column: use letters, digits and hyphens")
 
 
 CORPUS = Section("Corpus", "Documents are split at sentence ends into passages; names and dates are marked.")
@@ -83,6 +92,7 @@ class Plan:
     """A table in its folder."""
 
     config: TableConfig
+    data: DataConfig
     preset: str | None
     """Configuration file or preset of every stage; None: default settings."""
     folder: Path
@@ -97,12 +107,12 @@ class Plan:
             InputError: there is no such row, or it needs the other corpus.
         """
         wanted = self.config.rows or tuple(
-            name for name, row in self.table.items() if self.config.text or not STARTS[row.start].other_text
+            name for name, row in self.table.items() if self.data.text or not STARTS[row.start].other_text
         )
         for name in wanted:
             if name not in self.table:
                 raise InputError(f"there is no row {name!r}: known are {', '.join(self.table)}")
-            if STARTS[self.table[name].start].other_text and not self.config.text:
+            if STARTS[self.table[name].start].other_text and not self.data.text:
                 raise InputError(
                     f"the row {name} needs another corpus: name its documents in the setting `text`"
                 )
@@ -127,9 +137,9 @@ class Plan:
 
     def tests(self) -> dict[str, Path]:
         """Column -> question file."""
-        if not self.config.tests:
+        if not self.data.tests:
             return {"made": self.folder / "questions" / "test.jsonl"}
-        return {name: Path(file) for name, file in self.config.tests.items()}
+        return {name: Path(file) for name, file in self.data.tests.items()}
 
     def check(self) -> None:
         """Refuses now what would fail after hours.
@@ -138,7 +148,7 @@ class Plan:
             InputError: a row or a question file cannot be used, or an index that is 30 times stale would never be refreshed.
         """
         self.rows()
-        for file in (*self.config.train, *self.config.dev, *self.config.tests.values()):
+        for file in (*self.data.train, *self.data.dev, *self.data.tests.values()):
             read_questions(file)
         every, steps = self._pretrain.refresh.every, self._pretrain.steps
         if any(STARTS[name].stale * every >= steps for name in self.starts() if STARTS[name].stale > 1):
@@ -193,14 +203,12 @@ class Plan:
 
     def preparing(self) -> Iterator[Stage]:
         """Stages that make the corpora, and questions if there are none."""
-        build = self._command("kb build", *self.config.corpus, out=self.kb, tokenizer=self.config.encoder)
+        build = self._command("kb build", *self.data.corpus, out=self.kb, tokenizer=self.data.encoder)
         yield Stage(CORPUS, "kb build", build, self.kb)
         if any(STARTS[name].other_text for name in self.starts()):
-            other = self._command(
-                "kb build", *self.config.text, out=self.text_kb, tokenizer=self.config.encoder
-            )
+            other = self._command("kb build", *self.data.text, out=self.text_kb, tokenizer=self.data.encoder)
             yield Stage(CORPUS, "kb build text", other, self.text_kb)
-        if not self.config.train:
+        if not self.data.train:
             made = self.folder / "questions" / "made"
             argv = self._command("questions", kb=self.kb, out=made)
             yield Stage(QUESTIONS, "questions", argv, made / "dev.jsonl")
@@ -214,7 +222,7 @@ class Plan:
     def _make_start(self, name: str, start: Start, seed: int) -> Iterator[Stage]:
         out = self.start_model(name, seed)
         if name == "encoder":
-            argv = self._command("mlm", kb=self.kb, init=self.config.encoder, out=out)
+            argv = self._command("mlm", kb=self.kb, init=self.data.encoder, out=out)
             yield Stage(STARTING, "mlm", argv, out)
             yield self._index(out)
             return

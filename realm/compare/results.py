@@ -26,6 +26,8 @@ from realm.stages.pairs import Against, against
 from realm.stages.tables import aligned, difference
 
 DASH = "-"
+FOUND = "in the first 1 / 5 / 20 / 100"
+"""Heading of shares of questions with an answer among the first passages."""
 
 
 class Answered(TypedDict):
@@ -243,52 +245,37 @@ def _starts(plan: Plan, tests: dict[str, list[Question]]) -> dict[str, StartJson
 
 
 def tables(report: TableJson) -> list[list[list[str]]]:
-    """The tables as rows of cells, the first row being the heading: answers, passages, starts, costs."""
-    found = []
-    rows = report["rows"]
+    """The tables as rows of cells, the first row being the heading: answers and passages by test, costs, starts by test."""
+    found, rows, starts = [], report["rows"], report["starts"]
+    tests = list(next(iter(starts.values()))["tests"])
     if rows:
-        tests = list(next(iter(rows.values()))["tests"])
-        found.append(_answers_table(rows, tests))
-        found.append(_passages_table(rows, tests))
+        found += [one(rows, test) for test in tests for one in (_answers_table, _passages_table)]
         found.append(_costs_table(rows))
-    found.append(_starts_table(report["starts"]))
+    found += [_starts_table(starts, test) for test in tests]
     if report["masked_facts"] is not None:
         found.append(knn_lm.table(report["masked_facts"]))
     return found
 
 
-def _answers_table(rows: dict[str, RowJson], tests: Sequence[str]) -> list[list[str]]:
-    heads = [f"{test} ({next(iter(rows.values()))['tests'][test]['all']['n']:,})" for test in tests]
-    table = [
-        [
-            "exact match, % (95% interval) / F1",
-            *(cell for head in heads for cell in (head, "REALM minus row")),
-        ]
-    ]
+def _answers_table(rows: dict[str, RowJson], test: str) -> list[list[str]]:
+    n = next(iter(rows.values()))["tests"][test]["all"]["n"]
+    table = [[f"{test}, {n:,} questions", "exact, % (95% interval)", "F1", "REALM minus row"]]
     for row in rows.values():
-        cells = []
-        for test in tests:
-            one = row["tests"][test]
-            low, high = one["all"]["em_ci95"]
-            cells.append(f"{one['all']['em']:.1f} ({low:.1f}-{high:.1f}) / {one['all']['f1']:.1f}")
-            cells.append(DASH if one["less"] is None else difference(one["less"]))
-        table.append([row["label"], *cells])
+        one = row["tests"][test]
+        low, high = one["all"]["em_ci95"]
+        exact = f"{one['all']['em']:.1f} ({low:.1f}-{high:.1f})"
+        less = DASH if one["less"] is None else difference(one["less"])
+        table.append([row["label"], exact, f"{one['all']['f1']:.1f}", less])
     return table
 
 
-def _passages_table(rows: dict[str, RowJson], tests: Sequence[str]) -> list[list[str]]:
-    table = [
-        [
-            "answer among the first 1 / 5 / 20 / 100, %",
-            *tests,
-            *(f"EM if answerable, {test}" for test in tests),
-        ]
-    ]
+def _passages_table(rows: dict[str, RowJson], test: str) -> list[list[str]]:
+    table = [[f"{test}, % of questions", FOUND, "exact if answerable", "if seen", "unseen"]]
     for row in rows.values():
-        found = [row["tests"][test]["retrieved"] for test in tests]
-        shown = [DASH if one is None else _recalls(one) for one in found]
-        answerable = [f"{row['tests'][test]['answerable']['em']:.1f}" for test in tests]
-        table.append([row["label"], *shown, *answerable])
+        one = row["tests"][test]
+        found = DASH if one["retrieved"] is None else _recalls(one["retrieved"])
+        exact = [f"{one[part]['em']:.1f}" for part in ("answerable", "seen", "unseen")]
+        table.append([row["label"], found, *exact])
     return table
 
 
@@ -303,18 +290,11 @@ def _costs_table(rows: dict[str, RowJson]) -> list[list[str]]:
     return table
 
 
-def _starts_table(starts: dict[str, StartJson]) -> list[list[str]]:
-    tests = list(next(iter(starts.values()))["tests"])
-    heads = [cell for test in tests for cell in (test, "REALM minus row, first 5")]
-    table = [["before any question, answer among the first 1 / 5 / 20 / 100, %", *heads]]
+def _starts_table(starts: dict[str, StartJson], test: str) -> list[list[str]]:
+    table = [[f"{test}, before any question, %", FOUND, "REALM minus row, first 5"]]
     for name, start in starts.items():
-        cells = []
-        for test in tests:
-            cells += [
-                _recalls(start["tests"][test]),
-                DASH if test not in start["less"] else difference(start["less"][test]),
-            ]
-        table.append([name, *cells])
+        less = DASH if test not in start["less"] else difference(start["less"][test])
+        table.append([name, _recalls(start["tests"][test]), less])
     return table
 
 

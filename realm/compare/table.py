@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from realm import __version__
-from realm.compare import results
-from realm.compare.plan import Plan, TableConfig, read_all, split_questions
+from realm.compare import plots, results
+from realm.compare.plan import DataConfig, Plan, TableConfig, read_all, split_questions
 from realm.compare.rows import Row
 from realm.files import write_json, write_json_lines
 from realm.qa.question_files import Question, read_questions
@@ -22,6 +22,7 @@ def run(
     title: str,
     table: Mapping[str, Row],
     config: TableConfig,
+    data: DataConfig,
     preset: str | None,
     folder: Path,
     run_command: Callable[[Sequence[str]], None],
@@ -31,7 +32,7 @@ def run(
     Raises:
         InputError: a question file or a row cannot be used, or a stage refuses its input.
     """
-    plan = Plan(config, preset, folder, table)
+    plan = Plan(config, data, preset, folder, table)
     plan.check()
     rows = plan.rows()
     print(f"{title}: {len(rows)} rows ({', '.join(rows)}), in {folder}")
@@ -48,8 +49,9 @@ def run(
     report = results.read(plan, _made_by(plan))
     write_json(folder / "report.json", report)
     (folder / "table.md").write_text(results.markdown(report), encoding="utf-8")
+    plots.draw(report, folder / "table.png")
     print("", *results.lines(report), sep="\n")
-    print(f"The tables are in {folder / 'table.md'}, all numbers in {folder / 'report.json'}.")
+    print(f"All numbers are in {folder / 'report.json'}, the tables in table.md and table.png beside it.")
     return report
 
 
@@ -57,10 +59,10 @@ def _write_questions(plan: Plan) -> None:
     """Writes the training, dev and, if there are no test files, test questions, unless they exist."""
     if plan.questions("dev").exists():
         return
-    config, made = plan.config, plan.folder / "questions" / "made"
-    if config.train:
+    data, made = plan.data, plan.folder / "questions" / "made"
+    if data.train:
         tests = [question for file in plan.tests().values() for question in read_questions(file)]
-        train, dev = split_questions(read_all(config.train), read_all(config.dev), tests)
+        train, dev = split_questions(read_all(data.train), read_all(data.dev), tests)
         parts = {"train": train, "dev": dev}
     else:
         other = read_questions(made / "dev.jsonl")  # about other documents than the training questions
@@ -90,7 +92,7 @@ def _made_by(plan: Plan) -> dict[str, Any]:
         "realm": __version__,
         "commit": _commit(),
         "preset": plan.preset,
-        "settings": asdict(plan.config),
+        "settings": asdict(plan.config) | {"data": asdict(plan.data)},
         "passages": len(KnowledgeBase.open(plan.kb)),
         "corpus": KnowledgeBase.open(plan.kb).fingerprint,
         "questions": digests,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from realm import cli
-from realm.compare import results
-from realm.compare.plan import Plan, TableConfig, is_dev, split_questions
+from realm.compare import plots, results
+from realm.compare.plan import DataConfig, Plan, TableConfig, is_dev, split_questions
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
 from realm.errors import InputError
 from realm.qa.question_files import Question
@@ -19,15 +19,15 @@ from tests.schemas import assert_holds
 from tests.towns import write_corpus, write_encoder
 
 SETTINGS = """
-[compare]
+[data]
 corpus = ["{corpus}"]
 text = ["{corpus}"]
 encoder = "{encoder}"
+
+[compare]
 rows = ["orqa", "realm", "realm-x", "hybrid"]
 
 [ablate]
-corpus = ["{corpus}"]
-encoder = "{encoder}"
 rows = ["realm", "realm-retriever", "realm-encoder", "orqa", "random-masks"]
 seeds = [0, 1]
 answer_seeds = 0
@@ -129,6 +129,15 @@ def test_scores_of_the_table_are_those_of_the_saved_predictions(home, compared, 
         assert one["retrieved"]["mrr"] == again["mrr"]
 
 
+def test_the_picture_shows_every_value_within_its_interval(home, compared) -> None:
+    assert (home / "table1" / "table.png").read_bytes().startswith(b"\x89PNG")
+    drawn = plots.panels(compared)
+    assert [len(panel.labels) for panel in drawn] == [len(compared["rows"]), len(compared["starts"])]
+    for panel in drawn:
+        for value, (low, high) in zip(panel.values, panel.intervals, strict=True):
+            assert low - 0.01 <= value <= high + 0.01
+
+
 def test_a_finished_table_is_only_read_again(home, compared) -> None:
     text = printed("compare", str(home / "tiny.toml"), "--dir", str(home / "table1"))
     assert "$ realm" not in text
@@ -175,8 +184,8 @@ def test_disagreements_name_questions_that_only_one_row_answers(home, compared) 
 # -- parts
 
 
-def plan(table=TABLE_1, **settings: Any) -> Plan:
-    return Plan(TableConfig(**settings), None, Path("t"), table)
+def plan(table=TABLE_1, text: tuple[str, ...] = (), **settings: Any) -> Plan:
+    return Plan(TableConfig(**settings), DataConfig(text=text), None, Path("t"), table)
 
 
 def test_rows_and_starts_are_made_after_what_they_need() -> None:

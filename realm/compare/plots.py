@@ -1,0 +1,73 @@
+"""Draws the tables: exact match of each row, and share found by each start, with 95 % intervals."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from realm.qa.significance import percent, wilson_interval
+
+if TYPE_CHECKING:
+    from realm.compare.results import TableJson
+
+
+class Panel(NamedTuple):
+    """One panel: a value with its interval for each row."""
+
+    title: str
+    labels: list[str]
+    values: list[float]
+    intervals: list[tuple[float, float]]
+
+
+def panels(report: "TableJson") -> list[Panel]:
+    """A panel per test for the rows, and one for the starts."""
+    found = []
+    for test in next(iter(report["starts"].values()))["tests"]:
+        if report["rows"]:
+            answered = {row["label"]: row["tests"][test]["all"] for row in report["rows"].values()}
+            intervals = [(one["em_ci95"][0], one["em_ci95"][1]) for one in answered.values()]
+            title = f"{test}: exact match, %"
+            found.append(Panel(title, list(answered), [one["em"] for one in answered.values()], intervals))
+        retrieved = {name: start["tests"][test] for name, start in report["starts"].items()}
+        shares = [one["recall"]["5"] for one in retrieved.values()]
+        intervals = [
+            _interval(share, one["n"]) for share, one in zip(shares, retrieved.values(), strict=True)
+        ]
+        found.append(
+            Panel(
+                f"{test}: before any question, answer in the first 5, %", list(retrieved), shares, intervals
+            )
+        )
+    return found
+
+
+def _interval(share: float, n: int) -> tuple[float, float]:
+    low, high = wilson_interval(round(share / 100 * n), n)
+    return percent(low), percent(high)
+
+
+def draw(report: "TableJson", out: Path) -> None:
+    """Draws all panels below each other into an image file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    drawn = panels(report)
+    heights = [0.8 + 0.3 * len(panel.labels) for panel in drawn]
+    figure = Figure(figsize=(8, sum(heights)), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    every: Any = figure.subplots(len(drawn), 1, height_ratios=heights, squeeze=False)
+    for axes, panel in zip(every[:, 0], drawn, strict=True):
+        places = range(len(panel.labels), 0, -1)
+        errors = [
+            [max(0.0, value - low) for value, (low, _) in zip(panel.values, panel.intervals, strict=True)],
+            [max(0.0, high - value) for value, (_, high) in zip(panel.values, panel.intervals, strict=True)],
+        ]
+        axes.errorbar(
+            panel.values, places, xerr=errors, fmt="o", color="#1f5fa8", ecolor="#8fb0d6", capsize=3
+        )
+        axes.set_yticks(places, panel.labels)
+        axes.set_title(panel.title, loc="left", fontsize=11)
+        axes.set_xlim(left=0)
+        axes.grid(axis="x", color="#ebebeb")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(out, dpi=120)
