@@ -1,6 +1,5 @@
 """Runs the stages of a table, and writes its report."""
 
-import hashlib
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from realm.compare import plots, results
 from realm.compare.plan import DataConfig, Plan, TableConfig, read_all, split_questions
 from realm.compare.rows import Row
 from realm.files import write_json, write_json_lines
+from realm.qa.official import digest_of, recognised
 from realm.qa.question_files import Question, read_questions
 from realm.stages.memory import PeakMemory
 from realm.stages.runner import Record, run_stages
@@ -85,9 +85,10 @@ def _question_json(question: Question) -> dict[str, Any]:
 
 
 def _made_by(plan: Plan) -> dict[str, Any]:
-    """What the numbers depend on: version, preset, settings, and digests of corpus and questions."""
+    """What the numbers depend on: version, preset, settings, and digests of corpus and questions, with published names."""
     files = {**plan.tests(), "train": plan.questions("train"), "dev": plan.questions("dev")}
-    digests = {name: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for name, file in files.items()}
+    asked = {name: read_questions(file) for name, file in files.items()}
+    digests = {name: recognised(questions) or digest_of(questions) for name, questions in asked.items()}
     return {
         "realm": __version__,
         "commit": _commit(),

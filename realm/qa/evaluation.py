@@ -4,8 +4,8 @@ Axis letters: N questions.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
-from typing import NamedTuple, TypedDict
+from itertools import islice, repeat
+from typing import NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from realm.qa.metrics import (
     first_hit,
     is_correct,
     mean_reciprocal_rank,
+    normalise_answer,
     recall_at,
 )
 from realm.qa.question_files import Question
@@ -37,6 +38,8 @@ class ReportJson(TypedDict):
     f1: float | None
     recall: dict[str, float | None]
     mrr: float
+    title_recall: NotRequired[dict[str, float]]
+    """Recall by title, over the questions that name the titles of documents with an answer; absent without such questions."""
     confidence: ConfidenceJson | None
 
 
@@ -70,12 +73,15 @@ class Report(NamedTuple):
     """int: rank of the first retrieved text that holds an answer, 0 for none."""
     depth: int
     """Number of texts requested per question."""
+    first_title_N: np.ndarray | None = None
+    """int: rank of the first passage with a gold title, 0 for none, -1 for questions without gold titles; None if the titles
+    of the passages are unknown."""
     confidence: Confidence | None = None
     """None if the predictions have no probabilities."""
 
     def as_dict(self) -> ReportJson:
         """The summary; the mean reciprocal rank, too, is in percent."""
-        return {
+        summary: ReportJson = {
             "n": len(self.first_hit_N),
             "em": None if self.correct_N is None else percent(self.correct_N.mean()),
             "em_ci95": None if self.correct_N is None else _interval(self.correct_N),
@@ -91,6 +97,15 @@ class Report(NamedTuple):
                 else self.confidence.as_dict(self.correct_N)
             ),
         }
+        by_title = self._title_recall()
+        return summary if by_title is None else {**summary, "title_recall": by_title}
+
+    def _title_recall(self) -> dict[str, float] | None:
+        known = self.first_title_N is not None and self.first_title_N >= 0
+        if self.first_title_N is None or not np.any(known):
+            return None
+        ranks = self.first_title_N[known]
+        return {str(k): round(recall_at(ranks, k), 2) for k in RECALL_AT if k <= self.depth}
 
     def lines(self) -> list[str]:
         """The summary as lines for a terminal."""
@@ -107,6 +122,11 @@ class Report(NamedTuple):
         lines.append(
             f"passages: an answer is among the first ones for {recall}; reciprocal rank {summary['mrr']:g}%"
         )
+        if "title_recall" in summary:
+            shares = ", ".join(f"{share:g}% at {k}" for k, share in summary["title_recall"].items())
+            lines.append(
+                f"titles: a document named by the question's file is among the first ones for {shares}"
+            )
         if self.confidence is not None and self.correct_N is not None:
             lines += self.confidence.lines(self.correct_N)
         return lines
@@ -130,12 +150,14 @@ def evaluate(
     questions: Sequence[Question],
     depth: int | None = None,
     scoring: Scoring = OURS,
+    titles: Iterable[Sequence[str]] | None = None,
 ) -> Report:
     """Scores predictions and retrieved texts, both in the order of the questions.
 
     Args:
         predictions: the best answer to each question; None: only retrieval is scored.
         retrieved: per question the texts of its passages, best first. An iterator is read one question at a time.
+        titles: per question the titles of the same passages, for recall by title.
         depth: number of texts requested per question, which a small knowledge base may not reach; default: the longest list.
 
     Raises:
@@ -143,11 +165,16 @@ def evaluate(
     """
     if not questions:
         raise InputError("no questions to evaluate: give at least one")
-    hits, longest = [], 0
-    for question, texts in zip(questions, retrieved, strict=True):
+    hits, title_hits, longest = [], [], 0
+    named = repeat(()) if titles is None else titles
+    for question, (texts, names) in zip(
+        questions, zip(retrieved, named, strict=titles is not None), strict=True
+    ):
         hits.append(first_hit(islice(texts, depth), question, scoring.contains))
+        title_hits.append(_first_title(names, question))
         longest = max(longest, len(texts))
-    retrieval = np.array(hits), longest if depth is None else depth
+    first_title_N = None if titles is None else np.array(title_hits)
+    retrieval = np.array(hits), longest if depth is None else depth, first_title_N
     if predictions is None:
         return Report(None, None, *retrieval)
     correct, scores = [], []
@@ -156,6 +183,14 @@ def evaluate(
         correct.append(right)
         scores.append(float(right) if question.regex else f1(prediction, question.answers, scoring.normalise))
     return Report(np.array(correct), np.array(scores), *retrieval)
+
+
+def _first_title(titles: Sequence[str], question: Question) -> int:
+    """Rank of the first of `titles` that is a gold title of the question; 0 for none, -1 if the question has none."""
+    if not question.gold_titles:
+        return -1
+    gold = set(map(normalise_answer, question.gold_titles))
+    return next((rank for rank, title in enumerate(titles, start=1) if normalise_answer(title) in gold), 0)
 
 
 def _interval(correct_N: np.ndarray) -> list[float]:

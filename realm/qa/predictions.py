@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import tee
 from pathlib import Path
 from typing import TypedDict
 
@@ -138,8 +139,7 @@ def score_predictions(
     Raises:
         InputError: a passage is not in the knowledge base.
     """
-    texts = (
-        [passage.text for passage in kb.passages(kb.passage_numbers(one.passages[:DEPTH]))]
-        for one in predictions
-    )
-    return evaluation.evaluate([one.answer for one in predictions], texts, questions, DEPTH, scoring)
+    passages, again = tee(kb.passages(kb.passage_numbers(one.passages[:DEPTH])) for one in predictions)
+    texts = ([passage.text for passage in row] for row in passages)
+    titles = ([passage.title for passage in row] for row in again)
+    return evaluation.evaluate([one.answer for one in predictions], texts, questions, DEPTH, scoring, titles)

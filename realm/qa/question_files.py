@@ -23,7 +23,7 @@ class Question(NamedTuple):
     answers: tuple[str, ...]
     regex: bool = False
     gold_titles: tuple[str, ...] = ()
-    """Titles of documents that hold an answer, if the file has them; not used for scores."""
+    """Titles of documents that hold an answer, if the file has them; for recall by title."""
     passage_id: str = ""
     """Id of a document that holds an answer, if the file has it; used by fine-tuning and by `evaluate --gold`."""
 

@@ -115,6 +115,8 @@ class Answered(NamedTuple):
     """The answers without the positives of each question; None if these were not computed."""
     ids: list[tuple[str, ...]]
     """Per question the ids of its passages."""
+    titles: list[list[str]]
+    """Per question the titles of its passages."""
 
     def report(
         self, questions: Sequence[Question], threshold: float, scoring: Scoring = OURS
@@ -122,7 +124,7 @@ class Answered(NamedTuple):
         """The report; `threshold` is the probability below which an answer is a guess."""
         texts = [one.answers[0].text if one.answers else "" for one in self.answers]
         without_N = None if self.without is None else _best_N(self.without)
-        report = evaluation.evaluate(texts, self.texts, questions, DEPTH, scoring)
+        report = evaluation.evaluate(texts, self.texts, questions, DEPTH, scoring, self.titles)
         return report._replace(confidence=Confidence(_best_N(self.answers), threshold, without_N))
 
     def predictions(self, questions: Sequence[Question]) -> list[Prediction]:
@@ -160,7 +162,7 @@ def ask(
     """Retrieves passages and answers the questions; arguments and errors as in `evaluate`."""
     if answerer.model.span_reader is None:
         raise InputError(NEEDS_READER)
-    answers, without, texts, ids = [], [], [], []
+    answers, without, texts, ids, titles = [], [], [], [], []
     own_passages = _OwnPassages(answerer.kb) if gold else None
     for part in _batches(questions, 16, "evaluate"):
         asked = [q.question for q in part]
@@ -174,11 +176,12 @@ def ask(
         found = [[passage.text for passage in row] for row in passages]
         texts += found
         ids += [tuple(passage.id for passage in row) for row in passages]
+        titles += [[passage.title for passage in row] for row in passages]
         answers += answerer.answer_from(asked, number_BN[:, :read], added_BN[:, :read])
         if unanswerable:
             others_BN = _without_answers(part, number_BN, found, read)
             without += answerer.answer_from(asked, others_BN, added_BN)
-    return Answered(answers, texts, without if unanswerable else None, ids)
+    return Answered(answers, texts, without if unanswerable else None, ids, titles)
 
 
 class CalibrationJson(TypedDict):
@@ -310,10 +313,13 @@ def _evaluate_passages(
     scoring: Scoring,
 ) -> evaluation.Report:
     texts: list[list[str]] = []
+    titles: list[list[str]] = []
     for part in _batches(questions, 16, "evaluate"):
         _, number_BN = search([q.question for q in part], DEPTH)
-        texts += [[passage.text for passage in kb.passages(row[row >= 0])] for row in number_BN]
-    return evaluation.evaluate(None, texts, questions, DEPTH, scoring)
+        for passages in (kb.passages(row[row >= 0]) for row in number_BN):
+            texts.append([passage.text for passage in passages])
+            titles.append([passage.title for passage in passages])
+    return evaluation.evaluate(None, texts, questions, DEPTH, scoring, titles)
 
 
 @torch.no_grad()

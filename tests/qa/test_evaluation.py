@@ -504,6 +504,28 @@ def test_recall_beyond_what_was_retrieved_is_null() -> None:
     assert evaluate([""] * 4, TEXTS, QUESTIONS, depth=5).as_dict()["recall"]["5"] == 75.0
 
 
+def test_recall_by_title_counts_questions_that_name_titles() -> None:
+    questions = [
+        Question("1", "who?", ("x",), gold_titles=("The Nile", "Amazon")),
+        Question("2", "when?", ("y",), gold_titles=("Rhine",)),
+        Question("3", "where?", ("z",)),
+    ]
+    texts = [["a", "b"], ["a"], ["z"]]
+    titles = [["Congo", "nile"], ["Elbe"], ["Rhine"]]
+    report = evaluate(None, texts, questions, depth=20, titles=titles)
+    assert report.first_title_N is not None
+    assert report.first_title_N.tolist() == [2, 0, -1]
+    assert report.as_dict()["title_recall"] == {"1": 0.0, "5": 50.0, "20": 50.0}
+    assert any(line.startswith("titles:") for line in report.lines())
+    assert (
+        evaluate(None, texts[2:], questions[2:], titles=titles[2:])
+        .as_dict()
+        .keys()
+        .isdisjoint({"title_recall"})
+    )
+    assert "title_recall" not in evaluate(None, texts, questions).as_dict()
+
+
 def test_published_scorings_differ_where_they_should() -> None:
     question = [Question("1", "q", ("Zu\u0308rich",))]
     for scoring, em, hit in ((ORQA, True, 0), (DPR, False, 1)):
