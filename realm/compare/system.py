@@ -101,7 +101,7 @@ class SystemJson(TypedDict):
 
 @dataclass
 class SystemModel:
-    """The network of a system while it trains (`realm.train.loop.Trainable`)."""
+    """The network of a system while it trains (`realm.train.trainable`)."""
 
     system: str
     network: nn.Module

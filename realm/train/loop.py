@@ -29,12 +29,12 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import Any, NotRequired, Protocol, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,7 @@ from realm.train.checkpoints import Checkpoints
 from realm.train.metrics import METRICS, REQUIRED, TENSORBOARD, MetricsLog, StepMeans
 from realm.train.optimizer import Optimizer
 from realm.train.run_config import RunConfig
+from realm.train.trainable import Trainable
 
 SHOWN = (
     "loss", "retrieval_utility", "index_age", "building", "build_seconds", "build_passages_per_second", "build_slowdown",
@@ -81,25 +82,6 @@ class StageRecord(TypedDict):
     stage: str
     seconds: NotRequired[float]
     """Duration of the stage; saved with the model."""
-
-
-class Trainable(Protocol):
-    """What a run trains and saves: a REALM model, or the network of a compared system."""
-
-    step: int
-    """Optimizer steps of the last stage."""
-    stages: list[dict[str, Any]]
-    """Settings of each stage, oldest first."""
-
-    def to(self, device: torch.device) -> object:
-        """Moves all weights to a device."""
-
-    def save(self, folder: Path, extra: Sequence[Path]) -> None:
-        """Writes the folder, with copies of the `extra` files and folders, completely or not at all."""
-
-    @staticmethod
-    def saved_stages(folder: Path) -> list[dict[str, Any]]:
-        """The stages of a saved folder; empty if it is none."""
 
 
 class OtherSettings(ConflictError):
