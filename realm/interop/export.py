@@ -50,6 +50,11 @@ def check_exportable(model: Model) -> None:
         raise InputError(
             "the span reader has BERT's question-answering head, which the published classes do not know"
         )
+    if spans is not None and (spans.config.objective != "joint" or not spans.config.retrieval_score):
+        raise InputError(
+            "the published classes add the retrieval score to every span score: train the span reader with "
+            "--set objective=joint --set retrieval_score=true"
+        )
     if spans is not None and bool(spans.continues_V.any()):
         raise InputError(
             "the span reader answers in whole words only, which the published one cannot: train with "

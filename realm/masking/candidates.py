@@ -61,11 +61,13 @@ def choose_candidates(
     same_corpus: bool,
     injected: int = 0,
     spans: SpanIndex | None = None,
+    exclude_own: bool = True,
 ) -> Candidates:
     """`count` candidates per query: the null passage, `injected` positives of the masked span, and the best hits.
 
     `same_corpus`: the passages of the queries are numbered as in `knowledge`. Injected positives are the best-scoring positives
-    that are not among the hits; if there are fewer than `injected`, more hits take their places.
+    that are not among the hits; if there are fewer than `injected`, more hits take their places. `exclude_own` False: no
+    passage is excluded.
 
     Raises:
         InputError: the corpus is too small to give every query its candidates.
@@ -74,7 +76,7 @@ def choose_candidates(
     hits = index.search(query_BD, wanted + 8)
     numbers, excluded = [], []
     for row, query in enumerate(queries):
-        own = np.array([query.passage] if same_corpus else [], dtype=np.int64)
+        own = np.array([query.passage] if same_corpus else [], dtype=np.int64) if exclude_own else None
         hit, out = _allowed(query, hits, row, knowledge, own)
         depth = wanted + 8
         while len(hit) < wanted and depth < len(index):  # many duplicates of one text: search deeper
@@ -88,7 +90,7 @@ def choose_candidates(
                 spans.passages(query.targets), np.concatenate([out, chosen[: wanted - injected]])
             )
             best = _best(positives, query_BD[row], index, injected * 2)
-            best = [n for n in best if not repeats_text(query.original, knowledge.body.row(n))][:injected]
+            best = [n for n in best if not (exclude_own and _repeats(query, n, knowledge))][:injected]
             fill = [n for n in chosen[wanted - injected :] if n not in best][: injected - len(best)]
             chosen = np.array([*chosen[: wanted - injected], *best, *fill], dtype=np.int64)
         numbers.append(np.concatenate([[NULL_PASSAGE], chosen]))
@@ -140,14 +142,18 @@ def _targets(queries: Sequence[MaskedQuery]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _allowed(
-    query: MaskedQuery, hits: Hits, row: int, knowledge: PassageTokens, own: np.ndarray
+    query: MaskedQuery, hits: Hits, row: int, knowledge: PassageTokens, own: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The hits of a query without passages that repeat its text, and those passages."""
+    """The hits of a query without passages that repeat its text, and those passages; `own` None: all hits, and nothing."""
     numbers = hits.number_BK[row].cpu().numpy()
-    repeats = np.array(
-        [n in own or repeats_text(query.original, knowledge.body.row(n)) for n in numbers], dtype=bool
-    )
+    if own is None:
+        return numbers, numbers[:0]
+    repeats = np.array([n in own or _repeats(query, n, knowledge) for n in numbers], dtype=bool)
     return numbers[~repeats], np.union1d(numbers[repeats], own)
+
+
+def _repeats(query: MaskedQuery, number: int, knowledge: PassageTokens) -> bool:
+    return repeats_text(query.original, knowledge.body.row(number))
 
 
 def _best(numbers: np.ndarray, query_D: Tensor, index: MipsIndex, count: int) -> list[int]:

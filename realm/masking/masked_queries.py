@@ -1,4 +1,4 @@
-"""From a passage to a masked query: salient span masking (REALM section 3.4) and the two maskings of its ablation.
+"""From a passage to a masked query: salient span masking (REALM section 3.4) and the random maskings of its ablation.
 
 A query is a sentence of a passage with some wordpieces replaced by [MASK]; the replaced wordpieces are the targets. All offsets
 count wordpieces.
@@ -15,10 +15,12 @@ import numpy as np
 
 from realm.store.knowledge_base import PassageTokens
 
-Masking = Literal["salient", "token", "span"]
+Masking = Literal["salient", "token", "bert", "span"]
 
 TOKEN_SHARE = 0.15
-"""Share of a sentence that the "token" and "span" maskings mask (BERT, SpanBERT)."""
+"""Share of a sentence that the random maskings mask (BERT, SpanBERT)."""
+REPLACED, KEPT = 0.1, 0.1
+"""Shares of the predicted wordpieces of "bert" that become a random wordpiece, and that stay as they are."""
 
 
 class MaskedQuery(NamedTuple):
@@ -45,14 +47,16 @@ def mask_passage(
     masking: Masking = "salient",
     max_masks: int = 10,
     repeats: bool = False,
+    vocab_size: int = 0,
 ) -> MaskedQuery | None:
     """A masked query of a passage, or None if the passage has nothing to mask.
 
     "salient": a span drawn evenly from all spans of the passage that lie within one sentence. The sentence of the span is the
     query, every wordpiece of the span becomes [MASK], and the first `max_masks` are predicted. `repeats` masks other
     occurrences of the span in the sentence too (released code: no). "token": 15 % of the wordpieces of a random sentence.
-    "span": random runs of geometric length (p = 0.2, at most 10) up to 15 % (SpanBERT). A sentence longer than `max_tokens` is
-    cut to a window around the first mask (released code: the example is skipped)."""
+    "bert": as "token", but of these 10 % become a random wordpiece of `vocab_size` and 10 % stay as they are (Devlin et al.
+    2019). "span": random runs of geometric length (p = 0.2, at most 10) up to 15 % (SpanBERT). A sentence longer than
+    `max_tokens` is cut to a window around the first mask (released code: the example is skipped)."""
     body = tokens.body.row(passage)
     if masking == "salient":
         chosen = _salient(tokens, passage, rng)
@@ -66,8 +70,9 @@ def mask_passage(
         sentence = body[bounds[number] : bounds[number + 1]]
         if len(sentence) < 4:
             return None
-        hidden = (_random_tokens if masking == "token" else _random_spans)(len(sentence), rng)
-    return _hide(passage, sentence, hidden, hidden[:0], mask_id, max_tokens, max_masks)
+        hidden = (_random_spans if masking == "span" else _random_tokens)(len(sentence), rng)
+    query = _hide(passage, sentence, hidden, hidden[:0], mask_id, max_tokens, max_masks)
+    return _as_bert(query, rng, mask_id, vocab_size) if masking == "bert" else query
 
 
 def each_span(tokens: PassageTokens, passage: int, mask_id: int, max_tokens: int) -> Iterator[MaskedQuery]:
@@ -75,6 +80,15 @@ def each_span(tokens: PassageTokens, passage: int, mask_id: int, max_tokens: int
     body = tokens.body.row(passage)
     for sentence, span in _spans_in_sentences(tokens, passage):
         yield _hide_span(passage, body, sentence, span, mask_id, max_tokens, max_masks=10, repeats=True)
+
+
+def _as_bert(query: MaskedQuery, rng: np.random.Generator, mask_id: int, vocab_size: int) -> MaskedQuery:
+    """The query with some of its [MASK] replaced by a random wordpiece, and some by the original one (Devlin et al. 2019)."""
+    hidden, ids = np.flatnonzero(query.ids == mask_id), query.ids.copy()
+    draw = rng.random(len(hidden))
+    replaced, kept = hidden[draw < REPLACED], hidden[draw >= 1 - KEPT]
+    ids[replaced], ids[kept] = rng.integers(vocab_size, size=len(replaced)), query.original[kept]
+    return query._replace(ids=ids)
 
 
 def _hide_span(
@@ -124,6 +138,7 @@ def draw_queries(
     masking: Masking = "salient",
     repeats: bool = False,
     titled: float = 0.0,
+    vocab_size: int = 0,
 ) -> list[MaskedQuery]:
     """`count` masked queries from passages drawn evenly from the given numbers; passages with nothing to mask are skipped.
 
@@ -131,7 +146,9 @@ def draw_queries(
     """
     queries: list[MaskedQuery] = []
     for passage in _endless(passages, rng, limit=count * 50):
-        query = mask_passage(tokens, passage, rng, mask_id, max_tokens, masking, repeats=repeats)
+        query = mask_passage(
+            tokens, passage, rng, mask_id, max_tokens, masking, repeats=repeats, vocab_size=vocab_size
+        )
         if query is not None:
             if titled and rng.random() < titled:
                 query = with_title(query, tokens.title.row(passage), max_tokens)

@@ -1,6 +1,6 @@
 """Question and passage -> span scores: ORQA section 3, REALM section 3.2 "fine-tuning".
 
-Axis letters: B rows, T tokens, H hidden, W span widths.
+Axis letters: B rows or questions, K passages read per question, R rows, T tokens, H hidden, W span widths.
 """
 
 import math
@@ -14,6 +14,11 @@ from torch import Tensor, nn
 from realm.model.bert import Bert
 from realm.model.cpu.packed import hidden_states
 from realm.tokens.layouts import Tokens
+
+Objective = Literal["joint", "mixture"]
+
+IMPOSSIBLE = -1e9
+"""Log of the total probability of a passage without any span: finite, so that gradients are 0 and not NaN."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,11 @@ class SpanConfig:
     """Epsilon of the LayerNorm of "pairs"."""
     finds_none: bool = False
     """"No answer" has the score 0 beside the scores of spans (released reader: always an answer)."""
+    objective: Objective = "joint"
+    """How spans of several passages compare. "joint": by span score plus retrieval score (ORQA section 3, released code).
+    "mixture": by p(z|x) p(span|z,x), where p(span|z,x) is a softmax over the spans of one passage (REALM eq. 1)."""
+    retrieval_score: bool = True
+    """False: spans compare by their own scores alone; only with "joint"."""
 
     def __post_init__(self) -> None:
         for name, value in (("max_width", self.max_width), ("hidden", self.hidden)):
@@ -38,6 +48,10 @@ class SpanConfig:
                 raise ValueError(f"{name} is {value}: it must be 1 or more, and fit 32 bits")
         if not 0 <= self.norm_eps < math.inf:
             raise ValueError(f"norm_eps is {self.norm_eps}: it must be 0 or more, and finite")
+        if self.objective == "mixture" and not self.retrieval_score:
+            raise ValueError(
+                'objective "mixture" weighs passages by their retrieval scores: retrieval_score must be true'
+            )
 
 
 class SpanReader(nn.Module):
@@ -85,13 +99,34 @@ class SpanReader(nn.Module):
         """The layers that turn states of the encoder into span scores."""
         return [part for part in (self.ends, self.norm, self.score) if not isinstance(part, nn.Identity)]
 
-    def beside(self, score_BK: Tensor) -> Tensor:
-        """The terms that retrieval scores add to the span scores of each passage -> [B, K].
+    def total(self, span_RWT: Tensor) -> Tensor:
+        """What a mixture divides the spans of each passage by, as a logarithm -> [R]; 0 if the objective is "joint".
 
-        A "pairs" head is trained with the scores themselves. An "ends" head compares spans with "no answer" passage by passage:
-        adding log p(z|x) over the passages read keeps the score of "no answer" at 0 for all passages together.
+        It is the logsumexp of the scores of all spans, and of "no answer" if the reader finds it.
         """
-        return score_BK if self.config.head == "pairs" else score_BK.log_softmax(dim=-1)
+        if self.config.objective == "joint":
+            return span_RWT.new_zeros(len(span_RWT))
+        none = 0.0 if self.config.finds_none else IMPOSSIBLE
+        return F.pad(span_RWT.flatten(1), (0, 1), value=none).logsumexp(dim=1)
+
+    def beside(self, score_BK: Tensor, total_BK: Tensor) -> Tensor:
+        """What is added to the span scores of each passage, so that spans of all passages compare -> [B, K].
+
+        A "pairs" head is trained with the retrieval scores themselves, or as a mixture with log p(z|x) over the passages read,
+        less `total`. An "ends" head compares spans with "no answer" passage by passage: adding log p(z|x) keeps the score of
+        "no answer" at 0 for all passages together.
+        """
+        if not self.config.retrieval_score:
+            return torch.zeros_like(score_BK)
+        if self.config.head == "ends" or self.config.objective == "mixture":
+            score_BK = score_BK.log_softmax(dim=-1)
+        return score_BK - total_BK
+
+    def none(self, beside_BK: Tensor) -> Tensor:
+        """Score of "no answer" beside the spans of all passages -> [B]: 0, in a mixture log sum_z p(z|x) p("no answer"|z,x)."""
+        if self.config.objective == "joint":
+            return torch.zeros_like(beside_BK[..., 0])
+        return beside_BK.logsumexp(dim=-1)
 
 
 def body_mask(tokens: Tokens, sep_id: int) -> Tensor:

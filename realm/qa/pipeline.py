@@ -1,7 +1,8 @@
 """Answers questions: retrieves passages, reads every span in them, and returns the best spans with their evidence.
 
 Reading follows ORQA (Lee et al. 2019, section 3): the best passages by inner product, every span of up to ten wordpieces in
-them, score = span score + retrieval score. An answer is a slice of the passage's text.
+them, score = span score + retrieval score, or as the span reader was trained (`SpanConfig.objective`). An answer is a slice of
+the passage's text.
 
 Axis letters: B questions, K passages per question, R passages of all questions, W span widths, T tokens, F spans of all
 passages of a question.
@@ -272,15 +273,14 @@ class Answerer:
             return [], [], NO_FEATURES
         reader = self.model.span_reader
         assert reader is not None
+        total_K = torch.cat([reader.total(one.score_WT[None]) for one in spans])
+        beside_K = reader.beside(score_K + added_K, total_K)
         joint_F = torch.cat(
-            [
-                (one.score_WT + score).flatten()
-                for one, score in zip(spans, reader.beside(score_K + added_K), strict=True)
-            ]
+            [(one.score_WT + beside).flatten() for one, beside in zip(spans, beside_K, strict=True)]
         )
         ends = np.cumsum([one.score_WT.numel() for one in spans])
-        none = [0.0] if reader.config.finds_none else []
-        share_F = torch.cat([joint_F, torch.tensor(none)]).softmax(dim=0)
+        none = reader.none(beside_K[None]).to(joint_F.dtype) if reader.config.finds_none else joint_F[:0]
+        share_F = torch.cat([joint_F, none]).softmax(dim=0)
         published = self.model.tokenizer.as_huggingface() if self.config.reference_compat else None
 
         def piece(place: int) -> tuple[int, int, int, str]:

@@ -2,7 +2,8 @@
 
 The loss is the sum of two losses of equal weight. The retriever's loss is taken over the best few hundred passages: at least
 one of them should hold an answer. It teaches the retriever before the reader finds any answer. The reader's loss is taken over
-every span of the best five passages; the score of a span includes the retrieval score of its passage.
+every span of the best five passages; the score of a span includes the retrieval score of its passage. Two settings give other
+losses of the reader: `objective` (REALM eq. 1) and `span_loss` (Min et al. 2019).
 
 Passage vectors are constant and only the query tower trains, unless `update_passages` is set. Then the passages that are read
 are embedded with gradient, and the index is refreshed as in pre-training (`realm.train.refresh.refresher`), from which later
@@ -31,7 +32,7 @@ from realm.model.device import choose_device
 from realm.model.folder import Model, load_model
 from realm.model.losses import any_correct_loss
 from realm.model.scores import own_scores
-from realm.model.span_reader import SpanConfig, SpanReader
+from realm.model.span_reader import Objective, SpanConfig, SpanReader
 from realm.qa.metrics import Containment
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question
@@ -44,10 +45,12 @@ from realm.train.loop import TrainRun
 from realm.train.refresh.cached_states import freeze_input_embeddings
 from realm.train.refresh.refresher import IndexRefresher, RefreshConfig
 from realm.train.run_config import RunConfig, generator
-from realm.train.span_losses import joint_scores, read, sampled_reader_loss
+from realm.train.span_losses import SpanLoss, counted, joint_scores, read, sampled_reader_loss
 
 NOT_THERE = -1e9
 """Retrieval score of a missing passage, if a method finds too few: p(z|x) and the gradient are 0."""
+MOST_HARD = 0.8
+"""Largest probability of a hard step of "hard-em" (Min et al. 2019)."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,19 @@ class FinetuneConfig(RunConfig):
     """"all": through every passage read (paper). "sampled": all passages are read without gradient and dropout; some are then
     read again with gradient, drawn in proportion to their share of the loss's gradient and weighted so that the expected
     gradient is the same. "sampled" is faster if most passages read teach nothing."""
+    objective: Objective = "joint"
+    """p(y|x) of the reader's loss, and of the answers of the new model. "joint": one softmax over the spans of all passages
+    read, of span score plus retrieval score (ORQA, released code). "mixture": the sum over passages of p(z|x) p(y|z,x), each a
+    softmax of its own (paper, eq. 1)."""
+    span_loss: SpanLoss = "marginal"
+    """Which correct spans the reader's loss counts (Min et al. 2019). "marginal": the sum over all (paper). "first": the first
+    in the best passage that has one. "hard-em": with probability min(step / `hard_em_steps`, 0.8) the one with the highest
+    score alone, else all."""
+    hard_em_steps: int = 1000
+    """tau of "hard-em" (Min et al. 2019: 8,000 for NaturalQuestions, 4,000 for TriviaQA)."""
+    retrieval_score: bool = True
+    """False: the score of a span does not include the retrieval score of its passage, neither in training nor in answers of
+    the new model; then the reader's loss does not train the retriever. For baselines; only with "joint"."""
     unanswerable: float = 0.0
     """Share of questions that are read with passages without an answer. Above 0 the reader learns "no answer", which has the
     score 0 beside the scores of spans and is right if no passage read holds an answer."""
@@ -110,6 +126,11 @@ class FinetuneConfig(RunConfig):
             )
         if self.update_passages and not self.retriever_rate > 0:
             raise ValueError("update_passages trains the embedder: retriever_rate must be above 0")
+        if self.hard_em_steps < 1:
+            raise ValueError(f"hard_em_steps is {self.hard_em_steps}: it must be 1 or more")
+        SpanConfig(
+            objective=self.objective, retrieval_score=self.retrieval_score
+        )  # refuses what does not fit
 
 
 class FinetunedFrom(TypedDict):
@@ -154,6 +175,7 @@ def train(
             f"the span reader of {config.reader or init} always finds an answer: unanswerable = 0 trains it further, a model "
             "without a span reader gets one that may find none"
         )
+    reader.config = replace(reader.config, objective=config.objective, retrieval_score=config.retrieval_score)
     method = config.method or model.calibration.method
     model.calibration = Calibration(method=method)
     head_rate = config.learning_rate if config.head_rate is None else config.head_rate
@@ -211,7 +233,8 @@ def train(
                 rows, read_b = examples.rows(reader, batch, read_BK).that_teach(reader)
                 span_RWT = read(reader, rows, sampled)
                 logit_bX, correct_bX = joint_scores(reader, span_RWT, rows, score_BN[read_b])
-                reader_loss = any_correct_loss(logit_bX, correct_bX)
+                counted_bX = counted(logit_bX, correct_bX, span_RWT, config.span_loss, is_hard(config, step))
+                reader_loss = any_correct_loss(logit_bX, counted_bX)
                 taught, sampled_loss = len(span_RWT), reader_loss.new_zeros(())
                 if sampled:
                     rng = generator(config.seed, 9, step)
@@ -246,6 +269,12 @@ def train(
 def unanswerable(config: FinetuneConfig, step: int) -> np.ndarray:
     """Which questions of a step are read with passages that hold no answer -> [B] bool."""
     return generator(config.seed, 8, step).random(config.batch_size) < config.unanswerable
+
+
+def is_hard(config: FinetuneConfig, step: int) -> bool:
+    """Whether a step of "hard-em" counts the best correct span alone."""
+    drawn = generator(config.seed, 10, step).random()
+    return bool(drawn < min(step / config.hard_em_steps, MOST_HARD))
 
 
 def reading_lengths(lengths: Lengths, tokens: int) -> Lengths:

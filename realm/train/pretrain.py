@@ -59,6 +59,8 @@ from realm.train.run_config import RunConfig, generator
 
 POSITIVE_GAIN, NEGATIVE_GAIN = 6.2, -1.6
 """Gain in nats over the null passage that the entity control assigns to passages with and without the masked span."""
+NO_SCORE = -1e9
+"""Score of the null passage if it is no candidate: p(null|x) and the gradient are 0."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ class PretrainConfig(RunConfig):
     """Passages per sentence, including the null passage (paper: 8)."""
     injected: int = 2
     """Injected positives: candidates that are chosen because they hold the masked span (paper: 0)."""
+    null_passage: bool = True
+    """False: p(null|x) is 0. The null passage is still read, and counted in `candidates`, because metrics compare with it."""
+    exclude_own: bool = True
+    """Excludes passages that repeat the text of the query, of which its own passage is one. False: trivial candidates."""
     retriever_rate: float = 3e-5
     """Peak learning rate of the embedder (paper: 3e-5)."""
     passage_encoder: Literal["trained", "frozen"] = "trained"
@@ -89,7 +95,8 @@ class PretrainConfig(RunConfig):
     marginal: Literal["span", "token"] = "span"
     """Whether the likelihood sums over passages for each whole span (paper) or for each token (released code)."""
     masking: Masking = "salient"
-    """"token" and "span" are the paper's ablation."""
+    """"token", "bert" and "span" are the paper's ablation: random wordpieces, all hidden or as BERT hides them, and random
+    spans."""
     mask_repeats: bool = True
     """Masks other occurrences of the span in the sentence too (released code: no)."""
     titled: float = 0.0
@@ -178,19 +185,20 @@ def train(
             rng = generator(config.seed, step)
             queries = draw_queries(                                        # one hidden span in each of B sentences
                 source.tokens, passages, config.batch_size, rng, model.tokenizer.mask_id,
-                model.lengths.query - 2, config.masking, config.mask_repeats, config.titled,
+                model.lengths.query - 2, config.masking, config.mask_repeats, config.titled, model.tokenizer.vocab_size,
             )  # fmt: skip
             queries = distributed.shard(queries)
             with run.autocast():
                 search_BD = embed_queries(refresher.query_model(model, version), queries)
             chosen = choose_candidates(                                    # null first, never the query's own text
-                queries, search_BD, version.index, knowledge, config.candidates, same_corpus, config.injected, spans
+                queries, search_BD, version.index, knowledge, config.candidates, same_corpus, config.injected, spans,
+                config.exclude_own,
             )  # fmt: skip
             batch = read_inputs(queries, chosen.number_BK, knowledge, model.tokenizer, model.lengths).to(
                 run.device
             )
             with run.autocast():
-                query_BD, score_BK = score(model.embedder, batch, chosen, states)
+                query_BD, score_BK = score(model.embedder, batch, chosen, states, config.null_passage)
                 logp_BKM = read(model.reader, batch, queries, chosen, knowledge, config)
                 entries = loss_entries(
                     query_BD, score_BK, logp_BKM, batch, chosen, version.index, rng, config
@@ -217,13 +225,20 @@ def train(
 
 
 def score(
-    embedder: Embedder, batch: RetrievalBatch, chosen: Candidates, states: CachedPassageStates | None
+    embedder: Embedder,
+    batch: RetrievalBatch,
+    chosen: Candidates,
+    states: CachedPassageStates | None,
+    null_passage: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Vectors of the queries [B, D] and scores of their candidates [B, K]; cached `states` replace the passages' layers."""
     passages: Tokens | Tensor = batch.passages
     if states is not None:
         passages = states.vectors(embedder.passage, np.unique(chosen.number_BK))
-    return embedder.score(batch.queries, passages, batch.place_BK)
+    query_BD, score_BK = embedder.score(batch.queries, passages, batch.place_BK)
+    if not null_passage:
+        score_BK = F.pad(score_BK[:, 1:], (1, 0), value=NO_SCORE)
+    return query_BD, score_BK
 
 
 def read(

@@ -3,6 +3,8 @@
 Axis letters: B questions, N retrieved passages, K passages read, W span widths, T tokens, R rows (a question and a passage
 each), X spans of all passages of a question."""
 
+from typing import Literal
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,6 +12,8 @@ from torch import Tensor
 from realm.model.modes import evaluating
 from realm.model.span_reader import SpanReader
 from realm.train.examples import Rows
+
+SpanLoss = Literal["marginal", "first", "hard-em"]
 
 SURE = 0.5
 """Size of a row's gradient from which on the row is always read again. A larger value saves time and adds noise."""
@@ -29,19 +33,48 @@ def read(reader: SpanReader, rows: Rows, sampled: bool) -> Tensor:
 
 
 def joint_scores(reader: SpanReader, span_RWT: Tensor, rows: Rows, score_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """Span scores plus retrieval scores over all passages read, and which spans are answers -> two of [B, X].
+    """Scores of the spans of all passages read, of which a softmax makes probabilities, and which are answers -> two of [B, X].
 
-    X is K * W * T; a reader that can find "no answer" has one more entry at the end.
+    They are span scores plus retrieval scores, or in a mixture log p(z|x) p(span|z,x). X is K * W * T; a reader that can find
+    "no answer" has one more entry at the end.
     """
     passages = len(span_RWT) // rows.questions
-    score_BK = reader.beside(score_BN[:, :passages])
-    logit_BX = (span_RWT.view(rows.questions, passages, -1) + score_BK[:, :, None]).flatten(1)
+    total_BK = reader.total(span_RWT).view(rows.questions, passages)
+    beside_BK = reader.beside(score_BN[:, :passages], total_BK)
+    logit_BX = (span_RWT.view(rows.questions, passages, -1) + beside_BK[:, :, None]).flatten(1)
     correct_BX = rows.correct_RWT.view(rows.questions, -1)
     if reader.config.finds_none:
         none_B1 = ~correct_BX.any(dim=1, keepdim=True)
-        logit_BX = torch.cat([logit_BX, logit_BX.new_zeros(rows.questions, 1)], dim=1)
+        logit_BX = torch.cat([logit_BX, reader.none(beside_BK)[:, None]], dim=1)
         correct_BX = torch.cat([correct_BX, none_B1], dim=1)
     return logit_BX, correct_BX
+
+
+def counted(
+    logit_BX: Tensor, correct_BX: Tensor, span_RWT: Tensor, span_loss: SpanLoss, hard: bool = False
+) -> Tensor:
+    """The correct entries whose total probability the loss takes (Min et al. 2019, section 3) -> [B, X] bool.
+
+    "marginal": all. "first": in the first passage that has any, the one that begins first, the shortest of several. "hard-em":
+    in a `hard` step the one with the highest score, else all. Only entries that the reader can score are chosen.
+    """
+    if span_loss == "marginal" or (span_loss == "hard-em" and not hard):
+        return correct_BX
+    possible_BX = correct_BX & logit_BX.isfinite()
+    if span_loss == "hard-em":
+        place_B = logit_BX.masked_fill(~possible_BX, -torch.inf).argmax(dim=1)
+    else:
+        _, widths, length = span_RWT.shape
+        entry_X = torch.arange(logit_BX.shape[1], device=logit_BX.device)
+        passage_X, width_X, start_X = (
+            entry_X // (widths * length),
+            entry_X // length % widths,
+            entry_X % length,
+        )
+        order_X = (passage_X * length + start_X) * widths + width_X  # "no answer" comes last
+        place_B = order_X.where(possible_BX, len(order_X)).argmin(dim=1)
+    alone_BX = torch.zeros_like(possible_BX).scatter_(1, place_B[:, None], True)
+    return alone_BX & possible_BX
 
 
 def sampled_reader_loss(

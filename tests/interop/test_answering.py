@@ -16,6 +16,7 @@ from realm.interop.export import check_exportable
 from realm.interop.span_readers import LONGEST_ANSWER, load_huggingface_reader, take_reader
 from realm.model.calibration import Calibration
 from realm.model.folder import Model, load_model, save_model
+from realm.model.span_reader import SpanConfig
 from realm.qa.metrics import normalise_answer
 from realm.qa.pipeline import SPANS_ADDED_UP, AnswerConfig, Answerer
 from realm.qa.question_files import Question
@@ -275,6 +276,12 @@ def test_classes_of_the_published_checkpoints_do_not_take_its_head(published, ti
     tiny_model.embedder.config = replace(tiny_model.embedder.config, pooling="cls", norm="layer")
     with pytest.raises(InputError, match="question-answering head, which the published classes do not know"):
         check_exportable(tiny_model)
+    reader = finetune.start_reader(tiny_model, 0, whole_words=False)
+    check_exportable(tiny_model)
+    for other in ({"objective": "mixture"}, {"retrieval_score": False}):
+        reader.config = replace(SpanConfig(), **other)
+        with pytest.raises(InputError, match="add the retrieval score to every span score"):
+            check_exportable(tiny_model)
 
 
 def test_reader_of_the_encoders_own_sizes_is_read_from_folders_of_earlier_versions(

@@ -67,6 +67,19 @@ def test_null_passage_is_first_and_the_best_other_passages_follow() -> None:
     assert [e.tolist() for e in chosen.excluded] == [[0]]
 
 
+def test_own_passage_is_a_candidate_like_others_where_nothing_is_excluded() -> None:
+    bodies = [SENTENCE, SENTENCE, *(other(i) for i in range(2, 12))]
+    knowledge = corpus(bodies, [[], [(3, 5)], *([] for _ in range(10))])
+    index, vector = ranked(12)
+    asked = [query()], vector, index, knowledge, 4, True
+    assert choose_candidates(*asked).number_BK.tolist() == [[NULL_PASSAGE, 2, 3, 4]]
+    chosen = choose_candidates(*asked, exclude_own=False)
+    assert chosen.number_BK.tolist() == [[NULL_PASSAGE, 0, 1, 2]]
+    assert [e.tolist() for e in chosen.excluded] == [[]]
+    injected = choose_candidates(*asked, 2, SpanIndex(knowledge), exclude_own=False)
+    assert injected.number_BK.tolist() == [[NULL_PASSAGE, 0, 1, 2]]
+
+
 def test_duplicates_and_overlapping_windows_are_never_candidates() -> None:
     knowledge = corpus(
         [

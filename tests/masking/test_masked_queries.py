@@ -104,6 +104,24 @@ def test_token_masking_hides_about_fifteen_percent(tokens):
     assert query is not None and len(query.positions) == 15
 
 
+def test_bert_masking_hides_eight_of_ten_predicted_wordpieces_and_keeps_one():
+    body = np.arange(1000, 1100)
+    one = PassageTokens(ragged([[1]]), ragged([body]), ragged([[0]]), ragged([[]]), ragged([[]]))
+    kinds = np.zeros(3)
+    for seed in range(400):
+        rng = np.random.default_rng(seed)
+        query = mask_passage(one, 0, rng, MASK, 200, "bert", max_masks=100, vocab_size=1000)
+        assert query is not None and len(query.positions) == 15
+        assert np.array_equal(query.targets, body[query.positions])
+        shown = query.ids[query.positions]
+        others = np.delete(query.ids, query.positions)
+        assert np.array_equal(others, np.delete(body, query.positions))
+        assert ((shown < 1000) | (shown == query.targets)).all()
+        kinds += [(shown == MASK).sum(), (shown == query.targets).sum(), len(shown)]
+    masked, kept = kinds[:2] / kinds[2]
+    assert abs(masked - 0.8) < 0.02 and abs(kept - 0.1) < 0.015  # and 0.1 are random
+
+
 def test_draws_follow_the_generator_alone(tokens):
     def draw():
         return draw_queries(tokens, np.array([0, 1]), 8, np.random.default_rng(5), MASK, 50)

@@ -39,6 +39,7 @@ from realm.train.pretrain import (
     loss_entries,
     read,
     sampled_reader_loss,
+    score,
     warm_start_loss,
 )
 from realm.train.refresh import refresher as refresh
@@ -170,6 +171,22 @@ def test_loss_over_the_candidates_is_the_papers(step, marginal) -> None:
         marginal_likelihood = prior @ (likelihood.prod(dim=1)[:, None] if marginal == "span" else likelihood)
         total -= marginal_likelihood.log().sum().item()
     assert loss.item() == pytest.approx(total / batch.mask_BM.sum().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("marginal", ["span", "token"])
+def test_null_passage_that_is_no_candidate_has_no_share_in_the_loss(tiny_model, step, marginal) -> None:
+    settings = config(normalise="candidates", marginal=marginal, reader_gradient="sampled")
+    _, chosen, _, batch, _, score_BK, logp_BKM = made = step(settings)
+    _, alone_BK = score(tiny_model.embedder, batch, chosen, None, null_passage=False)
+    assert torch.equal(alone_BK[:, 1:], score_BK[:, 1:])
+    entries = entries_of((*made[:5], alone_BK, logp_BKM), settings)
+    loss = marginal_loss(entries.score_BE, entries.logp_BEM, batch.mask_BM, marginal)
+    others = marginal_loss(score_BK[:, 1:], logp_BKM[:, 1:], batch.mask_BM, marginal)
+    assert loss.item() == pytest.approx(others.item(), rel=1e-6)
+    _, share_BE = draw_chances(entries, batch.mask_BM, settings)
+    assert (share_BE[:, 0] == 0).all()
+    said = describe(alone_BK, logp_BKM, batch)
+    assert said["null_probability"] == 0 and all(np.isfinite(value) for value in said.values())
 
 
 def gradients(tiny_model, loss: torch.Tensor) -> set[str]:
@@ -465,6 +482,9 @@ def test_stopped_run_whose_index_is_gone_builds_another(
         (["ict=0.5", "ict_batch=3"], {"reader"} | EMBEDDER),
         (["masking=token", "normalise=candidates"], {"reader"} | EMBEDDER),
         (["masking=span", "marginal=token", "mask_repeats=false", "injected=0"], {"reader"} | EMBEDDER),
+        (["masking=bert", "normalise=candidates", "exclude_own=false"], {"reader"} | EMBEDDER),
+        (["null_passage=false"], {"reader"} | EMBEDDER),
+        (["null_passage=false", "normalise=candidates", "reader_gradient=all"], {"reader"} | EMBEDDER),
     ],
 )
 def test_every_switch_trains_what_it_should(tiny_kb, towers_folder, tmp_path, overrides, trained) -> None:
