@@ -31,15 +31,17 @@ from realm.model.folder import replacing
 from realm.model.manifest import problem_of
 from realm.model.tensor_files import load_tensors, save_tensors
 from realm.progress import progress
+from realm.qa.metrics import is_correct
 from realm.qa.predictions import DEPTH, Prediction
 from realm.qa.question_files import Question
+from realm.qa.significance import percent
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE
-from realm.tokens.tokenizer import Tokenizer
+from realm.train.loop import TrainRun
 from realm.train.run_config import RunConfig
 
 SYSTEM, WEIGHTS = "system.json", "weights.safetensors"
-SYSTEMS: dict[str, str] = {}
+SYSTEMS: dict[str, str] = {"t5": "closed_book"}
 """Name of a system -> its module in this room."""
 BATCH = 16
 """Questions answered at once."""
@@ -99,6 +101,12 @@ class SystemJson(TypedDict):
     checksums: dict[str, str]
 
 
+class Saved(Protocol):
+    """A tokenizer that writes its file into the folder of a system."""
+
+    def save(self, folder: Path) -> None: ...
+
+
 @dataclass
 class SystemModel:
     """The network of a system while it trains (`realm.train.trainable`)."""
@@ -107,7 +115,7 @@ class SystemModel:
     network: nn.Module
     sizes: Mapping[str, Any]
     """Values for system.json that `load` needs to build the network."""
-    tokenizer: Tokenizer | None = None
+    tokenizer: Saved | None = None
     step: int = 0
     stages: list[dict[str, Any]] = field(default_factory=list)
 
@@ -119,7 +127,7 @@ class SystemModel:
         """Writes the folder, with copies of the `extra` files, completely or not at all."""
         with replacing(folder, RuntimeError, SafetensorError) as aside:
             aside.mkdir(parents=True)
-            save_tensors(self.network.state_dict(), aside / WEIGHTS)
+            save_tensors(_distinct(self.network.state_dict()), aside / WEIGHTS)
             if self.tokenizer is not None:
                 self.tokenizer.save(aside)
             files = sorted(path.name for path in aside.iterdir())
@@ -138,6 +146,14 @@ class SystemModel:
     def saved_stages(folder: Path) -> list[dict[str, Any]]:
         """The stages of a system's folder; empty if it is none."""
         return read_system(folder)["stages"] if is_system(folder) else []
+
+
+def _distinct(states: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors without further names of a tensor that has another name, which a safetensors file cannot hold."""
+    named: dict[tuple[int, tuple[int, ...]], str] = {}
+    for name, value in states.items():
+        named.setdefault((value.data_ptr(), tuple(value.shape)), name)
+    return {name: states[name] for name in named.values()}
 
 
 def is_system(folder: str | Path) -> bool:
@@ -197,6 +213,35 @@ def load_system(folder: str | Path, kb: KnowledgeBase) -> System:
         raise
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DamagedError(f"{folder} is damaged: {problem_of(error)}") from error
+
+
+class Best:
+    """Keeps the weights with the highest exact match on dev questions in the state of a run, which checkpoints save."""
+
+    def __init__(self, run: TrainRun, network: nn.Module, dev: Sequence[Question], system: System):
+        self._run, self._network, self._dev, self._system = run, network, dev, system
+
+    def evaluate(self) -> None:
+        """Answers the dev questions, logs exact match, and keeps the weights if they are the best so far."""
+        if not self._dev:
+            return
+        right = 0
+        for first in range(0, len(self._dev), BATCH):
+            part = self._dev[first : first + BATCH]
+            found = self._system.answer([one.question for one in part])
+            right += sum(is_correct(one.answer, question) for one, question in zip(found, part, strict=True))
+        em, state = percent(right / len(self._dev)), self._run.state
+        self._run.log({"dev_em": em})
+        if em >= state.get("best_em", -1.0):
+            state["best_em"], state["best_step"] = em, self._run.step
+            state["best"] = {
+                name: value.detach().clone() for name, value in self._network.state_dict().items()
+            }
+
+    def restore(self) -> None:
+        """Loads the best weights into the network."""
+        if "best" in self._run.state:
+            self._network.load_state_dict(self._run.state["best"])
 
 
 def predict(system: System, kb: KnowledgeBase, questions: Sequence[Question]) -> Iterator[Prediction]:

@@ -1,0 +1,203 @@
+"""T5 closed-book against transformers' own loss and decoding, and as a whole: it learns questions by heart and resumes."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from realm.compare import closed_book
+from realm.compare.closed_book import (
+    IGNORED,
+    ClosedBook,
+    Config,
+    Example,
+    QuestionExamples,
+    Wordpieces,
+    loss_of,
+    padded,
+    span_examples,
+    train,
+)
+from realm.compare.system import Ground, load_system, predict, read_system
+from realm.errors import InputError
+from realm.qa.question_files import Question
+from tests.conftest import RIVERS, TOWNS
+
+QUESTIONS = [
+    Question(str(n), f"on which river lies {town}?", (RIVERS[n % 4],)) for n, town in enumerate(TOWNS[:10])
+]
+TINY = {
+    "layers": 1,
+    "width": 32,
+    "heads": 2,
+    "device": "cpu",
+    "precision": "fp32",
+    "dropout": 0.0,
+    "log_every": 5,
+}
+
+
+@pytest.fixture(scope="module")
+def ground(tiny_kb) -> Ground:
+    return Ground(tiny_kb, "", QUESTIONS, QUESTIONS)
+
+
+@pytest.fixture
+def words(tiny_kb) -> Wordpieces:
+    return Wordpieces(tiny_kb.tokenizer)
+
+
+@pytest.fixture
+def network(ground):
+    model, _ = closed_book._start(ground, Config(**TINY))
+    return model.network.eval()
+
+
+def test_loss_is_the_mean_over_target_tokens(network, words) -> None:
+    examples = [Example([7, 8, 9], [10, 11]), Example([12], [13]), Example([5] * 80, [6] * 40)]
+    config = Config(input_tokens=12, answer_tokens=5, **TINY)
+    batch = padded(examples, words, config)
+    assert batch.input_BT.shape == (3, 12)
+    assert batch.target_BM.tolist()[0] == [10, 11, words.end_id, IGNORED, IGNORED]
+    assert batch.input_BT[2, -1] == words.end_id
+    found = loss_of(network, batch)
+    theirs = network(input_ids=batch.input_BT, attention_mask=batch.mask_BT, labels=batch.target_BM).loss
+    assert torch.allclose(found, theirs, rtol=1e-5)
+    total, count = 0.0, 0
+    for row, target in enumerate(batch.target_BM):
+        ids = target[target != IGNORED]
+        begun = torch.cat([torch.tensor([words.pad_id]), ids[:-1]])
+        length = int(batch.mask_BT[row].sum())
+        logits = network(
+            input_ids=batch.input_BT[row : row + 1, :length], decoder_input_ids=begun[None]
+        ).logits[0]
+        total += float(F.cross_entropy(logits, ids, reduction="sum").detach())
+        count += len(ids)
+    assert float(found) == pytest.approx(total / count, rel=1e-4)
+
+
+def test_decoding_is_greedy_and_the_score_is_the_mean_log_probability(network, words) -> None:
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(3)
+    asked = [question.question for question in QUESTIONS[:3]]
+    found = ClosedBook(network, words, 64, 6).answer(asked)
+    for question, one in zip(asked, found, strict=True):
+        ids = torch.tensor([[*words.encode([question])[0], words.end_id]])
+        made, logp = [words.pad_id], []
+        while len(made) <= 6 and made[-1] != words.end_id:
+            logits = network(input_ids=ids, decoder_input_ids=torch.tensor([made])).logits[0, -1]
+            made.append(int(logits.argmax()))
+            logp.append(float(logits.log_softmax(dim=0).max()))
+        assert one.answer == words.decode(made[1:])
+        assert one.score == pytest.approx(float(np.mean(logp)), rel=1e-3)
+        assert one.passage == -1
+
+
+def test_a_masked_sentence_with_its_span_put_back_is_text_of_the_corpus(tiny_kb, words) -> None:
+    passages = np.flatnonzero(tiny_kb.tokens.span_starts.lengths)
+    bodies = [" ".join(map(str, words.encode([passage.text])[0])) for passage in tiny_kb]
+    for one in span_examples(tiny_kb, passages, 50, np.random.default_rng(0), words):
+        assert one.input.count(words.sentinel_id) == 1
+        place = one.input.index(words.sentinel_id)
+        whole = [*one.input[:place], *one.target, *one.input[place + 1 :]]
+        assert any(" ".join(map(str, whole)) in body for body in bodies)
+
+
+def test_answers_are_drawn_from_all_answers_and_patterns_become_matches(tiny_kb, words) -> None:
+    town = next(iter(tiny_kb)).text.split()[0]
+    questions = [
+        Question("1", "who?", ("Ouse", "Tarn")),
+        Question("2", f"which river flows by {town}?", (r"O\w+e|T\w+n|V\w+a|W\w+r",), regex=True),
+        Question("3", "what?", (r"nothing like this \d{9}",), regex=True),
+    ]
+    examples = QuestionExamples(tiny_kb, questions, words)
+    assert len(examples) == 2
+    drawn = {tuple(one.target) for one in examples.draw(100, np.random.default_rng(0))}
+    assert {tuple(ids) for ids in words.encode(["Ouse", "Tarn"])} <= drawn
+    with pytest.raises(InputError, match="no training question has an answer"):
+        QuestionExamples(tiny_kb, questions[2:], words)
+
+
+def test_it_learns_ten_answers_by_heart_and_answers_from_its_folder(ground, tiny_kb, tmp_path) -> None:
+    config = Config(
+        steps=250, span_steps=10, batch_size=10, learning_rate=5e-3, warmup=10, dev_every=50, **TINY
+    )
+    out = train(ground, tmp_path / "t5", config)
+    assert read_system(out)["stages"][0]["span_steps"] == 10
+    system = load_system(out, tiny_kb)
+    found = list(predict(system, tiny_kb, QUESTIONS))
+    right = sum(
+        one.answer.lower() == question.answers[0].lower()
+        for one, question in zip(found, QUESTIONS, strict=True)
+    )
+    assert right >= 9
+    assert {one.passage_id for one in found} == {""}
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    best = max(line["dev_em"] for line in lines if "dev_em" in line)
+    assert best == pytest.approx(10 * right)
+
+
+def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path, monkeypatch) -> None:
+    config = Config(
+        steps=12, span_steps=4, batch_size=4, warmup=2, dev_every=6, checkpoint_seconds=0.0, **TINY
+    )
+    whole = train(ground, tmp_path / "whole", config)
+    calls = 0
+
+    def stopping(network, batch):
+        nonlocal calls
+        calls += 1
+        if calls == 9:
+            raise KeyboardInterrupt
+        return loss_of(network, batch)
+
+    monkeypatch.setattr(closed_book, "loss_of", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        train(ground, tmp_path / "stopped", config)
+    resumed = train(ground, tmp_path / "stopped", config)
+    for name in ("weights.safetensors", "tokenizer.json"):
+        assert (whole / name).read_bytes() == (resumed / name).read_bytes()
+
+
+def test_a_start_that_is_no_checkpoint_is_refused_in_one_line(ground, tmp_path) -> None:
+    (tmp_path / "t5").mkdir()
+    with pytest.raises(InputError, match="has no config"):
+        train(ground, tmp_path / "out", Config(init=str(tmp_path / "t5"), **TINY))
+
+
+def test_a_published_checkpoint_is_a_start(ground, tiny_kb, tmp_path) -> None:
+    """A checkpoint in the published layout, with random weights and a small vocabulary."""
+    from tokenizers import Tokenizer as FastTokenizer
+    from tokenizers import decoders, models, pre_tokenizers
+
+    words = sorted({word for passage in tiny_kb for word in passage.text.split()})
+    pieces = ["<pad>", "</s>", "<unk>", *(f"\u2581{word}" for word in words), "<extra_id_0>"]
+    tokenizer = FastTokenizer(
+        models.WordLevel({piece: n for n, piece in enumerate(pieces)}, unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>", "<extra_id_0>"])
+    folder = tmp_path / "published"
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = T5Config(
+        vocab_size=len(pieces),
+        d_model=16,
+        d_kv=8,
+        d_ff=32,
+        num_layers=1,
+        num_heads=2,
+        decoder_start_token_id=0,
+    )
+    T5ForConditionalGeneration(sizes).save_pretrained(folder)
+    settings = TINY | {"init": str(folder)}
+    out = train(ground, tmp_path / "out", Config(steps=4, span_steps=2, batch_size=2, warmup=1, **settings))
+    answers = load_system(out, tiny_kb).answer(["on which river lies Arden?"])
+    assert len(answers) == 1
+    assert isinstance(answers[0].answer, str)
