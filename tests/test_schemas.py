@@ -86,6 +86,8 @@ WRITERS = {
     "qa/predictions.py write_predictions": ["predictions: tests/qa/test_predictions.py"],
     "compare/knn_lm.py measure": ["report.json: what the command prints, tests/compare/test_knn_lm.py"],
     "compare/knn_lm.py open_datastore": ["datastore.json: tests/compare/test_knn_lm.py"],
+    "compare/tfidf.py open_tfidf": ["tfidf.json: tests/compare/test_drqa.py"],
+    "compare/drqa.py Vocabulary.save": ["words.json: a list of words"],
     "compare/table.py run": ["report.json: tests/compare/test_table.py"],
     "compare/table.py _write_questions": ["questions: tests/compare/test_table.py reads them"],
     "cli/comparing.py _table": ["report.json, printed"],

@@ -36,6 +36,7 @@ STARTS = {
     "own-passage": Start(settings=("exclude_own=false",)),
     "per-token": Start(settings=("marginal=token",)),
     "no-ict": Start("encoder"),
+    "no-warmup": Start(settings=("warmup=0",)),
     "no-guard": Start(settings=("health.gate=0.0", "health.margin=-1.0")),
     "no-injected": Start(settings=("injected=0",)),
 }
@@ -89,6 +90,7 @@ TABLE_2 = {
     "own-passage": Row("own passage not excluded", start="own-passage"),
     "per-token": Row("marginal per token", start="per-token"),
     "no-ict": Row("no ICT", start="no-ict"),
+    "no-warmup": Row("no warm-up", start="no-warmup"),
     "no-guard": Row("no health checks", start="no-guard"),
     "no-injected": Row("no injected positives", start="no-injected"),
 }

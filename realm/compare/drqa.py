@@ -1,0 +1,390 @@
+"""DrQA (Chen et al. 2017): TF-IDF over articles, and a bidirectional LSTM that reads every passage of the best articles.
+
+The reader sees each word of a passage as its embedding, three features (in the question as written, in lower case; frequency
+in the passage), and the question words aligned to it by attention. Start and end of the answer are scored by bilinear forms
+with the question. For an answer, the scores are not normalised, so that spans of different passages can be compared, and
+the score of the article is not used.
+
+Axis letters: B rows, T passage words, J question words, E embedding, H states.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from realm.compare.system import Best, Found, Ground, SystemModel, read_system, read_weights
+from realm.compare.tfidf import Tfidf, Token, open_tfidf, tokens_of
+from realm.errors import InputError
+from realm.files import read_json, write_json
+from realm.model.device import choose_device
+from realm.model.modes import evaluating
+from realm.progress import progress
+from realm.qa.predictions import DEPTH
+from realm.qa.question_files import Question, compiled
+from realm.store.knowledge_base import KnowledgeBase
+from realm.text.corpus import Passage
+from realm.train.loop import TrainRun
+from realm.train.run_config import RunConfig, generator
+
+NAME = "drqa"
+PAD, UNKNOWN = 0, 1
+WORDS = "words.json"
+READ_AT_ONCE = 64
+"""Passages per forward pass."""
+SHORTEST, LONGEST = 25, 1500
+"""Characters of a passage that trains the reader."""
+WINDOW = 20
+"""Words around an answer that are compared with the question's, to choose among several occurrences."""
+
+
+@dataclass(frozen=True)
+class Config(RunConfig):
+    """Settings of `realm baseline drqa` (published: GloVe of 300, Adamax, dropout 0.4)."""
+
+    steps: int = 2000
+    """Optimizer steps."""
+    batch_size: int = 32
+    """Pairs of a question and a passage per step (published: 32)."""
+    learning_rate: float = 2e-3
+    """Peak learning rate (published: 2e-3)."""
+    articles: int = 5
+    """Articles read per question (published: 5)."""
+    matches: int = 5
+    """Largest number of passages per training question (published: 5)."""
+    words: int = 30_000
+    """Size of the vocabulary: the commonest words of the passages and questions of training."""
+    width: int = 128
+    """Width of word embeddings, which train (published: GloVe vectors of 300, mostly fixed)."""
+    hidden: int = 128
+    """Width of the LSTM states in each direction (published: 128)."""
+    layers: int = 3
+    """Layers of both LSTMs; the states of all layers are concatenated (published: 3)."""
+    answer_words: int = 15
+    """Longest answer in words (published: 15)."""
+    dev_every: int = 500
+    """Steps between two evaluations on dev questions; the best weights are kept."""
+    dev_questions: int = 200
+    """Dev questions in each evaluation."""
+
+
+# -- words ----------------------------------------------------------------------------------------------------------
+
+
+class Vocabulary:
+    """Words in lower case and their numbers."""
+
+    def __init__(self, words: Sequence[str]):
+        self._words = list(words)
+        self._number = {word: number for number, word in enumerate(words, start=2)}
+
+    @classmethod
+    def of(cls, texts: Iterator[list[Token]], most: int) -> "Vocabulary":
+        """The commonest words of tokenized texts."""
+        counts = Counter(token.text.lower() for tokens in texts for token in tokens)
+        return cls([word for word, _ in sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:most]])
+
+    def __len__(self) -> int:
+        return len(self._words) + 2
+
+    def numbers(self, tokens: Sequence[Token]) -> list[int]:
+        return [self._number.get(token.text.lower(), UNKNOWN) for token in tokens]
+
+    def save(self, folder: Path) -> None:
+        write_json(folder / WORDS, self._words)
+
+    @classmethod
+    def load(cls, folder: Path) -> "Vocabulary":
+        return cls(read_json(folder / WORDS))
+
+
+# -- the reader -----------------------------------------------------------------------------------------------------
+
+
+class Rows(NamedTuple):
+    """Questions beside passages, padded with `PAD`."""
+
+    question_BJ: Tensor
+    passage_BT: Tensor
+    feature_BTF: Tensor
+    """In the question as written; in the question in lower case; share of the passage's words."""
+
+    def to(self, device: torch.device) -> "Rows":
+        return Rows(*(part.to(device) for part in self))
+
+
+def rows_of(pairs: Sequence[tuple[Sequence[Token], Sequence[Token]]], vocabulary: Vocabulary) -> Rows:
+    """Tensors of pairs of a tokenized question and a tokenized passage."""
+    questions = [vocabulary.numbers(question) or [UNKNOWN] for question, _ in pairs]
+    passages = [vocabulary.numbers(passage) or [UNKNOWN] for _, passage in pairs]
+    question_BJ = torch.zeros(len(pairs), max(map(len, questions)), dtype=torch.int64)
+    passage_BT = torch.zeros(len(pairs), max(map(len, passages)), dtype=torch.int64)
+    feature_BTF = torch.zeros(*passage_BT.shape, 3)
+    for row, (question, passage) in enumerate(pairs):
+        question_BJ[row, : len(questions[row])] = torch.tensor(questions[row])
+        passage_BT[row, : len(passages[row])] = torch.tensor(passages[row])
+        written = {token.text for token in question}
+        lower = {token.text.lower() for token in question}
+        counts = Counter(token.text.lower() for token in passage)
+        for place, token in enumerate(passage):
+            word = token.text.lower()
+            features = (token.text in written, word in lower, counts[word] / len(passage))
+            feature_BTF[row, place] = torch.tensor(features, dtype=torch.float32)
+    return Rows(question_BJ, passage_BT, feature_BTF)
+
+
+class StackedLstm(nn.Module):
+    """Bidirectional LSTMs, each on the states of the one before; the output is the states of all layers, concatenated."""
+
+    def __init__(self, width: int, hidden: int, layers: int):
+        super().__init__()
+        sizes = [width, *[2 * hidden] * (layers - 1)]
+        self.layers = nn.ModuleList(
+            nn.LSTM(size, hidden, batch_first=True, bidirectional=True) for size in sizes
+        )
+        self.dropout = nn.Dropout(0.0)
+
+    def forward(self, input_BTE: Tensor, mask_BT: Tensor) -> Tensor:
+        """States -> [B, T, 2 * layers * hidden]; those of padding are 0."""
+        lengths = mask_BT.sum(dim=1).cpu()
+        states, found = input_BTE, []
+        for layer in self.layers:
+            packed = pack_padded_sequence(
+                self.dropout(states), lengths, batch_first=True, enforce_sorted=False
+            )
+            states, _ = pad_packed_sequence(layer(packed)[0], batch_first=True, total_length=mask_BT.shape[1])
+            found.append(states)
+        return torch.cat(found, dim=2)
+
+
+class Reader(nn.Module):
+    """Scores of the first and the last word of the answer."""
+
+    def __init__(self, words: int, width: int, hidden: int, layers: int):
+        super().__init__()
+        self.embedding = nn.Embedding(words, width, padding_idx=PAD)
+        self.align = nn.Linear(width, width)
+        self.passage = StackedLstm(2 * width + 3, hidden, layers)
+        self.question = StackedLstm(width, hidden, layers)
+        states = 2 * layers * hidden
+        self.weigh = nn.Linear(states, 1)
+        self.start = nn.Linear(states, states)
+        self.end = nn.Linear(states, states)
+        self.dropout = nn.Dropout(0.0)
+
+    def forward(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Scores of starts and ends, -inf at padding -> two of [B, T] float32."""
+        there_BJ, there_BT = rows.question_BJ != PAD, rows.passage_BT != PAD
+        question_BJE = self.dropout(self.embedding(rows.question_BJ))
+        passage_BTE = self.dropout(self.embedding(rows.passage_BT))
+        keys_BJE, asked_BTE = F.relu(self.align(question_BJE)), F.relu(self.align(passage_BTE))
+        match_BTJ = (asked_BTE @ keys_BJE.transpose(1, 2)).masked_fill(~there_BJ[:, None], -torch.inf)
+        aligned_BTE = match_BTJ.softmax(dim=2) @ question_BJE
+        passage_BTH = self.passage(torch.cat([passage_BTE, aligned_BTE, rows.feature_BTF], dim=2), there_BT)
+        question_BJH = self.question(question_BJE, there_BJ)
+        weight_BJ = self.weigh(question_BJH).squeeze(2).masked_fill(~there_BJ, -torch.inf).softmax(dim=1)
+        question_BH = (weight_BJ[:, None] @ question_BJH).squeeze(1)
+        start_BT, end_BT = (
+            (passage_BTH @ form(question_BH)[:, :, None])
+            .squeeze(2)
+            .float()
+            .masked_fill(~there_BT, -torch.inf)
+            for form in (self.start, self.end)
+        )
+        return start_BT, end_BT
+
+
+def best_span(start_T: Tensor, end_T: Tensor, longest: int) -> tuple[int, int, float]:
+    """First and last word of the span with the highest sum of scores, of at most `longest` words; and the sum."""
+    sum_TT = start_T[:, None] + end_T[None]
+    places = torch.arange(len(start_T))
+    width_TT = places[None] - places[:, None]
+    sum_TT = sum_TT.masked_fill((width_TT < 0) | (width_TT >= longest), -torch.inf)
+    place = int(sum_TT.argmax())
+    return place // len(start_T), place % len(start_T), float(sum_TT.flatten()[place])
+
+
+# -- training -------------------------------------------------------------------------------------------------------
+
+
+class Example(NamedTuple):
+    """A question beside a passage that holds an answer, from word `first` to word `last`."""
+
+    question: list[Token]
+    passage: list[Token]
+    first: int
+    last: int
+
+
+def occurrences(question: Question, text: str, tokens: Sequence[Token]) -> list[tuple[int, int]]:
+    """First and last word of every place where an answer stands, as whole words and in any case."""
+    found = set()
+    if question.regex:
+        for pattern in question.answers:
+            for match in compiled(pattern).finditer(text):
+                inside = [
+                    n for n, one in enumerate(tokens) if one.start < match.end() and one.end > match.start()
+                ]
+                if inside:
+                    found.add((inside[0], inside[-1]))
+    words = [token.text.lower() for token in tokens]
+    for answer in () if question.regex else question.answers:
+        wanted = [token.text.lower() for token in tokens_of(answer)]
+        for first in range(len(words) - len(wanted) + 1):
+            if wanted and words[first : first + len(wanted)] == wanted:
+                found.add((first, first + len(wanted) - 1))
+    return sorted(found)
+
+
+def example_of(question: Question, passage: Passage, longest: int) -> tuple[int, Example] | None:
+    """The example of a passage, and how many words around the answer the question has too.
+
+    None if the passage holds no answer of at most `longest` words, or shares no word with the question around it.
+    """
+    if not SHORTEST <= len(passage.text) <= LONGEST:
+        return None
+    asked, tokens = tokens_of(question.question), tokens_of(passage.text)
+    wanted = {token.text.lower() for token in asked if any(map(str.isalnum, token.text))}
+    found = []
+    for first, last in occurrences(question, passage.text, tokens):
+        around = tokens[max(0, first - WINDOW) : first] + tokens[last + 1 : last + 1 + WINDOW]
+        shared = len({token.text.lower() for token in around} & wanted)
+        if shared and last - first < longest:
+            found.append((shared, Example(asked, tokens, first, last)))
+    return max(found, key=lambda one: one[0], default=None)
+
+
+def examples_of(
+    kb: KnowledgeBase, index: Tfidf, questions: Sequence[Question], config: Config
+) -> list[Example]:
+    """Distant supervision: the passages of the best articles that hold an answer, those with the most shared words first.
+
+    Raises:
+        InputError: no passage of the best articles holds an answer.
+    """
+    examples = []
+    with progress(total=len(questions), description="find answers", unit="question") as bar:
+        for question in questions:
+            numbers = index.passages(index.best(question.question, config.articles))
+            found = [example_of(question, passage, config.answer_words) for passage in kb.passages(numbers)]
+            best = sorted((one for one in found if one is not None), key=lambda one: -one[0])
+            examples += [example for _, example in best[: config.matches]]
+            bar.update(1)
+    if not examples:
+        raise InputError(f"no training question has an answer in its {config.articles} best articles")
+    return examples
+
+
+def loss_of(reader: Reader, rows: Rows, first_B: Tensor, last_B: Tensor) -> Tensor:
+    """Mean negative log-likelihood of the first word plus that of the last word."""
+    start_BT, end_BT = reader(rows)
+    return F.cross_entropy(start_BT, first_B) + F.cross_entropy(end_BT, last_B)
+
+
+def train(ground: Ground, out: Path, config: Config) -> Path:
+    """Trains the reader on passages that hold answers -> `out`; the matrix of TF-IDF is kept in `out`.tfidf.
+
+    Raises:
+        InputError: no training question has an answer in its best articles.
+    """
+    kb, index = ground.kb, open_tfidf(ground.kb, _matrix(out))
+    examples = examples_of(kb, index, ground.train, config)
+    vocabulary = Vocabulary.of(
+        (side for one in examples for side in (one.question, one.passage)), config.words
+    )
+    torch.manual_seed(config.seed)
+    reader = Reader(len(vocabulary), config.width, config.hidden, config.layers)
+    sizes = {
+        "reader": [len(vocabulary), config.width, config.hidden, config.layers],
+        "articles": config.articles,
+        "answer_words": config.answer_words,
+    }
+    model = SystemModel(NAME, reader, sizes, vocabulary)
+    names = {"kb": kb.fingerprint, "examples": len(examples)}
+    with TrainRun(NAME, out, config, model, {reader: config.learning_rate}, names) as run:
+        system = DrQa(kb, index, reader, vocabulary, config.articles, config.answer_words)
+        best = Best(run, reader, ground.dev[: config.dev_questions], system)
+        for step in run.steps():
+            drawn = generator(config.seed, step).integers(len(examples), size=config.batch_size)
+            batch = [examples[place] for place in drawn.tolist()]
+            rows = rows_of([(one.question, one.passage) for one in batch], vocabulary).to(run.device)
+            first_B, last_B = (
+                torch.tensor([getattr(one, end) for one in batch]) for end in ("first", "last")
+            )
+            with run.autocast():
+                loss = loss_of(reader, rows, first_B.to(run.device), last_B.to(run.device))
+            run.update(loss, {})
+            if run.step % config.dev_every == 0 or run.step == config.steps:
+                best.evaluate()
+        best.restore()
+        return run.finish()
+
+
+def _matrix(out: Path) -> Path:
+    return out.with_name(out.name + ".tfidf")
+
+
+# -- answering ------------------------------------------------------------------------------------------------------
+
+
+class DrQa:
+    """Answers from all passages of the best articles."""
+
+    def __init__(
+        self,
+        kb: KnowledgeBase,
+        index: Tfidf,
+        reader: Reader,
+        vocabulary: Vocabulary,
+        articles: int,
+        answer_words: int,
+    ):
+        self._kb, self._index, self._reader, self._vocabulary = kb, index, reader, vocabulary
+        self._articles, self._answer_words = articles, answer_words
+
+    def answer(self, questions: Sequence[str]) -> list[Found]:
+        """The span with the highest unnormalised score; passages are ranked by their article, then by their place in it."""
+        return [self._answer(question) for question in questions]
+
+    @torch.no_grad()
+    def _answer(self, question: str) -> Found:
+        documents = self._index.best(question, DEPTH)
+        number_K = self._index.passages(documents)[:DEPTH]
+        numbers = self._index.passages(documents[: self._articles])
+        asked, best = tokens_of(question), Found("", -np.inf, number_K=number_K)
+        device = self._reader.weigh.weight.device
+        for first in range(0, len(numbers), READ_AT_ONCE):
+            part = numbers[first : first + READ_AT_ONCE]
+            passages = self._kb.passages(part)
+            tokens = [tokens_of(passage.text) for passage in passages]
+            rows = rows_of([(asked, one) for one in tokens], self._vocabulary).to(device)
+            with evaluating(self._reader):
+                start_BT, end_BT = (scores.cpu() for scores in self._reader(rows))
+            for row, (number, passage) in enumerate(zip(part.tolist(), passages, strict=True)):
+                length = len(tokens[row])
+                if not length:
+                    continue
+                begin, last, score = best_span(
+                    start_BT[row, :length], end_BT[row, :length], self._answer_words
+                )
+                if score > best.score:
+                    start, end = tokens[row][begin].start, tokens[row][last].end
+                    best = Found(passage.text[start:end], score, number, start, end, number_K)
+        return best if best.answer else best._replace(score=0.0)
+
+
+def load(folder: Path, kb: KnowledgeBase) -> DrQa:
+    """The trained system; the matrix of TF-IDF is made again if it is missing or of another knowledge base."""
+    sizes = read_system(folder)["sizes"]
+    reader = Reader(*sizes["reader"])
+    reader.load_state_dict(read_weights(folder))
+    reader.to(choose_device("auto")).eval()
+    vocabulary, index = Vocabulary.load(folder), open_tfidf(kb, _matrix(folder))
+    return DrQa(kb, index, reader, vocabulary, sizes["articles"], sizes["answer_words"])

@@ -1,0 +1,129 @@
+"""TF-IDF over articles, DrQA's retriever (Chen et al. 2017, section 3.1): hashed unigrams and bigrams.
+
+    weight of n-gram g in document d     log(1 + tf(g, d)) * idf(g)
+    idf(g)                               log((D - df(g) + 0.5) / (df(g) + 0.5)), at least 0
+    score of d for a question q          sum over g in q of weight(g, q) * weight(g, d)
+
+An article is the passages of one document. N-grams are hashed into 2**24 bins by CRC-32 (published: MurmurHash3).
+
+Axis letters: D documents, E entries of the matrix, G n-grams of the corpus, N passages.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+from zlib import crc32
+
+import numpy as np
+
+from realm.files import read_json, write_json
+from realm.folders import replace_folder
+from realm.progress import progress
+from realm.search.bm25 import STOP_WORDS
+from realm.store.knowledge_base import KnowledgeBase
+
+BINS = 1 << 24
+_WORD = re.compile(r"\w+|[^\w\s]")
+_STOPPED = frozenset(STOP_WORDS)
+FILE = "tfidf.json"
+
+
+class Token(NamedTuple):
+    """A word or a punctuation mark, and its characters [start, end)."""
+
+    text: str
+    start: int
+    end: int
+
+
+def tokens_of(text: str) -> list[Token]:
+    """Runs of letters and digits, and single other characters, as DrQA's simple tokenizer cuts them."""
+    return [Token(match.group(), match.start(), match.end()) for match in _WORD.finditer(text)]
+
+
+def ngrams(text: str) -> Iterator[int]:
+    """The bins of all unigrams and bigrams of a text, without those that begin or end with a stop word or a mark."""
+    words = [token.text.lower() for token in tokens_of(text)]
+    keep = [word not in _STOPPED and any(map(str.isalnum, word)) for word in words]
+    for place, word in enumerate(words):
+        if keep[place]:
+            yield crc32(word.encode()) % BINS
+            if place + 1 < len(words) and keep[place + 1]:
+                yield crc32(f"{word} {words[place + 1]}".encode()) % BINS
+
+
+class TfidfJson(TypedDict):
+    """Content of tfidf.json."""
+
+    kb: str
+    """Fingerprint of the knowledge base."""
+
+
+class Tfidf(NamedTuple):
+    """The sparse matrix of weights, by n-gram; and the passages of each document."""
+
+    bin_G: np.ndarray
+    """Bins that occur, ascending."""
+    first_G: np.ndarray
+    """First entry of each n-gram, and the number of entries at the end: [G + 1]."""
+    document_E: np.ndarray
+    weight_E: np.ndarray
+    idf_G: np.ndarray
+    passage_N: np.ndarray
+    """Passage numbers, document by document, each document's in ascending order."""
+    start_D: np.ndarray
+    """First place of each document in `passage_N`, and the number of passages at the end: [D + 1]."""
+
+    @classmethod
+    def of(cls, kb: KnowledgeBase) -> "Tfidf":
+        """Counts the n-grams of all passages; memory grows with the number of distinct n-grams of each document."""
+        _, document_N = np.unique(kb.document_keys_N, return_inverse=True)
+        passage_N = np.argsort(document_N, kind="stable")
+        count_D = np.bincount(document_N)
+        start_D = np.concatenate([[0], np.cumsum(count_D)])
+        entries, counts = [], []
+        with progress(total=len(kb), description="tf-idf", unit="passage") as bar:
+            for number, passage in enumerate(kb):
+                found = Counter(ngrams(f"{passage.title}\n{passage.text}"))
+                keys = np.fromiter(found.keys(), dtype=np.int64, count=len(found))
+                entries.append(keys * len(count_D) + document_N[number])
+                counts.append(np.fromiter(found.values(), dtype=np.float32, count=len(found)))
+                bar.update(1)
+        entry_E, place = np.unique(np.concatenate(entries), return_inverse=True)
+        tf_E = np.bincount(place, weights=np.concatenate(counts), minlength=len(entry_E))
+        bin_E, document_E = entry_E // len(count_D), (entry_E % len(count_D)).astype(np.int32)
+        bin_G, first_G, df_G = np.unique(bin_E, return_index=True, return_counts=True)
+        idf_G = np.log((len(count_D) - df_G + 0.5) / (df_G + 0.5)).clip(min=0).astype(np.float32)
+        weight_E = (np.log1p(tf_E) * np.repeat(idf_G, df_G)).astype(np.float32)
+        return cls(bin_G, np.append(first_G, len(entry_E)), document_E, weight_E, idf_G, passage_N, start_D)
+
+    def best(self, question: str, count: int) -> np.ndarray:
+        """The documents with the highest scores above 0, best first, at most `count`; ties in their order."""
+        score_D = np.zeros(len(self.start_D) - 1, dtype=np.float32)
+        for ngram, tf in Counter(ngrams(question)).items():
+            place = int(np.searchsorted(self.bin_G, ngram))
+            if place < len(self.bin_G) and self.bin_G[place] == ngram:
+                entries = slice(self.first_G[place], self.first_G[place + 1])
+                score_D[self.document_E[entries]] += np.log1p(tf) * self.idf_G[place] * self.weight_E[entries]
+        found = np.flatnonzero(score_D)
+        return found[np.argsort(-score_D[found], kind="stable")][:count]
+
+    def passages(self, documents: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Numbers of the passages of documents, in the order of the documents."""
+        parts = [self.passage_N[self.start_D[one] : self.start_D[one + 1]] for one in documents]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+
+def open_tfidf(kb: KnowledgeBase, folder: Path) -> Tfidf:
+    """The matrix of a knowledge base, mapped into memory; it is made in `folder` unless it is there."""
+    made_of: TfidfJson = {"kb": kb.fingerprint}
+    if not (folder / FILE).is_file() or read_json(folder / FILE) != made_of:
+        aside = folder.with_name(folder.name + ".writing")
+        aside.mkdir(parents=True, exist_ok=True)
+        for name, array in Tfidf.of(kb)._asdict().items():
+            np.save(aside / f"{name}.npy", array)
+        write_json(aside / FILE, made_of)
+        replace_folder(aside, folder)
+    return Tfidf(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in Tfidf._fields))

@@ -1,0 +1,284 @@
+"""DrQA against plain calculations: TF-IDF, features, LSTM, spans; and as a whole, with evidence."""
+
+import math
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from realm.compare import drqa, tfidf
+from realm.compare.drqa import (
+    Config,
+    DrQa,
+    Reader,
+    StackedLstm,
+    Vocabulary,
+    best_span,
+    example_of,
+    loss_of,
+    occurrences,
+    rows_of,
+    train,
+)
+from realm.compare.system import Ground, load_system, predict
+from realm.compare.tfidf import Tfidf, open_tfidf, tokens_of
+from realm.errors import InputError
+from realm.qa.question_files import Question
+from tests.conftest import RIVERS, TOWNS
+from tests.schemas import assert_holds
+
+QUESTIONS = [
+    Question(str(n), f"on which river lies {town}?", (RIVERS[n % 4],)) for n, town in enumerate(TOWNS)
+]
+TINY = {
+    "hidden": 16,
+    "layers": 2,
+    "width": 24,
+    "device": "cpu",
+    "precision": "fp32",
+    "dropout": 0.0,
+    "log_every": 5,
+}
+
+
+@pytest.fixture(scope="module")
+def ground(tiny_kb) -> Ground:
+    return Ground(tiny_kb, "", QUESTIONS, QUESTIONS)
+
+
+@pytest.fixture(scope="module")
+def index(tiny_kb) -> Tfidf:
+    return Tfidf.of(tiny_kb)
+
+
+# -- tf-idf
+
+
+def plain_scores(tiny_kb, question: str) -> dict[str, float]:
+    """The score of each document, by the formula of the paper over n-grams as text."""
+
+    def grams(text: str) -> Counter[str]:
+        words = re.findall(r"\w+|[^\w\s]", text.lower())
+        good = [re.match(r"\w", w) is not None and w not in tfidf.STOP_WORDS for w in words]
+        single = [w for w, g in zip(words, good, strict=True) if g]
+        pairs = [
+            f"{a} {b}"
+            for (a, ga), (b, gb) in zip(zip(words, good), zip(words[1:], good[1:]), strict=False)  # noqa: B905
+            if ga and gb
+        ]
+        return Counter([*single, *pairs])
+
+    documents: dict[str, Counter[str]] = {}
+    for passage in tiny_kb:
+        documents.setdefault(passage.document_id, Counter()).update(grams(f"{passage.title}\n{passage.text}"))
+    scores = dict.fromkeys(documents, 0.0)
+    for gram, count in grams(question).items():
+        df = sum(gram in found for found in documents.values())
+        idf = max(0.0, math.log((len(documents) - df + 0.5) / (df + 0.5)))
+        for name, found in documents.items():
+            scores[name] += math.log1p(count) * idf * math.log1p(found[gram]) * idf
+    return scores
+
+
+@pytest.mark.parametrize(
+    "question", [QUESTIONS[0].question, "who built a tower in Kelso for Berthe?", "", "of the"]
+)
+def test_articles_are_ranked_by_the_papers_formula(tiny_kb, index, question) -> None:
+    scores = plain_scores(tiny_kb, question)
+    wanted = sorted((score for score in scores.values() if score > 0), reverse=True)
+    found = index.best(question, 100)
+    documents = [tiny_kb.passages([index.passages([one])[0]])[0].document_id for one in found]
+    np.testing.assert_allclose([scores[name] for name in documents], wanted, rtol=1e-4)
+
+
+def test_the_passages_of_a_document_are_together_and_all_there(tiny_kb, index) -> None:
+    passages = list(tiny_kb)
+    every = range(len(index.start_D) - 1)
+    assert sorted(index.passages(list(every)).tolist()) == list(range(len(tiny_kb)))
+    for document in every:
+        assert len({passages[number].document_id for number in index.passages([document])}) == 1
+
+
+def test_the_matrix_is_made_once_and_anew_for_another_corpus(tiny_kb, tmp_path, monkeypatch) -> None:
+    first = open_tfidf(tiny_kb, tmp_path / "m")
+    assert_holds(tfidf.TfidfJson, tfidf.read_json(tmp_path / "m" / "tfidf.json"))
+    monkeypatch.setattr(Tfidf, "of", lambda _: pytest.fail("made again"))
+    again = open_tfidf(tiny_kb, tmp_path / "m")
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+    tfidf.write_json(tmp_path / "m" / "tfidf.json", {"kb": "another"})
+    with pytest.raises(pytest.fail.Exception, match="made again"):
+        open_tfidf(tiny_kb, tmp_path / "m")
+
+
+def test_tokens_are_slices_of_the_text() -> None:
+    text = "L'\u00e9t\u00e9: 3,5 km\u2014fin."
+    tokens = tokens_of(text)
+    assert all(text[one.start : one.end] == one.text for one in tokens)
+    assert "".join(one.text for one in tokens) == re.sub(r"\s", "", text)
+
+
+# -- the reader
+
+
+def test_features_say_what_of_the_passage_the_question_has() -> None:
+    question, passage = tokens_of("Who built Kelso?"), tokens_of("kelso who Kelso x")
+    rows = rows_of([(question, passage)], Vocabulary(["kelso", "who"]))
+    assert rows.feature_BTF[0, :, 0].tolist() == [0, 0, 1, 0]
+    assert rows.feature_BTF[0, :, 1].tolist() == [1, 1, 1, 0]
+    assert rows.feature_BTF[0, :, 2].tolist() == [0.5, 0.25, 0.5, 0.25]
+    assert rows.passage_BT[0].tolist() == [2, 3, 2, 1]
+
+
+def test_padding_changes_no_score() -> None:
+    torch.manual_seed(0)
+    reader = Reader(20, 8, 6, 2).eval()
+    vocabulary = Vocabulary(["a", "b", "c", "d"])
+    short = (tokens_of("a b?"), tokens_of("c d a"))
+    long = (tokens_of("d c b a a a?"), tokens_of("a b c d d c b a b c"))
+    with torch.no_grad():
+        alone = reader(rows_of([short], vocabulary))
+        both = reader(rows_of([short, long], vocabulary))
+    for one, two in zip(alone, both, strict=True):
+        assert torch.allclose(one[0], two[0, :3], atol=1e-5)
+        assert torch.isinf(two[0, 3:]).all()
+
+
+def test_the_reader_computes_the_papers_equations() -> None:
+    """One row, word by word, with the weights of the reader."""
+    torch.manual_seed(1)
+    reader = Reader(12, 8, 6, 2).eval()
+    vocabulary = Vocabulary(["a", "b", "c", "d"])
+    rows = rows_of([(tokens_of("a b?"), tokens_of("c d a b"))], vocabulary)
+    with torch.no_grad():
+        question, passage = reader.embedding(rows.question_BJ[0]), reader.embedding(rows.passage_BT[0])
+        inputs = []
+        for place, word in enumerate(passage):
+            keys = [
+                float(torch.relu(reader.align(word)) @ torch.relu(reader.align(other))) for other in question
+            ]
+            shares = np.exp(keys) / np.exp(keys).sum()
+            aligned = sum(float(share) * other for share, other in zip(shares, question, strict=True))
+            inputs.append(torch.cat([word, aligned, rows.feature_BTF[0, place]]))
+        states = {}
+        for name, stack, given in (
+            ("p", reader.passage, torch.stack(inputs)),
+            ("q", reader.question, question),
+        ):
+            found, last = [], given[None]
+            for layer in stack.layers:
+                last, _ = layer(last)
+                found.append(last)
+            states[name] = torch.cat(found, dim=2)[0]
+        weights = reader.weigh(states["q"]).softmax(dim=0)
+        asked = (weights * states["q"]).sum(dim=0)
+        start = [float(state @ reader.start(asked)) for state in states["p"]]
+        start_BT, _ = reader(rows)
+    np.testing.assert_allclose(start_BT[0], start, rtol=1e-4, atol=1e-5)
+
+
+def test_states_of_all_layers_are_concatenated() -> None:
+    stack = StackedLstm(4, 3, 3)
+    found = stack(torch.randn(2, 5, 4), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]], dtype=torch.bool))
+    assert found.shape == (2, 5, 18)
+    assert (found[1, 2:] == 0).all()
+
+
+def test_the_best_span_is_that_of_a_search_of_all() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for length in (1, 2, 7, 30):
+        start, end = torch.randn(2, length, generator=generator)
+        found = best_span(start, end, 4)
+        every = [
+            (float(start[i] + end[j]), i, j) for i in range(length) for j in range(i, min(length, i + 4))
+        ]
+        score, first, last = max(every)
+        assert found[:2] == (first, last)
+        assert found[2] == pytest.approx(score)
+
+
+# -- training and answering
+
+
+def test_answers_are_found_as_whole_words_and_patterns_cover_their_words() -> None:
+    text = "The river Ouse, called ouse; not Ousel."
+    tokens = tokens_of(text)
+    places = occurrences(Question("1", "?", ("Ouse", "river ouse")), text, tokens)
+    assert [" ".join(t.text for t in tokens[a : b + 1]) for a, b in places] == ["river Ouse", "Ouse", "ouse"]
+    (place,) = occurrences(Question("1", "?", (r"called \w+",), regex=True), text, tokens)
+    assert [t.text for t in tokens[place[0] : place[1] + 1]] == ["called", "ouse"]
+
+
+def test_a_passage_trains_only_if_words_around_the_answer_are_asked_for(tiny_kb) -> None:
+    passage = next(iter(tiny_kb))
+    river = next(name for name in RIVERS if name in passage.text)
+    made = example_of(Question("1", "which river runs by the hills?", (river,)), passage, 15)
+    assert made is not None
+    example = made[1]
+    assert [t.text for t in example.passage[example.first : example.last + 1]] == [river]
+    assert example_of(Question("1", "zzz?", (river,)), passage, 15) is None
+    assert example_of(Question("1", "which river?", ("nowhere",)), passage, 15) is None
+    assert example_of(Question("1", "which river?", (river,)), passage._replace(text="x" * 2000), 15) is None
+
+
+def test_loss_is_that_of_the_first_and_the_last_word() -> None:
+    reader = Reader(20, 8, 6, 1).eval()
+    rows = rows_of(
+        [(tokens_of("a?"), tokens_of("b c d")), (tokens_of("b?"), tokens_of("a"))], Vocabulary(list("abcd"))
+    )
+    first, last = torch.tensor([1, 0]), torch.tensor([2, 0])
+    with torch.no_grad():
+        start_BT, end_BT = reader(rows)
+        plain = 0.0
+        for row in range(2):
+            for scores, place in ((start_BT[row], first[row]), (end_BT[row], last[row])):
+                finite = scores[torch.isfinite(scores)]
+                plain -= float(scores[place]) - math.log(float(finite.exp().sum()))
+        assert float(loss_of(reader, rows, first, last)) == pytest.approx(plain / 2, rel=1e-4)
+
+
+def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tmp_path) -> None:
+    config = Config(steps=60, batch_size=16, articles=1, learning_rate=1e-2, warmup=5, dev_every=20, **TINY)
+    out = train(ground, tmp_path / "drqa", config)
+    found = list(predict(load_system(out, tiny_kb), tiny_kb, QUESTIONS))
+    text_of = {passage.id: passage.text for passage in tiny_kb}
+    for one in found:
+        assert text_of[one.passage_id][one.start : one.end] == one.answer
+        assert one.passage_id in one.passages
+    right = sum(one.answer == question.answers[0] for one, question in zip(found, QUESTIONS, strict=True))
+    assert right >= 10  # of 14, in passages of some 25 words
+
+
+def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path, monkeypatch) -> None:
+    config = Config(steps=10, batch_size=4, warmup=2, dev_every=5, checkpoint_seconds=0.0, **TINY)
+    whole = train(ground, tmp_path / "whole", config)
+    calls = 0
+
+    def stopping(*args):
+        nonlocal calls
+        calls += 1
+        if calls == 8:
+            raise KeyboardInterrupt
+        return loss_of(*args)
+
+    monkeypatch.setattr(drqa, "loss_of", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        train(ground, tmp_path / "stopped", config)
+    resumed = train(ground, tmp_path / "stopped", config)
+    for name in ("weights.safetensors", "words.json"):
+        assert (whole / name).read_bytes() == (resumed / name).read_bytes()
+
+
+def test_questions_without_answers_in_the_corpus_are_refused(tiny_kb, tmp_path) -> None:
+    ground = Ground(tiny_kb, "", [Question("1", "on which river lies Arden?", ("nowhere",))], [])
+    with pytest.raises(InputError, match="no training question has an answer"):
+        train(ground, tmp_path / "out", Config(**TINY))
+
+
+def test_a_question_of_unknown_words_has_no_answer(tiny_kb, index) -> None:
+    vocabulary = Vocabulary(["a"])
+    system = DrQa(tiny_kb, index, Reader(len(vocabulary), 8, 6, 1), vocabulary, 5, 15)
+    (found,) = system.answer(["zzz?"])
+    assert (found.answer, found.passage, found.score) == ("", -1, 0.0)
