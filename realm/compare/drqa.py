@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from realm.compare.system import Best, Found, Ground, SystemModel, read_system, read_weights
-from realm.compare.tfidf import Tfidf, Token, open_tfidf, tokens_of
+from realm.compare.tfidf import Ranking, Token, tokens_of
 from realm.errors import InputError
 from realm.files import read_json, write_json
 from realm.model.device import choose_device
@@ -262,7 +262,7 @@ def example_of(question: Question, passage: Passage, longest: int) -> tuple[int,
 
 
 def examples_of(
-    kb: KnowledgeBase, index: Tfidf, questions: Sequence[Question], config: Config
+    kb: KnowledgeBase, ranking: Ranking, questions: Sequence[Question], config: Config
 ) -> list[Example]:
     """Distant supervision: the passages of the best articles that hold an answer, those with the most shared words first.
 
@@ -272,7 +272,7 @@ def examples_of(
     examples = []
     with progress(total=len(questions), description="find answers", unit="question") as bar:
         for question in questions:
-            numbers = index.passages(index.best(question.question, config.articles))
+            numbers = ranking.passages(question.question, config.articles)
             found = [example_of(question, passage, config.answer_words) for passage in kb.passages(numbers)]
             best = sorted((one for one in found if one is not None), key=lambda one: -one[0])
             examples += [example for _, example in best[: config.matches]]
@@ -294,8 +294,8 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     Raises:
         InputError: no training question has an answer in its best articles.
     """
-    kb, index = ground.kb, open_tfidf(ground.kb, _matrix(out))
-    examples = examples_of(kb, index, ground.train, config)
+    kb, ranking = ground.kb, Ranking.open(ground.kb, out)
+    examples = examples_of(kb, ranking, ground.train, config)
     vocabulary = Vocabulary.of(
         (side for one in examples for side in (one.question, one.passage)), config.words
     )
@@ -309,7 +309,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     model = SystemModel(NAME, reader, sizes, vocabulary)
     names = {"kb": kb.fingerprint, "examples": len(examples)}
     with TrainRun(NAME, out, config, model, {reader: config.learning_rate}, names) as run:
-        system = DrQa(kb, index, reader, vocabulary, config.articles, config.answer_words)
+        system = DrQa(kb, ranking, reader, vocabulary, config.articles, config.answer_words)
         best = Best(run, reader, ground.dev[: config.dev_questions], system)
         for step in run.steps():
             drawn = generator(config.seed, step).integers(len(examples), size=config.batch_size)
@@ -327,10 +327,6 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
         return run.finish()
 
 
-def _matrix(out: Path) -> Path:
-    return out.with_name(out.name + ".tfidf")
-
-
 # -- answering ------------------------------------------------------------------------------------------------------
 
 
@@ -340,13 +336,13 @@ class DrQa:
     def __init__(
         self,
         kb: KnowledgeBase,
-        index: Tfidf,
+        ranking: Ranking,
         reader: Reader,
         vocabulary: Vocabulary,
         articles: int,
         answer_words: int,
     ):
-        self._kb, self._index, self._reader, self._vocabulary = kb, index, reader, vocabulary
+        self._kb, self._ranking, self._reader, self._vocabulary = kb, ranking, reader, vocabulary
         self._articles, self._answer_words = articles, answer_words
 
     def answer(self, questions: Sequence[str]) -> list[Found]:
@@ -355,9 +351,8 @@ class DrQa:
 
     @torch.no_grad()
     def _answer(self, question: str) -> Found:
-        documents = self._index.best(question, DEPTH)
-        number_K = self._index.passages(documents)[:DEPTH]
-        numbers = self._index.passages(documents[: self._articles])
+        number_K = self._ranking.passages(question, DEPTH)[:DEPTH]
+        numbers = self._ranking.passages(question, self._articles)
         asked, best = tokens_of(question), Found("", -np.inf, number_K=number_K)
         device = self._reader.weigh.weight.device
         for first in range(0, len(numbers), READ_AT_ONCE):
@@ -386,5 +381,5 @@ def load(folder: Path, kb: KnowledgeBase) -> DrQa:
     reader = Reader(*sizes["reader"])
     reader.load_state_dict(read_weights(folder))
     reader.to(choose_device("auto")).eval()
-    vocabulary, index = Vocabulary.load(folder), open_tfidf(kb, _matrix(folder))
-    return DrQa(kb, index, reader, vocabulary, sizes["articles"], sizes["answer_words"])
+    vocabulary = Vocabulary.load(folder)
+    return DrQa(kb, Ranking.open(kb, folder), reader, vocabulary, sizes["articles"], sizes["answer_words"])

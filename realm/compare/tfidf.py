@@ -11,13 +11,15 @@ Axis letters: D documents, E entries of the matrix, G n-grams of the corpus, N p
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, Self, TypedDict
 from zlib import crc32
 
 import numpy as np
 
+from realm.compare.articles import Articles
 from realm.files import read_json, write_json
 from realm.folders import replace_folder
 from realm.progress import progress
@@ -62,7 +64,7 @@ class TfidfJson(TypedDict):
 
 
 class Tfidf(NamedTuple):
-    """The sparse matrix of weights, by n-gram; and the passages of each document."""
+    """The sparse matrix of weights, by n-gram."""
 
     bin_G: np.ndarray
     """Bins that occur, ascending."""
@@ -71,37 +73,30 @@ class Tfidf(NamedTuple):
     document_E: np.ndarray
     weight_E: np.ndarray
     idf_G: np.ndarray
-    passage_N: np.ndarray
-    """Passage numbers, document by document, each document's in ascending order."""
-    start_D: np.ndarray
-    """First place of each document in `passage_N`, and the number of passages at the end: [D + 1]."""
 
     @classmethod
-    def of(cls, kb: KnowledgeBase) -> "Tfidf":
+    def of(cls, kb: KnowledgeBase, articles: Articles) -> Self:
         """Counts the n-grams of all passages; memory grows with the number of distinct n-grams of each document."""
-        _, document_N = np.unique(kb.document_keys_N, return_inverse=True)
-        passage_N = np.argsort(document_N, kind="stable")
-        count_D = np.bincount(document_N)
-        start_D = np.concatenate([[0], np.cumsum(count_D)])
+        documents = articles.count
         entries, counts = [], []
         with progress(total=len(kb), description="tf-idf", unit="passage") as bar:
             for number, passage in enumerate(kb):
                 found = Counter(ngrams(f"{passage.title}\n{passage.text}"))
                 keys = np.fromiter(found.keys(), dtype=np.int64, count=len(found))
-                entries.append(keys * len(count_D) + document_N[number])
+                entries.append(keys * documents + articles.document_N[number])
                 counts.append(np.fromiter(found.values(), dtype=np.float32, count=len(found)))
                 bar.update(1)
         entry_E, place = np.unique(np.concatenate(entries), return_inverse=True)
         tf_E = np.bincount(place, weights=np.concatenate(counts), minlength=len(entry_E))
-        bin_E, document_E = entry_E // len(count_D), (entry_E % len(count_D)).astype(np.int32)
+        bin_E, document_E = entry_E // documents, (entry_E % documents).astype(np.int32)
         bin_G, first_G, df_G = np.unique(bin_E, return_index=True, return_counts=True)
-        idf_G = np.log((len(count_D) - df_G + 0.5) / (df_G + 0.5)).clip(min=0).astype(np.float32)
+        idf_G = np.log((documents - df_G + 0.5) / (df_G + 0.5)).clip(min=0).astype(np.float32)
         weight_E = (np.log1p(tf_E) * np.repeat(idf_G, df_G)).astype(np.float32)
-        return cls(bin_G, np.append(first_G, len(entry_E)), document_E, weight_E, idf_G, passage_N, start_D)
+        return cls(bin_G, np.append(first_G, len(entry_E)), document_E, weight_E, idf_G)
 
-    def best(self, question: str, count: int) -> np.ndarray:
-        """The documents with the highest scores above 0, best first, at most `count`; ties in their order."""
-        score_D = np.zeros(len(self.start_D) - 1, dtype=np.float32)
+    def best(self, question: str, count: int, documents: int) -> np.ndarray:
+        """Of `documents`, those with the highest scores above 0, best first, at most `count`; ties in their order."""
+        score_D = np.zeros(documents, dtype=np.float32)
         for ngram, tf in Counter(ngrams(question)).items():
             place = int(np.searchsorted(self.bin_G, ngram))
             if place < len(self.bin_G) and self.bin_G[place] == ngram:
@@ -110,20 +105,33 @@ class Tfidf(NamedTuple):
         found = np.flatnonzero(score_D)
         return found[np.argsort(-score_D[found], kind="stable")][:count]
 
-    def passages(self, documents: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Numbers of the passages of documents, in the order of the documents."""
-        parts = [self.passage_N[self.start_D[one] : self.start_D[one + 1]] for one in documents]
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
-
-def open_tfidf(kb: KnowledgeBase, folder: Path) -> Tfidf:
+def open_tfidf(kb: KnowledgeBase, articles: Articles, folder: Path) -> Tfidf:
     """The matrix of a knowledge base, mapped into memory; it is made in `folder` unless it is there."""
     made_of: TfidfJson = {"kb": kb.fingerprint}
     if not (folder / FILE).is_file() or read_json(folder / FILE) != made_of:
         aside = folder.with_name(folder.name + ".writing")
         aside.mkdir(parents=True, exist_ok=True)
-        for name, array in Tfidf.of(kb)._asdict().items():
+        for name, array in Tfidf.of(kb, articles)._asdict().items():
             np.save(aside / f"{name}.npy", array)
         write_json(aside / FILE, made_of)
         replace_folder(aside, folder)
     return Tfidf(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in Tfidf._fields))
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Ranks the articles of a knowledge base, and lists their passages."""
+
+    index: Tfidf
+    articles: Articles
+
+    @classmethod
+    def open(cls, kb: KnowledgeBase, system: Path) -> Self:
+        """The matrix beside the folder of a system, SYSTEM.tfidf, is made if it is missing or of another knowledge base."""
+        articles = Articles.of(kb)
+        return cls(open_tfidf(kb, articles, system.with_name(system.name + ".tfidf")), articles)
+
+    def passages(self, question: str, articles: int) -> np.ndarray:
+        """Numbers of the passages of the best articles, best article first."""
+        return self.articles.passages(self.index.best(question, articles, self.articles.count))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from realm.compare import drqa, tfidf
+from realm.compare.articles import Articles
 from realm.compare.drqa import (
     Config,
     DrQa,
@@ -23,7 +24,7 @@ from realm.compare.drqa import (
     train,
 )
 from realm.compare.system import Ground, load_system, predict
-from realm.compare.tfidf import Tfidf, open_tfidf, tokens_of
+from realm.compare.tfidf import Ranking, Tfidf, open_tfidf, tokens_of
 from realm.errors import InputError
 from realm.qa.question_files import Question
 from tests.conftest import RIVERS, TOWNS
@@ -49,8 +50,9 @@ def ground(tiny_kb) -> Ground:
 
 
 @pytest.fixture(scope="module")
-def index(tiny_kb) -> Tfidf:
-    return Tfidf.of(tiny_kb)
+def ranking(tiny_kb) -> Ranking:
+    articles = Articles.of(tiny_kb)
+    return Ranking(Tfidf.of(tiny_kb, articles), articles)
 
 
 # -- tf-idf
@@ -85,32 +87,33 @@ def plain_scores(tiny_kb, question: str) -> dict[str, float]:
 @pytest.mark.parametrize(
     "question", [QUESTIONS[0].question, "who built a tower in Kelso for Berthe?", "", "of the"]
 )
-def test_articles_are_ranked_by_the_papers_formula(tiny_kb, index, question) -> None:
+def test_articles_are_ranked_by_the_papers_formula(tiny_kb, ranking, question) -> None:
     scores = plain_scores(tiny_kb, question)
     wanted = sorted((score for score in scores.values() if score > 0), reverse=True)
-    found = index.best(question, 100)
-    documents = [tiny_kb.passages([index.passages([one])[0]])[0].document_id for one in found]
+    found = ranking.index.best(question, 100, ranking.articles.count)
+    documents = [tiny_kb.passages([ranking.articles.lead(one)])[0].document_id for one in found]
     np.testing.assert_allclose([scores[name] for name in documents], wanted, rtol=1e-4)
 
 
-def test_the_passages_of_a_document_are_together_and_all_there(tiny_kb, index) -> None:
-    passages = list(tiny_kb)
-    every = range(len(index.start_D) - 1)
-    assert sorted(index.passages(list(every)).tolist()) == list(range(len(tiny_kb)))
+def test_the_passages_of_a_document_are_together_and_all_there(tiny_kb, ranking) -> None:
+    passages, articles = list(tiny_kb), ranking.articles
+    every = range(articles.count)
+    assert sorted(articles.passages(list(every)).tolist()) == list(range(len(tiny_kb)))
     for document in every:
-        assert len({passages[number].document_id for number in index.passages([document])}) == 1
+        assert len({passages[number].document_id for number in articles.passages([document])}) == 1
 
 
 def test_the_matrix_is_made_once_and_anew_for_another_corpus(tiny_kb, tmp_path, monkeypatch) -> None:
-    first = open_tfidf(tiny_kb, tmp_path / "m")
+    articles = Articles.of(tiny_kb)
+    first = open_tfidf(tiny_kb, articles, tmp_path / "m")
     assert_holds(tfidf.TfidfJson, tfidf.read_json(tmp_path / "m" / "tfidf.json"))
-    monkeypatch.setattr(Tfidf, "of", lambda _: pytest.fail("made again"))
-    again = open_tfidf(tiny_kb, tmp_path / "m")
+    monkeypatch.setattr(Tfidf, "of", lambda *_: pytest.fail("made again"))
+    again = open_tfidf(tiny_kb, articles, tmp_path / "m")
     for one, other in zip(first, again, strict=True):
         np.testing.assert_array_equal(one, other)
     tfidf.write_json(tmp_path / "m" / "tfidf.json", {"kb": "another"})
     with pytest.raises(pytest.fail.Exception, match="made again"):
-        open_tfidf(tiny_kb, tmp_path / "m")
+        open_tfidf(tiny_kb, articles, tmp_path / "m")
 
 
 def test_tokens_are_slices_of_the_text() -> None:
@@ -277,8 +280,8 @@ def test_questions_without_answers_in_the_corpus_are_refused(tiny_kb, tmp_path) 
         train(ground, tmp_path / "out", Config(**TINY))
 
 
-def test_a_question_of_unknown_words_has_no_answer(tiny_kb, index) -> None:
+def test_a_question_of_unknown_words_has_no_answer(tiny_kb, ranking) -> None:
     vocabulary = Vocabulary(["a"])
-    system = DrQa(tiny_kb, index, Reader(len(vocabulary), 8, 6, 1), vocabulary, 5, 15)
+    system = DrQa(tiny_kb, ranking, Reader(len(vocabulary), 8, 6, 1), vocabulary, 5, 15)
     (found,) = system.answer(["zzz?"])
     assert (found.answer, found.passage, found.score) == ("", -1, 0.0)
