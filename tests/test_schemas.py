@@ -87,6 +87,7 @@ WRITERS = {
     "compare/knn_lm.py measure": ["report.json: what the command prints, tests/compare/test_knn_lm.py"],
     "compare/knn_lm.py open_datastore": ["datastore.json: tests/compare/test_knn_lm.py"],
     "compare/tfidf.py open_tfidf": ["tfidf.json: tests/compare/test_drqa.py"],
+    "compare/passage_graph.py PassageGraph.open": ["graph.json: tests/compare/test_graph.py"],
     "compare/drqa.py Vocabulary.save": ["words.json: a list of words"],
     "compare/table.py run": ["report.json: tests/compare/test_table.py"],
     "compare/table.py _write_questions": ["questions: tests/compare/test_table.py reads them"],

@@ -41,7 +41,7 @@ from realm.train.loop import TrainRun
 from realm.train.run_config import RunConfig
 
 SYSTEM, WEIGHTS = "system.json", "weights.safetensors"
-SYSTEMS: dict[str, str] = {"t5": "closed_book", "drqa": "drqa"}
+SYSTEMS: dict[str, str] = {"t5": "closed_book", "drqa": "drqa", "graph": "graph_retriever"}
 """Name of a system -> its module in this room."""
 BATCH = 16
 """Questions answered at once."""

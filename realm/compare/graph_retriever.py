@@ -1,0 +1,366 @@
+"""GraphRetriever (Min et al. 2019): passages along the edges of a graph, read together by a reader that knows the relations.
+
+Retrieval starts from the best passages of BM25 and the documents that the question names, and follows the edges of
+`passage_graph`. The reader encodes each passage beside the question; fusion layers exchange the passages' [CLS] states along
+the relations between them; then the reader scores passages, and the start and end of an answer within each passage:
+
+    p(span) = softmax over passages * softmax over starts of the passage * softmax over its ends
+
+Training maximises the sum over all places where an answer stands (distant supervision).
+
+Axis letters: B questions, K passages of a question, R rows (question, passage), T tokens, H hidden.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from realm.compare.passage_graph import RELATIONS, PassageGraph
+from realm.compare.system import Best, Found, Ground, SystemModel, read_system, read_weights
+from realm.errors import InputError
+from realm.model.bert import Bert
+from realm.model.bert_files import bert_config
+from realm.model.cpu.packed import hidden_states
+from realm.model.device import choose_device
+from realm.model.folder import load_model
+from realm.model.modes import evaluating
+from realm.progress import progress
+from realm.qa.predictions import DEPTH
+from realm.qa.question_files import Question
+from realm.qa.reading import Reading, joint_reading
+from realm.qa.spans import answer_pieces, body_start
+from realm.search.retriever import Retriever
+from realm.store.knowledge_base import KnowledgeBase
+from realm.tokens.layouts import Lengths, Tokens
+from realm.tokens.tokenizer import Tokenizer
+from realm.train.loop import TrainRun
+from realm.train.run_config import RunConfig, generator
+
+NAME = "graph"
+
+
+@dataclass(frozen=True)
+class Config(RunConfig):
+    """Settings of `realm baseline graph` (published: BERT-base, seeds from TF-IDF and TAGME, relations from Wikidata)."""
+
+    steps: int = 1000
+    """Optimizer steps."""
+    batch_size: int = 4
+    """Questions per step."""
+    learning_rate: float = 5e-5
+    """Peak learning rate of the encoder."""
+    head_learning_rate: float = 1e-3
+    """Peak learning rate of the fusion layers and the scores, which start at random."""
+    seeds: int = 10
+    """Passages of BM25 that retrieval starts from."""
+    hops: int = 2
+    """Edges from a seed to a passage, at most (published: 2)."""
+    passages: int = 20
+    """Passages read per question (published: 80 on Natural Questions)."""
+    train_passages: int = 8
+    """Passages read per training question: one with an answer, the others the best of retrieval."""
+    fusion: int = 2
+    """Fusion layers."""
+    answer_tokens: int = 10
+    """Longest answer in wordpieces."""
+    dev_every: int = 250
+    """Steps between two evaluations on dev questions; the best weights are kept."""
+    dev_questions: int = 200
+    """Dev questions in each evaluation."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.seeds <= self.passages:
+            raise ValueError(f"seeds is {self.seeds}: it must be 1 to {self.passages}, the passages read")
+
+
+# -- the reader -----------------------------------------------------------------------------------------------------
+
+
+class Fusion(nn.Module):
+    """A layer in which each passage receives the greatest of its neighbours' messages, made of state and relation."""
+
+    def __init__(self, hidden: int):
+        super().__init__()
+        self.message = nn.Linear(2 * hidden, hidden)
+        self.update = nn.Linear(2 * hidden, hidden)
+        self.norm = nn.LayerNorm(hidden)
+
+    def forward(self, state_BKH: Tensor, relation_BKKH: Tensor, linked_BKK: Tensor) -> Tensor:
+        """New states; row k of the relations holds those of passage k to all others. 0 is the message without neighbours."""
+        other_BKKH = state_BKH[:, None].expand_as(relation_BKKH)
+        message_BKKH = F.relu(self.message(torch.cat([other_BKKH, relation_BKKH], dim=3)))
+        best_BKH = message_BKKH.masked_fill(~linked_BKK[..., None], 0.0).amax(dim=2)
+        updated: Tensor = self.norm(state_BKH + self.update(torch.cat([state_BKH, best_BKH], dim=2)))
+        return updated
+
+
+class GraphReader(nn.Module):
+    """Scores of passages, and of the first and last wordpiece of an answer in each."""
+
+    def __init__(self, encoder: Bert, fusion: int):
+        super().__init__()
+        hidden = encoder.config.hidden_size
+        self.encoder = encoder
+        self.relation = nn.Embedding(RELATIONS, hidden)
+        self.fusion = nn.ModuleList(Fusion(hidden) for _ in range(fusion))
+        self.select = nn.Linear(hidden, 1)
+        self.ends = nn.Linear(hidden, 2)
+
+    def heads(self) -> list[nn.Module]:
+        """The parts that start at random."""
+        return [self.relation, self.fusion, self.select, self.ends]
+
+    def forward(self, tokens: Tokens, body_RT: Tensor, relation_BKK: Tensor) -> tuple[Tensor, Tensor]:
+        """log p(passage) [B, K], and log p(start) and log p(end) within the passage [2, R, T]; rows are B times K."""
+        state_RTH = hidden_states(self.encoder, tokens).float()
+        questions, most, _ = relation_BKK.shape
+        state_BKH = state_RTH[:, 0].view(questions, most, -1)
+        for layer in self.fusion:
+            state_BKH = layer(state_BKH, self.relation(relation_BKK), relation_BKK > 0)
+        passage_BK = self.select(state_BKH).squeeze(2).log_softmax(dim=1)
+        end_2RT = self.ends(state_RTH).permute(2, 0, 1).masked_fill(~body_RT, -torch.inf)
+        return passage_BK, end_2RT.log_softmax(dim=2)
+
+
+def marginal_loss(
+    passage_BK: Tensor, end_2RT: Tensor, places: Sequence[Sequence[tuple[int, int, int]]]
+) -> Tensor:
+    """Mean over questions of -log of the sum over places (passage k, first token, last token) of p(span)."""
+    most, losses = passage_BK.shape[1], []
+    for row, own in enumerate(places):
+        k, first, last = (torch.tensor(part, device=passage_BK.device) for part in zip(*own, strict=True))
+        logp = passage_BK[row, k] + end_2RT[0, row * most + k, first] + end_2RT[1, row * most + k, last]
+        losses.append(-logp.logsumexp(dim=0))
+    return torch.stack(losses).mean()
+
+
+# -- retrieval ------------------------------------------------------------------------------------------------------
+
+
+class Retrieval:
+    """Passages for questions: the seeds, then what the graph adds to them, by BM25 score."""
+
+    def __init__(self, kb: KnowledgeBase, graph: PassageGraph, seeds: int, hops: int, passages: int):
+        self._retriever, self._graph = Retriever(kb), graph
+        self._seeds, self._hops, self._passages = seeds, hops, passages
+
+    def passages(self, question: str) -> list[int]:
+        """Numbers of the passages to read, best first."""
+        (score_N,) = self._retriever.words.scores([question])
+        best = np.argsort(-score_N, kind="stable")[: self._seeds]
+        seeds = [int(number) for number in best if score_N[number] > 0]
+        seeds += [self._graph.articles.lead(one) for one in self._graph.titles.find(question, any_case=True)]
+        seeds = list(dict.fromkeys(seeds))[: self._passages]
+        added = [
+            one for one in self._graph.expand(seeds, self._hops, 10 * self._passages) if one not in seeds
+        ]
+        added.sort(key=lambda number: -score_N[number])
+        return [*seeds, *added][: self._passages]
+
+
+# -- training -------------------------------------------------------------------------------------------------------
+
+
+class Example(NamedTuple):
+    """A training question: the passages retrieved, and for each of these the places of answers, as wordpieces of the body."""
+
+    question: str
+    numbers: list[int]
+    places: list[list[tuple[int, int]]]
+
+
+def examples_of(
+    kb: KnowledgeBase,
+    retrieval: Retrieval,
+    tokenizer: Tokenizer,
+    questions: Sequence[Question],
+    config: Config,
+) -> list[Example]:
+    """Questions with an answer in a retrieved passage.
+
+    Raises:
+        InputError: there is none.
+    """
+    examples = []
+    with progress(total=len(questions), description="find answers", unit="question") as bar:
+        for question in questions:
+            numbers = retrieval.passages(question.question)
+            texts = [passage.text for passage in kb.passages(numbers)]
+            answers = [] if question.regex else tokenizer.encode(question.answers)
+            places = [
+                answer_pieces(question, answers, text, body, config.answer_tokens)
+                for text, body in zip(texts, tokenizer.encode_with_offsets(texts), strict=True)
+            ]
+            if any(places):
+                examples.append(Example(question.question, numbers, places))
+            bar.update(1)
+    if not examples:
+        raise InputError("no training question has an answer in its retrieved passages")
+    return examples
+
+
+def chosen(example: Example, most: int, rng: np.random.Generator) -> list[int]:
+    """Places in `numbers` of the passages to train on: a random one with an answer, then the best of all others."""
+    held = [place for place, spans in enumerate(example.places) if spans]
+    first = held[int(rng.integers(len(held)))]
+    return [first, *(place for place in range(len(example.numbers)) if place != first)][:most]
+
+
+def train(ground: Ground, out: Path, config: Config) -> Path:
+    """Trains the reader on retrieved passages -> `out`.
+
+    Raises:
+        InputError: no training question has an answer in its retrieved passages.
+    """
+    kb, start = ground.kb, load_model(ground.encoder)
+    kb.check_tokenizer(start.tokenizer, ground.encoder)
+    graph = PassageGraph.open(kb, out)
+    retrieval = Retrieval(kb, graph, config.seeds, config.hops, config.passages)
+    examples = examples_of(kb, retrieval, start.tokenizer, ground.train, config)
+    torch.manual_seed(config.seed)
+    reader = GraphReader(start.reader.bert.bert, config.fusion)
+    sizes = {
+        "encoder": asdict(reader.encoder.config),
+        "lengths": asdict(start.lengths),
+        **{name: getattr(config, name) for name in ("seeds", "hops", "passages", "fusion", "answer_tokens")},
+    }
+    model = SystemModel(NAME, reader, sizes, start.tokenizer)
+    rates = {reader.encoder: config.learning_rate, **dict.fromkeys(reader.heads(), config.head_learning_rate)}
+    names = {"kb": kb.fingerprint, "examples": len(examples), "init": ground.encoder}
+    with TrainRun(NAME, out, config, model, rates, names) as run:
+        system = GraphRetriever(
+            kb, graph, retrieval, reader, start.tokenizer, start.lengths, config.answer_tokens
+        )
+        best = Best(run, reader, ground.dev[: config.dev_questions], system)
+        for step in run.steps():
+            rng = generator(config.seed, step)
+            batch = [examples[int(place)] for place in rng.integers(len(examples), size=config.batch_size)]
+            kept = [chosen(one, config.train_passages, rng) for one in batch]
+            most = min(map(len, kept))  # every question has as many passages
+            numbers = [
+                [one.numbers[place] for place in own[:most]] for one, own in zip(batch, kept, strict=True)
+            ]
+            read = system.read([one.question for one in batch], numbers)
+            places = [
+                [
+                    (
+                        k,
+                        read.body_start(row * most + k) + first,
+                        read.body_start(row * most + k) + first + width,
+                    )
+                    for k, place in enumerate(own[:most])
+                    for first, width in one.places[place]
+                ]
+                for row, (one, own) in enumerate(zip(batch, kept, strict=True))
+            ]
+            longest = read.reading.tokens.ids_BT.shape[1]
+            inside = [[one for one in own if one[2] < longest - 1] for own in places]  # long passages are cut
+            rows = [row for row, own in enumerate(inside) if own]
+            with run.autocast():
+                passage_BK, end_2RT = system.score(read)
+            if not rows:
+                raise InputError(
+                    "the passages are cut before every answer: give the model a longer passage length"
+                )
+            whole = torch.tensor([row * most + k for row in rows for k in range(most)], device=run.device)
+            loss = marginal_loss(passage_BK[rows], end_2RT[:, whole], [inside[row] for row in rows])
+            run.update(loss, {})
+            if run.step % config.dev_every == 0 or run.step == config.steps:
+                best.evaluate()
+        best.restore()
+        return run.finish()
+
+
+# -- answering ------------------------------------------------------------------------------------------------------
+
+
+class Read(NamedTuple):
+    """Inputs of the reader: as many passages for each question."""
+
+    reading: Reading
+    relation_BKK: Tensor
+    starts: list[int]
+    """Position of the first wordpiece of the body of each row."""
+
+    def body_start(self, row: int) -> int:
+        return self.starts[row]
+
+
+class GraphRetriever:
+    """Answers from the passages that the graph adds to those of BM25."""
+
+    def __init__(
+        self,
+        kb: KnowledgeBase,
+        graph: PassageGraph,
+        retrieval: Retrieval,
+        reader: GraphReader,
+        tokenizer: Tokenizer,
+        lengths: Lengths,
+        answer_tokens: int,
+    ):
+        self._kb, self._graph, self._retrieval, self._reader = kb, graph, retrieval, reader
+        self._tokenizer, self._lengths, self._answer_tokens = tokenizer, lengths, answer_tokens
+
+    def read(self, questions: Sequence[str], numbers: Sequence[Sequence[int]]) -> Read:
+        """Inputs for questions and their passages, as many for each."""
+        ids = self._tokenizer.encode(questions)
+        asked = [one for one, own in zip(ids, numbers, strict=True) for _ in own]
+        texts = [passage.text for own in numbers for passage in self._kb.passages(own)]
+        reading = joint_reading(asked, texts, self._tokenizer, self._lengths)
+        relation_BKK = torch.from_numpy(np.stack([self._graph.relations(own) for own in numbers]))
+        return Read(reading, relation_BKK, [body_start(one, self._lengths) for one in asked])
+
+    def score(self, read: Read) -> tuple[Tensor, Tensor]:
+        """The reader's log-probabilities."""
+        device = self._reader.select.weight.device
+        reading = read.reading
+        scored: tuple[Tensor, Tensor] = self._reader(
+            reading.tokens.to(device), reading.body_BT.to(device), read.relation_BKK.to(device)
+        )
+        return scored
+
+    def answer(self, questions: Sequence[str]) -> list[Found]:
+        """The span with the highest probability; passages are ranked as retrieved."""
+        return [self._answer(question) for question in questions]
+
+    @torch.no_grad()
+    def _answer(self, question: str) -> Found:
+        numbers = self._retrieval.passages(question)
+        if not numbers:
+            return Found("", 0.0)
+        read = self.read([question], [numbers])
+        with evaluating(self._reader):
+            passage_BK, end_2RT = (part.cpu() for part in self.score(read))
+        start_RT, last_RT = end_2RT + passage_BK[0][None, :, None] / 2
+        best = Found("", -np.inf, number_K=numbers[:DEPTH])
+        for width in range(min(self._answer_tokens, start_RT.shape[1])):
+            sum_RT = start_RT[:, : start_RT.shape[1] - width] + last_RT[:, width:]
+            place = int(sum_RT.argmax())
+            row, first = divmod(place, sum_RT.shape[1])
+            score = float(sum_RT[row, first])
+            if score > best.score:
+                start, end = read.reading.text_span(row, first, first + width)
+                (passage,) = self._kb.passages([numbers[row]])
+                best = Found(passage.text[start:end], score, numbers[row], start, end, numbers[:DEPTH])
+        return best if best.answer else best._replace(score=0.0)
+
+
+def load(folder: Path, kb: KnowledgeBase) -> GraphRetriever:
+    """The trained system; the graph is made again if it is missing or of another knowledge base."""
+    sizes, tokenizer = read_system(folder)["sizes"], Tokenizer.load(folder)
+    kb.check_tokenizer(tokenizer, str(folder))
+    reader = GraphReader(Bert(bert_config(sizes["encoder"], str(folder))), sizes["fusion"])
+    reader.load_state_dict(read_weights(folder))
+    reader.to(choose_device("auto")).eval()
+    graph = PassageGraph.open(kb, folder)
+    retrieval = Retrieval(kb, graph, sizes["seeds"], sizes["hops"], sizes["passages"])
+    lengths = Lengths(**sizes["lengths"])
+    return GraphRetriever(kb, graph, retrieval, reader, tokenizer, lengths, sizes["answer_tokens"])

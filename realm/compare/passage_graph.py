@@ -1,0 +1,163 @@
+"""A graph of passages: which documents a passage names by title, and which passages belong to one document.
+
+It stands for the hyperlinks of PathRetriever, and for TAGME and Wikidata of GraphRetriever. A passage names a document if the
+words of the document's title stand in the passage, with a capital letter or digit first, and no longer title stands there. An
+explanation in brackets is no part of a title, as in "Mercury (planet)".
+
+Axis letters: E edges, N passages.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, TypedDict
+
+import numpy as np
+
+from realm.compare.articles import Articles
+from realm.compare.tfidf import tokens_of
+from realm.files import read_json, write_json
+from realm.folders import replace_folder
+from realm.progress import progress
+from realm.search.bm25 import STOP_WORDS
+from realm.store.knowledge_base import KnowledgeBase
+
+LONGEST_TITLE = 8
+"""Titles of more words are not looked for."""
+NONE, MENTIONS, MENTIONED, PARENT, CHILD = range(5)
+"""Relation of a passage to another: none; it names the other's document; the other names its document; it is the first passage
+of the other's document; the other is the first passage of its document."""
+RELATIONS = 5
+FILE = "graph.json"
+_EXPLANATION = re.compile(r"\s*\([^()]*\)\s*$")
+
+
+class Titles:
+    """Finds titles of documents in texts."""
+
+    def __init__(self, kb: KnowledgeBase, articles: Articles):
+        titles = kb.titles
+        self._document: dict[tuple[str, ...], int] = {}
+        for document in range(articles.count):
+            title = titles[articles.lead(document)]
+            bare = _EXPLANATION.sub("", title)
+            words = tuple(token.text.lower() for token in tokens_of(bare))
+            if (
+                not 0 < len(words) <= LONGEST_TITLE
+                or len(bare) < 2
+                or all(word in STOP_WORDS for word in words)
+            ):
+                continue
+            if (
+                words not in self._document or bare == title
+            ):  # a title without explanation is the commonest meaning
+                self._document[words] = document
+
+    def find(self, text: str, any_case: bool = False) -> Iterator[int]:
+        """Documents named in a text, in the order of the text; the longest title at each place.
+
+        `any_case` also finds titles without a capital letter, as in questions.
+        """
+        tokens = tokens_of(text)
+        words = [token.text.lower() for token in tokens]
+        place = 0
+        while place < len(words):
+            first, step = tokens[place].text[0], 1
+            if any_case or first.isupper() or first.isdigit():
+                for width in range(min(LONGEST_TITLE, len(words) - place), 0, -1):
+                    document = self._document.get(tuple(words[place : place + width]))
+                    if document is not None:
+                        yield document
+                        step = width
+                        break
+            place += step
+
+
+class GraphJson(TypedDict):
+    """Content of graph.json."""
+
+    kb: str
+    """Fingerprint of the knowledge base."""
+
+
+@dataclass(frozen=True)
+class PassageGraph:
+    """The documents that each passage names, without its own."""
+
+    articles: Articles
+    titles: Titles
+    first_N: np.ndarray
+    """First edge of each passage, and the number of edges at the end: [N + 1]."""
+    document_E: np.ndarray
+
+    @classmethod
+    def open(cls, kb: KnowledgeBase, system: Path) -> Self:
+        """The graph of a knowledge base; its edges are kept beside the folder of a system, in SYSTEM.graph."""
+        articles, folder = Articles.of(kb), system.with_name(system.name + ".graph")
+        titles, made_of = Titles(kb, articles), GraphJson(kb=kb.fingerprint)
+        if not (folder / FILE).is_file() or read_json(folder / FILE) != made_of:
+            aside = folder.with_name(folder.name + ".writing")
+            aside.mkdir(parents=True, exist_ok=True)
+            first_N, document_E = edges_of(kb, articles, titles)
+            np.save(aside / "first.npy", first_N)
+            np.save(aside / "documents.npy", document_E)
+            write_json(aside / FILE, made_of)
+            replace_folder(aside, folder)
+        return cls(articles, titles, *(np.load(folder / f"{name}.npy") for name in ("first", "documents")))
+
+    def named(self, passage: int) -> list[int]:
+        """Documents that a passage names, each once, in the order of the text."""
+        return list(self.document_E[self.first_N[passage] : self.first_N[passage + 1]].tolist())
+
+    def neighbours(self, passage: int) -> Iterator[int]:
+        """First passages of the named documents, the first passage of its own document, or all others of its document."""
+        own = int(self.articles.document_N[passage])
+        yield from (self.articles.lead(document) for document in self.named(passage))
+        lead = self.articles.lead(own)
+        yield from [lead] if passage != lead else self.articles.passages([own])[1:].tolist()
+
+    def expand(self, seeds: Sequence[int], hops: int, most: int) -> list[int]:
+        """The seeds, then their neighbours, then the neighbours of these, up to `hops` edges away and `most` passages."""
+        found = dict.fromkeys(seeds)
+        frontier = list(found)
+        for _ in range(hops):
+            reached = [one for passage in frontier for one in self.neighbours(passage)]
+            frontier = [one for one in dict.fromkeys(reached) if one not in found]
+            found.update(dict.fromkeys(frontier))
+            if len(found) >= most:
+                break
+        return list(found)[:most]
+
+    def relations(self, passages: Sequence[int]) -> np.ndarray:
+        """The relation of each passage to each other -> [K, K]; a mention wins over parent and child."""
+        document = [int(self.articles.document_N[passage]) for passage in passages]
+        lead = [self.articles.lead(one) for one in document]
+        named = [set(self.named(passage)) for passage in passages]
+        relation_KK = np.full((len(passages), len(passages)), NONE, dtype=np.int64)
+        for row, one in enumerate(passages):
+            for column, other in enumerate(passages):
+                if row == column:
+                    continue
+                if document[column] in named[row]:
+                    relation_KK[row, column] = MENTIONS
+                elif document[row] in named[column]:
+                    relation_KK[row, column] = MENTIONED
+                elif document[row] == document[column] and one == lead[row]:
+                    relation_KK[row, column] = PARENT
+                elif document[row] == document[column] and other == lead[column]:
+                    relation_KK[row, column] = CHILD
+        return relation_KK
+
+
+def edges_of(kb: KnowledgeBase, articles: Articles, titles: Titles) -> tuple[np.ndarray, np.ndarray]:
+    """`first_N` and `document_E` of the graph; passages are read one by one."""
+    counts, documents = [], []
+    with progress(total=len(kb), description="graph", unit="passage") as bar:
+        for number, passage in enumerate(kb):
+            own = int(articles.document_N[number])
+            found = [one for one in dict.fromkeys(titles.find(passage.text)) if one != own]
+            counts.append(len(found))
+            documents.extend(found)
+            bar.update(1)
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]), np.array(documents, dtype=np.int64)

@@ -1,0 +1,242 @@
+"""The passage graph and GraphRetriever against plain searches and loops; and as a whole, with evidence."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm.compare import graph_retriever, passage_graph
+from realm.compare.articles import Articles
+from realm.compare.graph_retriever import Config, Fusion, GraphReader, Retrieval, marginal_loss, train
+from realm.compare.passage_graph import CHILD, MENTIONED, MENTIONS, NONE, PARENT, PassageGraph, Titles
+from realm.compare.system import Ground, load_system, predict
+from realm.errors import InputError
+from realm.files import read_json
+from realm.model.folder import load_model
+from realm.qa.question_files import Question
+from tests.conftest import RIVERS, TOWNS
+from tests.schemas import assert_holds
+
+QUESTIONS = [
+    Question(str(n), f"on which river lies {town}?", (RIVERS[n % 4],)) for n, town in enumerate(TOWNS)
+]
+TINY = {"device": "cpu", "precision": "fp32", "dropout": 0.0, "log_every": 5, "passages": 12, "seeds": 6}
+
+
+@pytest.fixture(scope="module")
+def graph(tiny_kb, tmp_path_factory) -> PassageGraph:
+    return PassageGraph.open(tiny_kb, tmp_path_factory.mktemp("graph") / "system")
+
+
+@pytest.fixture(scope="module")
+def ground(tiny_kb, tiny_model_folder) -> Ground:
+    return Ground(tiny_kb, str(tiny_model_folder), QUESTIONS, QUESTIONS)
+
+
+# -- the graph
+
+
+def test_edges_are_the_titles_that_a_plain_search_finds(tiny_kb, graph) -> None:
+    passages = list(tiny_kb)
+    title_of = {int(graph.articles.document_N[n]): p.title for n, p in enumerate(passages)}
+    for number, passage in enumerate(passages):
+        named = {title_of[document] for document in graph.named(number)}
+        words = set(passage.text.replace(",", " ").replace(".", " ").split())
+        assert named == {town for town in TOWNS if town in words and town != passage.title}
+
+
+class Named:
+    """A corpus of empty articles with titles."""
+
+    def __init__(self, titles: list[str]):
+        self.titles = titles
+        self.document_keys_N = np.arange(len(titles), dtype=np.uint64)
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from(["Ada", "Bo", "of", "Cork"]), min_size=1, max_size=3),
+        min_size=1,
+        unique_by=tuple,
+    ),
+    st.lists(st.sampled_from(["Ada", "Bo", "of", "Cork", "ada", "and", ","]), max_size=12),
+)
+def test_the_longest_title_at_each_place_is_found(titles: list[list[str]], words: list[str]) -> None:
+    kb = Named([" ".join(title) for title in titles])
+    finder = Titles(kb, Articles.of(kb))  # type: ignore[arg-type]
+    wanted, place = [], 0
+    usable = [[w.lower() for w in title] for title in titles]
+    while place < len(words):
+        fits = [
+            n
+            for n, title in enumerate(usable)
+            if [w.lower() for w in words[place : place + len(title)]] == title
+            and words[place][0].isupper()
+            and any(w != "of" for w in title)
+        ]
+        best = max(fits, key=lambda n: len(usable[n]), default=None)
+        if best is not None:
+            wanted.append(best)
+        place += 1 if best is None else len(usable[best])
+    assert list(finder.find(" ".join(words))) == wanted
+
+
+def test_an_explanation_in_brackets_gives_way_to_the_plain_title() -> None:
+    kb = Named(["Mercury (planet)", "Mercury", "Mercury (element)", "The"])
+    finder = Titles(kb, Articles.of(kb))  # type: ignore[arg-type]
+    assert list(finder.find("Mercury and The others")) == [1]
+    assert list(finder.find("what is mercury?")) == []
+    assert list(finder.find("what is mercury?", any_case=True)) == [1]
+
+
+def test_expansion_is_a_breadth_first_search(graph) -> None:
+    for seeds, hops in itertools.product(([0], [3, 9]), (0, 1, 2, 3)):
+        distance = dict.fromkeys(seeds, 0)
+        queue = list(seeds)
+        while queue:
+            one = queue.pop(0)
+            for other in graph.neighbours(one):
+                if distance[one] < hops and other not in distance:
+                    distance[other] = distance[one] + 1
+                    queue.append(other)
+        found = graph.expand(seeds, hops, 1000)
+        assert set(found) == set(distance)
+        assert [distance[one] for one in found] == sorted(distance.values())
+        assert graph.expand(seeds, hops, 5) == found[:5]
+
+
+def test_relations_say_who_names_whom_and_who_is_first(graph) -> None:
+    passages = list(range(12))
+    relation_KK = graph.relations(passages)
+    document, lead = graph.articles.document_N, graph.articles.lead
+    for one, other in itertools.product(passages, passages):
+        plain = NONE
+        if one != other:
+            if document[other] in graph.named(one):
+                plain = MENTIONS
+            elif document[one] in graph.named(other):
+                plain = MENTIONED
+            elif document[one] == document[other]:
+                plain = (
+                    PARENT if lead(document[one]) == one else CHILD if lead(document[one]) == other else NONE
+                )
+        assert relation_KK[one, other] == plain
+    assert len(set(relation_KK.ravel().tolist())) >= 4
+
+
+def test_the_graph_is_made_once(tiny_kb, tmp_path, monkeypatch) -> None:
+    first = PassageGraph.open(tiny_kb, tmp_path / "s")
+    assert_holds(passage_graph.GraphJson, read_json(tmp_path / "s.graph" / "graph.json"))
+    monkeypatch.setattr(passage_graph, "edges_of", lambda *_: pytest.fail("made again"))
+    again = PassageGraph.open(tiny_kb, tmp_path / "s")
+    np.testing.assert_array_equal(first.document_E, again.document_E)
+
+
+# -- the reader
+
+
+def test_fusion_takes_the_greatest_message_of_neighbours() -> None:
+    torch.manual_seed(0)
+    layer, hidden = Fusion(4), 4
+    state, relation = torch.randn(1, 3, hidden), torch.randn(1, 3, 3, hidden)
+    linked = torch.tensor([[[0, 1, 1], [0, 0, 0], [1, 0, 0]]], dtype=torch.bool)
+    with torch.no_grad():
+        found = layer(state, relation, linked)[0]
+        for k in range(3):
+            messages = [
+                torch.relu(layer.message(torch.cat([state[0, j], relation[0, k, j]])))
+                for j in range(3)
+                if linked[0, k, j]
+            ]
+            best = torch.stack(messages).amax(dim=0) if messages else torch.zeros(hidden)
+            plain = layer.norm(state[0, k] + layer.update(torch.cat([state[0, k], best])))
+            assert torch.allclose(found[k], plain, atol=1e-6)
+
+
+def test_loss_sums_the_probability_of_every_place() -> None:
+    torch.manual_seed(0)
+    passage_BK = torch.randn(2, 3).log_softmax(dim=1)
+    end_2RT = torch.randn(2, 6, 5).log_softmax(dim=2)
+    places = [[(0, 1, 2), (2, 0, 0)], [(1, 3, 4)]]
+    total = 0.0
+    for row, own in enumerate(places):
+        p = sum(
+            float((passage_BK[row, k] + end_2RT[0, row * 3 + k, a] + end_2RT[1, row * 3 + k, b]).exp())
+            for k, a, b in own
+        )
+        total -= np.log(p)
+    assert float(marginal_loss(passage_BK, end_2RT, places)) == pytest.approx(total / 2, rel=1e-5)
+
+
+def test_probabilities_of_passages_and_of_ends_sum_to_one(ground, graph, tiny_kb) -> None:
+    start = load_model(ground.encoder)
+    reader = GraphReader(start.reader.bert.bert, 2).eval()
+    retrieval = Retrieval(tiny_kb, graph, 4, 2, 6)
+    system = graph_retriever.GraphRetriever(
+        tiny_kb, graph, retrieval, reader, start.tokenizer, start.lengths, 10
+    )
+    numbers = [retrieval.passages(question.question)[:4] for question in QUESTIONS[:2]]
+    with torch.no_grad():
+        passage_BK, end_2RT = system.score(system.read([q.question for q in QUESTIONS[:2]], numbers))
+    np.testing.assert_allclose(passage_BK.exp().sum(dim=1), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(end_2RT.exp().sum(dim=2), 1.0, rtol=1e-5)
+
+
+# -- retrieval, training, answering
+
+
+def test_retrieval_begins_with_words_and_named_documents_and_follows_edges(tiny_kb, graph) -> None:
+    retrieval = Retrieval(tiny_kb, graph, 2, 2, 12)
+    found = retrieval.passages("on which river lies kelso?")
+    leads = {tiny_kb.passages([n])[0].title for n in found[:3]}
+    assert "Kelso" in leads
+    assert len(found) == len(set(found)) == 12
+    assert set(found) <= set(graph.expand(found[:3], 2, 1000))
+    assert retrieval.passages("zzz?") == []
+
+
+def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tmp_path) -> None:
+    config = Config(
+        steps=40, batch_size=4, learning_rate=1e-3, head_learning_rate=1e-2, warmup=4, dev_every=20, **TINY
+    )
+    out = train(ground, tmp_path / "graph", config)
+    found = list(predict(load_system(out, tiny_kb), tiny_kb, QUESTIONS))
+    text_of = {passage.id: passage.text for passage in tiny_kb}
+    for one in found:
+        assert text_of[one.passage_id][one.start : one.end] == one.answer
+        assert one.passage_id in one.passages
+    assert sum(one.answer in RIVERS for one in found) >= 7  # of 14; few words are rivers
+    nothing = load_system(out, tiny_kb).answer(["zzz?"])
+    assert (nothing[0].answer, nothing[0].passage) == ("", -1)
+
+
+def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path, monkeypatch) -> None:
+    config = Config(
+        steps=6, batch_size=2, warmup=2, dev_every=3, dev_questions=2, checkpoint_seconds=0.0, **TINY
+    )
+    whole = train(ground, tmp_path / "whole", config)
+    calls = 0
+
+    def stopping(*args):
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise KeyboardInterrupt
+        return marginal_loss(*args)
+
+    monkeypatch.setattr(graph_retriever, "marginal_loss", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        train(ground, tmp_path / "stopped", config)
+    resumed = train(ground, tmp_path / "stopped", config)
+    assert (whole / "weights.safetensors").read_bytes() == (resumed / "weights.safetensors").read_bytes()
+
+
+def test_questions_without_answers_in_the_corpus_are_refused(tiny_kb, tiny_model_folder, tmp_path) -> None:
+    ground = Ground(
+        tiny_kb, str(tiny_model_folder), [Question("1", "on which river lies Arden?", ("nowhere",))], []
+    )
+    with pytest.raises(InputError, match="no training question has an answer"):
+        train(ground, tmp_path / "out", Config(**TINY))
