@@ -22,6 +22,7 @@ from realm import cli
 from realm.model.calibration import Calibration
 from realm.progress import progress
 from realm.qa import question_sets
+from tests.compare.test_table import SETTINGS as TABLES
 from tests.demo.test_from_text import SETTINGS, write_corpus, write_encoder
 
 RUN = "--config tiny --set device=cpu --set precision=fp32"
@@ -49,6 +50,10 @@ LINES = {
     "calibrate": f"--kb kb --model qa --questions q.jsonl {RUN}",
     "fit": "towns.jsonl more.jsonl --out towns --start qa --set tagger=rules --set device=cpu",
     "convert": "qa published --to hub --licence mit --data towns",
+    "knn": f"--kb kb --model model --out datastore {RUN}",
+    "baseline": f"drqa --kb kb --model encoder --train q.jsonl --dev q.jsonl --out drqa {TRAIN} --set hidden=8",
+    "compare": "tables.toml --dir tables --rows bm25-reader",
+    "ablate": "tables.toml --dir tables --rows orqa --set seeds=[0]",
 }
 """A line for each command, in an order in which each finds what it needs."""
 HAVE_A_BAR = set(LINES) - {
@@ -75,8 +80,11 @@ WRITE = {
     "evaluate": "report.json",
     "calibrate": "qa",
     "convert": "published",
+    "baseline": "drqa",
 }
 """What each command that writes says at its end."""
+BY = {"baseline": "drqa"}
+"""Who says it, where not the command."""
 ON_THEIR_OWN = {"demo", "serve"}
 ON_A_TERMINAL = """
 import fcntl, os, sys, termios
@@ -161,7 +169,9 @@ def test_every_command_runs_on_a_terminal_and_shows_how_far_it_is(
     monkeypatch.setattr(
         question_sets, "fit", lambda *_: Calibration(0.5, 0.0, 0.2)
     )  # one question is too few
-    write_corpus(Path("towns.jsonl"))
+    texts = write_corpus(Path("towns.jsonl"))
+    write_encoder(Path("start"), texts)
+    Path("tables.toml").write_text(TABLES.format(corpus="towns.jsonl", encoder="start"))
     Path("more.jsonl").write_text('{"title": "Rome", "text": "Rome was founded in 753 BC."}\n')
     Path("q.jsonl").write_text('{"question": "when was Aldora founded?", "answers": ["1492"]}\n')
     for command, words in LINES.items():
@@ -171,7 +181,9 @@ def test_every_command_runs_on_a_terminal_and_shows_how_far_it_is(
         assert "Traceback" not in screen.text
         last = screen.text.splitlines()[-1]
         where = WRITE.get(command)
-        assert bool(re.fullmatch(rf"{command}: .+ (is|are) in {where}", last)) == (where is not None), last
+        assert bool(re.fullmatch(rf"{BY.get(command, command)}: .+ (is|are) in {where}", last)) == (
+            where is not None
+        ), last
         bars = screen.bars()
         assert bool(bars) == (command in HAVE_A_BAR), screen.text
         assert max(map(len, bars), default=0) <= columns
