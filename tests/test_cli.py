@@ -229,7 +229,7 @@ def config_classes() -> dict[str, type]:
 
     stages = {"mlm": MlmConfig, "ict": IctConfig, "pretrain": PretrainConfig}
     stages |= {"adapt": AdaptConfig, "finetune": FinetuneConfig}
-    from realm.compare.knn_lm import KnnConfig
+    from realm.systems.knn_lm import KnnConfig
 
     uses = {
         "knn": KnnConfig,

@@ -265,9 +265,9 @@ def _fill(args: argparse.Namespace) -> None:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    from realm.compare.system import is_system
     from realm.qa.evaluation import ReportFile
     from realm.qa.question_files import read_questions
+    from realm.systems.system import is_system
 
     if args.predictions is not None:
         evaluated_by, only = _score_predictions, (args.model, args.reader, args.method, args.save_predictions)
@@ -318,10 +318,10 @@ def _evaluate_model(args: argparse.Namespace, questions: "Sequence[Question]") -
 
 
 def _evaluate_system(args: argparse.Namespace, questions: "Sequence[Question]") -> "Report":
-    from realm.compare.system import load_system, predict
     from realm.qa.metrics import SCORINGS
     from realm.qa.predictions import score_predictions, write_predictions
     from realm.store.knowledge_base import KnowledgeBase
+    from realm.systems.system import load_system, predict
 
     kb = KnowledgeBase.open(args.kb)
     predictions = list(predict(load_system(args.model, kb), kb, questions))

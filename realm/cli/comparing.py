@@ -119,9 +119,9 @@ def add_commands(commands: "Commands[Parser]") -> None:
 
 
 def _baseline(args: argparse.Namespace) -> None:
-    from realm.compare.system import Ground, module_of
     from realm.qa.question_files import read_questions
     from realm.store.knowledge_base import KnowledgeBase
+    from realm.systems.system import Ground, module_of
 
     system = module_of(args.system)
     args.section = f"baseline.{args.system}"
@@ -132,8 +132,8 @@ def _baseline(args: argparse.Namespace) -> None:
 
 
 def _knn(args: argparse.Namespace) -> None:
-    from realm.compare import knn_lm
     from realm.store.knowledge_base import KnowledgeBase
+    from realm.systems import knn_lm
 
     config = settings(args, knn_lm.KnnConfig)
     found = knn_lm.measure(KnowledgeBase.open(args.kb), args.model, Path(args.out), config)

@@ -11,10 +11,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from realm.compare import knn_lm
-from realm.compare.knn_lm import KnnJson
 from realm.compare.plan import Plan
-from realm.compare.system import WEIGHTS, is_system, read_system
 from realm.files import read_json
 from realm.model.manifest import read_manifest
 from realm.model.tensor_files import load_tensors
@@ -24,6 +21,9 @@ from realm.qa.question_files import Question, read_questions
 from realm.qa.significance import percent, wilson_interval
 from realm.stages.pairs import Against, against
 from realm.stages.tables import aligned, difference
+from realm.systems import knn_lm
+from realm.systems.knn_lm import KnnJson
+from realm.systems.system import WEIGHTS, is_system, read_system
 
 DASH = "-"
 FOUND = "in the first 1 / 5 / 20 / 100"

@@ -21,8 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from realm.compare.passage_graph import RELATIONS, PassageGraph
-from realm.compare.system import Best, Found, Ground, SystemModel, read_system, read_weights
 from realm.errors import InputError
 from realm.model.bert import Bert
 from realm.model.bert_files import bert_config
@@ -37,6 +35,8 @@ from realm.qa.reading import Reading, joint_reading
 from realm.qa.spans import answer_pieces, body_start
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
+from realm.systems.passage_graph import RELATIONS, PassageGraph
+from realm.systems.system import Best, Found, Ground, SystemModel, read_system, read_weights
 from realm.tokens.layouts import Lengths, Tokens
 from realm.tokens.tokenizer import Tokenizer
 from realm.train.loop import TrainRun

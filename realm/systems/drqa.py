@@ -20,8 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from realm.compare.system import Best, Found, Ground, SystemModel, read_system, read_weights
-from realm.compare.tfidf import Ranking, Token, tokens_of
 from realm.errors import InputError
 from realm.files import read_json, write_json
 from realm.model.device import choose_device
@@ -30,6 +28,8 @@ from realm.progress import progress
 from realm.qa.predictions import DEPTH
 from realm.qa.question_files import Question, compiled
 from realm.store.knowledge_base import KnowledgeBase
+from realm.systems.system import Best, Found, Ground, SystemModel, read_system, read_weights
+from realm.systems.tfidf import Ranking, Token, tokens_of
 from realm.text.corpus import Passage
 from realm.train.loop import TrainRun
 from realm.train.run_config import RunConfig, generator

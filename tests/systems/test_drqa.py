@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from realm.compare import drqa, tfidf
-from realm.compare.articles import Articles
-from realm.compare.drqa import (
+from realm.errors import InputError
+from realm.qa.question_files import Question
+from realm.systems import drqa, tfidf
+from realm.systems.articles import Articles
+from realm.systems.drqa import (
     Config,
     DrQa,
     Reader,
@@ -23,10 +25,8 @@ from realm.compare.drqa import (
     rows_of,
     train,
 )
-from realm.compare.system import Ground, load_system, predict
-from realm.compare.tfidf import Ranking, Tfidf, open_tfidf, tokens_of
-from realm.errors import InputError
-from realm.qa.question_files import Question
+from realm.systems.system import Ground, load_system, predict
+from realm.systems.tfidf import Ranking, Tfidf, open_tfidf, tokens_of
 from tests.conftest import RIVERS, TOWNS
 from tests.schemas import assert_holds
 

@@ -7,8 +7,14 @@ import pytest
 import torch
 
 from realm import cli
-from realm.compare import knn_lm
-from realm.compare.knn_lm import (
+from realm.errors import InputError
+from realm.index.versions import load_index
+from realm.masking.candidates import choose_candidates
+from realm.masking.masked_queries import each_span, repeats_text
+from realm.model.folder import load_model
+from realm.qa.probe import embed_queries, held_out_queries
+from realm.systems import knn_lm
+from realm.systems.knn_lm import (
     KnnConfig,
     KnnJson,
     Neighbours,
@@ -18,12 +24,6 @@ from realm.compare.knn_lm import (
     nearest,
     open_datastore,
 )
-from realm.errors import InputError
-from realm.index.versions import load_index
-from realm.masking.candidates import choose_candidates
-from realm.masking.masked_queries import each_span, repeats_text
-from realm.model.folder import load_model
-from realm.qa.probe import embed_queries, held_out_queries
 from realm.tokens.layouts import joint_inputs, passage_inputs, query_inputs
 from tests.schemas import assert_holds
 from tests.store.tiny import holding_out

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from realm.compare import system
-from realm.compare.system import Found, Ground, SystemModel, load_system, predict, read_system, read_weights
 from realm.errors import ConflictError, DamagedError, InputError
 from realm.files import read_json
 from realm.qa.question_files import Question
 from realm.store.knowledge_base import KnowledgeBase
+from realm.systems import system
+from realm.systems.system import Found, Ground, SystemModel, load_system, predict, read_system, read_weights
 from realm.train.loop import TrainRun
 from realm.train.run_config import RunConfig
 from tests.schemas import assert_holds

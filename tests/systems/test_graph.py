@@ -8,15 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm.compare import graph_retriever, passage_graph
-from realm.compare.articles import Articles
-from realm.compare.graph_retriever import Config, Fusion, GraphReader, Retrieval, marginal_loss, train
-from realm.compare.passage_graph import CHILD, MENTIONED, MENTIONS, NONE, PARENT, PassageGraph, Titles
-from realm.compare.system import Ground, load_system, predict
 from realm.errors import InputError
 from realm.files import read_json
 from realm.model.folder import load_model
 from realm.qa.question_files import Question
+from realm.systems import graph_retriever, passage_graph
+from realm.systems.articles import Articles
+from realm.systems.graph_retriever import Config, Fusion, GraphReader, Retrieval, marginal_loss, train
+from realm.systems.passage_graph import CHILD, MENTIONED, MENTIONS, NONE, PARENT, PassageGraph, Titles
+from realm.systems.system import Ground, load_system, predict
 from tests.conftest import RIVERS, TOWNS
 from tests.schemas import assert_holds
 

@@ -15,13 +15,13 @@ from typing import Self, TypedDict
 
 import numpy as np
 
-from realm.compare.articles import Articles
-from realm.compare.tfidf import tokens_of
 from realm.files import read_json, write_json
 from realm.folders import replace_folder
 from realm.progress import progress
 from realm.search.bm25 import STOP_WORDS
 from realm.store.knowledge_base import KnowledgeBase
+from realm.systems.articles import Articles
+from realm.systems.tfidf import tokens_of
 
 LONGEST_TITLE = 8
 """Titles of more words are not looked for."""

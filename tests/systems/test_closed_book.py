@@ -7,8 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from realm.compare import closed_book
-from realm.compare.closed_book import (
+from realm.errors import InputError
+from realm.qa.question_files import Question
+from realm.systems import closed_book
+from realm.systems.closed_book import (
     IGNORED,
     ClosedBook,
     Config,
@@ -20,9 +22,7 @@ from realm.compare.closed_book import (
     span_examples,
     train,
 )
-from realm.compare.system import Ground, load_system, predict, read_system
-from realm.errors import InputError
-from realm.qa.question_files import Question
+from realm.systems.system import Ground, load_system, predict, read_system
 from tests.conftest import RIVERS, TOWNS
 
 QUESTIONS = [

@@ -19,12 +19,12 @@ from zlib import crc32
 
 import numpy as np
 
-from realm.compare.articles import Articles
 from realm.files import read_json, write_json
 from realm.folders import replace_folder
 from realm.progress import progress
 from realm.search.bm25 import STOP_WORDS
 from realm.store.knowledge_base import KnowledgeBase
+from realm.systems.articles import Articles
 
 BINS = 1 << 24
 _WORD = re.compile(r"\w+|[^\w\s]")

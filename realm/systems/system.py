@@ -41,7 +41,12 @@ from realm.train.loop import TrainRun
 from realm.train.run_config import RunConfig
 
 SYSTEM, WEIGHTS = "system.json", "weights.safetensors"
-SYSTEMS: dict[str, str] = {"t5": "closed_book", "drqa": "drqa", "graph": "graph_retriever"}
+SYSTEMS: dict[str, str] = {
+    "t5": "closed_book",
+    "drqa": "drqa",
+    "graph": "graph_retriever",
+    "path": "path_retriever",
+}
 """Name of a system -> its module in this room."""
 BATCH = 16
 """Questions answered at once."""
@@ -199,7 +204,7 @@ def module_of(name: str) -> SystemModule:
     if name not in SYSTEMS:
         raise InputError(f"there is no system {name!r}: known are {', '.join(SYSTEMS)}")
     try:
-        return cast(SystemModule, import_module(f"realm.compare.{SYSTEMS[name]}"))
+        return cast(SystemModule, import_module(f"realm.systems.{SYSTEMS[name]}"))
     except ImportError as error:
         raise InputError(f"{name} needs the package {error.name}: pip install 'realm-lm[compare]'") from error
 

@@ -1,0 +1,141 @@
+"""The networks of PathRetriever: a recurrent retriever with beam search, and a reader of paths, with their losses.
+
+Axis letters: K passages of a question, R paths, T tokens, H hidden.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from realm.model.bert import Bert
+from realm.model.cpu.packed import hidden_states
+from realm.qa.reading import Reading
+
+END = -1
+"""The end of a path, in place of a passage."""
+CARRIED = 2
+"""Best candidates of a step that are candidates of the next step too (published: 2)."""
+
+
+class PathNetwork(nn.Module):
+    """The recurrent retriever and the reader."""
+
+    def __init__(self, encoder: Bert):
+        super().__init__()
+        hidden = encoder.config.hidden_size
+        self.encoder, self.reader = encoder, copy.deepcopy(encoder)
+        self.begin = nn.Parameter(torch.randn(hidden) / math.sqrt(hidden))
+        self.end = nn.Parameter(torch.randn(hidden) / math.sqrt(hidden))
+        self.length = nn.Parameter(torch.ones(()))
+        self.bias = nn.Parameter(torch.zeros(()))
+        self.step = nn.Linear(2 * hidden, hidden)
+        self.holds = nn.Linear(hidden, 1)
+        self.ends = nn.Linear(hidden, 2)
+
+    def first(self) -> Tensor:
+        """The state before the first pick -> [H]."""
+        return self.length * F.normalize(self.begin, dim=0)
+
+    def next(self, state_H: Tensor, picked_H: Tensor) -> Tensor:
+        """The state after a pick -> [H]."""
+        return self.length * F.normalize(self.step(torch.cat([state_H, picked_H])), dim=0)
+
+    def logits(self, state_H: Tensor, passage_KH: Tensor) -> Tensor:
+        """w . h + b of candidates -> [K]."""
+        return passage_KH @ state_H + self.bias
+
+    def encoded(self, reading: Reading) -> Tensor:
+        """w of passages beside questions -> [K, H]."""
+        tokens = reading.tokens.to(self.bias.device)
+        return hidden_states(self.encoder, tokens)[:, 0].float()
+
+    def read(self, reading: Reading) -> tuple[Tensor, Tensor]:
+        """Logits that paths hold an answer [R]; scores of first and last tokens [2, R, T], -inf outside the passages."""
+        device = self.bias.device
+        state_RTH = hidden_states(self.reader, reading.tokens.to(device)).float()
+        end_2RT = self.ends(state_RTH).permute(2, 0, 1).masked_fill(~reading.body_BT.to(device), -torch.inf)
+        return self.holds(state_RTH[:, 0]).squeeze(1), end_2RT
+
+
+def path_loss(network: PathNetwork, passage_KH: Tensor, path: Sequence[int], allowed_K: Tensor) -> Tensor:
+    """Mean binary cross-entropy over the steps of a path and their candidates.
+
+    Candidates of a step are the passages and the end; `path` holds places in `passage_KH` and closes with the end. Other
+    passages that hold an answer are neither right nor wrong: only those of `allowed_K` are negatives.
+    """
+    every_KH = torch.cat([passage_KH, network.end[None]])
+    state_H, losses = network.first(), []
+    for pick in path:
+        place = len(passage_KH) if pick == END else pick
+        logit_K = network.logits(state_H, every_KH)
+        counts_K = torch.cat([allowed_K, allowed_K.new_ones(1)])
+        counts_K[place] = True
+        right_K = torch.zeros_like(logit_K)
+        right_K[place] = 1.0
+        losses.append(F.binary_cross_entropy_with_logits(logit_K, right_K, reduction="none")[counts_K])
+        state_H = network.next(state_H, every_KH[place])
+    return torch.cat(losses).mean()
+
+
+def reading_loss(holds_R: Tensor, end_2RT: Tensor, places: Sequence[Sequence[tuple[int, int]]]) -> Tensor:
+    """Binary cross-entropy of "holds an answer", plus for paths that do -log of the sum over places of p(first) p(last)."""
+    right_R = torch.tensor([float(bool(own)) for own in places], device=holds_R.device)
+    losses = [F.binary_cross_entropy_with_logits(holds_R, right_R)]
+    logp_2RT = end_2RT.log_softmax(dim=2)
+    for row, own in enumerate(places):
+        if own:
+            first, last = (torch.tensor(part, device=holds_R.device) for part in zip(*own, strict=True))
+            losses.append(
+                -(logp_2RT[0, row, first] + logp_2RT[1, row, last]).logsumexp(dim=0) / right_R.sum()
+            )
+    return torch.stack(losses).sum()
+
+
+class Beam(NamedTuple):
+    """A path, the state of the network after it, and the log-probability of its steps."""
+
+    path: tuple[int, ...]
+    state_H: Tensor
+    logp: float
+
+
+def beam_search(
+    network: PathNetwork,
+    seeds: Sequence[int],
+    links: Callable[[int], Sequence[int]],
+    encode: Callable[[Sequence[int]], Tensor],
+    passages: int,
+    beam: int,
+) -> list[Beam]:
+    """The best paths that have ended, best first; `encode` gives w of passages, `links` the candidates after a pick."""
+    ended: list[Beam] = []
+    open_paths = [(Beam((), network.first(), 0.0), list(seeds))]
+    for _ in range(passages):
+        grown: list[tuple[Beam, list[int]]] = []
+        for one, candidates in open_paths:
+            if not candidates:
+                continue
+            passage_KH = encode(candidates)
+            logp_K = F.logsigmoid(network.logits(one.state_H, passage_KH))
+            carried = [candidates[int(place)] for place in logp_K.argsort(descending=True)[: CARRIED + 1]]
+            for place, pick in enumerate(candidates):
+                after = Beam(
+                    (*one.path, pick),
+                    network.next(one.state_H, passage_KH[place]),
+                    one.logp + float(logp_K[place]),
+                )
+                following = [*links(pick), *[other for other in carried if other != pick][:CARRIED]]
+                grown.append(
+                    (after, [other for other in dict.fromkeys(following) if other not in after.path])
+                )
+        grown.sort(key=lambda one: -one[0].logp)
+        open_paths = grown[:beam]
+        for one, _ in open_paths:
+            end = float(F.logsigmoid(network.logits(one.state_H, network.end[None])))
+            ended.append(one._replace(logp=one.logp + end))
+    return sorted(ended, key=lambda one: -one.logp)[:beam]

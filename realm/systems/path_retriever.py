@@ -1,0 +1,307 @@
+"""PathRetriever (Asai et al. 2020): a recurrent network follows links from passage to passage, and a reader ranks the paths.
+
+A passage is encoded beside the question: w = BERT([question, passage])[CLS]. A path has a state h, from which each candidate
+gets the probability sigmoid(w . h + b). After a pick, the state becomes W [h; w] + c, scaled to a learned length. A learned
+vector in place of w stands for the end of the path. The first candidates are the best passages of BM25; later candidates are
+the first passages of the documents that the last pick names (`passage_graph`), and the two best candidates of the step
+before. The probability of a path is the product over its steps, and beam search keeps the best paths. The reader encodes the
+passages of a path together, and predicts whether the path holds an answer, and where.
+
+Axis letters: K passages of a question, R paths, T tokens, H hidden.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from realm.errors import InputError
+from realm.model.bert import Bert
+from realm.model.bert_files import bert_config
+from realm.model.device import choose_device
+from realm.model.folder import load_model
+from realm.model.modes import evaluating
+from realm.progress import progress
+from realm.qa.predictions import DEPTH
+from realm.qa.question_files import Question
+from realm.qa.reading import Reading, joint_reading
+from realm.qa.spans import answer_pieces, body_start
+from realm.search.retriever import Retriever
+from realm.store.knowledge_base import KnowledgeBase
+from realm.systems.passage_graph import PassageGraph
+from realm.systems.path_network import END, PathNetwork, beam_search, path_loss, reading_loss
+from realm.systems.system import Best, Found, Ground, SystemModel, read_system, read_weights
+from realm.tokens.layouts import Lengths
+from realm.tokens.tokenizer import Tokenizer
+from realm.train.loop import TrainRun
+from realm.train.run_config import RunConfig, generator
+
+NAME = "path"
+SEPARATOR = "\n\n"
+"""Between the passages of a path, where the reader reads them together."""
+
+
+@dataclass(frozen=True)
+class Config(RunConfig):
+    """Settings of `realm baseline path` (published: BERT-base as retriever, BERT-large as reader, hyperlinks)."""
+
+    steps: int = 1000
+    """Optimizer steps."""
+    batch_size: int = 4
+    """Questions per step."""
+    learning_rate: float = 5e-5
+    """Peak learning rate of both encoders (published: 3e-5)."""
+    head_learning_rate: float = 1e-3
+    """Peak learning rate of the recurrent layer and the scores, which start at random."""
+    seeds: int = 10
+    """Passages of BM25 that a path can begin with (published: up to 500 of TF-IDF)."""
+    negatives: int = 6
+    """Passages without an answer beside a training path (published: 50)."""
+    passages: int = 2
+    """Most passages of a path."""
+    beam: int = 4
+    """Paths kept (published: 8)."""
+    answer_tokens: int = 10
+    """Longest answer in wordpieces."""
+    dev_every: int = 250
+    """Steps between two evaluations on dev questions; the best weights are kept."""
+    dev_questions: int = 200
+    """Dev questions in each evaluation."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("seeds", "negatives", "passages", "beam"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be 1 or more")
+
+
+# -- training -------------------------------------------------------------------------------------------------------
+
+
+class Example(NamedTuple):
+    """A training question: passages, the places in them of those that hold an answer, and paths that end in one of these."""
+
+    question: Question
+    numbers: list[int]
+    held: set[int]
+    paths: list[list[int]]
+
+
+def examples_of(
+    kb: KnowledgeBase,
+    graph: PassageGraph,
+    tokenizer: Tokenizer,
+    questions: Sequence[Question],
+    config: Config,
+) -> list[Example]:
+    """Questions with an answer among the best passages of BM25: paths of one passage, and of two where another links to it.
+
+    Raises:
+        InputError: there is none.
+    """
+    examples, retriever = [], Retriever(kb)
+    with progress(total=len(questions), description="find answers", unit="question") as bar:
+        for question in questions:
+            _, number_BK = retriever.search([question.question], config.seeds, "bm25", None)
+            numbers = [int(number) for number in number_BK[0] if number >= 0]
+            held = {
+                place for place, spans in enumerate(_spans(kb, tokenizer, question, numbers, config)) if spans
+            }
+            paths = [[place, END] for place in sorted(held)]
+            if config.passages > 1:
+                paths += [
+                    [before, place, END]
+                    for before, number in enumerate(numbers)
+                    if before not in held
+                    for place in sorted(held)
+                    if numbers[place] in links_of(graph, number)
+                ]
+            if held:
+                examples.append(Example(question, numbers, held, paths))
+            bar.update(1)
+    if not examples:
+        raise InputError("no training question has an answer in its best passages")
+    return examples
+
+
+def links_of(graph: PassageGraph, passage: int) -> list[int]:
+    """First passages of the documents that a passage names."""
+    return [graph.articles.lead(document) for document in graph.named(passage)]
+
+
+def _spans(
+    kb: KnowledgeBase, tokenizer: Tokenizer, question: Question, numbers: Sequence[int], config: Config
+) -> list[list[tuple[int, int]]]:
+    texts = [passage.text for passage in kb.passages(numbers)]
+    answers = [] if question.regex else tokenizer.encode(question.answers)
+    bodies = tokenizer.encode_with_offsets(texts)
+    return [
+        answer_pieces(question, answers, text, body, config.answer_tokens)
+        for text, body in zip(texts, bodies, strict=True)
+    ]
+
+
+def train(ground: Ground, out: Path, config: Config) -> Path:
+    """Trains retriever and reader together -> `out`.
+
+    Raises:
+        InputError: no training question has an answer in its best passages.
+    """
+    kb, start = ground.kb, load_model(ground.encoder)
+    kb.check_tokenizer(start.tokenizer, ground.encoder)
+    graph = PassageGraph.open(kb, out)
+    examples = examples_of(kb, graph, start.tokenizer, ground.train, config)
+    torch.manual_seed(config.seed)
+    network = PathNetwork(start.reader.bert.bert)
+    sizes = {
+        "encoder": asdict(network.encoder.config),
+        "lengths": asdict(start.lengths),
+        **{name: getattr(config, name) for name in ("seeds", "passages", "beam", "answer_tokens")},
+    }
+    model = SystemModel(NAME, network, sizes, start.tokenizer)
+    heads = nn.ModuleList([network.step, network.holds, network.ends])
+    vectors = nn.ParameterList([network.begin, network.end, network.length, network.bias])
+    rates: dict[nn.Module, float] = dict.fromkeys((network.encoder, network.reader), config.learning_rate)
+    rates |= dict.fromkeys((heads, vectors), config.head_learning_rate)
+    names = {"kb": kb.fingerprint, "examples": len(examples), "init": ground.encoder}
+    with TrainRun(NAME, out, config, model, rates, names) as run:
+        system = PathRetriever(kb, graph, network, start.tokenizer, start.lengths, config)
+        best = Best(run, network, ground.dev[: config.dev_questions], system)
+        for step in run.steps():
+            rng = generator(config.seed, step)
+            losses = []
+            with run.autocast():
+                for place in rng.integers(len(examples), size=config.batch_size):
+                    losses.append(system.loss(examples[int(place)], config.negatives, rng))
+            run.update(torch.stack(losses).mean(), {})
+            if run.step % config.dev_every == 0 or run.step == config.steps:
+                best.evaluate()
+        best.restore()
+        return run.finish()
+
+
+# -- answering ------------------------------------------------------------------------------------------------------
+
+
+class PathRetriever:
+    """Answers from the path that the reader ranks first."""
+
+    def __init__(
+        self,
+        kb: KnowledgeBase,
+        graph: PassageGraph,
+        network: PathNetwork,
+        tokenizer: Tokenizer,
+        lengths: Lengths,
+        config: Config,
+    ):
+        self._kb, self._graph, self._network, self._tokenizer = kb, graph, network, tokenizer
+        self._lengths, self._config, self._retriever = lengths, config, Retriever(kb)
+        positions = network.encoder.config.max_position_embeddings
+        together = min(positions, lengths.query + config.passages * (lengths.passage - 1))
+        self._long = replace(lengths, reading=max(together, lengths.joint))
+
+    def _inputs(self, question: str, texts: Sequence[str], lengths: Lengths) -> Reading:
+        (ids,) = self._tokenizer.encode([question])
+        return joint_reading([ids] * len(texts), texts, self._tokenizer, lengths)
+
+    def _encode(self, question: str, numbers: Sequence[int]) -> Tensor:
+        texts = [passage.text for passage in self._kb.passages(numbers)]
+        return self._network.encoded(self._inputs(question, texts, self._lengths))
+
+    def loss(self, example: Example, negatives: int, rng: np.random.Generator) -> Tensor:
+        """The retriever's loss on a random path of a question, and the reader's on that path and on a wrong passage."""
+        question = example.question
+        path = example.paths[int(rng.integers(len(example.paths)))][:-1]
+        wrong = [
+            place for place in range(len(example.numbers)) if place not in example.held and place not in path
+        ]
+        kept = [*path, *rng.permutation(wrong)[:negatives].tolist()]
+        numbers = [example.numbers[place] for place in kept]
+        passage_KH = self._encode(question.question, numbers)
+        allowed_K = torch.tensor([place not in example.held for place in kept], device=passage_KH.device)
+        retrieval = path_loss(self._network, passage_KH, [*range(len(path)), END], allowed_K)
+        read = [numbers[: len(path)], *([numbers[len(path)]] for _ in kept[len(path) : len(path) + 1])]
+        texts = [self._text(own) for own in read]
+        reading = self._inputs(question.question, texts, self._long)
+        begin = body_start(self._tokenizer.encode([question.question])[0], self._lengths)
+        answers = [] if question.regex else self._tokenizer.encode(question.answers)
+        longest, bodies = reading.tokens.ids_BT.shape[1], self._tokenizer.encode_with_offsets(texts)
+        places = [
+            [
+                (begin + first, begin + first + width)
+                for first, width in answer_pieces(question, answers, text, body, self._config.answer_tokens)
+                if begin + first + width < longest - 1
+            ]
+            for text, body in zip(texts, bodies, strict=True)
+        ]
+        holds_R, end_2RT = self._network.read(reading)
+        return retrieval + reading_loss(holds_R, end_2RT, places)
+
+    def _text(self, numbers: Sequence[int]) -> str:
+        return SEPARATOR.join(passage.text for passage in self._kb.passages(numbers))
+
+    def answer(self, questions: Sequence[str]) -> list[Found]:
+        """The best span of the best path; passages are ranked by the paths that they are on, then as BM25 ranks them."""
+        return [self._answer(question) for question in questions]
+
+    @torch.no_grad()
+    def _answer(self, question: str) -> Found:
+        config, network = self._config, self._network
+        _, number_BK = self._retriever.search([question], DEPTH, "bm25", None)
+        ranked = [int(number) for number in number_BK[0] if number >= 0]
+        if not ranked:
+            return Found("", 0.0)
+        with evaluating(network):
+            beams = beam_search(
+                network, ranked[: config.seeds], lambda pick: links_of(self._graph, pick),
+                lambda numbers: self._encode(question, numbers), config.passages, config.beam,
+            )  # fmt: skip
+            reading = self._inputs(question, [self._text(one.path) for one in beams], self._long)
+            holds_R, end_2RT = (part.cpu() for part in network.read(reading))
+        number_K = list(dict.fromkeys([*(number for one in beams for number in one.path), *ranked]))[:DEPTH]
+        row = int(holds_R.argmax())
+        place, start, end, score = self._best_span(reading, row, beams[row].path, end_2RT[:, row])
+        if place is None:
+            return Found("", 0.0, number_K=number_K)
+        (passage,) = self._kb.passages([beams[row].path[place]])
+        total = score + float(F.logsigmoid(holds_R[row]))
+        return Found(passage.text[start:end], total, beams[row].path[place], start, end, number_K)
+
+    def _best_span(
+        self, reading: Reading, row: int, path: Sequence[int], end_2T: Tensor
+    ) -> tuple[int | None, int, int, float]:
+        """Place of the passage in the path, characters in that passage, and log-probability of the best span within one."""
+        logp_2T = end_2T.log_softmax(dim=1)
+        lengths = [len(passage.text) for passage in self._kb.passages(path)]
+        begins = np.cumsum([0, *(length + len(SEPARATOR) for length in lengths)])
+        best: tuple[int | None, int, int, float] = (None, 0, 0, -math.inf)
+        for width in range(min(self._config.answer_tokens, logp_2T.shape[1])):
+            sum_T = logp_2T[0, : logp_2T.shape[1] - width] + logp_2T[1, width:]
+            for first in sum_T.argsort(descending=True)[:2].tolist():
+                if not float(sum_T[first]) > best[3]:
+                    continue
+                start, end = reading.text_span(row, first, first + width)
+                place = int(np.searchsorted(begins, start, side="right")) - 1
+                if end - begins[place] <= lengths[place]:
+                    best = (place, start - int(begins[place]), end - int(begins[place]), float(sum_T[first]))
+        return best
+
+
+def load(folder: Path, kb: KnowledgeBase) -> PathRetriever:
+    """The trained system; the graph is made again if it is missing or of another knowledge base."""
+    sizes, tokenizer = read_system(folder)["sizes"], Tokenizer.load(folder)
+    kb.check_tokenizer(tokenizer, str(folder))
+    network = PathNetwork(Bert(bert_config(sizes["encoder"], str(folder))))
+    network.load_state_dict(read_weights(folder))
+    network.to(choose_device("auto")).eval()
+    config = Config(**{name: sizes[name] for name in ("seeds", "passages", "beam", "answer_tokens")})
+    return PathRetriever(
+        kb, PassageGraph.open(kb, folder), network, tokenizer, Lengths(**sizes["lengths"]), config
+    )

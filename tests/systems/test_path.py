@@ -1,0 +1,188 @@
+"""PathRetriever: losses against plain sums, beam search against an enumeration of all paths; and as a whole, with evidence."""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from realm.errors import InputError
+from realm.model.folder import load_model
+from realm.qa.question_files import Question
+from realm.systems import path_retriever
+from realm.systems.path_network import END, PathNetwork, beam_search, path_loss, reading_loss
+from realm.systems.path_retriever import Config, train
+from realm.systems.system import Ground, load_system, predict
+from tests.conftest import RIVERS, TOWNS
+
+QUESTIONS = [
+    Question(str(n), f"on which river lies {town}?", (RIVERS[n % 4],)) for n, town in enumerate(TOWNS)
+]
+TINY = {"device": "cpu", "precision": "fp32", "dropout": 0.0, "log_every": 5, "seeds": 6}
+
+
+@pytest.fixture(scope="module")
+def ground(tiny_kb, tiny_model_folder) -> Ground:
+    return Ground(tiny_kb, str(tiny_model_folder), QUESTIONS, QUESTIONS)
+
+
+@pytest.fixture(scope="module")
+def network(tiny_model_folder) -> PathNetwork:
+    torch.manual_seed(0)
+    return PathNetwork(load_model(tiny_model_folder).reader.bert.bert).eval()
+
+
+def log_sigmoid(logit: float) -> float:
+    return -math.log1p(math.exp(-logit))
+
+
+def state_after(network: PathNetwork, picked: Sequence[Tensor]) -> np.ndarray:
+    """The state after picks, in plain arithmetic."""
+    length = float(network.length.detach())
+    state = network.begin.detach().numpy()
+    state = length * state / np.linalg.norm(state)
+    weight, bias = network.step.weight.detach().numpy(), network.step.bias.detach().numpy()
+    for one in picked:
+        state = weight @ np.concatenate([state, one.numpy()]) + bias
+        state = length * state / np.linalg.norm(state)
+    return state
+
+
+def logp_of(network: PathNetwork, passage_KH: Tensor, path: Sequence[int]) -> float:
+    """Log-probability of a path that ends, in plain arithmetic."""
+    total, picked = 0.0, []
+    for pick in [*path, END]:
+        vector = network.end.detach() if pick == END else passage_KH[pick]
+        total += log_sigmoid(
+            float(state_after(network, picked) @ vector.numpy()) + float(network.bias.detach())
+        )
+        picked.append(vector)
+    return total
+
+
+def test_loss_of_a_path_is_a_mean_over_its_steps_and_their_candidates(network) -> None:
+    passage_KH = torch.randn(4, len(network.end))
+    allowed_K = torch.tensor([False, True, False, True])  # 0 and 2 hold an answer
+    path, losses = [1, 2, END], []
+    every = [*passage_KH, network.end.detach()]
+    for step, pick in enumerate(path):
+        state = state_after(network, [every[one] for one in path[:step]])
+        right = 4 if pick == END else pick
+        for place in {1, 3, 4, right}:
+            logit = float(state @ every[place].numpy()) + float(network.bias.detach())
+            losses.append(-log_sigmoid(logit if place == right else -logit))
+    with torch.no_grad():
+        found = path_loss(network, passage_KH, path, allowed_K)
+    assert float(found) == pytest.approx(sum(losses) / len(losses), rel=1e-4)
+
+
+def test_loss_of_reading_sums_the_probability_of_every_place() -> None:
+    torch.manual_seed(0)
+    holds_R, end_2RT = torch.randn(3), torch.randn(2, 3, 5)
+    places = [[(0, 1), (2, 2)], [], [(3, 4)]]
+    p_2RT = end_2RT.softmax(dim=2)
+    spans = [
+        -math.log(sum(float(p_2RT[0, row, a] * p_2RT[1, row, b]) for a, b in places[row])) for row in (0, 2)
+    ]
+    held = [
+        -log_sigmoid(float(logit) if own else -float(logit))
+        for logit, own in zip(holds_R, places, strict=True)
+    ]
+    plain = sum(held) / 3 + sum(spans) / 2
+    assert float(reading_loss(holds_R, end_2RT, places)) == pytest.approx(plain, rel=1e-5)
+
+
+def test_a_wide_beam_finds_what_an_enumeration_of_all_paths_finds(network) -> None:
+    passage_KH = torch.randn(5, len(network.end)) / 4
+    links = {0: [3], 1: [0, 4], 2: [], 3: [4], 4: [1]}
+    seeds = [0, 1]
+    with torch.no_grad():
+        found = beam_search(network, seeds, links.__getitem__, lambda n: passage_KH[list(n)], 2, 100)
+    # With two seeds, both are carried: the next candidates are the links and the other seed.
+    paths = [(one,) for one in seeds]
+    for one in seeds:
+        paths += [(one, other) for other in sorted({*links[one], *seeds} - {one})]
+    wanted = sorted(paths, key=lambda path: -logp_of(network, passage_KH, path))
+    assert [one.path for one in found] == wanted
+    for one in found:
+        assert one.logp == pytest.approx(logp_of(network, passage_KH, one.path), rel=1e-4)
+
+
+def test_a_beam_of_one_grows_the_best_path_alone(network) -> None:
+    passage_KH = torch.randn(4, len(network.end)) / 4
+    with torch.no_grad():
+        (found,) = beam_search(network, [0, 1, 2], lambda _: [3], lambda n: passage_KH[list(n)], 1, 1)
+        logit_K = network.logits(network.first(), passage_KH[:3])
+    assert found.path == (int(logit_K.argmax()),)
+
+
+def test_paths_repeat_no_passage_and_end_where_nothing_follows(network) -> None:
+    passage_KH = torch.randn(3, len(network.end)) / 4
+    with torch.no_grad():
+        found = beam_search(network, [0], lambda _: [0, 1], lambda n: passage_KH[list(n)], 4, 100)
+    assert {one.path for one in found} == {(0,), (0, 1)}
+
+
+def test_training_paths_end_in_an_answer_and_begin_where_another_names_it(ground, tiny_kb, tmp_path) -> None:
+    start = load_model(ground.encoder)
+    graph = path_retriever.PassageGraph.open(tiny_kb, tmp_path / "system")
+    config = Config(**TINY)
+    for one in path_retriever.examples_of(tiny_kb, graph, start.tokenizer, QUESTIONS, config):
+        texts = [passage.text for passage in tiny_kb.passages(one.numbers)]
+        (answer,) = one.question.answers
+        assert one.held == {place for place, text in enumerate(texts) if answer in text}
+        pairs = {
+            (before, last, END)
+            for before, last in itertools.permutations(range(len(texts)), 2)
+            if before not in one.held
+            and last in one.held
+            and one.numbers[last] in path_retriever.links_of(graph, one.numbers[before])
+        }
+        assert {tuple(path) for path in one.paths} == {(place, END) for place in one.held} | pairs
+
+
+def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tmp_path) -> None:
+    config = Config(
+        steps=40, batch_size=4, learning_rate=1e-3, head_learning_rate=1e-2, warmup=4, dev_every=20, **TINY
+    )
+    out = train(ground, tmp_path / "path", config)
+    system = load_system(out, tiny_kb)
+    found = list(predict(system, tiny_kb, QUESTIONS))
+    text_of = {passage.id: passage.text for passage in tiny_kb}
+    for one in found:
+        assert text_of[one.passage_id][one.start : one.end] == one.answer
+        assert one.passage_id in one.passages
+    assert sum(one.answer in RIVERS for one in found) >= 7  # of 14; few words are rivers
+    nothing = system.answer(["zzz?"])
+    assert (nothing[0].answer, nothing[0].passage) == ("", -1)
+
+
+def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path, monkeypatch) -> None:
+    config = Config(
+        steps=6, batch_size=2, warmup=2, dev_every=3, dev_questions=2, checkpoint_seconds=0.0, **TINY
+    )
+    whole = train(ground, tmp_path / "whole", config)
+    calls = 0
+
+    def stopping(*args):
+        nonlocal calls
+        calls += 1
+        if calls == 9:
+            raise KeyboardInterrupt
+        return path_loss(*args)
+
+    monkeypatch.setattr(path_retriever, "path_loss", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        train(ground, tmp_path / "stopped", config)
+    resumed = train(ground, tmp_path / "stopped", config)
+    assert (whole / "weights.safetensors").read_bytes() == (resumed / "weights.safetensors").read_bytes()
+
+
+def test_questions_without_answers_in_the_corpus_are_refused(tiny_kb, tiny_model_folder, tmp_path) -> None:
+    question = Question("1", "on which river lies Arden?", ("nowhere",))
+    ground = Ground(tiny_kb, str(tiny_model_folder), [question], [])
+    with pytest.raises(InputError, match="no training question has an answer"):
+        train(ground, tmp_path / "out", Config(**TINY))
