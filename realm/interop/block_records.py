@@ -1,18 +1,20 @@
 """The published block records: a pickle of 13 million texts, read without unpickling, a thousand at a time.
 
-`block_records.npy` is a NumPy header and then the pickle of a one-dimensional object array of UTF-8 bytes. Unpickling it
-would run whatever it says and hold all of it. Here a small machine follows its opcodes instead: it knows those that such an
-array needs, three names of NumPy's that it never calls, and refuses everything else. Rows come out as they are met.
+`block_records.npy` is a NumPy header, then the pickle of a one-dimensional object array of UTF-8 bytes. Unpickling it would
+call any function that the pickle names, and would hold all texts in memory. Here a small machine follows the opcodes instead.
+It knows the opcodes that such an array needs and the names of three NumPy functions, which it never calls; it refuses
+everything else.
 
 In memory: a thousand rows, and 8 bytes per row, with which a row that the pickle refers to again is found in the file.
 """
 
+import pickletools
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 
@@ -105,11 +107,27 @@ class _Built:
         self.name = name
 
 
+class _Bounded:
+    """The file as `pickletools` reads it; a length that the pickle claims is checked before anything is allocated."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self.tell, self.seek = file.tell, file.seek
+
+    def read(self, length: int) -> bytes:
+        if length > LONGEST:
+            raise ValueError(f"a record of {length} bytes")
+        return self._file.read(length)
+
+    def readline(self) -> bytes:
+        return self._file.readline(100)
+
+
 class _Machine:
-    """The stack and the memo of a pickle, and one method per opcode."""
+    """The stack and the memo of a pickle whose opcodes `pickletools` decodes."""
 
     def __init__(self, file: BinaryIO, path: Path, count: int):
-        self._file, self._path, self._count = file, path, count
+        self._file, self._path, self._count = _Bounded(file), path, count
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
         self._memoized = 0
@@ -118,55 +136,48 @@ class _Machine:
         self._whole = False
 
     def rows(self) -> Iterator[bytes]:
-        take = self._file.read
-        operations = self._operations()
-        while True:
-            code = take(1)
-            if code == b".":
-                break
-            if code in (b"e", b"a"):
-                yield from self._appended(code == b"e")
-                continue
-            if code not in operations:
-                raise self._refusal(f"opcode {code!r}" if code else "its end is missing")
-            operations[code]()
+        run = self._operations()
+        try:
+            for opcode, argument, position in pickletools.genops(cast(IO[bytes], self._file)):
+                if opcode.name in ("APPENDS", "APPEND"):
+                    yield from self._appended(opcode.name == "APPENDS")
+                elif opcode.name in ("SHORT_BINBYTES", "BINBYTES", "BINBYTES8"):
+                    self._record_at = position or 0
+                    self._stack.append(argument)
+                elif opcode.name in run:
+                    run[opcode.name](argument)
+                elif opcode.name != "STOP":
+                    raise self._refusal(f"opcode {opcode.name}")
+        except ValueError as error:
+            raise self._refusal(str(error)) from error
         top = self._stack.pop() if self._stack else None
         if not (isinstance(top, _Built) and top.name == _ARRAY and self._whole) or self._stack:
             raise self._refusal("it is not one array of texts")
 
-    def _operations(self) -> dict[bytes, Callable[[], None]]:
-        push, number = self._stack.append, self._number
+    def _operations(self) -> dict[str, Callable[[Any], None]]:
+        push = self._stack.append
         return {
-            b"\x80": lambda: self._check(number("<B") <= 5, "its protocol"),
-            b"\x95": lambda: self._check(number("<Q") >= 0, "a frame"),
-            b"(": lambda: push(_Mark),
-            b")": lambda: push(()),
-            b"N": lambda: push(None),
-            b"\x88": lambda: push(True),
-            b"\x89": lambda: push(False),
-            b"]": lambda: push(_Rows),
-            b"K": lambda: push(number("<B")),
-            b"M": lambda: push(number("<H")),
-            b"J": lambda: push(number("<i")),
-            b"\x8a": lambda: push(int.from_bytes(self._bytes(number("<B")), "little", signed=True)),
-            b"C": lambda: push(self._record("<B")),
-            b"B": lambda: push(self._record("<I")),
-            b"\x8e": lambda: push(self._record("<Q")),
-            b"\x8c": lambda: push(self._bytes(number("<B")).decode(errors="replace")),
-            b"X": lambda: push(self._bytes(number("<I")).decode(errors="replace")),
-            b"\x85": lambda: self._tuple(1),
-            b"\x86": lambda: self._tuple(2),
-            b"\x87": lambda: self._tuple(3),
-            b"t": lambda: push(tuple(self._since_mark())),
-            b"q": lambda: self._put(number("<B")),
-            b"r": lambda: self._put(number("<I")),
-            b"\x94": lambda: self._put(self._memoized),
-            b"h": lambda: self._get(number("<B")),
-            b"j": lambda: self._get(number("<I")),
-            b"c": lambda: self._name(self._line(), self._line()),
-            b"\x93": lambda: self._name(*reversed((self._pop(), self._pop()))),
-            b"R": self._call,
-            b"b": self._build,
+            "PROTO": lambda version: self._check(version <= 5, f"protocol {version}"),
+            "FRAME": lambda _: None,
+            "MARK": lambda _: push(_Mark),
+            "EMPTY_TUPLE": lambda _: push(()),
+            "NONE": lambda _: push(None),
+            "NEWTRUE": lambda _: push(True),
+            "NEWFALSE": lambda _: push(False),
+            "EMPTY_LIST": lambda _: push(_Rows),
+            **dict.fromkeys(("BININT1", "BININT2", "BININT", "LONG1"), push),
+            **dict.fromkeys(("SHORT_BINUNICODE", "BINUNICODE"), push),
+            "TUPLE1": lambda _: self._tuple(1),
+            "TUPLE2": lambda _: self._tuple(2),
+            "TUPLE3": lambda _: self._tuple(3),
+            "TUPLE": lambda _: push(tuple(self._since_mark())),
+            **dict.fromkeys(("BINPUT", "LONG_BINPUT"), self._put),
+            "MEMOIZE": lambda _: self._put(self._memoized),
+            **dict.fromkeys(("BINGET", "LONG_BINGET"), self._get),
+            "GLOBAL": lambda name: self._name(*name.split(" ", 1)),
+            "STACK_GLOBAL": lambda _: self._name(*reversed((self._pop(), self._pop()))),
+            "REDUCE": lambda _: self._call(),
+            "BUILD": lambda _: self._build(),
         }
 
     def _appended(self, many: bool) -> Iterator[bytes]:
@@ -200,7 +211,9 @@ class _Machine:
         self._check(0 <= number - self._first < len(self._offsets), f"memo {number}")
         here = self._file.tell()
         self._file.seek(self._offsets[number - self._first])
-        self._stack.append(self._record({b"C": "<B", b"B": "<I", b"\x8e": "<Q"}[self._file.read(1)]))
+        _, record, position = next(pickletools.genops(cast(IO[bytes], self._file)))
+        self._record_at = position or 0
+        self._stack.append(record)
         self._file.seek(here)
 
     def _name(self, module: Any, name: Any) -> None:
@@ -243,27 +256,6 @@ class _Machine:
     def _pop(self) -> Any:
         self._check(bool(self._stack), "an empty stack")
         return self._stack.pop()
-
-    def _number(self, form: str) -> int:
-        size = struct.calcsize(form)
-        return int(struct.unpack(form, self._exactly(size))[0])
-
-    def _record(self, form: str) -> bytes:
-        self._record_at = self._file.tell() - 1  # its opcode
-        return self._bytes(self._number(form))
-
-    def _bytes(self, length: int) -> bytes:
-        self._check(length <= LONGEST, f"a record of {length} bytes")
-        return self._exactly(length)
-
-    def _line(self) -> str:
-        return self._file.readline(100).removesuffix(b"\n").decode("ascii", "replace")
-
-    def _exactly(self, length: int) -> bytes:
-        found = self._file.read(length)
-        if len(found) < length:
-            raise self._refusal("its end is missing")
-        return found
 
     def _check(self, right: bool, what: str) -> None:
         if not right:
