@@ -2,7 +2,9 @@
 
 import dataclasses
 import types
-from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
+
+from typing_extensions import is_typeddict
 
 
 def assert_holds(kind: Any, value: Any, *more: Any) -> None:

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypedDict
+from typing import Any, Self
+
+from typing_extensions import TypedDict  # pydantic reads these, not those of typing before Python 3.12
 
 from realm.model.calibration import NO_FEATURES, Features
 from realm.text.corpus import Passage

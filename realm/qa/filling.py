@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import nlargest
-from typing import NamedTuple, NotRequired, TypedDict
+from typing import NamedTuple, NotRequired
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict  # pydantic reads these, not those of typing before Python 3.12
 
 from realm.errors import InputError
 from realm.index.versions import IndexVersion, load_index

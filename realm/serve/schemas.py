@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from realm.model.calibration import Method
-from realm.qa.answers import Answers
+from realm.qa.answers import Answers, AnswersJson, ReadPassageJson
+from realm.qa.filling import FilledJson
 from realm.qa.question_files import MAX_QUESTION_CHARACTERS
 from realm.serve.runs import State
 from realm.text.corpus import Passage
@@ -125,16 +126,6 @@ class IndexOut(_Out):
     """Version of the passages."""
 
 
-class PassageOut(_Out):
-    """A passage with its p(z|x), normalised over the passages that were read."""
-
-    id: str
-    title: str
-    text: str
-    rank: int
-    probability: float
-
-
 _SPAN = {"text": "Japan", "score": 14.2, "probability": 0.91, "start": 51, "end": 56}
 _READ = {
     "id": "5d41402abc4b2a76",
@@ -155,42 +146,16 @@ _ANSWERS = {
 }
 
 
-class SpanOut(_Out):
-    """A span of a passage: `text[start:end]` of the passage, in Unicode characters."""
+class AnswersOut(AnswersJson):
+    """What `realm answer --json` prints, and all passages that were read.
 
-    text: str
-    score: float
-    probability: float
-    start: int
-    end: int
+    `found` tells whether the best answer reaches the model's threshold; otherwise it is a guess."""
 
-
-class AnswerOut(SpanOut):
-    """A span and its passage: `passage.text[start:end] == text`."""
-
-    passage: PassageOut
-
-
-class ReadPassageOut(PassageOut):
-    """A passage and its best span; null if it has none."""
-
-    span: SpanOut | None
-
-
-class AnswersOut(_Out):
-    """The answers to one question, best first, and all passages that were read."""
-
-    question: str
-    found: bool = Field(
-        description="whether the best answer reaches the model's threshold; otherwise it is a guess"
-    )
-    answers: list[AnswerOut]
-    index: IndexOut
-    ms: dict[str, float]
-    passages: list[ReadPassageOut]
+    index: IndexOut  # type: ignore[misc]  # with two more keys
+    passages: list[ReadPassageJson]
     null_probability: float
 
-    model_config = _example(_ANSWERS)
+    __pydantic_config__ = _example(_ANSWERS)  # type: ignore[misc]
 
 
 class HitOut(_Out):
@@ -224,42 +189,9 @@ class ManyHitsOut(_Out):
     results: list[HitsOut]
 
 
-class PredictionOut(_Out):
-    """A word for a [MASK], with p(y|x)."""
+class FilledOut(FilledJson):
+    """What `realm fill --json` prints: predictions for each [MASK], and the effect of each passage."""
 
-    text: str
-    probability: float
-
-
-class TargetOut(PredictionOut):
-    """The target word with p(y|x); `without_retrieval` is p(y|z,x) of the word with the null passage."""
-
-    without_retrieval: float
-
-
-class NullOut(_Out):
-    """The null passage: `probability` is p(z|x), `likelihood` is p(y|z,x) of the target or the best words."""
-
-    probability: float
-    likelihood: float
-
-
-class EffectOut(PassageOut):
-    """Effect of a passage: `likelihood` is p(y|z,x) of the target or the best words, `utility` its gain over null in nats."""
-
-    likelihood: float
-    utility: float
-
-
-class FilledOut(_Out):
-    """Predictions for each [MASK], and the effect of each passage on the target or, without one, on the best words."""
-
-    sentence: str
-    masks: list[list[PredictionOut]]
-    null: NullOut
-    passages: list[EffectOut]
-    target: TargetOut | None = None
-    """Left out if the request has no target."""
     index: IndexOut
     ms: dict[str, float]
 
