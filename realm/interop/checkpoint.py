@@ -15,7 +15,7 @@ from torch import Tensor
 from realm.errors import DamagedError, InputError, RealmError, first_line
 from realm.files import read_json
 from realm.interop import google
-from realm.model.tensor_files import load_tensors
+from realm.model.tensor_files import WEIGHTS, load_tensors, weight_files
 from realm.tokens.hub import encoder_folder
 from realm.tokens.tokenizer import Tokenizer
 
@@ -142,29 +142,10 @@ def _checked(config: dict[str, Any], file: Path) -> dict[str, Any]:
 
 def read_tensors(name: str, folder: Path) -> dict[str, Tensor]:
     """The tensors of a Hugging Face folder by their names; raises InputError if there are no readable ones."""
-    files = _weight_files(name, folder)
     tensors: dict[str, Tensor] = {}
-    for file in files:
+    for file in weight_files(name, folder, (WEIGHTS, "pytorch_model.bin")):
         tensors |= _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
     return tensors
-
-
-def _weight_files(name: str, folder: Path) -> list[Path]:
-    """The files with the weights, or the shards that an index lists; safetensors are preferred."""
-    for whole in ("model.safetensors", "pytorch_model.bin"):
-        index = folder / f"{whole}.index.json"
-        if (folder / whole).is_file():
-            return [folder / whole]
-        if index.is_file():
-            try:
-                files = sorted({str(file) for file in read_json(index)["weight_map"].values()})
-            except (ValueError, KeyError, AttributeError, TypeError) as error:
-                raise DamagedError(f"{index} is damaged: {error!r}") from error
-            strange = [file for file in files if Path(file).name != file or not (folder / file).is_file()]
-            if strange:
-                raise InputError(f"{index} names {strange[0]}, which is not there")
-            return [folder / file for file in files]
-    raise InputError(f"{name} has no weights: neither model.safetensors nor pytorch_model.bin")
 
 
 def _safetensors(file: Path) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from realm.errors import InputError
 from realm.interop.checkpoint import ENCODER_SETTINGS, Checkpoint
+from realm.model import bert_files
 from realm.model.bert import Bert, BertConfig, MaskedBert
 from realm.model.bert_files import bert_config
 from realm.model.embedder import Embedder, EmbedderConfig, Tower, new_tower
@@ -38,11 +39,8 @@ SPAN_READER = {
 }
 """Prefixes of names in our networks -> prefixes of Hugging Face names."""
 
-TIED = {
-    "cls.predictions.decoder.weight": "realm.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
-"""Shared tensors of a masked-LM head: second name -> first name. Files may lack the second names."""
+TIED = {second: first.replace("bert.", MASKED_READER["bert."]) for second, first in bert_files.TIED.items()}
+"""Second names of shared tensors -> their first names, which files always have."""
 
 Network = TypeVar("Network", bound=nn.Module)
 OURS = {"continues_V"}

@@ -11,10 +11,10 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from realm.errors import DamagedError, InputError, RealmError, reason
+from realm.errors import InputError, RealmError, reason
 from realm.files import read_json, write_json
 from realm.model.bert import Bert, BertConfig, MaskedBert
-from realm.model.tensor_files import WEIGHTS, load_tensors, save_tensors
+from realm.model.tensor_files import WEIGHTS, load_tensors, save_tensors, weight_files
 from realm.settings import config_from
 
 TIED = {
@@ -91,30 +91,11 @@ def read_weights(folder: Path, name: str) -> dict[str, Tensor]:
     """
     states: dict[str, Tensor] = {}
     try:
-        for file in weight_files(folder, name):
+        for file in weight_files(name, folder):
             states |= load_tensors(file)
     except (SafetensorError, OSError) as error:
         raise InputError(f"{name} does not load as a BERT: {reason(error)}") from error
     return {own_name(key): value for key, value in states.items()}
-
-
-def weight_files(folder: Path, name: str) -> list[Path]:
-    """The files with the weights of a BERT: one file, or the shards that an index lists.
-
-    Raises:
-        InputError: there is neither.
-        DamagedError: the index is damaged.
-    """
-    index = folder / f"{WEIGHTS}.index.json"
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    if not index.is_file():
-        raise InputError(f"{name} does not load as a BERT: no {WEIGHTS} in {folder}")
-    try:
-        parts = sorted(set(read_json(index)["weight_map"].values()))
-        return [folder / Path(part).name for part in parts]
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise DamagedError(f"{name} does not load as a BERT: {index} is damaged") from error
 
 
 def save_bert(network: Bert | MaskedBert, folder: Path, compact: bool = False) -> None:

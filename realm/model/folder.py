@@ -27,7 +27,7 @@ from realm.errors import DamagedError, InputError, RealmError, reason, writing
 from realm.files import write_json
 from realm.folders import replace_folder
 from realm.model.bert import Bert, BertConfig
-from realm.model.bert_files import SkipInit, bert_config, read_bert_config, weight_files
+from realm.model.bert_files import SkipInit, bert_config, read_bert_config
 from realm.model.calibration import Calibration
 from realm.model.embedder import Embedder, EmbedderConfig
 from realm.model.manifest import (
@@ -46,7 +46,14 @@ from realm.model.manifest import (
 )
 from realm.model.masked_reader import COPY_HEAD, MaskedReader, load_reader, save_reader
 from realm.model.span_reader import SpanConfig, SpanReader
-from realm.model.tensor_files import WEIGHTS, load_tensors, look_at_tensors, round_tensors, save_tensors
+from realm.model.tensor_files import (
+    WEIGHTS,
+    load_tensors,
+    look_at_tensors,
+    round_tensors,
+    save_tensors,
+    weight_files,
+)
 from realm.settings import config_from
 from realm.text.corpus import HeldOut
 from realm.tokens.layouts import Lengths
@@ -287,7 +294,7 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
 def _check_reader(encoder: Path) -> BertConfig:
     """The sizes of a reader that is not loaded; raises InputError if its files are missing or cut short."""
     try:
-        for file in weight_files(encoder, str(encoder)):
+        for file in weight_files(str(encoder), encoder):
             look_at_tensors(file)
     except (SafetensorError, OSError) as error:
         raise InputError(f"{encoder} does not load as a BERT: {reason(error)}") from error

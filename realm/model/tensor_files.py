@@ -7,7 +7,7 @@ float16 rounds eight times as finely as bfloat16, and the largest weights are fa
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypedDict
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from realm.checksums import checksums_of
 from realm.errors import DamagedError, InputError, RealmError, reason
+from realm.files import read_json
 from realm.tokens.hub import encoder_folder, package_of
 
 WEIGHTS = "model.safetensors"
@@ -35,6 +36,29 @@ class Taken(TypedDict):
     """Checksum of the encoder's weights (`realm.checksums`)."""
     tensors: dict[str, str]
     """Name in the compact file -> name in the encoder's file."""
+
+
+def weight_files(name: str, folder: Path, wholes: Sequence[str] = (WEIGHTS,)) -> list[Path]:
+    """The first of some files that a folder has, whole or as the shards that its index lists; errors name the folder `name`.
+
+    Raises:
+        InputError: the folder has none of them, or lacks a shard.
+        DamagedError: an index is damaged.
+    """
+    for whole in wholes:
+        index = folder / f"{whole}.index.json"
+        if (folder / whole).is_file():
+            return [folder / whole]
+        if index.is_file():
+            try:
+                shards = sorted({str(file) for file in read_json(index)["weight_map"].values()})
+            except (ValueError, KeyError, AttributeError, TypeError) as error:
+                raise DamagedError(f"{index} is damaged: {error!r}") from error
+            for shard in shards:
+                if Path(shard).name != shard or not (folder / shard).is_file():
+                    raise InputError(f"{index} names {shard}, which is not there")
+            return [folder / shard for shard in shards]
+    raise InputError(f"{name} has no weights: no {' or '.join(wholes)} in {folder}")
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
