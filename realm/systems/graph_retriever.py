@@ -55,7 +55,7 @@ class Config(RunConfig):
     """Questions per step."""
     learning_rate: float = 5e-5
     """Peak learning rate of the encoder."""
-    head_learning_rate: float = 1e-3
+    head_rate: float = 1e-3
     """Peak learning rate of the fusion layers and the scores, which start at random."""
     seeds: int = 10
     """Passages of BM25 that retrieval starts from."""
@@ -232,7 +232,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
         **{name: getattr(config, name) for name in ("seeds", "hops", "passages", "fusion", "answer_tokens")},
     }
     model = SystemModel(NAME, reader, sizes, start.tokenizer)
-    rates = {reader.encoder: config.learning_rate, **dict.fromkeys(reader.heads(), config.head_learning_rate)}
+    rates = {reader.encoder: config.learning_rate, **dict.fromkeys(reader.heads(), config.head_rate)}
     names = {"kb": kb.fingerprint, "examples": len(examples), "init": ground.encoder}
     with TrainRun(NAME, out, config, model, rates, names) as run:
         system = GraphRetriever(

@@ -57,7 +57,7 @@ class Config(RunConfig):
     """Questions per step."""
     learning_rate: float = 5e-5
     """Peak learning rate of both encoders (published: 3e-5)."""
-    head_learning_rate: float = 1e-3
+    head_rate: float = 1e-3
     """Peak learning rate of the recurrent layer and the scores, which start at random."""
     seeds: int = 10
     """Passages of BM25 that a path can begin with (published: up to 500 of TF-IDF)."""
@@ -168,7 +168,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     heads = nn.ModuleList([network.step, network.holds, network.ends])
     vectors = nn.ParameterList([network.begin, network.end, network.length, network.bias])
     rates: dict[nn.Module, float] = dict.fromkeys((network.encoder, network.reader), config.learning_rate)
-    rates |= dict.fromkeys((heads, vectors), config.head_learning_rate)
+    rates |= dict.fromkeys((heads, vectors), config.head_rate)
     names = {"kb": kb.fingerprint, "examples": len(examples), "init": ground.encoder}
     with TrainRun(NAME, out, config, model, rates, names) as run:
         system = PathRetriever(kb, graph, network, start.tokenizer, start.lengths, config)

@@ -85,7 +85,7 @@ class PretrainConfig(RunConfig):
     input_embeddings: Literal["trained", "frozen"] = "trained"
     """Word, position and segment embeddings of the towers (paper: trained). "frozen": they do not train, so that rare words
     keep the embeddings that were learnt from much text."""
-    reader_rate: float = 1e-4
+    learning_rate: float = 1e-4
     """Peak learning rate of the reader (paper: 3e-5)."""
     normalise: Literal["index", "candidates"] = "index"
     """Passages over which p(z|x) is a softmax (paper: the candidates). "index": all passages, up to about 100,000."""
@@ -167,7 +167,7 @@ def train(
         freeze_passage_encoder(model.embedder)
     if config.input_embeddings == "frozen":
         freeze_input_embeddings(model.embedder)
-    rates = {model.embedder: config.retriever_rate, model.reader: config.reader_rate}
+    rates = {model.embedder: config.retriever_rate, model.reader: config.learning_rate}
     names: PretrainedFrom = {"init": init, **kb.training_record, "text": source.fingerprint}
     with (
         TrainRun("pretrain", out, config, model, rates, names, shares=True) as run,

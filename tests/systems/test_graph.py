@@ -200,7 +200,7 @@ def test_retrieval_begins_with_words_and_named_documents_and_follows_edges(tiny_
 
 def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tmp_path) -> None:
     config = Config(
-        steps=40, batch_size=4, learning_rate=1e-3, head_learning_rate=1e-2, warmup=4, dev_every=20, **TINY
+        steps=40, batch_size=4, learning_rate=1e-3, head_rate=1e-2, warmup=4, dev_every=20, **TINY
     )
     out = train(ground, tmp_path / "graph", config)
     found = list(predict(load_system(out, tiny_kb), tiny_kb, QUESTIONS))

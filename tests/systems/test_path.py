@@ -146,7 +146,7 @@ def test_training_paths_end_in_an_answer_and_begin_where_another_names_it(ground
 
 def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tmp_path) -> None:
     config = Config(
-        steps=40, batch_size=4, learning_rate=1e-3, head_learning_rate=1e-2, warmup=4, dev_every=20, **TINY
+        steps=40, batch_size=4, learning_rate=1e-3, head_rate=1e-2, warmup=4, dev_every=20, **TINY
     )
     out = train(ground, tmp_path / "path", config)
     system = load_system(out, tiny_kb)
