@@ -1,4 +1,4 @@
-"""Runs the readers of PDF, Word and EPUB files in a child process, so that a hostile or damaged file cannot harm the caller.
+"""Runs the readers of PDF, Word, EPUB and ZIM files in a child process, so that a hostile file cannot harm the caller.
 
 These files are compressed archives, and a C++ library reads PDF. A crash, an endless loop or a demand for too much memory
 ends the child: that file is left out, and the next file gets a new child.
@@ -15,22 +15,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from realm.errors import first_line, shortened
 from realm.progress import progress
+from realm.text.child_limits import MOST_MEMORY, limit
 from realm.text.formats.records import DAMAGED, EMPTY, NOT_OPENED, TOO_LONG, Limits, Pages, Record, Unreadable
 
 MODULES = {
     ".pdf": "realm.text.formats.pdf",
     ".docx": "realm.text.formats.word",
     ".epub": "realm.text.formats.epub",
+    ".zim": "realm.text.formats.zim",
 }
 """Extension -> module with a function `read(path, limits)`, a reader that may also yield `Pages`."""
 
-MOST_MEMORY = 2 << 30
-"""Bytes of address space that a child may take."""
 MOST_SECONDS = 120
 """Seconds of processor time that a file may take; each page that was read adds one second."""
 
@@ -104,8 +104,8 @@ def main() -> None:
     """Answers requests until their stream ends, which it does when the parent dies."""
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # keeps what a library prints out of the answers
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_AS, MOST_MEMORY)
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_AS, MOST_MEMORY)
 
     def answer(kind: str, *values: object) -> None:
         answers.write(json.dumps([kind, values]) + "\n")
@@ -115,7 +115,7 @@ def main() -> None:
         request = json.loads(line)
         path = Path(request["path"])
         seconds = math.ceil(time.process_time() + MOST_SECONDS)
-        _limit(resource.RLIMIT_CPU, seconds)
+        limit(resource.RLIMIT_CPU, seconds)
         try:
             with path.open("rb") as file:
                 if not file.read(1):
@@ -123,7 +123,7 @@ def main() -> None:
             read = importlib.import_module(MODULES[path.suffix.lower()]).read
             for found in read(path, Limits(request["document_chars"])):
                 if isinstance(found, Pages):
-                    _limit(resource.RLIMIT_CPU, seconds + found.done)
+                    limit(resource.RLIMIT_CPU, seconds + found.done)
                     answer("pages", *found)
                 elif isinstance(found, Record):
                     answer("record", *found)
@@ -140,12 +140,6 @@ def main() -> None:
             message = f"{path} cannot be read ({shortened(first_line(error))})"
             answer("unreadable", str(path), DAMAGED, message)
         answer("end")
-
-
-def _limit(kind: int, most: int) -> None:
-    _, hard = resource.getrlimit(kind)
-    with suppress(ValueError, OSError):  # some systems have no such limit
-        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 if __name__ == "__main__":

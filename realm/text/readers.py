@@ -20,12 +20,11 @@ from realm.text import apart
 from realm.text.corpus import Document
 from realm.text.formats.records import (
     DAMAGED,
+    EXPECTED,
     FIELDS,
-    LINK,
     NOT_OPENED,
     SAME_ID,
     TOO_LONG,
-    TYPE,
     Limits,
     Record,
     Unreadable,
@@ -172,7 +171,7 @@ def _refuse(found: Sequence["SourceFile"]) -> None:
     """Raises the first problem of the folders; what is of another type is told, and no error."""
     passed = [one for one in found if isinstance(one, Unreadable)]
     for one in passed:
-        if one.reason not in (TYPE, LINK):
+        if one.reason not in EXPECTED:
             raise one
     if passed:
         logger.warning("%d files of other kinds left out (%s)", len(passed), count_kinds(passed))
@@ -188,7 +187,7 @@ def _documents(
         if problem is not None:
             if report is not None:
                 report.leave_out(problem)
-            elif problem.reason not in (TYPE, LINK):
+            elif problem.reason not in EXPECTED:
                 raise problem
             continue
         assert isinstance(one, Record)

@@ -9,8 +9,10 @@ from pathlib import Path
 from realm.errors import InputError
 from realm.text import apart
 from realm.text.demo_corpora import packaged
+from realm.text.formats import wikiextractor
 from realm.text.formats.columns import arrow, parquet
 from realm.text.formats.compressed import COMPRESSIONS, uncompressed
+from realm.text.formats.dumps import dump
 from realm.text.formats.json_lines import json_lines
 from realm.text.formats.records import (
     LINK,
@@ -22,6 +24,7 @@ from realm.text.formats.records import (
     Unreadable,
     printable,
 )
+from realm.text.formats.tables import tsv
 from realm.text.formats.text_files import html, markdown, plain_text
 
 
@@ -39,11 +42,15 @@ process."""
 def _is_read(path: Path) -> bool:
     """Whether files of this name are of a type that is read."""
     plain = uncompressed(path)
-    return plain.suffix.lower() in (_FORMATS if plain == path else _COMPRESSED)
+    return bool(wikiextractor.NAME.fullmatch(plain.name)) or plain.suffix.lower() in (
+        _FORMATS if plain == path else _COMPRESSED
+    )
 
 
 def _reader_of(path: Path) -> Reader | None:
     plain = uncompressed(path)
+    if wikiextractor.NAME.fullmatch(plain.name):
+        return wikiextractor.wikiextractor
     return (_FORMATS if plain == path else _COMPRESSED)[plain.suffix.lower()]
 
 
@@ -123,10 +130,12 @@ _FORMATS: dict[str, Reader | None] = {
     ".htm": html,
     ".parquet": parquet,
     ".arrow": arrow,
+    ".tsv": tsv,
+    ".xml": dump,
     **dict.fromkeys(apart.MODULES),
 }
 _COMPRESSED: dict[str, Reader | None] = {
-    **{name: _FORMATS[name] for name in (".jsonl", ".txt", ".md", ".html", ".htm")},
+    **{name: _FORMATS[name] for name in (".jsonl", ".txt", ".md", ".html", ".htm", ".tsv", ".xml")},
     ".json": json_lines,  # what data sets call JSON Lines when they compress them: `c4-train.00000.json.gz`
 }
-_READ = f"{', '.join(_FORMATS)}, and {', '.join(COMPRESSIONS)} of the text formats"
+_READ = f"{', '.join(_FORMATS)}, WikiExtractor's wiki_00, and {', '.join(COMPRESSIONS)} of the text formats"

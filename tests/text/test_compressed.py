@@ -1,5 +1,6 @@
 """Compressed text files: read as the file that was compressed, in bounded memory; damage loses what follows it."""
 
+import bz2
 import gzip
 import json
 import lzma
@@ -24,7 +25,18 @@ def zstd(data: bytes) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstd}
+def streams(data: bytes) -> bytes:
+    """Several bzip2 streams, as pbzip2 and the multistream dumps of Wikipedia have."""
+    size = 1 << 16
+    return b"".join(bz2.compress(data[at : at + size]) for at in range(0, max(1, len(data)), size))
+
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": streams,
+    ".xz": lzma.compress,
+    ".zst": zstd,
+}
 each = pytest.mark.parametrize("ending", COMPRESS)
 CONTENTS = {
     "lines.jsonl": b'{"title": "A", "text": "One."}\n{"title": "B", "text": "Two."}\n',
@@ -120,7 +132,7 @@ def test_other_things_that_are_compressed_are_of_a_type_that_is_not_read(tmp_pat
     for name in ("archive.tar.gz", "notes.gz", "table.parquet.gz", "config.json"):
         (tmp_path / name).write_bytes(b"")
         with pytest.raises(
-            InputError, match=r"cannot read .* files, only \.jsonl, .*, and \.gz, \.xz, \.zst of"
+            InputError, match=r"cannot read .* files, only \.jsonl, .*, and \.gz, \.bz2, \.xz, \.zst of"
         ):
             read(tmp_path / name)
     with pytest.raises(

@@ -1,8 +1,9 @@
-"""Compressed text files are read as what is in them: `.gz` and `.xz` through Python's own modules, `.zst` through pyarrow.
+"""Compressed text files are read as what is in them: `.gz`, `.bz2`, `.xz` through Python's modules, `.zst` through pyarrow.
 
 A few bytes can stand for gigabytes, so decompressed bytes are counted as they are read, and only a part is in memory.
 """
 
+import bz2
 import gzip
 import io
 import lzma
@@ -26,6 +27,7 @@ def _zstd(file: io.BufferedReader) -> Any:
 
 _OPENERS: dict[str, Callable[[io.BufferedReader], Any]] = {
     ".gz": lambda file: gzip.GzipFile(fileobj=file),
+    ".bz2": bz2.BZ2File,
     ".xz": lzma.LZMAFile,
     ".zst": _zstd,
 }

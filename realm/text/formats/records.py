@@ -22,7 +22,13 @@ NOT_OPENED: Final = "not to be opened"
 NAME: Final = "with a name that is not UTF-8"
 TYPE: Final = "of a type that is not read"
 LINK: Final = "links to folders"
+REDIRECT: Final = "redirects"
+DISAMBIGUATION: Final = "disambiguation pages"
+LISTS: Final = "lists, indexes and outlines"
+NAMESPACE: Final = "pages that are not articles"
 """Reasons for leaving something out, as printed after a number: "3 empty"."""
+EXPECTED = frozenset((TYPE, LINK, REDIRECT, DISAMBIGUATION, LISTS, NAMESPACE))
+"""What is left out although nothing is wrong with it; no error even where every problem is one."""
 
 
 class Record(NamedTuple):
