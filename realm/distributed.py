@@ -72,6 +72,31 @@ def shard(rows: Rows) -> Rows:
     return rows if world_size() == 1 else rows[rank() :: world_size()]
 
 
+class _Gather(torch.autograd.Function):
+    """Forward: the rows of all ranks. Backward: this rank's part of the gradient, times the world size.
+
+    Gradients are averaged over ranks (`average_gradients`), and a loss over all rows has the same value on each.
+    """
+
+    @staticmethod
+    def forward(context: Any, own_BD: Tensor, total: int) -> Tensor:
+        most = -(-total // world_size())
+        padded = own_BD.new_zeros(most, own_BD.shape[1])
+        padded[: len(own_BD)] = own_BD
+        parts = [torch.empty_like(padded) for _ in range(world_size())]
+        dist.all_gather(parts, padded)
+        return torch.stack(parts, dim=1).flatten(0, 1)[:total]
+
+    @staticmethod
+    def backward(context: Any, gradient_BD: Tensor) -> tuple[Tensor, None]:
+        return shard(gradient_BD) * world_size(), None
+
+
+def all_gather(own_BD: Tensor, total: int) -> Tensor:
+    """The `total` rows of a batch of which each rank has its `shard`, in the order of the batch; with gradients to the rows."""
+    return own_BD if world_size() == 1 else _Gather.apply(own_BD.float(), total)
+
+
 def loss_weight(amount: Tensor) -> Tensor:
     """Factor for a loss that this rank divided by its own `amount` -> scalar.
 

@@ -43,6 +43,12 @@ def of_rank(rank: int, file: str, results: str) -> None:
     if rank == 1:
         two.grad = torch.tensor([4.0])
     distributed.average_gradients([one, two, none])
+    # A batch of five rows of which this rank has its own; the loss is the same on both.
+    weight_DE = nn.Parameter(torch.eye(2))
+    own_BD = distributed.shard(torch.arange(10.0).view(5, 2))
+    rows_BD = distributed.all_gather(own_BD @ weight_DE, 5)
+    (rows_BD @ rows_BD.T).softmax(dim=1).square().sum().backward()
+    distributed.average_gradients([weight_DE])
     try:
         distributed.check_batch(5)
         refused = ""
@@ -53,6 +59,8 @@ def of_rank(rank: int, file: str, results: str) -> None:
         "weight": distributed.loss_weight(torch.tensor([3.0, 1.0][rank])).item(),
         "mean": distributed.all_reduce_mean([float(rank), 5.0]),
         "grads": [one.grad.tolist(), two.grad.tolist(), none.grad],
+        "rows": rows_BD.tolist(),
+        "gathered": weight_DE.grad.tolist(),
         "first": distributed.broadcast(f"said by {rank}"),
         "refused": refused,
     }
@@ -68,6 +76,11 @@ def test_two_ranks_share_rows_and_agree_on_means(tmp_path) -> None:
     assert first == second
     assert first["mean"] == [0.5, 5.0]
     assert first["grads"] == [[1.5, 4.5], [2.0], None]
+    weight_DE = nn.Parameter(torch.eye(2))
+    rows_BD = torch.arange(10.0).view(5, 2) @ weight_DE
+    (rows_BD @ rows_BD.T).softmax(dim=1).square().sum().backward()
+    assert first["rows"] == rows_BD.tolist()
+    np.testing.assert_allclose(first["gathered"], weight_DE.grad, rtol=1e-4, atol=1e-6)
     assert first["first"] == "said by 0"
     assert "multiple of 2" in first["refused"]
 
@@ -115,6 +128,35 @@ def test_two_processes_train_as_one_and_a_run_goes_on_with_another_number(start,
         process.wait()
         assert start(name, after).wait() == 0, (tmp_path / f"{name}.log").read_text()
         assert_same_curve(tmp_path / name, tmp_path / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        "mlm --set reading=0.5 --set encoder.layers=1",
+        "ict --init {model}",
+        "ict --init {model} --set cached_rows=2",
+    ],
+)
+def test_other_stages_train_on_two_processes_as_on_one(command, tiny_kb, tiny_model_folder, tmp_path) -> None:
+    words = f"{command.format(model=tiny_model_folder)} --kb {tiny_kb.folder} --config tiny".split()
+    for setting in "steps=6 batch_size=8 log_every=1 device=cpu precision=fp32 dropout=0".split():
+        words += ["--set", setting]
+    for processes in (1, 2):
+        launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)] if processes > 1 else []
+        out = str(tmp_path / str(processes))
+        subprocess.run(
+            [sys.executable, *launch, "-m", "realm", *words, "--out", out],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            check=True,
+        )
+    one, two = metrics(tmp_path / "1"), metrics(tmp_path / "2")
+    assert len(one) == len(two)
+    for a, b in zip(one, two, strict=True):
+        assert a.keys() == b.keys()
+        for key, value in a.items():
+            assert value is None or value == pytest.approx(b[key], rel=1e-3, abs=1e-4), key
 
 
 @pytest.mark.slow

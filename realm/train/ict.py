@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from realm import distributed
 from realm.errors import InputError
 from realm.masking.masked_queries import held_out
 from realm.model.folder import Model, load_model
@@ -55,7 +56,7 @@ def train(kb: KnowledgeBase, out: Path, config: IctConfig, init: str) -> Path:
     tokens = kb.tokens
     passages = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
     names: StartedFrom = {"init": init, **kb.training_record}
-    with TrainRun("ict", out, config, model, {model.embedder: config.learning_rate}, names) as run:
+    with TrainRun("ict", out, config, model, {model.embedder: config.learning_rate}, names, True) as run:
         for step in run.steps():
             rng = generator(config.seed, step)
             with run.autocast():
@@ -87,16 +88,24 @@ def cloze_vectors(
     titled: float,
     query_tokens: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Vectors of `count` sentences and of the passages that they come from -> two of [B, D].
+    """Vectors of `count` sentences and of the passages that they come from -> two of [B, D], on every rank.
+
+    Each rank embeds its share of both; a softmax over the passages of all ranks follows.
 
     Sentences are cut to `query_tokens` wordpieces, or to the query length of the model if that is 0.
     """
     lengths = replace(model.lengths, query=query_tokens or model.lengths.query)
     drawn = rng.choice(passages, min(4 * count, len(passages)), replace=False)
     sentences, titles, bodies = cloze_pairs(tokens, drawn, rng, removal, count, titled)
-    queries = query_inputs(sentences, model.tokenizer, lengths).to(model.device)
-    inputs = passage_inputs(titles, bodies, model.tokenizer, model.lengths).to(model.device)
-    return model.embedder.query(queries), model.embedder.passage(inputs)
+    queries = query_inputs(distributed.shard(sentences), model.tokenizer, lengths).to(model.device)
+    inputs = passage_inputs(
+        distributed.shard(titles), distributed.shard(bodies), model.tokenizer, model.lengths
+    ).to(model.device)
+    total = len(sentences)
+    return (
+        distributed.all_gather(model.embedder.query(queries), total),
+        distributed.all_gather(model.embedder.passage(inputs), total),
+    )
 
 
 def cloze_pairs(

@@ -14,6 +14,7 @@ the principal components of the corpus.
 Axis letters: B rows, P predicted wordpieces, T tokens, H hidden, N passages.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -23,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from realm import distributed
 from realm.errors import InputError
 from realm.index.embedding import pooled_states
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, held_out
@@ -110,6 +112,12 @@ class Rows(NamedTuple):
     def to(self, device: torch.device) -> "Rows":
         return Rows._make(part.to(device) for part in self)
 
+    def rows(self, index: Tensor) -> "Rows":
+        """The given rows, in ascending order, with their targets."""
+        own_P = torch.isin(self.row_P, index)
+        row_P = torch.searchsorted(index, self.row_P[own_P])
+        return Rows(self.tokens.rows(index), row_P, self.position_P[own_P], self.target_P[own_P])
+
 
 def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = None) -> Path:
     """Trains an encoder on the text of a knowledge base, fits the start of the embedder, and saves both -> `out`.
@@ -129,20 +137,39 @@ def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = No
                 'input_embeddings = "frozen" needs an init: embeddings from random weights have to train'
             )
         reader.bert.bert.embeddings.requires_grad_(False)
-    with TrainRun("mlm", out, config, model, {reader: config.learning_rate}, names) as run:
+    with TrainRun("mlm", out, config, model, {reader: config.learning_rate}, names, True) as run:
         for step in run.steps():
             rng = generator(config.seed, step)
             batch = masked_rows(tokens, spans, train_passages, rng, kb.tokenizer, model.lengths, config)
-            batch = [rows.to(run.device) for rows in batch]
+            batch = [rows.to(run.device) for rows in own_rows(batch)]
             with run.autocast():
                 logp_P = torch.cat([reader.target_logp(*rows) for rows in batch])
-            run.update(-logp_P.mean(), {"target_probability": logp_P.detach().exp().mean().item()})
+            weight = distributed.loss_weight(torch.tensor(float(len(logp_P)), device=run.device))
+            loss, seen = (
+                weight * part.sum() / max(1, len(logp_P)) for part in (-logp_P, logp_P.detach().exp())
+            )
+            run.update(loss, {"target_probability": seen.item()})
             if probe and (run.step % CHECK_EVERY == 0 or run.step == config.steps):
                 run.log(reading_check(model, tokens, probe, run))
         if not keeps_embedder(config, init):
             with run.autocast():
                 fit_embedder(model, kb, config)
         return run.finish()
+
+
+def own_rows(parts: Sequence[Rows]) -> list[Rows]:
+    """This rank's rows of the parts of a batch; each rank has the same number."""
+    size = distributed.world_size()
+    if size == 1:
+        return list(parts)
+    found, before = [], 0
+    for rows in parts:
+        count = len(rows.tokens.ids_BT)
+        index = torch.arange(count)[(distributed.rank() - before) % size :: size]
+        before += count
+        if len(index):
+            found.append(rows.rows(index))
+    return found
 
 
 def fit_embedder(model: Model, kb: KnowledgeBase, config: MlmConfig) -> None:
