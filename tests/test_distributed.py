@@ -16,6 +16,7 @@ from torch import nn
 
 from realm import distributed
 from realm.errors import InputError
+from tests.conftest import RIVERS, TOWNS
 from tests.train.stages import children_of, metrics, pretraining
 
 SETTINGS = (
@@ -137,9 +138,17 @@ def test_two_processes_train_as_one_and_a_run_goes_on_with_another_number(start,
         "mlm --set reading=0.5 --set encoder.layers=1",
         "ict --init {model}",
         "ict --init {model} --set cached_rows=2",
+        "finetune --model {model} --train q.jsonl --dev q.jsonl --set dev_every=3 --set reader_gradient=all",
+        "finetune --model {model} --train q.jsonl --dev q.jsonl --set reader_gradient=all"
+        " --set update_passages=true --set refresh.every=2 --set refresh.lag=1",
     ],
 )
-def test_other_stages_train_on_two_processes_as_on_one(command, tiny_kb, tiny_model_folder, tmp_path) -> None:
+def test_other_stages_train_on_two_processes_as_on_one(
+    command, tiny_kb, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = [{"question": f"on which river lies {town}?", "answers": RIVERS} for town in TOWNS]
+    Path("q.jsonl").write_text("\n".join(map(json.dumps, asked)))
     words = f"{command.format(model=tiny_model_folder)} --kb {tiny_kb.folder} --config tiny".split()
     for setting in "steps=6 batch_size=8 log_every=1 device=cpu precision=fp32 dropout=0".split():
         words += ["--set", setting]

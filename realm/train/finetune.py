@@ -21,8 +21,9 @@ from typing import Literal, TypedDict
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from realm import distributed
 from realm.errors import InputError
 from realm.index.versions import IndexVersion, load_index
 from realm.interop.span_readers import take_reader
@@ -196,7 +197,7 @@ def train(
     asked = hashlib.sha256(repr((questions, dev)).encode()).hexdigest()[:16]
     names: FinetunedFrom = {"init": init, "kb": kb.fingerprint, "questions": asked}
     with (
-        TrainRun("finetune", out, config, model, rates, names) as run,
+        TrainRun("finetune", out, config, model, rates, names, True) as run,
         IndexRefresher(kb, run.folder, config.refresh, config.precision, run.report) as refresher,
     ):
         version = found or refresher.build_initial(model, run.step, run.state.get("index"))
@@ -208,7 +209,7 @@ def train(
             best.evaluate()
         contrast, sampled = config.passages == "contrast", config.reader_gradient == "sampled"
         for step in run.steps():
-            batch = examples.batch(config.seed, step, config.batch_size)
+            batch = distributed.shard(examples.batch(config.seed, step, config.batch_size))
             with run.autocast():
                 tokens = examples.inputs(batch).to(run.device)
                 query_BD = search_BD = model.embedder.query(tokens)
@@ -219,7 +220,7 @@ def train(
                 )
                 holds_BN = examples.holds(batch, number_BN)
                 number_BN, holds_BN = examples.choose(
-                    batch, number_BN, holds_BN, contrast, unanswerable(config, step)
+                    batch, number_BN, holds_BN, contrast, distributed.shard(unanswerable(config, step))
                 )
                 read_BK = number_BN[:, : config.read]
                 there_BN = number_BN != NULL_PASSAGE
@@ -229,7 +230,8 @@ def train(
                     passage_BND = torch.cat([passage_UD[place_BK], passage_BND[:, config.read :]], dim=1)
                 score_BN = own_scores(query_BD, passage_BND)
                 score_BN = score_BN.masked_fill(~torch.from_numpy(there_BN).to(run.device), NOT_THERE)
-                retriever_loss = any_correct_loss(score_BN, torch.from_numpy(holds_BN).to(run.device))
+                correct_BN = torch.from_numpy(holds_BN).to(run.device)
+                retriever_loss = own_share(score_BN, correct_BN) * any_correct_loss(score_BN, correct_BN)
                 rows, read_b = examples.rows(reader, batch, read_BK).that_teach(reader)
                 span_RWT = read(reader, rows, sampled)
                 logit_bX, correct_bX = joint_scores(reader, span_RWT, rows, score_BN[read_b])
@@ -239,6 +241,8 @@ def train(
                 if sampled:
                     rng = generator(config.seed, 9, step)
                     sampled_loss, taught = sampled_reader_loss(reader, rows, span_RWT, reader_loss, rng)
+                share = own_share(logit_bX, counted_bX)
+                reader_loss, sampled_loss = share * reader_loss, share * sampled_loss
             run.update(
                 retriever_loss + reader_loss + sampled_loss,
                 {
@@ -264,6 +268,12 @@ def train(
         if moves:
             refresher.publish_final(model, run.step, version, out)
         return run.finish()
+
+
+def own_share(logit_BX: Tensor, correct_BX: Tensor) -> Tensor:
+    """Factor of this rank's `any_correct_loss`, which is a mean over its questions with a correct entry -> scalar."""
+    usable_B = (correct_BX & logit_BX.isfinite()).any(dim=1)
+    return distributed.loss_weight(usable_B.sum().float())
 
 
 def unanswerable(config: FinetuneConfig, step: int) -> np.ndarray:

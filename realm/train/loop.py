@@ -119,7 +119,9 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         # On another machine "auto" may mean another precision.
         self.settings["precision"] = chosen(self.device, config.precision)
         if distributed.world_size() > 1 and not shares:
-            raise InputError(f"realm {stage} runs in one process; torchrun is for mlm, ict and pretrain")
+            raise InputError(
+                f"realm {stage} runs in one process; torchrun is for mlm, ict, pretrain and finetune"
+            )
         distributed.check_batch(config.batch_size)
         if distributed.is_main_process():
             self._check_out()
