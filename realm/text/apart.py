@@ -42,13 +42,13 @@ class Apart(AbstractContextManager["Apart"]):
         self._child: subprocess.Popen[bytes] | None = None
 
     def read(self, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
-        """What the reader of a file of one of the `MODULES` gives; a bar shows the pages of a long file."""
+        """The records of a file in one of the formats of `MODULES`; a bar shows the pages of a long file."""
         child = self._child = self._child or _start()
         assert child.stdin is not None and child.stdout is not None
         with ExitStack() as whatever_comes, ExitStack() as shown:
             whatever_comes.callback(
                 self._stop
-            )  # a child whose answer was not read to the end cannot be used again
+            )  # a child cannot be used again if its answer was not read to the end
             bar = None
             request = {"path": str(path), "document_chars": limits.document_chars}
             child.stdin.write(json.dumps(request).encode() + b"\n")
@@ -81,7 +81,7 @@ class Apart(AbstractContextManager["Apart"]):
 
 
 def _start() -> subprocess.Popen[bytes]:
-    # -P: the folder where the command runs may hold files that are named as Python's modules are.
+    # -P: the current folder may hold files with the names of Python modules.
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "realm.text.apart"],
         stdin=subprocess.PIPE,

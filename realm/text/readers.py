@@ -35,7 +35,7 @@ from realm.text.sources import SourceFile, count_kinds, files_of
 
 logger = logging.getLogger(__name__)
 LEFT_OUT = "left_out.jsonl"
-"""In a knowledge base: what was left out when its documents were last read, one JSON object per file, line or row."""
+"""File in a knowledge base that lists what the last reading of documents left out, as one JSON object per line."""
 
 
 class LeftOut(NamedTuple):
@@ -76,10 +76,7 @@ class ReadingReport:
             self.assumed[printable(where)] = encoding
 
     def keep(self, folder: Path) -> list[str]:
-        """Writes the list of what was left out into a folder, in the place of an earlier one -> lines that say all that.
-
-        Where nothing was left out there is no list.
-        """
+        """Replaces the list of what was left out in a folder -> lines for the terminal. An empty list is not written."""
         listed = folder / LEFT_OUT
         if not self.left_out:
             listed.unlink(missing_ok=True)
@@ -88,7 +85,7 @@ class ReadingReport:
         return [*self.lines(), f"all that was left out: {listed} (--strict ends at the first)"]
 
     def lines(self) -> list[str]:
-        """A line per reason, and one about encodings: how many, and the first few names."""
+        """A line for each reason and a line about assumed encodings, each with a count and the first names."""
         lines = [
             f"left out: {number:,} {reason}: {_few(self._names[reason], number)}"
             for reason, number in self.reasons.most_common()
@@ -109,18 +106,18 @@ def read_documents(
     report: ReadingReport | None = None,
     but: Path | None = None,
 ) -> Iterator[Document]:
-    """The documents of files, folders and packages, in order; a folder's files sorted, hidden ones left out.
+    """The documents of files, folders and packages, in order. Files of a folder are sorted; hidden files are skipped.
 
-    Ids: records (JSON Lines, Parquet, Arrow) may have a field "id"; without it the title is the id, with a
-    number behind it from its second use on. A file that is one document has its path, as given, for an id, so
-    that a folder, and later one file of it, name the same document.
+    The id of a record (JSON Lines, Parquet, Arrow, ...) is its field "id". Without that field the title is the id, and a number
+    follows the title from its second use on. The id of a file that is one document is its path as given, so that a document
+    has the same id whether its folder or the file itself is the source.
 
-    Nothing in the folder `but` is read. Sources are looked up at once, and read while documents are taken.
-    What cannot be read is left out and stands in the `report`; without one the first of it is an error.
+    Nothing in the folder `but` is read. Sources are looked up at once, and read while documents are taken. Whatever cannot be
+    read is left out and noted in the `report`; without a report, the first such problem is raised.
 
     Raises:
-        InputError: one line with the file, its line or row where it has some, and what is wrong. With a report: a
-            source that is not there, or nothing that can be read in any of them.
+        InputError: one line that names the file, its line or row if it has any, and the problem. With a report: a source does
+            not exist, or no document could be read.
     """
     found = [one for source in sources for one in files_of(source, but)]
     if report is None:
@@ -132,10 +129,10 @@ def read_documents(
 def documents_of(
     records: Iterable[Mapping[str, Any]], max_document_chars: int = 1_000_000
 ) -> Iterator[Document]:
-    """The documents of records in memory, `{"title", "text", "id"?}`, with the ids that a JSON Lines file of them has.
+    """The documents of records in memory, `{"title", "text", "id"?}`, with the same ids as from a JSON Lines file.
 
     Raises:
-        InputError: a record is none, with its number.
+        InputError: a record has other fields or types; the message has the number of the record.
     """
     read = (
         record(f"record {number}", one)
@@ -147,12 +144,12 @@ def documents_of(
 
 
 def stamp(sources: Sequence[str], but: Path | None = None) -> str:
-    """Sixteen hex digits that stay the same as long as no file of the sources comes, goes or is written.
+    """Sixteen hex digits that change if a file of the sources is added, removed or written.
 
-    They follow from names, sizes and times. Nothing is read.
+    They are a hash of names, sizes and times; no file is opened.
 
     Raises:
-        InputError: as in `read_documents`, of a source that is not there.
+        InputError: a source does not exist.
     """
     digest = hashlib.sha256()
     for one in (one for source in sources for one in files_of(source, but)):
@@ -168,7 +165,7 @@ def stamp(sources: Sequence[str], but: Path | None = None) -> str:
 
 
 def _refuse(found: Sequence["SourceFile"]) -> None:
-    """Raises the first problem of the folders; what is of another type is told, and no error."""
+    """Raises the first problem that was found in the folders; files of other types are only logged."""
     passed = [one for one in found if isinstance(one, Unreadable)]
     for one in passed:
         if one.reason not in EXPECTED:
@@ -220,14 +217,14 @@ def _problem(one: Record, used: set[str], limits: Limits) -> Unreadable | None:
 
 
 def _read(found: Iterable["SourceFile"], limits: Limits) -> Iterator[Record | Unreadable]:
-    """What all files give, in order."""
+    """The records and problems of all files, in order."""
     with apart.Apart() as child:
         for one in found:
             yield from _opened(one, limits, child)
 
 
 def _opened(found: "SourceFile", limits: Limits, child: apart.Apart) -> Iterator[Record | Unreadable]:
-    """What a file gives, and at the end what was wrong with it: whatever its reader raises names the file."""
+    """The records of a file, and at the end the problem if its reader raises one; the message names the file."""
     if isinstance(found, Unreadable):
         yield found
         return

@@ -29,7 +29,7 @@ from realm.text.formats.text_files import html, markdown, plain_text
 
 
 def count_kinds(files: Iterable[Unreadable]) -> str:
-    """How many files there are of the commonest extensions."""
+    """The commonest extensions among some files, with their counts, for messages."""
     kinds = Counter(_kind(Path(one.where)) or Path(one.where).name for one in files)
     return ", ".join(f"{number} {printable(kind)}" for kind, number in kinds.most_common(5))
 
@@ -55,7 +55,7 @@ def _reader_of(path: Path) -> Reader | None:
 
 
 def _kind(path: Path) -> str:
-    """A file's extension, with the one before it where it is compressed."""
+    """The extension of a file; of a compressed file also the extension before it."""
     plain = uncompressed(path)
     return path.suffix if plain == path else plain.suffix + path.suffix
 

@@ -1,8 +1,8 @@
 """Columns of Parquet and Arrow files become records; declared sizes are checked before anything is decoded.
 
-A few bytes can stand for gigabytes, by compression or by a long value that every row repeats. So a part of a file that
-grows a hundredfold beyond `_SMALL` is refused by its declared size, values become Python strings one at a time, and the
-rows and the text of a whole file are bounded too.
+A few bytes can stand for gigabytes, by compression or by a long value that every row repeats. Therefore a part of a file is
+refused if its declared size is over `_SMALL` and over a hundred times its stored size; values become Python strings one at a
+time; and the number of rows and the length of the text of a whole file are limited.
 """
 
 import mmap
@@ -16,11 +16,11 @@ from realm.text.formats.records import DAMAGED, EMPTY, FIELDS, TOO_LONG, Limits,
 from realm.text.formats.records import record as to_record
 
 _SMALL = 256 << 20
-"""Bytes that any part of a file may take when it is decoded."""
+"""Decoded bytes that every part of a file may have, whatever its stored size."""
 _LARGE = 2 << 30
-"""Bytes that no part may take."""
+"""Decoded bytes that no part may exceed."""
 _FEW_ROWS = 1_000_000
-"""Rows that any file may have; more need a byte for each hundred."""
+"""Rows that every file may have; a larger file may have a hundred rows per byte."""
 
 
 class Chunk(NamedTuple):
@@ -31,13 +31,13 @@ class Chunk(NamedTuple):
     decoded: int
     """Bytes."""
     stored: int
-    """Bytes, as they are in the file."""
+    """Bytes in the file."""
     place: int
-    """Where its first page begins."""
+    """Byte at which the first page of the chunk begins."""
 
 
 def parquet(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
-    """Row group by row group, in batches that hold few rows where a row may be long."""
+    """A record for each row, read by row groups, in batches that are small if rows may be long."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -63,9 +63,9 @@ def parquet(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
 
 
 def arrow(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
-    """Arrow's file format (also named Feather), and its stream format, which `datasets` saves; batch by batch.
+    """A record for each row of Arrow's file format (also called Feather) or stream format (saved by `datasets`), by batches.
 
-    The file format is a stream behind eight bytes, and before a table of contents, which is not needed.
+    The file format is a stream between eight bytes and a table of contents, which is not needed.
     """
     import pyarrow as pa
 
@@ -91,7 +91,7 @@ def arrow(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
 
 
 def _columns(path: Path, schema: Any) -> list[str]:
-    """The names of the columns to read: title and text, and id where there is one."""
+    """The names of the columns to read: title, text, and id if the file has one."""
     import pyarrow.types as types
 
     if missing := [name for name in ("title", "text") if name not in schema.names]:
@@ -113,7 +113,7 @@ def _columns(path: Path, schema: Any) -> list[str]:
 
 
 class _Rows:
-    """Rows of one file as records; counts what they came to."""
+    """Rows of one file as records; counts the rows and the length of their text."""
 
     def __init__(self, path: Path, limits: Limits):
         self._path = path
@@ -124,7 +124,7 @@ class _Rows:
         self._expected = self._number = self._bytes = 0
 
     def expect(self, rows: int) -> None:
-        """Raises Unreadable when so many more rows are too many for a file of this size."""
+        """Raises Unreadable if the file would have too many rows for its size with this many more."""
         self._expected += rows
         if self._expected > self._most_rows:
             raise Unreadable(
@@ -159,7 +159,7 @@ class _Rows:
 
 
 def _size(value: Any) -> int:
-    """Bytes of a string, without making it one; a number counts as none."""
+    """Bytes of an Arrow string, without a Python string; 0 for a number."""
     import pyarrow as pa
 
     if isinstance(value, pa.DictionaryScalar):
@@ -169,9 +169,9 @@ def _size(value: Any) -> int:
 
 
 def _checked_row_group(path: Path, chunks: Sequence[Chunk], names: Sequence[str], data: mmap.mmap) -> int:
-    """The largest size of the columns of these names, decoded but for repeated values.
+    """The largest decoded size of these columns, in which repeated values count once.
 
-    The metadata of a column and the headers of its pages each declare a size, and pyarrow makes room for what a header says.
+    The metadata of a column and the headers of its pages each declare a size; pyarrow allocates the size in the header.
     """
     largest = 1
     for chunk in chunks:
@@ -203,7 +203,7 @@ _MOST_ELEMENTS = 1_000_000
 """Most elements of a list; pyarrow has the same limit."""
 
 _Fields = dict[tuple[int, int], Any]
-"""The values of a struct by number and kind; another kind than the format's does not count, as in pyarrow."""
+"""The values of a struct by number and kind. Like pyarrow, readers ignore a value of an unexpected kind."""
 
 
 def chunks_of(data: mmap.mmap) -> list[list[Chunk]]:
@@ -225,8 +225,8 @@ def _chunk(metadata: _Fields) -> Chunk:
 
 
 def _size_by_pages(data: mmap.mmap, chunk: Chunk) -> int:
-    """Adds up what the headers of a column's pages declare; negative where one of them does."""
-    if not chunk.values:  # then pyarrow reads no page
+    """The sum of the sizes that the headers of a column's pages declare; negative if one of them is."""
+    if not chunk.values:  # pyarrow reads no page of such a chunk
         return 0
     place, end, total = chunk.place, chunk.place + chunk.stored, 0
     while place < end:
@@ -240,7 +240,7 @@ def _size_by_pages(data: mmap.mmap, chunk: Chunk) -> int:
 
 
 def _struct(data: mmap.mmap, place: int) -> tuple[_Fields, int]:
-    """The struct at a place, and the place behind it."""
+    """The struct at a byte, and the byte after the struct."""
     fields: _Fields = {}
     number = 0
     while head := data[place]:
@@ -254,15 +254,15 @@ def _struct(data: mmap.mmap, place: int) -> tuple[_Fields, int]:
 
 
 def _value(data: mmap.mmap, place: int, kind: int) -> tuple[Any, int]:
-    """The value of this kind at a place, and the place behind it."""
+    """The value of this kind at a byte, and the byte after the value."""
     match kind:
-        case 1 | 2:  # true and false, which stand in the kind
+        case 1 | 2:  # true and false: the kind is the value
             return kind == 1, place
         case 3:
             return data[place], place + 1
         case 4 | 5 | 6:  # _I32 and _I64 among them
             return _signed(data, place)
-        case 7:  # a floating-point number, which no size is
+        case 7:  # a floating-point number; no size is one
             return None, place + 8
         case 8:  # bytes
             size, place = _varint(data, place)
@@ -284,13 +284,13 @@ def _value(data: mmap.mmap, place: int, kind: int) -> tuple[Any, int]:
 
 
 def _signed(data: mmap.mmap, place: int) -> tuple[int, int]:
-    """A number whose lowest bit is its sign, and the place behind it."""
+    """A number whose lowest bit is its sign, and the byte after the number."""
     value, place = _varint(data, place)
     return (value >> 1) ^ -(value & 1), place
 
 
 def _varint(data: mmap.mmap, place: int) -> tuple[int, int]:
-    """A number in groups of seven bits, the lowest first, and the place behind it."""
+    """A number in groups of seven bits, the lowest first, and the byte after the number."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[place]
@@ -305,7 +305,7 @@ def _varint(data: mmap.mmap, place: int) -> tuple[int, int]:
 
 
 def _check_message(path: Path, message: Any) -> None:
-    """Adds up what a batch's compressed buffers declare for their sizes; pyarrow would decompress them to tell.
+    """Refuses a batch whose compressed buffers declare too large a size; pyarrow finds the size only by decompressing them.
 
     The message is a flatbuffer: https://arrow.apache.org/docs/format/Columnar.html, Message.fbs in Arrow's sources.
     """
@@ -339,7 +339,7 @@ def _follow(data: memoryview, place: int) -> int:
 
 
 def _field(data: memoryview, table: int, number: int) -> int | None:
-    """Where a table's field stands, if the table has it."""
+    """The byte at which a field of a table begins; None if the table lacks the field."""
     entries = table - struct.unpack_from("<i", data, table)[0]
     (size,) = struct.unpack_from("<H", data, entries)
     if 4 + 2 * number >= size:

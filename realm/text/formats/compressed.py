@@ -1,4 +1,4 @@
-"""Compressed text files are read as what is in them: `.gz`, `.bz2`, `.xz` through Python's modules, `.zst` through pyarrow.
+"""Compressed text files are read as their content: `.gz`, `.bz2`, `.xz` through Python's modules, `.zst` through pyarrow.
 
 A few bytes can stand for gigabytes, so decompressed bytes are counted as they are read, and only a part is in memory.
 """
@@ -46,13 +46,13 @@ def uncompressed(path: Path) -> Path:
 
 @contextmanager
 def opened(path: Path) -> Iterator["io.BufferedReader[Any]"]:
-    """The bytes of a file, decompressed where its name says that it is compressed.
+    """The bytes of a file, decompressed if its name ends in one of `COMPRESSIONS`.
 
-    Reading them raises Unreadable where the file is damaged, or holds too much for its size.
+    Reading them raises Unreadable if the file is damaged, or decompresses to too much for its size.
     """
     with path.open("rb") as file:
         opener = _OPENERS.get(path.suffix.lower())
-        if opener is None or not file.peek(1):  # a file without a byte is empty, and not damaged
+        if opener is None or not file.peek(1):  # a file without a byte is empty, not damaged
             yield file
         else:
             with opener(file) as stream, io.BufferedReader(_Decompressed(path, stream), 1 << 16) as reader:
@@ -60,7 +60,7 @@ def opened(path: Path) -> Iterator["io.BufferedReader[Any]"]:
 
 
 class _Decompressed(io.RawIOBase):
-    """Counts what a library decompresses, and names the file in whatever the library raises."""
+    """Counts the decompressed bytes, and adds the name of the file to the errors of the library."""
 
     def __init__(self, path: Path, stream: Any):
         self._path, self._stream = path, stream
@@ -73,7 +73,7 @@ class _Decompressed(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             data = self._stream.read(len(buffer))
-        except Exception as error:  # EOFError, OSError, and each library's own
+        except Exception as error:  # EOFError, OSError, and the library's own errors
             if isinstance(error, OSError) and error.errno:  # the system's, not the library's
                 raise
             reason = shortened(first_line(error))

@@ -1,7 +1,7 @@
 """Bytes become text: by a byte-order mark, else as UTF-8, else as Windows-1252 where that looks like text.
 
-Windows-1252 (cp1252) holds all letters of Latin-1, and nearly every sequence of bytes can be read as it. So it is assumed
-only for bytes that are mostly ASCII, hold no control characters, and are no UTF-8 with a few damaged bytes.
+Windows-1252 (cp1252) has all letters of Latin-1, and nearly every sequence of bytes is valid in it. Therefore it is assumed
+only for bytes that are mostly ASCII, have no control characters, and are not UTF-8 with a few damaged bytes.
 """
 
 import codecs
@@ -81,7 +81,7 @@ def whole(path: Path, limits: Limits, html: bool = False) -> Text:
 
 
 def without_text(path: Path, start: bytes) -> Unreadable:
-    """What is wrong with a file that holds nothing but white space; of longer ones the first five bytes are enough."""
+    """The problem of a file without text, by its first five bytes: empty, or with white space only."""
     if not start:
         return Unreadable(path, EMPTY, f"{path} is empty")
     what = "a byte-order mark" if start in dict(_MARKS) else "white space"
@@ -119,11 +119,11 @@ _DECLARED = re.compile(
     rb"""<(?:meta\b[^>]{0,500}?\bcharset|\?xml\b[^>]{0,100}?\bencoding)\s{0,9}=\s{0,9}["']?\s{0,9}([\w.:-]{1,40})""",
     re.IGNORECASE,
 )
-_ENCODINGS = re.compile(  # names of text encodings alone: Python's codecs are more than these
+_ENCODINGS = re.compile(  # text encodings only: Python has other codecs too
     r"utf-?8|us-ascii|ascii|latin-?\d|(?:windows-|cp|x-cp)\d{3,4}|iso-?8859-\d{1,2}|koi8-[rut]|macintosh|mac-roman"
     r"|big5(?:-hkscs)?|gb2312|gbk|gb18030|euc-(?:jp|kr)|shift[_-]jis|sjis|iso-2022-(?:jp|kr)|tis-620|johab"
 )
-_AS_BROWSERS = {  # what browsers take these names for, each a superset
+_AS_BROWSERS = {  # browsers read these names as a superset
     "us-ascii": "cp1252",
     "ascii": "cp1252",
     "latin1": "cp1252",
@@ -142,7 +142,7 @@ _AS_BROWSERS = {  # what browsers take these names for, each a superset
 
 
 def declared_encoding(data: bytes, path: str | Path) -> str | None:
-    """The encoding that a page of HTML names, if it names one; raises Unreadable where that is none."""
+    """The encoding that an HTML page declares, or None; raises Unreadable if there is no such encoding."""
     match = _DECLARED.search(data, 0, 4096)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""EPUB books become text: the chapters in their reading order, each as a reader of the page sees it.
+"""EPUB books become text: the visible text of the chapters, in reading order.
 
 https://www.w3.org/TR/epub-33/: META-INF/container.xml names the package document, whose spine lists the chapters.
 """
@@ -22,7 +22,7 @@ _CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record]:
-    """The title is the book's, else its first heading, else the file's name."""
+    """One record; its title is the title of the book, else the first heading, else the file name."""
     with archive(path, limits, "EPUB") as parts:
         package = _attributes(_xml(path, parts, _CONTAINER), "rootfile", "full-path")
         if not package:
@@ -49,7 +49,7 @@ def _chapters(book: Any, package: str) -> list[str]:
 
 
 def _encrypted(path: Path, parts: zipfile.ZipFile) -> set[str]:
-    """Parts that are encrypted; often these are fonts alone, which does not matter."""
+    """The encrypted parts; often only fonts are encrypted, and these are not read."""
     if _ENCRYPTION not in parts.NameToInfo:
         return set()
     return {unquote(name) for name in _attributes(_xml(path, parts, _ENCRYPTION), "CipherReference", "URI")}
@@ -72,7 +72,7 @@ def _xml(path: Path, parts: zipfile.ZipFile, name: str) -> Any:
 def _markup(path: Path, parts: zipfile.ZipFile, name: str) -> str:
     data = parts.read(name)
     where = f"{path} {name}"
-    # In XML an element may end in its own tag, which HTML does not know: all that follows were inside it.
+    # XML has self-closing elements; HTML does not, and would take all that follows as their content.
     return _EMPTY.sub(r"<\1\2></\1>", decode(data, where, declared_encoding(data, where)).text)
 
 

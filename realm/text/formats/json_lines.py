@@ -22,7 +22,7 @@ from realm.text.formats.records import (
 
 
 def json_lines(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
-    """A record for each line, or what is wrong with the line; blank lines give none.
+    """A record for each line, or the problem with the line; blank lines are skipped.
 
     Raises:
         Unreadable: the file is empty, binary or damaged.
@@ -51,7 +51,7 @@ def json_lines(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
 
 
 def _raw_lines(path: Path, file: io.BufferedReader, limits: Limits) -> Iterator[tuple[bytes | None, bool]]:
-    """Each line in UTF-8, or as it is; whether it has an end; None for one that is too long to be looked at."""
+    """The bytes of each line, and whether a line end follows; None instead of the bytes if the line is too long."""
     start = file.peek(1024)[:1024]
     encoding = marked(start)
     if encoding in ("utf-16", "utf-32"):

@@ -1,11 +1,11 @@
-"""PDF becomes text: PDFium gives characters with their places, and from the places follow rows and paragraphs.
+"""PDF becomes text: PDFium gives the characters with their positions, from which rows and paragraphs are derived.
 
-1. `_lines`      characters of a page -> lines, in the order in which the page holds them
-2. `_rows`       lines side by side on one baseline are one row
-3. `_repeated`   headers, footers and page numbers, which stand at one place on several pages, are left out
-4. `_joined`     rows of all pages -> paragraphs with a blank line between them; words divided at a row's end are whole again
+1. `_lines`             characters of a page -> lines, in the order of the file
+2. `_rows`              lines side by side on one baseline -> a row
+3. `_without_repeated`  leaves out headers, footers and page numbers, which have the same position on several pages
+4. `_joined`            rows of all pages -> paragraphs with a blank line between them; hyphenated words are joined
 
-Pages keep the order of their own content: that is how programs that set two columns write them.
+The order of the file is kept, because programs write two columns one after the other.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ from realm.text.formats.records import (
 
 
 class Row(NamedTuple):
-    """A line of text, where it stands (in points, upwards), and whether a word is divided at its end."""
+    """A line of text, its position (in points, upwards), and whether a hyphenated word continues on the next line."""
 
     text: str
     left: float
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
-    """The title is the one in the metadata if it is one, else the file's name."""
+    """One record; its title is the title in the metadata if that is sensible, else the file name."""
     try:
         import pypdfium2 as pdfium
     except ImportError:
@@ -91,13 +91,13 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
 # --- characters and lines ------------------------------------------------------------------------
 
 _DIVIDED = (0x02, 0xFFFE)
-"""What PDFium makes of the hyphen and the line break in a divided word: the first where the file holds a hyphen."""
+"""Characters that PDFium gives for a hyphen and line break within a word: the first if the file contains the hyphen."""
 _WIDE = 1.5
-"""A gap of so many times the font's size is one between columns of a table."""
+"""A gap of this many font sizes separates columns of a table."""
 
 
 def _lines(textpage: Any) -> Iterator[Row]:
-    """The lines of a page; " | " where a gap is wide."""
+    """The lines of a page, with " | " in place of wide gaps."""
     import pypdfium2.raw as pdfium
 
     page = textpage.raw
@@ -167,7 +167,7 @@ _SPECIAL = {
 }
 _LETTERS = {ord(character): letters for character, letters in _SPECIAL.items()}
 _NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ue000-\uf8ff\ufffe\uffff]")
-"""Control characters, halves of characters, and private-use characters, whose look only their font defines."""
+"""Control characters, lone surrogates, and private-use characters, whose meaning depends on the font."""
 
 
 def _text(codes: Sequence[int]) -> str:
@@ -195,15 +195,15 @@ def _rows(lines: Iterator[Row]) -> list[Row]:
 
 
 _NEAR = 4
-"""Pages before and behind one on which a row has to come back."""
+"""Number of pages before and after a page that are searched for the same row."""
 _NUMBER = re.compile(r"\d+")
 _ROMAN = re.compile(r"[ivxlc]+", re.IGNORECASE)
 
 
 def _without_repeated(pages: Sequence[list[Row]]) -> list[list[Row]]:
-    """The pages without headers, footers and page numbers; the first of those that have no number in them stays.
+    """The pages without headers, footers and page numbers; the first occurrence of a header without a number stays.
 
-    They are among the two highest and the two lowest rows, and come back at the same height on two pages nearby.
+    These are among the two highest and the two lowest rows, and recur at the same height on two pages nearby.
     """
     edges = [_edges(number, rows) for number, rows in enumerate(pages)]
     seen: set[str] = set()
@@ -229,13 +229,13 @@ def _without_repeated(pages: Sequence[list[Row]]) -> list[list[Row]]:
 
 
 def _edges(page: int, rows: Sequence[Row]) -> dict[Row, str]:
-    """The highest and lowest rows, each with its text but for what differs from page to page."""
+    """The highest and lowest rows, each with its text without the numbers, which differ from page to page."""
     by_height = sorted(rows, key=lambda row: row.base)
     patterns = {}
     for row in [*by_height[:2], *by_height[-2:]]:
         pattern = "#" if _ROMAN.fullmatch(row.text) else _NUMBER.sub("#", row.text)
         if not any(map(str.isalpha, pattern)):
-            # Numbers alone may be the row of a table; a page number goes up with the pages.
+            # A row of numbers only may belong to a table; a page number increases from page to page.
             numbers = _NUMBER.findall(row.text)
             if len(numbers) > 2:
                 continue
@@ -276,14 +276,14 @@ def _joined(pages: Sequence[Sequence[Row]]) -> str:
 
 
 def _hyphen(head: str, tail: str, words: Counter[str]) -> str:
-    """Between the halves of a divided word: nothing, or a hyphen where the document writes it so elsewhere."""
+    """What joins the halves of a hyphenated word: a hyphen if the document has the word with a hyphen elsewhere, or nothing."""
     if words[head + tail] or words[(head + tail).lower()]:
         return ""
     return "-" if words[f"{head}-{tail}"] or tail[:1].isupper() else ""
 
 
 def _between(before: Row, row: Row, new_page: bool, pitch: float, margins: dict[int, float]) -> str:
-    """A space within a paragraph, a line break behind a short row, a blank line between paragraphs."""
+    """What joins two rows: a space within a paragraph, a line break after a short row, a blank line between paragraphs."""
     size = max(before.size, row.size)
     drop = before.base - row.base
     goes_on = row.text[0].islower()
@@ -311,7 +311,7 @@ def _place(row: Row) -> int:
 
 
 def _margins(page: Sequence[Row]) -> dict[int, float]:
-    """How far to the right rows reach, by where they begin."""
+    """The right margin of rows, by their left margin."""
     margins: dict[int, float] = defaultdict(float)
     for row in page:
         margins[_place(row)] = max(margins[_place(row)], row.right)
@@ -319,7 +319,7 @@ def _margins(page: Sequence[Row]) -> dict[int, float]:
 
 
 def _pitches(pages: Sequence[Sequence[Row]]) -> list[float]:
-    """From each row to the next one, in sizes of the font."""
+    """Distances between rows and the next rows, in font sizes."""
     return [
         pitch
         for page in pages

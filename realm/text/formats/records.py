@@ -28,11 +28,11 @@ LISTS: Final = "lists, indexes and outlines"
 NAMESPACE: Final = "pages that are not articles"
 """Reasons for leaving something out, as printed after a number: "3 empty"."""
 EXPECTED = frozenset((TYPE, LINK, REDIRECT, DISAMBIGUATION, LISTS, NAMESPACE))
-"""What is left out although nothing is wrong with it; no error even where every problem is one."""
+"""Reasons that are no problem: never an error, even if the first problem is to be raised."""
 
 
 class Record(NamedTuple):
-    """A document as read from its file; `where` is for error messages; without an id the title is the id."""
+    """A document in a file. `where` is for error messages; if `id` is None, the title is the id."""
 
     where: str
     title: str

@@ -1,6 +1,6 @@
-"""Word documents (.docx) become text: mammoth makes HTML of them, with headings, lists, tables, text boxes and footnotes.
+"""Word documents (.docx) become text: mammoth converts them to HTML with headings, lists, tables, text boxes and footnotes.
 
-What was deleted while changes were tracked, comments, and the headers and footers of pages are no part of that HTML.
+Tracked deletions, comments, and page headers and footers are not part of that HTML.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from realm.text.formats.records import (
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record]:
-    """The title is the one in the metadata if it is one, else the first heading, else the file's name."""
+    """One record; its title is the title in the metadata if that is sensible, else the first heading, else the file name."""
     try:
         import mammoth
     except ImportError:
