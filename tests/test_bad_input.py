@@ -68,7 +68,7 @@ def answer_and_digests() -> list[Any]:
 
 def break_documents_and_questions() -> None:
     for name, content in CONTENTS.items():
-        for suffix in ("jsonl", "tsv", *SUFFIXES):
+        for suffix in ("jsonl", "tsv", "csv", *SUFFIXES):
             Path(f"{name}.{suffix}").write_bytes(content)
     Path("cut.jsonl").write_text(LINE + LINE[:40])
     Path("late.jsonl").write_text("".join(LINE.replace("Oak", f"Oak{n}") for n in range(300)) + LINE[:40])
@@ -146,7 +146,7 @@ DOCUMENTS = {
 }
 ODD = {f"{name}.{suffix}": f"{name}.{suffix}" for name in CONTENTS for suffix in SUFFIXES}
 ODD = {file: says for file, says in ODD.items() if file not in ("latin1.txt", "latin1.md", "latin1.html")}
-ODD |= {"cut.parquet": "is not Parquet", "empty.tsv": "cannot read .tsv files", "nothing": "folder is empty"}
+ODD |= {"cut.parquet": "is not Parquet", "empty.csv": "cannot read .csv files", "nothing": "folder is empty"}
 
 
 DOCUMENT_CASES = [(c, f) for c in (BUILD, REPLACE, f"{BUILD} --vocab-size 100", ADD) for f in DOCUMENTS]

@@ -103,6 +103,8 @@ WRITERS = {
     "serve/client.py Client._open": ["requests: tests/serve/test_schema.py"],
     "text/apart.py Apart.read": ["requests to its own child"],
     "text/apart.py main.answer": ["the child's answers: tests/text/test_pdf_word_epub.py"],
+    "text/formats/dumps.py _Workers._record": ["a line to a process: tests/text/test_wikipedia.py"],
+    "text/formats/dumps.py main": ["a line from a process: tests/text/test_wikipedia.py"],
     "tokens/tokenizer.py _behaviour": ["what a fingerprint is of: never written"],
     "text/readers.py ReadingReport.keep": ["left_out.jsonl"],
     "workspace/fit.py _Fit._judged": ["made questions: tests/workspace/test_fit.py reads them"],
