@@ -26,6 +26,7 @@ from realm.text.formats.records import (
 )
 from realm.text.formats.tables import tsv
 from realm.text.formats.text_files import html, markdown, plain_text
+from realm.text.formats.warc import warc
 
 
 def count_kinds(files: Iterable[Unreadable]) -> str:
@@ -132,10 +133,11 @@ _FORMATS: dict[str, Reader | None] = {
     ".arrow": arrow,
     ".tsv": tsv,
     ".xml": dump,
+    ".warc": warc,
     **dict.fromkeys(apart.MODULES),
 }
 _COMPRESSED: dict[str, Reader | None] = {
-    **{name: _FORMATS[name] for name in (".jsonl", ".txt", ".md", ".html", ".htm", ".tsv", ".xml")},
+    **{name: _FORMATS[name] for name in (".jsonl", ".txt", ".md", ".html", ".htm", ".tsv", ".xml", ".warc")},
     ".json": json_lines,  # what data sets call JSON Lines when they compress them: `c4-train.00000.json.gz`
 }
 _READ = f"{', '.join(_FORMATS)}, WikiExtractor's wiki_00, and {', '.join(COMPRESSIONS)} of the text formats"

@@ -5,13 +5,17 @@ import csv
 import gzip
 import json
 from collections.abc import Iterable
+from io import BytesIO
 from pathlib import Path
+from random import Random
 from xml.sax.saxutils import escape
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from libzim.writer import Creator, Hint, Item, StringProvider
+from warcio.statusandheaders import StatusAndHeaders
+from warcio.warcwriter import WARCWriter
 
 from realm.errors import InputError
 from realm.text.formats import dumps
@@ -294,3 +298,64 @@ def test_a_table_without_the_columns_is_one_line(tmp_path: Path) -> None:
         list(read_documents([str(tmp_path / "x.tsv")]))
     (tmp_path / "x.tsv").write_text("id\ttext\ttitle\n1\tA text.\tA\n2\tcut\n")
     assert read(tmp_path / "x.tsv") == ({"A": "A text."}, {"without a usable title, text or id": 1})
+
+
+# -- WARC
+
+
+def write_warc(path: Path, more: int = 0) -> Path:
+    """An archive as crawlers write it: requests beside responses, one of them compressed by the server, one an error."""
+    answers = [
+        ("http://a.b/1", "200 OK", {}, b"<title>Arden</title><nav>menu</nav><p>Arden is old.</p>"),
+        ("http://a.b/2", "404 Not Found", {}, b"<p>nothing</p>"),
+        (
+            "http://a.b/3",
+            "200 OK",
+            {"Content-Encoding": "gzip"},
+            gzip.compress(b"<h1>Brack</h1><p>Small.</p>"),
+        ),
+        (
+            "http://a.b/4",
+            "200 OK",
+            {},
+            "<meta charset=iso-8859-2><title>Łódź</title>Łódź.".encode("iso-8859-2"),
+        ),
+    ]
+    random = Random(0)
+    for number in range(more):  # that do not compress
+        body = f"<h1>{number}</h1><p>{random.randbytes(8000).hex()}</p>"
+        answers.append((f"http://a.b/more/{number}", "200 OK", {}, body.encode()))
+    with path.open("wb") as file:
+        writer = WARCWriter(file, gzip=path.suffix == ".gz")
+        for address, status, more, body in answers:
+            headers = [("Content-Type", "text/html"), *more.items()]
+            http = StatusAndHeaders(status, headers, protocol="HTTP/1.1")
+            writer.write_record(writer.create_warc_record(address, "request", http_headers=http))
+            writer.write_record(
+                writer.create_warc_record(address, "response", BytesIO(body), http_headers=http)
+            )
+        picture = StatusAndHeaders("200 OK", [("Content-Type", "image/png")], protocol="HTTP/1.1")
+        writer.write_record(
+            writer.create_warc_record("http://a.b/5", "response", BytesIO(b"\x89PNG"), http_headers=picture)
+        )
+    return path
+
+
+@pytest.mark.parametrize("name", ["crawl.warc", "crawl.warc.gz"])
+def test_an_archive_of_the_web_gives_its_pages(name: str, tmp_path: Path) -> None:
+    documents = list(read_documents([str(write_warc(tmp_path / name))]))
+    assert [(one.id, one.title, one.text) for one in documents] == [
+        ("http://a.b/1", "Arden", "Arden is old."),
+        ("http://a.b/3", "Brack", "Brack\n\nSmall."),
+        ("http://a.b/4", "Łódź", "Łódź."),
+    ]
+
+
+def test_a_damaged_archive_of_the_web_keeps_the_pages_before_the_damage(tmp_path: Path) -> None:
+    path = write_warc(tmp_path / "crawl.warc.gz", 40)
+    path.write_bytes(path.read_bytes()[:-30])
+    texts, reasons = read(path)
+    assert list(texts)[:20] == ["Arden", "Brack", "Łódź", *map(str, range(17))] and reasons == {"damaged": 1}
+    (tmp_path / "other.warc").write_text("This is no archive.\nAt all.\n")
+    with pytest.raises(InputError, match=r"other\.warc is damaged"):
+        list(read_documents([str(tmp_path / "other.warc")]))
