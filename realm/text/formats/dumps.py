@@ -194,19 +194,22 @@ class _Workers(AbstractContextManager["_Workers"]):
         return known
 
     def _record(self, where: str, page: Page, dropped: list[str]) -> Record | Unreadable:
-        child = self._idle.get() or _start()
-        assert child.stdin is not None and child.stdout is not None
-        answer = b""
+        child, answer = self._idle.get(), b""
         try:
+            child = child or _start()
+            assert child.stdin is not None and child.stdout is not None
             child.stdin.write(json.dumps([page.markup, dropped, MOST_SECONDS]).encode() + b"\n")
             child.stdin.flush()
             answer = child.stdout.readline()
-        except OSError:  # it has just ended
+        except BrokenPipeError:  # it has just ended
             pass
         finally:
-            self._idle.put(child if answer else None)
-        if not answer:
-            child.communicate()
+            if child is not None and not answer.endswith(b"\n"):
+                child.kill()
+                child.communicate()
+                child = None
+            self._idle.put(child)
+        if child is None:
             return Unreadable(
                 where, TOO_LONG, f"{where}: parsing took over {MOST_SECONDS} s or too much memory"
             )
