@@ -151,7 +151,8 @@ def add_sources(parser: Parser) -> None:
         "sources",
         metavar="SOURCE",
         nargs="+",
-        help="file or folder (.jsonl .txt .md .html, also compressed as .gz .xz .zst; .parquet .arrow .pdf .docx .epub), "
+        help="file or folder (.jsonl .txt .md .html .tsv .xml .warc, also compressed as .gz .bz2 .xz .zst; .parquet "
+        ".arrow .pdf .docx .epub .zim), "
         "or package:vital-articles or package:factbook",
     )
     parser.add_argument(
