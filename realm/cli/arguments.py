@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from realm.errors import InputError
+from realm.ray_actors import EngineConfig
 from realm.settings import read_config
 
 T = TypeVar("T")
@@ -112,6 +113,28 @@ def add_command(
         parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.set_defaults(run=run, section=section, called=parser.prog.removeprefix("realm "))
     return parser
+
+
+def add_engine(parser: Parser, what: str) -> None:
+    """Adds --engine and --ray-address; `what` completes "where ..."."""
+    parser.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        help=f"where {what}: on this machine (default), or on all machines of a Ray cluster",
+    )
+    parser.add_argument(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="address of the Ray cluster (default: RAY_ADDRESS, else a cluster on this machine, else a new one)",
+    )
+
+
+def engine_of(args: argparse.Namespace) -> EngineConfig:
+    """The engine that --engine and --ray-address name."""
+    try:
+        return EngineConfig(args.engine or "local", args.ray_address or "")
+    except ValueError as error:
+        raise InputError(str(error)) from None
 
 
 def add_kb(parser: Parser, required: bool = True) -> None:

@@ -15,9 +15,11 @@ from realm.cli.arguments import (
     Commands,
     Parser,
     add_command,
+    add_engine,
     add_kb,
     add_out,
     add_sources,
+    engine_of,
     positive,
     report,
     say_where,
@@ -170,6 +172,7 @@ def _add_tagger(parser: Parser, default: str) -> None:
         type=positive,
         help="number of processes of the tagger (default: one per core, at most 8)",
     )
+    add_engine(parser, "the tagger runs")
 
 
 class SourcesJson(TypedDict):
@@ -242,7 +245,7 @@ def _build(args: argparse.Namespace) -> None:
             total=total, description="vocabulary", unit="document",
         )  # fmt: skip
         tokenizer = Tokenizer.train((f"{d.title} {d.text}" for d in again), args.vocab_size)
-    tagger = load_tagger(config.tagger, args.processes)
+    tagger = load_tagger(config.tagger, args.processes, engine_of(args))
     result = build(args.out, documents, config, tokenizer, tagger, args.replace, total)
     report(args, {**result._asdict(), **_report_sources(args.out, reading, result.merged)})
     say_where(args, "the knowledge base is", args.out)
@@ -269,7 +272,7 @@ def _add(args: argparse.Namespace) -> None:
     from realm.text.salient_spans import load_tagger
 
     config = KnowledgeBase.open(args.kb).config
-    tagger = load_tagger(args.tagger or config.later_tagger, args.processes or 0)
+    tagger = load_tagger(args.tagger or config.later_tagger, args.processes or 0, engine_of(args))
     total = _count(args.sources, config.max_document_chars)
 
     def add(kb: KnowledgeBase) -> tuple[AddResult, ReadingReport | None]:

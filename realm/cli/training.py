@@ -7,6 +7,7 @@ from realm.cli.arguments import (
     Commands,
     Parser,
     add_command,
+    add_engine,
     add_init,
     add_kb,
     add_model,
@@ -100,6 +101,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
     add_kb(index)
     add_model(index)
+    add_engine(index, "passages are embedded")
     index.add_argument(
         "--supervised",
         action="store_true",
@@ -177,6 +179,9 @@ def _index(args: argparse.Namespace) -> None:
     from realm.index.versions import IndexConfig, build_index
     from realm.store.knowledge_base import KnowledgeBase
 
+    for name in ("engine", "ray_address"):
+        if (value := getattr(args, name)) is not None:
+            args.set.append(f"{name}={value}")
     config = settings(args, IndexConfig)
     built = build_index(KnowledgeBase.open(args.kb), args.model, config, args.supervised)
     report(args, built)

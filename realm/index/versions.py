@@ -18,9 +18,11 @@ import torch
 from realm.errors import InputError
 from realm.index.embedding import embed_passages
 from realm.index.multi_process import embed_on_devices
+from realm.index.ray_embedding import embed_on_ray
 from realm.model.device import Precision, autocast, choose_device
 from realm.model.embedder import Embedder
 from realm.model.folder import Model, load_model
+from realm.ray_actors import EngineConfig
 from realm.search.exact import MipsIndex
 from realm.store import unfinished, vectors
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
@@ -32,16 +34,16 @@ LOG_EVERY = 5.0
 
 
 @dataclass(frozen=True)
-class IndexConfig:
+class IndexConfig(EngineConfig):
     """Settings of `realm index`."""
 
     device: str = "auto"
     """"auto": a GPU if there is one, else the CPU; or any torch device; or several, "cuda:0,cuda:1", each with its own process
-    and an even share of the passages."""
+    and an even share of the passages. On a Ray cluster: "auto" for its GPUs, or its cores if it has no GPUs, or "cpu"."""
     precision: Precision = "auto"
     """Precision of matrix products; vectors are stored as float16 in any case."""
     threads: int = 0
-    """CPU threads of each process; 0: torch's default."""
+    """CPU threads of each process; 0: torch's default. Processes on a Ray cluster have one."""
     keep: int = 2
     """Newest index versions of the model that stay on disk; 0: all versions."""
     folder: str = ""
@@ -85,7 +87,8 @@ def build_index(
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    devices = [name.strip() for name in config.device.split(",")]
+    on_ray = config.engine == "ray"
+    devices = ["cpu"] if on_ray else [name.strip() for name in config.device.split(",")]
     for name in devices[1:]:
         choose_device(name)  # check all devices before any process starts
     model = load_model(model_path, reader=False).to(choose_device(devices[0]))
@@ -97,7 +100,18 @@ def build_index(
     def build() -> tuple[int, int]:
         known = vectors.read(folder, kb.keys_N)
         if known is None or known.info.model != model.compute_passage_fingerprint():
-            if len(devices) == 1:
+            if on_ray:
+                array_ND = embed_on_ray(
+                    kb,
+                    model,
+                    model_path,
+                    folder,
+                    config.ray_address,
+                    config.device,
+                    config.precision,
+                    report_done,
+                )
+            elif len(devices) == 1:
                 array_ND = _embed(kb.tokens, kb.keys_N, model, folder, report_done)
             else:
                 array_ND = embed_on_devices(

@@ -20,6 +20,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from realm.errors import InputError, first_line
+from realm.ray_actors import EngineConfig, map_on_ray
 from realm.text.corpus import Annotations, Span
 from realm.text.dates import DATE_PATTERN, MONTH_PATTERN, find_dates
 from realm.text.tagger_processes import (
@@ -63,7 +64,7 @@ class Tagger(Protocol):
         ...
 
 
-def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1) -> Tagger:
+def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1, engine: EngineConfig | None = None) -> Tagger:
     """The tagger of a name.
 
     - `spacy:MODEL` or `MODEL`: a spaCy pipeline with a named entity recogniser, by package name or folder.
@@ -71,7 +72,8 @@ def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1) -> Tagger:
     - `rules`: dates only; sentences end by punctuation.
 
     `processes` tag in parallel: forked processes, or spawned ones on macOS. 0: one per core that this process may use, up to
-    `MOST_PROCESSES`. Token classifiers, and all taggers of few texts, run in this process.
+    `MOST_PROCESSES`. Token classifiers, and all taggers of few texts, run in this process. With the engine "ray", the cluster
+    tags, and `processes` is unused.
 
     Raises:
         InputError: there is no such tagger, or the model finds no entities.
@@ -80,13 +82,16 @@ def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1) -> Tagger:
     kind, colon, model = name.partition(":")
     if not colon:
         kind, model = ("rules", "") if name == "rules" else ("spacy", name)
+    tagger: _SpacyTagger | _TokenClassifier
     if kind == "rules" and not model:
-        return _SpacyTagger("rules", _sentence_splitter(), processes)
-    if kind == "spacy" and model:
-        return _load_spacy(model, processes)
-    if kind == "hf" and model:
-        return _load_token_classifier(model)
-    raise InputError(f"unknown tagger {name}: write spacy:MODEL, hf:MODEL or rules")
+        tagger = _SpacyTagger("rules", _sentence_splitter(), processes)
+    elif kind == "spacy" and model:
+        tagger = _load_spacy(model, processes)
+    elif kind == "hf" and model:
+        tagger = _load_token_classifier(model)
+    else:
+        raise InputError(f"unknown tagger {name}: write spacy:MODEL, hf:MODEL or rules")
+    return _RayTagger(tagger, engine.ray_address) if engine and engine.engine == "ray" else tagger
 
 
 # --- what counts ---------------------------------------------------------------------------------
@@ -254,11 +259,30 @@ class _SpacyTagger:
         return _annotations(doc.text, _ranges(doc), entities)
 
 
+class _RayTagger:
+    """A tagger whose copies run on a Ray cluster."""
+
+    def __init__(self, tagger: _SpacyTagger | _TokenClassifier, address: str):
+        self.name = tagger.name
+        self._address, self._prefer_gpus = address, isinstance(tagger, _TokenClassifier)
+
+    def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
+        groups = _groups(_in_pieces(texts))
+        prepare = partial(_load_annotate_group, self.name)
+        found = map_on_ray(prepare, groups, self._address, self._prefer_gpus)
+        return _joined(chain.from_iterable(found))
+
+
 def _load_annotate(name: str) -> AnnotateGroups:
-    """Loads a spaCy tagger by name in a spawned process."""
+    """Loads a tagger by name in a process that did not inherit it."""
     tagger = load_tagger(name)
-    assert isinstance(tagger, _SpacyTagger)
+    assert isinstance(tagger, _SpacyTagger | _TokenClassifier)
     return tagger._annotate_groups
+
+
+def _load_annotate_group(name: str) -> Callable[[Group], list[tuple[Annotations, Place]]]:
+    annotate = _load_annotate(name)
+    return lambda group: list(annotate(iter([group])))
 
 
 def _ranges(doc: Doc) -> list[tuple[int, int]]:
@@ -273,7 +297,7 @@ def _sentence_splitter() -> Language:
     return pipeline
 
 
-def _load_spacy(model: str, processes: int) -> Tagger:
+def _load_spacy(model: str, processes: int) -> _SpacyTagger:
     import spacy
     from spacy.util import is_package
 
@@ -333,7 +357,7 @@ def _entity(entity: dict[str, Any], offset: int) -> Span:
     return Span(entity["start"] + offset, entity["end"] + offset, label)
 
 
-def _load_token_classifier(model: str) -> Tagger:
+def _load_token_classifier(model: str) -> _TokenClassifier:
     try:
         from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
     except ModuleNotFoundError as error:

@@ -24,6 +24,7 @@ from typing import Literal
 from realm.errors import RealmError
 from realm.index.watchdog import Child
 from realm.model.device import Precision
+from realm.ray_actors import EngineConfig
 from realm.store import vectors
 
 SILENCE = 300.0
@@ -33,17 +34,19 @@ DEADLINE = 86400.0
 
 
 @dataclass(frozen=True)
-class BuildConfig:
+class BuildConfig(EngineConfig):
     """Where a background build runs, and how often a failed build is repeated."""
 
     threads: int = 1
     """CPU threads of the build, on each device."""
     device: str = ""
-    """Device of the build: "cuda:1", or several, "cuda:1,cuda:2"; "": the device of the trainer."""
+    """Device of the build: "cuda:1", or several, "cuda:1,cuda:2"; "": the device of the trainer, or on a Ray cluster
+    the GPUs, if it has any."""
     restarts: int = 3
     """How often a failed build is started again before the run ends."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.threads < 1 or self.restarts < 0:
             raise ValueError(
                 f"threads and restarts are {self.threads} and {self.restarts}: "
@@ -78,7 +81,7 @@ class Builder(AbstractContextManager["Builder"]):
     def begin(self, step: int, after: int, device: str) -> None:
         """Starts to build the snapshot of `step`; the version of this build will have a number above `after`."""
         self._step, self._after = step, after
-        self._device = self._config.device or device
+        self._device = self._config.device or ("auto" if self._config.engine == "ray" else device)
         self._failures = 0
         self._start()
 
@@ -128,6 +131,8 @@ class Builder(AbstractContextManager["Builder"]):
             "precision": self._precision,
             "keep": 0,  # the refresher removes versions, because it knows which ones checkpoints need
             "device": self._device,
+            "engine": self._config.engine,
+            "ray_address": self._config.ray_address,
         }
         command = [sys.executable, "-m", "realm", "index", "--supervised"]
         command += ["--kb", str(self._kb.absolute()), "--model", str(self.snapshot.absolute())]

@@ -1,0 +1,96 @@
+"""Embedding on a Ray cluster: each actor opens the knowledge base and the model, and embeds chunks of passages.
+
+All machines of the cluster need the knowledge base and the model under the same paths. The chunks that are done are saved by
+the process that ordered the build, so that an interrupted build continues.
+
+Axis letters: N passages, n passages of a chunk, M passages that are not embedded yet, D embedding.
+"""
+
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from realm.errors import ConflictError
+from realm.index.embedding import embed_passages
+from realm.model.device import Precision, autocast, choose_device
+from realm.model.folder import Model, load_model
+from realm.progress import progress
+from realm.ray_actors import map_on_ray
+from realm.store import unfinished
+from realm.store.knowledge_base import KnowledgeBase
+
+CHUNK = 4096
+"""Largest number of passages of a chunk: a minute of work for a core and a BERT-base."""
+
+
+def embed_on_ray(
+    kb: KnowledgeBase,
+    model: Model,
+    model_path: str,
+    folder: Path,
+    address: str,
+    device: str,
+    precision: Precision,
+    report_done: Callable[[int], None] | None = None,
+) -> np.ndarray:
+    """Vectors of all passages -> [N, D] float16; `report_done` gets the number of finished passages.
+
+    Raises:
+        InputError: Ray is not installed, or there is no cluster at the address.
+        RealmError: an actor failed.
+    """
+    dim = model.embedder.config.dim
+    vectors_ND = np.empty((len(kb), dim), dtype=np.float16)
+    missing_M = np.arange(len(kb))
+    with unfinished.kept(folder, model.compute_passage_fingerprint(), "ray", kb.keys_N, dim) as kept:
+        if kept is not None:
+            number_n, vectors_nD = kept.read()
+            vectors_ND[number_n] = vectors_nD
+            missing_M = np.setdiff1d(missing_M, number_n)
+        done = len(kb) - len(missing_M)
+        chunks = [missing_M[start : start + CHUNK] for start in range(0, len(missing_M), CHUNK)]
+        prepare = partial(
+            _prepare, kb.folder.absolute(), kb.fingerprint, _everywhere(model_path), device, precision
+        )
+        found = map_on_ray(prepare, iter(chunks), address, prefer_gpus=device != "cpu")
+        bar = progress(
+            total=len(kb), description="embed", unit="passage", done=done, shown=report_done is None
+        )
+        with closing(found), bar:
+            for number_n, vectors_nD in zip(chunks, found, strict=True):
+                vectors_ND[number_n] = vectors_nD
+                if kept is not None:
+                    kept.add(number_n, vectors_nD)
+                done += len(number_n)
+                bar.update(len(number_n))
+                if report_done is not None:
+                    report_done(done)
+    return vectors_ND
+
+
+def _everywhere(model_path: str) -> str:
+    """A folder as an absolute path; other names as they are."""
+    return str(Path(model_path).absolute()) if Path(model_path).exists() else model_path
+
+
+def _prepare(
+    kb_folder: Path, corpus: str, model_path: str, device: str, precision: Precision
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Loads knowledge base and model in an actor -> the function that embeds the passages of these numbers."""
+    kb = KnowledgeBase.open(kb_folder)
+    if kb.fingerprint != corpus:
+        raise ConflictError(f"{kb_folder} was changed while its index was built: build it again")
+    model = load_model(model_path, reader=False).to(choose_device(device))
+    if model.device.type == "cpu":
+        torch.set_num_threads(1)  # an actor has one core
+
+    def embed(number_n: np.ndarray) -> np.ndarray:
+        tokens = kb.tokens_of(number_n)  # only the wordpieces of the chunk are in memory
+        with autocast(model.device, precision):
+            return embed_passages(model, tokens, np.arange(len(number_n)), description=None)
+
+    return embed

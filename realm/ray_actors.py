@@ -1,0 +1,198 @@
+"""Work on a Ray cluster: an actor per core or per GPU, results in the order of the items.
+
+Ray restarts a dead actor only when another machine has a free core, and all cores are in use here, so its items would wait
+for ever. Therefore the items of an actor that died go to the other actors. A new actor is requested too; it joins when the
+cluster has room for it, as do actors on machines that an autoscaler adds.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+from realm.errors import InputError, RealmError, first_line
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+AHEAD = 2
+"""Largest number of items per actor that are begun or wait, so that all actors work while the oldest item is unfinished."""
+CONNECT_SECONDS = 10
+"""How long a cluster may take to accept a connection."""
+TRIES = 3
+"""The work ends if so many actors die of the same item, or while they start."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Where the independent parts of a job run."""
+
+    engine: Literal["local", "ray"] = "local"
+    """"local": on this machine. "ray": on all cores or GPUs of a Ray cluster, whose machines need the same paths."""
+    ray_address: str = ""
+    """Address of the Ray cluster, as for `ray.init`. "": the one in RAY_ADDRESS, else one that runs on this machine, else a
+    new one on this machine."""
+
+    def __post_init__(self) -> None:
+        if self.ray_address and self.engine != "ray":
+            raise ValueError(f'ray_address is {self.ray_address}: it needs engine = "ray"')
+
+
+def map_on_ray(
+    prepare: Callable[[], Callable[[Item], Result]],
+    items: Iterator[Item],
+    address: str = "",
+    prefer_gpus: bool = False,
+) -> Generator[Result, None, None]:
+    """Results of a function for all items, in order; items are read while results are used.
+
+    Each actor calls `prepare` once, and applies the function that `prepare` returns. An actor uses one core; with
+    `prefer_gpus`, and GPUs in the cluster, one GPU. All actors end with the iterator.
+
+    Raises:
+        InputError: Ray is not installed, or there is no cluster at the address.
+        RealmError: `TRIES` actors died of the same item, or while they started.
+        Exception: what `prepare` or the function raises.
+    """
+    ray = _connect(address)
+    cores, gpus = (int(ray.cluster_resources().get(unit, 0)) for unit in ("CPU", "GPU"))
+    on_gpus = prefer_gpus and gpus > 0
+    count = max(1, gpus if on_gpus else cores)  # a cluster may start without machines
+    resources = {"num_cpus": 0, "num_gpus": 1} if on_gpus else {"num_cpus": 1}
+    pool: _Pool[Item, Result] = _Pool(ray, ray.remote(_Worker).options(**resources), prepare)
+    try:
+        for _ in range(count):
+            pool.start_actor()
+        for item in items:
+            pool.submit(item)
+            yield from pool.results(unfinished=AHEAD * count)
+        yield from pool.results(unfinished=0)
+    finally:
+        pool.close()
+
+
+class _Worker:
+    """An actor."""
+
+    def __init__(self, prepare: Callable[[], Callable[[Any], Any]]):
+        self._prepare = prepare
+
+    def prepare(self) -> None:
+        self._function = self._prepare()
+
+    def apply(self, item: Any) -> Any:
+        return self._function(item)
+
+
+@dataclass
+class _Entry(Generic[Item, Result]):
+    """An item with the number of actors that died of it, and its result."""
+
+    item: Item
+    deaths: int = 0
+    results: list[Result] = field(default_factory=list)
+    """Empty, or the one result."""
+
+
+class _Pool(Generic[Item, Result]):
+    """The actors, and the items whose results are not used yet."""
+
+    def __init__(self, ray: Any, actor_class: Any, prepare: Callable[[], Callable[[Item], Result]]):
+        self._ray, self._actor_class = ray, actor_class
+        self._prepare = ray.put(prepare)
+        self._entries: deque[_Entry[Item, Result]] = deque()
+        """In order."""
+        self._waiting: deque[_Entry[Item, Result]] = deque()
+        """Those that no actor has."""
+        self._calls: dict[Any, tuple[Any, _Entry[Item, Result] | None]] = {}
+        """Running calls: the actor, and the entry that it works on; None while it prepares."""
+        self._idle: deque[Any] = deque()
+        self._failed_starts = 0
+
+    def start_actor(self) -> None:
+        """Requests one more actor."""
+        actor = self._actor_class.remote(self._prepare)
+        self._calls[actor.prepare.remote()] = actor, None
+
+    def submit(self, item: Item) -> None:
+        """Adds an item at the end."""
+        entry: _Entry[Item, Result] = _Entry(item)
+        self._entries.append(entry)
+        self._waiting.append(entry)
+        self._assign()
+
+    def results(self, unfinished: int) -> Iterator[Result]:
+        """The next results in order, until `unfinished` items are left and the first of them has no result."""
+        while self._entries:
+            if self._entries[0].results:
+                yield from self._entries.popleft().results
+            elif len(self._entries) > unfinished:
+                self._wait()
+            else:
+                return
+
+    def close(self) -> None:
+        """Ends all actors."""
+        for actor in [*self._idle, *(actor for actor, _ in self._calls.values())]:
+            self._ray.kill(actor)
+
+    def _assign(self) -> None:
+        while self._waiting and self._idle:
+            entry, actor = self._waiting.popleft(), self._idle.popleft()
+            self._calls[actor.apply.remote(entry.item)] = actor, entry
+
+    def _wait(self) -> None:
+        """Waits for the end of one call, takes its result, and gives its actor the next item."""
+        (call,), _ = self._ray.wait(list(self._calls), num_returns=1)
+        actor, entry = self._calls.pop(call)
+        try:
+            # At once, because results on a machine that dies are lost.
+            result = self._ray.get(call)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except self._ray.exceptions.RayError as error:  # the actor or its machine died
+            self._replace(actor, entry, error)
+        else:
+            if entry is not None:
+                entry.results.append(result)
+            self._idle.append(actor)
+        self._assign()
+
+    def _replace(self, actor: Any, entry: _Entry[Item, Result] | None, error: Exception) -> None:
+        self._ray.kill(actor)  # if only its result is lost
+        if entry is None:
+            self._failed_starts += 1
+        else:
+            entry.deaths += 1
+            self._waiting.appendleft(entry)
+        if TRIES in (self._failed_starts, entry and entry.deaths):
+            what = "while they started" if entry is None else "of the same work"
+            raise RealmError(f"{TRIES} processes on the Ray cluster died {what}: {first_line(error)}")
+        self.start_actor()
+
+
+def _connect(address: str) -> Any:
+    """The module `ray`, connected to a cluster."""
+    os.environ.setdefault(
+        "RAY_USAGE_STATS_ENABLED", "0"
+    )  # no report to Ray's makers unless the user wants one
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise InputError('engine "ray" needs Ray: pip install "realm-lm[ray]"') from None
+    if not ray.is_initialized():
+        try:
+            if ":" in address:  # Ray itself tries for minutes
+                host, _, port = address.removeprefix("ray://").rpartition(":")
+                socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+            ray.init(address or None, log_to_driver=False, configure_logging=False)
+        except (OSError, RuntimeError, ValueError) as error:
+            where = f"the Ray cluster {address}" if address else "a Ray cluster"
+            raise InputError(f"cannot reach {where}: {first_line(error)}") from None
+    return ray
