@@ -24,7 +24,7 @@ AHEAD = 2
 CONNECT_SECONDS = 10
 """How long a cluster may take to accept a connection."""
 TRIES = 3
-"""The work ends if so many actors die of the same item, or while they start."""
+"""The work ends if so many actors die of the same item, or one after another while they start."""
 
 
 @dataclass(frozen=True)
@@ -123,15 +123,17 @@ class _Pool(Generic[Item, Result]):
         entry: _Entry[Item, Result] = _Entry(item)
         self._entries.append(entry)
         self._waiting.append(entry)
+        while self._take_ended(0):
+            pass
         self._assign()
 
     def results(self, unfinished: int) -> Iterator[Result]:
-        """The next results in order, until `unfinished` items are left and the first of them has no result."""
+        """The next results in order; waits while more than `unfinished` items are left."""
         while self._entries:
             if self._entries[0].results:
                 yield from self._entries.popleft().results
             elif len(self._entries) > unfinished:
-                self._wait()
+                self._take_ended(None)
             else:
                 return
 
@@ -145,22 +147,31 @@ class _Pool(Generic[Item, Result]):
             entry, actor = self._waiting.popleft(), self._idle.popleft()
             self._calls[actor.apply.remote(entry.item)] = actor, entry
 
-    def _wait(self) -> None:
-        """Waits for the end of one call, takes its result, and gives its actor the next item."""
-        (call,), _ = self._ray.wait(list(self._calls), num_returns=1)
-        actor, entry = self._calls.pop(call)
+    def _take_ended(self, seconds: float | None) -> bool:
+        """Waits so long (None: without limit) for the end of a call, takes its result, and gives its actor the next item.
+
+        Returns False if no call has ended."""
+        if not self._calls:
+            return False
+        ended, _ = self._ray.wait(list(self._calls), num_returns=1, timeout=seconds)
+        if not ended:
+            return False
+        actor, entry = self._calls.pop(ended[0])
         try:
             # At once, because results on a machine that dies are lost.
-            result = self._ray.get(call)
+            result = self._ray.get(ended[0])
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from None
         except self._ray.exceptions.RayError as error:  # the actor or its machine died
             self._replace(actor, entry, error)
         else:
-            if entry is not None:
+            if entry is None:
+                self._failed_starts = 0
+            else:
                 entry.results.append(result)
             self._idle.append(actor)
         self._assign()
+        return True
 
     def _replace(self, actor: Any, entry: _Entry[Item, Result] | None, error: Exception) -> None:
         self._ray.kill(actor)  # if only its result is lost
@@ -179,7 +190,7 @@ def _connect(address: str) -> Any:
     """The module `ray`, connected to a cluster."""
     os.environ.setdefault(
         "RAY_USAGE_STATS_ENABLED", "0"
-    )  # no report to Ray's makers unless the user wants one
+    )  # reports to Ray's makers only if the user wants them
     try:
         import ray
     except ModuleNotFoundError as error:
