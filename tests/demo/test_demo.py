@@ -66,7 +66,7 @@ def tagger():
     """All commands find names and years without spaCy, and adapt in two steps."""
     with pytest.MonkeyPatch.context() as patch:
         made_small(patch)
-        patch.setattr(salient_spans, "load_tagger", lambda name, processes=0: Tagger(name))
+        patch.setattr(salient_spans, "load_tagger", lambda name, processes=0, engine=None: Tagger(name))
         yield
 
 
