@@ -55,6 +55,30 @@ def test_byte_order_mark_blank_lines_and_windows_line_ends_are_no_matter(tmp_pat
 characters = st.text(st.characters(codec="utf-8"), max_size=30)
 
 
+@pytest.mark.parametrize("kind", [".jsonl", ".tsv", ".parquet"])
+def test_names_that_data_sets_give_their_fields_are_read(tmp_path: Path, kind: str) -> None:
+    beir = {"_id": "doc7", "title": "A", "text": "One.", "metadata": "{}"}
+    news = {"maintext": "Two.", "title": "B", "url": "https://news.example/b"}
+    found = []
+    for name, fields in (("beir", beir), ("news", news)):
+        file = tmp_path / f"{name}{kind}"
+        if kind == ".parquet":
+            pq.write_table(pa.Table.from_pylist([fields]), file)
+        elif kind == ".tsv":
+            write(file, "\t".join(fields) + "\n" + "\t".join(fields.values()) + "\n")
+        else:
+            write(file, lines(fields))
+        found += read(file)
+    assert found == [Document("A", "One.", "doc7"), Document("B", "Two.", "B")]
+
+
+def test_usual_names_win_over_those_of_data_sets(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "both.jsonl", lines({"_id": 1, "id": 2, "title": "A", "text": "x", "maintext": "y"})
+    )
+    assert read(file) == [Document("A", "x", "2")]
+
+
 @given(st.lists(st.tuples(characters, characters), min_size=1, max_size=5), st.booleans())
 def test_json_lines_come_back_as_written(
     tmp_path_factory, pairs: list[tuple[str, str]], escaped: bool

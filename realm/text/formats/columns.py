@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from realm.errors import first_line, shown
-from realm.text.formats.records import DAMAGED, EMPTY, FIELDS, TOO_LONG, Limits, Record, Unreadable
+from realm.text.formats.records import (
+    DAMAGED,
+    EMPTY,
+    FIELDS,
+    TOO_LONG,
+    Limits,
+    Record,
+    Unreadable,
+    present_names,
+)
 from realm.text.formats.records import record as to_record
 
 _SMALL = 256 << 20
@@ -94,22 +103,22 @@ def _columns(path: Path, schema: Any) -> list[str]:
     """The names of the columns to read: title, text, and id if the file has one."""
     import pyarrow.types as types
 
-    if missing := [name for name in ("title", "text") if name not in schema.names]:
+    present = present_names(schema.names)
+    if missing := [part for part in ("title", "text") if part not in present]:
         raise Unreadable(
             path, FIELDS, f"{path}: no column {' and '.join(missing)} (columns: {', '.join(schema.names)})"
         )
-    names = [name for name in ("id", "title", "text") if name in schema.names]
-    for name in names:
+    for part, name in present.items():
         if schema.names.count(name) > 1:
             raise Unreadable(path, FIELDS, f"{path}: {schema.names.count(name)} columns are named {name}")
         kind = schema.field(name).type
         value = kind.value_type if types.is_dictionary(kind) else kind
         words = types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)
-        if not words and not (name == "id" and types.is_integer(value)):
+        if not words and not (part == "id" and types.is_integer(value)):
             raise Unreadable(
                 path, FIELDS, f"{path}: the column {name} holds {shown(str(kind))}, and must hold strings"
             )
-    return names
+    return list(present.values())
 
 
 class _Rows:

@@ -1,7 +1,7 @@
 """Output of the file format readers: records, and problems with a file, a line or a row."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -99,28 +99,41 @@ def sensible_title(title: str | None) -> str:
     return words if named else ""
 
 
+FIELD_NAMES: Final = {"id": ("id", "_id"), "title": ("title",), "text": ("text", "maintext")}
+"""The parts of a document, and the names that data sets give them; `_id` is BEIR's, `maintext` is that of news-please."""
+
+
+def present_names(names: Collection[str]) -> dict[str, str]:
+    """The part of a document -> its name among these names; without the parts that have none."""
+    found = {part: next((name for name in known if name in names), "") for part, known in FIELD_NAMES.items()}
+    return {part: name for part, name in found.items() if name}
+
+
 def record(where: str, fields: Mapping[str, Any]) -> Record | Unreadable:
     """The fields of a JSON object or a row as a record, or the problem with them."""
-    for name in ("title", "text"):
-        if name not in fields:
+    present = present_names(fields)
+    for part in ("title", "text"):
+        if part not in present:
             names = ", ".join(map(shown, fields))
-            return Unreadable(where, FIELDS, f'{where}: no "{name}" (fields: {shortened(names)})')
-        value = fields[name]
+            return Unreadable(where, FIELDS, f'{where}: no "{part}" (fields: {shortened(names)})')
+        value = fields[present[part]]
         if not isinstance(value, str):
-            return Unreadable(where, FIELDS, f'{where}: "{name}" is {shown(value)}, and must be a string')
-    own_id = fields.get("id")
+            return Unreadable(
+                where, FIELDS, f'{where}: "{present[part]}" is {shown(value)}, and must be a string'
+            )
+    title, text = fields[present["title"]], fields[present["text"]]
+    own_id = fields[present["id"]] if "id" in present else None
     if own_id is not None:
         if isinstance(own_id, bool) or not isinstance(own_id, str | int) or own_id == "":
-            return Unreadable(
-                where, FIELDS, f'{where}: "id" is {shown(own_id)}, and must be a string or a whole number'
-            )
+            problem = f'"{present["id"]}" is {shown(own_id)}, and must be a string or a whole number'
+            return Unreadable(where, FIELDS, f"{where}: {problem}")
         own_id = str(own_id)
-    for name, value in (("title", fields["title"]), ("text", fields["text"]), ("id", own_id or "")):
+    for name, value in (("title", title), ("text", text), ("id", own_id or "")):
         if SURROGATE.search(value):
             return Unreadable(
                 where, FIELDS, f'{where}: "{name}" holds half of a character (a lone UTF-16 surrogate)'
             )
-    return Record(where, fields["title"], fields["text"], own_id)
+    return Record(where, title, text, own_id)
 
 
 SURROGATE = re.compile(r"[\ud800-\udfff]")

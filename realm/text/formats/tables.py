@@ -8,7 +8,17 @@ from pathlib import Path
 from realm.errors import first_line
 from realm.text.formats.compressed import opened
 from realm.text.formats.encodings import without_text
-from realm.text.formats.records import DAMAGED, ENCODING, FIELDS, TOO_LONG, Limits, Record, Unreadable, record
+from realm.text.formats.records import (
+    DAMAGED,
+    ENCODING,
+    FIELDS,
+    TOO_LONG,
+    Limits,
+    Record,
+    Unreadable,
+    present_names,
+    record,
+)
 
 
 def tsv(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
@@ -25,7 +35,7 @@ def tsv(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
         rows = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), delimiter="\t")
         try:
             names = next(rows, [])
-            if missing := {"title", "text"} - set(names):
+            if missing := {"title", "text"} - present_names(names).keys():
                 raise Unreadable(
                     path, FIELDS, f"{path}: the first line names no column {' or '.join(sorted(missing))}"
                 )
