@@ -188,22 +188,28 @@ class _Pool(Generic[Item, Result]):
 
 def _connect(address: str) -> Any:
     """The module `ray`, connected to a cluster."""
-    os.environ.setdefault(
-        "RAY_USAGE_STATS_ENABLED", "0"
-    )  # reports to Ray's makers only if the user wants them
+    # Reports to Ray's makers only if the user wants them.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
         raise InputError('engine "ray" needs Ray: pip install "realm-lm[ray]"') from None
-    if not ray.is_initialized():
+    if ray.is_initialized():
+        return ray
+    if ":" in address:  # Ray itself tries for minutes
+        host, _, port = address.removeprefix("ray://").rpartition(":")
         try:
-            if ":" in address:  # Ray itself tries for minutes
-                host, _, port = address.removeprefix("ray://").rpartition(":")
-                socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-            ray.init(address or None, log_to_driver=False, configure_logging=False)
-        except (OSError, RuntimeError, ValueError) as error:
-            where = f"the Ray cluster {address}" if address else "a Ray cluster"
-            raise InputError(f"cannot reach {where}: {first_line(error)}") from None
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot reach the Ray cluster {address}: {first_line(error)}") from None
+    try:
+        ray.init(address or None, log_to_driver=False, configure_logging=False)
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+        what = f"the Ray cluster {address} refuses" if address else "Ray cannot start, or its cluster refuses"
+        hint = (
+            "" if "RAY_AUTH_MODE" in os.environ else " (RAY_AUTH_MODE=token if a token protects the cluster)"
+        )
+        raise InputError(f"{what}: {first_line(error)}{hint}") from None
     return ray
