@@ -36,7 +36,7 @@ def changed(folder: Path, recorded: Mapping[str, str], leave: Iterable[str] = ()
     for name in sorted(recorded.keys() - set(leave)):
         try:
             if _of_file(folder / name) != recorded[name]:
-                return f"{name} is not what its checksum says"
+                return f"{name} differs from its checksum"
         except OSError as error:
             return f"{name} cannot be read: {reason(error)}"
     return ""

@@ -188,7 +188,7 @@ class _Pool(Generic[Item, Result]):
 
 def _connect(address: str) -> Any:
     """The module `ray`, connected to a cluster."""
-    # Reports to Ray's makers only if the user wants them.
+    # No usage statistics are sent to Ray's makers unless the user has set this.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray

@@ -74,7 +74,7 @@ class RowJson(TypedDict):
     seconds: float
     """Training time of the system and of all models that it started from."""
     read: int | None
-    """Passages read per question, if the settings say it."""
+    """Passages read per question; None if the settings have no such number."""
     tests: dict[str, Tested]
 
 

@@ -57,7 +57,7 @@ def read_bundle(prefix: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor
     def shard(number: int) -> np.ndarray:
         file = prefix.with_name(f"{prefix.name}.data-{number:05d}-of-{shards:05d}")
         try:
-            return np.memmap(file, mode="c")  # private: torch wants an array that may be written
+            return np.memmap(file, mode="c")  # private: torch needs a writable array
         except (OSError, ValueError) as error:
             raise _Damaged(f"{file.name} is missing or empty") from error
 
@@ -104,7 +104,7 @@ def _tensor(entry: "_Message", shard: Callable[[int], np.ndarray]) -> Tensor:
         raise _Damaged(f"a shape of {shape}") from error
 
 
-# -- the table: entries in blocks, an index of the blocks, and a footer that says where that is
+# -- the table: entries in blocks, an index of the blocks, and a footer with the position of the index
 
 
 def _table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -211,7 +211,7 @@ class _Bytes:
         return found
 
     def varint(self) -> int:
-        """Seven bits in each byte, the lowest first; the eighth says that more follow."""
+        """Seven bits in each byte, the lowest first; the eighth is set if more bytes follow."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self.take(1)[0]

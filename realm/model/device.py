@@ -34,7 +34,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    """A context with bf16 matrix products and float32 weights if `precision` asks for bf16; otherwise without effect.
+    """A context with bf16 matrix products and float32 weights if `precision` is bf16 or "auto" chooses it; else without effect.
 
     Weights are cast at each use. With one shared bf16 copy the gradients of many parts of a batch would be summed in bf16,
     where small gradients are lost.

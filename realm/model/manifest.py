@@ -125,7 +125,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
             raise InputError(f"{folder} has format {manifest['format']!r}, this version reads {FORMAT}")
         recorded = manifest.get("checksums", {}).get(MANIFEST)
         if recorded not in (None, manifest_checksum(manifest)):
-            raise damaged_model(folder, f"{MANIFEST} is not what its checksum says")
+            raise damaged_model(folder, f"{MANIFEST} differs from its checksum")
         _check_kinds(manifest)
         return {**manifest, "stages": _records(manifest["stages"])}
     except (ValueError, KeyError, TypeError, AttributeError) as error:

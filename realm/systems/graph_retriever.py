@@ -1,4 +1,4 @@
-"""GraphRetriever (Min et al. 2019): passages along the edges of a graph, read together by a reader that knows the relations.
+"""GraphRetriever (Min et al. 2019): passages along the edges of a graph, read together with their relations.
 
 Retrieval starts from the best passages of BM25 and the documents that the question names, and follows the edges of
 `passage_graph`. The reader encodes each passage beside the question; fusion layers exchange the passages' [CLS] states along

@@ -95,7 +95,7 @@ def _read(file: Path, device: torch.device) -> dict[str, Any]:
     """A checkpoint; raises if it is torn, if a byte has changed, or if it belongs to another step."""
     with zipfile.ZipFile(file) as archive:  # torch writes checksums, but does not compare them
         if damaged := archive.testzip():
-            raise ValueError(f"{damaged} is not what its checksum says")
+            raise ValueError(f"{damaged} differs from its checksum")
     saved: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
     if file.name != _name(saved["step"]):
         raise ValueError(f"it is of step {saved['step']}")

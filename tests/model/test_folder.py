@@ -293,7 +293,7 @@ def test_a_changed_bit_in_any_file_is_one_line_that_names_it(
     else:
         flip(tmp_path / "model" / name, place)
     with pytest.raises(
-        RealmError, match=rf'model is damaged.*{name} is not what.*remove "checksums"'
+        RealmError, match=rf'model is damaged.*{name} differs from its checksum.*remove "checksums"'
     ) as error:
         load_model(tmp_path / "model")
     assert "\n" not in str(error.value)
@@ -316,7 +316,7 @@ def test_a_changed_manifest_is_one_line_and_its_checksums_can_be_taken_away(
     manifest["lengths"]["query"] -= 1
     file.write_text(json.dumps(manifest))
     with pytest.raises(
-        RealmError, match=r'realm\.json is not what .*remove "checksums" from its realm\.json'
+        RealmError, match=r'realm\.json differs from its checksum.*remove "checksums" from its realm\.json'
     ):
         load_model(tmp_path / "model")
     del manifest["checksums"]
@@ -335,7 +335,7 @@ def test_the_packaged_encoder_is_what_its_checksums_say(tmp_path: Path, monkeypa
     monkeypatch.setattr(
         hub.importlib.util, "find_spec", lambda _: SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     )
-    with pytest.raises(RealmError, match=r"realm-mini is damaged: tokenizer\.json is not what"):
+    with pytest.raises(RealmError, match=r"realm-mini is damaged: tokenizer\.json differs from its checksum"):
         Tokenizer.load("package:realm-mini")
 
 
@@ -349,7 +349,7 @@ def test_an_encoder_that_is_used_without_its_model_is_compared_with_its_own_chec
     files = {path.name for path in encoder.iterdir()} - {CHECKSUMS}
     assert json.loads((encoder / CHECKSUMS).read_text()).keys() == files
     flip(encoder / "model.safetensors", (encoder / "model.safetensors").stat().st_size - 3)
-    with pytest.raises(RealmError, match=r"elsewhere is damaged: model\.safetensors is not what"):
+    with pytest.raises(RealmError, match=r"elsewhere is damaged: model\.safetensors differs from its checksum"):
         load_reader(str(encoder))
     (encoder / CHECKSUMS).write_text("[]")
     with pytest.raises(RealmError, match=r"checksums\.json is damaged"):

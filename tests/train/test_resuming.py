@@ -141,7 +141,7 @@ def test_checkpoint_with_a_flipped_bit_is_passed_over(tiny_model_folder, tmp_pat
     flip_in_the_middle(tmp_path / "out.training" / "checkpoint-00000006.pt")
     train(load_model(tiny_model_folder), out, settings)
     assert_same_result(out, plain)
-    assert "checksum says; going on from checkpoint-00000003.pt" in capsys.readouterr().err
+    assert "differs from its checksum; going on from checkpoint-00000003.pt" in capsys.readouterr().err
 
 
 def test_checkpoint_under_the_name_of_another_is_passed_over(

@@ -92,7 +92,7 @@ class _Taken:
             if not left_out:
                 self.node(node)
             elif isinstance(node, nodes.Template):
-                self._template(node)  # it may say that the page is a disambiguation
+                self._template(node)  # it may mark the page as a disambiguation
 
     def nodes(self, code: Any) -> None:
         """What stands inside a node."""

@@ -129,7 +129,7 @@ class Builder(AbstractContextManager["Builder"]):
             "folder": self.folder.absolute(),
             "threads": self._config.threads,
             "precision": self._precision,
-            "keep": 0,  # the refresher removes versions, because it knows which ones checkpoints need
+            "keep": 0,  # the refresher removes versions, because checkpoints need some of them
             "device": self._device,
             "engine": self._config.engine,
             "ray_address": self._config.ray_address,
