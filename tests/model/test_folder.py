@@ -349,7 +349,9 @@ def test_an_encoder_that_is_used_without_its_model_is_compared_with_its_own_chec
     files = {path.name for path in encoder.iterdir()} - {CHECKSUMS}
     assert json.loads((encoder / CHECKSUMS).read_text()).keys() == files
     flip(encoder / "model.safetensors", (encoder / "model.safetensors").stat().st_size - 3)
-    with pytest.raises(RealmError, match=r"elsewhere is damaged: model\.safetensors differs from its checksum"):
+    with pytest.raises(
+        RealmError, match=r"elsewhere is damaged: model\.safetensors differs from its checksum"
+    ):
         load_reader(str(encoder))
     (encoder / CHECKSUMS).write_text("[]")
     with pytest.raises(RealmError, match=r"checksums\.json is damaged"):
