@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from realm.demo import results
-from realm.demo.stages import QUESTIONS, Asked, DemoConfig, DemoRun
+from realm.demo.stages import QUESTIONS, SENTENCE, Asked, DemoConfig, DemoRun
 from realm.errors import ConflictError
 from realm.files import read_json, write_json
 from realm.qa.answers import Answers
@@ -108,7 +108,9 @@ def _check_settings(demo: DemoRun) -> None:
     file = demo.folder / "settings.json"
     settings: SettingsJson = {"settings": dataclasses.asdict(demo.config), "config": demo.preset}
     settings = json.loads(json.dumps(settings))
-    if file.exists() and read_json(file) != settings:
+    before = read_json(file) if file.exists() else settings
+    known = {name: before["settings"].get(name) for name in settings["settings"]}  # earlier versions had more
+    if {**before, "settings": known} != settings:
         raise ConflictError(
             f"{demo.folder} was made with other settings: choose another --dir, or remove that folder"
         )
@@ -128,7 +130,7 @@ def _ask(demo: DemoRun) -> list[results.Answered]:
     print(f"\n{results.asked_line(asked)}")
     _print_section(FILL)
     print(f"\n$ {shlex.join(('realm', *demo.fill()))}")
-    print(*workspace.fill(demo.config.fill).lines(), sep="\n", flush=True)
+    print(*workspace.fill(SENTENCE).lines(), sep="\n", flush=True)
     return asked
 
 

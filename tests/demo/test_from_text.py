@@ -85,7 +85,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     texts = write_corpus(home / "towns.jsonl")
     write_encoder(home / "encoder", texts)
     table = f"[from_text]\ncorpora = ['{home / 'towns.jsonl'}']\nencoder = '{home / 'encoder'}'\n"
-    (home / "settings.toml").write_text(SETTINGS + table + "fill = 'Aldora was founded in [MASK].'\n")
+    (home / "settings.toml").write_text(SETTINGS + table)
     words = ["demo", "--from-text", "--dir", str(home / "work"), "--config", str(home / "settings.toml")]
     return Finished(words, home / "work", *run_demo(words))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from realm.demo.stages import SENTENCE
 from realm.errors import InputError
 from realm.model.manifest import last_record, read_manifest
 from realm.stages.runner import Section, Stage
@@ -33,8 +34,6 @@ class FromTextConfig:
     """Control runs to compare REALM with."""
     ask: tuple[str, ...] = ()
     """Questions to answer in section 7; empty: five random dev questions."""
-    fill: str = "The [MASK] is the currency of the United Kingdom."
-    """The masked sentence of section 7."""
 
     def __post_init__(self) -> None:
         for name in ("corpora", "seeds"):
@@ -192,7 +191,7 @@ class DemoRun:
         for question, note in self._questions_to_ask():
             argv = self._command("answer", question, "--set", "answers=1", kb=kb, model=qa)
             yield Stage(ANSWER, "answer", argv, note=note)
-        yield Stage(ANSWER, "fill", self._command("fill", self.config.fill, kb=kb, model=realm))
+        yield Stage(ANSWER, "fill", self._command("fill", SENTENCE, kb=kb, model=realm))
 
     def _pretrain(self, section: Section, name: str, seed: int, *settings: str) -> Stage:
         out, start = self.model(name, seed), self.model("ict", seed)
