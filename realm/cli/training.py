@@ -104,8 +104,9 @@ def add_commands(commands: "Commands[Parser]") -> None:
     add_engine(index, "passages are embedded")
     index.add_argument(
         "--supervised",
-        action="store_true",
-        help="used by training runs: print progress every few seconds, end when standard input closes",
+        metavar="FOLDER",
+        help="used by training runs: write the index to this folder, print progress every few seconds, end when standard "
+        "input closes",
     )
 
     finetune = add_command(
@@ -172,7 +173,9 @@ def _adapt(args: argparse.Namespace) -> None:
 
 
 def _index(args: argparse.Namespace) -> None:
-    if args.supervised:
+    run_folder = None
+    if args.supervised is not None:
+        run_folder = Path(args.supervised)
         from realm.index.watchdog import end_with_parent
 
         end_with_parent()  # before torch is imported, which takes seconds: the trainer may die during them
@@ -183,7 +186,7 @@ def _index(args: argparse.Namespace) -> None:
         if (value := getattr(args, name)) is not None:
             args.set.append(f"{name}={value}")
     config = settings(args, IndexConfig)
-    built = build_index(KnowledgeBase.open(args.kb), args.model, config, args.supervised)
+    built = build_index(KnowledgeBase.open(args.kb), args.model, config, run_folder)
     report(args, built)
     say_where(args, "the index is", built["folder"])
 

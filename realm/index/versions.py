@@ -31,6 +31,8 @@ from realm.store.vectors import Vectors, VectorsInfo
 
 LOG_EVERY = 5.0
 """Seconds between two log lines of a supervised build."""
+KEPT_VERSIONS = 2
+"""Newest versions of an index that stay on disk; in a training run also those that a checkpoint needs."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,6 @@ class IndexConfig(EngineConfig):
     """Precision of matrix products; vectors are stored as float16 in any case."""
     threads: int = 0
     """CPU threads of each process; 0: torch's default. Processes on a Ray cluster have one."""
-    keep: int = 2
-    """Newest index versions of the model that stay on disk; 0: all versions."""
-    folder: str = ""
-    """Folder of the index; "": a folder in the knowledge base. Training runs have index folders of their own."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +77,12 @@ class IndexReport(TypedDict):
 
 
 def build_index(
-    kb: KnowledgeBase, model_path: str, config: IndexConfig, supervised: bool = False
+    kb: KnowledgeBase, model_path: str, config: IndexConfig, run_folder: Path | None = None
 ) -> IndexReport:
     """Embeds the passages that the model's index lacks, and publishes a new version by one atomic commit.
 
-    A build that a training run supervises logs its progress every few seconds, and always publishes a version.
+    A training run that supervises the build gives the folder of its own index. Such a build logs its progress every few
+    seconds, always publishes a version, and removes none, because checkpoints need some of them.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -93,9 +92,9 @@ def build_index(
         choose_device(name)  # check all devices before any process starts
     model = load_model(model_path, reader=False).to(choose_device(devices[0]))
     kb.check_tokenizer(model.tokenizer, model_path)
-    folder = Path(config.folder) if config.folder else index_folder(kb, model)
+    folder = run_folder or index_folder(kb, model)
     folder.mkdir(parents=True, exist_ok=True)
-    report_done = _log_progress(len(kb)) if supervised else None
+    report_done = _log_progress(len(kb)) if run_folder else None
 
     def build() -> tuple[int, int]:
         known = vectors.read(folder, kb.keys_N)
@@ -120,7 +119,7 @@ def build_index(
             return publish(kb, model, model_path, folder, array_ND), len(kb)
         if len(known.missing):
             return _complete(kb, model, folder, known).version, len(known.missing)
-        if supervised or known.left_over:
+        if run_folder or known.left_over:
             # The weights did not change, but the step did; or passages were deleted.
             info = replace(known.info, step=model.step, corpus=kb.fingerprint)
             return vectors.publish(folder, kb.keys_N, known.array, info), 0
@@ -128,8 +127,8 @@ def build_index(
 
     with autocast(model.device, config.precision):
         version, embedded = made_anew(folder, build)
-    if config.keep:
-        vectors.keep_versions(folder, config.keep)
+    if run_folder is None:
+        vectors.keep_versions(folder, KEPT_VERSIONS)
     return {
         "folder": str(folder),
         "version": version,

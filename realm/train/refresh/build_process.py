@@ -126,15 +126,13 @@ class Builder(AbstractContextManager["Builder"]):
 
     def _start(self) -> None:
         settings = {
-            "folder": self.folder.absolute(),
             "threads": self._config.threads,
             "precision": self._precision,
-            "keep": 0,  # the refresher removes versions, because checkpoints need some of them
             "device": self._device,
             "engine": self._config.engine,
             "ray_address": self._config.ray_address,
         }
-        command = [sys.executable, "-m", "realm", "index", "--supervised"]
+        command = [sys.executable, "-m", "realm", "index", "--supervised", str(self.folder.absolute())]
         command += ["--kb", str(self._kb.absolute()), "--model", str(self.snapshot.absolute())]
         for name, value in settings.items():
             command += ["--set", f"{name}={value}"]

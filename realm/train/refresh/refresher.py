@@ -35,7 +35,7 @@ from torch import Tensor
 
 from realm import distributed
 from realm.errors import ConflictError, DamagedError, RealmError, reason
-from realm.index.versions import IndexVersion, index_folder, publish
+from realm.index.versions import KEPT_VERSIONS, IndexVersion, index_folder, publish
 from realm.model.device import Precision, autocast
 from realm.model.embedder import Embedder
 from realm.model.folder import Model, save_model
@@ -45,9 +45,6 @@ from realm.store import vectors
 from realm.store.knowledge_base import KnowledgeBase
 from realm.train.refresh.build_process import BuildConfig, Builder, StepTimes
 from realm.train.refresh.cached_states import CachedPassageStates
-
-KEPT_VERSIONS = 2
-"""Newest index versions of a run that stay on disk; a version that a checkpoint needs stays too."""
 
 
 @dataclass(frozen=True)
