@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from realm.serve.errors import problem
 from realm.serve.logs import limited_logs
 from realm.serve.middleware import HEAD_BYTES, RAW_HEADERS
-from realm.serve.settings import ServeConfig
+from realm.serve.settings import WRITE_SECONDS, ServeConfig
 
 BACKLOG = 2048
 """Largest number of connections that the system queues until they are accepted."""
@@ -28,7 +28,7 @@ _AT_ONCE = 16
 
 
 def http_server(app: Any, config: ServeConfig) -> uvicorn.Server:
-    """The uvicorn server of the app. When it stops, it still answers received requests, for at most `write_seconds`.
+    """The uvicorn server of the app. When it stops, it still answers received requests, for at most `WRITE_SECONDS`.
 
     After that time, clients that have not sent a whole request or not read a whole answer are disconnected: otherwise one
     such client could keep the server from ending.
@@ -46,7 +46,7 @@ def http_server(app: Any, config: ServeConfig) -> uvicorn.Server:
             lifespan="on",
             backlog=_AT_ONCE,
             h11_max_incomplete_event_size=HEAD_BYTES,
-            timeout_graceful_shutdown=math.ceil(config.write_seconds),
+            timeout_graceful_shutdown=math.ceil(WRITE_SECONDS),
         )
     )
 
