@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from realm.qa.pipeline import AnswerConfig
 
-
 MOST_READ = 20
 """Largest number of passages to read for a question."""
 MOST_RETRIEVED = 100

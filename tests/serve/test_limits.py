@@ -194,9 +194,7 @@ def test_a_request_never_has_more_questions_than_may_wait(tiny_kb, qa_model) -> 
 
 
 def test_questions_that_nobody_waits_for_leave_their_places(tiny_kb, qa_model, monkeypatch) -> None:
-    with running(
-        tiny_kb.folder, qa_model, replace(CONFIG, seconds=0.5, queue=3, batch=1)
-    ) as served:
+    with running(tiny_kb.folder, qa_model, replace(CONFIG, seconds=0.5, queue=3, batch=1)) as served:
         gate = Gate(served, monkeypatch)
         for _ in range(3):  # taken in each time, and given up; a place that was kept would make it 429
             assert_problem(post(served, "/v1/answer", {"questions": ["a", "b", "c"]}), 503, "time limit")
