@@ -46,6 +46,10 @@ READ_AT_ONCE = 16
 """Masked sentences per forward pass with retrieved passages."""
 ENTRIES = 1 << 16
 """Entries compared at once with all queries."""
+NEIGHBOURS = 1024
+"""Entries per masked wordpiece (published: 1024)."""
+CANDIDATES = 8
+"""Passages that REALM reads, including the null passage."""
 SPARE = 64
 """Entries searched beyond the wanted number, in place of those from the query's own passage and its repeats."""
 LAMBDAS = tuple(round(0.05 * n, 2) for n in range(20))
@@ -58,19 +62,14 @@ class KnnConfig:
 
     queries: int = 2000
     """Largest number of masked sentences; half of them choose lambda and the temperature."""
-    neighbours: int = 1024
-    """Entries per masked wordpiece (published: 1024)."""
-    candidates: int = 8
-    """Passages that REALM reads, including the null passage."""
     device: str = "auto"
     """"auto": a GPU if there is one, else the CPU; or any torch device."""
     precision: Precision = "auto"
     """Precision of matrix products."""
 
     def __post_init__(self) -> None:
-        for name, least in (("queries", 2), ("neighbours", 1), ("candidates", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be {least} or more")
+        if self.queries < 2:
+            raise ValueError(f"queries is {self.queries}: it must be 2 or more")
 
 
 class Predicted(TypedDict):
@@ -317,7 +316,7 @@ def _read(
     with torch.no_grad():
         lm_PV = model.reader.bert.cls.predictions.decoder(state_PH).float().softmax(dim=1).cpu()
     query_P = [query for query in queries for _ in query.targets]
-    return lm_PV, nearest(store, state_PH, query_P, tokens, config.neighbours)
+    return lm_PV, nearest(store, state_PH, query_P, tokens, NEIGHBOURS)
 
 
 @torch.no_grad()
@@ -333,7 +332,7 @@ def realm_probability(
         for start in range(0, len(queries), READ_AT_ONCE):
             part = queries[start : start + READ_AT_ONCE]
             query_BD = embed_queries(model, part)
-            chosen = choose_candidates(part, query_BD, index, tokens, config.candidates, same_corpus=True)
+            chosen = choose_candidates(part, query_BD, index, tokens, CANDIDATES, same_corpus=True)
             batch = read_inputs(part, chosen.number_BK, tokens, model.tokenizer, model.lengths).to(
                 model.device
             )

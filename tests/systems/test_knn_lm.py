@@ -137,9 +137,12 @@ def test_probability_sums_neighbours_of_a_word_and_mixes_with_the_model() -> Non
     np.testing.assert_allclose(mixed.sum(dim=1), 1.0, rtol=1e-6)
 
 
-def test_realm_predicts_the_sum_over_passages(tiny_kb, model, tiny_model_folder, queries) -> None:
+def test_realm_predicts_the_sum_over_passages(
+    tiny_kb, model, tiny_model_folder, queries, monkeypatch
+) -> None:
+    monkeypatch.setattr(knn_lm, "CANDIDATES", 4)
     index, some = load_index(tiny_kb, model, str(tiny_model_folder)).index, queries[:4]
-    config = KnnConfig(candidates=4, device="cpu", precision="fp32")
+    config = KnnConfig(device="cpu", precision="fp32")
     found_PV = knn_lm.realm_probability(model, tiny_kb.tokens, index, some, config)
     place = 0
     for query in some:
@@ -172,7 +175,7 @@ def test_the_command_reports_all_three_on_the_same_facts(own_kb, tiny_model_fold
         "--out",
         str(tmp_path / "store"),
     ]
-    assert cli.main([*words, "--set", "device=cpu", "--set", "neighbours=8", "--json"]) == 0
+    assert cli.main([*words, "--set", "device=cpu", "--json"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert_holds(KnnJson, report)
     assert report["n"] > 0
