@@ -42,6 +42,8 @@ SENTENCE = "The [MASK] is the currency of the United Kingdom."
 """The masked sentence of the last section."""
 FACTBOOK, FACTBOOK_PART = "package:factbook", "Introduction"
 """Of the factbook only the documents of one part are added, those whose id ends with it; of other sources all documents."""
+MADE_QUESTIONS = 150
+"""Largest number of questions made from the first documents."""
 MORE_TIME = 1.25
 """Time of the second adaptation as a multiple of the first; `realm fit` only adapts again with more time than before."""
 
@@ -58,14 +60,10 @@ class DemoConfig:
     """The model to start from."""
     minutes: float = 1.0
     """Time limit of the first adaptation, in minutes."""
-    questions: int = 150
-    """Largest number of questions made from the first documents."""
 
     def __post_init__(self) -> None:
         if not self.minutes > 0:
             raise ValueError(f"minutes is {self.minutes:g}: it must be above 0")
-        if self.questions < 1:
-            raise ValueError(f"questions is {self.questions}: it must be 1 or more")
 
 
 FIT = Section(
@@ -196,7 +194,7 @@ class DemoRun:
 
     def _fit(self, minutes: float, *sources: str) -> tuple[str, ...]:
         start = () if self.config.start == FitConfig.start else ("--start", self.config.start)
-        most = ("--set", f"questions={self.config.questions}")
+        most = ("--set", f"questions={MADE_QUESTIONS}")
         words = (*sources, "--out", str(self.workspace), "--minutes", f"{minutes:g}", *start, *most)
         return self._command("fit", *words)
 

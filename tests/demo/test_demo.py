@@ -266,6 +266,5 @@ def test_guesses_are_counted_apart_from_answers() -> None:
 
 
 def test_invalid_settings_are_refused() -> None:
-    for setting in ("minutes=0.0", "questions=0"):
-        with pytest.raises(InputError, match=setting.split("=")[0]):
-            read_config(DemoConfig, None, "demo", [setting])
+    with pytest.raises(InputError, match="minutes is 0: it must be above 0"):
+        read_config(DemoConfig, None, "demo", ["minutes=0.0"])

@@ -32,8 +32,6 @@ class FromTextConfig:
     """Seeds of ICT, pre-training and the controls; the model of the first seed is fine-tuned."""
     controls: tuple[Control, ...] = ()
     """Control runs to compare REALM with."""
-    ask: tuple[str, ...] = ()
-    """Questions to answer in section 7; empty: five random dev questions."""
 
     def __post_init__(self) -> None:
         for name in ("corpora", "seeds"):
@@ -238,9 +236,7 @@ class DemoRun:
         return (*verb.split(), *words, *named, "--config", self.preset)
 
     def _questions_to_ask(self) -> list[tuple[str, str]]:
-        """Questions with a note of the expected answer; made questions are drawn at random."""
-        if self.config.ask:
-            return [(question, "") for question in self.config.ask]
+        """Five random dev questions, each with a note of the expected answer."""
         lines = [json.loads(line) for line in self.dev.read_text(encoding="utf-8").splitlines()]
         drawn = random.Random(0).sample(lines, min(5, len(lines)))
         return [(line["question"], f"expected: {' or '.join(line['answers'])}") for line in drawn]
