@@ -48,7 +48,7 @@ from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE, passage_inputs, query_inputs
 from realm.train.loop import StartedFrom, TrainRun
-from realm.train.pretrain import POSITIVE_GAIN
+from realm.train.pretrain import POSITIVE_GAIN, UNRETRIEVED_GAP
 from realm.train.run_config import RunConfig, generator
 
 JUDGED_AT_ONCE = 16
@@ -69,8 +69,8 @@ JUDGED_TYPES = {
 
 TITLED = 0.5
 """Share of sentences that begin with the title of their passage, as a question names what it asks about."""
-UNRETRIEVED_GAP = 1.5
-"""Nats per span by which a passage that was not retrieved is assumed to be worse than the null passage."""
+READ = 2
+"""Largest number of passages that the reader reads for a sentence, besides the null passage."""
 
 
 @dataclass(frozen=True)
@@ -92,15 +92,13 @@ class AdaptConfig(RunConfig):
     """Rounds of judging, evenly over the steps; each round judges passages that the current projection finds."""
     sentences: int = 400
     """Masked sentences judged in each round."""
-    read: int = 2
-    """Largest number of passages that the reader reads for a sentence, besides the null passage."""
     signal: Literal["reader", "entity"] = "reader"
     """Credit of passages that hold the span. "reader": the reader's gain, for as many sentences as the reader can read in its
     share of the minutes, and a fixed gain for all other sentences. "entity", a control: a fixed gain for all sentences."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("rounds", "sentences", "read"):
+        for name in ("rounds", "sentences"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be 1 or more")
         if not self.minutes > 0:
@@ -225,9 +223,7 @@ class Judge:
         state_BH = self._states(queries)
         with torch.no_grad():
             query_BD = self._model.embedder.query.project(state_BH)
-        chosen = choose_candidates(
-            queries, query_BD, self._index, tokens, config.read + 1, True, config.read, self._spans
-        )
+        chosen = choose_candidates(queries, query_BD, self._index, tokens, READ + 1, True, READ, self._spans)
         reads_BK = np.array(
             [
                 [number == NULL_PASSAGE or holds(tokens.body.row(number), query.targets) for number in row]
@@ -242,7 +238,7 @@ class Judge:
                 [queries[row] for row in helped], chosen.number_BK[helped], reads_BK[helped]
             )
         else:
-            gain_BK = np.full((len(helped), config.read + 1), POSITIVE_GAIN, dtype=np.float32)
+            gain_BK = np.full((len(helped), READ + 1), POSITIVE_GAIN, dtype=np.float32)
         read_BK = reads_BK & (chosen.number_BK != NULL_PASSAGE)
         return [
             Judged(

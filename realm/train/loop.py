@@ -332,9 +332,10 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                     f"{settings_file} cannot be read ({reason(error)}), so what the run's checkpoints belong to is unknown: "
                     f"put the file back, or remove {self.folder} to start anew"
                 ) from error
-            # A setting that an earlier version did not have had its default value.
-            defaults = json.loads(json.dumps(asdict(type(self.config)())))
-            before |= {k: defaults.get(k, settings[k]) for k in settings.keys() - before.keys()}
+            # A setting that an earlier version did not have had its default value. Settings that this version does not have
+            # are left out: the repeated command cannot name them, so the interrupted run had their defaults.
+            defaults = {**settings, **json.loads(json.dumps(asdict(type(self.config)())))}
+            before = _in_this_version(before, settings, defaults)
             if before != settings:
                 changed = sorted(
                     k for k in before.keys() | settings.keys() if before.get(k) != settings.get(k)
@@ -393,3 +394,15 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             },
         )
         self.after_checkpoint()
+
+
+def _in_this_version(
+    before: Mapping[str, Any], settings: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The values of `before` under the names of `settings`; a missing value is the default."""
+    return {
+        name: _in_this_version(before[name], value, defaults[name])
+        if isinstance(value, dict) and isinstance(before.get(name), dict)
+        else before.get(name, defaults[name])
+        for name, value in settings.items()
+    }

@@ -59,6 +59,8 @@ from realm.train.run_config import RunConfig, generator
 
 POSITIVE_GAIN, NEGATIVE_GAIN = 6.2, -1.6
 """Gain in nats over the null passage that the entity control assigns to passages with and without the masked span."""
+UNRETRIEVED_GAP = 1.5
+"""Nats per span by which a passage that was not retrieved is assumed to be worse than the null passage."""
 NO_SCORE = -1e9
 """Score of the null passage if it is no candidate: p(null|x) and the gradient are 0."""
 
@@ -89,9 +91,6 @@ class PretrainConfig(RunConfig):
     """Peak learning rate of the reader (paper: 3e-5)."""
     normalise: Literal["index", "candidates"] = "index"
     """Passages over which p(z|x) is a softmax (paper: the candidates). "index": all passages, up to about 100,000."""
-    unretrieved_gap: float = 1.5
-    """Nats per span by which an unretrieved passage is assumed to be worse than the null passage; only with normalise
-    "index"."""
     marginal: Literal["span", "token"] = "span"
     """Whether the likelihood sums over passages for each whole span (paper) or for each token (released code)."""
     masking: Masking = "salient"
@@ -294,7 +293,7 @@ def loss_entries(
         return Entries(score_BK, logp_BKM, read_BK)
     left_out = [np.union1d(out, row[1:]) for out, row in zip(chosen.excluded, chosen.number_BK, strict=True)]
     rest_B = index.rest_logsumexp(query_BD, left_out)
-    score_BE, logp_BEM = with_unretrieved(score_BK, logp_BKM, batch.mask_BM, rest_B, config.unretrieved_gap)
+    score_BE, logp_BEM = with_unretrieved(score_BK, logp_BKM, batch.mask_BM, rest_B, UNRETRIEVED_GAP)
     return Entries(score_BE, logp_BEM, F.pad(read_BK, (0, 1), value=-1))
 
 

@@ -95,10 +95,11 @@ def test_a_signal_that_comes_while_sentences_are_judged_does_not_wait_for_the_ro
 
 
 @pytest.fixture
-def judge(tiny_kb, tiny_model, tmp_path):
+def judge(tiny_kb, tiny_model, tmp_path, monkeypatch):
     """A judge of the towns, its knowledge base and its model."""
     vectors_ND = load_index(tiny_kb, tiny_model, "model").index.rows(np.arange(len(tiny_kb)))
-    config = settings("read=3")
+    monkeypatch.setattr(adapt, "READ", 3)
+    config = settings()
     with TrainRun("adapt", tmp_path / "out", config, tiny_model, {tiny_model.embedder: 1e-3}) as run:
         yield Judge(tiny_kb, tiny_model, vectors_ND, run, config), tiny_kb, tiny_model
 
@@ -235,7 +236,7 @@ def test_text_without_a_name_in_two_passages_is_refused(
         adapt.train(tiny_kb, tmp_path / "out", settings(), str(tiny_model_folder))
 
 
-@pytest.mark.parametrize("setting", ["rounds=0", "sentences=0", "read=0", "minutes=0", "minutes=nan"])
+@pytest.mark.parametrize("setting", ["rounds=0", "sentences=0", "minutes=0", "minutes=nan"])
 def test_settings_that_cannot_be_are_refused(setting) -> None:
     with pytest.raises(InputError, match=rf"{setting.split('=')[0]} is .*: it must be"):
         settings(setting)

@@ -134,7 +134,7 @@ def loss_of(made, settings: PretrainConfig) -> torch.Tensor:
 @pytest.mark.parametrize("marginal", ["span", "token"])
 def test_loss_over_the_whole_index_is_that_of_reading_every_passage(tiny_kb, step, marginal) -> None:
     """Every passage but the query's own is a candidate; unread ones have the null passage's likelihood, less the gap."""
-    settings = config(normalise="index", unretrieved_gap=1.5, marginal=marginal)
+    settings = config(normalise="index", marginal=marginal)
     made = step(settings)
     _, chosen, index, batch, query_BD, score_BK, logp_BKM = made
     loss = loss_of(made, settings)
@@ -277,10 +277,11 @@ SIGNALS, NORMALISED, MARGINALS = (
 @pytest.mark.parametrize("normalise", NORMALISED)
 @pytest.mark.parametrize("marginal", MARGINALS)
 def test_mean_of_all_draws_is_the_whole_gradient_under_every_setting(
-    tiny_kb, step, signal, normalise, marginal
+    tiny_kb, step, monkeypatch, signal, normalise, marginal
 ) -> None:
     """Every entry of the loss is drawn once, and its gradient weighed with its chance: in float64 nothing is left over."""
-    said = {"signal": signal, "normalise": normalise, "marginal": marginal, "unretrieved_gap": -2.0}
+    monkeypatch.setattr(pretrain, "UNRETRIEVED_GAP", -2.0)
+    said = {"signal": signal, "normalise": normalise, "marginal": marginal}
     every, some = (config(reader_gradient=how, **said) for how in ("all", "sampled"))
     queries, chosen, index, batch, query_BD, score_BK, _ = step(every)
     batch = batch._replace(mask_BM=batch.mask_BM.double())
@@ -318,7 +319,8 @@ def test_mean_of_all_draws_is_the_whole_gradient_under_every_setting(
 
 @pytest.mark.parametrize("marginal", MARGINALS)
 def test_entries_are_drawn_as_often_as_their_mean_credit_says(step, monkeypatch, marginal) -> None:
-    settings = config(reader_gradient="sampled", marginal=marginal, unretrieved_gap=-4.0)
+    monkeypatch.setattr(pretrain, "UNRETRIEVED_GAP", -4.0)
+    settings = config(reader_gradient="sampled", marginal=marginal)
     made = step(settings)
     entries, batch = entries_of(made, settings), made[3]
     drawn: list[torch.Tensor] = []
@@ -533,7 +535,8 @@ def test_embedder_does_not_move_before_the_reader_is_ready(
         )
 
     monkeypatch.setattr(TrainRun, "update", watch)
-    config = settings("health.gate=1e9", "health.gate_every=2", "health.gate_limit=4", "ict=1")
+    monkeypatch.setattr(health, "GATE_EVERY", 2)
+    config = settings("health.gate=1e9", "health.gate_limit=4", "ict=1")
     with pytest.raises(RealmError, match="after 4 steps, the gate is"):
         pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder))
     assert moved == [False] * 4
