@@ -56,7 +56,6 @@ WRITERS = {
     "cli/knowledge_base.py _questions": ["made questions"],
     "model/manifest.py set_calibration": ["realm.json"],
     "model/tensor_files.py save_tensors": ["what a compact file takes: tests/model/test_compact.py"],
-    "cli/workspace.py _fit": ["settings, to be read again: never written"],
     "settings.py config_from": ["settings, to be checked: never written"],
     "files.py read_json": ["what was read, to be checked: never written"],
     "files.py write_json": ["the writer itself"],
@@ -85,9 +84,9 @@ WRITERS = {
     "qa/question_sets.py retrieve_to_file": ["retrieve"],
     "qa/predictions.py write_predictions": ["predictions: tests/qa/test_predictions.py"],
     "systems/knn_lm.py measure": ["report.json: what the command prints, tests/systems/test_knn_lm.py"],
-    "systems/knn_lm.py open_datastore": ["datastore.json: tests/systems/test_knn_lm.py"],
-    "systems/tfidf.py open_tfidf": ["tfidf.json: tests/systems/test_drqa.py"],
-    "systems/passage_graph.py PassageGraph.open": ["graph.json: tests/systems/test_graph.py"],
+    "folders.py make_once": [
+        "what a folder was made of: test_graph.py, test_drqa.py, test_knn_lm.py of tests/systems"
+    ],
     "systems/drqa.py Vocabulary.save": ["words.json: a list of words"],
     "compare/table.py run": ["report.json: tests/compare/test_table.py"],
     "compare/table.py _write_questions": ["questions: tests/compare/test_table.py reads them"],

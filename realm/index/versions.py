@@ -176,8 +176,12 @@ def publish(
     model_path: str,
     folder: Path,
     array_ND: np.ndarray | None = None,
+    bits: int = 16,
 ) -> int:
-    """Publishes a version with the vectors of all passages, which are embedded now if not given -> its number."""
+    """Publishes a version with the vectors of all passages, which are embedded now if not given -> its number.
+
+    `bits` is the number of bits in which a number is stored: 16, or 32 for published vectors.
+    """
     if array_ND is None:
         array_ND = _embed(kb.tokens, kb.keys_N, model, folder)
     info = VectorsInfo(
@@ -187,6 +191,7 @@ def publish(
         dim=array_ND.shape[1],
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         corpus=kb.fingerprint,
+        bits=bits,
     )
     version = vectors.publish(folder, kb.keys_N, array_ND, info)
     unfinished.forget(folder)

@@ -19,6 +19,8 @@ Masking = Literal["salient", "token", "bert", "span"]
 
 TOKEN_SHARE = 0.15
 """Share of a sentence that the random maskings mask (BERT, SpanBERT)."""
+MOST_MASKS = 10
+"""Largest number of wordpieces of a query that are predicted."""
 REPLACED, KEPT = 0.1, 0.1
 """Shares of the predicted wordpieces of "bert" that become a random wordpiece, and that stay as they are."""
 
@@ -33,7 +35,7 @@ class MaskedQuery(NamedTuple):
     original: np.ndarray
     """The sentence before masking, without a title."""
     positions: np.ndarray
-    """Masked positions to predict, ascending, at most `max_masks`."""
+    """Masked positions to predict, ascending, at most `MOST_MASKS`."""
     targets: np.ndarray
     """The original wordpieces at `positions`."""
 
@@ -45,14 +47,13 @@ def mask_passage(
     mask_id: int,
     max_tokens: int,
     masking: Masking = "salient",
-    max_masks: int = 10,
     repeats: bool = False,
     vocab_size: int = 0,
 ) -> MaskedQuery | None:
     """A masked query of a passage, or None if the passage has nothing to mask.
 
     "salient": a span drawn evenly from all spans of the passage that lie within one sentence. The sentence of the span is the
-    query, every wordpiece of the span becomes [MASK], and the first `max_masks` are predicted. `repeats` masks other
+    query, every wordpiece of the span becomes [MASK], and the first `MOST_MASKS` are predicted. `repeats` masks other
     occurrences of the span in the sentence too (released code: no). "token": 15 % of the wordpieces of a random sentence.
     "bert": as "token", but of these 10 % become a random wordpiece of `vocab_size` and 10 % stay as they are (Devlin et al.
     2019). "span": random runs of geometric length (p = 0.2, at most 10) up to 15 % (SpanBERT). A sentence longer than
@@ -62,7 +63,7 @@ def mask_passage(
         chosen = _salient(tokens, passage, rng)
         if chosen is None:
             return None
-        return _hide_span(passage, body, *chosen, mask_id, max_tokens, max_masks, repeats)
+        return _hide_span(passage, body, *chosen, mask_id, max_tokens, repeats)
     else:
         starts = tokens.sentences.row(passage)
         bounds = np.append(starts, len(body))
@@ -71,7 +72,7 @@ def mask_passage(
         if len(sentence) < 4:
             return None
         hidden = (_random_spans if masking == "span" else _random_tokens)(len(sentence), rng)
-    query = _hide(passage, sentence, hidden, hidden[:0], mask_id, max_tokens, max_masks)
+    query = _hide(passage, sentence, hidden, hidden[:0], mask_id, max_tokens)
     return _as_bert(query, rng, mask_id, vocab_size) if masking == "bert" else query
 
 
@@ -79,7 +80,7 @@ def each_span(tokens: PassageTokens, passage: int, mask_id: int, max_tokens: int
     """One masked query for each span of a passage that lies within a sentence; its repeats in the sentence are masked too."""
     body = tokens.body.row(passage)
     for sentence, span in _spans_in_sentences(tokens, passage):
-        yield _hide_span(passage, body, sentence, span, mask_id, max_tokens, max_masks=10, repeats=True)
+        yield _hide_span(passage, body, sentence, span, mask_id, max_tokens, repeats=True)
 
 
 def _as_bert(query: MaskedQuery, rng: np.random.Generator, mask_id: int, vocab_size: int) -> MaskedQuery:
@@ -98,14 +99,13 @@ def _hide_span(
     span: tuple[int, int],
     mask_id: int,
     max_tokens: int,
-    max_masks: int,
     repeats: bool,
 ) -> MaskedQuery:
     """The query that hides a span, given as bounds in the body, in the sentence with the given bounds."""
     sentence = body[slice(*bounds)]
     hidden = np.arange(*span) - bounds[0]
     also = np.setdiff1d(_occurrences(sentence, sentence[hidden]), hidden) if repeats else hidden[:0]
-    return _hide(passage, sentence, hidden, also, mask_id, max_tokens, max_masks)
+    return _hide(passage, sentence, hidden, also, mask_id, max_tokens)
 
 
 def _hide(
@@ -115,14 +115,13 @@ def _hide(
     also: np.ndarray,
     mask_id: int,
     max_tokens: int,
-    max_masks: int,
 ) -> MaskedQuery:
-    """The query that hides the wordpieces at `hidden`, the first `max_masks` of which are predicted, and those at `also`."""
+    """The query that hides the wordpieces at `hidden`, the first `MOST_MASKS` of which are predicted, and those at `also`."""
     offset = _window(len(sentence), int(hidden[0]), int(hidden[-1]), max_tokens)
     ids = sentence.copy()
     ids[hidden] = mask_id
     ids[also] = mask_id
-    positions = hidden[:max_masks] - offset
+    positions = hidden[:MOST_MASKS] - offset
     positions = positions[positions < max_tokens]
     window = slice(offset, offset + max_tokens)
     return MaskedQuery(passage, ids[window], sentence[window], positions, sentence[positions + offset])

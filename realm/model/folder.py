@@ -45,6 +45,7 @@ from realm.model.manifest import (
     read_manifest,
 )
 from realm.model.masked_reader import COPY_HEAD, MaskedReader, load_reader, save_reader
+from realm.model.modes import evaluating
 from realm.model.span_reader import SpanConfig, SpanReader
 from realm.model.tensor_files import (
     WEIGHTS,
@@ -56,7 +57,7 @@ from realm.model.tensor_files import (
 )
 from realm.settings import config_from
 from realm.text.corpus import HeldOut
-from realm.tokens.layouts import Lengths
+from realm.tokens.layouts import Lengths, passage_inputs
 from realm.tokens.tokenizer import Tokenizer
 
 
@@ -118,6 +119,14 @@ class Model:
     def saved_stages(folder: Path) -> list[dict[str, Any]]:
         """The stages of a model folder; empty if it is none."""
         return list(read_manifest(folder)["stages"]) if is_model(folder) else []
+
+    @torch.no_grad()
+    def null_vector(self) -> torch.Tensor:
+        """The vector of the null passage, which has no title and no text -> [1, D]."""
+        nothing = passage_inputs([[]], [[]], self.tokenizer, self.lengths).to(self.device)
+        with evaluating(self.embedder):
+            vector_1D: torch.Tensor = self.embedder.passage(nothing)
+        return vector_1D
 
     def compute_passage_fingerprint(self) -> str:
         """Digest of the weights and settings that embed passages; an index belongs to exactly one such digest."""

@@ -33,7 +33,7 @@ from realm.qa.reading import Reading, joint_reading, reference_question, referen
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.text.corpus import Passage
-from realm.tokens.layouts import passage_inputs, query_inputs
+from realm.tokens.layouts import query_inputs
 
 ROWS_READ = 16
 """Passages per batch of the span reader."""
@@ -208,10 +208,9 @@ class Answerer:
 
     @cached_property
     def _null_D(self) -> Tensor:
-        """The vector of the null passage, which has no title and no text -> [D]."""
-        nothing = passage_inputs([[]], [[]], self.model.tokenizer, self.model.lengths).to(self.model.device)
-        with evaluating(self.model.embedder), autocast(self.model.device, self.config.precision):
-            return self.model.embedder.passage(nothing)[0].float()
+        """The vector of the null passage -> [D]."""
+        with autocast(self.model.device, self.config.precision):
+            return self.model.null_vector()[0].float()
 
     def _read(
         self, ids: Sequence[Sequence[int]], query_BD: Tensor, number_BK: np.ndarray, added_BK: np.ndarray

@@ -23,8 +23,8 @@ from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from realm.errors import InputError
-from realm.files import read_json, write_json
-from realm.folders import replace_folder
+from realm.files import write_json
+from realm.folders import make_once
 from realm.index.versions import load_index
 from realm.masking.candidates import choose_candidates, read_inputs
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, each_span, repeats_text
@@ -98,15 +98,6 @@ class KnnJson(TypedDict):
     """With retrieved passages."""
 
 
-class DatastoreJson(TypedDict):
-    """Content of datastore.json."""
-
-    kb: str
-    """Fingerprint of the knowledge base."""
-    encoder: str
-    """Checksum of the reader's weights."""
-
-
 class Datastore(NamedTuple):
     """Entries on disk, mapped into memory."""
 
@@ -124,13 +115,10 @@ def open_datastore(
 ) -> Datastore:
     """The datastore of a model and a knowledge base, made in `folder` unless it is there."""
     weights = read_manifest(model_path)["checksums"]["encoder/model.safetensors"]
-    made_of: DatastoreJson = {"kb": kb.fingerprint, "encoder": weights}
-    if not (folder / "datastore.json").is_file() or read_json(folder / "datastore.json") != made_of:
-        aside = folder.with_name(folder.name + ".writing")
-        aside.mkdir(parents=True, exist_ok=True)
-        _write_datastore(model, kb.tokens, aside, precision)
-        write_json(aside / "datastore.json", made_of)
-        replace_folder(aside, folder)
+    make_once(
+        folder, "datastore.json", {"kb": kb.fingerprint, "encoder": weights},
+        lambda aside: _write_datastore(model, kb.tokens, aside, precision),
+    )  # fmt: skip
     return Datastore(
         *(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("keys", "values", "passages"))
     )

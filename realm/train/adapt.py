@@ -46,7 +46,7 @@ from realm.model.scores import scores
 from realm.progress import progress
 from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase
-from realm.tokens.layouts import NULL_PASSAGE, passage_inputs, query_inputs
+from realm.tokens.layouts import NULL_PASSAGE, query_inputs
 from realm.train.loop import StartedFrom, TrainRun
 from realm.train.pretrain import POSITIVE_GAIN, UNRETRIEVED_GAP
 from realm.train.run_config import RunConfig, generator
@@ -130,7 +130,7 @@ def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
     names: StartedFrom = {"init": init, **kb.training_record}
     with TrainRun("adapt", out, config, model, {tower.projection: config.learning_rate}, names) as run:
         judge = Judge(kb, model, vectors_ND, run, config)
-        passage_ND = torch.cat([vectors_ND, null_vector(model).cpu()]).to(run.device)
+        passage_ND = torch.cat([vectors_ND, model.null_vector().cpu()]).to(run.device)
         judged: list[Judged] = []
         steps_made = config.steps
         for step in run.steps():
@@ -282,14 +282,6 @@ def gain_table(judged: Sequence[Judged], passages: int) -> Tensor:
         gain_N[torch.from_numpy(one.number_K)] = torch.from_numpy(one.gain_K)
         gain_N[torch.from_numpy(one.excluded)] = -torch.inf
     return gain_BN
-
-
-@torch.no_grad()
-def null_vector(model: Model) -> Tensor:
-    """Vector of the null passage, which has no title and no text -> [1, D]."""
-    nothing = passage_inputs([[]], [[]], model.tokenizer, model.lengths).to(model.device)
-    with evaluating(model.embedder):
-        return model.embedder.passage(nothing)
 
 
 def write_judged(judged: Sequence[Judged], file: Path) -> None:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realm.masking import masked_queries
 from realm.masking.masked_queries import (
     MaskedQuery,
     SpanIndex,
@@ -97,20 +98,22 @@ def test_every_query_fits_its_window_and_can_be_undone(seed, masking, max_tokens
     assert (windows == query.original).all(axis=1).any()
 
 
-def test_token_masking_hides_about_fifteen_percent(tokens):
+def test_token_masking_hides_about_fifteen_percent(monkeypatch):
+    monkeypatch.setattr(masked_queries, "MOST_MASKS", 100)
     body = np.arange(10, 110)
     one = PassageTokens(ragged([[1]]), ragged([body]), ragged([[0]]), ragged([[]]), ragged([[]]))
-    query = mask_passage(one, 0, np.random.default_rng(0), MASK, 200, "token", max_masks=100)
+    query = mask_passage(one, 0, np.random.default_rng(0), MASK, 200, "token")
     assert query is not None and len(query.positions) == 15
 
 
-def test_bert_masking_hides_eight_of_ten_predicted_wordpieces_and_keeps_one():
+def test_bert_masking_hides_eight_of_ten_predicted_wordpieces_and_keeps_one(monkeypatch):
+    monkeypatch.setattr(masked_queries, "MOST_MASKS", 100)
     body = np.arange(1000, 1100)
     one = PassageTokens(ragged([[1]]), ragged([body]), ragged([[0]]), ragged([[]]), ragged([[]]))
     kinds = np.zeros(3)
     for seed in range(400):
         rng = np.random.default_rng(seed)
-        query = mask_passage(one, 0, rng, MASK, 200, "bert", max_masks=100, vocab_size=1000)
+        query = mask_passage(one, 0, rng, MASK, 200, "bert", vocab_size=1000)
         assert query is not None and len(query.positions) == 15
         assert np.array_equal(query.targets, body[query.positions])
         shown = query.ids[query.positions]
