@@ -47,9 +47,8 @@ def one_writer(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterat
         yield
     finally:
         held.remove(name)
-        fcntl.flock(
-            descriptor, fcntl.LOCK_UN
-        )  # a forked child may have the descriptor too, so closing is not enough
+        # A forked child may have the descriptor too, so closing is not enough.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
@@ -94,15 +93,12 @@ def replace_folder(new: Path, target: Path) -> None:
         try:
             coming.rename(target)
         except OSError:
-            if (
-                not target.exists()
-            ):  # else another process has opened the folder, and `restore` has renamed it
+            # If the target exists, another process has opened the folder, and `restore` has renamed it.
+            if not target.exists():
                 going.rename(target)
                 raise
-    for old in (
-        coming,
-        going,
-    ):  # the replacement is done; the next replacement removes what cannot be removed now
+    # The replacement is done; the next replacement removes what cannot be removed now.
+    for old in (coming, going):
         with suppress(OSError):
             remove(old)
 

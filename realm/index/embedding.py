@@ -128,9 +128,8 @@ def _embed(
         result[torch.from_numpy(known)] = torch.from_numpy(vectors)
         there = np.zeros(count, dtype=bool)
         there[known] = True
-        batches = [
-            batch for batch in batches if not there[batch].all()
-        ]  # the batches are those of the interrupted call
+        # The batches are those of the interrupted call.
+        batches = [batch for batch in batches if not there[batch].all()]
     done, one_at_a_time = count - sum(map(len, batches)), threading.Lock()
     bar = progress(
         total=count,

@@ -106,9 +106,8 @@ def embed_on_devices(
 
 
 def _work(share: Share, pipe: Connection) -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the parent ends the workers
+    # Ctrl-C reaches the whole group; the parent ends the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(BrokenPipeError):  # the parent is gone
         try:
             pipe.send(_embed(share, pipe.send))

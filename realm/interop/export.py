@@ -162,11 +162,8 @@ def _config(model: Model, kind: str, block_emb: Lazy | None) -> dict[str, Any]:
         }
     if block_emb:
         config["num_block_records"] = block_emb.shape[0]
-    ids = {
-        "pad_token_id": 1,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
-    }  # the wrong ids of the released checkpoints
+    # The released checkpoints have these wrong ids.
+    ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
     return {"architectures": [CLASSES[kind]], "model_type": "realm", "dtype": "float32", **ids, **config}
 
 

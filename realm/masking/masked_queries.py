@@ -198,9 +198,8 @@ class SpanIndex:
         for one in np.unique(width):
             rows = np.flatnonzero(width == one)
             keys[rows] = _polynomial(tokens.body.values[first[rows, None] + np.arange(one)])
-        pairs = np.unique(
-            np.stack([keys, owners.astype(np.uint64)]), axis=1
-        )  # sorted by key, then passage; each pair once
+        # Each pair stands once, sorted by key, then by passage.
+        pairs = np.unique(np.stack([keys, owners.astype(np.uint64)]), axis=1)
         return pairs[0], pairs[1].astype(np.int64)
 
     def passages(self, span_ids: np.ndarray) -> np.ndarray:

@@ -47,9 +47,8 @@ class CopyHead(nn.Module):
         [SEP]; with an empty passage nothing is copied.
         """
         mask_PH = states_BTH[row_P, position_P]
-        asked_P = (
-            tokens.segments_BT[row_P, position_P] == 0
-        )  # a word masked in the passage itself is not copied
+        # A word that is masked in the passage itself is not copied.
+        asked_P = tokens.segments_BT[row_P, position_P] == 0
         passage_PT = passage_mask(tokens)[row_P] & asked_P[:, None]
         slot_P, position_BM = _by_row(row_P, position_P, len(states_BTH))
         query_BMH = self.query(

@@ -57,10 +57,8 @@ def multiplies_bf16(device_type: str) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device_type != "cpu":
         return False
-    if platform.machine().lower() in (
-        "x86_64",
-        "amd64",
-    ):  # torch.backends reports bf16 there for AVX-512 alone
+    # On these machines torch.backends reports bf16 for AVX-512 alone.
+    if platform.machine().lower() in ("x86_64", "amd64"):
         return bool(torch.cpu._is_avx512_bf16_supported())
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 

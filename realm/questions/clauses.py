@@ -112,9 +112,8 @@ def _on_noun(text: str, clause: Clause, topic: Topic) -> Clause | None:
     plain = True  # so far "a ... noun", without a preposition that would bring another noun
     for last, token, following in zip(tokens, tokens[1:], [*tokens[2:], tokens[-1]], strict=False):
         word = token.group()
-        another = not plain and (
-            last.group() == "," or last.group()[0].isupper()
-        )  # "through her son, Aeneas, who"
+        # "through her son, Aeneas, who"
+        another = not plain and (last.group() == "," or last.group()[0].isupper())
         if (word == "who" and topic.person and not another) or (word in ("which", "that") and plain):
             return clause_at(text, token.end())
         if word in ("who", "which", "that", "where", "whose", ";", ":"):

@@ -69,9 +69,8 @@ def is_whole(line: Line, span: Span) -> bool:
         return False
     if answer.lower() in _VAGUE or _LIST_AFTER.match(after) or _LIST_BEFORE.search(line.text[: span.start]):
         return False
-    if re.match(
-        r", (?:the )?(?:[a-z]+ )?[A-Z]", after
-    ):  # "Ulm, Germany" is no list, "Ulm, Bonn and Rome" is one
+    # "Ulm, Germany" is no list, "Ulm, Bonn and Rome" is one
+    if re.match(r", (?:the )?(?:[a-z]+ )?[A-Z]", after):
         listed = re.match(r", [\w’'. -]+,? (?:and|or) |, [\w’'. -]+, [A-Z]", after)
         return span.label in ("GPE", "LOC") and not listed
     return True

@@ -82,9 +82,8 @@ def _tables() -> tuple[dict[str, Form], dict[str, str], dict[str, str]]:
     for base, past, _ in irregular + regular:
         forms.setdefault(base, Form(base, "do"))
         forms.setdefault(_third(base), Form(base, "does"))
-        forms[past] = Form(
-            base, "did"
-        )  # over a base: "lay" is more often the past of lie, "found" that of find
+        # A past form wins over a base: "lay" is more often the past of lie, "found" that of find.
+        forms[past] = Form(base, "did")
     participles = {participle: base for base, _, participle in reversed(irregular + regular)}
     return forms, participles | _NEVER_FINITE, {base: past for base, past, _ in irregular + regular}
 

@@ -114,9 +114,8 @@ def _sentence(error: Mapping[str, Any]) -> str:
     place: Sequence[Any] = error["loc"]
     name = ".".join(str(part) for part in place if part != "body") or "body"
     match error["type"]:
-        case (
-            "string_pattern_mismatch" | "string_too_short"
-        ):  # the only pattern requires a character that is not white space
+        # The only pattern requires a character that is not white space.
+        case "string_pattern_mismatch" | "string_too_short":
             reason = "the text is empty or white space: write some text"
         case "string_too_long":
             reason = (

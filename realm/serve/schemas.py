@@ -84,9 +84,8 @@ class FillRequest(_Body):
         {"sentence": "The [MASK] is the currency of the UK.", "target": "pound"},
     )
 
-    sentence: Annotated[
-        Text, Field(json_schema_extra={"pattern": r"\[MASK\]"})
-    ]  # the filler refuses a sentence without [MASK], with a better message
+    # The filler refuses a sentence without [MASK], with a better message.
+    sentence: Annotated[Text, Field(json_schema_extra={"pattern": r"\[MASK\]"})]
     target: Text | None = None
     """A word whose probability at the [MASK] is wanted, with and without retrieval."""
 

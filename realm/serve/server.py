@@ -48,9 +48,8 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
-        reason = str(getattr(error, "strerror", None) or error).partition(" (")[
-            0
-        ]  # the message below already has the address
+        # The message below already has the address.
+        reason = str(getattr(error, "strerror", None) or error).partition(" (")[0]
         raise InputError(f"cannot listen on {host} port {port}: {reason}; choose another --port") from None
     # Accepted connections inherit TCP_NODELAY. asyncio sets it only if the listener's protocol is explicitly TCP, which is not
     # so here. Without it, the body of a response waits until the client acknowledges its head, which clients delay by 40 ms.

@@ -127,9 +127,8 @@ class Settings(NamedTuple):
                 f"{folder} has format {known[0]}, this version of realm reads 1 to {FORMAT}: build it anew"
             )
         fields = {field.name for field in dataclasses.fields(KnowledgeBaseConfig)}
-        values = {
-            name: value for name, value in known[2].items() if name in fields
-        }  # earlier versions had more settings
+        # Earlier versions had more settings.
+        values = {name: value for name, value in known[2].items() if name in fields}
         values.setdefault("tokenizer", "")  # formats 1 and 2 did not keep the name
         config = config_from(KnowledgeBaseConfig, values, str(folder))
         return cls(config, known[1], "held_out" in known[2])

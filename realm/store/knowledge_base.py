@@ -342,9 +342,8 @@ class KnowledgeBase:
             ChangedMeanwhile: another process changed the knowledge base.
         """
         path, table = self.folder / TABLE, self.table
-        with one_writer(
-            self.folder
-        ):  # another writer could merge a document with a text that is being deleted
+        # Another writer could merge a document with a text that is being deleted.
+        with one_writer(self.folder):
             check_newest(path, table)
             merged = settle_merged(self.folder, table.version)
             names = originals(table, {name: merged[name] for name in documents if name in merged})

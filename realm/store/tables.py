@@ -95,9 +95,8 @@ def open_table(path: Path, version: int | None = None) -> lance.LanceDataset:
     try:
         lease = _lease(path, number)
     except FileNotFoundError:
-        if (
-            version is None and newest_version(path) != newest
-        ):  # removed meanwhile, and there is a newer version
+        # The version was removed meanwhile, and there is a newer one.
+        if version is None and newest_version(path) != newest:
             return open_table(path)
         raise InputError(f"{path} has no version {number}: the newest is {newest}") from None
     with _kept_open(lease):
@@ -183,9 +182,8 @@ def replace_rows(
 ) -> lance.LanceDataset:
     """One commit that deletes the rows of these numbers and appends the rows of `fragments`."""
     rows = table.scanner(columns=[], with_row_address=True).to_table()
-    addresses = np.sort(
-        rows.column("_rowaddr").to_numpy()[numbers]
-    )  # 32 bits for the fragment, 32 bits for the row in it
+    # An address has 32 bits for the fragment and 32 bits for the row in it.
+    addresses = np.sort(rows.column("_rowaddr").to_numpy()[numbers])
     emptied, changed, files = [], [], []
     for fragment in table.get_fragments():
         first, end = np.searchsorted(addresses >> 32, [fragment.fragment_id, fragment.fragment_id + 1])
@@ -272,9 +270,8 @@ def remove_uncommitted(path: Path) -> None:
 
 
 def _unlock(descriptor: int) -> None:
-    fcntl.flock(
-        descriptor, fcntl.LOCK_UN
-    )  # a forked child may have the descriptor too, so closing is not enough
+    # A forked child may have the descriptor too, so closing is not enough.
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 

@@ -48,9 +48,8 @@ class Titles:
                 or all(word in STOP_WORDS for word in words)
             ):
                 continue
-            if (
-                words not in self._document or bare == title
-            ):  # a title without explanation is the commonest meaning
+            # A title without an explanation is the commonest meaning.
+            if words not in self._document or bare == title:
                 self._document[words] = document
 
     def find(self, text: str, any_case: bool = False) -> Iterator[int]:

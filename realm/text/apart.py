@@ -46,9 +46,8 @@ class Apart(AbstractContextManager["Apart"]):
         child = self._child = self._child or _start()
         assert child.stdin is not None and child.stdout is not None
         with ExitStack() as whatever_comes, ExitStack() as shown:
-            whatever_comes.callback(
-                self._stop
-            )  # a child cannot be used again if its answer was not read to the end
+            # A child cannot be used again if its answer was not read to the end.
+            whatever_comes.callback(self._stop)
             bar = None
             request = {"path": str(path), "document_chars": limits.document_chars}
             child.stdin.write(json.dumps(request).encode() + b"\n")

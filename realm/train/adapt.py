@@ -210,9 +210,8 @@ class Judge:
                 found = self._judge(queries)
                 bar.update(min(len(found), config.sentences - len(judged)))
                 judged += found
-                if (
-                    self._run.stop_requested
-                ):  # the steps since the last checkpoint take only seconds to repeat
+                # The steps since the last checkpoint take only seconds to repeat.
+                if self._run.stop_requested:
                     raise KeyboardInterrupt
         return judged[: config.sentences]
 

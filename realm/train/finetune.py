@@ -129,9 +129,8 @@ class FinetuneConfig(RunConfig):
             raise ValueError("update_passages trains the embedder: retriever_rate must be above 0")
         if self.hard_em_steps < 1:
             raise ValueError(f"hard_em_steps is {self.hard_em_steps}: it must be 1 or more")
-        SpanConfig(
-            objective=self.objective, retrieval_score=self.retrieval_score
-        )  # refuses what does not fit
+        # SpanConfig refuses what does not fit.
+        SpanConfig(objective=self.objective, retrieval_score=self.retrieval_score)
 
 
 class FinetunedFrom(TypedDict):
@@ -159,9 +158,8 @@ def train(
     """
     if not questions:
         raise InputError("there is no training question")
-    model = load_model(init).to(
-        choose_device(config.device)
-    )  # before the index, which goes where the model is
+    # The model moves before the index is loaded, which goes where the model is.
+    model = load_model(init).to(choose_device(config.device))
     kb.check_tokenizer(model.tokenizer, init)
     if config.reading_tokens:
         model.lengths = reading_lengths(model.lengths, config.reading_tokens)

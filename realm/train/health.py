@@ -104,9 +104,8 @@ class HealthWatch:
             self._read(built)
             return built
         self.state["refused"] += 1
-        self.model.embedder.load_state_dict(
-            self.state["healthy"], strict=False
-        )  # a shared tower is saved once
+        # A shared tower is saved once, so names may be missing.
+        self.model.embedder.load_state_dict(self.state["healthy"], strict=False)
         self.run.optimizer.reset_averages(self.model.embedder)
         frozen = self.state["refused"] >= PATIENCE
         self.run.optimizer.scale_rate(self.model.embedder, 0.0 if frozen else 0.5)

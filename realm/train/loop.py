@@ -235,9 +235,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         if distributed.is_main_process():
             logs = [self.folder / name for name in (METRICS, TENSORBOARD)]
             self.model.save(self.out, [log for log in logs if log.exists()])
-            shutil.rmtree(
-                self.folder
-            )  # while the lock is held: no run resumes from a complete run's checkpoint
+            # The lock is still held, so that no run resumes from a complete run's checkpoint.
+            shutil.rmtree(self.folder)
             took = f"{self.step:,} steps in {duration(self.seconds())}"
             print(f"{self.stage}: {took}; the model is in {self.out}", file=sys.stderr, flush=True)
         distributed.barrier()
@@ -289,9 +288,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 self._lock = (self.folder / "lock").open("ab")
                 undo.callback(self._lock.close)
                 self._take_lock()
-                if (
-                    os.fstat(self._lock.fileno()).st_nlink == 0
-                ):  # a run that ended meanwhile removed the folder
+                # A run that ended meanwhile has removed the folder.
+                if os.fstat(self._lock.fileno()).st_nlink == 0:
                     self._check_out()
                     raise ConflictError(f"{self.folder} was removed by somebody: repeat the command")
                 self._checkpoints.remove_unfinished()

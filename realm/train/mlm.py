@@ -309,9 +309,8 @@ def _reading_rows(
     for passage in passages:
         body = tokens.body.row(passage)
         bounds = np.append(tokens.sentences.row(passage), len(body))
-        number = int(
-            rng.choice(np.flatnonzero(np.diff(bounds)))
-        )  # one of control characters has no wordpieces
+        # A sentence of control characters has no wordpieces.
+        number = int(rng.choice(np.flatnonzero(np.diff(bounds))))
         first, last = (
             int(bounds[number]),
             min(int(bounds[number + 1]), int(bounds[number]) + lengths.query - 2),

@@ -212,9 +212,8 @@ def train(
             run.update(loss, seen | refresher.metrics(version, step))
             if watch.reader_ready:
                 refresher.request(model, run.step)  # starts a build if one is due
-            version = watch.after_step(
-                refresher.poll(run.step), version
-            )  # waits only where refresh.lag demands it
+            # `poll` waits only where refresh.lag demands it.
+            version = watch.after_step(refresher.poll(run.step), version)
             run.state["index"] = refresher.state_dict(version)  # for resuming
         if version.step < run.step:
             built = refresher.build_final(model, run.step)  # the saved weights are judged too

@@ -64,9 +64,8 @@ class Snapshot:
 
     def __init__(self, answerer: Answerer, stamp: Stamp):
         self.answerer, self.stamp = answerer, stamp
-        self.index_folder = index_folder(
-            answerer.kb, answerer.model
-        )  # computed once, because it hashes the weights
+        # Computed once, because it hashes the weights.
+        self.index_folder = index_folder(answerer.kb, answerer.model)
         self.filler = Filler(answerer.kb, answerer.model, answerer.version, answerer.config)
 
     @property

@@ -54,9 +54,8 @@ def states_at(bert: Bert, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> 
     On a CPU the last layer computes only keys and values for all other tokens.
     """
     if tokens.ids_BT.device.type != "cpu" or not tokens.mask_BT[row_P, position_P].all():
-        states_BTH = _padded_states(
-            bert, tokens
-        )  # on a CPU only if states of padding are requested, which packed rows lack
+        # On a CPU this happens only if states of padding are requested, which packed rows lack.
+        states_BTH = _padded_states(bert, tokens)
         return states_BTH[row_P, position_P]
     rows = _Rows.of(tokens, row_P)
     number_BT = torch.zeros_like(tokens.ids_BT)
@@ -187,9 +186,8 @@ class _Divided(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         to_states = gradients[0].split([len(states_nH) for _, states_nH in ctx.found])
-        again = (
-            torch._C._autograd._get_current_graph_task_keep_graph()
-        )  # the value of `retain_graph` in this backward pass
+        # The value of `retain_graph` in this backward pass.
+        again = torch._C._autograd._get_current_graph_task_keep_graph()
 
         def one(part: tuple[tuple[Tensor, Tensor], Tensor]) -> tuple[Tensor | None, ...]:
             (given_nH, states_nH), to_states_nH = part

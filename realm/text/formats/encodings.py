@@ -103,9 +103,8 @@ def _looks_like_cp1252(data: bytes) -> bool:
         letters = [c for c in data.decode("cp1252") if ord(c) > 127]
     except UnicodeDecodeError:
         return False
-    if len(letters) > 0.3 * len(
-        data
-    ):  # no language that is written in Latin letters: Cyrillic, Chinese, noise
+    # No language that is written in Latin letters: Cyrillic, Chinese, noise.
+    if len(letters) > 0.3 * len(data):
         return False
     lenient = data.decode("utf-8", errors="replace")
     damaged = lenient.count("\N{REPLACEMENT CHARACTER}")

@@ -70,9 +70,8 @@ def page_record(path: Path, title: str, text: str, assumed: str | None = None) -
 
 def _parse(source: str, taken: "_Taken") -> None:
     parser = etree.HTMLParser(target=taken, encoding="utf-8", huge_tree=True)
-    for start in range(
-        0, len(source), _FED
-    ):  # in parts, so that errors are raised before the end of the page
+    # The page is parsed in parts, so that errors are raised before its end.
+    for start in range(0, len(source), _FED):
         parser.feed(source[start : start + _FED].encode())
     with suppress(etree.XMLSyntaxError):  # a page without any element or text
         parser.close()

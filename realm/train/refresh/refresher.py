@@ -217,9 +217,8 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
 
     def metrics(self, version: IndexVersion, step: int) -> dict[str, float]:
         """Age of the index in steps, and whether a build runs, for the metrics of a step."""
-        running = (
-            distributed.world_size() * self._builder.running
-        )  # rank 0 alone has one, and metrics are means
+        # Rank 0 alone has a build, and metrics are means.
+        running = distributed.world_size() * self._builder.running
         return {"index_age": step - version.step, "building": float(running)}
 
     def __exit__(self, *_: object) -> None:
