@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from realm.errors import at_least
 from realm.qa.pipeline import AnswerConfig
 
 MOST_READ = 20
@@ -41,9 +42,7 @@ class ServeConfig(AnswerConfig):
     """Accepted host names in addition to the server's own; if empty and the server is not on loopback, all are accepted."""
 
     def __post_init__(self) -> None:
-        for name in ("read", "answers", "batch", "queue", "body_bytes", "connections"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be 1 or more")
+        at_least(self, read=1, answers=1, batch=1, queue=1, body_bytes=1, connections=1)
         for name in ("head_seconds", "seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0")

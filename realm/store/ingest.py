@@ -31,7 +31,7 @@ import lance
 import pyarrow as pa
 from lance import LanceOperation
 
-from realm.errors import ConflictError, InputError, RealmError
+from realm.errors import ConflictError, InputError, RealmError, at_least
 from realm.folders import LOCK, one_writer, replace_folder, restore
 from realm.progress import progress
 from realm.settings import config_from
@@ -78,10 +78,7 @@ class KnowledgeBaseConfig:
         return self.tagger or "rules"
 
     def __post_init__(self) -> None:
-        least = {"passage_tokens": 16, "max_document_chars": 1, "commit_every": 1}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be {bound} or more")
+        at_least(self, passage_tokens=16, max_document_chars=1, commit_every=1)
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out is {self.held_out}: it must be 0 or more, and less than 1")
 

@@ -22,7 +22,7 @@ import torch
 from numpy.lib.format import open_memmap
 from torch import Tensor
 
-from realm.errors import InputError
+from realm.errors import InputError, at_least
 from realm.files import write_json
 from realm.folders import make_once
 from realm.index.versions import load_index
@@ -68,8 +68,7 @@ class KnnConfig:
     """Precision of matrix products."""
 
     def __post_init__(self) -> None:
-        if self.queries < 2:
-            raise ValueError(f"queries is {self.queries}: it must be 2 or more")
+        at_least(self, queries=2)
 
 
 class Predicted(TypedDict):

@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from realm.errors import InputError
+from realm.errors import InputError, at_least
 from realm.index.versions import load_index
 from realm.masking.candidates import choose_candidates, read_inputs
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds
@@ -98,9 +98,7 @@ class AdaptConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("rounds", "sentences"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be 1 or more")
+        at_least(self, rounds=1, sentences=1)
         if not self.minutes > 0:
             raise ValueError(f"minutes is {self.minutes:g}: it must be above 0")
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from realm import distributed
-from realm.errors import InputError
+from realm.errors import InputError, at_least
 from realm.index.versions import IndexVersion, load_index
 from realm.interop.span_readers import take_reader
 from realm.model.bert import Bert
@@ -127,8 +127,7 @@ class FinetuneConfig(RunConfig):
             )
         if self.update_passages and not self.retriever_rate > 0:
             raise ValueError("update_passages trains the embedder: retriever_rate must be above 0")
-        if self.hard_em_steps < 1:
-            raise ValueError(f"hard_em_steps is {self.hard_em_steps}: it must be 1 or more")
+        at_least(self, hard_em_steps=1)
         # SpanConfig refuses what does not fit.
         SpanConfig(objective=self.objective, retrieval_score=self.retrieval_score)
 

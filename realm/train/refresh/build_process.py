@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from realm.errors import RealmError
+from realm.errors import RealmError, at_least
 from realm.index.watchdog import Child
 from realm.model.device import Precision
 from realm.ray_actors import EngineConfig
@@ -47,11 +47,7 @@ class BuildConfig(EngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.threads < 1 or self.restarts < 0:
-            raise ValueError(
-                f"threads and restarts are {self.threads} and {self.restarts}: "
-                "the first must be 1 or more, the second 0 or more"
-            )
+        at_least(self, threads=1, restarts=0)
 
 
 class Builder(AbstractContextManager["Builder"]):

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from realm import distributed
-from realm.errors import ConflictError, DamagedError, RealmError, reason
+from realm.errors import ConflictError, DamagedError, RealmError, at_least, reason
 from realm.index.versions import KEPT_VERSIONS, IndexVersion, index_folder, publish
 from realm.model.device import Precision, autocast
 from realm.model.embedder import Embedder
@@ -63,9 +63,7 @@ class RefreshConfig(BuildConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("every", "lag"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be 0 or more")
+        at_least(self, every=0, lag=0)
         if self.every and self.lag >= self.every:
             raise ValueError(f"lag is {self.lag}: it must be smaller than every, {self.every}")
 
