@@ -97,10 +97,8 @@ def _tensor(entry: "_Message", shard: Callable[[int], np.ndarray]) -> Tensor:
         found = found.copy()
     try:
         return torch.from_numpy(found.view("<f4").reshape(shape))
-    except (
-        ValueError,
-        OverflowError,
-    ) as error:  # no elements, in more or longer dimensions than an array has
+    except (ValueError, OverflowError) as error:
+        # The tensor has no elements, and more or longer dimensions than an array has.
         raise _Damaged(f"a shape of {shape}") from error
 
 

