@@ -24,7 +24,7 @@ from realm.qa.pipeline import AnswerConfig
 from realm.qa.question_files import Question
 from realm.stages.memory import PeakMemory
 from realm.stages.runner import Record, Section, run_stages
-from realm.stages.tables import paragraph
+from realm.stages.tables import costs, paragraph
 from realm.workspace.folder import Workspace
 
 __all__ = ["DemoConfig", "DemoRun", "run"]
@@ -95,9 +95,8 @@ def run(
         "peak_memory_mb": peak,
     }
     write_json(folder / "report.json", report)
-    print(
-        "", paragraph(f"{results.costs_line(report)} All numbers are in {folder / 'report.json'}."), sep="\n"
-    )
+    spent = costs(seconds, peak, ("fit", "evaluate"))
+    print("", paragraph(f"{spent} All numbers are in {folder / 'report.json'}."), sep="\n")
     print(f'Ask your own questions: realm answer "..." --in {demo.workspace}')
     print(f"Ask them on a web page: realm serve --in {demo.workspace}")
     return report

@@ -12,7 +12,7 @@ import numpy as np
 from realm.demo.stages import DemoRun
 from realm.files import read_json
 from realm.stages.pairs import Against, against
-from realm.stages.tables import aligned, costs, difference, paragraph
+from realm.stages.tables import aligned, difference, paragraph
 from realm.workspace.report import AdaptationJson, FitJson, Recall, TestJson
 
 RANKS = ("1", "5", "20")
@@ -183,8 +183,3 @@ def asked_line(asked: list[Answered]) -> str:
     guesses = sum(not one["found"] for one in asked)
     right = f"Right: {sum(one['right'] for one in asked)} of {len(asked)}."
     return f"{right} Answers below the model's threshold, which are guesses: {guesses}." if guesses else right
-
-
-def costs_line(report: DemoReport) -> str:
-    """Seconds and peak memory of the demo."""
-    return costs(report["seconds"], report["peak_memory_mb"], ("fit", "evaluate"))
