@@ -107,9 +107,7 @@ def _check_settings(demo: DemoRun) -> None:
     file = demo.folder / "settings.json"
     settings: SettingsJson = {"settings": dataclasses.asdict(demo.config), "config": demo.preset}
     settings = json.loads(json.dumps(settings))
-    before = read_json(file) if file.exists() else settings
-    known = {name: before["settings"].get(name) for name in settings["settings"]}  # earlier versions had more
-    if {**before, "settings": known} != settings:
+    if file.exists() and read_json(file) != settings:
         raise ConflictError(
             f"{demo.folder} was made with other settings: choose another --dir, or remove that folder"
         )
