@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from realm.errors import InputError
-from realm.files import read_json
+from realm.files import read_json, write_json
 from realm.qa.question_files import Question
 from realm.systems import drqa, tfidf
 from realm.systems.articles import Articles
@@ -111,7 +111,7 @@ def test_the_matrix_is_made_once_and_anew_for_another_corpus(tiny_kb, tmp_path, 
     again = open_tfidf(tiny_kb, articles, tmp_path / "m")
     for one, other in zip(first, again, strict=True):
         np.testing.assert_array_equal(one, other)
-    tfidf.write_json(tmp_path / "m" / "tfidf.json", {"kb": "another"})
+    write_json(tmp_path / "m" / "tfidf.json", {"kb": "another"})
     with pytest.raises(pytest.fail.Exception, match="made again"):
         open_tfidf(tiny_kb, articles, tmp_path / "m")
 
