@@ -123,7 +123,7 @@ def step(folder: Path, rounds: int, way: str, queries: int, full: bool) -> dict[
 def our_loss(model: Model, batch: RetrievalBatch, sampled: bool) -> Tensor:
     """The loss as in `realm pretrain`."""
     config = PretrainConfig(marginal="token", reader_gradient="sampled" if sampled else "all")
-    _, _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
+    _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
     logp_BKM = read(model.reader, batch, [], None, None, config)
     loss = marginal_loss(score_BK, logp_BKM, batch.mask_BM, "token")
     entries = Entries(score_BK, logp_BKM, torch.arange(K, device=score_BK.device).expand_as(score_BK))
