@@ -160,7 +160,7 @@ async def load(
 
 
 class Connection:
-    """An open HTTP connection. It does as little work as possible, because clients and server share the cores."""
+    """An open HTTP connection with as little work for the client as possible, because clients and server share the cores."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self._reader, self._writer = reader, writer
