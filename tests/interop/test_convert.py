@@ -316,7 +316,7 @@ def test_a_folder_without_a_tokenizer_takes_the_named_one(name: str, tmp_path: P
     assert cli.main(command) == 2
     error = capsys.readouterr().err
     assert (
-        "bare has no tokenizer" in error and "name one with --tokenizer" in error and error.count("\n") == 1
+        "bare has no tokenizer" in error and "give one with --tokenizer" in error and error.count("\n") == 1
     )
     assert not (tmp_path / "out").exists()
     assert cli.main([*command, "--tokenizer", str(whole)]) == 0
@@ -348,7 +348,7 @@ def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
 
 
 def test_another_kind_of_model_is_refused(tiny_model_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(RealmError, match="is a 'bert' model, no published REALM checkpoint"):
+    with pytest.raises(RealmError, match="is a 'bert' model, not a published REALM checkpoint"):
         open_checkpoint(str(tiny_model_folder / "encoder"))
     folder = tmp_path / "strange"
     folder.mkdir()
@@ -356,7 +356,9 @@ def test_another_kind_of_model_is_refused(tiny_model_folder: Path, tmp_path: Pat
     with pytest.raises(RealmError, match="has no weights"):
         open_checkpoint(str(folder))
     save_file({"gpt.weight": torch.zeros(2)}, folder / "model.safetensors")
-    with pytest.raises(RealmError, match=r"is no published REALM checkpoint .* it holds gpt\.weight"):
+    with pytest.raises(
+        RealmError, match=r"is not a published REALM checkpoint .* its tensors are gpt\.weight"
+    ):
         open_checkpoint(str(folder))
     (folder / "model.safetensors").write_bytes(b"\0" * 100)
     with pytest.raises(RealmError, match="is damaged"):
@@ -387,7 +389,7 @@ class Harmful:
 def test_a_weights_file_that_would_run_code_is_not_read(tmp_path: Path) -> None:
     folder = shutil.copytree(FIXTURES / "embedder" / "new", tmp_path / "bad")
     torch.save({"a": Harmful(tmp_path / "harm")}, folder / "pytorch_model.bin")
-    with pytest.raises(RealmError, match="holds more than tensors and is not read"):
+    with pytest.raises(RealmError, match="contains more than tensors and is not read"):
         open_checkpoint(str(folder))
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": Harmful(tmp_path / "harm")}))
     with pytest.raises(RealmError, match=r"pytorch_model\.bin"):
@@ -397,11 +399,11 @@ def test_a_weights_file_that_would_run_code_is_not_read(tmp_path: Path) -> None:
 
 def test_texts_and_vectors_must_be_as_many_before_anything_is_written(tmp_path: Path) -> None:
     folder = broken(tmp_path, "openqa", block_emb=torch.zeros(39, 8))
-    with pytest.raises(RealmError, match=r"has 40 texts, its block_emb is \(39, 8\)"):
+    with pytest.raises(RealmError, match=r"has 40 texts, and block_emb of shape \(39, 8\)"):
         convert_checkpoint(str(folder), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     (folder / "block_records.npy").unlink()
-    with pytest.raises(RealmError, match="the checkpoint came without its texts"):
+    with pytest.raises(RealmError, match="the checkpoint has no texts"):
         convert_checkpoint(str(folder), tmp_path / "out")
 
 
