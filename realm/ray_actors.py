@@ -207,7 +207,11 @@ def _connect(address: str) -> Any:
     try:
         ray.init(address or None, log_to_driver=False, configure_logging=False)
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
-        what = f"the Ray cluster {address} refuses" if address else "Ray cannot start, or its cluster refuses"
+        what = (
+            f"cannot connect to the Ray cluster {address}"
+            if address
+            else "cannot start Ray or connect to its cluster"
+        )
         hint = (
             ""
             if "RAY_AUTH_MODE" in os.environ

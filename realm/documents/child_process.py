@@ -2,7 +2,7 @@
 
 Word and EPUB files are compressed archives, and C++ libraries read PDF and ZIM files. If a file takes too much time or memory,
 or crashes its reader, this file is left out. If the child process has ended, a new child process reads the next file.
-The child process answers in JSON, one line per page or record.
+The output of the child process is JSON, with one line per page or record.
 """
 
 import importlib
@@ -45,7 +45,7 @@ MOST_SECONDS = 120
 
 
 class ReaderProcess(AbstractContextManager["ReaderProcess"]):
-    """A child process that reads files one after the other. It starts at the first file, and ends with the `with` block."""
+    """A child process that reads files one after the other, from the first file to the end of the `with` block."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
@@ -109,7 +109,7 @@ def _ended(path: Path, code: int) -> Unreadable:
 
 
 def main() -> None:
-    """Answers the requests on standard input until the parent process closes standard input or dies."""
+    """Reads the files that standard input lists, until the parent process closes standard input or dies."""
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # what a library prints goes to standard error, not into the answers
     limit(resource.RLIMIT_CORE, 0)

@@ -94,7 +94,7 @@ def _country(code: str, sections: dict[str, Any]) -> str:
 
 
 def _field_paragraphs(country: str, field: str, value: dict[str, Any], with_note: bool) -> list[str]:
-    """Makes sentences from a field. Each contains the name of the country, so that the sentence can be understood alone.
+    """Makes sentences from a field. Each sentence contains the name of the country, so that it can be understood alone.
 
     A short field becomes one sentence, such as "Jamaica, capital: name: Kingston; time difference: UTC-5 ...". Each part of a
     long field becomes a sentence, such as "Jamaica, executive branch, chief of state: ...". A part that is a text of several

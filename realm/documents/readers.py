@@ -50,7 +50,7 @@ class ReadingReport:
     """Counts of what was read and what was left out, which are updated while the documents are read."""
 
     MOST = 100_000
-    """Most files, lines and rows that are listed; all further ones are only counted."""
+    """Most files, lines and rows that are listed; further files, lines and rows are only counted."""
 
     def __init__(self) -> None:
         self.documents = 0

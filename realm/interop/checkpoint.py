@@ -74,7 +74,7 @@ class Checkpoint(NamedTuple):
     """Folder of the tokenizer."""
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the checkpoint; raises InputError if it is missing or does not fit the embeddings."""
+        """The tokenizer of the checkpoint; raises InputError if the tokenizer is missing or does not fit the embeddings."""
         if not any((self.vocabulary / file).is_file() for file in ("tokenizer.json", "vocab.txt")):
             raise InputError(
                 f"{self.vocabulary} has no tokenizer, neither tokenizer.json nor vocab.txt: give one with --tokenizer"

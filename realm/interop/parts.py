@@ -98,10 +98,10 @@ def convert(
     """Converts a checkpoint to a model.
 
     `encoder` provides the masked-LM reader; `embedder` provides the passage tower, and the query tower if the checkpoint has
-    none. Parts that no checkpoint provides start from other parts, which the notes mention.
+    none. A part that no checkpoint provides starts from another part, and a note of the conversion lists this part.
 
     Raises:
-        InputError: a tensor is missing or of another shape, or the checkpoints do not fit together.
+        InputError: a tensor is missing or has an unexpected shape, or the checkpoints do not fit together.
     """
     tokenizer = checkpoint.tokenizer()
     for other, wanted in ((encoder, {"encoder", "openqa"}), (embedder, {"embedder", "scorer", "openqa"})):
@@ -131,7 +131,7 @@ def convert(
     if query is None or passage is None:
         trained.discard("embedder")
         model_embedder.query.start_from(reader.bert.bert)
-        notes.append("the embedder is untrained: give an --embedder, or train it with `realm ict`")
+        notes.append("the embedder is untrained: give an --embedder, or train one with `realm ict`")
     else:
         model_embedder.query, model_embedder.passage = query, passage
     span_reader = parts.span_reader

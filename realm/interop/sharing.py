@@ -76,7 +76,8 @@ def card(manifest: Mapping[str, Any], name: str, licence: str, data: str, number
 def commands(stages: Sequence[Mapping[str, Any]]) -> list[str]:
     """The command of each stage that led to a model, oldest first, with every setting.
 
-    Local folders are placeholders in capitals, followed by their fingerprints and the held-out share of a knowledge base.
+    Local folders are replaced by placeholders in capitals. A comment after the command has the fingerprints of these folders,
+    and the held-out share of a knowledge base.
 
     >>> commands([{"stage": "ict", "steps": 3, "init": "models/a", "kb": "0123", "refresh": {"every": 5}}])
     ['realm ict --kb KB --init models/a --out MODEL --set steps=3 --set refresh.every=5  # KB: 0123']

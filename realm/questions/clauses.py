@@ -62,7 +62,7 @@ def find_clauses(line: Line, topic: Topic, at: int) -> Iterator[Clause]:
 
 
 def clause_at(text: str, at: int) -> Clause | None:
-    """The clause whose verb is the next word that is not an adverb; None if it is not a known verb, or in a perfect tense."""
+    """The clause whose verb is the next word that is not an adverb; None if this is no known verb or begins a perfect tense."""
     verb = _TOKEN.match(text, _skip(text, at))
     if not verb or (verb.group() not in BE | MODALS and verb.group() not in HAVE | FORMS):
         return None

@@ -173,7 +173,7 @@ async def _respond(
     request: Request,
     row: Callable[[str, Done], dict[str, Any]],
 ) -> Response:
-    """The response: one object for one question; one object with all results, or NDJSON if accepted, for several questions."""
+    """The response: an object for one question; for several questions an object with all results, or NDJSON if accepted."""
     questions = body.all
     _check_limit(len(questions), service.config.questions, "the number of questions")
     if body.questions is not None and NDJSON in request.headers.get("accept", ""):
@@ -238,7 +238,7 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
         count: Annotated[int, Query(ge=1, le=1000)] = 100,
         prefix: Annotated[str, Query(max_length=1000)] = "",
     ) -> Response:
-        """Lists documents from number `start` on. If `prefix` is given, their ids or titles begin with `prefix`."""
+        """Lists documents from number `start` on. `prefix` limits the list to ids and titles that begin with this text."""
         found = await asyncio.to_thread(knowledge.current.kb.documents, start, count + 1, prefix)
         following = start + count if len(found) > count else None
         return JSONResponse({"documents": [one._asdict() for one in found[:count]], "next": following})

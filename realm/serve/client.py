@@ -191,7 +191,7 @@ def _lines(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _readable_errors(url: str) -> Iterator[None]:
-    """Raises InputError with one line if the block cannot read the JSON of a server, which is then not `realm serve`."""
+    """Replaces errors in reading the JSON of a response by an InputError, because the server is not `realm serve`."""
     try:
         yield
     except RealmError:

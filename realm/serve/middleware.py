@@ -96,7 +96,7 @@ class Middleware:
         if self._hosts is not None and host not in self._hosts:
             # Protection against DNS rebinding: a web page whose host name resolves to this machine could read from this server.
             raise _Refused(
-                421, f"this server does not serve the host {host!r}: add it to the setting `hosts`"
+                421, f"this server does not serve the host {host!r}: add the host to the setting `hosts`"
             )
         head = [scope.get("raw_path") or b"", scope["query_string"], *itertools.chain(*scope["headers"])]
         if sum(map(len, head)) > HEAD_BYTES:

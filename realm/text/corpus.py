@@ -51,7 +51,7 @@ class Passage(NamedTuple):
 class HeldOut(NamedTuple):
     """The held-out passages: a share of all passages, chosen by the hash of their text.
 
-    Two knowledge bases of the same text with equal values hold out the same passages. If the passage lengths differ, the
+    Two knowledge bases of the same text with equal `HeldOut` hold out the same passages. If `passage_tokens` differ, the
     passages differ, and so do the held-out sentences.
     """
 

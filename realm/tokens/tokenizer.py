@@ -26,7 +26,7 @@ class Encoding(NamedTuple):
 
 
 class Tokenizer:
-    """A wordpiece tokenizer, stored as `tokenizer.json`. A model fits a knowledge base if their fingerprints are equal."""
+    """A wordpiece tokenizer, stored as `tokenizer.json`. Model and knowledge base must have equal tokenizer fingerprints."""
 
     behaviour: str
     """Digest of everything that determines the wordpieces of a text. Files with different formatting can have the same

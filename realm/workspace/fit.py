@@ -188,7 +188,7 @@ class _Fit:
         return False
 
     def _is_due(self, done: AdaptationJson | None, passages: int) -> bool:
-        """Whether to adapt: no earlier adaptation, one with fewer minutes, or too many passages changed since the last one."""
+        """Whether to adapt, because of no earlier adaptation, a longer time limit than before, or too many changed passages."""
         if self.config.minutes == 0:
             return False
         if done is None or self.config.minutes > done["minutes"]:
@@ -254,7 +254,7 @@ class _Fit:
         return self.adapted.with_name(f"{ADAPTED}.training")
 
     def _settle(self, adaptation: AdaptationJson | None) -> None:
-        """Moves the model that was kept to its place. If the process is killed before this, the next fit does it."""
+        """Moves the model that was kept to its place. After a kill before the move, the next fit moves the model."""
         if adaptation is None:
             return
         if adaptation["kept"] and is_model(self.adapted):

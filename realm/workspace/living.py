@@ -4,8 +4,9 @@ A snapshot is a knowledge base at one version, a model, and an index at one vers
 an answer use the same version. A change builds the next snapshot, and a single assignment then replaces the current snapshot.
 Changes run one after another (`_changing`), and questions never wait for a change.
 
-Two commits add a document: one adds its passages, the other their vectors. If the process is killed between these commits, the
-passages without vectors are embedded at the next start. Two snapshots are in memory while one replaces the other.
+Two commits add a document: the first adds its passages, the second the vectors of these passages. If the process is killed
+between these commits, the passages without vectors are embedded at the next start. Two snapshots are in memory while one
+replaces the other.
 """
 
 import logging

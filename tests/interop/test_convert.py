@@ -343,7 +343,9 @@ def broken(tmp_path: Path, name: str, **states: torch.Tensor | None) -> Path:
 def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
     with pytest.raises(RealmError, match=r"lacks cls\.dense\.bias and 0 more tensors of a embedder"):
         converted(broken(tmp_path / "a", "embedder", **{"cls.dense.bias": None}))
-    with pytest.raises(RealmError, match=r"cls\.dense\.bias has the shape \(3,\), but \(8,\) by config\.json"):
+    with pytest.raises(
+        RealmError, match=r"cls\.dense\.bias has the shape \(3,\), but \(8,\) by config\.json"
+    ):
         converted(broken(tmp_path / "b", "embedder", **{"cls.dense.bias": torch.zeros(3)}))
 
 

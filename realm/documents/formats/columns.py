@@ -38,9 +38,9 @@ class Chunk(NamedTuple):
     column: str
     values: int
     decoded: int
-    """Bytes."""
+    """Size after decoding, in bytes."""
     stored: int
-    """Bytes in the file."""
+    """Size in the file, in bytes."""
     place: int
     """Byte at which the first page of the chunk begins."""
 

@@ -23,7 +23,7 @@ _CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record]:
-    """One record. The title is that of the book if it is sensible, else the first heading, else the file name."""
+    """One record. The title is a sensible title in the package document, else the first heading, else the file name."""
     with archive(path, limits, "EPUB") as parts:
         package = _attributes(_xml(path, parts, _CONTAINER), "rootfile", "full-path")
         if not package:

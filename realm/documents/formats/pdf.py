@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
-    """One record. The title is that of the metadata if it is sensible, else the file name."""
+    """One record. The title is a sensible title in the metadata, else the file name."""
     try:
         import pypdfium2 as pdfium
     except ImportError:

@@ -22,7 +22,7 @@ from realm.documents.formats.records import (
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record]:
-    """One record. The title is that of the metadata if it is sensible, else the first heading, else the file name."""
+    """One record. The title is a sensible title in the metadata, else the first heading, else the file name."""
     try:
         import mammoth
     except ImportError:

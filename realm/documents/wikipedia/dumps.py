@@ -121,7 +121,7 @@ class _Target:
         return finished
 
     def doctype(self, *_: object) -> None:
-        """Refuses a document type definition, in which a few bytes can expand to gigabytes. Dumps do not need one.
+        """Refuses a document type definition, in which a few bytes can expand to gigabytes. Dumps have no such definition.
 
         Raises:
             etree.XMLSyntaxError: always.
@@ -163,7 +163,7 @@ class _Target:
 
 
 def _why_not(where: str, page: Page) -> Unreadable | None:
-    """The problem if it is known, before the markup is parsed, that no record is made from a page."""
+    """The reason why no record is made from a page, if this is known before the markup is parsed; else None."""
     if page.namespace != "0":
         return Unreadable(where, NAMESPACE, f"{where} is in namespace {page.namespace}")
     if page.redirect:

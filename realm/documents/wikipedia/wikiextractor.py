@@ -20,7 +20,7 @@ def wikiextractor(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     """A record for each article. Titles are ids; lists and disambiguation pages are left out, as in ORQA.
 
     Raises:
-        Unreadable: the file has neither of these two forms, or ends within an article.
+        Unreadable: the file has neither JSON lines nor elements `<doc>`, or ends within an article.
     """
     with opened(path) as file:
         elements = file.peek(5)[:5].startswith(b"<doc ")
