@@ -85,7 +85,7 @@ def replace_folder(new: Path, target: Path) -> None:
     try:
         _exchange(coming, target)
         with suppress(OSError):
-            coming.rename(going)  # `restore` renames a folder with the name `coming`
+            coming.rename(going)  # otherwise `restore` could rename the old folder to `target`
     except OSError as error:
         if error.errno not in _NO_EXCHANGE:
             coming.rename(new)

@@ -32,7 +32,7 @@ class EngineConfig:
     """Settings of where the independent parts of a command run."""
 
     engine: Literal["local", "ray"] = "local"
-    """"local": on this machine. "ray": on all cores or GPUs of a Ray cluster, whose machines must share files and paths."""
+    """"local": on this machine. "ray": on all cores or GPUs of a Ray cluster; its machines need the same files and paths."""
     ray_address: str = ""
     """Address of the Ray cluster, as for `ray.init`. With "", the address in RAY_ADDRESS is used, else a cluster that runs on
     this machine; if there is none, a cluster is started on this machine."""
