@@ -1,4 +1,4 @@
-"""REALM: a retriever and a reader that learn from unlabelled text, then answer questions with evidence.
+"""REALM: a retriever and a reader that are trained on unlabelled text and answer questions with evidence.
 
     import realm
 
@@ -6,10 +6,12 @@
     answer = manual.answer("how do I reset the device?")
     print(answer.text, answer.probability, answer.passage.title)
 
-Importing the package is cheap: what the names below need is imported when the first of them is used.
+The import of this package is fast, because the modules of the names in `__all__` are imported when a name is first used.
 """
 
-TYPE_CHECKING = False  # type checkers take it for true; `typing` takes longer to import than all else here
+TYPE_CHECKING = (
+    False  # type checkers assume True; an import of `typing` would take longer than the rest of this file
+)
 if TYPE_CHECKING:
     from realm.errors import RealmError
     from realm.workspace.fit import fit
@@ -25,7 +27,7 @@ _HOMES = {
     "load": "realm.workspace.folder",
 }
 
-if not TYPE_CHECKING:  # else every name would be one of the package
+if not TYPE_CHECKING:  # otherwise type checkers would accept every name
 
     def __getattr__(name):
         if name not in _HOMES:

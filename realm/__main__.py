@@ -1,4 +1,4 @@
-"""Entry point of `python -m realm`, the same as `realm`."""
+"""Entry point of `python -m realm`, which does the same as the command `realm`."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""CRC-32C checksums of files, to notice accidental damage.
+"""CRC-32C checksums of files, which detect accidental damage.
 
-Processors compute CRC-32C at several gigabytes per second, so files are checked each time they are read. Checksums do not
-protect against deliberate changes."""
+Processors compute CRC-32C at several gigabytes per second, so files are checked each time they are read. These checksums do
+not protect against deliberate changes."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -27,12 +27,12 @@ def checksum(data: bytes) -> str:
 
 
 def checksums_of(folder: Path, files: Iterable[str]) -> dict[str, str]:
-    """Checksums of files by their paths inside the folder."""
+    """Path of a file inside the folder -> its checksum."""
     return {name: _of_file(folder / name) for name in files}
 
 
 def changed(folder: Path, recorded: Mapping[str, str], leave: Iterable[str] = ()) -> str:
-    """A message on the first file that differs from its checksum, or "". Files in `leave` are not read."""
+    """A message about the first file that differs from its checksum, or "". Files in `leave` are not read."""
     for name in sorted(recorded.keys() - set(leave)):
         try:
             if _of_file(folder / name) != recorded[name]:
@@ -48,7 +48,7 @@ def record_checksums(folder: Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Compares the files of a folder with its `CHECKSUMS`, if it has that file.
+    """Compares the files of a folder with its file `CHECKSUMS`, if there is such a file.
 
     Raises:
         DamagedError: a file has changed.
@@ -61,13 +61,13 @@ def check_folder(folder: Path) -> None:
             raise DamagedError(f"{folder / CHECKSUMS} is damaged: {reason(error)}") from error
         if problem:
             raise DamagedError(
-                f"{folder} is damaged: {problem}; copy or install it anew (after a change on purpose, remove its {CHECKSUMS})"
+                f"{folder} is damaged: {problem}; copy or install it again (after a change on purpose, remove its {CHECKSUMS})"
             )
 
 
 @cache
 def check_installed(folder: Path) -> None:
-    """`check_folder` once per process, for folders that do not change while the process runs."""
+    """Calls `check_folder` once per process, for folders that do not change while the process runs."""
     check_folder(folder)
 
 

@@ -1,10 +1,10 @@
-"""Errors that the command line shows as one line, the system's reason behind an exception, and short texts for messages.
+"""Errors that the command line prints as one line, and functions for messages.
 
 RealmError           exit code 2
-├── InputError       bad use or bad input: a flag, a setting, a file, a request
-├── DamagedError     data of ours on disk that is torn, changed or incomplete
-├── ConflictError    another process or an earlier run stands in the way
-├── DivergedError    training produced numbers that are not finite, or a reader that does not learn
+├── InputError       wrong use or wrong input: a flag, a setting, a file, a request
+├── DamagedError     a file or folder that `realm` wrote is damaged, changed or incomplete
+├── ConflictError    another process, an earlier run or a change on disk prevents the work
+├── DivergedError    training produced numbers that are not finite, or a network that does not learn
 └── WriteFailed      the operating system refused to write
 AlreadyDone          nothing is left to do: exit code 0
 """
@@ -20,41 +20,41 @@ from typing import Any
 
 
 class RealmError(ValueError):
-    """An error that one line explains: what is wrong, the values, and what to do about it."""
+    """An error whose message is one line with the problem, the values, and a way to solve the problem."""
 
 
 class InputError(RealmError):
-    """Bad use or bad input."""
+    """Wrong use or wrong input."""
 
 
 class DamagedError(RealmError):
-    """A file or folder that this package wrote is torn, changed or incomplete."""
+    """A file or folder that `realm` wrote is damaged, changed or incomplete."""
 
 
 class ConflictError(RealmError):
-    """Another process, an interrupted run or a change on disk stands in the way."""
+    """Another process, an earlier run or a change on disk prevents the work."""
 
 
 class DivergedError(RealmError):
-    """Training cannot go on: a loss or gradient is not finite, or a network does not learn what the next stage needs."""
+    """Training cannot continue: a loss or gradient is not finite, or a network does not learn what the next stage needs."""
 
 
 class WriteFailed(RealmError):
-    """The operating system refused to write: a full disk, missing rights, a read-only folder."""
+    """The operating system refused to write, for example because the disk is full or the folder is read-only."""
 
 
 class AlreadyDone(Exception):
-    """Nothing is left to do, in one line."""
+    """Nothing is left to do; the message is one line."""
 
 
 def reason(error: BaseException) -> str:
-    """The operating system's message in one line; libraries wrap that message in errors of their own."""
+    """The message of the operating system in one line. Libraries raise errors that contain this message."""
     inner: BaseException | None = error
     while inner is not None and not (isinstance(inner, OSError) and inner.strerror):
         inner = inner.__cause__ or inner.__context__
     if isinstance(inner, OSError) and inner.strerror:
         return inner.strerror
-    # Lance and safetensors put the message in their text alone; Lance adds a stack of Rust source lines.
+    # In errors of Lance and safetensors, the message is a part of the text. Lance adds lines with positions in Rust sources.
     return re.split(r", /\S+\.rs:\d+|\n", str(error))[0]
 
 
@@ -78,7 +78,7 @@ def shown(value: Any) -> str:
 
 
 def error_number(error: BaseException) -> int | None:
-    """The operating system's error number behind an exception (`errno.ENOSPC` ...)."""
+    """The error number of the operating system (`errno.ENOSPC` ...) that caused an exception, or None."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, OSError) and inner.errno is not None:
@@ -90,9 +90,9 @@ def error_number(error: BaseException) -> int | None:
 
 
 def way_out(path: str | os.PathLike[str] | None, error: BaseException) -> str:
-    """A clause that tells the user what to do after a failed write; empty for most reasons.
+    """The part of a message about what the user can do after a failed write; "" for most reasons.
 
-    Without a path the free space of its file system is unknown, and left out.
+    If `path` is None, the message does not contain the free space of a file system.
     """
     match error_number(error):
         case errno.ENOSPC:
@@ -105,18 +105,18 @@ def way_out(path: str | os.PathLike[str] | None, error: BaseException) -> str:
         case errno.EROFS:
             return "; give a folder on a file system that can be written to"
         case errno.EACCES | errno.EPERM:
-            return "; give this user the right to it (`chmod`, or ask its owner), or give another folder"
+            return "; give this user write permission (`chmod`, or ask the owner), or give another folder"
     return ""
 
 
 def _free(path: Path) -> str:
     folder = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
-    return f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB are free there"
+    return f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB are free"
 
 
 @contextmanager
 def writing(path: str | os.PathLike[str], *kinds: type[Exception]) -> Iterator[None]:
-    """Turns an operating system error in the block into `WriteFailed`; `kinds` are further exceptions to turn."""
+    """Raises `WriteFailed` if the block raises an `OSError` or one of the exceptions `kinds`."""
     refusals: tuple[type[Exception], ...] = (OSError, *kinds)
     try:
         yield

@@ -1,4 +1,4 @@
-"""JSON and text files that are written whole or not at all."""
+"""Reads and writes JSON and text files. A file is written completely or not at all."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from realm.errors import DamagedError, reason
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes new names in a folder survive a power cut."""
+    """Syncs a folder to disk, so that new names in the folder are not lost in a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -23,7 +23,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     """The content of a JSON file as plain values.
 
     Raises:
-        DamagedError: the file cannot be read, is not JSON in UTF-8, nests too deeply, or holds text that is no Unicode.
+        DamagedError: the file cannot be read, is not JSON in UTF-8, is nested too deeply, or contains a lone surrogate.
     """
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -34,28 +34,28 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    """Writes `value` as JSON; a kill leaves the old file or the new one, never a part."""
+    """Writes `value` as JSON. After a kill, the old file or the complete new file exists."""
     with _aside(Path(path)) as file:
         json.dump(value, file, indent=2, ensure_ascii=False)
         file.write("\n")
 
 
 def write_json_lines(path: str | os.PathLike[str], values: Iterable[Any]) -> None:
-    """Writes each value as a line of JSON, as safely as `write_json`."""
+    """Writes each value as a line of JSON. After a kill, the old file or the complete new file exists."""
     with _aside(Path(path)) as file:
         for value in values:
             file.write(json.dumps(value, ensure_ascii=False) + "\n")
 
 
 def write_lines(path: str | os.PathLike[str], lines: Iterable[str]) -> None:
-    """Writes lines of text, as safely as `write_json`."""
+    """Writes lines of text. After a kill, the old file or the complete new file exists."""
     with _aside(Path(path)) as file:
         file.writelines(f"{line}\n" for line in lines)
 
 
 @contextmanager
 def _aside(path: Path) -> Iterator[TextIO]:
-    """A temporary file that is renamed to `path`, synced to disk, when the block ends without an error."""
+    """A temporary file. When the block ends without an error, the file is synced to disk and renamed to `path`."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with aside.open("w", encoding="utf-8") as file:

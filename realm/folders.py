@@ -1,4 +1,4 @@
-"""Folders that several processes use: a lock for one writer at a time, and atomic replacement."""
+"""Functions for folders that several processes use: a lock for one writer at a time, and atomic replacement."""
 
 import ctypes
 import errno
@@ -25,12 +25,13 @@ _held = threading.local()
 
 @contextmanager
 def one_writer(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Holds the lock of a folder; waits until no other thread or process holds it. A kill releases the lock.
+    """Holds the lock of a folder during the block, after waiting until no other thread or process holds the lock.
 
-    A thread that holds the lock already does not wait. `waits` is called before a wait, which may be long.
+    A kill releases the lock. A thread that already holds the lock does not wait. `waits` is called before a wait, which may be
+    long.
 
     Raises:
-        WriteFailed: the folder cannot be written, or its file system has no locks.
+        WriteFailed: the folder cannot be written, or its file system does not support locks.
     """
     held: set[Path] = _held.__dict__.setdefault("folders", set())
     name = folder.absolute()
@@ -47,7 +48,7 @@ def one_writer(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterat
         yield
     finally:
         held.remove(name)
-        # A forked child may have the descriptor too, so closing is not enough.
+        # It is not enough to close the descriptor, because a forked child may also have it open.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
@@ -70,9 +71,10 @@ def _lock(file: Path, waits: Callable[[], None]) -> int:
 
 
 def replace_folder(new: Path, target: Path) -> None:
-    """Replaces the folder `target` by the complete folder `new`. After a kill `target` is one of the two.
+    """Replaces the folder `target` by the complete folder `new`. After a kill, `target` is the old or the new folder.
 
-    On file systems that cannot exchange two names, `target` is missing between two renames; `restore` repairs that.
+    Exception: on a file system that cannot exchange two names, `target` does not exist between two renames. If the process is
+    killed there, `restore` completes the replacement.
     """
     coming, going = _coming(target), target.with_name(f"{target.name}.going")
     remove(coming)
@@ -84,7 +86,7 @@ def replace_folder(new: Path, target: Path) -> None:
     try:
         _exchange(coming, target)
         with suppress(OSError):
-            coming.rename(going)  # under its former name `restore` would restore the old folder
+            coming.rename(going)  # otherwise `restore` could rename the old folder to `target`
     except OSError as error:
         if error.errno not in _NO_EXCHANGE:
             coming.rename(new)
@@ -93,11 +95,11 @@ def replace_folder(new: Path, target: Path) -> None:
         try:
             coming.rename(target)
         except OSError:
-            # If the target exists, another process has opened the folder, and `restore` has renamed it.
+            # If `target` exists, `restore` in another process has renamed `coming`.
             if not target.exists():
                 going.rename(target)
                 raise
-    # The replacement is done; the next replacement removes what cannot be removed now.
+    # The replacement is done. The next replacement removes a folder that cannot be removed now.
     for old in (coming, going):
         with suppress(OSError):
             remove(old)
@@ -115,10 +117,10 @@ def make_once(folder: Path, file: str, made_of: Mapping[str, str], make: Callabl
 
 
 def restore(target: Path) -> None:
-    """Finishes a replacement that was killed between two renames."""
+    """Completes a replacement that was killed between two renames."""
     coming = _coming(target)
     if not target.exists() and coming.exists():
-        with suppress(FileNotFoundError):  # another process did it first
+        with suppress(FileNotFoundError):  # another process has renamed the folder
             coming.rename(target)
 
 

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a plain line every half minute in a log or pipe."""
+"""Shows the progress of long work: as a bar on a terminal, as a line of text every half minute in a log or pipe."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 BAR_AFTER = 2.0
 """Seconds after which a bar appears."""
 NARROW = 60
-"""Columns below which a bar leaves out its rate and values, which would be cut within a number."""
+"""On terminals with fewer columns, bars have no rate and no values, because these would be cut within a number."""
 NARROW_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]"
 EVERY = 30.0
-"""Seconds between two plain lines."""
+"""Seconds between two lines of text."""
 
 
 def progress(
@@ -33,14 +33,14 @@ def progress(
     shown: bool = True,
     leave: bool = True,
 ) -> tqdm[T] | PlainLines:
-    """Reports progress on standard error, with rate and time left; `done` items were finished before this call.
+    """Shows progress on standard error, with rate and time left. `done` items were finished before this call.
 
-    A terminal gets a bar after two seconds; a log or pipe gets a line every half minute. With `shown=False` nothing is
-    printed, because another process or bar reports the same work. `leave=False` removes the bar at the end.
+    On a terminal, a bar appears after two seconds; in a log or pipe, a line is printed every half minute. With `shown=False`
+    nothing is printed, because another process or bar shows the same work. With `leave=False` the bar is removed at the end.
     """
     if shown and not sys.stderr.isatty():
         return PlainLines(iterable, total, description, unit, done)
-    from tqdm import tqdm  # here, so that `realm --help` does not pay for the import
+    from tqdm import tqdm  # imported here, because `realm --help` does not need tqdm
 
     columns = _columns()
     return tqdm(
@@ -59,9 +59,9 @@ def progress(
 
 
 def _columns() -> int:
-    """Columns of the terminal; 0 where the size is unknown.
+    """Columns of the terminal; 0 if the size is unknown.
 
-    A pseudo-terminal may report 0 rows, for which tqdm would show nothing.
+    A pseudo-terminal with 0 rows counts as one of unknown size, because tqdm would print nothing.
     """
     try:
         columns, rows = os.get_terminal_size(sys.stderr.fileno())
@@ -71,9 +71,9 @@ def _columns() -> int:
 
 
 class PlainLines(AbstractContextManager["PlainLines"]):
-    """Prints a line on standard error every half minute; has the methods of tqdm's bar that this project uses.
+    """Prints a line on standard error every half minute. The methods are those of tqdm's bar that `realm` uses.
 
-    Work that takes less than half a minute prints nothing.
+    For work that takes less than half a minute, nothing is printed.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class PlainLines(AbstractContextManager["PlainLines"]):
                 self.update()
 
     def update(self, count: int = 1) -> None:
-        """Adds to the count, and prints a line if half a minute has passed since the last one."""
+        """Adds to the count, and prints a line if half a minute has passed since the last line."""
         self.n += count
         if time.monotonic() - self._printed >= EVERY:
             self._print()
 
     def set_postfix(self, values: Mapping[str, Any], refresh: bool = True) -> None:
-        """Sets values that the next line shows."""
+        """Sets values that are part of the next line."""
         self.postfix = ", ".join(f"{name}={value}" for name, value in values.items())
 
     def write(self, text: str, file: TextIO) -> None:
@@ -131,7 +131,8 @@ class PlainLines(AbstractContextManager["PlainLines"]):
 
 
 def duration(seconds: float) -> str:
-    """
+    """Seconds as minutes and seconds, or as hours, minutes and seconds.
+
     >>> duration(9), duration(75), duration(7500)
     ('0:09', '1:15', '2:05:00')
     """

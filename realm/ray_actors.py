@@ -1,8 +1,8 @@
-"""Work on a Ray cluster: an actor per core or per GPU, results in the order of the items.
+"""Applies a function to items on a Ray cluster, with an actor per core or per GPU. Results have the order of the items.
 
-Ray restarts a dead actor only when another machine has a free core, and all cores are in use here, so its items would wait
-for ever. Therefore the items of an actor that died go to the other actors. A new actor is requested too; it joins when the
-cluster has room for it, as do actors on machines that an autoscaler adds.
+Ray restarts an actor that died only if a machine has a free core. But all cores are in use, so the items of this actor would
+never be done. Therefore other actors do the items of an actor that died. In addition, a new actor is requested; it starts when
+the cluster has a free core, for example on a machine that an autoscaler adds.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 AHEAD = 2
-"""Largest number of items per actor that are begun or wait, so that all actors work while the oldest item is unfinished."""
+"""Most items per actor that have begun or wait, so that all actors have work while the oldest item is not finished."""
 CONNECT_SECONDS = 10
-"""How long a cluster may take to accept a connection."""
+"""Most seconds until a cluster accepts a connection."""
 TRIES = 3
-"""The work ends if so many actors die of the same item, or one after another while they start."""
+"""The work ends with an error if this number of actors die during the same item, or one after another at their start."""
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Where the independent parts of a job run."""
+    """Settings of where the independent parts of a command run."""
 
     engine: Literal["local", "ray"] = "local"
-    """"local": on this machine. "ray": on all cores or GPUs of a Ray cluster, whose machines need the same paths."""
+    """"local": on this machine. "ray": on all cores or GPUs of a Ray cluster; its machines need the same files and paths."""
     ray_address: str = ""
-    """Address of the Ray cluster, as for `ray.init`. "": the one in RAY_ADDRESS, else one that runs on this machine, else a
-    new one on this machine."""
+    """Address of the Ray cluster, as for `ray.init`. With "", the address in RAY_ADDRESS is used, else a cluster that runs on
+    this machine; if there is none, a cluster is started on this machine."""
 
     def __post_init__(self) -> None:
         if self.ray_address and self.engine != "ray":
-            raise ValueError(f'ray_address is {self.ray_address}: it needs engine = "ray"')
+            raise ValueError(f'ray_address is {self.ray_address}, which needs engine = "ray"')
 
 
 def map_on_ray(
@@ -48,15 +48,15 @@ def map_on_ray(
     address: str = "",
     prefer_gpus: bool = False,
 ) -> Generator[Result, None, None]:
-    """Results of a function for all items, in order; items are read while results are used.
+    """Results of a function for all items, in order. Items are read while results are iterated over.
 
     Each actor calls `prepare` once, and applies the function that `prepare` returns. An actor uses one core; with
-    `prefer_gpus`, and GPUs in the cluster, one GPU. All actors end with the iterator.
+    `prefer_gpus`, an actor uses one GPU if the cluster has GPUs. All actors end with the iterator.
 
     Raises:
         InputError: Ray is not installed, or there is no cluster at the address.
-        RealmError: `TRIES` actors died of the same item, or while they started.
-        Exception: what `prepare` or the function raises.
+        RealmError: `TRIES` actors died during the same item, or at their start.
+        Exception: `prepare` or the function raised this exception.
     """
     ray = _connect(address)
     cores, gpus = (int(ray.cluster_resources().get(unit, 0)) for unit in ("CPU", "GPU"))
@@ -76,7 +76,7 @@ def map_on_ray(
 
 
 class _Worker:
-    """An actor."""
+    """The class of the actors."""
 
     def __init__(self, prepare: Callable[[], Callable[[Any], Any]]):
         self._prepare = prepare
@@ -90,12 +90,12 @@ class _Worker:
 
 @dataclass
 class _Entry(Generic[Item, Result]):
-    """An item with the number of actors that died of it, and its result."""
+    """An item, its result, and the number of actors that died during this item."""
 
     item: Item
     deaths: int = 0
     results: list[Result] = field(default_factory=list)
-    """Empty, or the one result."""
+    """The result as a list of one value; empty until the item is done."""
 
 
 class _Pool(Generic[Item, Result]):
@@ -105,11 +105,11 @@ class _Pool(Generic[Item, Result]):
         self._ray, self._actor_class = ray, actor_class
         self._prepare = ray.put(prepare)
         self._entries: deque[_Entry[Item, Result]] = deque()
-        """In order."""
+        """All entries, in order."""
         self._waiting: deque[_Entry[Item, Result]] = deque()
-        """Those that no actor has."""
+        """Entries on which no actor works."""
         self._calls: dict[Any, tuple[Any, _Entry[Item, Result] | None]] = {}
-        """Running calls: the actor, and the entry that it works on; None while it prepares."""
+        """Running call -> its actor, and the entry on which the actor works; None while the actor calls `prepare`."""
         self._idle: deque[Any] = deque()
         self._failed_starts = 0
 
@@ -128,7 +128,7 @@ class _Pool(Generic[Item, Result]):
         self._assign()
 
     def results(self, unfinished: int) -> Iterator[Result]:
-        """The next results in order; waits while more than `unfinished` items are left."""
+        """The next results in order. Waits while more than `unfinished` items are not finished."""
         while self._entries:
             if self._entries[0].results:
                 yield from self._entries.popleft().results
@@ -148,9 +148,9 @@ class _Pool(Generic[Item, Result]):
             self._calls[actor.apply.remote(entry.item)] = actor, entry
 
     def _take_ended(self, seconds: float | None) -> bool:
-        """Waits so long (None: without limit) for the end of a call, takes its result, and gives its actor the next item.
+        """Waits for the end of a call, takes the result of the call, and gives the actor of the call the next item.
 
-        Returns False if no call has ended."""
+        Waits at most `seconds`, or without limit if `seconds` is None. Returns whether a call has ended."""
         if not self._calls:
             return False
         ended, _ = self._ray.wait(list(self._calls), num_returns=1, timeout=seconds)
@@ -158,7 +158,7 @@ class _Pool(Generic[Item, Result]):
             return False
         actor, entry = self._calls.pop(ended[0])
         try:
-            # At once, because results on a machine that dies are lost.
+            # The result is fetched now, because it would be lost if its machine died.
             result = self._ray.get(ended[0])
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from None
@@ -174,21 +174,21 @@ class _Pool(Generic[Item, Result]):
         return True
 
     def _replace(self, actor: Any, entry: _Entry[Item, Result] | None, error: Exception) -> None:
-        self._ray.kill(actor)  # if only its result is lost
+        self._ray.kill(actor)  # the actor may be alive, if only its result was lost
         if entry is None:
             self._failed_starts += 1
         else:
             entry.deaths += 1
             self._waiting.appendleft(entry)
         if TRIES in (self._failed_starts, entry and entry.deaths):
-            what = "while they started" if entry is None else "of the same work"
+            what = "while they started" if entry is None else "during the same work"
             raise RealmError(f"{TRIES} processes on the Ray cluster died {what}: {first_line(error)}")
         self.start_actor()
 
 
 def _connect(address: str) -> Any:
     """The module `ray`, connected to a cluster."""
-    # No usage statistics are sent to Ray's makers unless the user has set this.
+    # Ray sends usage statistics to its makers only if the user has set this variable.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -198,7 +198,7 @@ def _connect(address: str) -> Any:
         raise InputError('engine "ray" needs Ray: pip install "realm-lm[ray]"') from None
     if ray.is_initialized():
         return ray
-    if ":" in address:  # Ray itself tries for minutes
+    if ":" in address:  # checked here, because Ray would try to connect for minutes
         host, _, port = address.removeprefix("ray://").rpartition(":")
         try:
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
@@ -207,9 +207,15 @@ def _connect(address: str) -> Any:
     try:
         ray.init(address or None, log_to_driver=False, configure_logging=False)
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
-        what = f"the Ray cluster {address} refuses" if address else "Ray cannot start, or its cluster refuses"
+        what = (
+            f"cannot connect to the Ray cluster {address}"
+            if address
+            else "cannot start Ray or connect to its cluster"
+        )
         hint = (
-            "" if "RAY_AUTH_MODE" in os.environ else " (RAY_AUTH_MODE=token if a token protects the cluster)"
+            ""
+            if "RAY_AUTH_MODE" in os.environ
+            else " (set RAY_AUTH_MODE=token if the cluster is protected by a token)"
         )
         raise InputError(f"{what}: {first_line(error)}{hint}") from None
     return ray

@@ -1,6 +1,6 @@
-"""Settings of commands: TOML files, presets and `--set`.
+"""Reads the settings of commands from TOML files, presets and `--set`.
 
-Each room keeps its settings in a frozen dataclass beside the code that uses them. This module fills in that dataclass.
+The settings of a command are a frozen dataclass in the file that uses the settings. This module fills in the dataclass.
 """
 
 import dataclasses
@@ -36,24 +36,22 @@ TABLES = (
     "compare",
     "ablate",
 )
-"""Names of the tables in a configuration file, one per kind of command."""
+"""Names of the tables in a configuration file, one for each kind of command."""
 
 
 def presets() -> dict[str, Path]:
-    """Name -> path of each configuration file of the package; `configs/demo.toml` has the name `demo`."""
+    """Name of a preset -> path of its configuration file; `configs/demo.toml` has the name `demo`."""
     package = Path(__file__).parent
-    folders = (package / "configs", package.parent / "configs")  # installed, checkout
+    folders = (package / "configs", package.parent / "configs")  # of an installed package, of a clone
     folder = next((f for f in folders if f.is_dir()), None)
     return {path.stem: path for path in sorted(folder.glob("*.toml"))} if folder else {}
 
 
 def read_config(cls: type[T], file: str | None, section: str, overrides: Sequence[str] = ()) -> T:
-    """Fills the dataclass `cls` from the table `section` of a TOML file or preset, then from `a.b=c` overrides.
+    """Fills the dataclass `cls` from the table `section` of a TOML file or preset, then from overrides such as `a.b=c`.
 
-    A section "a.b" is the table b in table a.
-
-    Without a file, or with a file that lacks the table, all settings keep their defaults. The right side of an override is
-    read as a TOML value if possible, and as plain text otherwise.
+    The section "a.b" is the table b in the table a. Without a file, or if the file has no such table, all settings keep their
+    defaults. The right side of an override is a TOML value if it can be parsed as one, and plain text otherwise.
 
     Raises:
         InputError: one line with all problems.
@@ -83,20 +81,18 @@ def read_config(cls: type[T], file: str | None, section: str, overrides: Sequenc
 
 
 def config_from(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Fills the dataclass tree `cls` from nested mappings, as read from TOML or JSON; errors begin with `where`.
+    """Fills the nested dataclass `cls` from nested mappings, as read from TOML or JSON. Error messages begin with `where`.
 
-    Missing keys keep their defaults.
+    Settings without a key keep their defaults.
 
     Raises:
         InputError: one line with all unknown keys, wrong types and values that a `__post_init__` refuses.
     """
-    from pydantic import (  # imported here because it is slow, and `realm --help` does not need it
-        TypeAdapter,
-        ValidationError,
-    )
+    # Imported here, because the import is slow, and `realm --help` does not need pydantic.
+    from pydantic import TypeAdapter, ValidationError
 
     try:
-        # JSON, because only in JSON does strict mode accept lists for tuples and strings for paths.
+        # The values are passed as JSON, because only then does strict mode accept lists for tuples and strings for paths.
         return TypeAdapter(cls).validate_json(json.dumps(values, default=str), strict=True, extra="forbid")
     except ValidationError as error:
         problems = dict.fromkeys(_problem(cls, dict(p)) for p in error.errors(include_url=False))
@@ -114,7 +110,10 @@ def _config_path(file: str) -> Path:
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # not TOML or UTF-8, too many digits, or nested too deeply
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # not TOML, not UTF-8, too many digits, or nested too deeply
         raise InputError(f"{path} is not TOML: {error}") from None
 
 
@@ -126,7 +125,7 @@ def _set(values: dict[str, Any], override: str) -> None:
     for table in tables:
         values = values.setdefault(table, {})
         if not isinstance(values, dict):
-            raise InputError(f"--set {override}: {table} holds {values!r}, not a table")
+            raise InputError(f"--set {override}: {table} is {values!r} and not a table")
     try:
         values[key] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -141,13 +140,13 @@ def _problem(cls: type, problem: dict[str, Any]) -> str:
         known = _keys(cls, problem["loc"][:-1])
         return f"unknown key {name} (known: {', '.join(known)})"
     message = str(problem["msg"]).removeprefix("Value error, ")
-    if problem["type"] == "value_error":  # from a __post_init__, whose message states the values
+    if problem["type"] == "value_error":  # from a `__post_init__`, whose message contains the values
         return f"{name}: {message}" if name else message
     return f"{name}: {message[:1].lower()}{message[1:]}, got {shown(problem['input'])}"
 
 
 def _keys(cls: Any, path: Sequence[str | int]) -> list[str]:
-    """Field names of the dataclass at the end of `path`; parts of `path` that are not fields (union members) are skipped."""
+    """Field names of the dataclass at the end of `path`. Parts of `path` that are members of a union are skipped."""
     for part in path:
         hints = typing.get_type_hints(cls)
         if part in hints:

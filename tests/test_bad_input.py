@@ -135,14 +135,14 @@ REPLACE = "kb build towns.jsonl FILE --strict --out kb --replace --tagger rules"
 DOCUMENTS = {
     "missing.jsonl": "missing.jsonl: no such file or folder",
     "empty.jsonl": "empty.jsonl is empty",
-    "blank.jsonl": "blank.jsonl holds white space alone",
+    "blank.jsonl": "blank.jsonl contains only white space",
     "binary.jsonl": "binary.jsonl: binary data",
     "latin1.jsonl": "latin1.jsonl:1: not JSON",
     "cyrillic.jsonl": "cyrillic.jsonl:1: byte 0xeb is not UTF-8",
     "cut.jsonl": "cut.jsonl:2: not JSON .*cut off",
     "long.jsonl": "long.jsonl:1: 10,000,000 characters, over the limit of 1,000,000: split it",
     "q.jsonl": 'q.jsonl:1: no "title"',
-    "names": "udcff.txt.* is not UTF-8: rename it",
+    "names": "udcff.txt.* is not UTF-8: rename the file",
 }
 ODD = {f"{name}.{suffix}": f"{name}.{suffix}" for name in CONTENTS for suffix in SUFFIXES}
 ODD = {file: says for file, says in ODD.items() if file not in ("latin1.txt", "latin1.md", "latin1.html")}

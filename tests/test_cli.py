@@ -178,7 +178,8 @@ def main_that_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> i
         (
             PermissionError(13, "Permission denied", "/kb"),
             2,
-            "realm: Permission denied: /kb; give this user the right to it (`chmod`, or ask its owner), or give another folder",
+            "realm: Permission denied: /kb; give this user write permission (`chmod`, or ask the owner), "
+            "or give another folder",
         ),
         (
             OSError(122, "Disk quota exceeded", "/kb/x"),
@@ -209,7 +210,7 @@ def test_a_full_disk_is_one_line_with_the_room_that_is_left_where_the_file_is_kn
     advice = "remove files, or make a knowledge base smaller with `realm kb compact`"
     assert capsys.readouterr().err == f"realm: No space left on device; {advice}\n"
     assert main_that_raises(monkeypatch, OSError(28, "No space left on device", str(tmp_path / "x"))) == 2
-    room = r"[\d,]+\.\d MB are free there: remove files, or make a knowledge base smaller with `realm kb compact`"
+    room = r"[\d,]+\.\d MB are free: remove files, or make a knowledge base smaller with `realm kb compact`"
     assert re.fullmatch(f"realm: No space left on device: {tmp_path}/x; {room}\n", capsys.readouterr().err)
 
 
@@ -484,7 +485,7 @@ def test_what_cannot_be_read_is_left_out_and_said_unless_strict(
     assert err == [
         f"left out: 1 of a type that is not read: {docs}/a.png",
         f"left out: 1 empty: {docs}/empty.md",
-        f"all that was left out: {kb}/left_out.jsonl (--strict ends at the first)",
+        f"{kb}/left_out.jsonl lists all that was left out (with --strict, the first problem is an error)",
         f"kb build: the knowledge base is in {kb}",
     ]
     listed = [json.loads(line) for line in (kb / "left_out.jsonl").read_text().splitlines()]

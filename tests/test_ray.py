@@ -101,7 +101,7 @@ def deadly() -> Callable[[int], None]:
 
 @pytest.mark.slow
 def test_item_that_kills_every_process_ends_the_work(cluster) -> None:
-    with pytest.raises(RealmError, match="3 processes on the Ray cluster died of the same work"):
+    with pytest.raises(RealmError, match="3 processes on the Ray cluster died during the same work"):
         list(map_on_ray(deadly, iter(range(5)), cluster.address))
 
 
@@ -118,7 +118,7 @@ def test_error_of_the_work_is_the_error_of_the_call(cluster) -> None:
 def test_address_without_the_engine_is_one_line(tiny_kb, tiny_model_folder, capsys) -> None:
     command = ["index", "--kb", str(tiny_kb.folder), "--model", str(tiny_model_folder)]
     assert main([*command, "--ray-address", "head:6379"]) == 2
-    assert capsys.readouterr().err == 'realm: --set: ray_address is head:6379: it needs engine = "ray"\n'
+    assert capsys.readouterr().err == 'realm: --set: ray_address is head:6379, which needs engine = "ray"\n'
 
 
 def test_cluster_that_is_not_there_is_one_line() -> None:

@@ -261,7 +261,7 @@ def test_a_number_of_too_many_digits_and_too_deep_a_value_are_one_line(value: st
     [
         (
             OSError(errno.ENOSPC, "No space left on device"),
-            r"[\d,]+\.\d MB are free there: .*`realm kb compact`",
+            r"[\d,]+\.\d MB are free: .*`realm kb compact`",
         ),
         (
             RuntimeError("No space left on device (os error 28), /src/lib.rs:9"),

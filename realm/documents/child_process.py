@@ -1,8 +1,8 @@
 """Runs the readers of PDF, Word, EPUB and ZIM files in a child process, so that a hostile file cannot harm the caller.
 
-These files are compressed archives, and a C++ library reads PDF. A crash, an endless loop or a demand for too much memory
-ends the child: that file is left out, and the next file gets a new child.
-The child answers in JSON, one line per page or record.
+Word and EPUB files are compressed archives, and C++ libraries read PDF and ZIM files. If a file takes too much time or memory,
+or crashes its reader, this file is left out. If the child process has ended, a new child process reads the next file.
+The output of the child process is JSON, with one line per page or record.
 """
 
 import importlib
@@ -38,24 +38,24 @@ MODULES = {
     ".epub": "realm.documents.formats.epub",
     ".zim": "realm.documents.wikipedia.zim",
 }
-"""Extension -> module with a function `read(path, limits)`, a reader that may also yield `Pages`."""
+"""Extension -> module with a function `read(path, limits)`, which is a reader that may also yield `Pages`."""
 
 MOST_SECONDS = 120
-"""Seconds of processor time that a file may take; each page that was read adds one second."""
+"""Most seconds of processor time for a file; each page that was read adds one second."""
 
 
 class ReaderProcess(AbstractContextManager["ReaderProcess"]):
-    """The child that reads one file after the other; it starts with the first file, and ends with the `with` block."""
+    """A child process that reads files one after the other, from the first file to the end of the `with` block."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
 
     def read(self, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
-        """The records of a file in one of the formats of `MODULES`; a bar shows the pages of a long file."""
+        """The records of a file in one of the formats of `MODULES`. A progress bar counts the pages of a long file."""
         child = self._child = self._child or _start()
         assert child.stdin is not None and child.stdout is not None
         with ExitStack() as whatever_comes, ExitStack() as shown:
-            # A child cannot be used again if its answer was not read to the end.
+            # A child process whose answer was not read to the end cannot be used again.
             whatever_comes.callback(self._stop)
             bar = None
             request = {"path": str(path), "document_chars": limits.document_chars}
@@ -89,7 +89,7 @@ class ReaderProcess(AbstractContextManager["ReaderProcess"]):
 
 
 def _start() -> subprocess.Popen[bytes]:
-    # -P: the current folder may hold files with the names of Python modules.
+    # With -P, Python imports no modules from the current folder, which may contain files with the names of modules.
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "realm.documents.child_process"],
         stdin=subprocess.PIPE,
@@ -102,16 +102,16 @@ def _ended(path: Path, code: int) -> Unreadable:
     if code == -signal.SIGXCPU:
         return Unreadable(path, TOO_LONG, f"{path}: reading took over {MOST_SECONDS} s of processor time")
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return Unreadable(path, DAMAGED, f"{path} cannot be read (its reader ended with {how})")
+    return Unreadable(path, DAMAGED, f"{path} cannot be read (the process that read it ended with {how})")
 
 
 # --- in the child --------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Answers requests until their stream ends, which it does when the parent dies."""
+    """Reads the files that standard input lists, until the parent process closes standard input or dies."""
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)  # keeps what a library prints out of the answers
+    os.dup2(2, 1)  # what a library prints goes to standard error, not into the answers
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_AS, MOST_MEMORY)
 
@@ -144,7 +144,7 @@ def main() -> None:
         except MemoryError:
             message = f"{path}: reading takes over {MOST_MEMORY >> 30} GiB of memory"
             answer("unreadable", str(path), TOO_LONG, message)
-        except Exception as error:  # of many classes: whatever a library could not read
+        except Exception as error:  # libraries raise errors of many classes
             message = f"{path} cannot be read ({shortened(first_line(error))})"
             answer("unreadable", str(path), DAMAGED, message)
         answer("end")

@@ -1,4 +1,4 @@
-"""Demo corpora that packages carry: Wikipedia's vital articles and the World Factbook, as records."""
+"""Reads the demo corpora, which are installed as Python packages: Wikipedia's vital articles and the World Factbook."""
 
 import html
 import importlib.util
@@ -16,7 +16,11 @@ from realm.errors import InputError
 
 
 def packaged(source: str) -> tuple[Reader, Path]:
-    """The reader and the data of a corpus such as `package:factbook`; raises InputError if it is not installed."""
+    """The reader of a corpus such as `package:factbook`, and the path of its data.
+
+    Raises:
+        InputError: there is no such corpus, or the corpus is not installed.
+    """
     if source not in _PACKAGES:
         raise InputError(f"{source}: no such corpus, only {', '.join(_PACKAGES)}")
     reader, location, install = _PACKAGES[source]
@@ -31,7 +35,7 @@ def packaged(source: str) -> tuple[Reader, Path]:
 def _vital_articles(path: Path, limits: Limits) -> Iterator[Record]:
     """The introductions of Wikipedia's vital articles: {title: {"extract": ...}}."""
     for title, article in json.loads(whole(path, limits).text).items():
-        text = _EMPTY_BRACKETS.sub("", article["extract"])  # left over from a pronunciation
+        text = _EMPTY_BRACKETS.sub("", article["extract"])  # the data set has removed a pronunciation
         yield Record(f"{path}: {title}", title, " ".join(text.split()))
 
 
@@ -39,11 +43,11 @@ _EMPTY_BRACKETS = re.compile(r"\s*\([\s,;]*\)|(?<=\()[\s,;]+")
 
 
 def _factbook(folder: Path, limits: Limits) -> Iterator[Record]:
-    """Countries of the World Factbook, a document per country and section, in sentences made from its fields.
+    """The World Factbook: a document for each section of each country, with sentences made from the fields of the section.
 
-    The title of a document is the name of the country. Two kinds of paragraphs are left out: paragraphs that an earlier
-    section has (climate is under geography and under environment), and notes that 20 or more countries share word for word,
-    which explain what a field measures."""
+    The title of a document is the name of the country. Two kinds of paragraphs are left out: paragraphs that an earlier section
+    of the country also has (the climate is in the sections on geography and on environment), and notes that are the same for
+    20 or more countries, because these notes only explain what a field measures."""
     countries = [(path, json.loads(whole(path, limits).text)) for path in sorted(folder.rglob("*.json"))]
     fields_of_all = (
         value for _, sections in countries for fields in sections.values() for value in fields.values()
@@ -75,7 +79,7 @@ _COUNTRIES = {
     "um": "United States Pacific Island Wildlife Refuges",
     "xx": "World",
 }
-"""Names of countries for which the Factbook gives no name, an abbreviation or several names."""
+"""Names of countries for which the Factbook has no name, an abbreviation or several names."""
 
 
 def _country(code: str, sections: dict[str, Any]) -> str:
@@ -90,10 +94,11 @@ def _country(code: str, sections: dict[str, Any]) -> str:
 
 
 def _field_paragraphs(country: str, field: str, value: dict[str, Any], with_note: bool) -> list[str]:
-    """A field as sentences that name the country, so that each sentence can be understood alone.
+    """Makes sentences from a field. Each sentence contains the name of the country, so that it can be understood alone.
 
-    A short field is one sentence, "Jamaica, capital: name: Kingston; time difference: UTC-5 ..."; each part of a long field is
-    a sentence, "Jamaica, executive branch, chief of state: ...". Prose is unchanged, and a note comes last."""
+    A short field becomes one sentence, such as "Jamaica, capital: name: Kingston; time difference: UTC-5 ...". Each part of a
+    long field becomes a sentence, such as "Jamaica, executive branch, chief of state: ...". A part that is a text of several
+    sentences is not changed. A note comes last."""
     subject = f"{country}, {_lower_first(field)}"
     parts: list[tuple[str, list[str]]] = []
     for name, content in value.items():
@@ -114,7 +119,7 @@ def _field_paragraphs(country: str, field: str, value: dict[str, Any], with_note
 
 
 def _lower_first(field: str) -> str:
-    """The name of a field in lower case, because inside a sentence a capital would look like a person's name."""
+    """The name of a field with a small first letter, because a capital letter inside a sentence would look like a name."""
     proper = field[:2].isupper() or field.startswith(("Gini", "Internet"))
     return field if proper else field[0].lower() + field[1:]
 

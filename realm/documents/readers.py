@@ -1,9 +1,9 @@
-"""Files, folders and packaged corpora become a stream of `Document`.
+"""Reads files, folders and packaged corpora as a stream of `Document`.
 
-A source is a file, a folder that is walked, or the name of a corpus that a package carries (`demo_corpora.py`). `sources.py`
-finds the files and the reader of each file, and readers yield records (`formats/records.py`). `read_documents` does what all
+A source is a file, a folder with all its subfolders, or the name of a packaged corpus (`demo_corpora.py`). `sources.py` finds
+the files and the reader of each file, and the readers yield records (`formats/records.py`). `read_documents` does what all
 formats have in common: unique ids, the limit on length, and the report on files that cannot be read.
-Nothing here splits text into passages.
+This file does not split documents into passages.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ LEFT_OUT = "left_out.jsonl"
 
 
 class LeftOut(NamedTuple):
-    """A file, a line or a row that gave no document."""
+    """A file, a line or a row from which no document was made."""
 
     where: str
     reason: str
@@ -47,17 +47,17 @@ class LeftOut(NamedTuple):
 
 
 class ReadingReport:
-    """What was read and what was left out, filled in while documents are taken."""
+    """Counts of what was read and what was left out, which are updated while the documents are read."""
 
     MOST = 100_000
-    """Most files, lines and rows that are listed; all further ones are only counted."""
+    """Most files, lines and rows that are listed; further files, lines and rows are only counted."""
 
     def __init__(self) -> None:
         self.documents = 0
         self.left_out: list[LeftOut] = []
         self.reasons: Counter[str] = Counter()
         self.assumed: dict[str, str] = {}
-        """Files and lines without a declared encoding that are not in UTF-8 -> the encoding they were read in."""
+        """Files and lines that are not UTF-8 and declare no encoding -> the encoding with which they were decoded."""
         self._names: dict[str, list[str]] = {}
 
     def leave_out(self, problem: Unreadable) -> None:
@@ -71,18 +71,24 @@ class ReadingReport:
             self.left_out.append(LeftOut(where, problem.reason, printable(str(problem))))
 
     def assume(self, where: str, encoding: str) -> None:
-        """Notes an encoding that was assumed."""
+        """Stores the encoding that was assumed for a file or a line."""
         if len(self.assumed) < self.MOST:
             self.assumed[printable(where)] = encoding
 
     def keep(self, folder: Path) -> list[str]:
-        """Replaces the list of what was left out in a folder -> lines for the terminal. An empty list is not written."""
+        """Writes the list of what was left out to a folder, unless the list is empty -> lines for the terminal.
+
+        The file with the list of an earlier call is replaced or deleted.
+        """
         listed = folder / LEFT_OUT
         if not self.left_out:
             listed.unlink(missing_ok=True)
             return self.lines()
         write_json_lines(listed, (one._asdict() for one in self.left_out))
-        return [*self.lines(), f"all that was left out: {listed} (--strict ends at the first)"]
+        return [
+            *self.lines(),
+            f"{listed} lists all that was left out (with --strict, the first problem is an error)",
+        ]
 
     def lines(self) -> list[str]:
         """A line for each reason and a line about assumed encodings, each with a count and the first names."""
@@ -92,7 +98,7 @@ class ReadingReport:
         ]
         if self.assumed:
             names = _few(list(self.assumed)[:3], len(self.assumed))
-            lines.append(f"read as Windows-1252, being no UTF-8: {len(self.assumed):,}: {names}")
+            lines.append(f"not UTF-8, so read as Windows-1252: {len(self.assumed):,}: {names}")
         return lines
 
 
@@ -108,16 +114,17 @@ def read_documents(
 ) -> Iterator[Document]:
     """The documents of files, folders and packages, in order. Files of a folder are sorted; hidden files are skipped.
 
-    The id of a record (JSON Lines, Parquet, Arrow, ...) is its field "id". Without that field the title is the id, and a number
-    follows the title from its second use on. The id of a file that is one document is its path as given, so that a document
-    has the same id whether its folder or the file itself is the source.
+    The id of a record (JSON Lines, Parquet, Arrow, ...) is its field "id". If a record has no such field, its title is the id;
+    if an earlier document has this id, a number is added. If a file is one document, its path as given is the id, so that the
+    id is the same whether the source is the folder or the file itself.
 
-    Nothing in the folder `but` is read. Sources are looked up at once, and read while documents are taken. Whatever cannot be
-    read is left out and noted in the `report`; without a report, the first such problem is raised.
+    Files in the folder `but` are not read. The sources are checked at once; their files are read while the documents are
+    iterated over. Files, lines and rows that cannot be read are left out and listed in `report`; without a report, the first
+    problem is raised.
 
     Raises:
-        InputError: one line that names the file, its line or row if it has any, and the problem. With a report: a source does
-            not exist, or no document could be read.
+        InputError: a source does not exist, or no document could be read; without a report, also for any other problem. The
+            message is one line with the file, the line or row (if there is one) and the problem.
     """
     found = [one for source in sources for one in files_of(source, but)]
     if report is None:
@@ -146,7 +153,7 @@ def documents_of(
 def stamp(sources: Sequence[str], but: Path | None = None) -> str:
     """Sixteen hex digits that change if a file of the sources is added, removed or written.
 
-    They are a hash of names, sizes and times; no file is opened.
+    The digits are a hash of the names, sizes and times of the files; no file is opened.
 
     Raises:
         InputError: a source does not exist.
@@ -165,7 +172,7 @@ def stamp(sources: Sequence[str], but: Path | None = None) -> str:
 
 
 def _refuse(found: Sequence["SourceFile"]) -> None:
-    """Raises the first problem that was found in the folders; files of other types are only logged."""
+    """Raises the first problem that was found in the folders. Files of types that cannot be read are only logged."""
     passed = [one for one in found if isinstance(one, Unreadable)]
     for one in passed:
         if one.reason not in EXPECTED:
@@ -226,7 +233,7 @@ def _read(found: Iterable["SourceFile"], limits: Limits) -> Iterator[Record | Un
 def _opened(
     found: "SourceFile", limits: Limits, child: child_process.ReaderProcess
 ) -> Iterator[Record | Unreadable]:
-    """The records of a file, and at the end the problem if its reader raises one; the message names the file."""
+    """The records of a file. If the reader raises an error, the last item is a problem, whose message contains the path."""
     if isinstance(found, Unreadable):
         yield found
         return
@@ -235,9 +242,9 @@ def _opened(
         yield from child.read(path, limits) if reader is None else reader(path, limits)
     except Unreadable as problem:
         yield problem
-    except RealmError:  # about the installation, not about a file
+    except RealmError:  # an error of the installation, not of a file
         raise
     except OSError as error:
         yield Unreadable(path, NOT_OPENED, f"{path}: {error.strerror or first_line(error)}")
-    except Exception as error:  # of many classes: whatever a library could not read
+    except Exception as error:  # libraries raise errors of many classes
         yield Unreadable(path, DAMAGED, f"{path} cannot be read ({shortened(first_line(error))})")

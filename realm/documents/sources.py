@@ -1,4 +1,4 @@
-"""Sources become a list of files, each with its reader: a file, a folder that is walked, or a packaged corpus."""
+"""Lists the files of a source, each with the reader of its format. A source is a file, a folder or a packaged corpus."""
 
 import os
 import stat
@@ -30,18 +30,18 @@ from realm.errors import InputError
 
 
 def count_kinds(files: Iterable[Unreadable]) -> str:
-    """The commonest extensions among some files, with their counts, for messages."""
+    """For messages: the most frequent extensions of `files`, each after the number of files with this extension."""
     kinds = Counter(_kind(Path(one.where)) or Path(one.where).name for one in files)
     return ", ".join(f"{number} {printable(kind)}" for kind, number in kinds.most_common(5))
 
 
 SourceFile = tuple[Reader | None, Path] | Unreadable
-"""The reader and the path of a file, or why the file is left out. Without a reader, `child_process` reads the file in a child
-process."""
+"""The reader and the path of a file, or the reason why the file is left out. If the reader is None, `child_process` reads the
+file in a child process."""
 
 
 def _is_read(path: Path) -> bool:
-    """Whether files of this name are of a type that is read."""
+    """Whether there is a reader for files with this name."""
     plain = uncompressed(path)
     return bool(wikiextractor.NAME.fullmatch(plain.name)) or plain.suffix.lower() in (
         _FORMATS if plain == path else _COMPRESSED
@@ -56,7 +56,7 @@ def _reader_of(path: Path) -> Reader | None:
 
 
 def _kind(path: Path) -> str:
-    """The extension of a file; of a compressed file also the extension before it."""
+    """The extension of a file. For a compressed file, these are the last two extensions, such as ".txt.gz"."""
     plain = uncompressed(path)
     return path.suffix if plain == path else plain.suffix + path.suffix
 
@@ -64,10 +64,11 @@ def _kind(path: Path) -> str:
 def files_of(source: str, but: Path | None) -> list[SourceFile]:
     """The files of one source, each with its reader or with the reason why it is left out.
 
-    Nothing in the folder `but` is listed.
+    Files in the folder `but` are not listed.
 
     Raises:
-        InputError: the source does not exist, is not of a type that is read, or is a folder without any such file.
+        InputError: the source does not exist, is a file for which there is no reader, or is a folder without any file for
+            which there is a reader.
     """
     if source.startswith("package:"):
         return [packaged(source)]
@@ -94,7 +95,7 @@ def _walk(folder: Path, but: Path | None) -> list[SourceFile]:
             name for name in folders if not name.startswith(".") and Path(parent, name).resolve() != left
         )
         for path in (Path(parent, name) for name in folders):
-            if path.is_symlink():  # it may lead back here
+            if path.is_symlink():  # the link may lead to a folder that contains the link
                 found.append(Unreadable(path, LINK, f"{path}: links to folders are not followed"))
         found += [_file(Path(parent, name)) for name in sorted(names) if not name.startswith(".")]
     passed = [one for one in found if isinstance(one, Unreadable) and one.reason in (TYPE, LINK)]
@@ -107,17 +108,15 @@ def _walk(folder: Path, but: Path | None) -> list[SourceFile]:
 
 def _file(path: Path) -> SourceFile:
     if path.name.startswith("~$"):
-        return Unreadable(
-            path, TYPE, f"{path} marks a document as open in an office program, and holds no text"
-        )
+        return Unreadable(path, TYPE, f"{path} is a lock file of an office program, and contains no text")
     if not _is_read(path):
-        kind = _kind(path) or "no extension"
-        return Unreadable(path, TYPE, f"{path}: {kind} is not read, only {_READ}")
-    if SURROGATE.search(str(path)):  # names become ids and titles, which are kept in UTF-8
-        return Unreadable(path, NAME, f"{str(path)!r}: the name of this file is not UTF-8: rename it")
+        kind = _kind(path) or "a file without an extension"
+        return Unreadable(path, TYPE, f"{path}: {kind} cannot be read, only {_READ}")
+    if SURROGATE.search(str(path)):  # the name becomes the id and the title, which are stored in UTF-8
+        return Unreadable(path, NAME, f"{str(path)!r}: the name of this file is not UTF-8: rename the file")
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would never end
-            return Unreadable(path, NOT_OPENED, f"{path} is no regular file")
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe may never end
+            return Unreadable(path, NOT_OPENED, f"{path} is not a regular file")
     except OSError as error:
         return Unreadable(path, NOT_OPENED, f"{path}: {error.strerror}")
     return _reader_of(path), path
@@ -138,6 +137,9 @@ _FORMATS: dict[str, Reader | None] = {
 }
 _COMPRESSED: dict[str, Reader | None] = {
     **{name: _FORMATS[name] for name in (".jsonl", ".txt", ".md", ".html", ".htm", ".tsv", ".xml", ".warc")},
-    ".json": json_lines,  # what data sets call JSON Lines when they compress them: `c4-train.00000.json.gz`
+    ".json": json_lines,  # data sets of compressed JSON Lines use this extension: `c4-train.00000.json.gz`
 }
-_READ = f"{', '.join(_FORMATS)}, WikiExtractor's wiki_00, and {', '.join(COMPRESSIONS)} of the text formats"
+_READ = (
+    f"{', '.join(_FORMATS)}, WikiExtractor's wiki_00, "
+    f"and {', '.join(COMPRESSIONS)} of {', '.join(_COMPRESSED)} and wiki_00"
+)

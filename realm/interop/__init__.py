@@ -1,11 +1,12 @@
-"""Checkpoints in and out: REALM in the formats of Google and Hugging Face, question-answering BERTs, sentence-transformers.
+"""Imports and exports checkpoints: REALM by Google and Hugging Face, question-answering BERTs, sentence-transformers.
 
-span_readers   question-answering BERTs as span readers
-checkpoint     a folder or hub repository: its kind, its tensors by their Hugging Face names
-google         Google's checkpoints: names and settings
-tensorflow     the tensors of a TensorFlow checkpoint, without TensorFlow
-parts          tensors <-> networks; the table of names
-export         a model -> folders that transformers 4.57.6 loads
-blocks         the passages of an open-QA checkpoint and their vectors, from block_records
-sharing        sharing models: a folder for the hub, sentence-transformers, a model card
+span_readers   imports question-answering BERTs as span readers
+checkpoint     opens a folder or hub repository: the kind of the checkpoint, and its tensors by their Hugging Face names
+google         the names and settings of Google's checkpoints
+tensorflow     reads the tensors of a TensorFlow checkpoint without TensorFlow
+parts          converts tensors to networks and back; has the table of names
+export         writes a model as folders that transformers 4.57.6 loads
+blocks         converts the passages of an open-QA checkpoint and their vectors
+block_records  reads and writes the file with the texts of these passages
+sharing        writes a folder for the hub, a model card, and a model for sentence-transformers
 """

@@ -1,11 +1,12 @@
-"""The published block records: a pickle of 13 million texts, read without unpickling, a thousand at a time.
+"""Reads the published block records, a pickle of 13 million texts, without unpickling and a thousand texts at a time.
 
-`block_records.npy` is a NumPy header, then the pickle of a one-dimensional object array of UTF-8 bytes. Unpickling it would
-call any function that the pickle names, and would hold all texts in memory. Here a small machine follows the opcodes instead.
-It knows the opcodes that such an array needs and the names of three NumPy functions, which it never calls; it refuses
-everything else.
+`block_records.npy` is a NumPy header and the pickle of a one-dimensional object array of UTF-8 bytes. To unpickle the file
+would call any function whose name is in the pickle, and would need memory for all texts. This file interprets the opcodes
+instead. The interpreter accepts only the opcodes that an array of texts needs and the names of three NumPy functions, which it
+does not call.
 
-In memory: a thousand rows, and 8 bytes per row, with which a row that the pickle refers to again is found in the file.
+Memory is needed for a thousand rows, and for the position of each row in the file (8 bytes), because a pickle can refer to
+earlier rows.
 """
 
 import pickletools
@@ -21,19 +22,19 @@ import numpy as np
 from realm.errors import InputError
 
 LONGEST = 1 << 24
-"""Bytes of a record; the published ones have about 1,500."""
+"""Most bytes of a record; the published records have about 1,500."""
 
 _RECONSTRUCT = {("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")}
 _ARRAY, _DTYPE = ("numpy", "ndarray"), ("numpy", "dtype")
 _NAMES = {*_RECONSTRUCT, _ARRAY, _DTYPE}
-"""The globals of such a pickle, under NumPy 1 and 2."""
+"""The globals in the pickle of an object array, as written by NumPy 1 and NumPy 2."""
 
 
 class BlockRecords:
-    """The texts of a `block_records.npy`, in order; can be read again and again."""
+    """The texts of a `block_records.npy`, in order. They can be iterated over more than once."""
 
     def __init__(self, path: Path):
-        """Raises InputError when the file is not there or holds something else."""
+        """Raises InputError if the file does not exist or does not contain a list of texts."""
         self.path = path
         with self._opened() as file:
             self._count, self._start = self._header(file)
@@ -42,7 +43,7 @@ class BlockRecords:
         return self._count
 
     def __iter__(self) -> Iterator[str]:
-        """Raises InputError where the pickle is damaged, or holds anything but the bytes of UTF-8 texts."""
+        """Raises InputError if the pickle is damaged, or contains anything other than texts in UTF-8."""
         with self._opened() as file:
             file.seek(self._start)
             for number, record in enumerate(_Machine(file, self.path, self._count).rows()):
@@ -55,7 +56,7 @@ class BlockRecords:
         try:
             return self.path.open("rb", buffering=1 << 20)
         except FileNotFoundError:
-            raise InputError(f"{self.path} is not there: the checkpoint came without its texts") from None
+            raise InputError(f"{self.path} does not exist: the checkpoint has no texts") from None
 
     def _header(self, file: BinaryIO) -> tuple[int, int]:
         try:
@@ -63,9 +64,11 @@ class BlockRecords:
             read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
             shape, _, dtype = read[version](file)
         except (ValueError, KeyError) as error:
-            raise InputError(f"{self.path} is no NumPy file that is known here: {error}") from error
+            raise InputError(f"{self.path} is not a NumPy file of a supported version: {error}") from error
         if dtype != np.dtype(object) or len(shape) != 1:
-            raise InputError(f"{self.path} is an array {shape} of {dtype}: a list of texts was expected")
+            raise InputError(
+                f"{self.path} is an array of {dtype} with shape {shape}: a list of texts was expected"
+            )
         return int(shape[0]), file.tell()
 
 
@@ -76,7 +79,7 @@ def _batched(texts: Iterable[str], size: int) -> Iterator[list[str]]:
 
 
 def write_records(path: Path, texts: Iterable[str], count: int) -> None:
-    """Writes a `block_records.npy` that `numpy.load(allow_pickle=True)` reads, as the texts come."""
+    """Writes a `block_records.npy` for `numpy.load(allow_pickle=True)`, while `texts` are iterated over."""
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|O", "fortran_order": False, "shape": (count,)})
         empty_array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
@@ -93,22 +96,22 @@ def write_records(path: Path, texts: Iterable[str], count: int) -> None:
 
 
 class _Mark:
-    """Where a tuple or a run of rows begins on the stack."""
+    """Marks the start of a tuple or of a series of rows on the stack."""
 
 
 class _Rows:
-    """The list of all rows, which is never made."""
+    """Stands on the stack for the list of all rows, which is not built."""
 
 
 class _Built:
-    """What a call of NumPy's would have given: the array or its dtype."""
+    """Stands on the stack for the result of a NumPy function: the array or its dtype."""
 
     def __init__(self, name: tuple[str, str]):
         self.name = name
 
 
 class _Bounded:
-    """The file as `pickletools` reads it; a length that the pickle claims is checked before anything is allocated."""
+    """The file for `pickletools`, in which the length of a read is checked before memory is allocated."""
 
     def __init__(self, file: BinaryIO):
         self._file = file
@@ -116,7 +119,7 @@ class _Bounded:
 
     def read(self, length: int) -> bytes:
         if length > LONGEST:
-            raise ValueError(f"a record of {length} bytes")
+            raise ValueError(f"a record has {length} bytes")
         return self._file.read(length)
 
     def readline(self) -> bytes:
@@ -124,14 +127,14 @@ class _Bounded:
 
 
 class _Machine:
-    """The stack and the memo of a pickle whose opcodes `pickletools` decodes."""
+    """Interprets a pickle, whose opcodes `pickletools` decodes, with a stack and a memo."""
 
     def __init__(self, file: BinaryIO, path: Path, count: int):
         self._file, self._path, self._count = _Bounded(file), path, count
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
         self._memoized = 0
-        self._first, self._offsets = -1, array("Q")  # of rows: their numbers in the memo are consecutive
+        self._first, self._offsets = -1, array("Q")  # of rows, whose numbers in the memo are consecutive
         self._record_at = self._given = 0
         self._whole = False
 
@@ -152,7 +155,7 @@ class _Machine:
             raise self._refusal(str(error)) from error
         top = self._stack.pop() if self._stack else None
         if not (isinstance(top, _Built) and top.name == _ARRAY and self._whole) or self._stack:
-            raise self._refusal("it is not one array of texts")
+            raise self._refusal("the pickle is not one array of texts")
 
     def _operations(self) -> dict[str, Callable[[Any], None]]:
         push = self._stack.append
@@ -193,7 +196,7 @@ class _Machine:
         self._memoized += 1
         self._check(bool(self._stack), "an empty stack")
         top = self._stack[-1]
-        # Bytes come before the rows too: the b'b' that NumPy calls its constructor with.
+        # Bytes also occur before the rows: b'b' is an argument of NumPy's constructor.
         if type(top) is not bytes or _Rows not in self._stack:
             self._memo[number] = top
             return
@@ -218,7 +221,7 @@ class _Machine:
 
     def _name(self, module: Any, name: Any) -> None:
         if (module, name) not in _NAMES:
-            raise self._refusal(f"it asks for {module}.{name}")
+            raise self._refusal(f"the pickle refers to {module}.{name}")
         self._stack.append((module, name))
 
     def _call(self) -> None:
@@ -238,7 +241,7 @@ class _Machine:
         if built.name == _ARRAY:
             self._check(len(state) == 5 and state[4] is _Rows, "an array of something else")
             if state[1] != (self._count,) or self._given != self._count:
-                raise self._refusal(f"{self._given} records, {self._count} were announced")
+                raise self._refusal(f"{self._given} records were found, but the header has {self._count}")
             self._whole = True
 
     def _tuple(self, length: int) -> None:
@@ -263,5 +266,5 @@ class _Machine:
 
     def _refusal(self, what: str) -> InputError:
         return InputError(
-            f"{self._path} is no pickle of texts that is safe to read: {what}, at byte {self._file.tell()}"
+            f"{self._path} is not a pickle of texts that is safe to read: {what}, at byte {self._file.tell()}"
         )

@@ -1,13 +1,13 @@
-"""Open-QA checkpoints as a model and a knowledge base: block records and their vectors, in and out.
+"""Converts an open-QA checkpoint to a model and a knowledge base, and back.
 
-    OUT/model    the networks (`realm.interop`)
-    OUT/kb       a passage per block, and the vectors of the checkpoint as its index
+    OUT/model    the networks
+    OUT/kb       a passage for each block, and an index with the vectors of the checkpoint
 
-The texts of the checkpoint have no titles, although their vectors were made with titles. So a block has an empty title; a
-block with the text of an earlier block has a title such as "block 4711", because knowledge bases store equal passages once.
-Each block is a document, identified by its number from 0 on, and one sentence unless a tagger is used.
+The texts of the checkpoint have no titles, although their vectors were computed with titles. So the title of a block is empty.
+If an earlier block has the same text, the title is one such as "block 4711", because knowledge bases store equal passages once.
+Each block is a document, whose id is the number of the block (from 0). Without a tagger, a block is a single sentence.
 
-Reading blocks takes about 30 bytes of memory per block, and the blocks of one write.
+Reading blocks needs about 30 bytes of memory per block, and memory for `BLOCKS_AT_ONCE` blocks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -51,11 +51,11 @@ from realm.text.salient_spans import Tagger
 from realm.tokens.tokenizer import Tokenizer
 
 BLOCKS_AT_ONCE = 1 << 18
-"""Blocks per commit and per file; a killed conversion reads at most this many again."""
+"""Blocks per commit and per file. After a kill, the conversion reads at most this number of blocks again."""
 
 
 class ConvertedJson(TypedDict):
-    """Report of `realm convert` for a checkpoint; optional keys if the checkpoint has vectors."""
+    """Report of `realm convert` for a checkpoint. The optional keys are present if the checkpoint has vectors."""
 
     kind: str
     model: str
@@ -64,7 +64,7 @@ class ConvertedJson(TypedDict):
     version: NotRequired[int]
     """Version of the index."""
     dead_weights: list[str]
-    """Tensors that nothing uses, and that were left out."""
+    """Names of tensors that no computation uses, and that were left out."""
     notes: list[str]
 
 
@@ -85,13 +85,14 @@ def convert_checkpoint(
     tagger: Tagger | None = None,
     tokenizer: str | None = None,
 ) -> ConvertedJson:
-    """Converts a checkpoint to a model, and to a knowledge base if it has texts and vectors -> a report.
+    """Converts a checkpoint to a model and, if the checkpoint has texts and vectors, to a knowledge base -> a report.
 
-    A repeated call continues an interrupted one. Google's open-QA checkpoints have no vectors and texts and become only a
-    model.
+    A repeated call continues an interrupted call. Google's open-QA checkpoints have neither vectors nor texts, so they become
+    only a model.
 
     Raises:
-        InputError: see `open_checkpoint` and `convert`; texts and vectors differ in number; or `out` holds something else.
+        InputError: as in `open_checkpoint` and `convert`; or the numbers of texts and vectors differ, or `out` contains
+            something else.
     """
     checkpoint = open_checkpoint(name, tokenizer)
     others = (open_checkpoint(other, tokenizer) if other else None for other in (encoder, embedder))
@@ -108,7 +109,7 @@ def convert_checkpoint(
     shape = (len(records), checkpoint.config["retriever_proj_size"])
     if tuple(block_emb.shape) != shape:
         raise InputError(
-            f"{name} has {len(records)} texts, its block_emb is {tuple(block_emb.shape)}: {shape} was expected"
+            f"{name} has {len(records)} texts, and block_emb of shape {tuple(block_emb.shape)}: {shape} was expected"
         )
     _save(conversion.model, out / "model")
     kb = import_blocks(out / "kb", records, name, conversion.model.tokenizer, tagger)
@@ -127,12 +128,12 @@ def convert_checkpoint(
 def import_blocks(
     target: Path, records: BlockRecords, source: str, tokenizer: Tokenizer, tagger: Tagger | None = None
 ) -> KnowledgeBase:
-    """A knowledge base with a passage for each record, in order, not tokenized yet.
+    """Makes a knowledge base with a passage for each record, in order. The passages are not tokenized yet.
 
-    An interrupted import of the same records continues from its last commit; a finished one is returned unchanged.
+    An interrupted import of the same records continues after its last commit. A finished knowledge base is returned unchanged.
 
     Raises:
-        InputError: the records are damaged, have changed since the interruption, or `target` holds something else.
+        InputError: the records are damaged or have changed since the interruption, or `target` contains something else.
     """
     config = KnowledgeBaseConfig(tokenizer="", sources=(source,), tagger=tagger.name if tagger else "")
     if newest_version(target / TABLE) is not None:
@@ -159,16 +160,18 @@ def import_blocks(
 
 
 def export_model(source: str, out: Path, kb: str | None = None) -> ExportedJson:
-    """Writes a model as folders that transformers 4.57.6 loads; with a knowledge base also an open-QA checkpoint.
+    """Writes a model as folders that transformers 4.57.6 loads. With a knowledge base, an open-QA checkpoint is written too.
 
     Raises:
-        InputError: the classes of transformers cannot compute the model, it has no index in the knowledge base, or `out` is not
-            empty.
+        InputError: the classes of transformers cannot compute the model, the knowledge base has no complete index of the model,
+            or `out` is not empty.
     """
     model = load_model(source)
     check_exportable(model)
     if kb is not None and model.span_reader is None:
-        raise InputError(f"{source} has no span reader, so no open-QA folder: `realm finetune` gives it one")
+        raise InputError(
+            f"{source} has no span reader, which an open-QA folder needs: train one with `realm finetune`"
+        )
     kinds = kinds_of(model)
     opened = KnowledgeBase.open(kb) if kb else None
     found = _vectors_of(opened, model, source) if opened else None
@@ -189,13 +192,13 @@ def _vectors_of(kb: KnowledgeBase, model: Model, source: str) -> vectors.Vectors
     found = vectors.mapped(index_folder(kb, model), kb.keys_N)
     if found is None or len(found.missing):
         raise InputError(
-            f"{kb.folder} has no whole index of {source}: run `realm index --kb {kb.folder} --model {source}`"
+            f"{kb.folder} has no complete index of {source}: run `realm index --kb {kb.folder} --model {source}`"
         )
     return found
 
 
 class _Counted:
-    """An iterator of documents that counts them."""
+    """Iterates over documents and counts them."""
 
     def __init__(self, documents: Iterable[Document], read: ReadSoFar):
         self._documents, self._read = documents, read
@@ -210,7 +213,7 @@ class _Counted:
 
 
 def _documents(records: BlockRecords) -> Iterator[Document]:
-    """A document per record; the title is empty, or names the block if an earlier block has the same text."""
+    """A document per record. The title is empty, or "block N" if an earlier block has the same text."""
     again = _repeated(records)
     place = 0
     for number, text in enumerate(records):
@@ -220,7 +223,7 @@ def _documents(records: BlockRecords) -> Iterator[Document]:
 
 
 def _repeated(records: BlockRecords) -> np.ndarray:
-    """Numbers of the records with the text of an earlier record, ascending; reads all records once."""
+    """Ascending numbers of the records whose text equals that of an earlier record. All records are read once."""
     keys_N = np.empty(len(records), dtype=np.uint64)
     for number, text in enumerate(progress(records, total=len(records), description="survey", unit="block")):
         keys_N[number] = int(passage_id("", text), 16)
@@ -261,17 +264,17 @@ def _row(document: Document, annotations: Annotations) -> Row:
 
 
 def _save(model: Model, folder: Path) -> None:
-    """Saves the model, unless it exists."""
+    """Saves the model, unless `folder` already contains this model."""
     if is_model(folder) and read_manifest(folder)["stages"] == model.stages:
         return
     if folder.exists():
-        raise InputError(f"{folder} is there already, and something else: give another folder")
+        raise InputError(f"{folder} exists and is not the model of this conversion: give another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     save_model(model, folder)
 
 
 def _publish(kb: KnowledgeBase, model: Model, path: str, block_emb: torch.Tensor, bits: int) -> int:
-    """Publishes the vectors of the checkpoint as a version of the model's index -> its number."""
+    """Publishes the vectors of the checkpoint as a version of the model's index -> the number of the version."""
     folder = index_folder(kb, model)
     version, there = vectors.newest(folder), vectors.info_of(folder)
     if version is not None and there is not None and there.bits == bits:

@@ -1,6 +1,6 @@
-"""A REALM checkpoint on disk: its kind, its settings, and its tensors by their Hugging Face names.
+"""Opens a REALM checkpoint: its kind, its settings, and its tensors by their Hugging Face names.
 
-Only tensors are unpickled (`torch.load(weights_only=True)`), and tensors stay on disk until they are used.
+Only tensors are unpickled (`torch.load(weights_only=True)`), and tensors are read from disk when they are used.
 """
 
 import pickle
@@ -59,7 +59,7 @@ DEFAULTS: dict[str, Any] = ENCODER_SETTINGS | {
     "searcher_beam_size": 5000,
     "num_block_records": 13353718,
 }
-"""Defaults of the configuration class in transformers, for settings that a config.json leaves out."""
+"""Defaults of the configuration class in transformers, for settings that are missing in config.json."""
 
 
 class Checkpoint(NamedTuple):
@@ -74,27 +74,27 @@ class Checkpoint(NamedTuple):
     """Folder of the tokenizer."""
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the checkpoint; raises InputError if it is missing or does not fit the embeddings."""
+        """The tokenizer of the checkpoint; raises InputError if the tokenizer is missing or does not fit the embeddings."""
         if not any((self.vocabulary / file).is_file() for file in ("tokenizer.json", "vocab.txt")):
             raise InputError(
-                f"{self.vocabulary} has no tokenizer, neither tokenizer.json nor vocab.txt: name one with --tokenizer"
+                f"{self.vocabulary} has no tokenizer, neither tokenizer.json nor vocab.txt: give one with --tokenizer"
             )
         tokenizer = Tokenizer.load(self.vocabulary)
         if tokenizer.vocab_size > self.config["vocab_size"]:
             raise InputError(
-                f"{self.name}: its tokenizer has {tokenizer.vocab_size} wordpieces, its embeddings are for "
+                f"{self.name}: the tokenizer has {tokenizer.vocab_size} wordpieces, but there are embeddings for "
                 f"{self.config['vocab_size']}"
             )
         return tokenizer
 
 
 def open_checkpoint(name: str, tokenizer: str | None = None) -> Checkpoint:
-    """Opens a Hugging Face checkpoint by folder or hub name, or Google's checkpoint by the prefix of its files or a folder.
+    """Opens a Hugging Face checkpoint (a folder or hub name), or Google's checkpoint (the prefix of its files, or a folder).
 
-    `tokenizer` names another tokenizer, for example for a checkpoint without one.
+    `tokenizer` is the name of another tokenizer, for example for a checkpoint that has no tokenizer.
 
     Raises:
-        InputError: the checkpoint is missing, damaged, no REALM checkpoint, or has a file that holds more than tensors.
+        InputError: the checkpoint is missing, damaged or not a REALM checkpoint, or a file contains more than tensors.
     """
     if prefix := google.prefix_of(name):
         return _googles(name, prefix, tokenizer)
@@ -108,7 +108,7 @@ def open_checkpoint(name: str, tokenizer: str | None = None) -> Checkpoint:
 def _googles(name: str, prefix: Path, tokenizer: str | None) -> Checkpoint:
     folder = Path(encoder_folder(tokenizer)) if tokenizer else Path(name) / "assets"
     if not tokenizer and not (folder / "vocab.txt").is_file():
-        raise InputError(f"{name} has no vocabulary, {folder / 'vocab.txt'}: name one with --tokenizer")
+        raise InputError(f"{name} has no vocabulary, {folder / 'vocab.txt'}: give one with --tokenizer")
     tensors = google.read_variables(prefix)
     config = DEFAULTS | google.settings(tensors, folder)
     return Checkpoint(name, folder, _kind(name, tensors), _checked(config, folder), tensors, folder)
@@ -122,12 +122,12 @@ def _config(name: str, folder: Path) -> dict[str, Any]:
         raise InputError(f"{name} has no readable config.json: {error}") from error
     if model_type != "realm":
         raise InputError(
-            f"{name} is a {model_type!r} model, no published REALM checkpoint (model_type 'realm'); "
-            f"`realm mlm --init {name}` starts from a BERT, `realm convert --retriever MODEL` takes one that answers "
-            "questions as a reader"
+            f"{name} is a {model_type!r} model, not a published REALM checkpoint (model_type 'realm'); "
+            f"`realm mlm --init {name}` starts from a BERT, `realm convert --retriever MODEL` uses a question-answering "
+            "BERT as a reader"
         )
     if config.get("position_embedding_type", "absolute") != "absolute" or config.get("is_decoder"):
-        raise InputError(f"{name} has relative positions or is a decoder, which no published REALM is")
+        raise InputError(f"{name} has relative positions or is a decoder, unlike all published REALM models")
     return _checked(
         DEFAULTS | {key: value for key, value in config.items() if value is not None}, folder / "config.json"
     )
@@ -136,12 +136,12 @@ def _config(name: str, folder: Path) -> dict[str, Any]:
 def _checked(config: dict[str, Any], file: Path) -> dict[str, Any]:
     for key, default in DEFAULTS.items():
         if not isinstance(config[key], (int, float) if isinstance(default, int | float) else type(default)):
-            raise InputError(f"{file}: {key} is {config[key]!r}")
+            raise InputError(f"{file}: {key} is {config[key]!r}, which is a wrong type")
     return config
 
 
 def read_tensors(name: str, folder: Path) -> dict[str, Tensor]:
-    """The tensors of a Hugging Face folder by their names; raises InputError if there are no readable ones."""
+    """The tensors of a Hugging Face folder by their names; raises InputError if tensors are missing or cannot be read."""
     tensors: dict[str, Tensor] = {}
     for file in weight_files(name, folder, (WEIGHTS, "pytorch_model.bin")):
         tensors |= _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
@@ -150,7 +150,7 @@ def read_tensors(name: str, folder: Path) -> dict[str, Tensor]:
 
 def _safetensors(file: Path) -> dict[str, Tensor]:
     try:
-        return load_tensors(file)  # maps the file: tensors are read when used
+        return load_tensors(file)  # the file is mapped, so tensors are read when they are used
     except SafetensorError as error:
         raise DamagedError(f"{file} is damaged: {error}") from error
 
@@ -162,15 +162,17 @@ def _pickled(file: Path) -> dict[str, Tensor]:
         except RuntimeError as error:
             if "mmap" not in str(error):
                 raise
-            tensors = torch.load(file, map_location="cpu", weights_only=True)  # written before PyTorch 1.6
+            tensors = torch.load(
+                file, map_location="cpu", weights_only=True
+            )  # a file from before PyTorch 1.6
     except pickle.UnpicklingError as error:
-        raise InputError(f"{file} holds more than tensors and is not read: {first_line(error)}") from error
+        raise InputError(f"{file} contains more than tensors and is not read: {first_line(error)}") from error
     except (RuntimeError, ValueError, EOFError, OSError) as error:
         raise DamagedError(f"{file} is damaged: {first_line(error)}") from error
     if not isinstance(tensors, dict) or not all(
         isinstance(key, str) and isinstance(value, Tensor) for key, value in tensors.items()
     ):
-        raise InputError(f"{file} is not a state dict: names and tensors were expected")
+        raise InputError(f"{file} is not a state dict with names and tensors")
     return tensors
 
 
@@ -189,5 +191,5 @@ def _kind(name: str, tensors: dict[str, Tensor]) -> str:
         return "encoder"
     some = ", ".join(sorted(tensors)[:2])
     raise InputError(
-        f"{name} is no published REALM checkpoint ({', '.join(CLASSES.values())}): it holds {some or 'nothing'} ..."
+        f"{name} is not a published REALM checkpoint ({', '.join(CLASSES.values())}): its tensors are {some or 'none'} ..."
     )

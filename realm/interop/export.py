@@ -1,6 +1,6 @@
-"""A model as folders that transformers 4.57.6 loads, one per REALM class.
+"""Writes a model as folders that transformers 4.57.6 loads, one folder per REALM class.
 
-Unused tensors (`realm.interop.parts`) are written too, as heads and poolers without effect, so that no tensor is missing. All
+Unused tensors (`realm.interop.parts`) are written as heads and poolers without effect, so that no tensor is missing. All
 other tensors are written unchanged."""
 
 import json
@@ -40,15 +40,15 @@ def check_exportable(model: Model) -> None:
     config, reader = model.embedder.config, model.reader
     if config.pooling != "cls" or config.norm != "layer":
         raise InputError(
-            f"the embedder has pooling {config.pooling!r} and norm {config.norm!r}: the published classes know 'cls' and "
-            "'layer'"
+            f"the embedder has pooling {config.pooling!r} and norm {config.norm!r}: the published classes have only "
+            "'cls' and 'layer'"
         )
     if reader.copy_head is not None:
-        raise InputError("the reader has a copy head, which the published classes do not know")
+        raise InputError("the reader has a copy head, which the published classes do not have")
     spans = model.span_reader
     if spans is not None and spans.config.head != "pairs":
         raise InputError(
-            "the span reader has BERT's question-answering head, which the published classes do not know"
+            "the span reader has BERT's question-answering head, which the published classes do not have"
         )
     if spans is not None and (spans.config.objective != "joint" or not spans.config.retrieval_score):
         raise InputError(
@@ -57,13 +57,13 @@ def check_exportable(model: Model) -> None:
         )
     if spans is not None and bool(spans.continues_V.any()):
         raise InputError(
-            "the span reader answers in whole words only, which the published one cannot: train with "
+            "the span reader answers only in whole words, which the published classes cannot do: train with "
             "--set whole_words=false"
         )
 
 
 def kinds_of(model: Model) -> list[str]:
-    """The kinds of checkpoints that a model has trained parts for, without open QA."""
+    """The kinds of checkpoints for which a model has trained parts, without "openqa"."""
     published = last_record(model.stages, "published") if len(model.stages) == 1 else {}
     trained = published.get("parts", ["embedder", "reader", *(["span_reader"] if model.span_reader else [])])
     kinds = {"embedder": "embedder", "scorer": "embedder", "encoder": "reader", "reader": "span_reader"}
@@ -71,7 +71,7 @@ def kinds_of(model: Model) -> list[str]:
 
 
 def write_checkpoint(model: Model, kind: str, folder: Path, block_emb: Lazy | None = None) -> None:
-    """Writes a checkpoint of one kind with its tokenizer to a new folder; an open-QA checkpoint needs `block_emb`."""
+    """Writes a checkpoint of one kind with its tokenizer to a new folder; the kind "openqa" needs `block_emb`."""
     folder.mkdir(parents=True)
     write_safetensors(
         folder / WEIGHTS, dict(_tensors(model, kind)), {"block_emb": block_emb} if block_emb else {}
@@ -114,7 +114,7 @@ def _masked_reader(reader: MaskedReader) -> Iterator[tuple[str, Tensor]]:
 
 def _span_reader(reader: SpanReader, masked: MaskedReader) -> Iterator[tuple[str, Tensor]]:
     tensors = dict(tensors_of(reader, SPAN_READER))
-    # The head of the encoder that the reader was fine-tuned from, as in the released checkpoints.
+    # As in the released checkpoints, the head is that of the encoder from which the reader was fine-tuned.
     tensors |= {k: v for k, v in tensors_of(masked.bert, MASKED_READER) if k.startswith("cls.")}
     yield from tensors.items()
     yield from _tied(tensors)
@@ -127,7 +127,7 @@ def _tied(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _plain_head(words_VH: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """A masked-LM head that predicts the word whose embedding is nearest."""
+    """A masked-LM head that predicts the word whose embedding is nearest to the output of the encoder."""
     vocabulary, hidden = words_VH.shape
     yield "cls.predictions.transform.dense.weight", torch.eye(hidden)
     yield "cls.predictions.transform.dense.bias", torch.zeros(hidden)
@@ -162,7 +162,7 @@ def _config(model: Model, kind: str, block_emb: Lazy | None) -> dict[str, Any]:
         }
     if block_emb:
         config["num_block_records"] = block_emb.shape[0]
-    # The released checkpoints have these wrong ids.
+    # The released checkpoints also have these ids, which are wrong.
     ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
     return {"architectures": [CLASSES[kind]], "model_type": "realm", "dtype": "float32", **ids, **config}
 
@@ -191,7 +191,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, longest: int, kind: str 
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], lazy: Mapping[str, Lazy]) -> None:
-    """Writes tensors in float32, `Lazy` tensors in parts (safetensors: a JSON header of offsets, then bytes)."""
+    """Writes tensors in float32 to a safetensors file, which is a JSON header with offsets, and the bytes of the tensors."""
     places: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
@@ -215,4 +215,4 @@ def _write_parts(file: BinaryIO, name: str, lazy: Lazy) -> None:
         file.write(np.ascontiguousarray(part, dtype="<f4").tobytes())
         rows += len(part)
     if rows != lazy.shape[0]:
-        raise ValueError(f"{name} has {rows} rows, {lazy.shape[0]} were announced")
+        raise ValueError(f"{name} has {rows} rows, but its shape has {lazy.shape[0]}")

@@ -1,9 +1,9 @@
-"""Google's checkpoints, as TensorFlow wrote them: variables by their Hugging Face names, settings from shapes.
+"""Reads Google's TensorFlow checkpoints: the variables by their Hugging Face names, and settings from shapes.
 
     embedder    gs://realm-data/cc_news_pretrained/embedder         a module folder with variables/ and assets/vocab.txt
-    encoder     gs://realm-data/cc_news_pretrained/bert             the same
-    openqa      gs://realm-data/orqa_nq_model_from_realm            export/best_default/checkpoint/model.ckpt-300000
-                and .../embedder/encoded/encoded.ckpt with the vectors
+    encoder     gs://realm-data/cc_news_pretrained/bert             a module folder with variables/ and assets/vocab.txt
+    openqa      gs://realm-data/orqa_nq_model_from_realm            export/best_default/checkpoint/model.ckpt-300000,
+                                                                    and the vectors in embedder/encoded/encoded.ckpt
 
 The name of a variable begins with the names of all modules that contain it.
 """
@@ -36,12 +36,12 @@ LEAVES = {"kernel": "weight", "gamma": "weight", "beta": "bias", "output_bias": 
 BERT_CONFIG = "bert_config.json"
 """File beside the vocabulary of a released BERT."""
 HEAD_WIDTH = 64
-"""Width of an attention head in every released BERT; used if no file has the number of heads."""
+"""Width of an attention head in every released BERT, for checkpoints without a file that has the number of heads."""
 _OPTIMIZER = re.compile(r"(^|/)(adam_[mv]|Adam(_1)?|global_step|beta[12]_power)$")
 
 
 def prefix_of(name: str) -> Path | None:
-    """The prefix of a TensorFlow checkpoint by its own prefix or by a module folder; None if there is none."""
+    """The prefix of the files of a TensorFlow checkpoint. `name` is the prefix or a module folder; None if it is neither."""
     for prefix in (Path(name), Path(name, "variables", "variables")):
         if prefix.name and is_bundle(prefix):
             return prefix
@@ -52,12 +52,14 @@ def read_variables(prefix: Path) -> dict[str, Tensor]:
     """The variables by their Hugging Face names, without those of the optimizer.
 
     Raises:
-        InputError: see `read_bundle`; or the checkpoint contains no BERT.
+        InputError: as in `read_bundle`, or if the checkpoint contains no BERT.
     """
     found = read_bundle(prefix, lambda name: not _OPTIMIZER.search(name))
     tensors = {huggingface_name(name): _as_published(name, value) for name, value in found.items()}
     if not any(name.endswith(WORDS) and value.dim() == 2 for name, value in tensors.items()):
-        raise InputError(f"{prefix} has no BERT in it, but {', '.join(sorted(found)[:2]) or 'nothing'} ...")
+        raise InputError(
+            f"{prefix} contains no BERT; its variables are {', '.join(sorted(found)[:2]) or 'none'} ..."
+        )
     if any(name.startswith("reader.") for name in tensors):
         return tensors
     return {name.removeprefix("embedder."): value for name, value in tensors.items()}
@@ -87,10 +89,11 @@ def _as_published(name: str, value: Tensor) -> Tensor:
 
 
 def settings(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
-    """The settings that follow from shapes, and the number of heads, which `folder` may have in BERT's settings.
+    """The settings that follow from shapes, and the number of heads, from BERT's settings in `folder` if they exist.
 
     Raises:
-        InputError: the settings lack the number of heads, or there are none and the width is not that of a released BERT.
+        InputError: BERT's settings have no number of heads; or `folder` has no settings, and the hidden size is not a multiple
+            of `HEAD_WIDTH`.
     """
     root = "embedder." if f"embedder.{WORDS}" in tensors else ""
     sizes = {
@@ -117,10 +120,10 @@ def settings(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
         try:
             found["num_attention_heads"] = json.loads(file.read_text(encoding="utf-8"))["num_attention_heads"]
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{file} does not say how many heads there are: {error!r}") from error
+            raise InputError(f"{file} has no number of attention heads: {error!r}") from error
     elif hidden % HEAD_WIDTH:
         raise InputError(
-            f"states of {hidden} are not of heads of {HEAD_WIDTH}: say how many there are in {file}"
+            f"the hidden size {hidden} is not a multiple of {HEAD_WIDTH}: write num_attention_heads into {file}"
         )
     else:
         found["num_attention_heads"] = hidden // HEAD_WIDTH

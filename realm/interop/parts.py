@@ -1,15 +1,16 @@
-"""Tensors of Hugging Face REALM checkpoints to networks and back: the table of names, and the unused tensors of each kind.
+"""Converts tensors of Hugging Face REALM checkpoints to networks and back. Some tensors of each kind of checkpoint are unused:
 
-    kind       becomes                              tensors that its forward pass does not use
+    kind       becomes                              tensors that the forward pass does not use
     embedder   Tower                                the masked-LM head, cls.predictions
     scorer     two Towers, or one if they are equal both masked-LM heads
     encoder    MaskedReader                         the pooler
     reader     SpanReader, MaskedReader             the pooler, the masked-LM head
-    openqa     Tower, SpanReader, MaskedReader      those of embedder and reader
+    openqa     Tower, SpanReader, MaskedReader      the unused tensors of embedder and reader
 
-The masked-LM head of a reader, with the word embeddings as its decoder, belongs to the encoder that the reader was fine-tuned
-from, so it becomes a masked-LM reader. The head of an embedder becomes the start of a masked-LM reader if there is no other.
-The rest is unused: poolers, heads of embedders beside a reader, and the decoders of both, which were never trained."""
+The masked-LM head of a reader is that of the encoder from which the reader was fine-tuned; its decoder is the word embeddings.
+Therefore this head becomes a masked-LM reader. The head of an embedder becomes the start of a masked-LM reader if the
+checkpoints have no other. The other tensors are left out: poolers, heads of embedders if there is a reader, and the separate
+decoders of both kinds of heads, which were never trained."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -37,14 +38,14 @@ SPAN_READER = {
     "norm.": "qa_outputs.layer_normalization.",
     "score.": "qa_outputs.dense_output.",
 }
-"""Prefixes of names in our networks -> prefixes of Hugging Face names."""
+"""Prefixes of the names of tensors in `realm` -> prefixes of Hugging Face names."""
 
 TIED = {second: first.replace("bert.", MASKED_READER["bert."]) for second, first in bert_files.TIED.items()}
-"""Second names of shared tensors -> their first names, which files always have."""
+"""Second name of a shared tensor -> its first name, which is in every file."""
 
 Network = TypeVar("Network", bound=nn.Module)
 OURS = {"continues_V"}
-"""Tensors of our networks that no Hugging Face checkpoint has."""
+"""Tensors of the networks of `realm` that no Hugging Face checkpoint has."""
 
 
 class Parts(NamedTuple):
@@ -84,7 +85,7 @@ def encoder_config(checkpoint: Checkpoint, tokenizer: Tokenizer) -> BertConfig:
 
 
 def lengths_of(config: Mapping[str, Any]) -> Lengths:
-    """Lengths of inputs: the defaults within the positions of the encoder, and the checkpoint's length for the span reader."""
+    """Lengths of inputs: the defaults, limited by the positions of the encoder; that of the span reader is the checkpoint's."""
     positions = config["max_position_embeddings"]
     query = min(Lengths.query, positions // 4)
     passage = min(Lengths.passage, positions - query)
@@ -97,10 +98,10 @@ def convert(
     """Converts a checkpoint to a model.
 
     `encoder` provides the masked-LM reader; `embedder` provides the passage tower, and the query tower if the checkpoint has
-    none. Parts that no checkpoint provides start from other parts, which the notes mention.
+    none. A part that no checkpoint provides starts from another part, and a note of the conversion lists this part.
 
     Raises:
-        InputError: a tensor is missing or of another shape, or the checkpoints do not fit together.
+        InputError: a tensor is missing or has an unexpected shape, or the checkpoints do not fit together.
     """
     tokenizer = checkpoint.tokenizer()
     for other, wanted in ((encoder, {"encoder", "openqa"}), (embedder, {"embedder", "scorer", "openqa"})):
@@ -119,7 +120,7 @@ def convert(
         reader = _reader_of_embedder(checkpoint, sizes, used)
         trained.discard("reader")
         notes.append(
-            "the masked-LM reader is the embedder's own encoder: give an --encoder, or train it with `realm mlm`"
+            "the masked-LM reader is the encoder of the embedder: give an --encoder, or train one with `realm mlm`"
         )
     shared = query is passage
     dim = (embedder or checkpoint).config["retriever_proj_size"]
@@ -130,28 +131,28 @@ def convert(
     if query is None or passage is None:
         trained.discard("embedder")
         model_embedder.query.start_from(reader.bert.bert)
-        notes.append("the embedder is untrained: give an --embedder, or train it with `realm ict`")
+        notes.append("the embedder is untrained: give an --embedder, or train one with `realm ict`")
     else:
         model_embedder.query, model_embedder.passage = query, passage
     span_reader = parts.span_reader
     if span_reader is not None and _untrained(span_reader):
         span_reader = None
         notes.append(
-            "the head of the span reader was never trained and is left out: `realm finetune` gives a new one"
+            "the head of the span reader was never trained and is left out: `realm finetune` trains a new span reader"
         )
     if checkpoint.kind == "openqa" and "block_emb" not in checkpoint.tensors:
         notes.append(
-            "no vectors and no texts came with it: `realm kb build` and `realm index` make them of a corpus"
+            "the checkpoint has no vectors and no texts: make them from a corpus with `realm kb build` and `realm index`"
         )
     if checkpoint.kind == "openqa" and embedder is None:
         notes.append(
-            "one tower serves questions and passages: before passages are added, convert with the --embedder that made "
+            "questions and passages have the same tower: to add passages later, convert with the --embedder that computed "
             "the vectors"
         )
     if span_reader is None:
         trained.discard("span_reader")
     elif checkpoint.kind == "reader" and encoder is None:
-        trained.discard("reader")  # its encoder was fine-tuned to read spans
+        trained.discard("reader")  # the encoder of the checkpoint was fine-tuned for spans
     stage = {
         "stage": "published",
         "parts": sorted(trained),
@@ -171,11 +172,11 @@ def convert(
 
 
 KEPT = ("num_candidates", "reader_beam_size", "reader_seq_len", "searcher_beam_size")
-"""Settings of a checkpoint that belong to no network; kept for `export`."""
+"""Settings of a checkpoint that belong to no network; they are kept for `export`."""
 
 
 def _read(checkpoint: Checkpoint, tokenizer: Tokenizer, used: set[str] | None = None) -> Parts:
-    """The networks that a checkpoint holds; the names of the tensors that they use are added to `used`."""
+    """The networks of a checkpoint. The names of the tensors that the networks use are added to `used`."""
     used = set() if used is None else used
     sizes = encoder_config(checkpoint, tokenizer)
     match checkpoint.kind:
@@ -236,12 +237,14 @@ def _filled(
     for ours, published in names.items():
         found, wanted = tuple(checkpoint.tensors[published].shape), tuple(shapes[ours].shape)
         if found != wanted:
-            raise InputError(f"{checkpoint.name}: {published} is {found}, its config.json says {wanted}")
+            raise InputError(
+                f"{checkpoint.name}: {published} has the shape {found}, but {wanted} by config.json"
+            )
     network.load_state_dict(
         {ours: checkpoint.tensors[published].float() for ours, published in names.items()}, strict=False
     )
     used.update(names.values())
-    for left, right in TIED.items():  # the same values under a second name, or unused
+    for left, right in TIED.items():  # a tensor with equal values under the second name counts as used
         twin = checkpoint.tensors.get(prefix + left)
         if (
             table is MASKED_READER
@@ -256,14 +259,14 @@ def _check_fits(
     checkpoint: Checkpoint, other: Checkpoint, kinds: Sequence[str] | set[str], tokenizer: Tokenizer
 ) -> None:
     if other.kind not in kinds:
-        raise InputError(f"{other.name} is a {other.kind}: {' or '.join(sorted(kinds))} was expected there")
+        raise InputError(f"{other.name} is a {other.kind}: {' or '.join(sorted(kinds))} was expected")
     names = [*ENCODER_SETTINGS]
     if not {checkpoint.kind, other.kind} & {"encoder", "reader"}:
         names.append("retriever_proj_size")
     for name in names:
         if other.config[name] != checkpoint.config[name]:
             raise InputError(
-                f"{other.name} has {name} {other.config[name]}, {checkpoint.name} {checkpoint.config[name]}"
+                f"{name} is {other.config[name]} in {other.name}, but {checkpoint.config[name]} in {checkpoint.name}"
             )
     if other.tokenizer().vocabulary() != tokenizer.vocabulary():
         raise InputError(f"{other.name} and {checkpoint.name} have different vocabularies")
@@ -275,14 +278,14 @@ def _equal(one: Tower, other: Tower) -> bool:
 
 
 def _untrained(reader: SpanReader) -> bool:
-    """Whether the head is untrained: gains are exactly one and biases exactly zero only before training."""
+    """Whether the head is untrained. Only before training, all gains are exactly one and all biases exactly zero."""
     states = reader.state_dict()
     zeros = (states[name] for name in ("norm.bias", "ends.bias", "score.bias"))
     return bool((states["norm.weight"] == 1).all()) and not any(bool(zero.any()) for zero in zeros)
 
 
 def tensors_of(network: nn.Module, table: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a network by their Hugging Face names, each name once."""
+    """The Hugging Face names and tensors of a network; no name occurs twice."""
     states = network.state_dict()
     names = {published: ours for ours, published in huggingface_names(network, table).items()}
     for published, ours in names.items():

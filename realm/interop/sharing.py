@@ -1,7 +1,7 @@
-"""Sharing models: a folder for the hub with a model card, and the embedder as a sentence-transformers model.
+"""Writes models for others: a folder for the hub with a model card, and the embedder as a sentence-transformers model.
 
-write_hub                    the model folder, complete, with README.md (the card) and config.json; `--model hf:NAME` loads it
-write_sentence_transformers  the query tower as modules of that library; does not need this package
+write_hub                    writes the complete model folder with README.md (the card) and config.json, for `--model hf:NAME`
+write_sentence_transformers  writes the query tower as modules of sentence-transformers, which do not need `realm`
 """
 
 import json
@@ -29,9 +29,9 @@ START = {"mlm": "--init", "ict": "--init", "pretrain": "--model", "adapt": "--mo
 OF_KB = ("held_out", "passage_tokens")
 """Settings of the knowledge base in the record of a stage."""
 NOT_SETTINGS = {"stage", "init", "kb", *OF_KB, "text", "questions", "seconds"}
-"""Keys in the record of a stage that are no settings."""
+"""Keys in the record of a stage that are not settings."""
 NORM_SCALE = 1000.0
-"""Factor on the inputs of LayerNorm there, whose epsilon is fixed at 1e-5 instead of 1e-12."""
+"""Factor on the inputs of LayerNorm in sentence-transformers, where epsilon is always 1e-5 instead of 1e-12."""
 
 
 def write_hub(
@@ -66,8 +66,8 @@ def card(manifest: Mapping[str, Any], name: str, licence: str, data: str, number
             f"## Data\n\n{data}\n",
             f"## Licence\n\n{licence}\n",
             "## Numbers\n",
-            "\n".join(said) or "None were given.",
-            "\n## What made it\n",
+            "\n".join(said) or "No results were given.",
+            "\n## Training commands\n",
             "```sh\n" + "\n".join(commands(manifest["stages"])) + "\n```\n",
         ]
     )
@@ -76,7 +76,8 @@ def card(manifest: Mapping[str, Any], name: str, licence: str, data: str, number
 def commands(stages: Sequence[Mapping[str, Any]]) -> list[str]:
     """The command of each stage that led to a model, oldest first, with every setting.
 
-    Local folders are placeholders in capitals, followed by their fingerprints and the held-out share of a knowledge base.
+    Local folders are replaced by placeholders in capitals. A comment after the command has the fingerprints of these folders,
+    and the held-out share of a knowledge base.
 
     >>> commands([{"stage": "ict", "steps": 3, "init": "models/a", "kb": "0123", "refresh": {"every": 5}}])
     ['realm ict --kb KB --init models/a --out MODEL --set steps=3 --set refresh.every=5  # KB: 0123']
@@ -108,23 +109,23 @@ def _stage_command(settings: Mapping[str, Any]) -> str:
         known["TRAIN and DEV"] = settings["questions"]
     words += ["--out", "MODEL"]
     for key, value in _flat({k: v for k, v in settings.items() if k not in NOT_SETTINGS}).items():
-        if value is not None:  # TOML has no None, so it is the default
+        if value is not None:  # TOML has no None, so None can only be the default
             words += ["--set", f"{key}={_plain(value)}"]
     return f"{shlex.join(words)}  # {', '.join(f'{name}: {value}' for name, value in known.items())}"
 
 
 def write_sentence_transformers(model: Model, out: Path) -> None:
-    """The query tower as a sentence-transformers model that gives the same vectors for the same text.
+    """Writes the query tower as a sentence-transformers model, which computes the same vectors for the same text.
 
-    Passages are given as pairs (title, text), for which the library sets the segments as `realm` does.
+    Passages are pairs (title, text), for which sentence-transformers sets the segments as `realm` does.
 
     Raises:
-        InputError: the towers are bags of words, for which that library has no module.
+        InputError: the towers are bags of words, for which sentence-transformers has no module.
     """
     tower, config = model.embedder.query, model.embedder.config
     if not isinstance(tower, TransformerTower):
         raise InputError(
-            "the towers are weighted words, which sentence-transformers has no module for: it takes cls and mean pooling"
+            "the towers are bags of words, for which sentence-transformers has no module; it has cls and mean pooling"
         )
     modules = [("Transformer", "")]
     save_bert(tower.encoder, out)

@@ -1,7 +1,7 @@
-"""Checkpoints of `BertForQuestionAnswering` as span readers.
+"""Imports checkpoints of `BertForQuestionAnswering` as span readers.
 
-Such checkpoints were fine-tuned on SQuAD or similar data with the inputs of our span reader: [CLS] question [SEP] text [SEP].
-Their head gives each token a start logit and an end logit; those of [CLS] stand for "no answer"."""
+Such checkpoints were fine-tuned on SQuAD or similar data with the same inputs as `SpanReader`: [CLS] question [SEP] text [SEP].
+The head computes a start logit and an end logit for each token; the logits of [CLS] stand for "no answer"."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -21,9 +21,9 @@ from realm.tokens.layouts import Lengths
 from realm.tokens.tokenizer import Tokenizer
 
 LONGEST_ANSWER = 30
-"""Longest answer in wordpieces, as in the usual evaluation of such checkpoints."""
+"""Longest answer in wordpieces, as is usual in evaluations on SQuAD."""
 HEAD = {"ends.weight": "qa_outputs.weight", "ends.bias": "qa_outputs.bias"}
-"""Names of the head's tensors in our span reader -> in the checkpoint."""
+"""Names of the head's tensors in `SpanReader` -> their names in the checkpoint."""
 
 
 class LoadedReader(NamedTuple):
@@ -36,24 +36,24 @@ class LoadedReader(NamedTuple):
 
 
 def take_reader(model: Model, name: str) -> list[str]:
-    """Gives a model the span reader of a checkpoint, by folder or hub name, or of another model folder.
+    """Replaces the span reader of a model by that of a checkpoint (a folder or hub name) or of another model folder.
 
-    The calibration of the model's own reader is removed; the search method stays. Returns the names of unused tensors.
+    The calibration of the old reader is removed; the search method stays. Returns the names of unused tensors.
 
     Raises:
-        InputError: there is no such reader, or it has another vocabulary or shorter inputs than the model.
+        InputError: there is no such reader, or the reader has another vocabulary or shorter inputs than the model.
     """
     if is_model(name):
         other = load_model(name, reader=False)
         if other.span_reader is None:
-            raise InputError(f"{name} has no span reader: `realm finetune` gives it one")
+            raise InputError(f"{name} has no span reader: train one with `realm finetune`")
         reader, tokenizer, dead = LoadedReader(other.span_reader, other.tokenizer, [])
     else:
         reader, tokenizer, dead = load_huggingface_reader(name)
     if tokenizer.behaviour != model.tokenizer.behaviour:
         raise InputError(
-            f"{name} has tokenizer {tokenizer.behaviour}, the model and its knowledge base have {model.tokenizer.behaviour}: "
-            "name a reader of the same vocabulary, or build both with this one's"
+            f"{name} has tokenizer {tokenizer.behaviour}, but model and knowledge base have {model.tokenizer.behaviour}: "
+            "use a reader with the same vocabulary, or build model and knowledge base with the tokenizer of the reader"
         )
     _check_length(reader, name, model.lengths)
     model.span_reader = reader.to(model.device)
@@ -62,22 +62,22 @@ def take_reader(model: Model, name: str) -> list[str]:
 
 
 def load_huggingface_reader(name: str) -> LoadedReader:
-    """A checkpoint with BERT's question-answering head as a span reader.
+    """Loads a checkpoint with BERT's question-answering head as a span reader.
 
     Raises:
-        InputError: the checkpoint is missing, damaged, not of the BERT family, without that head, or holds more than tensors.
+        InputError: the checkpoint is missing, damaged, not of the BERT family, lacks this head, or contains more than tensors.
     """
     folder = Path(encoder_folder(name.removeprefix("hf:"), FILES))
     config = read_bert_config(folder, name)
     tensors = {own_name(key): value for key, value in read_tensors(name, folder).items()}
     if HEAD["ends.weight"] not in tensors:
         raise InputError(
-            f"{name} has no question-answering head (qa_outputs): `realm finetune` trains one on a model's own encoder"
+            f"{name} has no question-answering head (qa_outputs): `realm finetune` trains one on the encoder of a model"
         )
     tokenizer = Tokenizer.load(folder)
     if tokenizer.vocab_size > config.vocab_size:
         raise InputError(
-            f"{name}: its tokenizer has {tokenizer.vocab_size} wordpieces, its embeddings are for {config.vocab_size}"
+            f"{name}: the tokenizer has {tokenizer.vocab_size} wordpieces, but there are embeddings for {config.vocab_size}"
         )
     continues_V = torch.zeros(config.vocab_size, dtype=torch.bool)
     continues_V[tokenizer.continuing_ids()] = True
@@ -90,13 +90,11 @@ def load_huggingface_reader(name: str) -> LoadedReader:
             continue
         theirs = HEAD.get(ours, ours.replace("encoder.", "bert.", 1))
         if theirs not in tensors:
-            raise InputError(
-                f"{name} does not hold the weights of a BERT that answers questions: {theirs} is missing"
-            )
+            raise InputError(f"{name} has not all weights of a question-answering BERT: {theirs} is missing")
         if tensors[theirs].shape != value.shape:
             raise InputError(
-                f"{name}: {theirs} is {tuple(tensors[theirs].shape)}, of its config.json and two logits a token follows "
-                f"{tuple(value.shape)}"
+                f"{name}: {theirs} has the shape {tuple(tensors[theirs].shape)}, but {tuple(value.shape)} is required by "
+                "config.json and two logits per token"
             )
         states[ours] = tensors[theirs].float()
         used.add(theirs)
@@ -105,10 +103,10 @@ def load_huggingface_reader(name: str) -> LoadedReader:
 
 
 def _check_length(reader: SpanReader, name: str, lengths: Lengths) -> None:
-    """Raises InputError if a question and a passage can be longer than the inputs of a reader."""
+    """Raises InputError if a question and a passage together can be longer than the longest input of a reader."""
     config, longest = reader.encoder.config, lengths.reading or lengths.joint
     if config.max_position_embeddings < longest or config.type_vocab_size < 2:
         raise InputError(
-            f"{name} reads {config.max_position_embeddings} wordpieces in {config.type_vocab_size} segments; the model's "
-            f"questions and passages take up to {longest} in 2"
+            f"{name} reads {config.max_position_embeddings} wordpieces in {config.type_vocab_size} segments, but a question "
+            f"and a passage of the model have up to {longest} in 2"
         )

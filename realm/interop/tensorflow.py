@@ -1,10 +1,10 @@
-"""A TensorFlow checkpoint read without TensorFlow: its float32 tensors by name, mapped from disk.
+"""Reads a TensorFlow checkpoint without TensorFlow: its float32 tensors by name, mapped from disk.
 
-    PREFIX.index                  a sorted table of names and of where their tensors lie (LevelDB's table format)
-    PREFIX.data-00000-of-00001    the tensors' bytes
+    PREFIX.index                  a sorted table of names and of the positions of the tensors (LevelDB's table format)
+    PREFIX.data-00000-of-00001    the bytes of the tensors
 
-Each block of the table and each tensor comes with a CRC-32C. A sum is checked before what it covers is read, and every length
-against what is there.
+Each block of the table and each tensor has a CRC-32C. The checksum of a block or tensor is checked before its content is used,
+and every length is compared with the size of the file.
 """
 
 import math
@@ -21,15 +21,15 @@ from torch import Tensor
 from realm.errors import InputError
 
 _FOOTER, _MAGIC = 48, struct.pack("<Q", 0xDB4775248B80FB57)
-"""Bytes at the end of a table, and the last eight of them."""
+"""Number of bytes in the footer of a table, and the last eight of these bytes."""
 _BEHIND_BLOCK = 5
-"""Bytes behind a block: how it is compressed, and its sum."""
+"""Number of bytes after a block: the compression of the block, and its checksum."""
 _FLOAT32 = 1
 _AT_ONCE = 1 << 24
 
 
 class _Damaged(ValueError):
-    """What is wrong with the file."""
+    """The file is damaged; the message is the reason."""
 
 
 def is_bundle(prefix: Path) -> bool:
@@ -41,23 +41,23 @@ def read_bundle(prefix: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor
     """The wanted tensors by name, as views of the files.
 
     Raises:
-        InputError: damaged, or a wanted tensor is not float32 or is stored in slices.
+        InputError: the checkpoint is damaged, or a wanted tensor is not float32 or is stored in slices.
     """
     index = _index(prefix)
     try:
         entries = {key.decode(errors="replace"): _fields(value) for key, value in _table(index.read_bytes())}
         header = entries.pop("", {})
         if _first(header, 2):
-            raise _Damaged("it is of a big-endian machine")
+            raise _Damaged("it was written on a big-endian machine")
     except _Damaged as error:
-        raise InputError(f"{index} is no TensorFlow checkpoint, or damaged: {error}") from None
+        raise InputError(f"{index} is not a TensorFlow checkpoint, or is damaged: {error}") from None
     shards = _first(header, 1)
 
     @cache
     def shard(number: int) -> np.ndarray:
         file = prefix.with_name(f"{prefix.name}.data-{number:05d}-of-{shards:05d}")
         try:
-            return np.memmap(file, mode="c")  # private: torch needs a writable array
+            return np.memmap(file, mode="c")  # "c" is copy on write, because torch needs a writable array
         except (OSError, ValueError) as error:
             raise _Damaged(f"{file.name} is missing or empty") from error
 
@@ -77,17 +77,17 @@ def _index(prefix: Path) -> Path:
 
 def _tensor(entry: "_Message", shard: Callable[[int], np.ndarray]) -> Tensor:
     if 7 in entry:
-        raise _Damaged("it is stored in slices")
+        raise _Damaged("the tensor is stored in slices")
     if _first(entry, 1) != _FLOAT32:
-        raise _Damaged(f"its type is {_first(entry, 1)} and not float32 ({_FLOAT32})")
+        raise _Damaged(f"the type is {_first(entry, 1)} and not float32 ({_FLOAT32})")
     shape = [
         _first(_fields(one), 1) for one in _fields(_bytes(entry, 2)).get(2, []) if isinstance(one, bytes)
     ]
     data, start, size = shard(_first(entry, 3)), _first(entry, 4), _first(entry, 5)
     if size != 4 * math.prod(shape):
-        raise _Damaged(f"{size} bytes for a shape of {shape}")
+        raise _Damaged(f"{size} bytes do not fit the shape {shape}")
     if start + size > len(data):
-        raise _Damaged(f"its end, byte {start + size}, is behind the file's, {len(data)}")
+        raise _Damaged(f"the tensor ends at byte {start + size}, the file at {len(data)}")
     found = data[start : start + size]
     sum_ = 0
     for at in range(0, size, _AT_ONCE):
@@ -98,18 +98,18 @@ def _tensor(entry: "_Message", shard: Callable[[int], np.ndarray]) -> Tensor:
     try:
         return torch.from_numpy(found.view("<f4").reshape(shape))
     except (ValueError, OverflowError) as error:
-        # The tensor has no elements, and more or longer dimensions than an array has.
-        raise _Damaged(f"a shape of {shape}") from error
+        # The tensor has no elements, and more or longer dimensions than NumPy supports.
+        raise _Damaged(f"the shape {shape} is not supported") from error
 
 
-# -- the table: entries in blocks, an index of the blocks, and a footer with the position of the index
+# -- the table: blocks of entries, an index of the blocks, and a footer with the position of the index
 
 
 def _table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     if len(data) < _FOOTER or data[-8:] != _MAGIC:
-        raise _Damaged("it does not end as a table does")
+        raise _Damaged("the end is not that of a table")
     footer = _Bytes(data[-_FOOTER:-8])
-    _handle(footer)  # of what is known about the table itself: nothing
+    _handle(footer)  # the position of the metadata of the table, which is empty
     for _, place in _entries(_block(data, *_handle(footer))):
         yield from _entries(_block(data, *_handle(_Bytes(place))))
 
@@ -125,20 +125,20 @@ def _block(data: bytes, start: int, size: int) -> bytes:
     compression, sum_ = struct.unpack_from("<BI", data, end)
     _check_sum(google_crc32c.value(data[start : end + 1]), sum_)
     if compression:
-        raise _Damaged("it is compressed, which TensorFlow's checkpoints are not")
+        raise _Damaged("a block is compressed, unlike those of TensorFlow's checkpoints")
     return data[start:end]
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values; a key is written as what it does not share with the one before."""
+    """Keys and values. A key is stored without the prefix that it shares with the previous key."""
     restarts = struct.unpack("<I", _Bytes(block[-4:]).take(4))[0]
     if 4 * restarts + 4 > len(block):
-        raise _Damaged("a block without its end")
+        raise _Damaged("a block is cut off")
     left, key = _Bytes(block[: len(block) - 4 * restarts - 4]), b""
     while left:
         shared, fresh, length = left.varint(), left.varint(), left.varint()
         if shared > len(key):
-            raise _Damaged("a key without its beginning")
+            raise _Damaged("a key has a longer shared prefix than the previous key")
         key = key[:shared] + left.take(fresh)
         yield key, left.take(length)
 
@@ -146,17 +146,17 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 def _check_sum(found: int, masked: int) -> None:
     rotated = (found >> 15 | found << 17) & 0xFFFFFFFF
     if (rotated + 0xA282EAD8) & 0xFFFFFFFF != masked:
-        raise _Damaged("its checksum (CRC-32C) differs")
+        raise _Damaged("the checksum (CRC-32C) differs")
 
 
-# -- protocol buffers: numbered fields
+# -- protocol buffers: messages with numbered fields
 
 
 _Message = dict[int, list[int | bytes]]
 
 
 def _fields(data: bytes) -> _Message:
-    """The values of each field, by its number."""
+    """Number of a field -> the values of this field."""
     fields: _Message = {}
     left = _Bytes(data)
     while left:
@@ -178,10 +178,10 @@ def _fields(data: bytes) -> _Message:
 
 
 def _first(message: _Message, number: int) -> int:
-    """A field's number; 0, which is not written, where there is none."""
+    """The first value of a numeric field; 0 if the field is missing, because fields with 0 are not stored."""
     value = message.get(number, [0])[0]
     if not isinstance(value, int):
-        raise _Damaged(f"field {number} is no number")
+        raise _Damaged(f"field {number} is not a number")
     return value
 
 
@@ -193,7 +193,7 @@ def _bytes(message: _Message, number: int) -> bytes:
 
 
 class _Bytes:
-    """Bytes that are taken from the front."""
+    """Reads bytes from the start to the end."""
 
     def __init__(self, data: bytes):
         self._data, self._at = data, 0
@@ -204,12 +204,12 @@ class _Bytes:
     def take(self, count: int) -> bytes:
         found = self._data[self._at : self._at + count]
         if len(found) < count:
-            raise _Damaged("its end is missing")
+            raise _Damaged("the end is missing")
         self._at += count
         return found
 
     def varint(self) -> int:
-        """Seven bits in each byte, the lowest first; the eighth is set if more bytes follow."""
+        """A number with seven bits in each byte, the lowest bits first; the eighth bit is set if more bytes follow."""
         value = 0
         for shift in range(0, 70, 7):
             byte = self.take(1)[0]

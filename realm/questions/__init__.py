@@ -1,17 +1,17 @@
-"""Questions made from a corpus by rules, for corpora that nobody has written questions for.
+"""Makes questions from a corpus by rules, for corpora for which nobody has written questions.
 
-1. `topics`    a document's opening tells how its subject is called, whether it is a person, and of what kind.
-2. `lines`     a sentence without its brackets remembers where every character stood in the passage.
-3. `clauses`   finds what is said of the topic: verb and rest. The topic may stand there as a pronoun, a surname or
-   "the city"; the question calls it by name, so that it stands on its own.
-4. `drafts`    the rules turn a clause around a salient span, a number or a name into a question that this answers:
-   `who` and `when_where` ask for a span, `facts` for what they find themselves, `other_subjects` where the sentence
-   begins with something else than the topic.
-5. `sound`     drops what gives its answer away, points outside itself, or is too short or too long.
+1. `topics`    finds the topic of a document from its first sentence: its name, its kind, and whether it is a person.
+2. `lines`     removes brackets from a sentence, and keeps the position of every character in the passage.
+3. `clauses`   finds clauses whose subject is the topic: a verb and the rest. The subject may also be a pronoun, a surname or
+   "the city"; the question contains the name instead, so that the question can be understood alone.
+4. `drafts`    applies the rules, which make a question from a clause and a salient span, a number or a name that is the answer.
+   The rules of `who` and `when_where` ask for a salient span, and those of `facts` for an answer that they find themselves.
+   The rules of `other_subjects` are for sentences whose subject is not the topic.
+5. `sound`     drops questions that contain their answer, cannot be understood alone, or are too short or too long.
 
-There is no parser: sentences and spans come with the passages, grammar is a table of verbs (`verbs`) and a few patterns,
-and the corpus's own titles say what is a country and who is a person (`names`). A sentence that is not understood makes no
-question. Questions are in lower case with a question mark, as in WebQuestions. English only.
+No parser is used: sentences and spans come with the passages, the grammar is a table of verbs (`verbs`) and a few patterns,
+and which names are countries or people is found in the titles of the corpus (`names`). No question is made from a sentence
+that matches no pattern. Questions are in lower case with a question mark, as in WebQuestions. The rules are for English.
 """
 
 import random
@@ -31,11 +31,11 @@ from realm.text.corpus import Passage
 __all__ = ["MadeQuestion", "make_questions", "split"]
 
 SENTENCE_CHARACTERS = 1000
-"""A longer sentence is a table or a list."""
+"""Longest sentence from which questions are made; a longer one is probably a table or a list."""
 
 
 class MadeQuestion(NamedTuple):
-    """A question, and the place that answers it: `passage.text[answer_start:answer_end] == answers[0]`."""
+    """A question, and the place of its answer: `passage.text[answer_start:answer_end] == answers[0]`."""
 
     id: str
     question: str
@@ -50,13 +50,16 @@ class MadeQuestion(NamedTuple):
 def make_questions(
     passages: Iterable[Passage], seed: int = 0, most_per_document: int = 5
 ) -> list[MadeQuestion]:
-    """Questions by document and place, the same for the same passages and seed.
+    """Questions in the order of documents and places; equal passages and seeds give equal questions.
 
-    Where the rules find more than `most_per_document`, that many are drawn, no two with the same answer or wording. The
-    seed also chooses between wordings. A document's first passage should come first: it says what it is about.
+    If the rules find more than `most_per_document` questions in a document, this number of them is drawn. No two questions of
+    a document have the same answer or the same wording. The seed also chooses between wordings. The first passage of a
+    document should precede its other passages, because its first sentence defines the topic.
     """
     documents: dict[str, list[Passage]] = {}
-    for passage in {passage.id: passage for passage in passages}.values():  # one text may be in two documents
+    for passage in {
+        passage.id: passage for passage in passages
+    }.values():  # two documents may contain the same passage
         documents.setdefault(passage.document_id, []).append(passage)
     topics = {document: topic_of(parts) for document, parts in documents.items()}
     known = known_names(topics.values())
@@ -74,9 +77,9 @@ def make_questions(
 def split(
     questions: Sequence[MadeQuestion], dev_share: float, seed: int = 0
 ) -> tuple[list[MadeQuestion], list[MadeQuestion]]:
-    """Train and dev, about `dev_share` of the documents in dev and no document in both.
+    """Train and dev questions. About `dev_share` of the documents are in dev, and no document is in both.
 
-    A document's side follows from its id and the seed alone, so it stays when the corpus grows.
+    The part of a document depends only on its id and the seed, so it does not change when the corpus grows.
     """
     sides: tuple[list[MadeQuestion], list[MadeQuestion]] = ([], [])
     for question in questions:

@@ -1,4 +1,4 @@
-"""What a sentence says of its topic: the verb and what follows it, and that turned around into a question."""
+"""Finds clauses whose subject is the topic, and turns the word order of a clause into that of a question."""
 
 import re
 from collections.abc import Iterator
@@ -11,18 +11,18 @@ from realm.questions.words import ADVERBS, PREPOSITIONS
 
 
 class Clause(NamedTuple):
-    """What a verb says of the topic; the rest, behind the verb, is characters [start, end) of the line."""
+    """A verb whose subject is the topic, and the rest of the clause after the verb: characters [start, end) of the line."""
 
     verb: str
-    """As written: "was" of "was born"."""
+    """The verb as written: "was" of "was born"."""
     start: int
     end: int
     own: bool = True
-    """False for a participle that hangs on the topic's noun, its "was" only understood: "a film directed by"."""
+    """False for a participle after a noun, for which "is" or "was" is implied: "a film directed by"."""
 
     @property
     def form(self) -> Form | None:
-        """None for be and the modal verbs, which ask without do."""
+        """None for forms of "be" and for modal verbs, which need no "do" in a question."""
         return HAVE.get(self.verb) or FORMS.get(self.verb)
 
 
@@ -38,12 +38,12 @@ _JOINT = re.compile(r"(?:,? |(?<= ))(?:and|or|but)\b")
 
 
 def find_clauses(line: Line, topic: Topic, at: int) -> Iterator[Clause]:
-    """Clauses of the subject at `at`: the main one, what hangs on its noun, and verbs joined by "and"."""
+    """Clauses of the subject at `at`: the main clause, participles and relative clauses, and verbs joined by "and"."""
     text = line.text
     subject = topic.starts.match(text, at)
     if not subject:
         return
-    # The verb follows at once, or behind one or two appositions: ", formally the Republic of Austria, is".
+    # The verb follows the subject directly, or after one or two appositions: ", formally the Republic of Austria, is".
     apposed = [match.end() for n in (1, 2) if (match := _APPOSITION[n].match(text, subject.end()))]
     clause = next(filter(None, (clause_at(text, place) for place in (subject.end(), *apposed))), None)
     if clause is None:
@@ -62,7 +62,7 @@ def find_clauses(line: Line, topic: Topic, at: int) -> Iterator[Clause]:
 
 
 def clause_at(text: str, at: int) -> Clause | None:
-    """The clause whose verb, adverbs aside, is the next word; None if it is no verb we know, or a perfect tense."""
+    """The clause whose verb is the next word that is not an adverb; None if this is no known verb or begins a perfect tense."""
     verb = _TOKEN.match(text, _skip(text, at))
     if not verb or (verb.group() not in BE | MODALS and verb.group() not in HAVE | FORMS):
         return None
@@ -74,7 +74,7 @@ def clause_at(text: str, at: int) -> Clause | None:
 
 
 def _skip(text: str, at: int) -> int:
-    """Where the next word begins that is no adverb."""
+    """The position of the next word that is not an adverb."""
     return next((m.start() for m in _TOKEN.finditer(text, at) if m.group() not in ADVERBS), len(text))
 
 
@@ -84,19 +84,19 @@ def _next_word(text: str, at: int) -> str:
 
 
 def _end(text: str, start: int) -> int:
-    """Where a clause ends: at a comma, a link, or an "and" that another verb follows."""
+    """The end of a clause: a comma, a word of `_STOP`, or "and" before another verb."""
     stop = _STOP.search(text, start)
     end = stop.start() if stop else len(text)
     for joint in _JOINT.finditer(text, start, end):
         word = _next_word(text, joint.end())
-        past = word in FORMS and FORMS[word].do == "did"  # "works", "forms" may be nouns
+        past = word in FORMS and FORMS[word].do == "did"  # present forms such as "works" may be nouns
         if past or word in PARTICIPLES or word in BE | MODALS or word in HAVE:
             return joint.start()
     return end
 
 
 def _behind_comma(text: str, at: int, verb: str) -> Clause | None:
-    """A participle behind a comma: ", named after", ", located in"."""
+    """The clause of a participle after a comma: ", named after", ", located in"."""
     match = re.compile(r", (?P<participle>[a-z]+) (?P<preposition>[a-z]+) ").match(text, at)
     if not match or match["participle"] not in PARTICIPLES or match["preposition"] not in PREPOSITIONS:
         return None
@@ -105,14 +105,14 @@ def _behind_comma(text: str, at: int, verb: str) -> Clause | None:
 
 
 def _on_noun(text: str, clause: Clause, topic: Topic) -> Clause | None:
-    """What hangs on the noun of "is a ...": "who moved to", "that flows into", "directed by"; None if on another noun."""
+    """The clause after the noun of "is a ...": "who moved to", "that flows into", "directed by"; None if there is none."""
     tokens = list(_TOKEN.finditer(text, clause.start))
     if not tokens or tokens[0].group() not in ("a", "an", "the", "one"):
         return None
-    plain = True  # so far "a ... noun", without a preposition that would bring another noun
+    plain = True  # no preposition so far, so there is only one noun
     for last, token, following in zip(tokens, tokens[1:], [*tokens[2:], tokens[-1]], strict=False):
         word = token.group()
-        # "through her son, Aeneas, who"
+        # "who" belongs to another noun in "through her son, Aeneas, who".
         another = not plain and (last.group() == "," or last.group()[0].isupper())
         if (word == "who" and topic.person and not another) or (word in ("which", "that") and plain):
             return clause_at(text, token.end())
@@ -125,7 +125,7 @@ def _on_noun(text: str, clause: Clause, topic: Topic) -> Clause | None:
 
 
 def ask(wh: str, clause: Clause, topic: Topic, rest: str) -> str:
-    """Question order: "when was T ...", "when did T ..."."""
+    """The question in its word order: "when was T ...", "when did T ..."."""
     if clause.form is None:
         return f"{wh} {clause.verb} {topic.name} {rest}"
     return f"{wh} {clause.form.do} {topic.name} {clause.form.base} {rest}"

@@ -1,4 +1,4 @@
-"""Everything that the rules make of one sentence."""
+"""Applies all rules to a sentence."""
 
 import random
 import re
@@ -15,7 +15,7 @@ from realm.questions.when_where import when, where
 from realm.questions.who import direct_object, what_for, who_did, who_made
 
 OPENING = 120
-"""Characters within which a sentence must come to its subject: "After some years in Paris, he"."""
+"""The subject of a sentence must begin within this number of characters: "After some years in Paris, he"."""
 _OPENER = re.compile(
     r"(?:However|Initially|Originally|Eventually|Subsequently|Additionally|Moreover|Furthermore|Nevertheless|Finally"
     r"|Traditionally|Historically|Later|Thus|Also|Today|In addition),? "
@@ -24,7 +24,7 @@ _SPAN_RULES = (who_did, who_made, when, where, what_for, direct_object)
 
 
 def draft_questions(line: Line, topic: Topic, known: Known, generator: random.Random) -> Iterator[Draft]:
-    """What the rules make of one sentence; of several wordings the generator draws one."""
+    """The questions that the rules make from one sentence. If a rule has several wordings, the generator draws one."""
     opener = _OPENER.match(line.text)
     at = opener.end() if opener else 0
     lead = re.match(r"(?:In|On|During|Around) (?:the |about )?", line.text)

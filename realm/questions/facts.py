@@ -1,4 +1,7 @@
-"""Rules that look for their own answer: nationality and profession, years, counts, families, measures, borders, other names."""
+"""Rules that find their answer themselves: nationality, profession, years, counts, families, measures, borders, other names.
+
+T is the topic.
+"""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +15,7 @@ from realm.questions.verbs import BE
 from realm.questions.words import LINKS, PREPOSITIONS
 
 IDENTITY_SHARE = 0.5
-"""Of the people whose nationality or profession could be asked: nearly every biography begins with them."""
+"""Share of people for whom this question is made. Nearly every biography begins with a nationality and a profession."""
 _RELEASED = frozenset("film album song game".split())
 _WORK = re.compile(
     r" (?:(?:influential|prominent|leading|prolific|famous|noted|major|former|early|renowned|professional) )*"

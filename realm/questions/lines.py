@@ -1,4 +1,4 @@
-"""A sentence of a passage as the rules read it: without brackets, and with the way back."""
+"""Sentences without brackets, as the rules need them, with the positions of their characters in the passage."""
 
 import re
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from realm.text.corpus import Passage, Span
 
 
 class Line(NamedTuple):
-    """A sentence without brackets; `origin` maps its characters to the passage's, spans count in `text`."""
+    """A sentence without brackets. `origin` has the position of each character in the passage; `spans` are spans of `text`."""
 
     text: str
     origin: list[int]
@@ -15,7 +15,7 @@ class Line(NamedTuple):
 
 
 def line_of(passage: Passage, start: int, end: int) -> Line:
-    """Characters [start, end) of the passage without brackets, with the spans that lie outside them."""
+    """Characters [start, end) of the passage without brackets, with the spans that are outside of brackets."""
     text = passage.text
     kept = []
     depth = 0

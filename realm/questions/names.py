@@ -1,4 +1,4 @@
-"""What the corpus itself says of names: which is a country, who is a person, and so how to ask for one."""
+"""Finds from the titles of the corpus which names are countries or people, and so which word asks for a name."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -7,13 +7,13 @@ from realm.questions.topics import Topic
 
 
 class Known(NamedTuple):
-    """What the corpus says of names: the kind ("country", "person") behind each title, and its people's surnames."""
+    """Knowledge about names from the corpus: title -> kind ("country", "person"), and the surnames of people."""
 
     kinds: Mapping[str, str]
     surnames: frozenset[str]
 
     def kind(self, name: str) -> str:
-        """Its own last word if that is telling ("Zhejiang province"), else the corpus's; empty if unknown."""
+        """The kind of a name: a word of the name itself ("Zhejiang province"), else the kind in the corpus; "" if unknown."""
         words = name.lower().split()
         own = next((word for word in reversed(words) if word in _NAMED), "")
         kind = own or self.kinds.get(name.lower(), "")
@@ -21,7 +21,7 @@ class Known(NamedTuple):
 
 
 def known_names(topics: Iterable[Topic]) -> Known:
-    """What the topics of all documents say."""
+    """Knowledge about names from the topics of all documents."""
     kinds = {topic.bare.lower(): "person" if topic.person else topic.kind for topic in topics}
     return Known(kinds, frozenset(name.split()[-1] for name, kind in kinds.items() if kind == "person"))
 
@@ -38,7 +38,7 @@ _ALIKE = {"metropolis": "city", "capital": "city", "subcontinent": "region", "na
 
 
 def who_or_what(answer: str, label: str, known: Known) -> str | None:
-    """The word that asks for a span; None where tagger and corpus do not agree on what it is."""
+    """The question word for a span; None if tagger and corpus do not agree on the kind of the span, or if there is no word."""
     kind = known.kind(answer)
     if kind == "person":
         return "who"
@@ -47,7 +47,9 @@ def who_or_what(answer: str, label: str, known: Known) -> str | None:
     if kind in _NAMED:
         return f"which {kind}"
     match label:
-        case "PERSON":  # taggers take many a rare word for a person: two words, or somebody's surname
+        case (
+            "PERSON"
+        ):  # taggers often mistake rare words for people, so two words or a known surname are required
             named = " " in answer or answer.lower() in known.surnames
             return "who" if named and not kind and answer[0].isupper() else None
         case "NORP":

@@ -1,4 +1,4 @@
-"""Rules for sentences whose subject is not the topic, and for the bracket behind a person's name."""
+"""Rules for sentences whose subject is not the topic T, and for the bracket after the name of a person."""
 
 import re
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ _LIFE = re.compile(
 
 
 def lifetime(text: str, start: int, end: int, topic: Topic) -> Iterator[Draft]:
-    """ "(26 July 1928 – 7 March 1999)" behind a person's name -> when was T born, when did T die? Offsets in the passage."""
+    """ "T (26 July 1928 – 7 March 1999)" -> when was T born, when did T die? Offsets count characters of the passage."""
     bracket = re.compile(r"(?P<name>[^.(]{1,80})\((?P<inside>[^()]*)\)").match(text, start, end)
     if not bracket or not topic.person or re.search(r" (?:is|was) ", bracket["name"]):
         return

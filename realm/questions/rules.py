@@ -1,4 +1,4 @@
-"""What the rules are given, what they give, and when a span can be an answer at all."""
+"""Input (`Said`) and output (`Draft`) of the rules that make questions, and tests of whether a span can be an answer."""
 
 import random
 import re
@@ -14,7 +14,7 @@ from realm.text.corpus import Span
 
 
 class Draft(NamedTuple):
-    """A question, and its answer's characters in the line."""
+    """A question, and the characters [start, end) of its answer in the line."""
 
     question: str
     start: int
@@ -22,7 +22,7 @@ class Draft(NamedTuple):
 
 
 class Said(NamedTuple):
-    """A clause with all that a rule may ask about."""
+    """A clause, and all that a rule needs to make a question from the clause."""
 
     line: Line
     topic: Topic
@@ -37,7 +37,7 @@ class Said(NamedTuple):
         return self.line.text[self.clause.start : span.start]
 
     def after(self, span: Span) -> str:
-        """What follows in the clause, if it is short and plain enough to stay in the question."""
+        """The text of the clause after the span, if it is short and simple enough to be part of the question; else ""."""
         after = self.line.text[span.end : self.clause.end]
         plain = re.fullmatch(r" (?:in|on|at|for|by|as|to|from|with|against|during) [\w' -]+", after)
         return after if plain and len(after.split()) <= 6 else ""
@@ -62,14 +62,14 @@ _LIST_BEFORE = re.compile(
 
 
 def is_whole(line: Line, span: Span) -> bool:
-    """Whether the span is all of its noun phrase, and no item of a list, which would be half an answer."""
+    """Whether the span is a complete noun phrase and not an item of a list. A part of a phrase or list is not a full answer."""
     answer, after = line.text[span.start : span.end], line.text[span.end :]
     following = re.match(r" ([\w-]+)", after)
     if following and (following[1] not in AFTER_ANSWER or (following[1] == "of" and span.label != "DATE")):
         return False
     if answer.lower() in _VAGUE or _LIST_AFTER.match(after) or _LIST_BEFORE.search(line.text[: span.start]):
         return False
-    # "Ulm, Germany" is no list, "Ulm, Bonn and Rome" is one
+    # "Ulm, Germany" is not a list, but "Ulm, Bonn and Rome" is.
     if re.match(r", (?:the )?(?:[a-z]+ )?[A-Z]", after):
         listed = re.match(r", [\w’'. -]+,? (?:and|or) |, [\w’'. -]+, [A-Z]", after)
         return span.label in ("GPE", "LOC") and not listed
@@ -83,7 +83,7 @@ _EMBEDS = re.compile(
 
 
 def is_simple(text: str) -> bool:
-    """Whether what stands between verb and answer is one phrase, so that the answer belongs to the verb."""
+    """Whether the text between verb and answer is a single phrase, so that the answer belongs to the verb."""
     words = text.split()
     bound = ADVERBS | {"and", "been"}
     hanging = any(w in PARTICIPLES and words[n] not in bound for n, w in enumerate(words[1:]))

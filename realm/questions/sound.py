@@ -1,4 +1,4 @@
-"""Which drafts are good questions."""
+"""Decides which drafts are good questions."""
 
 import re
 
@@ -11,7 +11,7 @@ ANSWER_WORDS = 8
 
 
 def tidy(question: str) -> str:
-    """In lower case, with single spaces, a question mark and no quotation marks."""
+    """The question in lower case, with single spaces and a question mark, and without quotation marks."""
     question = " ".join(re.sub(r'["“”]', "", question.lower()).split())
     return re.sub(r" (?=[,.])", "", question).strip(" ,.;:") + "?"
 
@@ -23,7 +23,7 @@ _POINTS_OUTSIDE = re.compile(
 
 
 def is_sound(question: str, answer: str, topic: Topic) -> bool:
-    """Whether a tidy question stands on its own, keeps its answer to itself, and both have a fair length."""
+    """Whether a tidy question can be understood alone and does not contain its answer, and both have a suitable length."""
     words, answer_words = question.split(), content_words(answer)
     return (
         QUESTION_WORDS[0] <= len(words) <= QUESTION_WORDS[1]

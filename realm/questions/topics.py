@@ -1,4 +1,4 @@
-"""What a document is about: how a question calls it, whether it is a person, and of what kind."""
+"""Finds the topic of a document: its name in a question, its kind, and whether it is a person."""
 
 import re
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from realm.text.corpus import Passage
 
 
 class Topic(NamedTuple):
-    """What a document is about."""
+    """The subject of a document."""
 
     bare: str
-    """The title without what tells it from others: "Psycho" for "Psycho (1960 film)"."""
+    """The title without a bracket at the end and a number at the start: "Psycho" for "Psycho (1960 film)"."""
     name: str
-    """As a question calls it, article included: "the Zagros Mountains", "a hat"."""
+    """The name in a question, with its article: "the Zagros Mountains", "a hat"."""
     kind: str
-    """Last word of "is a ... ": "city", "film"; empty if not understood."""
+    """The last word of the noun phrase in "is a ...", such as "city" or "film"; "" if it is not found."""
     person: bool
     possessive: str
     """its, his, her or their."""
     starts: re.Pattern[str]
-    """What a sentence about the topic begins with."""
+    """Pattern of the start of a sentence about the topic."""
 
 
 _PRONOUNS = {"it": "its", "he": "his", "she": "her", "they": "their"}
@@ -32,7 +32,7 @@ _DEFINITION = re.compile(
     r"\b(?P<verb>is|are|was|were) (?:one of )?(?:(?P<article>the|an?|any) )?(?P<phrase>[^,.;:()]*)"
 )
 _NUMBER = re.compile(r"^(?:(?:Appendix|Section|Part|Section) [\dA-Z]+[.:]|[\dA-Z]+\.\d)[\d.]* +(?=\S)")
-"""Of a chapter or section, at the start of a title: "Section 1. ", "A.13. "."""
+"""The number of a chapter or section at the start of a title: "Section 1. ", "A.13. "."""
 _FULL_NAME = re.compile(
     r"(?:The |An? )?((?:[\w.'’-]+ ){0,7}?[\w.'’-]+)(?=,|,? (?:is|was|are|were|also|known)\b)"
 )
@@ -57,11 +57,11 @@ MAKING = {
     }.items()
     for kind in kinds.split()
 }
-"""Kind of a work -> what its maker did."""
+"""Kind of a work -> the verb for making a work of this kind."""
 
 
 def topic_of(passages: Sequence[Passage]) -> Topic:
-    """The topic of a document's passages, the first of which should say what it is."""
+    """The topic of a document with these passages. The first sentence of the first passage should define the topic."""
     first = passages[0]
     bare = re.sub(r" \([^)]*\)$", "", _NUMBER.sub("", first.title)).strip()
     text = " ".join(passage.text for passage in passages)
@@ -76,7 +76,9 @@ def topic_of(passages: Sequence[Passage]) -> Topic:
     counts = {p: len(re.findall(rf"\b(?:{p}|{_PRONOUNS[p]})\b", text, re.IGNORECASE)) for p in _PRONOUNS}
     pronoun = max(counts, key=lambda p: counts[p])
     person = pronoun in ("he", "she") and counts[pronoun] > 0 and not plural and kind not in MAKING
-    person = person and not (exact and exact[1])  # "the Great Purge" is about people, but none itself
+    person = person and not (
+        exact and exact[1]
+    )  # an article about "the Great Purge" has many pronouns of people
     if not any(counts.values()) and TRADE.fullmatch(kind):
         person, pronoun = any(span.label == "PERSON" and span.start < 9 for span in first.spans), "he"
     if not person:
@@ -100,7 +102,7 @@ def topic_of(passages: Sequence[Passage]) -> Topic:
 
 
 def _noun_phrase(text: str) -> list[str]:
-    """Words up to the first that cannot belong to a plain noun phrase."""
+    """The words before the first word that cannot belong to a simple noun phrase."""
     words: list[str] = []
     for word, following in pairwise([*text.split(), ""]):
         leads_on = following in PREPOSITIONS or following.endswith("ly")

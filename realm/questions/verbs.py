@@ -1,13 +1,13 @@
-"""Forms of the English verbs that articles use of their topics: what turns "wrote" into "did ... write".
+"""Forms of English verbs that are frequent in articles. The rules need them to turn "wrote" into "did ... write".
 
-A verb that is not here is not understood, which is better than guessed.
+No question is made from a verb that is not in this table.
 """
 
 from typing import NamedTuple
 
 
 class Form(NamedTuple):
-    """A finite form other than of be: its base, and the `do` that asks with it."""
+    """A finite form of a verb other than "be": the base form of the verb, and the form of "do" in a question."""
 
     base: str
     do: str
@@ -71,7 +71,7 @@ _NEVER_FINITE = {
     "named": "name",
     "situated": "situate",
 }
-"""Participles that are hardly ever the verb of a sentence, though they look it."""
+"""Participle -> base. These words look like past forms, but are hardly ever the finite verb of a sentence."""
 
 
 def _tables() -> tuple[dict[str, Form], dict[str, str], dict[str, str]]:
@@ -82,7 +82,7 @@ def _tables() -> tuple[dict[str, Form], dict[str, str], dict[str, str]]:
     for base, past, _ in irregular + regular:
         forms.setdefault(base, Form(base, "do"))
         forms.setdefault(_third(base), Form(base, "does"))
-        # A past form wins over a base: "lay" is more often the past of lie, "found" that of find.
+        # The past form replaces an equal base form: "lay" is more often the past of "lie", and "found" that of "find".
         forms[past] = Form(base, "did")
     participles = {participle: base for base, _, participle in reversed(irregular + regular)}
     return forms, participles | _NEVER_FINITE, {base: past for base, past, _ in irregular + regular}
@@ -101,4 +101,4 @@ def _past(base: str) -> str:
 
 
 FORMS, PARTICIPLES, PAST = _tables()
-"""Finite form -> base and do: wrote -> (write, did), borders -> (border, does); participle -> base; base -> past."""
+"""Finite form -> base and "do" (wrote -> write, did; borders -> border, does); participle -> base; base -> past form."""

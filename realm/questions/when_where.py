@@ -1,4 +1,4 @@
-"""Rules that ask for a span by time and place."""
+"""Rules for questions about times and places, whose answer is a salient span. T is the topic."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Rules that ask for a span by what it is: who painted it, what it is named after, whom she married."""
+"""Rules for questions about people and things, whose answer is a salient span. T is the topic."""
 
 import re
 
@@ -23,7 +23,7 @@ def who_did(said: Said, span: Span) -> str | None:
         return None
     if set(match["title"].split()) & (PREPOSITIONS | LINKS):
         return None
-    if said.clause.own and said.clause.verb in ("is", "are"):  # "is governed by": not one deed
+    if said.clause.own and said.clause.verb in ("is", "are"):  # "is governed by" is not a single action
         return None
     base = PARTICIPLES[match["verb"]]
     who = who_or_what(said.answer(span), span.label, said.known)
@@ -64,7 +64,7 @@ _LISTING = frozenset(
 
 
 def what_for(said: Said, span: Span) -> str | None:
-    """Preposition left behind: "T is named after ANSWER" -> who is T named after?"""
+    """ "T is named after ANSWER" -> who is T named after? The preposition stays at the end of the question."""
     match, clause = _STRANDED.search(said.before(span)), said.clause
     if not match or span.label in ("DATE", "NORP"):
         return None

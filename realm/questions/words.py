@@ -1,4 +1,4 @@
-"""Small words of English that the rules go by; verbs have their own table."""
+"""English function words and adverbs that the rules need; verbs are in `verbs`."""
 
 import re
 
@@ -17,5 +17,5 @@ ADVERBS = frozenset(
 
 
 def content_words(text: str) -> set[str]:
-    """Words in lower case, without those that stand everywhere."""
+    """Words in lower case, without function words."""
     return set(re.findall(r"\w+", text.lower())) - _FUNCTION_WORDS

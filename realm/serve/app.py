@@ -1,6 +1,6 @@
-"""The REST API over one knowledge base that can change, and the web page, which is static files that use the API.
+"""The REST API of a knowledge base that can change, and the web page, whose static files use the API.
 
-A request passes through Middleware, a route and Service to the current snapshot. The whole response comes from that one
+A request passes through Middleware, a route and Service to the current snapshot. All parts of a response come from the same
 snapshot.
 """
 
@@ -51,17 +51,17 @@ def create_app(
     Args:
         knowledge: the knowledge base to serve.
         config: settings and limits.
-        token: clients must send this token to write, and may also read with it; None: nobody may write.
-        runs_folder: folder of the training runs to show; None: no runs are shown.
-        hosts: accepted values of the Host header; None: any host.
-        read_token: clients must send this token to read; None: everybody may read.
+        token: clients must send this token to write; the token also allows reading. If None, nobody may write.
+        runs_folder: folder of the training runs to show. If None, no runs are shown.
+        hosts: accepted values of the Host header. If None, every host is accepted.
+        read_token: clients must send this token to read. If None, everybody may read.
     """
     service = Service(knowledge, config)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # A writable server would have to rebuild the BM25 index after every change. Unless its default method needs BM25, the
-        # server therefore builds that index only when a request needs it.
+        # A writable server has to rebuild the BM25 index after every change. Therefore, unless the default method needs BM25, a
+        # writable server builds the BM25 index only when a request needs it.
         ready = token is None and len(knowledge.current.kb) <= WORDS_AT_START
         if ready or knowledge.method != "dense":
             service.prepare_words()
@@ -82,9 +82,8 @@ def create_app(
         redoc_url=None,
         responses=documented(400, *([401] if read_token else []), 408, 413, 421, 422),
         separate_input_output_schemas=False,
-        generate_unique_id_function=lambda route: (
-            route.name
-        ),  # the methods of realm.serve.client.Client have the same names
+        # The operations have the same names as the methods of `realm.serve.client.Client`.
+        generate_unique_id_function=lambda route: route.name,
     )
     install(app)
     readers = [Depends(_require_token("reading", read_token, token))] if read_token is not None else []
@@ -100,7 +99,7 @@ def create_app(
 
 
 def _require_token(what: str, *tokens: str | None) -> Callable[..., None]:
-    """A FastAPI dependency that refuses requests without one of these tokens; if all tokens are None, every request."""
+    """A FastAPI dependency that refuses requests without one of these tokens, or all requests if all tokens are None."""
     known = [token.encode() for token in tokens if token is not None]
 
     def check(
@@ -129,7 +128,7 @@ def _add_questions(api: APIRouter, service: Service) -> None:
         responses=lines | documented(429, 503),
     )
     async def answer(body: schemas.AnswerRequest, request: Request) -> Response:
-        """Answers questions with evidence. With `Accept: application/x-ndjson`, many questions give one line per question."""
+        """Answers questions with evidence. With `Accept: application/x-ndjson`, the response has a line per question."""
         read = _check_limit(body.top_k or config.read, MOST_READ, "top_k")
         return await _respond(
             service, Kind("answer", body.method or service.knowledge.method, read), body, request, _answers
@@ -141,7 +140,7 @@ def _add_questions(api: APIRouter, service: Service) -> None:
         responses=lines | documented(429, 503),
     )
     async def retrieve(body: schemas.RetrieveRequest, request: Request) -> Response:
-        """Finds the best passages for questions, without reading them."""
+        """Finds the best passages for questions, without searching the passages for answers."""
         k = _check_limit(body.top_k, MOST_RETRIEVED, "top_k")
         return await _respond(
             service, Kind("retrieve", body.method or service.knowledge.method, k), body, request, _hits
@@ -149,7 +148,7 @@ def _add_questions(api: APIRouter, service: Service) -> None:
 
     @api.post("/fill", response_model=schemas.FilledOut, responses=documented(429, 503))
     async def fill(body: schemas.FillRequest) -> Response:
-        """Predicts each [MASK], or gives the probability of a target word, with the effect of each passage."""
+        """Predicts each [MASK], or computes the probability of a target word, and the effect of each passage on the result."""
         (done,) = await service.all_of(Kind("fill", target=body.target), [body.sentence])
         snapshot, filled, ms = done.value
         times = {"queue": round(done.waited_ms, 2), "fill": round(ms, 2)}
@@ -174,7 +173,7 @@ async def _respond(
     request: Request,
     row: Callable[[str, Done], dict[str, Any]],
 ) -> Response:
-    """One object for one question; for several questions one object with all results, or NDJSON if the client accepts it."""
+    """The response: an object for one question; for several questions an object with all results, or NDJSON if accepted."""
     questions = body.all
     _check_limit(len(questions), service.config.questions, "the number of questions")
     if body.questions is not None and NDJSON in request.headers.get("accept", ""):
@@ -193,7 +192,7 @@ async def _stream(
     row: Callable[[str, Done], dict[str, Any]],
     seconds: float,
 ) -> AsyncIterator[str]:
-    """One line per question, in order. An error ends the stream with a line `{"error": ...}`: the status is already sent."""
+    """One line per question, in order. After an error, the last line is `{"error": ...}`: the status is already sent."""
     try:
         for question, future in zip(questions, futures, strict=True):
             try:
@@ -205,7 +204,7 @@ async def _stream(
                 return
             yield json.dumps(row(question, done), ensure_ascii=False) + "\n"
     finally:
-        for future in futures:  # if the client has disconnected, nobody needs the answers
+        for future in futures:  # after an error or a disconnection, the answers are not needed
             future.cancel()
 
 
@@ -214,7 +213,7 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
 
     @api.get("/passages/{id}", response_model=schemas.WholePassageOut, responses=documented(404))
     async def passage(id: str) -> Response:
-        """Gives a passage by its id, with the ids of the previous and next passages of its document."""
+        """Returns a passage by its id, with the ids of the previous and the next passage of the same document."""
         snapshot = knowledge.current
         number = await asyncio.to_thread(snapshot.number_of, id)
         if number is None:
@@ -239,14 +238,14 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
         count: Annotated[int, Query(ge=1, le=1000)] = 100,
         prefix: Annotated[str, Query(max_length=1000)] = "",
     ) -> Response:
-        """Lists documents from number `start` on; with `prefix`, only documents whose id or title begins with it."""
+        """Lists documents from number `start` on. `prefix` limits the list to ids and titles that begin with this text."""
         found = await asyncio.to_thread(knowledge.current.kb.documents, start, count + 1, prefix)
         following = start + count if len(found) > count else None
         return JSONResponse({"documents": [one._asdict() for one in found[:count]], "next": following})
 
     @api.get("/documents/{id:path}", response_model=schemas.DocumentOut, responses=documented(404))
     async def document(id: str) -> Response:
-        """Gives a document by its id, with its passages."""
+        """Returns a document by its id, with its passages."""
         passages = await asyncio.to_thread(knowledge.current.passages_of, id)
         if not passages:
             raise UnknownDocument(f"no document has the id {id!r}")
@@ -256,13 +255,13 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
 
     @api.get("/examples", response_model=schemas.ExamplesOut)
     async def examples() -> Response:
-        """Gives a few questions made from the documents by rules; the list may be empty."""
+        """Returns a few questions that rules made from the documents; the list may be empty."""
         snapshot = knowledge.current
         return JSONResponse({"questions": await asyncio.to_thread(lambda: snapshot.examples)})
 
     @api.get("/versions", response_model=schemas.VersionsOut)
     async def versions() -> Response:
-        """Lists the versions of the passages and of their index on disk, and the versions in use."""
+        """Lists the versions of the passages and of their index that are on disk, and the versions in use."""
         rows = {
             name: [{"version": number, "created": created} for number, created in found]
             for name, found in (await asyncio.to_thread(knowledge.versions)).items()
@@ -280,7 +279,7 @@ def _add_changes(api: APIRouter, service: Service, token: str | None) -> None:
 
     @api.post("/documents", response_model=schemas.AddedOut, dependencies=only_writers, responses=refused)
     async def add(body: schemas.DocumentsRequest) -> Response:
-        """Adds or replaces documents, all or none. When this returns, the documents are on disk and searchable."""
+        """Adds or replaces all documents or none. When the response arrives, the documents are on disk and can be found."""
         _check_limit(len(body.documents), MOST_DOCUMENTS, "the number of documents")
         documents = [Document(one.title, one.text, _id_of(one)) for one in body.documents]
         result = await service.change(lambda: knowledge.add(documents))
@@ -296,7 +295,7 @@ def _add_changes(api: APIRouter, service: Service, token: str | None) -> None:
         responses=refused,
     )
     async def delete(id: str) -> Response:
-        """Deletes a document. Answers that begin after this returns do not use it."""
+        """Deletes a document. When the response arrives, no new answer uses the document."""
         gone = await service.change(lambda: knowledge.delete(id))
         service.metrics.documents.labels("deleted").inc()
         return JSONResponse({"passages_removed": gone, "index": schemas.index_out(knowledge.current)})
@@ -308,7 +307,7 @@ def _add_state(app: FastAPI, service: Service, writable: bool, shows_runs: bool,
 
     @app.get("/health", response_model=schemas.HealthOut)
     async def health() -> Response:
-        """Gives the state, the version and the limits of the server."""
+        """Returns the state, the version and the limits of the server."""
         snapshot = knowledge.current
         return JSONResponse(
             {
@@ -346,13 +345,13 @@ def _add_state(app: FastAPI, service: Service, writable: bool, shows_runs: bool,
 
     @app.get("/metrics", response_class=PlainTextResponse, dependencies=readers)
     async def metrics() -> Response:
-        """Gives the metrics in Prometheus format."""
+        """Returns the metrics of the server in the format of Prometheus."""
         service.metrics.queue.set(service.waiting)
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_runs(api: APIRouter, folder: Path | None) -> None:
-    """Adds the routes of training runs; without a folder they answer 404."""
+    """Adds the routes of training runs. Without a folder, the responses of these routes are 404."""
 
     def shown_runs() -> list[Run]:
         if folder is None:
@@ -380,7 +379,7 @@ def _add_runs(api: APIRouter, folder: Path | None) -> None:
 
     @api.get("/runs/{name}", name="run", response_model=schemas.MetricsOut, responses=documented(404, 503))
     async def run_metrics(name: str, after: Annotated[int, Query(ge=0, le=2**53)] = 0) -> Response:
-        """Gives the metrics of a run from byte `after` on; `next` is the value of `after` for the following request."""
+        """Returns the metrics of a run from byte `after` on; `next` is the value of `after` for the following request."""
         run = next((run for run in await asyncio.to_thread(shown_runs) if run.name == name), None)
         if run is None:
             raise HTTPException(404, f"no run has the name {name!r}")
@@ -397,11 +396,11 @@ def _add_runs(api: APIRouter, folder: Path | None) -> None:
 def _id_of(document: schemas.DocumentIn) -> str:
     name = document.id or document.title
     if not name.strip():
-        raise RealmError("a document has neither an id nor a title: give it one")
+        raise RealmError("a document has neither an id nor a title: add one of these")
     return name
 
 
 def _check_limit(value: int, most: int, name: str) -> int:
     if value > most:
-        raise HTTPException(422, f"{name} is {value}, the limit is {most}")
+        raise HTTPException(422, f"{name} is {value}, but must be at most {most}")
     return value

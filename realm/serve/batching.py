@@ -1,7 +1,7 @@
-"""Batching of questions from many clients: all questions that wait when a batch ends form the next batch.
+"""Batches the questions of many clients: the questions that wait when a batch ends form the next batch.
 
-A question never waits for more questions to arrive: a single question is a batch of one. Networks run in one thread of the
-batcher, so that the event loop can accept requests meanwhile and two batches never compete for the cores.
+If no other question waits, a batch has one question: the batcher never waits for more questions. Networks run in one thread of
+the batcher, so that the event loop can accept requests at the same time, and two batches never compete for the cores.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from realm.errors import RealmError
 
 
 class Busy(Exception):
-    """The queue is full. `seconds`: when to try again."""
+    """The queue is full. After `seconds`, a client can try again."""
 
     def __init__(self, seconds: float):
         super().__init__(seconds)
@@ -24,7 +24,7 @@ class Busy(Exception):
 
 
 class NotReady(TimeoutError):
-    """Ranking by words was not ready within the time limit of a request. `seconds`: how long its preparation has taken."""
+    """Ranking by words was not ready within the time limit of a request. Its preparation has taken `seconds` so far."""
 
     def __init__(self, seconds: float):
         super().__init__(seconds)
@@ -32,7 +32,7 @@ class NotReady(TimeoutError):
 
 
 class Done(NamedTuple):
-    """Result of a question, and the milliseconds that it waited in the queue."""
+    """Result of a question, and the milliseconds that the question waited in the queue."""
 
     value: Any
     waited_ms: float
@@ -62,11 +62,11 @@ class Batcher:
         self._seconds_each = 0.1  # a running mean, for Retry-After
 
     def __len__(self) -> int:
-        """Number of waiting questions, without cancelled ones."""
+        """Number of waiting questions, without cancelled questions."""
         return sum(not job.future.done() for job in self._waiting)
 
     def submit(self, kind: Hashable, items: Sequence[str]) -> "list[asyncio.Future[Done]]":
-        """Queues all items or none; a batch has items of one kind. Cancelling a future removes its item.
+        """Queues all items or none. All items of a batch have the same kind. To remove an item, cancel its future.
 
         Raises:
             Busy: the queue has no room for all items.
@@ -80,7 +80,7 @@ class Batcher:
         return [job.future for job in jobs]
 
     async def work(self) -> None:
-        """Runs batches until this task is cancelled; then cancels all waiting items."""
+        """Runs batches until this task is cancelled, and then cancels all waiting items."""
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, "answers") as thread:
             try:
@@ -95,7 +95,7 @@ class Batcher:
                         results = await loop.run_in_executor(
                             thread, self._run, jobs[0].kind, [job.item for job in jobs]
                         )
-                    except Exception as error:  # fails only this batch
+                    except Exception as error:  # only this batch fails
                         results = [error] * len(jobs)
                     seconds = time.perf_counter() - began
                     self._seconds_each += 0.1 * (seconds / len(jobs) - self._seconds_each)
@@ -125,7 +125,7 @@ class Batcher:
 
 
 def each(run: Callable[[str], Any], items: Sequence[str]) -> list[Any]:
-    """Results of `run` for each item in turn; if an item raises RealmError, the error is its result."""
+    """Results of `run` for all items, one after the other. If `run` raises a RealmError, this error is the result."""
     results: list[Any] = []
     for item in items:
         try:

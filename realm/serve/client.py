@@ -1,4 +1,4 @@
-"""A client of `realm serve` that needs only the standard library, so that it starts fast."""
+"""A client of `realm serve`. The client needs only the standard library, so that it starts fast."""
 
 import http.client
 import json
@@ -19,7 +19,7 @@ NDJSON = "application/x-ndjson"
 
 
 class ServerError(InputError):
-    """The server refused a request; has the HTTP status and the server's message."""
+    """The server refused a request. The error has the HTTP status and the message of the server."""
 
     def __init__(self, status: int, message: str):
         super().__init__(message)
@@ -35,13 +35,13 @@ class Client:
     """
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 60.0, patience: float = 60.0):
-        """Makes a client; sends nothing yet.
+        """Makes a client, without a request to the server.
 
         Args:
             url: address of the server.
             token: token for writing, or for reading from a private server.
-            timeout: seconds without data from the server after which a request fails.
-            patience: seconds during which a request is repeated if the server is busy (429).
+            timeout: a request fails after this number of seconds without data from the server.
+            patience: if the server is busy (429), a request is repeated for this number of seconds.
 
         Raises:
             InputError: the URL is not an http or https address.
@@ -53,7 +53,7 @@ class Client:
         self._token, self._timeout, self._patience = token, timeout, patience
 
     def answer(self, question: str, method: Method | None = None, top_k: int | None = None) -> Answers:
-        """The answers to a question, from the `top_k` best passages (None: the server's default)."""
+        """The answers to a question, from the `top_k` best passages. If `top_k` is None, the default of the server is used."""
         row = self._json("POST", "/v1/answer", _question_body(question, method, top_k))
         with _readable_errors(self.url):
             return Answers.from_json(row)
@@ -61,7 +61,7 @@ class Client:
     def answer_many(
         self, questions: Sequence[str], method: Method | None = None, top_k: int | None = None
     ) -> Iterator[Answers]:
-        """The answers to many questions, in order, each as soon as it arrives."""
+        """The answers to many questions, in order. Each item is returned as soon as it arrives."""
         with _readable_errors(self.url):
             most = int(self.health()["limits"]["questions"])
         for start in range(0, len(questions), most):
@@ -86,7 +86,7 @@ class Client:
             return found
 
     def fill(self, sentence: str, target: str | None = None) -> dict[str, Any]:
-        """Predictions for each [MASK] of a sentence, and the effect of each passage on them, or on a `target` word."""
+        """Predictions for each [MASK] of a sentence, and the effect of each passage on the predictions or on `target`."""
         body = {"sentence": sentence}
         return self._json("POST", "/v1/fill", body if target is None else body | {"target": target})
 
@@ -104,7 +104,7 @@ class Client:
         return self._json("GET", f"/v1/documents?{query}")
 
     def examples(self) -> list[str]:
-        """A few questions made from the documents by rules."""
+        """A few questions that rules made from the documents."""
         row = self._json("GET", "/v1/examples")
         with _readable_errors(self.url):
             found: list[str] = row["questions"]
@@ -115,7 +115,7 @@ class Client:
         return self._json("GET", "/v1/versions")
 
     def runs(self) -> list[dict[str, Any]]:
-        """The training runs that the server shows, latest first."""
+        """The training runs that the server shows, the run with the latest change first."""
         row = self._json("GET", "/v1/runs")
         with _readable_errors(self.url):
             found: list[dict[str, Any]] = row["runs"]
@@ -126,11 +126,11 @@ class Client:
         return self._json("GET", f"/v1/runs/{urllib.parse.quote(name, safe='')}?after={after}")
 
     def add(self, documents: Iterable[Mapping[str, str]]) -> dict[str, Any]:
-        """Adds documents `{"id"?, "title", "text"}`; when this returns, they are on disk and searchable."""
+        """Adds documents `{"id"?, "title", "text"}`. On return, the documents are on disk and can be found."""
         return self._json("POST", "/v1/documents", {"documents": [dict(one) for one in documents]})
 
     def delete(self, id: str) -> int:
-        """Deletes a document by its id -> number of passages removed."""
+        """Deletes a document by its id -> number of removed passages."""
         row = self._json("DELETE", f"/v1/documents/{urllib.parse.quote(id, safe='')}")
         with _readable_errors(self.url):
             return int(row["passages_removed"])
@@ -143,7 +143,7 @@ class Client:
         with self._open(method, path, body) as response:
             for line in _lines(response):
                 return line
-        raise InputError(f"{self.url} gave no answer")
+        raise InputError(f"the response of {self.url} is empty")
 
     def _open(
         self, method: str, path: str, body: object = None, accept: str = "application/json"
@@ -186,23 +186,23 @@ def _lines(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
         try:
             yield from map(json.loads, response)
         except (OSError, http.client.HTTPException) as error:
-            raise InputError(f"{response.url} broke off: {error}") from None
+            raise InputError(f"the response of {response.url} broke off: {error}") from None
 
 
 @contextmanager
 def _readable_errors(url: str) -> Iterator[None]:
-    """Turns errors from reading the JSON of a server that is not `realm serve` into one line."""
+    """Replaces errors in reading the JSON of a response by an InputError, because the server is not `realm serve`."""
     try:
         yield
     except RealmError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{url} does not answer like `realm serve`: {error!r}") from None
+        raise InputError(f"the response of {url} is not that of `realm serve`: {error!r}") from None
 
 
 def _detail(error: urllib.error.HTTPError) -> str:
     if 300 <= error.code < 400:
-        return f"{error.code} {error.reason}, to {error.headers.get('Location')}: use that address"
+        return f"{error.code} {error.reason}: use the address {error.headers.get('Location')}"
     try:
         return " ".join(str(json.loads(error.read())["detail"]).split())
     except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
@@ -213,12 +213,12 @@ def _is_address(url: str) -> bool:
     try:
         parts = urllib.parse.urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # unclosed brackets, or a port that is not a number
+    except ValueError:  # a bracket is not closed, or the port is not a number
         return False
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects: following one would send the token to another host, and turn a POST into a GET."""
+    """Refuses redirects, because a redirect would send the token to another host, and would change a POST to a GET."""
 
     def redirect_request(self, *_: Any) -> None:
         return None

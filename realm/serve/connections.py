@@ -1,8 +1,8 @@
 """Limits on connections and request heads.
 
-The app receives a request when its head is complete. This module limits everything before that: the time and the size of a
-head, the number of open connections, and the time that a client may leave an answer unread. The number of connections stays
-below the process's limit of open files, so that the listener and the knowledge base can still open files.
+The app receives a request when the head of the request is complete. This module limits the time and the size of a head, the
+number of open connections, and the time until a client reads a response. The number of connections stays below the process's
+limit of open files, so that the listener and the knowledge base can still open files.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ from realm.serve.settings import WRITE_SECONDS, ServeConfig
 BACKLOG = 2048
 """Largest number of connections that the system queues until they are accepted."""
 _AT_ONCE = 16
-"""Connections accepted per turn of the event loop; low, because closing old connections to make room takes a few turns."""
+"""Connections accepted per turn of the event loop. The number is low, because closing an old connection takes a few turns."""
 
 
 def http_server(app: Any, config: ServeConfig) -> uvicorn.Server:
-    """The uvicorn server of the app. When it stops, it still answers received requests, for at most `WRITE_SECONDS`.
+    """The uvicorn server of the app. When the server stops, it first answers the requests that it has received.
 
-    After that time, clients that have not sent a whole request or not read a whole answer are disconnected: otherwise one
-    such client could keep the server from ending.
+    After `WRITE_SECONDS`, clients that have not sent a whole request or not read a whole response are disconnected. Otherwise a
+    single client could prevent the end of the server.
     """
     connection = functools.partial(Connection, limits=config, most=most_connections(config))
     return _Server(
@@ -60,7 +60,7 @@ def most_connections(config: ServeConfig) -> int:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with a limit on log lines, and on the connections that are accepted in one turn of the event loop."""
+    """uvicorn with a limit on log lines, and a limit on connections that are accepted in one turn of the event loop."""
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves until it is stopped."""
@@ -68,22 +68,22 @@ class _Server(uvicorn.Server):
             await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts to listen. asyncio accepts `backlog` connections per turn; `listen` lets the system queue more than that."""
+        """Starts to listen. asyncio accepts `backlog` connections per turn; with `listen`, the system queues more of them."""
         await super().startup(sockets)
         for listening in sockets or ():
             listening.listen(BACKLOG)
 
 
 class Connection(H11Protocol):
-    """A connection that limits the time for each step of its client: sending a request, reading an answer."""
+    """A connection that limits the time in which the client sends a request and the time in which it reads a response."""
 
     def __init__(self, *args: Any, limits: ServeConfig, most: int, **more: Any):
         super().__init__(*args, **more)
         self._limits, self._most = limits, most
         self._awaited: Literal["", "head", "body", "reader"] = ""
-        """What the server waits for: the head, the body, or that the client reads; empty while an answer is made."""
+        """What the server waits for: the head, the body, or that the client reads; "" while a response is computed."""
         self._since = 0.0
-        """Time at which this waiting began, on the loop's clock."""
+        """Time since which the server waits for `_awaited`, on the clock of the event loop."""
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -117,10 +117,10 @@ class Connection(H11Protocol):
         if len(self.conn.trailing_data[0]) > HEAD_BYTES:
             self._refuse(431, f"the head of the request is longer than {HEAD_BYTES} bytes")
         else:
-            self._refuse(400, "the request is not HTTP as this server reads it")
+            self._refuse(400, "the request is not valid HTTP/1.1")
 
     def _set_timer(self) -> None:
-        """Sets the timer for the client's next step."""
+        """Sets the timer for what the server waits for next."""
         if self.flow.write_paused or self.transport.is_closing():
             awaited: Literal["", "head", "body", "reader"] = "reader"
         elif self.conn.their_state is h11.IDLE:
@@ -149,7 +149,7 @@ class Connection(H11Protocol):
             self._close()
 
     def _make_room(self) -> None:
-        """Closes the connection that has waited longest for its client; if no connection waits, this one."""
+        """Closes the connection that has waited longest for its client. If no connection waits, this connection is closed."""
         connected = [one for one in self.connections if isinstance(one, Connection) and not one._ended]
         if len(connected) <= self._most:
             return
@@ -166,7 +166,7 @@ class Connection(H11Protocol):
         return self.transport.is_closing() and not self.transport.get_write_buffer_size()
 
     def _refuse(self, status: int, detail: str) -> None:
-        """Sends a problem, unless an answer has already begun, and closes the connection."""
+        """Sends an error response, unless a response has already begun, and closes the connection."""
         refused = problem(
             status,
             detail,
@@ -179,7 +179,7 @@ class Connection(H11Protocol):
         try:
             parts = [self.conn.send(head), self.conn.send(h11.Data(data=bytes(refused.body)))]
             parts.append(self.conn.send(h11.EndOfMessage()))
-        except h11.LocalProtocolError:  # an answer has already begun
+        except h11.LocalProtocolError:  # a response has already begun
             self.transport.abort()
             return
         for part in parts:

@@ -1,4 +1,4 @@
-"""Errors as problem+json (RFC 9457); `detail` states the error, its values and the way out."""
+"""Errors as problem+json (RFC 9457). `detail` is the error with its values and a way to solve the problem."""
 
 import errno
 import math
@@ -23,7 +23,7 @@ _BUSY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class Problem(BaseModel):
-    """Why a request was refused."""
+    """The reason why a request was refused."""
 
     type: str = "about:blank"
     title: str
@@ -60,11 +60,11 @@ def from_error(error: Exception) -> JSONResponse:
         case WriteFailed() | OSError() if error_number(error) in _FULL:
             return problem(
                 507,
-                "the disk of the server is full: the change may not be saved, try again when there is room",
+                "the disk of the server is full: the change may not be saved, try again when space is free",
             )
         case WriteFailed():
             return problem(
-                503, f"the server cannot write, the change may not be saved: {error}", {"Retry-After": "60"}
+                503, f"the server cannot write; the change may not be saved: {error}", {"Retry-After": "60"}
             )
         case OSError() if error.errno in _BUSY:
             return problem(
@@ -78,7 +78,7 @@ def from_error(error: Exception) -> JSONResponse:
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Entries of these statuses for the responses of an OpenAPI description."""
+    """Entries for error responses with these statuses in an OpenAPI description."""
     return {
         status: {
             "description": HTTPStatus(status).phrase,
@@ -89,7 +89,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def install(app: FastAPI) -> None:
-    """Makes the app answer errors with problem+json."""
+    """Adds the exception handlers to the app, which send errors as problem+json."""
 
     async def ours(request: Request, error: Exception) -> JSONResponse:
         return from_error(error)
@@ -118,9 +118,8 @@ def _sentence(error: Mapping[str, Any]) -> str:
         case "string_pattern_mismatch" | "string_too_short":
             reason = "the text is empty or white space: write some text"
         case "string_too_long":
-            reason = (
-                f"{len(error['input'])} characters are too many: shorten it to {error['ctx']['max_length']}"
-            )
+            most = error["ctx"]["max_length"]
+            reason = f"{len(error['input'])} characters are too many: shorten the text to {most}"
         case _:
             reason = str(error["msg"]).removeprefix("Value error, ")
     return f"{name}: {reason}"

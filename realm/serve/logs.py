@@ -1,4 +1,4 @@
-"""A limit on log lines that clients can cause, so that many bad requests cannot fill the disk."""
+"""Limits the log lines that clients can cause, so that many bad requests cannot fill the disk."""
 
 import logging
 import threading
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 LINES = 5
-"""Largest number of lines of one kind per period; the first line after that counts the lines left out."""
+"""Largest number of lines of one kind per period. The first line of the next period has the number of lines left out."""
 SECONDS = 60.0
 """Length of a period in seconds."""
 _KINDS = 1000
-"""Largest number of kinds kept in memory."""
+"""Largest number of kinds in memory."""
 _LOGGERS = ("asyncio", "uvicorn.error", "realm.serve.app")
 
 
@@ -22,7 +22,7 @@ class _Count(NamedTuple):
 
 
 class LineLimit(logging.Filter):
-    """Passes at most `LINES` records of one kind per `SECONDS`; a kind is a logger, a message's first line and an exception."""
+    """Passes at most `LINES` records of a kind per `SECONDS`. A kind is a logger, the start of a message, and an exception."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class LineLimit(logging.Filter):
             count = self._counts.get(kind)
             if count is None or now - count.since >= SECONDS:
                 if count is not None and count.lines > LINES:
-                    record.msg = f"{record.msg} ({count.lines - LINES} more like this were left out)"
+                    record.msg = f"{record.msg} ({count.lines - LINES} more lines of this kind were left out)"
                 if len(self._counts) >= _KINDS:
                     self._counts.clear()
                 count = _Count(now, 0)
@@ -48,7 +48,7 @@ class LineLimit(logging.Filter):
 
 @contextmanager
 def limited_logs() -> Iterator[None]:
-    """Applies one limit to the loggers whose lines a client can cause, until the block ends."""
+    """Applies a common limit to the loggers whose lines a client can cause, until the block ends."""
     limit = LineLimit()
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     for logger in loggers:

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, in a registry of the app."""
+"""Metrics for Prometheus. Each app has a registry of its own."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Metrics:
-    """Counters of requests and batches, and gauges of what is served."""
+    """Counters of requests and batches, and gauges of the versions in use."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -39,18 +39,18 @@ class Metrics:
         self.step = Gauge("realm_index_step", "Training step of the index in use", registry=registry)
         self.created = Gauge(
             "realm_index_created_seconds",
-            "Time when the index was built, in seconds since 1970",
+            "Time at which the index was built, in seconds since 1970",
             registry=registry,
         )
 
     def request(self, scope: Scope, status: int, seconds: float) -> None:
-        """Counts a request under the pattern of its route; never under its path, which would allow clients to add labels."""
+        """Counts a request under the pattern of its route. With the path instead, clients could create any number of labels."""
         route = getattr(scope.get("route"), "path", None) or "none"
         method = scope["method"] if scope["method"] in ("GET", "POST", "DELETE") else "other"
         self._requests.labels(method, route, str(status)).inc()
         self._latency.labels(route).observe(seconds)
 
     def batch(self, kind: Any, count: int, seconds: float) -> None:
-        """Counts a batch under its kind."""
+        """Counts a batch of a kind of questions."""
         self._batches.labels(kind.name).observe(count)
         self._batch_seconds.labels(kind.name).observe(seconds)

@@ -1,8 +1,7 @@
-"""Middleware for all requests and responses: checks the host, the size and the time of a body; adds security headers.
+"""Middleware for all requests and responses. It checks the host, and the size and time of a body, and adds security headers.
 
-If the client disconnects before its answer is ready, the work on that answer is cancelled.
-
-Plain ASGI rather than a framework's middleware, so that these checks come before everything else.
+If a client disconnects before its response is ready, the work on the response is cancelled. The middleware is plain ASGI and
+not that of a framework, so that these checks come first.
 """
 
 import asyncio
@@ -29,11 +28,11 @@ RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADER
 HEAD_BYTES = 16_384
 """Largest size of a request head (first line and headers)."""
 GONE = 499
-"""Status under which metrics count requests whose client disconnected; the number is nginx's."""
+"""Status in the metrics of a request whose client disconnected, as in nginx."""
 
 
 class Middleware:
-    """Refuses requests for other hosts and too long or slow ones; adds headers; reports status and time of each request."""
+    """Refuses requests that are too long, too slow or for other hosts, adds headers, and reports the status and time."""
 
     def __init__(
         self,
@@ -43,7 +42,7 @@ class Middleware:
         hosts: Iterable[str] | None,
         watch: Callable[[Scope, int, float], None],
     ):
-        """`hosts`: accepted values of the Host header, None for any; `watch` is called with scope, status and seconds."""
+        """`hosts` are accepted values of the Host header; None: any value. `watch` is called with scope, status and seconds."""
         self._app, self._body_bytes, self._seconds, self._watch = app, body_bytes, seconds, watch
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
 
@@ -83,7 +82,7 @@ class Middleware:
             finally:
                 answering.cancel()
                 left.cancel()
-        except asyncio.CancelledError:  # the server stops, and the time for open requests is over
+        except asyncio.CancelledError:  # the server stops, and `write_seconds` have passed
             if not status:
                 ends = problem(503, "the server is stopping", {"Connection": "close"})
                 await ends(scope, receive, send_with_headers)
@@ -91,13 +90,13 @@ class Middleware:
             self._watch(scope, status or 500, time.perf_counter() - began)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole body, or None if the client disconnects before its end. Raises _Refused."""
+        """The whole body of a request; None if the client disconnects before the end of the body. Raises _Refused."""
         headers = dict(scope["headers"])
         host = _name(headers.get(b"host", b"").decode("latin-1"))
         if self._hosts is not None and host not in self._hosts:
-            # Protects against DNS rebinding: a web page whose host name resolves to this machine could read from this server.
+            # Protection against DNS rebinding: a web page whose host name resolves to this machine could read from this server.
             raise _Refused(
-                421, f"this server does not serve the host {host!r}: add it to the setting `hosts`"
+                421, f"this server does not serve the host {host!r}: add the host to the setting `hosts`"
             )
         head = [scope.get("raw_path") or b"", scope["query_string"], *itertools.chain(*scope["headers"])]
         if sum(map(len, head)) > HEAD_BYTES:
@@ -125,7 +124,7 @@ class Middleware:
 
 
 class _Refused(Exception):
-    """Refusal of a request before its body is read; the connection is then closed, because the body may still follow."""
+    """Refusal of a request before its body is read. The connection is then closed, because the body may still follow."""
 
     def __init__(self, status: int, detail: str):
         super().__init__(detail)
@@ -133,7 +132,10 @@ class _Refused(Exception):
 
 
 def own_hosts(address: str, more: Iterable[str]) -> set[str] | None:
-    """Accepted hosts of a server at this address: its own names and `more`; None: any (not on loopback, no `more`)."""
+    """Accepted hosts of a server at this address: names of the loopback, the address and `more`.
+
+    None if all hosts are accepted, because the address is not a loopback address and `more` is empty.
+    """
     names = {"localhost", "127.0.0.1", "::1"}
     try:
         loopback = address == "localhost" or ipaddress.ip_address(address).is_loopback
@@ -143,14 +145,14 @@ def own_hosts(address: str, more: Iterable[str]) -> set[str] | None:
 
 
 async def _disconnected(receive: Receive) -> Message:
-    """Waits until the client disconnects, or the response is complete."""
+    """Waits until the client disconnects or the response is complete."""
     while (message := await receive())["type"] != "http.disconnect":
         pass
     return message
 
 
 def _receive_of(body: bytes, left: "asyncio.Future[Message]") -> Receive:
-    """An ASGI `receive` that gives a body already read, and then waits for the client to disconnect."""
+    """An ASGI `receive` that first returns a body that was already read, and then waits until the client disconnects."""
     given = False
 
     async def again() -> Message:

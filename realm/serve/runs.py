@@ -1,10 +1,10 @@
-"""Reads the metrics of training runs from disk, while they train and afterwards. Does not import `realm.train`.
+"""Reads the metrics of training runs from disk, during and after the training. This file does not import `realm.train`.
 
-A run `NAME` has its metrics in `NAME/metrics.jsonl`, and in `NAME.training/metrics.jsonl` until it is finished. A process
-that trains holds a lock on `NAME.training/lock`; the system frees the lock when the process ends, however it ends.
+The metrics of a run `NAME` are in `NAME/metrics.jsonl`, and in `NAME.training/metrics.jsonl` until the run is finished. A
+process that trains holds a lock on `NAME.training/lock`; the system releases the lock when the process ends in any way.
 
-The folder may contain files of other users: symbolic links in it are not followed, and an unreadable run does not hide the
-readable runs.
+The folder of runs may contain files of other users. Therefore symbolic links in the folder are not followed, and a run that
+cannot be read is left out.
 """
 
 import fcntl
@@ -19,15 +19,15 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 METRICS = "metrics.jsonl"
 State = Literal["training", "stopped", "finished"]
-"""`stopped`: interrupted, killed or crashed; the same command continues from the last checkpoint."""
+"""`stopped`: the run was interrupted, killed or has crashed; the same command continues from the last checkpoint."""
 _UNFINISHED = ".training"
 _LOCK = "lock"
 _AT_ONCE = 1 << 20
-"""Largest number of bytes read per answer; longer lines are skipped."""
+"""Largest number of bytes that are read for a response; longer lines are skipped."""
 _DEPTH = 8
-"""Largest nesting of lists and objects; deeper values become null."""
+"""Largest nesting of lists and objects; values that are nested deeper become null."""
 _LARGEST = 2**53
-"""Largest absolute value of an integer; JavaScript cannot represent larger ones exactly, so they become null."""
+"""Largest absolute value of an integer. Larger integers become null, because JavaScript cannot represent them exactly."""
 
 
 class Run(NamedTuple):
@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """Lines of a run's metrics."""
+    """Lines of the metrics of a run."""
 
     rows: list[dict[str, Any]]
     damaged: int
@@ -51,7 +51,7 @@ class Metrics(NamedTuple):
 
 
 def runs(folder: Path) -> list[Run]:
-    """The runs in a folder, latest first, including the folder itself if it is a run."""
+    """The runs in a folder, the run with the latest change first. The folder itself can also be a run."""
     folder = folder.resolve()
     found = [run for one in (folder, *folder.iterdir()) if (run := _run(one)) is not None]
     unfinished = {run.name for run in found if run.state != "finished"}
@@ -60,9 +60,9 @@ def runs(folder: Path) -> list[Run]:
 
 
 def read_metrics(run: Run, after: int) -> Metrics:
-    """The complete lines from byte `after` on; a line that is still being written is left for the next call.
+    """The complete lines from byte `after` on. A line that is not completely written yet is left for the next call.
 
-    A file shorter than `after` was started again, and is read from its beginning.
+    A file that is shorter than `after` was started again, and is read from the beginning.
 
     Raises:
         OSError: the metrics do not exist any more, or cannot be read.
@@ -73,7 +73,7 @@ def read_metrics(run: Run, after: int) -> Metrics:
         file.seek(after)
         read = file.read(_AT_ONCE)
     whole = read[: read.rfind(b"\n") + 1]
-    if not whole and len(read) == _AT_ONCE:  # no metrics line is so long: skip this part of it
+    if not whole and len(read) == _AT_ONCE:  # no line of metrics is so long: this part is skipped
         return Metrics([], 1, after + len(read))
     lines = [_row(line) for line in whole.splitlines()]
     rows = [row for row in lines if row is not None]
@@ -81,7 +81,7 @@ def read_metrics(run: Run, after: int) -> Metrics:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """The JSON object on a line, cleaned by `_plain`; None if the line is not an object."""
+    """The JSON object on a line, cleaned by `_plain`; None if the line is not a JSON object."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -90,7 +90,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """The value as valid JSON in UTF-8: non-finite numbers become null, lone surrogates become U+FFFD."""
+    """The value as valid JSON in UTF-8: numbers that are not finite become null, and lone surrogates become U+FFFD."""
     match value:
         case float():
             return value if math.isfinite(value) else None
@@ -140,7 +140,7 @@ def _opened(folder: Path) -> Iterator[BinaryIO]:
 
 
 def _is_locked(file: Path) -> bool:
-    """Whether a process holds the lock. The check locks it briefly; a starting run tries again for ten seconds."""
+    """Whether a process holds the lock. The check itself holds the lock briefly; a run that starts retries for ten seconds."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:

@@ -1,4 +1,4 @@
-"""Bodies of requests and responses, as pydantic models; FastAPI makes the OpenAPI description from them."""
+"""Bodies of requests and responses as pydantic models, from which FastAPI makes the OpenAPI description."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -36,12 +36,12 @@ _ONE_OF_BOTH = [
 
 
 class Asked(_Body):
-    """One question, or several."""
+    """One question or several questions."""
 
     question: Text | None = None
     questions: list[Text] | None = Field(None, min_length=1)
     method: Method | None = None
-    """Ranks passages by vectors (dense), words (bm25) or both (hybrid); null: by the `method` of `/health`."""
+    """Method of ranking passages: by vectors (dense), words (bm25) or both (hybrid). If null, the `method` of `/health`."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -64,11 +64,11 @@ class AnswerRequest(Asked):
     )
 
     top_k: int | None = Field(None, ge=1)
-    """Number of passages to read per question; null: the `read` limit of `/health`."""
+    """Number of passages per question that are searched for answers. If null, the limit `read` of `/health`."""
 
 
 class RetrieveRequest(Asked):
-    """Questions to find passages for."""
+    """Questions for which passages are retrieved."""
 
     model_config = _example({"question": "Mount Fuji", "method": "bm25", "top_k": 3}, oneOf=_ONE_OF_BOTH)
 
@@ -77,21 +77,21 @@ class RetrieveRequest(Asked):
 
 
 class FillRequest(_Body):
-    """A sentence with one or more [MASK]; with a target, exactly one."""
+    """A sentence with at least one [MASK]; with a target, the sentence has exactly one [MASK]."""
 
     model_config = _example(
         {"sentence": "The [MASK] is the currency of the UK."},
         {"sentence": "The [MASK] is the currency of the UK.", "target": "pound"},
     )
 
-    # The filler refuses a sentence without [MASK], with a better message.
+    # The pattern is only described: the error message of the filler for a sentence without [MASK] is better.
     sentence: Annotated[Text, Field(json_schema_extra={"pattern": r"\[MASK\]"})]
     target: Text | None = None
-    """A word whose probability at the [MASK] is wanted, with and without retrieval."""
+    """A word whose probability at the [MASK] is computed, with and without retrieval."""
 
 
 class DocumentIn(_Body):
-    """A document to add. It replaces a document with the same id. Without an id, its title is its id."""
+    """A document to add, which replaces a document with the same id. If `id` is missing, the title is the id."""
 
     id: Name | None = None
     title: Annotated[str, StringConstraints(max_length=1000)] = ""
@@ -99,7 +99,7 @@ class DocumentIn(_Body):
 
 
 class DocumentsRequest(_Body):
-    """Documents to add, all or none."""
+    """Documents to add. Either all documents are added or none."""
 
     model_config = _example({"documents": [{"title": "Oakham", "text": "Oakham is a town."}]})
 
@@ -107,20 +107,20 @@ class DocumentsRequest(_Body):
 
 
 class ExamplesOut(_Out):
-    """Questions made from the documents by rules."""
+    """Questions that rules made from the documents."""
 
     questions: list[str]
 
 
 class IndexOut(_Out):
-    """The versions that a response comes from."""
+    """The versions from which a response was computed."""
 
     version: int
     """Version of the index."""
     step: int
     """Training step of the model that built the index."""
     created: str
-    """Time when the index was built, ISO 8601."""
+    """Time at which the index was built (ISO 8601)."""
     knowledge: int
     """Version of the passages."""
 
@@ -146,9 +146,9 @@ _ANSWERS = {
 
 
 class AnswersOut(AnswersJson):
-    """What `realm answer --json` prints, and all passages that were read.
+    """The output of `realm answer --json`, and all passages that were read.
 
-    `found` tells whether the best answer reaches the model's threshold; otherwise it is a guess."""
+    `found` is true if the probability of the best answer reaches the model's threshold; otherwise the answer is a guess."""
 
     index: IndexOut  # type: ignore[misc]  # with two more keys
     passages: list[ReadPassageJson]
@@ -168,7 +168,7 @@ class HitOut(_Out):
 
 
 class HitsOut(_Out):
-    """The passages found for one question, best first."""
+    """The passages that were found for a question, the best passage first."""
 
     question: str
     passages: list[HitOut]
@@ -189,14 +189,14 @@ class ManyHitsOut(_Out):
 
 
 class FilledOut(FilledJson):
-    """What `realm fill --json` prints: predictions for each [MASK], and the effect of each passage."""
+    """The output of `realm fill --json`: predictions for each [MASK], and the effect of each passage."""
 
     index: IndexOut
     ms: dict[str, float]
 
 
 class WholePassageOut(_Out):
-    """A passage, its document, and the passages before and after it in that document."""
+    """A passage, its document, and the ids of the previous and the next passage of this document."""
 
     id: str
     document: str
@@ -223,11 +223,11 @@ class ListedOut(_Out):
     id: str
     title: str
     passages: int
-    """Number of passages of the document; a text that an earlier document already has is counted only there."""
+    """Number of passages of the document, without passages whose text an earlier document also has."""
 
 
 class DocumentsOut(_Out):
-    """A part of the list of documents."""
+    """A part of the list of all documents."""
 
     documents: list[ListedOut]
     next: int | None
@@ -249,21 +249,21 @@ class AddedOut(_Out):
 
 
 class DeletedOut(_Out):
-    """Number of passages removed with a document."""
+    """Number of passages that were removed with a document."""
 
     passages_removed: int
     index: IndexOut
 
 
 class VersionOut(_Out):
-    """A version on disk and when it was committed."""
+    """A version on disk, and the time at which the version was committed."""
 
     version: int
     created: str
 
 
 class VersionsOut(_Out):
-    """The versions of the passages and of their index that are on disk, newest first."""
+    """The versions of the passages and of their index that are on disk, the newest version first."""
 
     knowledge: list[VersionOut]
     index: list[VersionOut]
@@ -275,18 +275,18 @@ class HealthOut(_Out):
 
     status: Literal["ok", "stale"]
     problem: str | None
-    """Why the newest version on disk is not in use; null if it is in use."""
+    """The reason why the newest version on disk is not in use; null if this version is in use."""
     version: str
     model: str
     answers: bool
-    """Whether the model has a span reader; without one the server only fills and retrieves."""
+    """Whether the model has a span reader. Without a span reader, the server cannot answer, only fill and retrieve."""
     passages: int
     documents: int
     index: IndexOut
     method: Method
-    """Default ranking method: the method that the model was calibrated with, else dense."""
+    """Default method of ranking passages: the method with which the model was calibrated, else dense."""
     words: bool
-    """Whether bm25 and hybrid are ready; otherwise the first request that needs them starts their preparation."""
+    """Whether bm25 and hybrid are ready. If not, the first request with one of these methods starts the preparation."""
     queue: int
     writable: bool
     private: bool
@@ -296,7 +296,7 @@ class HealthOut(_Out):
 
 
 class RunOut(_Out):
-    """A training run. `training`: a process is training; `stopped`: not finished, and no process is training."""
+    """A training run. The state is "training" (a process trains this run), "finished", or "stopped" (neither)."""
 
     name: str
     state: State
@@ -305,24 +305,24 @@ class RunOut(_Out):
 
 
 class RunsOut(_Out):
-    """The training runs, latest first."""
+    """The training runs, the run with the latest change first."""
 
     runs: list[RunOut]
 
 
 class MetricsOut(_Out):
-    """Lines of a run's metrics; `next` is the byte at which the following lines begin."""
+    """Lines of the metrics of a run. `next` is the byte at which the following lines begin."""
 
     state: State
     training: bool
     rows: list[dict[str, Any]]
     damaged: int
-    """Number of lines left out because they are not JSON objects."""
+    """Number of lines that are left out, because they are not JSON objects."""
     next: int
 
 
 def index_out(snapshot: Snapshot) -> dict[str, Any]:
-    """The `index` of every response."""
+    """The value of `index` in a response."""
     version = snapshot.answerer.version
     return {
         "version": version.number,
@@ -333,7 +333,7 @@ def index_out(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def answers_out(answers: Answers, snapshot: Snapshot, waited_ms: float) -> dict[str, Any]:
-    """The keys of `realm answer --json`, with the index, times, passages and null probability that the page shows."""
+    """The output of `realm answer --json`, with the index, times, passages and null probability that the page shows."""
     row = answers.to_json()
     return row | {
         "index": index_out(snapshot),

@@ -1,4 +1,4 @@
-"""The server process: binds the port, loads the knowledge base, logs the address, and ends on Ctrl-C or SIGTERM."""
+"""The server process: binds the port, loads the knowledge base, logs the address, and ends after Ctrl-C or SIGTERM."""
 
 import contextlib
 import logging
@@ -28,7 +28,7 @@ def serve(
     """Serves until Ctrl-C or SIGTERM.
 
     Raises:
-        InputError: the address cannot be used, or knowledge base, model and index do not match.
+        InputError: the address cannot be used, or knowledge base, model and index do not fit together.
     """
     if runs is not None and not runs.is_dir():
         raise InputError(f"--runs {runs} is not a folder")
@@ -48,10 +48,11 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
-        # The message below already has the address.
+        # The part in brackets is the address, which the message below already contains.
         reason = str(getattr(error, "strerror", None) or error).partition(" (")[0]
         raise InputError(f"cannot listen on {host} port {port}: {reason}; choose another --port") from None
-    # Accepted connections inherit TCP_NODELAY. asyncio sets it only if the listener's protocol is explicitly TCP, which is not
-    # so here. Without it, the body of a response waits until the client acknowledges its head, which clients delay by 40 ms.
+    # Accepted connections inherit TCP_NODELAY. asyncio sets TCP_NODELAY only if the protocol of the listener is explicitly TCP,
+    # but the protocol of this listener is 0. Without TCP_NODELAY, the body of a response is sent only after the client has
+    # acknowledged the head of the response, and clients delay this acknowledgement by 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening

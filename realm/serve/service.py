@@ -1,4 +1,4 @@
-"""Service between the routes and the knowledge base: batches questions, applies changes, takes up new versions on disk."""
+"""The service between the routes and the knowledge base: batches questions, applies changes, loads new versions from disk."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ class Kind(NamedTuple):
     method: Method = "dense"
     passages: int = 0
     target: str | None = None
-    """The word to score in each sentence to fill."""
+    """For "fill": the word whose probability is computed; None: the best words are predicted."""
 
 
 _log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ WORDS_AT_START = 200_000
 
 
 class Service:
-    """What all routes share: the knowledge base, the batcher, the limits and the metrics."""
+    """The objects that all routes share: the knowledge base, the batcher, the limits and the metrics."""
 
     def __init__(self, knowledge: LivingKnowledge, config: ServeConfig):
         self.knowledge, self.config, self.metrics = knowledge, config, Metrics()
@@ -55,11 +55,11 @@ class Service:
         return len(self.batcher) + self._for_words
 
     async def ask(self, kind: Kind, items: Sequence[str]) -> "list[asyncio.Future[Done]]":
-        """Queues questions; questions that need ranking by words wait here until it is ready.
+        """Queues questions. Questions that need ranking by words first wait until the ranking is ready.
 
         Raises:
             Busy: the queue has no room for all questions.
-            NotReady: ranking by words was not ready within the time limit; its preparation continues.
+            NotReady: ranking by words was not ready within the time limit. The preparation continues.
         """
         return await self._ask(kind, items, self._deadline())
 
@@ -71,20 +71,22 @@ class Service:
             async with asyncio.timeout_at(until):
                 return await asyncio.gather(*futures)
         finally:
-            for future in futures:  # after an error or the time limit, nobody needs the rest
+            for future in futures:  # after an error or the time limit, the other answers are not needed
                 future.cancel()
 
     def prepare_words(self) -> "asyncio.Future[None]":
         """Prepares ranking by words in the background; all callers share one preparation."""
         if self._words is None or self._words.done():
             self._words, self._words_since = asyncio.ensure_future(self._read_words()), time.monotonic()
-            self._words.add_done_callback(lambda done: done.cancelled() or done.exception())  # already logged
+            self._words.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # the exception was already logged
         return self._words
 
     async def _read_words(self) -> None:
         try:
             await self._in_change_thread(self.knowledge.read_words)
-        except Exception:  # the next request that needs words starts again
+        except Exception:  # the next request that needs the ranking starts a new preparation
             _log.exception("ranking by words could not be prepared")
             raise
 
@@ -107,7 +109,7 @@ class Service:
         return asyncio.get_running_loop().time() + self.config.seconds
 
     async def change(self, change: Callable[[], T]) -> T:
-        """Runs a change of the knowledge base after all earlier changes; it completes even if the client disconnects.
+        """Runs a change of the knowledge base after all earlier changes. The change completes even if the client disconnects.
 
         Raises:
             Busy: too many changes wait.
@@ -125,7 +127,7 @@ class Service:
             self._count_swap()
 
     async def watch(self) -> None:
-        """Takes up new versions on disk until it is cancelled; checks less often while the newest version cannot be used."""
+        """Loads new versions from disk until this task is cancelled. Checks are rarer if the newest version cannot be used."""
         self._update_gauges()
         pause = POLL_SECONDS
         while True:
@@ -136,11 +138,11 @@ class Service:
                 if await self._in_change_thread(self.knowledge.refresh):
                     self._count_swap()
                     _log.info("serving index version %d", self.knowledge.current.stamp.index_version)
-            except Exception:  # the next check may succeed; the old version still answers
+            except Exception:  # the next check may succeed; the old version stays in use
                 _log.exception("the check for a new version failed")
 
     async def _in_change_thread(self, run: Callable[[], T]) -> T:
-        """Runs work in the thread of changes, one at a time: changes lock each other out, and other threads stay free."""
+        """Runs work in the thread of changes. Changes wait for each other there, so that they block no other thread."""
         return await asyncio.get_running_loop().run_in_executor(self._one_at_a_time, run)
 
     def _count_swap(self) -> None:
@@ -156,7 +158,7 @@ class Service:
             metrics.created.set(datetime.fromisoformat(version.created).timestamp())
 
     def _run(self, kind: Kind, items: list[str]) -> list[Any]:
-        """Runs a batch on the newest snapshot, in the batcher's thread; after an error, again if there is a newer snapshot."""
+        """Runs a batch on the newest snapshot, in the batcher's thread. After an error, retries on a newer snapshot, if any."""
         snapshot = self.knowledge.current
         try:
             return self._run_on(snapshot, kind, items)

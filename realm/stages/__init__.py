@@ -1,7 +1,7 @@
-"""Long work as a list of commands: what `realm demo`, `realm compare` and `realm ablate` share.
+"""Long work as a list of commands: the code that `realm demo`, `realm compare` and `realm ablate` share.
 
-runner     runs the commands that are not done yet, prints them, records their time and memory
+runner     runs the commands that are not done yet, prints these commands, and records their time and memory
 memory     peak memory of a process and its children
 pairs      paired comparison of two systems on the same queries
-tables     tables, paragraphs and costs as plain text
+tables     formats tables, paragraphs and costs as plain text
 """

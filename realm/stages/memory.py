@@ -1,6 +1,7 @@
-"""Peak memory of this process and its children together.
+"""Measures the peak memory of this process and all its descendants together.
 
-`getrusage` cannot measure this: a child starts with its parent's peak, and a peak does not show when it occurred.
+`getrusage` cannot measure this memory, because a child process starts with the peak of its parent, and because the peaks of
+several processes occur at different times.
 """
 
 import os
@@ -15,7 +16,7 @@ EVERY = 1.0
 
 
 class PeakMemory(AbstractContextManager["PeakMemory"]):
-    """Measures every second inside its `with` block; without /proc, only the peak of this process itself is known."""
+    """Measures memory every second during the `with` block. Without /proc, only the memory of this process is measured."""
 
     def __init__(self) -> None:
         self._seen = 0.0
@@ -25,7 +26,9 @@ class PeakMemory(AbstractContextManager["PeakMemory"]):
     @property
     def mb(self) -> float:
         """Peak memory in megabytes; pages that several processes share count once."""
-        unit = 1 if sys.platform == "darwin" else 1024  # bytes
+        unit = (
+            1 if sys.platform == "darwin" else 1024
+        )  # bytes; `ru_maxrss` is in bytes on macOS, else in units of 1,024 bytes
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
         return round(max(own, self._seen), 1)
 
@@ -43,7 +46,7 @@ class PeakMemory(AbstractContextManager["PeakMemory"]):
 
 
 def together_mb(pid: int) -> float:
-    """Memory of a process and all its descendants now, in megabytes; 0 without /proc."""
+    """Current memory of a process and all its descendants in megabytes; 0 without /proc."""
     parent_of = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         text = _read(stat)

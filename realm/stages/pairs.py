@@ -11,7 +11,7 @@ from realm.qa.significance import mcnemar, paired_bootstrap
 
 
 class Against(TypedDict):
-    """Percent of queries with a hit in the top `k`, REALM minus another system: points, 95 % interval, McNemar's test."""
+    """REALM minus another system in percent of queries with a hit in the top `k`: points, 95 % interval, McNemar's test."""
 
     k: int
     points: float
@@ -23,9 +23,9 @@ class Against(TypedDict):
 
 
 def against(realm_SN: np.ndarray, other_SN: np.ndarray, k: int = 5) -> Against:
-    """Compares two systems by the rank of each query's first hit (0: no hit): is it in the top k?
+    """Compares two systems by the share of queries with a hit in the top k. The arguments are ranks of first hits; 0: no hit.
 
-    The test pools seeds. The interval does not: it resamples queries, each with the mean over its seeds.
+    McNemar's test pools the seeds. The interval does not: for it, queries are resampled, each with its mean over the seeds.
     """
     hit_SN, other_hit_SN = (
         (ranks >= 1) & (ranks <= k) for ranks in (realm_SN, np.broadcast_to(other_SN, realm_SN.shape))

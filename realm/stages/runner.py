@@ -1,4 +1,4 @@
-"""Runs the stages of a demo: prints each section and command, skips finished stages, records time and memory."""
+"""Runs the stages of a demo: prints each section and command, skips stages that are done, and records time and memory."""
 
 import json
 import shlex
@@ -16,7 +16,7 @@ from realm.stages.tables import paragraph
 
 
 class Section(NamedTuple):
-    """A heading of the printed demo, and what its commands do and why."""
+    """A heading in the output of the demo, and an explanation of the commands under this heading."""
 
     title: str
     why: str
@@ -29,17 +29,17 @@ class Stage(NamedTuple):
     name: str
     argv: tuple[str, ...]
     makes: Path | None = None
-    """File or folder that the command makes; if it exists, the stage is skipped. None: the command runs every time."""
+    """File or folder that the command makes. If `makes` exists, the stage is skipped. If it is None, the stage always runs."""
     measures: tuple[Path, ...] = ()
-    """Files that the command measures; if one is newer than `makes`, the stage runs again."""
+    """Files that the command measures. If one of these files is newer than `makes`, the stage runs again."""
     quiet: bool = False
-    """Do not show the command's output, because a table shows it later."""
+    """Whether to hide the output of the command, because a table shows the results later."""
     note: str = ""
     """Line to print after the command."""
     once: bool = False
-    """Skip the stage if the record lists it as done, whatever files exist: for commands that change a shared folder."""
+    """Whether the record decides if the stage is skipped, and not a file: for commands that change a shared folder."""
     keeps: Path | None = None
-    """A file that the command writes and a later stage overwrites: copied to `makes`."""
+    """A file that the command writes and a later stage overwrites. The file is copied to `makes`."""
 
     def is_done(self) -> bool:
         """Whether `makes` exists and is not older than any file of `measures`."""
@@ -50,14 +50,14 @@ class Stage(NamedTuple):
 
     @property
     def measuring(self) -> bool:
-        """Whether the stage only makes numbers for a table."""
+        """Whether the stage only computes numbers for a table."""
         return bool(self.measures) or (self.once and self.quiet)
 
 
 def run_stages(
     stages: Iterable[Stage], record: "Record", run_command: Callable[[Sequence[str]], None]
 ) -> None:
-    """Prints and runs the command of each stage that is not done; exceptions of a command pass through."""
+    """Prints and runs the command of each stage that is not done. Exceptions of a command are not caught."""
     headed = explained = None
     measured = 0
     for stage in stages:
@@ -109,14 +109,14 @@ class Spent(TypedDict):
 
 
 class Costs(TypedDict):
-    """Content of stages.json: cost by name of the stage, and peak memory over all runs of the demo."""
+    """Content of stages.json: name of a stage -> its cost, and the peak memory over all runs of the demo."""
 
     stages: dict[str, Spent]
     peak_memory_mb: float
 
 
 class Record:
-    """Cost of each stage, kept in a file, so that the costs of an interrupted demo add up."""
+    """The cost of each stage, stored in a file, so that the costs of an interrupted demo are added up."""
 
     def __init__(self, file: Path, memory: PeakMemory):
         self._file, self._memory = file, memory
@@ -128,7 +128,7 @@ class Record:
 
     @contextmanager
     def timing(self, stage: Stage) -> Iterator[None]:
-        """Adds the seconds of the `with` block to the stage, even if interrupted; a stage that was done starts again at 0."""
+        """Adds the seconds of the `with` block to a stage, also after an interruption. A stage that was done starts at 0."""
         before = self._stages.get(stage.name)
         spent = before["seconds"] if before is not None and not before["done"] else 0.0
         started, done = time.monotonic(), False
@@ -147,12 +147,12 @@ class Record:
             write_json(self._file, costs)
 
     def has(self, stage: Stage) -> bool:
-        """Whether the stage is done. After any stage has run, all later stages count as not done."""
+        """Whether the stage is done. If a stage has run in this process, all later stages count as not done."""
         known = self._stages.get(stage.name)
         return known is not None and known["done"] and not self._ran
 
     def forget(self) -> None:
-        """Marks all stages as not done, for a folder whose files are gone."""
+        """Marks all stages as not done, for a folder whose files were removed."""
         self._stages = {}
 
     def spent(self, stage: Stage) -> float:
@@ -160,12 +160,12 @@ class Record:
         return float(self._stages[stage.name]["seconds"])
 
     def other_maker(self, stage: Stage) -> str:
-        """Note for the output if another command than the stage's made its files; otherwise empty."""
+        """Note for the output if the files of the stage were made by a different command; otherwise ""."""
         made = self._stages[stage.name]["command"] if stage.name in self._stages else _command_line(stage)
         return "" if made == _command_line(stage) else f", made by: {made}"
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by stage, and their sum as "total"."""
+        """Name of a stage -> seconds, and "total" -> sum of these seconds."""
         spent = {name: stage["seconds"] for name, stage in self._stages.items()}
         return spent | {"total": round(sum(spent.values()), 1)}
 

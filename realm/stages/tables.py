@@ -1,4 +1,4 @@
-"""Tables, paragraphs and numbers as plain text."""
+"""Formats tables, paragraphs and numbers as plain text."""
 
 import shutil
 import textwrap
@@ -12,13 +12,13 @@ WIDEST = 100
 
 
 def paragraph(text: str) -> str:
-    """Wraps the text at the terminal's width, or at WIDEST if that is less; words with hyphens stay whole."""
+    """Wraps the text at the width of the terminal, or at WIDEST if the terminal is wider. Words are not cut at hyphens."""
     width = min(shutil.get_terminal_size().columns, WIDEST)
     return textwrap.fill(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
 
 
 def aligned(rows: list[list[str]]) -> list[str]:
-    """Lines of a table: the first column is aligned left, all other columns right."""
+    """Lines of a table, in which the first column is aligned left and all other columns are aligned right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         f"{first:<{widths[0]}}"
@@ -34,7 +34,7 @@ def difference(found: Against | DifferenceJson) -> str:
 
 
 def costs(seconds: Mapping[str, float], peak_memory_mb: float, verbs: Sequence[str]) -> str:
-    """Seconds of the stages, and peak memory. Stages whose names begin with the same entry of `verbs` are added up."""
+    """Seconds of the stages, and peak memory. The seconds of stages whose names begin with the same verb are added up."""
     groups: dict[str, float] = {}
     for name, spent in seconds.items():
         group = next((verb for verb in verbs if name.startswith(verb)), name)

@@ -1,1 +1,1 @@
-"""Documents become passages with their sentences, names and dates."""
+"""Splits documents into passages, with the sentences, names and dates of each passage."""

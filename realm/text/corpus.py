@@ -1,6 +1,6 @@
 """Documents, passages and annotations, and the split of documents into passages.
 
-Tokenization (an argument) and file formats (`realm.documents`) are elsewhere. All offsets count characters, ends exclusive.
+The tokenizer is an argument, and `realm.documents` reads file formats. All offsets count characters, and ends are exclusive.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ CountTokens = Callable[[Sequence[str]], list[int]]
 
 
 class Document(NamedTuple):
-    """An article, a page, a file. The id is unique in a corpus; several documents may share a title."""
+    """An article, a page or a file. The id is unique in a corpus; several documents may have the same title."""
 
     title: str
     text: str
@@ -51,8 +51,8 @@ class Passage(NamedTuple):
 class HeldOut(NamedTuple):
     """The held-out passages: a share of all passages, chosen by the hash of their text.
 
-    Two knowledge bases with equal values hold out the same passages of the same text. With another passage length the passages
-    differ, and so do the held-out sentences.
+    Two knowledge bases of the same text with equal `HeldOut` hold out the same passages. If `passage_tokens` differ, the
+    passages differ, and so do the held-out sentences.
     """
 
     held_out: float
@@ -75,11 +75,11 @@ def split_document(
     """Passages of as many whole sentences as fit (REALM's blocks: at most 288 wordpieces, no overlap).
 
     A sentence is added to the passage while 3 + |title| + |passage| + |sentence| <= max_tokens; the 3 are [CLS] and two [SEP].
-    Differences from the released code: the text is sliced, not re-joined, so that offsets stay valid; sentences that are too
-    long are cut at white space, and words that are too long between characters, instead of being truncated; a title counts as
-    at most half of `max_tokens`, so that it leaves room for the text.
+    There are three differences from the released code. A passage is a slice of the text and not joined again from sentences, so
+    that offsets stay valid. A sentence that is too long is not truncated, but cut at white space, and a word that is too long
+    is cut between characters. A title counts as at most half of `max_tokens`, so that there is room for the text.
 
-    Passages contain every character except white space at cuts, in order. Spans across a cut are dropped.
+    The passages contain all characters of the text in order, except white space at cuts. A span across a cut is dropped.
     """
     title_tokens = min(count_tokens([document.title])[0], max_tokens // 2)
     budget = max_tokens - 3 - title_tokens
@@ -88,7 +88,7 @@ def split_document(
 
 
 class _Piece(NamedTuple):
-    """A sentence or a part of one."""
+    """A sentence or a part of a sentence."""
 
     start: int
     end: int
@@ -117,7 +117,7 @@ def _cut(text: str, start: int, end: int, count_tokens: CountTokens, budget: int
     for (a, b), tokens in zip(words, counts, strict=True):
         if tokens <= budget:
             units.append(_Piece(a, b, tokens))
-        else:  # no white space, as in Chinese: cut between characters
+        else:  # long text without white space, as in Chinese, is cut between characters
             characters = count_tokens(list(text[a:b]))
             units.extend(_Piece(a + i, a + i + 1, n) for i, n in enumerate(characters))
     for block in _pack(units, budget):
@@ -125,7 +125,7 @@ def _cut(text: str, start: int, end: int, count_tokens: CountTokens, budget: int
 
 
 def _pack(pieces: Iterable[_Piece], budget: int) -> Iterator[list[_Piece]]:
-    """Groups of neighbours with at most `budget` tokens; a group of one may have more."""
+    """Groups of consecutive pieces with at most `budget` tokens; a group of one piece may have more tokens."""
     block: list[_Piece] = []
     tokens = 0
     for piece in pieces:

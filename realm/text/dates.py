@@ -1,4 +1,4 @@
-"""Dates found by a regular expression: the paper uses one as well, and does not print it (section 3.4)."""
+"""Finds dates with a regular expression. The paper does so too, but does not print its expression (section 3.4)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _date_pattern() -> re.Pattern[str]:
     words = "first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth"
     words += "|(?:thir|four|fif|six|seven|eigh|nine)teenth|twentieth|twenty-first"
     ordinal = rf"(?:\d{{1,2}}(?:st|nd|rd|th)|(?i:{words}))"
-    # A bare year is one unless it counts something: not everybody writes 1,928 soldiers.
+    # A number of four digits is a year, unless the next word is something that can be counted: "1928 soldiers".
     counted = (
         r"(?:[%°]|(?:km|cm|mm|m|ft|feet|mi|miles?|(?:kilo)?met(?:re|er)s?|sq|square|kg|g|tons?|tonnes?|lbs?"
         r"|pounds?|MW|kW|GW|Hz|MHz|GHz|K|hours?|days?|years?|people|men|women|soldiers|troops|species|times)\b)"
@@ -44,7 +44,7 @@ def _date_pattern() -> re.Pattern[str]:
         rf"{after_number}{year}(?:{s}?–{s}?{year}|[-/]{year}|[-–/]\d{{2}}){alone}",  # 1914–1918, 1914–18
         rf"{after_number}{year}{alone}",
     ]
-    # Not inside a word, a longer number, an amount of money, a fraction or a code such as F-1500.
+    # A date is not part of a word, a longer number, an amount of money, a fraction or a code such as F-1500.
     before = r"(?<![\w$€£¥#+])(?<!\d[.,/:-])(?<![A-Z]-)"
     after = r"(?!\w)(?![.,/:-]\d)"
     return re.compile(f"{before}(?:{'|'.join(patterns)}){after}")

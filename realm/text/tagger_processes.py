@@ -38,7 +38,7 @@ AnnotateGroups = Callable[[Iterator[Group]], PlacedAnnotations]
 def annotate_in_processes(
     prepare: Callable[[], AnnotateGroups], groups: Iterator[Group], processes: int, fresh: bool
 ) -> PlacedAnnotations:
-    """Annotations of all groups, in order, from processes that end when the caller's process ends, even if it is killed.
+    """Annotations of all groups, in order. The worker processes end when the caller's process ends, even if by a kill.
 
     Each process calls `prepare` once and annotates with the function that `prepare` returns. With `fresh`, the processes are
     spawned: `prepare` must be picklable, and the caller's main program needs `if __name__ == "__main__":`. Otherwise they
@@ -92,7 +92,7 @@ def annotate_in_processes(
             raise broken[0]
     finally:
         for process, _ in workers:
-            process.kill()  # its current result is not needed
+            process.kill()  # the current result of the process is not needed
         threads.shutdown(cancel_futures=True)
         for process, connection in workers:
             process.join()
@@ -100,11 +100,11 @@ def annotate_in_processes(
 
 
 MOST_PROCESSES = 8
-"""Default limit: each process holds the model, and a container may report cores that it may not use."""
+"""Default limit of processes: each process needs memory for the model, and a container can report cores that are not usable."""
 
 
 def usable_cores() -> int:
-    """Default number of processes: the usable cores, up to `MOST_PROCESSES`."""
+    """Default number of processes: the number of usable cores, up to `MOST_PROCESSES`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, MOST_PROCESSES)
 
@@ -112,20 +112,20 @@ def usable_cores() -> int:
 def _start(
     prepare: Callable[[], AnnotateGroups], processes: int, fresh: bool
 ) -> list[tuple[BaseProcess, Connection]]:
-    """Worker processes, each with the caller's end of the connection to it."""
+    """Worker processes, each with the caller's end of the connection to the process."""
     context: Any = multiprocessing.get_context("spawn" if fresh else "fork")
     workers = []
     for _ in range(processes):
         own_end, worker_end = context.Pipe()
         process = context.Process(target=_work, args=(prepare, worker_end, os.getpid()), daemon=True)
         process.start()
-        worker_end.close()  # so that the end of the process is noticed here, and no later process holds it open
+        worker_end.close()  # so that `own_end` reports the end of the process, and later processes do not inherit this end
         workers.append((process, own_end))
     return workers
 
 
 def _work(prepare: Callable[[], AnnotateGroups], connection: Connection, parent: int) -> None:
-    """Annotates the groups that arrive on the connection, until the process is killed."""
+    """Annotates the groups that the caller sends through the connection, until the process is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -139,7 +139,7 @@ def _work(prepare: Callable[[], AnnotateGroups], connection: Connection, parent:
 
 
 def _end_with(parent: int) -> None:
-    """Ends this process when its parent is gone: a killed parent cannot end its workers."""
+    """Ends this process when the parent process has ended, because a killed parent cannot end its workers."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)

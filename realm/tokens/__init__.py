@@ -1,1 +1,1 @@
-"""Text becomes wordpieces, and wordpieces become the inputs of networks."""
+"""The tokenizer, which makes wordpieces from text, and the layouts of wordpieces as inputs of networks."""

@@ -1,4 +1,4 @@
-"""Encoders and models by name: a folder, a Python package that carries one, or the Hugging Face hub."""
+"""Finds encoders and models by name: in a folder, in a Python package, or on the Hugging Face hub."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ def package_of(name: str) -> str:
 
 
 def encoder_folder(name: str, files: Sequence[str] = ENCODER_FILES) -> str:
-    """The folder of an encoder: a local folder, a packaged one (`package:NAME`), or the hub's copy in the cache.
+    """The folder of an encoder: a local folder, a folder in a package (`package:NAME`), or the cached copy of a hub repository.
 
     `files` are patterns of the files to download from the hub.
 
     Raises:
-        InputError: the package is not installed or damaged, or neither folder nor hub has the name.
+        InputError: the package is not installed or is damaged, or the name is neither a folder nor a repository on the hub.
     """
     if name in PACKAGED:
         module, inside = PACKAGED[name]
@@ -49,7 +49,7 @@ def encoder_folder(name: str, files: Sequence[str] = ENCODER_FILES) -> str:
         check_installed(folder)
         return str(folder)
     if name.startswith("package:"):
-        raise InputError(f"{name} is no encoder or model of a package: these are {', '.join(PACKAGED)}")
+        raise InputError(f"{name} is not a packaged model: the packaged models are {', '.join(PACKAGED)}")
     if Path(name).is_dir():
         return name
     if Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
@@ -70,5 +70,5 @@ def from_hub(name: str, files: Sequence[str]) -> str:
         return snapshot_download(name, allow_patterns=list(files))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise InputError(
-            f"{name} is neither a folder here nor to be had from the hub ({type(error).__name__})"
+            f"{name} is not a folder, and cannot be downloaded from the hub ({type(error).__name__})"
         ) from error

@@ -1,12 +1,12 @@
 """The layouts of network inputs (REALM appendix B, released featurisation).
 
-`pack` turns sequences of wordpiece ids into `Tokens`, and the layouts below are the only callers of it.
+`pack` makes `Tokens` from sequences of wordpiece ids. Only the functions of these layouts call `pack`:
 
     query      [CLS] sentence [SEP]                 segments 0
     passage    [CLS] title [SEP] body [SEP]         segments 0 | 1
     joint      [CLS] sentence [SEP] body [SEP]      segments 0 | 1   (titles are used for retrieval only)
-    reading    joint with a question as sentence, for the span reader
-    null       an empty title and an empty body     [CLS] [SEP] [SEP]
+    reading    [CLS] question [SEP] body [SEP]      segments 0 | 1   (for the span reader)
+    null       [CLS] [SEP] [SEP]                    segments 0 | 1   (a passage with an empty title and an empty body)
 
 Axis letters: B rows, T tokens.
 """
@@ -22,7 +22,7 @@ from torch import Tensor
 from realm.tokens.tokenizer import Tokenizer
 
 NULL_PASSAGE = -1
-"""The number of the empty passage, which is candidate 0 of every query and in no index."""
+"""The number of the null passage, which is empty, and which no index contains."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Lengths:
     passage: int = 288
     """A passage with its title."""
     reading: int = 0
-    """Longest input of the span reader, question and body together (released code: 320); 0: the length of `joint`."""
+    """Longest input of the span reader, question and body together (released code: 320); with 0, as long as `joint`."""
 
     def __post_init__(self) -> None:
         for name, least in (("query", 2), ("passage", 3), ("reading", 0)):
             if not least <= getattr(self, name) < 2**31:
                 raise ValueError(
-                    f"{name} is {getattr(self, name)}: it must be {least} or more, and fit 32 bits"
+                    f"{name} is {getattr(self, name)}, but must be {least} or more and fit in 32 bits"
                 )
 
     @property
@@ -84,7 +84,7 @@ class Tokens(NamedTuple):
         return Tokens(*(t.to(device, non_blocking=True) for t in self))
 
     def rows(self, index: Tensor) -> "Tokens":
-        """The given rows, cut to the longest of them."""
+        """The given rows, with as many columns as the longest of these rows has tokens."""
         longest = int(self.mask_BT[index].sum(dim=1).max())
         return Tokens(*(t[index, :longest] for t in self))
 
@@ -97,8 +97,8 @@ def pack(
 ) -> Tokens:
     """[CLS] s1 [SEP] s2 [SEP] ... per row, padded to the longest row.
 
-    If a row is too long, later sequences are cut first, at their ends; `first` limits the first sequence in addition. Each
-    sequence ends with its own [SEP] and has its index as segment; [CLS] has segment 0.
+    If a row is too long, its last sequence is cut first, at the end. `first` is a further limit for the first sequence. Each
+    sequence is followed by a [SEP], and has its index in the row as segment; [CLS] has segment 0.
     """
     cached_rows: list[list[Sequence[int] | np.ndarray]] = []
     for row in rows:
@@ -148,7 +148,7 @@ def passage_rows(
     body_B = np.minimum(bodies.lengths_of(number_B), lengths.passage - 3 - title_B)
     title_end_B1, body_end_B1 = (1 + title_B)[:, None], (2 + title_B + body_B)[:, None]
     place_T = np.arange(body_end_B1.max() + 1)
-    # First the values of the corpus around each body, then over them the title, the special tokens and the padding.
+    # A row is first filled with the corpus around its body; then title, special tokens and padding are written over that.
     ids_BT = _around(bodies, bodies.offsets[number_B][:, None] - title_end_B1 - 1 + place_T).astype(np.int64)
     front_T = place_T[: title_B.max() + 1]
     title_BT = _around(titles, titles.offsets[number_B][:, None] - 1 + front_T)
@@ -163,7 +163,7 @@ def passage_rows(
 
 
 def _around(rows: Ragged, places: np.ndarray) -> np.ndarray:
-    """The values at these positions; any value for positions outside."""
+    """The values at these positions; for a position outside of `rows`, an arbitrary value."""
     values = rows.values if len(rows.values) else np.zeros(1, dtype=np.int32)
     return values.take(places, mode="clip")
 

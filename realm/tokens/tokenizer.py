@@ -1,4 +1,4 @@
-"""The tokenizer. Passages are tokenized once, when they enter the knowledge base; training and search work on ids."""
+"""The tokenizer. Passages are tokenized once, when they are added to the knowledge base; training and search use the ids."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from realm.files import read_json
 from realm.tokens.hub import encoder_folder
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""BERT's special wordpieces; a vocabulary trained here begins with them."""
+"""BERT's special wordpieces; a vocabulary from `Tokenizer.train` begins with these wordpieces."""
 
 
 class Encoding(NamedTuple):
@@ -26,15 +26,15 @@ class Encoding(NamedTuple):
 
 
 class Tokenizer:
-    """A wordpiece tokenizer, stored as `tokenizer.json`; its fingerprint ties models to knowledge bases."""
+    """A wordpiece tokenizer, stored as `tokenizer.json`. Model and knowledge base must have equal tokenizer fingerprints."""
 
     behaviour: str
     """Digest of everything that determines the wordpieces of a text. Files with different formatting can have the same
     digest."""
     fingerprint: str
-    """Name in vectors and corpora on disk: `behaviour`, or the fingerprint that `goes_by` accepted."""
+    """Value that is stored with vectors and corpora: `behaviour`, or the fingerprint that `goes_by` accepted."""
     name: str
-    """The folder or name that the tokenizer was loaded from; "" for a tokenizer trained here."""
+    """The folder or name that the tokenizer was loaded from; "" for a tokenizer from `train`."""
 
     def __init__(self, tokenizer: FastTokenizer, name: str = ""):
         self.name = name
@@ -58,7 +58,7 @@ class Tokenizer:
     def goes_by(self, recorded: str) -> bool:
         """Whether a fingerprint on disk belongs to this tokenizer; if so, `fingerprint` becomes that value.
 
-        Earlier versions recorded the digest of the file's text, and indexes on disk are named after it.
+        Earlier versions of `realm` stored the digest of tokenizer.json, and the names of existing indexes contain this digest.
         """
         known = recorded in (self.behaviour, _digest(self._json.encode()))
         if known:
@@ -79,14 +79,14 @@ class Tokenizer:
         """Loads a tokenizer from a model folder, a tokenizer folder, a packaged encoder's name or a hub name.
 
         Raises:
-            InputError: there is no such folder or name, or no fast tokenizer in it.
+            InputError: there is no such folder or name, or the folder contains no fast tokenizer.
         """
         folder = Path(encoder_folder(str(name)))
         file = folder / "tokenizer.json"
         if not file.exists() and (folder / "vocab.txt").exists():
             return cls.from_vocabulary(folder, str(name))
         if not file.exists():
-            raise InputError(f"{name} has no tokenizer.json: name a folder that holds a fast tokenizer")
+            raise InputError(f"{name} has no tokenizer.json: use a folder that contains a fast tokenizer")
         try:
             return cls(FastTokenizer.from_file(str(file)), str(name))
         except RealmError:
@@ -104,7 +104,7 @@ class Tokenizer:
         try:
             pieces = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
-            raise InputError(f"{folder}: its tokenizer cannot be read: {error}") from error
+            raise InputError(f"{folder}: the tokenizer cannot be read: {error}") from error
         config = folder / "tokenizer_config.json"
         settings = read_json(config) if config.exists() else {}
         tokenizer = FastTokenizer(
@@ -126,8 +126,8 @@ class Tokenizer:
     def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
         """Trains a lower-casing wordpiece vocabulary; equal texts give equal vocabularies.
 
-        The library's wordpiece trainer breaks ties at random, its byte-pair trainer does not. So the byte-pair trainer learns
-        the pieces, from words with a mark in front: pieces with the mark begin words."""
+        The library's wordpiece trainer breaks ties at random; the byte-pair trainer does not. Therefore the byte-pair trainer
+        learns the pieces, from words that begin with a mark: a piece with the mark begins a word."""
         normalizer, words, mark = (
             normalizers.BertNormalizer(lowercase=True),
             pre_tokenizers.BertPreTokenizer(),
@@ -159,7 +159,7 @@ class Tokenizer:
         (folder / "tokenizer.json").write_text(self._json, encoding="utf-8")
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Wordpiece ids of each text, no special tokens added."""
+        """Wordpiece ids of each text, without special tokens."""
         return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoding]:
@@ -168,9 +168,9 @@ class Tokenizer:
         return [Encoding(e.ids, [s for s, _ in e.offsets], [t for _, t in e.offsets]) for e in encodings]
 
     def as_huggingface(self) -> FastTokenizer:
-        """The library's tokenizer as transformers uses it: [CLS] a [SEP] b [SEP], and "[SEP]" in a text is the special token.
+        """The tokenizer of transformers: inputs are [CLS] a [SEP] b [SEP], and "[SEP]" in a text is the special token.
 
-        Only for comparison with transformers and for its files (`realm.interop`, `realm.qa.reading`).
+        Only to write files for transformers, and to read questions as transformers does (`realm.interop`, `realm.qa.reading`).
         """
         tokenizer = FastTokenizer.from_str(self._json)
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -198,13 +198,13 @@ class Tokenizer:
 
 def _behaviour(tokenizer: FastTokenizer, vocabulary: dict[str, int]) -> str:
     """Digest of everything that determines the wordpieces of a text, without formatting and without the post-processor."""
-    # The library pickles its parts as JSON with the vocabulary in the order of ids: 30,000 pieces in 10 ms, where parsing the
-    # whole file and writing its decisive half takes 100.
+    # The library pickles each part as JSON, with the vocabulary in the order of ids. This takes 10 ms for 30,000 pieces;
+    # to parse the whole file and write the relevant half takes 100 ms.
     model, normalizer, words = tokenizer.model.__getstate__(), tokenizer.normalizer, tokenizer.pre_tokenizer
     settings = json.loads(normalizer.__getstate__()) if normalizer else {}
     if settings.get("type") == "BertNormalizer" and settings["strip_accents"] is None:
         settings["strip_accents"] = settings["lowercase"]
-    # Special tokens count as their ids: texts are read as if they had none.
+    # Only the ids of special tokens matter, because "[SEP]" in a text is plain text.
     whole = [
         (i, word.content, word.single_word, word.lstrip, word.rstrip, word.normalized)
         for i, word in tokenizer.get_added_tokens_decoder().items()

@@ -1,10 +1,10 @@
-"""A workspace: a folder that one command makes from documents, and that answers questions about them.
+"""Workspaces. A workspace is a folder with a knowledge base and a model, which `realm fit` makes from documents.
 
 fit         makes or updates a workspace: knowledge base, index, adaptation, comparison with the start model
-sync        makes the knowledge base hold the documents of the sources
+sync        updates the knowledge base, so that it contains the documents of the sources
 judging     compares the adapted model with the start model
-report      report.json, and whether a fit has anything left to do
+report      report.json, and the test of whether a workspace is up to date
 settings    settings of a fit
-folder      an open workspace: questions and changes, from Python
-living      snapshots of a knowledge base that changes while it answers
+folder      the Python interface of a workspace: questions and changes
+living      snapshots of a knowledge base that changes while questions are answered
 """

@@ -1,21 +1,21 @@
-"""Makes a workspace from documents in one call; the workspace then answers questions about them.
+"""Makes a workspace from documents. These are the steps of a fit:
 
-1. read     the documents of the sources, into memory
-2. build    the knowledge base, or bring an existing one up to date (`realm.workspace.sync`)
-3. index    the passages with the start model; from here on the workspace answers
-4. adapt    the start model to the documents, for a given time (`realm.train.adapt`)
-5. judge    the adapted model against the start model, on queries made from the documents (`realm.workspace.judging`), and
-            keep the better one
-6. examples three questions made from the documents, with the answers of the workspace
+1. read     reads the documents of the sources into memory
+2. build    builds the knowledge base, or updates an existing knowledge base (`realm.workspace.sync`)
+3. index    embeds the passages with the start model; after this step, the workspace can answer questions
+4. adapt    adapts the start model to the documents, for a limited time (`realm.train.adapt`)
+5. judge    compares the adapted model with the start model on queries made from the documents (`realm.workspace.judging`),
+            and keeps the better model
+6. examples answers three questions that were made from the documents
 
-The files on disk show which steps are complete, so repeating the call continues an interrupted fit.
+A fit continues an interrupted fit, because the files on disk show which steps are complete:
 
-    WORKSPACE/kb/                 after 2 (during 2: kb.building)
-    WORKSPACE/documents.json      ids of the documents that came from the sources; those that disappear there are deleted
-    WORKSPACE/questions.jsonl     after 3: the made questions that judge the models in 5
-    WORKSPACE/model/              after 3 the start model, after 5 the better one
-    WORKSPACE/adapted/            after 4, until 5 (during 4: adapted.training)
-    WORKSPACE/report.json         after 3; written again after 5 and 6
+    WORKSPACE/kb/                 exists after step 2 (kb.building during step 2)
+    WORKSPACE/documents.json      ids of the documents that came from the sources
+    WORKSPACE/questions.jsonl     exists after step 3: the made questions for step 5
+    WORKSPACE/model/              after step 3 the start model, after step 5 the better model
+    WORKSPACE/adapted/            exists from step 4 to step 5 (adapted.training during step 4)
+    WORKSPACE/report.json         exists after step 3; updated after steps 5 and 6
 """
 
 import logging
@@ -67,9 +67,9 @@ from realm.workspace.sync import Changes, SourceDocuments, Sync, read_sources
 ADAPTED = "adapted"
 QUESTIONS = "questions.jsonl"
 ADAPT_AGAIN = 0.25
-"""Adapt again when more than this share of the passages was added or removed since the last adaptation."""
+"""A fit adapts again if more than this share of the passages was added or removed since the last adaptation."""
 FACTS = 1000
-"""Largest number of masked facts, from held-out passages, that judge the models."""
+"""Largest number of masked facts, from held-out passages, on which the models are compared."""
 EXAMPLES = 3
 SHORT = 90
 """Preferred maximum length of an example question, in characters."""
@@ -85,22 +85,22 @@ def fit(
     strict: bool = False,
     config: FitConfig | None = None,
 ) -> Workspace:
-    """Makes a workspace from documents, or brings one up to date. Returns the workspace, open for questions.
+    """Makes a workspace from documents, or updates an existing workspace. Returns the open workspace.
 
         manual = realm.fit(["docs/"], "manual")
         print(manual.answer("how do I reset the device?").text)
 
     Args:
         sources: files, folders, and `package:` corpora.
-        out: the folder of the workspace. If it exists, an interrupted fit continues, and the workspace takes up files that
-            were added, changed or removed.
-        minutes: time limit of the adaptation (default 10); 0: no adaptation, the start model answers.
+        out: the folder of the workspace. If the folder exists, the workspace is updated with files that were added, changed or
+            removed, or an interrupted fit continues.
+        minutes: time limit of the adaptation (default 10). With 0, the model is not adapted.
         start: the start model (default `package:realm-small`).
-        strict: a file that cannot be read is an error; otherwise it is left out.
+        strict: if true, a file that cannot be read is an error; otherwise such a file is left out.
         config: all settings; the arguments `minutes` and `start` override the settings of the same names.
 
     Raises:
-        InputError: a source, a setting or the folder cannot be used; the message is one line.
+        InputError: a source, a setting or the folder cannot be used. The message is one line.
     """
     config = config or FitConfig()
     config = replace(
@@ -114,7 +114,7 @@ def fit(
 
 
 def run(folder: Path, sources: Sequence[str], config: FitConfig, strict: bool = False) -> FitJson:
-    """As `fit`, but returns the report and does not open the workspace."""
+    """Does the same as `fit`, but returns the report and does not open the workspace."""
     if report := up_to_date(folder, sources, config):
         return report
     sources = source_names(sources)
@@ -174,18 +174,21 @@ class _Fit:
     # -- models ---------------------------------------------------------------------------------------------------
 
     def _put_start(self) -> bool:
-        """Puts the start model in place, unless the model there is the start or was adapted from it. Returns whether it was."""
+        """Copies the start model into the workspace, unless the workspace has this model or one adapted from this model.
+
+        Returns whether the workspace already had the start model or a model adapted from the start model.
+        """
         if is_model(self.model):
             mine, starts = read_manifest(self.model), read_manifest(self.config.start)
             stages = [stage for stage in mine["stages"] if stage["stage"] != "adapt"]
             if (mine["passage_fingerprint"], stages) == (starts["passage_fingerprint"], starts["stages"]):
                 return True
-            _log.info("%s: starting from %s anew", self.folder, self.config.start)
+            _log.info("%s: the fit starts again with the new start model %s", self.folder, self.config.start)
         copy_model(self.config.start, self.model)
         return False
 
     def _is_due(self, done: AdaptationJson | None, passages: int) -> bool:
-        """Whether to adapt: never done yet, done for fewer minutes, or too many passages have changed since."""
+        """Whether to adapt, because of no earlier adaptation, a longer time limit than before, or too many changed passages."""
         if self.config.minutes == 0:
             return False
         if done is None or self.config.minutes > done["minutes"]:
@@ -196,7 +199,7 @@ class _Fit:
         return False
 
     def _judged(self, report: FitJson, kb: KnowledgeBase, made: Sequence[MadeQuestion]) -> FitJson:
-        """The report, completed with the recall of BM25, of the start and, if adaptation is due, of the adapted model."""
+        """The report with the recall of BM25, of the start model and, if an adaptation is due, of the adapted model."""
         config, device = self.config, self.config.device
         asked = judging.drawn(made, config.questions)
         write_json_lines(self.folder / QUESTIONS, (question._asdict() for question in asked))
@@ -207,7 +210,7 @@ class _Fit:
                 self._make_adapted(kb)
         with _timed("judge", self.seconds):
             words = judging.ranks_by_words(kb, queries)
-            start = judging.ranks_of(config.start, kb, queries, device, "judge the start")
+            start = judging.ranks_of(config.start, kb, queries, device, "judge the start model")
             adapted = None
             if adapts:
                 adapted = judging.ranks_of(str(self.adapted), kb, queries, device, "judge the adapted model")
@@ -240,7 +243,9 @@ class _Fit:
         try:
             adapt.train(kb, self.adapted, config, self.config.start)
         except OtherSettings:
-            _log.info("the interrupted adaptation had other documents or settings: starting over")
+            _log.info(
+                "the interrupted adaptation had other documents or settings: the adaptation starts again"
+            )
             remove(self._training)
             adapt.train(kb, self.adapted, config, self.config.start)
 
@@ -249,7 +254,7 @@ class _Fit:
         return self.adapted.with_name(f"{ADAPTED}.training")
 
     def _settle(self, adaptation: AdaptationJson | None) -> None:
-        """Puts the model that the report names in place. If the process is killed before, the next fit does so."""
+        """Moves the model that was kept to its place. After a kill before the move, the next fit moves the model."""
         if adaptation is None:
             return
         if adaptation["kept"] and is_model(self.adapted):
@@ -260,7 +265,7 @@ class _Fit:
         remove(self._training)
 
     def _is_adapted(self) -> bool:
-        """Whether the model in place is an adapted one."""
+        """Whether the model of the workspace is an adapted model."""
         return any(stage["stage"] == "adapt" for stage in read_manifest(self.model)["stages"])
 
     # -- report ---------------------------------------------------------------------------------------------------
@@ -268,7 +273,7 @@ class _Fit:
     def _report(
         self, read: SourceDocuments, kb: KnowledgeBase, changes: Changes, same_start: bool
     ) -> FitJson:
-        """The report after step 3; it keeps the tests and the adaptation of an earlier fit with the same start model."""
+        """The report after step 3, with the tests and the adaptation of an earlier fit if that had the same start model."""
         before = self.before if same_start else None
         adaptation = before["adaptation"] if before is not None else None
         if adaptation is not None:
@@ -298,14 +303,14 @@ def _check_folder(folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise InputError(f"{folder} is a file: name a folder for the workspace")
+        raise InputError(f"{folder} is a file, but a workspace is a folder")
     names = {path.name for path in folder.iterdir()} - {LOCK}
     if names and not names & {KB, f"{KB}.building", REPORT}:
-        raise InputError(f"{folder} exists and is no workspace: name another folder")
+        raise InputError(f"{folder} exists and is not a workspace: use another folder")
 
 
 def _examples(kb: Path, model: Path, made: Sequence[MadeQuestion], device: str) -> list[ExampleJson]:
-    """Up to `EXAMPLES` of the made questions, drawn at random from different documents, with the best answers."""
+    """Up to `EXAMPLES` of the made questions, drawn at random from different documents, each with its best answer."""
     short = [one for one in made if len(one.question) <= SHORT] or list(made)
     drawn = [short[n] for n in np.random.default_rng(0).permutation(len(short))]
     asked = list({one.document_id: one for one in reversed(drawn)}.values())[::-1][:EXAMPLES]

@@ -1,7 +1,7 @@
-"""An open workspace: questions and changes, from Python.
+"""The Python interface of a workspace: questions and changes.
 
 WORKSPACE/kb/           the knowledge base, with its index
-WORKSPACE/model/        the model that answers
+WORKSPACE/model/        the model
 WORKSPACE/report.json   the report of the last fit (`realm.workspace.report`)
 """
 
@@ -24,27 +24,27 @@ from realm.workspace.report import KB, MODEL, FitJson, read_report
 
 
 class Workspace:
-    """A knowledge base and its model, ready for questions. Changes by other processes take effect at the next call.
+    """An open workspace: a knowledge base and its model. Changes by other processes take effect at the next call.
 
         workspace = realm.load("manual")
         answer = workspace.answer("how do I reset the device?")
         print(answer.text, answer.probability, answer.passage.title)
 
-    Several threads may use one workspace.
+    Several threads may use the same workspace.
     """
 
     def __init__(self, folder: str | os.PathLike[str], config: AnswerConfig | None = None):
-        """Opens the folder; `config` holds the settings for answering.
+        """Opens the folder; `config` has the settings for answering.
 
         Raises:
-            InputError: the folder is no workspace, or its parts do not belong together.
+            InputError: the folder is not a workspace, or its knowledge base and model do not fit together.
         """
         self.folder = Path(folder)
         for part in (KB, MODEL):
             restore(self.folder / part)
             if not (self.folder / part).is_dir():
                 raise InputError(
-                    f"{self.folder} is no workspace, it has no folder {part}: make one with "
+                    f"{self.folder} is not a workspace, because it has no folder {part}: make a workspace with "
                     f"`realm fit SOURCE... --out {self.folder}` or `realm.fit`"
                 )
         self._living = LivingKnowledge(
@@ -73,7 +73,7 @@ class Workspace:
         return found[0]
 
     def answers(self, question: str, *, method: Method | None = None) -> Answers:
-        """The best distinct answers to a question, and all passages that were read."""
+        """The best answers to a question, which have different texts, and all passages that were read."""
         (found,) = self._now().answerer.answer_batch([question], method)
         return found
 
@@ -84,18 +84,18 @@ class Workspace:
         return self._now().answerer.passages(question, top_k, method)
 
     def fill(self, sentence: str, target: str | None = None) -> Filled:
-        """The best words for each [MASK] of a sentence, and the effect of each passage on these words or on the `target`."""
+        """The best words for each [MASK] of a sentence, and the effect of each passage on these words or on `target`."""
         return self._now().filler.fill(sentence, target)
 
     def add(self, records: Iterable[Mapping[str, Any]]) -> AddResult:
-        """Adds documents `{"title", "text", "id"?}`; a document with a known id replaces the old one.
+        """Adds documents `{"title", "text", "id"?}`; a document with a known id replaces the old document.
 
-        A document without an id gets its title as id. On return, the documents are on disk and searchable.
+        The id of a document without "id" is its title. On return, the documents are on disk and can be found.
         """
         return self._living.add(list(documents_of(records)))
 
     def delete(self, ids: Sequence[str] | str) -> int:
-        """Deletes documents by id, and returns the number of removed passages. If one id is unknown, nothing is deleted."""
+        """Deletes documents by id, and returns the number of removed passages. If an id is unknown, nothing is deleted."""
         return self._living.delete(*([ids] if isinstance(ids, str) else ids))
 
     def documents(self, prefix: str = "") -> list[DocumentEntry]:

@@ -1,9 +1,10 @@
-"""Compares the retrieval of an adapted model with that of its start model, on queries made from the user's own documents.
+"""Compares the retrieval of an adapted model with that of its start model, on queries made from the user's documents.
 
-There are two kinds of queries, and neither needs labels. A masked fact is a name or date hidden in a held-out sentence; it
-is found when another passage holds it. A made question is found when a passage holds its answer. Masked facts alone mislead:
-an embedder that matches wording can gain on masked facts and lose on questions. So an adapted model is kept if it is better on
-one kind and not worse on the other.
+There are two kinds of queries; neither needs labels. A masked fact is a sentence of a held-out passage in which a name or date
+is masked; a positive is another passage that contains this name or date. A made question is a question made by rules; a
+positive is a passage that contains the answer. Masked facts are not sufficient, because an embedder that matches wording can
+become better on masked facts and worse on questions. Therefore an adapted model is kept if it is better on one kind of queries
+and not worse on the other kind.
 
 Axis letters: N queries.
 """
@@ -28,20 +29,20 @@ from realm.store.knowledge_base import KnowledgeBase
 from realm.workspace.report import DifferenceJson, Recall, TestJson
 
 LEAST = 20
-"""Smallest number of queries of each kind; fewer cannot show a difference."""
+"""Smallest number of queries of each kind, because fewer queries cannot show a difference."""
 RANKS = (1, 5, 20)
 AT = 5
-"""The two models are compared by recall at this rank."""
+"""The rank at which the recall of the two models is compared."""
 SIGNIFICANT = 0.05
-"""A difference counts if its p is below this."""
+"""A difference is significant if its p is below this value."""
 TOLERANCE = 1.0
-"""A loss of at most this many points of recall does not count as worse unless it is significant."""
+"""A loss of at most this number of points of recall does not count as worse, unless the loss is significant."""
 Ranks = dict[str, np.ndarray]
-"""Per kind of queries: the rank, from 1, of each query's first positive, 0 for none -> [N]."""
+"""Kind of queries -> rank of the first positive of each query, counted from 1; 0 if no positive was found -> [N]."""
 
 
 class Queries(NamedTuple):
-    """The queries that judge the models."""
+    """The queries on which the models are compared."""
 
     facts: list[MaskedQuery]
     questions: list[Question]
@@ -53,28 +54,28 @@ class Queries(NamedTuple):
 
     @property
     def too_few(self) -> str:
-        """The reason why nothing was adapted, for the report, if there are too few queries."""
+        """The reason for the report why the model was not adapted, if there are too few queries."""
         return (
-            f"the documents give {len(self.facts)} masked facts and {len(self.questions)} made questions, and judging an "
-            f"adaptation needs {LEAST} of each; nothing was adapted"
+            f"the model was not adapted, because the documents give only {len(self.facts)} masked facts and "
+            f"{len(self.questions)} made questions, and a comparison needs {LEAST} of each"
         )
 
     @classmethod
     def draw(
         cls, kb: KnowledgeBase, made: Sequence[MadeQuestion], query_tokens: int, facts: int
     ) -> "Queries":
-        """The questions and at most `facts` masked facts, the same facts in every call on one knowledge base."""
+        """The questions, and at most `facts` masked facts, which are the same in every call with the same knowledge base."""
         asked = [Question(one.id, one.question, one.answers) for one in made]
         return cls(held_out_queries(kb, query_tokens - 2, facts), asked)
 
 
 def drawn(made: Sequence[MadeQuestion], most: int) -> list[MadeQuestion]:
-    """At most `most` of the made questions, the same in every call with the same questions."""
+    """At most `most` of the made questions, which are the same in every call with the same `made`."""
     return [made[n] for n in sorted(np.random.default_rng(0).permutation(len(made))[:most])]
 
 
 def ranks_by_words(kb: KnowledgeBase, queries: Queries) -> Ranks:
-    """Ranks by BM25."""
+    """Ranks of the first positives by BM25."""
     found: Ranks = {}
     if queries.facts:
         found["masked_facts"] = first_positives_bm25(queries.facts, kb)
@@ -84,7 +85,7 @@ def ranks_by_words(kb: KnowledgeBase, queries: Queries) -> Ranks:
 
 
 def ranks_of(path: str, kb: KnowledgeBase, queries: Queries, device: str, description: str) -> Ranks:
-    """Ranks by a model that has an index in the knowledge base."""
+    """Ranks of the first positives by a model that has an index in the knowledge base."""
     model = load_model(path, reader=False).to(choose_device(device))
     index = load_index(kb, model, path).index
     found: Ranks = {}
@@ -104,7 +105,7 @@ def ranks_of(path: str, kb: KnowledgeBase, queries: Queries, device: str, descri
 
 
 def tests_of(words: Ranks, start: Ranks, adapted: Ranks | None) -> dict[str, TestJson]:
-    """The results for the report, per kind of queries."""
+    """Kind of queries -> results for the report."""
     return {
         name: {
             "n": len(start[name]),
@@ -118,7 +119,7 @@ def tests_of(words: Ranks, start: Ranks, adapted: Ranks | None) -> dict[str, Tes
 
 
 def difference(adapted_N: np.ndarray, start_N: np.ndarray) -> DifferenceJson:
-    """The adapted model minus the start model, on the same queries."""
+    """The difference between the adapted model and the start model on the same queries."""
     hits = [(ranks >= 1) & (ranks <= AT) for ranks in (adapted_N, start_N)]
     pair, gain = mcnemar(*hits), paired_bootstrap(*(100.0 * hit_N for hit_N in hits))
     return {
@@ -132,7 +133,7 @@ def difference(adapted_N: np.ndarray, start_N: np.ndarray) -> DifferenceJson:
 
 
 def verdict(differences: Mapping[str, DifferenceJson]) -> tuple[bool, str]:
-    """Whether to keep the adapted model, and the reason; `differences` has the name of each kind of queries as its key."""
+    """Whether to keep the adapted model, and the reason. The keys of `differences` are the names of the kinds of queries."""
     better = [name for name, d in differences.items() if d["points"] > 0 and d["p"] < SIGNIFICANT]
     worse = [
         name
@@ -140,11 +141,12 @@ def verdict(differences: Mapping[str, DifferenceJson]) -> tuple[bool, str]:
         if d["points"] < -TOLERANCE or (d["points"] < 0 and d["p"] < SIGNIFICANT)
     ]
     if worse:
-        return False, f"adaptation made it worse on {' and '.join(worse)}"
+        return False, f"the adapted model is worse on {' and '.join(worse)}"
     if not better:
-        return False, "adaptation made it better on neither"
+        return False, f"the adapted model is not better on {' or '.join(differences)}"
     others = [name for name in differences if name not in better]
-    return True, f"better on {' and '.join(better)}" + "".join(f", not worse on {name}" for name in others)
+    kept = f"the adapted model is better on {' and '.join(better)}"
+    return True, kept + "".join(f" and not worse on {name}" for name in others)
 
 
 def _recall(rank_N: np.ndarray) -> Recall:

@@ -1,11 +1,12 @@
-"""Snapshots of a knowledge base that changes while it answers.
+"""Snapshots of a knowledge base that changes while questions are answered.
 
-A snapshot is a knowledge base at one version, a model, and an index at one version. A snapshot never changes, so a question
-is answered from one version throughout. A change builds the next snapshot and then replaces the current one with a single
-assignment. Changes run one after another (`_changing`); questions never wait for a change.
+A snapshot is a knowledge base at one version, a model, and an index at one version. A snapshot never changes, so all steps of
+an answer use the same version. A change builds the next snapshot, and a single assignment then replaces the current snapshot.
+Changes run one after another (`_changing`), and questions never wait for a change.
 
-Adding a document takes two commits: its passages, then their vectors. If the process is killed between the two, the next
-start embeds the passages without a vector. Both snapshots are in memory while one replaces the other.
+Two commits add a document: the first adds its passages, the second the vectors of these passages. If the process is killed
+between these commits, the passages without vectors are embedded at the next start. Two snapshots are in memory while one
+replaces the other.
 """
 
 import logging
@@ -41,16 +42,16 @@ _log = logging.getLogger(__name__)
 _EXAMPLES = 4
 """Number of example questions."""
 _DRAWN, _PARTS, _SHORT = 40, 4, 80
-"""For example questions: passages drawn to choose documents, passages read per document, longest question in characters."""
+"""For example questions: passages drawn to choose documents, passages per document, longest question in characters."""
 
 
 class Stamp(NamedTuple):
-    """Identifies the files that a snapshot was loaded from. If the stamp on disk differs, there is a newer version."""
+    """Identifies the files from which a snapshot was loaded. If the stamp of the files differs, there is a newer version."""
 
     model: tuple[int, int]
-    """Inode and modification time of the model's manifest, which differ after the model is replaced."""
+    """Inode and modification time of the model's manifest, which change when the model is replaced."""
     table: int
-    """Inode of the passages' folder: the versions of a replaced knowledge base start again from 1."""
+    """Inode of the folder of passages. If the knowledge base is replaced, its versions start again from 1."""
     passages_version: int
     index_version: int
 
@@ -64,7 +65,7 @@ class Snapshot:
 
     def __init__(self, answerer: Answerer, stamp: Stamp):
         self.answerer, self.stamp = answerer, stamp
-        # Computed once, because it hashes the weights.
+        # Computed once, because the weights are hashed.
         self.index_folder = index_folder(answerer.kb, answerer.model)
         self.filler = Filler(answerer.kb, answerer.model, answerer.version, answerer.config)
 
@@ -77,7 +78,7 @@ class Snapshot:
         return len(np.unique(self.kb.document_keys_N))
 
     def number_of(self, passage: str) -> int | None:
-        """The number of the passage with this id; None if there is none."""
+        """The number of the passage with this id; None if there is no such passage."""
         try:
             key = np.array([int(passage, 16)], dtype=np.uint64)
         except (ValueError, OverflowError):
@@ -114,18 +115,18 @@ class LivingKnowledge:
         config: AnswerConfig,
         tagger: Callable[[str], Tagger] = load_tagger,
     ):
-        """Raises InputError if the parts do not belong together, or the index is missing."""
+        """Raises InputError if knowledge base and model do not fit together, or if the index is missing."""
         self.folder, self.model = Path(kb), model
         self._manifest = model_path(model) / MANIFEST
         self.problem: str | None = None
-        """Why the newest version on disk is not in use; None if it is."""
+        """The reason why the newest version on disk is not in use; None if this version is in use."""
         self._config, self._tagger_of = config, tagger
         self._changing = threading.Lock()
         self._tagger: tuple[str, Tagger] | None = None
         self.current = self._load(None)
 
     def refresh(self) -> bool:
-        """Loads a newer version from disk; returns whether there was one. If loading fails, the old snapshot stays."""
+        """Loads a newer version from disk, if there is one. Returns whether a new snapshot is in use."""
         if self._stamp_on_disk() == self.current.stamp:
             self.problem = None
             return False
@@ -135,18 +136,18 @@ class LivingKnowledge:
         except (RealmError, OSError) as error:
             if str(error) != self.problem:
                 _log.warning(
-                    "the newer version on disk cannot be loaded, the old version stays in use: %s", error
+                    "the new version on disk cannot be loaded, the old version stays in use: %s", error
                 )
             self.problem = str(error)
             return False
         return True
 
     def add(self, documents: Sequence[Document]) -> AddResult:
-        """Adds or replaces documents. On return, they are embedded, searchable, and on disk.
+        """Adds or replaces documents. On return, the documents are embedded, on disk, and can be found.
 
         Raises:
             InputError: two of the documents have the same id and different texts.
-            ChangedMeanwhile: other processes kept changing the knowledge base.
+            ChangedMeanwhile: other processes changed the knowledge base during every attempt.
         """
         return self._change(lambda kb: kb.add(documents, self._tagger_for(kb)))
 
@@ -155,7 +156,7 @@ class LivingKnowledge:
 
         Raises:
             UnknownDocument: one of the ids is unknown; nothing is deleted.
-            ChangedMeanwhile: as in `add`.
+            ChangedMeanwhile: other processes changed the knowledge base during every attempt.
         """
 
         def delete(kb: KnowledgeBase) -> int:
@@ -168,12 +169,12 @@ class LivingKnowledge:
         return self._change(delete)
 
     def get_ready_to_write(self) -> None:
-        """Loads the tagger now, so that a missing tagger is an InputError at the start and not at the first change."""
+        """Loads the tagger, so that a missing tagger is an InputError at the start and not at the first change."""
         self._tagger_for(self.current.kb)
 
     @property
     def method(self) -> Method:
-        """The default method that ranks passages."""
+        """The default method of ranking passages."""
         return self.current.answerer.method
 
     def read_words(self) -> None:
@@ -193,7 +194,7 @@ class LivingKnowledge:
             return result
 
     def _move_on(self) -> None:
-        """Replaces the current snapshot by the next one, with a BM25 index if the current one has it."""
+        """Replaces the current snapshot by the next one, which has a BM25 index if the current snapshot has one."""
         snapshot = self._load(self.current)
         if self.current.answerer.retriever.has_words:
             _ = snapshot.answerer.retriever.words
@@ -210,7 +211,7 @@ class LivingKnowledge:
                 take_reader(model, self._config.reader)
         kb.check_tokenizer(model.tokenizer, self.model)
         version = load_index(kb, model, self.model, self._config.mapped_index)
-        version.index.prepare()  # now, while no question waits for it
+        version.index.prepare()  # prepared now, while no question waits for the index
         stamp = Stamp(model_file, table, int(kb.table.version), version.number)
         return Snapshot(Answerer(kb, model, version, self._config), stamp)
 
@@ -223,7 +224,7 @@ class LivingKnowledge:
         )
 
     def _tagger_for(self, kb: KnowledgeBase) -> Tagger:
-        """The tagger that the knowledge base was built with, loaded once."""
+        """The tagger with which the knowledge base was built; it is loaded once."""
         name = kb.config.later_tagger
         if self._tagger is None or self._tagger[0] != name:
             self._tagger = (name, self._tagger_of(name))

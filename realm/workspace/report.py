@@ -1,6 +1,6 @@
-"""WORKSPACE/report.json: its content, its text for a terminal, and whether a fit has anything left to do. Without torch.
+"""WORKSPACE/report.json: its content, its text for a terminal, and the test of whether a workspace is up to date.
 
-Recall is the percentage of queries with a positive among the top 1, 5 and 20 passages.
+Recall is the percentage of queries with a positive among the top 1, 5 and 20 passages. This file does not import torch.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ Recall = TypedDict("Recall", {"1": float, "5": float, "20": float})
 
 
 class DifferenceJson(TypedDict):
-    """Recall at 5 of the adapted model minus that of the start: points, 95 % interval, and McNemar's counts and p."""
+    """Recall at 5 of the adapted model minus recall at 5 of the start model: points, 95 % interval, McNemar's counts and p."""
 
     points: float
     low: float
@@ -34,13 +34,13 @@ class DifferenceJson(TypedDict):
 
 
 class TestJson(TypedDict):
-    """Recall of BM25, the start and the adapted model on one kind of queries."""
+    """Recall of BM25, of the start model and of the adapted model on one kind of queries."""
 
     n: int
     bm25: Recall
     start: Recall
     adapted: Recall | None
-    """None if nothing was adapted."""
+    """None if no model was adapted."""
     difference: DifferenceJson | None
 
 
@@ -48,13 +48,13 @@ class AdaptationJson(TypedDict):
     """The last adaptation and its outcome."""
 
     minutes: float
-    """Time limit."""
+    """Time limit of the adaptation."""
     kept: bool
-    """True: the adapted model answers; False: the start model does."""
+    """Whether the workspace uses the adapted model; otherwise it uses the start model."""
     why: str
     """Reason for `kept`."""
     changed: int
-    """Passages added or removed since then."""
+    """Number of passages that were added or removed since the adaptation."""
 
 
 class ExampleJson(TypedDict):
@@ -62,12 +62,12 @@ class ExampleJson(TypedDict):
 
     question: str
     expected: str
-    """The answer that the question was made for."""
+    """The answer for which the question was made."""
     answer: str | None
     """None if the model has no span reader."""
     probability: float | None
     found: bool | None
-    """Whether `probability` reaches the threshold; an answer below the threshold is a guess."""
+    """Whether `probability` reaches the threshold; an answer with a lower probability is a guess."""
     title: str
     evidence: str
     """The part of the passage around the answer, with the answer in [[ ]]."""
@@ -86,15 +86,15 @@ class FitJson(TypedDict):
     documents: int
     passages: int
     left_out: dict[str, int]
-    """Number of files, lines and rows that were not read, per reason."""
+    """Reason -> number of files, lines and rows that were not read for this reason."""
     kb_version: int
-    """Version of the passages at the end of the fit; 0 until then."""
+    """Version of the passages at the end of the fit; 0 until the fit is complete."""
     seconds: dict[str, float]
-    """Duration of each step of the last run."""
+    """Step of the last run -> duration of this step."""
     tests: dict[str, TestJson]
-    """Per kind of queries; empty if no queries can be made."""
+    """Kind of queries -> results; empty if no queries can be made."""
     adaptation: AdaptationJson | None
-    """None if no fit has asked for an adaptation yet."""
+    """None if no fit has had a time limit above 0 yet."""
     examples: NotRequired[list[ExampleJson]]
     """Present when the fit is complete."""
 
@@ -108,17 +108,17 @@ def read_report(workspace: Path) -> FitJson | None:
 
 
 def source_names(sources: Sequence[str]) -> list[str]:
-    """The sources as the report stores them, with paths normalised: "docs/" becomes "docs"."""
+    """The sources as stored in the report, with normalised paths: "docs/" becomes "docs"."""
     return [one if one.startswith("package:") else os.path.normpath(one) for one in sources]
 
 
 def settings_json(config: FitConfig) -> dict[str, Any]:
-    """The settings as the report stores them."""
+    """The settings as stored in the report."""
     return dataclasses.asdict(config)
 
 
 def up_to_date(workspace: Path, sources: Sequence[str], config: FitConfig) -> FitJson | None:
-    """The report, if no file, setting or passage has changed since it was written; else None, and a fit has work to do."""
+    """The report if no file, setting or passage has changed since the report was written; else None."""
     report = read_report(workspace)
     if report is None or "examples" not in report:
         return None
@@ -172,9 +172,11 @@ def _differences(tests: dict[str, TestJson]) -> list[str]:
 
 
 def _verdict(adaptation: AdaptationJson) -> list[str]:
-    text = [f"the {'adapted model' if adaptation['kept'] else 'start'} answers: {adaptation['why']}"]
+    text = [
+        f"the workspace uses the {'adapted' if adaptation['kept'] else 'start'} model: {adaptation['why']}"
+    ]
     if adaptation["changed"]:
-        text.append(f"({adaptation['changed']:,} passages were added or removed since this was measured)")
+        text.append(f"({adaptation['changed']:,} passages were added or removed since this comparison)")
     return text
 
 

@@ -1,8 +1,8 @@
-"""Makes the knowledge base of a workspace hold the documents that its sources hold.
+"""Updates the knowledge base of a workspace, so that it contains the documents of the workspace's sources.
 
-The first fit builds the knowledge base. A later fit adds new documents, replaces changed ones, and deletes those that the
-sources no longer hold. `documents.json` lists the documents that came from the sources, so documents that were added in
-another way stay.
+The first fit builds the knowledge base. A later fit adds new documents, replaces changed documents, and deletes documents that
+the sources no longer contain. `documents.json` lists the documents that came from the sources, so that documents which were
+added in another way are not deleted.
 """
 
 import logging
@@ -43,7 +43,7 @@ class SourceDocuments(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """How many documents a fit added, replaced and deleted."""
+    """Numbers of documents that a fit added, replaced and deleted."""
 
     added: int
     replaced: int
@@ -56,13 +56,13 @@ def read_sources(folder: Path, sources: Sequence[str], config: FitConfig, strict
     """The documents of the sources; files inside the workspace `folder` are not read.
 
     Raises:
-        InputError: the sources hold no text, or `strict` is set and a file cannot be read.
+        InputError: the sources contain no text, or `strict` is set and a file cannot be read.
     """
     left_out = ReadingReport()
     found = read_documents(sources, config.max_document_chars, None if strict else left_out, folder)
     documents = list(progress(found, total=None, description="read", unit="document"))
     if not documents:
-        raise InputError(f"no text in {', '.join(sources)}: nothing to make {folder} from")
+        raise InputError(f"{', '.join(sources)} contains no text from which {folder} could be made")
     return SourceDocuments(documents, left_out)
 
 
@@ -74,11 +74,11 @@ class Sync:
         self.kb_folder = folder / KB
 
     def run(self, read: SourceDocuments) -> Changes:
-        """Builds the knowledge base, or brings an existing one up to date.
+        """Builds the knowledge base, or updates an existing knowledge base.
 
         Raises:
             ConflictError: the knowledge base was built with other settings.
-            InputError: it was built from further sources.
+            InputError: `sources` lacks a source from which the workspace was made.
         """
         exists = newest_version(self.kb_folder / TABLE) is not None
         return self._update(read) if exists else self._build(read)
@@ -101,7 +101,7 @@ class Sync:
         return Changes(result.documents, 0, 0, result.passages)
 
     def _update(self, read: SourceDocuments) -> Changes:
-        """Adds new documents, replaces changed ones, and deletes those that the sources no longer hold."""
+        """Adds new documents, replaces changed documents, and deletes documents that the sources no longer contain."""
         kb = KnowledgeBase.open(self.kb_folder)
         tagger = load_tagger(self.config.tagger)
         self._check_same(kb, tagger)
@@ -140,7 +140,7 @@ class Sync:
         write_json(self.folder / DOCUMENTS, listed)
 
     def _kb_config(self) -> KnowledgeBaseConfig:
-        """Settings of the knowledge base that suit the start model."""
+        """Settings of the knowledge base that fit the start model."""
         held_out = min(self.start.held_out).held_out if self.start.held_out else self.config.held_out
         return KnowledgeBaseConfig(
             tokenizer=self.config.start,
@@ -152,19 +152,19 @@ class Sync:
         )
 
     def _check_same(self, kb: KnowledgeBase, tagger: Tagger) -> None:
-        """Raises a RealmError unless this call would build the knowledge base with the same settings and sources."""
+        """Raises a RealmError if this call has other settings than the knowledge base, or lacks a source of the workspace."""
         kb.check_tokenizer(self.start.tokenizer, self.config.start)
         wanted = replace(self._kb_config(), tagger=tagger.name)
         for name in ("passage_tokens", "held_out", "tagger"):
             if getattr(kb.config, name) != getattr(wanted, name):
                 raise ConflictError(
-                    f"{self.folder} was made with {name} = {getattr(kb.config, name)}, and this call has "
-                    f"{getattr(wanted, name)}: repeat the earlier call, or name another folder"
+                    f"{self.folder} was made with {name} = {getattr(kb.config, name)}, but this call has "
+                    f"{getattr(wanted, name)}: use the earlier value, or another folder"
                 )
         before = read_report(self.folder)
         sources = before["sources"] if before is not None else kb.config.sources
         if missing := [one for one in sources if one not in self.sources]:
             raise InputError(
-                f"{self.folder} was made from {', '.join(missing)} too: name all its sources (the documents of a source that "
-                f"is not named would be deleted), or add documents with `realm kb add SOURCE... --in {self.folder}`"
+                f"{self.folder} was made from {', '.join(missing)} too: give all earlier sources (the documents of a missing "
+                f"source would be deleted), or add documents with `realm kb add SOURCE... --in {self.folder}`"
             )

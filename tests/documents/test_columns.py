@@ -90,7 +90,7 @@ def test_a_part_that_stands_for_a_hundred_times_its_size_is_refused_undecoded(
     paths = [tmp_path / "a.parquet", write_arrow(tmp_path / "b.arrow", table, "zstd")]
     paths.append(write_arrow(tmp_path / "c.arrow", repeated("x" * 2_000_000, 3), "lz4", stream=True))
     for path in paths:
-        with pytest.raises(InputError, match=r"stands for [246],000,\d+, over the limit of 1,000,000"):
+        with pytest.raises(InputError, match=r"expands to [246],000,\d+, over the limit of 1,000,000"):
             read(path)
 
 
@@ -115,7 +115,7 @@ def test_a_page_header_that_declares_more_than_its_column_is_refused_undecoded(
     assert content[start + 3] & content[start + 4] & 0x80 and not content[start + 5] & 0x80
     content[start + 3 : start + 6] = b"\xfe\xff\x7f"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"stands for 1,[\d,]+, over the limit of 100,000"):
+    with pytest.raises(InputError, match=r"expands to 1,[\d,]+, over the limit of 100,000"):
         read(path)
 
 
@@ -160,7 +160,7 @@ def test_more_rows_or_text_than_the_size_of_the_file_allows_is_refused(tmp_path:
     monkeypatch.setattr("realm.documents.formats.columns._FEW_ROWS", 1_000)
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"title": [""] * 500_000, "text": [""] * 500_000}), path)
-    with pytest.raises(InputError, match="500,000 rows in a file of this size"):
+    with pytest.raises(InputError, match="500,000 rows are too many for a file of this size"):
         read(path)
 
 

@@ -36,12 +36,12 @@ def test_a_marked_file_and_utf8_are_read_without_an_assumption(encoding: str, tm
     [
         (b"", "is empty"),
         *(
-            ("\ufeff".encode(e), "holds a byte-order mark alone")
+            ("\ufeff".encode(e), "contains only a byte-order mark")
             for e in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le")
         ),
-        *((text.encode("utf-16"), "holds white space alone") for text in (" ", "\r\n\t\n")),
-        (b" \n\n", "holds white space alone"),
-        (b"\xef\xbb\xbf\n", "holds white space alone"),
+        *((text.encode("utf-16"), "contains only white space") for text in (" ", "\r\n\t\n")),
+        (b" \n\n", "contains only white space"),
+        (b"\xef\xbb\xbf\n", "contains only white space"),
     ],
 )
 def test_a_file_without_text_is_empty_and_says_what_it_holds(
@@ -58,7 +58,7 @@ def test_a_file_without_text_is_empty_and_says_what_it_holds(
 def test_windows_1252_is_read_and_said(tmp_path: Path) -> None:
     (document,), report = read(tmp_path / "a.txt", TEXT.encode("cp1252"))
     assert document.text == TEXT
-    assert report.lines() == [f"read as Windows-1252, being no UTF-8: 1: {tmp_path}/a.txt"]
+    assert report.lines() == [f"not UTF-8, so read as Windows-1252: 1: {tmp_path}/a.txt"]
     line = json.dumps({"title": "T", "text": TEXT}, ensure_ascii=False)
     (document,), report = read(tmp_path / "a.jsonl", line.encode("cp1252"))
     assert document.text == TEXT and report.assumed == {f"{tmp_path}/a.jsonl:1": "cp1252"}

@@ -60,7 +60,7 @@ def test_what_cannot_be_read_is_left_out_by_reason_and_the_rest_is_read(folder: 
     found = {(Path(one.where).name, one.reason) for one in report.left_out}
     assert found == {
         ("loop", "links to folders"),
-        ("circle.txt", "not to be opened"),
+        ("circle.txt", "that cannot be opened"),
         ("picture.png", "of a type that is not read"),
         ("~$report.docx", "of a type that is not read"),
         ("Makefile", "of a type that is not read"),
@@ -72,7 +72,7 @@ def test_what_cannot_be_read_is_left_out_by_reason_and_the_rest_is_read(folder: 
         ("page.html", "without text"),
         ("table.parquet", "damaged"),
         ("\\udcff.txt", "with a name that is not UTF-8"),
-        ("pipe.txt", "not to be opened"),
+        ("pipe.txt", "that cannot be opened"),
         ("lines.jsonl:2", "not JSON"),
         ("lines.jsonl:3", "without a usable title, text or id"),
         ("lines.jsonl:4", "without a usable title, text or id"),
@@ -140,7 +140,7 @@ def test_a_folder_that_may_not_be_opened_is_listed(folder: Path) -> None:
     (folder / "deep").chmod(0)
     _, report = read(folder)
     (folder / "deep").chmod(0o700)
-    assert (f"{folder}/deep", "not to be opened") in [(one.where, one.reason) for one in report.left_out]
+    assert (f"{folder}/deep", "that cannot be opened") in [(one.where, one.reason) for one in report.left_out]
 
 
 def test_whatever_a_library_raises_names_the_file(folder: Path, monkeypatch) -> None:

@@ -210,11 +210,14 @@ def test_a_missing_library_is_one_line_with_the_command_that_installs_it(
     from realm.documents.formats import pdf, word
 
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(Unreadable, match=r"is read with \w+: pip install 'realm-lm\[documents\]'$") as caught:
+    with pytest.raises(Unreadable, match=r"needs \w+: pip install 'realm-lm\[documents\]'$") as caught:
         list((pdf if name.endswith("pdf") else word).read(folder / name, Limits()))
     report = ReadingReport()
     report.leave_out(caught.value)
-    assert "left out: 1 for want of a library (pip install 'realm-lm[documents]'): " in report.lines()[0]
+    assert (
+        "left out: 1 because a library is not installed (pip install 'realm-lm[documents]'): "
+        in report.lines()[0]
+    )
 
 
 # --- the child ------------------------------------------------------------------------------------
@@ -249,8 +252,8 @@ def test_a_reader_that_crashes_loops_or_takes_all_memory_loses_its_own_file_alon
         ("loop", "too long"),
         ("memory", "too long"),
     ]
-    assert "its reader ended with SIGSEGV" in report.left_out[0].problem
-    assert "its reader ended with exit code 3" in report.left_out[1].problem
+    assert "the process that read it ended with SIGSEGV" in report.left_out[0].problem
+    assert "the process that read it ended with exit code 3" in report.left_out[1].problem
 
 
 def test_a_child_ends_with_what_is_read_even_where_reading_ends_early(tmp_path: Path, monkeypatch) -> None:

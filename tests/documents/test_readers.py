@@ -98,9 +98,9 @@ def test_any_bytes_are_documents_or_bad_input(tmp_path_factory, content: bytes) 
 
 
 BAD_LINES = {
-    '{"title": "A", "te': r":2: not JSON \(Unterminated string starting at\): the file ends here",
+    '{"title": "A", "te': r":2: not JSON \(Unterminated string starting at\); the file ends in this line",
     '{"title": "A", "te\n': r":2: not JSON \(Unterminated string starting at\)$",
-    "[1, 2]": r":2: \[1, 2\] where an object",
+    "[1, 2]": r":2: the line is \[1, 2\], and must be an object",
     '{"title": "A"}': r""":2: no "text" \(fields: 'title'\)""",
     '{"text": "A", "body": "B"}': ':2: no "title"',
     '{"title": "A", "text": null}': ':2: "text" is None, and must be a string',
@@ -168,8 +168,8 @@ def test_sources_are_checked_before_anything_is_read(tmp_path: Path) -> None:
         ("Makefile", b"all:", "Makefile: cannot read files without an extension"),
         ("a.txt", b"", r"a\.txt is empty"),
         ("a.jsonl", b"", r"a\.jsonl is empty"),
-        ("a.txt", b" \n", r"a\.txt holds white space alone"),
-        ("a.jsonl", b"\n\n", r"a\.jsonl holds white space alone"),
+        ("a.txt", b" \n", r"a\.txt contains only white space"),
+        ("a.jsonl", b"\n\n", r"a\.jsonl contains only white space"),
         ("a.html", b"<title>Only a title</title><script>x</script>", r"a\.html has no text"),
         ("a.md", b"# Only a title", r"a\.md has no text"),
         ("a.txt", b"PAR1\0\0", r"a\.txt: binary data, or UTF-16"),

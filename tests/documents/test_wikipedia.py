@@ -294,7 +294,7 @@ def test_dprs_table_gives_its_passages(tmp_path: Path) -> None:
 
 def test_a_table_without_the_columns_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text("name\tvalue\na\tb\n")
-    with pytest.raises(InputError, match=r"x\.tsv: the first line names no column text or title"):
+    with pytest.raises(InputError, match=r"x\.tsv: the first line has no column text or title"):
         list(read_documents([str(tmp_path / "x.tsv")]))
     (tmp_path / "x.tsv").write_text("id\ttext\ttitle\n1\tA text.\tA\n2\tcut\n")
     assert read(tmp_path / "x.tsv") == ({"A": "A text."}, {"without a usable title, text or id": 1})

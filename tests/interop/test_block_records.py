@@ -115,7 +115,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(tmp_path: Path, p
         ([b"fine", 7], "record 1 is not bytes but int"),
         ([b"fine", None], "record 1 is not bytes but NoneType"),
         ([b"fine", [b"list"]], "safe to read"),
-        ([b"fine", np.int64(3)], r"asks for numpy\._core\.multiarray\.scalar"),
+        ([b"fine", np.int64(3)], r"refers to numpy\._core\.multiarray\.scalar"),
         ([b"fine", b"\xff\xfe"], "record 1 is not UTF-8"),
     ],
 )
@@ -130,7 +130,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         (tmp_path / "cut.npy").write_bytes(whole[:end])
         with pytest.raises(InputError):
             list(BlockRecords(tmp_path / "cut.npy"))
-    with pytest.raises(InputError, match="20 records, 21 were announced"):
+    with pytest.raises(InputError, match="20 records were found, but the header has 21"):
         list(BlockRecords(write_raw(tmp_path / "r.npy", pickle.dumps(array_of([b"x"] * 20)), 21)))
 
 
@@ -150,13 +150,13 @@ def test_other_arrays_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a list of texts was expected"):
         BlockRecords(tmp_path / "square.npy")
     (tmp_path / "none.npy").write_bytes(b"nothing")
-    with pytest.raises(InputError, match="is no NumPy file"):
+    with pytest.raises(InputError, match="is not a NumPy file"):
         BlockRecords(tmp_path / "none.npy")
-    with pytest.raises(InputError, match="came without its texts"):
+    with pytest.raises(InputError, match="the checkpoint has no texts"):
         BlockRecords(tmp_path / "absent.npy")
 
 
 def test_a_record_of_absurd_length_is_refused_before_it_is_read(tmp_path: Path) -> None:
     dumped = b"\x80\x04]B" + struct.pack("<I", block_records.LONGEST + 1)
-    with pytest.raises(InputError, match="a record of 16777217 bytes"):
+    with pytest.raises(InputError, match="a record has 16777217 bytes"):
         list(BlockRecords(write_raw(tmp_path / "r.npy", dumped, 1)))

@@ -316,7 +316,7 @@ def test_a_folder_without_a_tokenizer_takes_the_named_one(name: str, tmp_path: P
     assert cli.main(command) == 2
     error = capsys.readouterr().err
     assert (
-        "bare has no tokenizer" in error and "name one with --tokenizer" in error and error.count("\n") == 1
+        "bare has no tokenizer" in error and "give one with --tokenizer" in error and error.count("\n") == 1
     )
     assert not (tmp_path / "out").exists()
     assert cli.main([*command, "--tokenizer", str(whole)]) == 0
@@ -343,12 +343,14 @@ def broken(tmp_path: Path, name: str, **states: torch.Tensor | None) -> Path:
 def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
     with pytest.raises(RealmError, match=r"lacks cls\.dense\.bias and 0 more tensors of a embedder"):
         converted(broken(tmp_path / "a", "embedder", **{"cls.dense.bias": None}))
-    with pytest.raises(RealmError, match=r"cls\.dense\.bias is \(3,\), its config\.json says \(8,\)"):
+    with pytest.raises(
+        RealmError, match=r"cls\.dense\.bias has the shape \(3,\), but \(8,\) by config\.json"
+    ):
         converted(broken(tmp_path / "b", "embedder", **{"cls.dense.bias": torch.zeros(3)}))
 
 
 def test_another_kind_of_model_is_refused(tiny_model_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(RealmError, match="is a 'bert' model, no published REALM checkpoint"):
+    with pytest.raises(RealmError, match="is a 'bert' model, not a published REALM checkpoint"):
         open_checkpoint(str(tiny_model_folder / "encoder"))
     folder = tmp_path / "strange"
     folder.mkdir()
@@ -356,7 +358,9 @@ def test_another_kind_of_model_is_refused(tiny_model_folder: Path, tmp_path: Pat
     with pytest.raises(RealmError, match="has no weights"):
         open_checkpoint(str(folder))
     save_file({"gpt.weight": torch.zeros(2)}, folder / "model.safetensors")
-    with pytest.raises(RealmError, match=r"is no published REALM checkpoint .* it holds gpt\.weight"):
+    with pytest.raises(
+        RealmError, match=r"is not a published REALM checkpoint .* its tensors are gpt\.weight"
+    ):
         open_checkpoint(str(folder))
     (folder / "model.safetensors").write_bytes(b"\0" * 100)
     with pytest.raises(RealmError, match="is damaged"):
@@ -371,7 +375,7 @@ def test_checkpoints_that_do_not_belong_together_are_refused(tmp_path: Path) -> 
     config = json.loads((small / "config.json").read_text())
     for name, value in {"hidden_size": 8, "num_attention_heads": 4, "hidden_act": "relu"}.items():
         (small / "config.json").write_text(json.dumps(config | {name: value}))
-        with pytest.raises(RealmError, match=rf"has {name} {value}, .* {config[name]}"):
+        with pytest.raises(RealmError, match=rf"{name} is {value} in .* but {config[name]} in"):
             convert_checkpoint(str(FIXTURES / "embedder" / "new"), tmp_path / "out", encoder=str(small))
     assert not (tmp_path / "out").exists()
 
@@ -387,7 +391,7 @@ class Harmful:
 def test_a_weights_file_that_would_run_code_is_not_read(tmp_path: Path) -> None:
     folder = shutil.copytree(FIXTURES / "embedder" / "new", tmp_path / "bad")
     torch.save({"a": Harmful(tmp_path / "harm")}, folder / "pytorch_model.bin")
-    with pytest.raises(RealmError, match="holds more than tensors and is not read"):
+    with pytest.raises(RealmError, match="contains more than tensors and is not read"):
         open_checkpoint(str(folder))
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"a": Harmful(tmp_path / "harm")}))
     with pytest.raises(RealmError, match=r"pytorch_model\.bin"):
@@ -397,11 +401,11 @@ def test_a_weights_file_that_would_run_code_is_not_read(tmp_path: Path) -> None:
 
 def test_texts_and_vectors_must_be_as_many_before_anything_is_written(tmp_path: Path) -> None:
     folder = broken(tmp_path, "openqa", block_emb=torch.zeros(39, 8))
-    with pytest.raises(RealmError, match=r"has 40 texts, its block_emb is \(39, 8\)"):
+    with pytest.raises(RealmError, match=r"has 40 texts, and block_emb of shape \(39, 8\)"):
         convert_checkpoint(str(folder), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     (folder / "block_records.npy").unlink()
-    with pytest.raises(RealmError, match="the checkpoint came without its texts"):
+    with pytest.raises(RealmError, match="the checkpoint has no texts"):
         convert_checkpoint(str(folder), tmp_path / "out")
 
 

@@ -113,7 +113,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not empty"):
         export_model(str(tmp_path / "model"), tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
-    with pytest.raises(InputError, match="already, and something else"):
+    with pytest.raises(InputError, match="exists and is not the model"):
         cli.run(["convert", str(FIXTURES / "encoder" / "new"), str(tmp_path / "out")])
 
 
@@ -132,6 +132,6 @@ def test_open_qa_needs_an_index_of_this_model(tmp_path: Path) -> None:
     with torch.no_grad():
         model.embedder.passage.projection.bias.add_(1)
     save_model(model, tmp_path / "other")
-    with pytest.raises(InputError, match=r"no whole index of .*realm index"):
+    with pytest.raises(InputError, match=r"no complete index of .*realm index"):
         export_model(str(tmp_path / "other"), tmp_path / "out", str(tmp_path / "nq" / "kb"))
     assert not (tmp_path / "out").exists()

@@ -66,7 +66,7 @@ def test_words_have_no_modules_there(tmp_path: Path) -> None:
     )
     save_model(model, tmp_path / "model")
     words = ["convert", str(tmp_path / "model"), str(tmp_path / "out"), "--to", "sentence-transformers"]
-    with pytest.raises(RealmError, match="weighted words"):
+    with pytest.raises(RealmError, match="bags of words"):
         cli.run(words)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 

@@ -551,7 +551,7 @@ def test_a_full_disk_at_any_step_is_one_line_and_the_old_model_stays(
                 old, folder
             )  # a step failed after the exchange, when the new model had its name already
             continue
-        advice = r"[\d,.]+ MB are free there: remove files, or .*`realm kb compact`"
+        advice = r"[\d,.]+ MB are free: remove files, or .*`realm kb compact`"
         assert re.fullmatch(f"{folder} cannot be written: No space left on device; {advice}", said), steps
         left = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
         assert left == whole, steps

@@ -182,12 +182,12 @@ def saying(*responses: bytes) -> Iterator[tuple[str, list[bytes]]]:
 @pytest.mark.parametrize(
     ("response", "says"),
     [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "does not answer like `realm serve`"),
-        (b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"ok": 1}', "does not answer like `realm serve`"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n[{}]", "does not answer like `realm serve`"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "is not that of `realm serve`"),
+        (b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"ok": 1}', "is not that of `realm serve`"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n[{}]", "is not that of `realm serve`"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhe", "broke off"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n", "gave no answer"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "gave no answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n", "is empty"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "is empty"),
         (b"HTTP/1.1 502 Bad\r\nContent-Length: 2\r\n\r\n\n\n", "502 Bad"),
         (b"SSH-2.0-x\r\n", "cannot be reached"),
     ],
@@ -204,7 +204,7 @@ def test_a_redirect_is_not_followed_with_the_token(capsys) -> None:
         moved = f"HTTP/1.1 301 Moved\r\nLocation: {elsewhere}/\r\nContent-Length: 0\r\n\r\n".encode()
         with (
             saying(moved) as (url, _),
-            pytest.raises(ServerError, match=f"to {elsewhere}/: use that address"),
+            pytest.raises(ServerError, match=f"use the address {elsewhere}/"),
         ):
             Client(url, TOKEN).answer("why?")
     assert heard == []

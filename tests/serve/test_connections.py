@@ -125,7 +125,9 @@ def test_a_flood_of_lines_of_one_kind_is_a_few_and_a_count(caplog, monkeypatch) 
         monkeypatch.setattr(logs, "SECONDS", 0.0)
         logger.warning("Invalid request %d", 1000)
     assert len(caplog.messages) == logs.LINES + 2
-    assert re.fullmatch(r"Invalid request 1000 \(995 more like this were left out\)", caplog.messages[-1])
+    assert re.fullmatch(
+        r"Invalid request 1000 \(995 more lines of this kind were left out\)", caplog.messages[-1]
+    )
     limit = LineLimit()
     record = logging.LogRecord("asyncio", logging.ERROR, "", 0, "", (), None)
     for number in range(3000):

@@ -179,7 +179,7 @@ def test_words_are_hidden_by_pressing_them_and_their_passages_stand_below(visit,
     assert page.locator(".card h3").all_inner_texts() == [p["title"] for p in said["passages"]]
     effects = page.locator(".effect > span:first-child").all_inner_texts()
     assert [e.startswith("▲ raised") for e in effects] == [p["utility"] >= 0 for p in said["passages"]]
-    page.get_by_role("button", name="Arden, hidden").click()
+    page.get_by_role("button", name="Arden, masked").click()
     expect(page.locator(".mask")).to_have_count(1)
 
 

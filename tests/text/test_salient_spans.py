@@ -378,7 +378,7 @@ def test_unknown_tagger_is_an_error(tmp_path: Path, monkeypatch) -> None:
             load_tagger(name)
     with pytest.raises(InputError, match="cannot load the spaCy pipeline no_such_model"):
         load_tagger("no_such_model")
-    with pytest.raises(InputError, match="is no token classifier"):
+    with pytest.raises(InputError, match="is not a token classifier"):
         load_tagger(f"hf:{tmp_path}")
     spacy.blank("en").to_disk(tmp_path / "blank")
     with pytest.raises(InputError, match="has no named entity recogniser, only nothing"):

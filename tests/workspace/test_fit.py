@@ -344,14 +344,14 @@ def test_too_little_text_is_not_adapted_to(fresh: Path, config: FitConfig, monke
         (["absent", "--out", "new"], "absent: no such file or folder"),
         (["docs", "--out", "new", "--minutes", "-1"], "minutes is -1"),
         (["docs", "--out", "new", "--start", "absent"], "no model at absent"),
-        (["docs", "--out", "docs"], "docs exists and is no workspace"),
+        (["docs", "--out", "docs"], "docs exists and is not a workspace"),
         (["docs", "--out", "docs/Arden.txt"], "docs/Arden.txt is a file"),
         (["docs", "--out", "new", "--strict"], "docs/empty.md is empty"),
         (["docs/empty.md", "--out", "new"], "docs/empty.md is empty"),
-        (["docs/north", "--out", "towns"], "towns was made from docs too: name all its sources"),
+        (["docs/north", "--out", "towns"], "towns was made from docs too: give all earlier sources"),
         (
             ["docs", "--out", "towns", "--set", "tagger=other"],
-            "made with tagger = tiny-1, and this call has other-1",
+            "made with tagger = tiny-1, but this call has other-1",
         ),
     ],
 )
@@ -383,7 +383,7 @@ def test_another_start_takes_the_place_of_the_model_and_is_indexed(
         other.embedder.query.projection.bias += 0.5
     save_model(other, tmp_path / "other")
     report = run(WS, ["docs"], replace(config, start="other"))
-    assert "starting from other anew" in caplog.text
+    assert "starts again with the new start model other" in caplog.text
     assert read_manifest(WS / "model")["passage_fingerprint"] == other.compute_passage_fingerprint()
     assert report["adaptation"]["changed"] == 0
     assert [example["answer"] for example in report["examples"]] == [None] * 3

@@ -74,6 +74,7 @@ def test_a_folder_that_is_no_workspace_is_refused_with_the_way_out(towns: Path, 
     (towns / "model").rename(towns / "elsewhere")
     for folder, part in ((towns, "model"), (tmp_path / "absent", "kb")):
         with pytest.raises(
-            InputError, match=f"no workspace, it has no folder {part}: make one with `realm fit SOURCE"
+            InputError,
+            match=f"not a workspace, because it has no folder {part}: make a workspace with `realm fit SOURCE",
         ):
             realm.load(folder)

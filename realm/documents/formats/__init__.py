@@ -1,1 +1,1 @@
-"""Readers of file formats: each makes records of one file, and a limit bounds what it takes into memory."""
+"""Readers of file formats. A reader makes records from one file, with a limited amount of memory."""

@@ -1,6 +1,6 @@
-"""ZIP archives whose parts are read safely: declared sizes are checked before anything is decompressed.
+"""Reads the parts of ZIP archives safely: the declared sizes are checked before anything is decompressed.
 
-Python's `zipfile` gives no more bytes of a part than the archive declares for it.
+Python's `zipfile` decompresses no more bytes of a part than the archive declares for this part.
 """
 
 import zipfile
@@ -18,27 +18,25 @@ _MOST_PARTS = 100_000
 
 @contextmanager
 def archive(path: Path, limits: Limits, kind: str) -> Iterator[zipfile.ZipFile]:
-    """An archive whose markup decompresses to no more than `limits.file_bytes`; `kind` is for messages.
+    """An archive whose markup decompresses to at most `limits.file_bytes`. `kind` is the name of the format in messages.
 
-    Pictures and sounds in it may be larger: they are not read.
+    Pictures and sounds in the archive may be larger, because they are not read.
 
     Raises:
-        Unreadable: the file is not such an archive, is encrypted, or holds too much markup.
+        Unreadable: the file is not a ZIP archive, is encrypted, or contains too much markup.
     """
     with path.open("rb") as file:
         start = file.read(limits.file_bytes) if file.peek(8).startswith(_OLE) else b""
     if "EncryptedPackage".encode("utf-16-le") in start:
         raise Unreadable(path, ENCRYPTED, f"{path} is encrypted: save it without a password")
     if start:
-        raise Unreadable(path, DAMAGED, f"{path} is an older Microsoft file and no {kind}: save it as {kind}")
+        raise Unreadable(path, DAMAGED, f"{path} has an older Microsoft format: save it as {kind}")
     try:
         with zipfile.ZipFile(path) as parts:
             _check(path, parts, limits)
             yield parts
     except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
-        raise Unreadable(
-            path, DAMAGED, f"{path} is no {kind} that can be read ({first_line(error)})"
-        ) from None
+        raise Unreadable(path, DAMAGED, f"{path} cannot be read as {kind} ({first_line(error)})") from None
 
 
 def _check(path: Path, archive: zipfile.ZipFile, limits: Limits) -> None:
@@ -50,7 +48,7 @@ def _check(path: Path, archive: zipfile.ZipFile, limits: Limits) -> None:
         if one.flag_bits & 1:
             raise Unreadable(path, ENCRYPTED, f"{path} is encrypted: save it without a password")
         if one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise Unreadable(path, DAMAGED, f"{path}: a part is compressed in another way than by deflate")
+            raise Unreadable(path, DAMAGED, f"{path}: a part is compressed by a method other than deflate")
     size = sum(one.file_size for one in markup)
     if size > limits.file_bytes:
         raise Unreadable(

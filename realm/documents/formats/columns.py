@@ -1,8 +1,8 @@
-"""Columns of Parquet and Arrow files become records; declared sizes are checked before anything is decoded.
+"""Parquet and Arrow files become records, one per row; declared sizes are checked before anything is decoded.
 
-A few bytes can stand for gigabytes, by compression or by a long value that every row repeats. Therefore a part of a file is
-refused if its declared size is over `_SMALL` and over a hundred times its stored size; values become Python strings one at a
-time; and the number of rows and the length of the text of a whole file are limited.
+A few bytes can expand to gigabytes, by compression or by a long value that every row repeats. Therefore a part of a file is
+refused if its declared size is over `_SMALL` and over a hundred times its stored size. Values become Python strings one at a
+time, and the number of rows and the length of the text of a whole file are limited.
 """
 
 import mmap
@@ -25,28 +25,28 @@ from realm.documents.formats.records import record as to_record
 from realm.errors import first_line, shown
 
 _SMALL = 256 << 20
-"""Decoded bytes that every part of a file may have, whatever its stored size."""
+"""Decoded bytes that a part of a file may have at any stored size."""
 _LARGE = 2 << 30
 """Decoded bytes that no part may exceed."""
 _FEW_ROWS = 1_000_000
-"""Rows that every file may have; a larger file may have a hundred rows per byte."""
+"""Rows that a file of any size may have; a larger file may have a hundred rows per byte."""
 
 
 class Chunk(NamedTuple):
-    """A column's part of a row group."""
+    """A column chunk: the part of a row group that belongs to one column."""
 
     column: str
     values: int
     decoded: int
-    """Bytes."""
+    """Size after decoding, in bytes."""
     stored: int
-    """Bytes in the file."""
+    """Size in the file, in bytes."""
     place: int
     """Byte at which the first page of the chunk begins."""
 
 
 def parquet(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
-    """A record for each row, read by row groups, in batches that are small if rows may be long."""
+    """A record for each row. Row groups are read in batches, which are small if rows may be long."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -72,9 +72,9 @@ def parquet(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
 
 
 def arrow(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
-    """A record for each row of Arrow's file format (also called Feather) or stream format (saved by `datasets`), by batches.
+    """A record for each row of a file in Arrow's file format (also called Feather) or stream format (saved by `datasets`).
 
-    The file format is a stream between eight bytes and a table of contents, which is not needed.
+    The file format is a stream between eight bytes and a table of contents. The table of contents is not needed.
     """
     import pyarrow as pa
 
@@ -122,7 +122,7 @@ def _columns(path: Path, schema: Any) -> list[str]:
 
 
 class _Rows:
-    """Rows of one file as records; counts the rows and the length of their text."""
+    """Makes records from the rows of one file, and counts the rows and the bytes of their text."""
 
     def __init__(self, path: Path, limits: Limits):
         self._path = path
@@ -133,12 +133,11 @@ class _Rows:
         self._expected = self._number = self._bytes = 0
 
     def expect(self, rows: int) -> None:
-        """Raises Unreadable if the file would have too many rows for its size with this many more."""
+        """Counts `rows` further rows; raises Unreadable if the file then has too many rows for its size."""
         self._expected += rows
         if self._expected > self._most_rows:
-            raise Unreadable(
-                self._path, TOO_LONG, f"{self._path}: {self._expected:,} rows in a file of this size"
-            )
+            message = f"{self._path}: {self._expected:,} rows are too many for a file of this size"
+            raise Unreadable(self._path, TOO_LONG, message)
 
     def of(self, batch: Any) -> Iterator[Record | Unreadable]:
         names, columns = batch.schema.names, batch.columns
@@ -156,7 +155,7 @@ class _Rows:
         self._bytes += size
         if self._bytes > self._most_bytes:
             raise Unreadable(
-                self._path, TOO_LONG, f"{where}: the text up to here is over {self._most_bytes:,} bytes"
+                self._path, TOO_LONG, f"{where}: the text up to this row is over {self._most_bytes:,} bytes"
             )
         if size > 12 * self._limits.document_chars + 1_000_000:
             return Unreadable(where, TOO_LONG, f"{where}: {size:,} bytes of title and text: split it")
@@ -168,7 +167,7 @@ class _Rows:
 
 
 def _size(value: Any) -> int:
-    """Bytes of an Arrow string, without a Python string; 0 for a number."""
+    """Bytes of an Arrow string, found without making a Python string; 0 for a number."""
     import pyarrow as pa
 
     if isinstance(value, pa.DictionaryScalar):
@@ -178,9 +177,10 @@ def _size(value: Any) -> int:
 
 
 def _checked_row_group(path: Path, chunks: Sequence[Chunk], names: Sequence[str], data: mmap.mmap) -> int:
-    """The largest decoded size of these columns, in which repeated values count once.
+    """Checks the declared sizes of these columns -> the largest decoded size, in which repeated values count once.
 
-    The metadata of a column and the headers of its pages each declare a size; pyarrow allocates the size in the header.
+    The metadata of a column and the headers of its pages both declare sizes. Both are checked, because pyarrow allocates the
+    sizes in the headers.
     """
     largest = 1
     for chunk in chunks:
@@ -197,22 +197,23 @@ def _check(path: Path, size: int, compressed: int) -> None:
         raise Unreadable(
             path,
             TOO_LONG,
-            f"{path}: a part of {compressed:,} bytes stands for {size:,}, over the limit of {most:,}",
+            f"{path}: a part of {compressed:,} bytes expands to {size:,}, over the limit of {most:,}",
         )
 
 
 # --- sizes in Parquet ----------------------------------------------------------------------------
 #
-# Structs in Thrift's compact protocol: https://github.com/apache/thrift, thrift-compact-protocol.md. Numbers and kinds of their
-# fields: https://github.com/apache/parquet-format, parquet.thrift. They are read here because pyarrow gives no sizes of pages,
-# and because asking it for the sizes of a column ends the process where the column's metadata are damaged.
+# Parquet's metadata are structs in Thrift's compact protocol (https://github.com/apache/thrift, thrift-compact-protocol.md).
+# Numbers and kinds of the fields are those of https://github.com/apache/parquet-format, parquet.thrift. This file parses the
+# structs, because pyarrow gives no sizes of pages, and because pyarrow ends the process if the sizes of a column are requested
+# whose metadata are damaged.
 
 _I32, _I64, _LIST, _STRUCT = 5, 6, 9, 12
 _MOST_ELEMENTS = 1_000_000
 """Most elements of a list; pyarrow has the same limit."""
 
 _Fields = dict[tuple[int, int], Any]
-"""The values of a struct by number and kind. Like pyarrow, readers ignore a value of an unexpected kind."""
+"""Number and kind of a field of a struct -> value. A value of an unexpected kind is ignored, as in pyarrow."""
 
 
 def chunks_of(data: mmap.mmap) -> list[list[Chunk]]:
@@ -234,7 +235,7 @@ def _chunk(metadata: _Fields) -> Chunk:
 
 
 def _size_by_pages(data: mmap.mmap, chunk: Chunk) -> int:
-    """The sum of the sizes that the headers of a column's pages declare; negative if one of them is."""
+    """The sum of the sizes that the headers of a column's pages declare; negative if one of these sizes is negative."""
     if not chunk.values:  # pyarrow reads no page of such a chunk
         return 0
     place, end, total = chunk.place, chunk.place + chunk.stored, 0
@@ -269,9 +270,9 @@ def _value(data: mmap.mmap, place: int, kind: int) -> tuple[Any, int]:
             return kind == 1, place
         case 3:
             return data[place], place + 1
-        case 4 | 5 | 6:  # _I32 and _I64 among them
+        case 4 | 5 | 6:  # integers of 16, 32 (_I32) and 64 (_I64) bits
             return _signed(data, place)
-        case 7:  # a floating-point number; no size is one
+        case 7:  # a floating-point number: not needed, because sizes are integers
             return None, place + 8
         case 8:  # bytes
             size, place = _varint(data, place)
@@ -293,13 +294,13 @@ def _value(data: mmap.mmap, place: int, kind: int) -> tuple[Any, int]:
 
 
 def _signed(data: mmap.mmap, place: int) -> tuple[int, int]:
-    """A number whose lowest bit is its sign, and the byte after the number."""
+    """A number in zigzag encoding, in which the lowest bit is the sign, and the byte after the number."""
     value, place = _varint(data, place)
     return (value >> 1) ^ -(value & 1), place
 
 
 def _varint(data: mmap.mmap, place: int) -> tuple[int, int]:
-    """A number in groups of seven bits, the lowest first, and the byte after the number."""
+    """A number in groups of seven bits, the lowest group first, and the byte after the number."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[place]
@@ -314,9 +315,9 @@ def _varint(data: mmap.mmap, place: int) -> tuple[int, int]:
 
 
 def _check_message(path: Path, message: Any) -> None:
-    """Refuses a batch whose compressed buffers declare too large a size; pyarrow finds the size only by decompressing them.
+    """Refuses a batch whose compressed buffers declare too large a size. pyarrow gives the size only after decompression.
 
-    The message is a flatbuffer: https://arrow.apache.org/docs/format/Columnar.html, Message.fbs in Arrow's sources.
+    The message is a flatbuffer (https://arrow.apache.org/docs/format/Columnar.html, and Message.fbs in Arrow's sources).
     """
     metadata, body = memoryview(message.metadata), memoryview(message.body)
     (root,) = struct.unpack_from("<I", metadata)
@@ -324,7 +325,7 @@ def _check_message(path: Path, message: Any) -> None:
     if header is None or kind is None or metadata[kind] not in (2, 3):
         return
     batch = _follow(metadata, header)
-    if metadata[kind] == 2:  # a dictionary, whose second field is its batch
+    if metadata[kind] == 2:  # the batch of a dictionary is the second field of the dictionary
         inner = _field(metadata, batch, 1)
         if inner is None:
             return
@@ -339,7 +340,7 @@ def _check_message(path: Path, message: Any) -> None:
         offset, length = struct.unpack_from("<qq", metadata, start + 4 + 16 * number)
         if length:
             (declared,) = struct.unpack_from("<q", body, offset)
-            size += length if declared == -1 else declared  # -1: left as it was
+            size += length if declared == -1 else declared  # -1: this buffer is not compressed
     _check(path, size, len(body))
 
 

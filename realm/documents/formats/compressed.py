@@ -1,6 +1,6 @@
-"""Compressed text files are read as their content: `.gz`, `.bz2`, `.xz` through Python's modules, `.zst` through pyarrow.
+"""Decompresses files while they are read: `.gz`, `.bz2` and `.xz` with Python's modules, `.zst` with pyarrow.
 
-A few bytes can stand for gigabytes, so decompressed bytes are counted as they are read, and only a part is in memory.
+A few bytes can expand to gigabytes, so the decompressed bytes are counted, and only a part of them is in memory at a time.
 """
 
 import bz2
@@ -16,7 +16,7 @@ from realm.documents.formats.records import DAMAGED, TOO_LONG, Unreadable
 from realm.errors import first_line, shortened
 
 _SMALL = 256 << 20
-"""Decompressed bytes that any file may hold; a larger file may decompress to 100 times its size."""
+"""Bytes to which a file of any size may decompress; a larger file may decompress to 100 times its size."""
 
 
 def _zstd(file: io.BufferedReader) -> Any:
@@ -36,7 +36,7 @@ COMPRESSIONS = tuple(_OPENERS)
 
 
 def uncompressed(path: Path) -> Path:
-    """The name that a file has when it is not compressed.
+    """The path of a file without the extension of the compression.
 
     >>> uncompressed(Path("notes.txt.gz")).name, uncompressed(Path("notes.txt")).name
     ('notes.txt', 'notes.txt')
@@ -48,11 +48,11 @@ def uncompressed(path: Path) -> Path:
 def opened(path: Path) -> Iterator["io.BufferedReader[Any]"]:
     """The bytes of a file, decompressed if its name ends in one of `COMPRESSIONS`.
 
-    Reading them raises Unreadable if the file is damaged, or decompresses to too much for its size.
+    Reading raises Unreadable if the file is damaged, or decompresses to too many bytes for its size.
     """
     with path.open("rb") as file:
         opener = _OPENERS.get(path.suffix.lower())
-        if opener is None or not file.peek(1):  # a file without a byte is empty, not damaged
+        if opener is None or not file.peek(1):  # an empty file is not a damaged file
             yield file
         else:
             with opener(file) as stream, io.BufferedReader(_Decompressed(path, stream), 1 << 16) as reader:
@@ -74,13 +74,15 @@ class _Decompressed(io.RawIOBase):
         try:
             data = self._stream.read(len(buffer))
         except Exception as error:  # EOFError, OSError, and the library's own errors
-            if isinstance(error, OSError) and error.errno:  # the system's, not the library's
+            if isinstance(error, OSError) and error.errno:  # an error of the system, not of the library
                 raise
             reason = shortened(first_line(error))
             raise Unreadable(self._path, DAMAGED, f"{self._path} cannot be decompressed ({reason})") from None
         self._left -= len(data)
         if self._left < 0:
-            message = f"{self._size:,} bytes decompress to over {self._most:,}: decompress and split it"
+            message = (
+                f"{self._size:,} bytes decompress to over {self._most:,}: decompress the file and split it"
+            )
             raise Unreadable(self._path, TOO_LONG, f"{self._path}: {message}")
         buffer[: len(data)] = data
         return len(data)

@@ -1,7 +1,7 @@
-"""Bytes become text: by a byte-order mark, else as UTF-8, else as Windows-1252 where that looks like text.
+"""Decodes bytes: by a byte-order mark, else by a declared encoding, else as UTF-8, else as Windows-1252 if this is plausible.
 
-Windows-1252 (cp1252) has all letters of Latin-1, and nearly every sequence of bytes is valid in it. Therefore it is assumed
-only for bytes that are mostly ASCII, have no control characters, and are not UTF-8 with a few damaged bytes.
+Windows-1252 (cp1252) has all letters of Latin-1, and nearly every sequence of bytes is valid Windows-1252. Therefore this
+encoding is assumed only for bytes that are mostly ASCII, have no control characters, and are not damaged UTF-8.
 """
 
 import codecs
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from realm.documents.formats.compressed import opened
 from realm.documents.formats.records import BINARY, EMPTY, ENCODING, TOO_LONG, Limits, Unreadable
 
-_MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
+_MARKS = (  # UTF-32 is first, because the mark of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -22,7 +22,7 @@ _MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
 
 
 class Text(NamedTuple):
-    """Decoded text, and the encoding that was assumed for it, if one was."""
+    """Decoded text, and the assumed encoding; None if no encoding had to be assumed."""
 
     text: str
     assumed: str | None
@@ -34,10 +34,10 @@ def marked(start: bytes) -> str | None:
 
 
 def decode(data: bytes, where: str | Path, declared: str | None = None) -> Text:
-    """The text of these bytes; `declared` is the encoding that the file itself names, if it does.
+    """The text of `data`. `declared` is the encoding that the file itself declares, or None.
 
     Raises:
-        Unreadable: binary data, or an unknown encoding.
+        Unreadable: the data are binary, or the encoding is unknown.
     """
     if encoding := marked(data):
         try:
@@ -62,7 +62,7 @@ def decode(data: bytes, where: str | Path, declared: str | None = None) -> Text:
 
 
 def whole(path: Path, limits: Limits, html: bool = False) -> Text:
-    """The text of a file, with line feeds for line ends; `html`: the file may declare its encoding.
+    """The text of a file, with line feeds as line ends. With `html`, an encoding that the file declares is used.
 
     Raises:
         Unreadable: the file is empty, too long, binary, or in an unknown encoding.
@@ -81,11 +81,11 @@ def whole(path: Path, limits: Limits, html: bool = False) -> Text:
 
 
 def without_text(path: Path, start: bytes) -> Unreadable:
-    """The problem of a file without text, by its first five bytes: empty, or with white space only."""
+    """The problem with a file without text. `start` has its first five bytes, which show whether the file is empty."""
     if not start:
         return Unreadable(path, EMPTY, f"{path} is empty")
     what = "a byte-order mark" if start in dict(_MARKS) else "white space"
-    return Unreadable(path, EMPTY, f"{path} holds {what} alone")
+    return Unreadable(path, EMPTY, f"{path} contains only {what}")
 
 
 def _name(encoding: str) -> str:
@@ -103,8 +103,7 @@ def _looks_like_cp1252(data: bytes) -> bool:
         letters = [c for c in data.decode("cp1252") if ord(c) > 127]
     except UnicodeDecodeError:
         return False
-    # No language that is written in Latin letters: Cyrillic, Chinese, noise.
-    if len(letters) > 0.3 * len(data):
+    if len(letters) > 0.3 * len(data):  # probably not Latin letters, but Cyrillic, Chinese or noise
         return False
     lenient = data.decode("utf-8", errors="replace")
     damaged = lenient.count("\N{REPLACEMENT CHARACTER}")
@@ -118,11 +117,11 @@ _DECLARED = re.compile(
     rb"""<(?:meta\b[^>]{0,500}?\bcharset|\?xml\b[^>]{0,100}?\bencoding)\s{0,9}=\s{0,9}["']?\s{0,9}([\w.:-]{1,40})""",
     re.IGNORECASE,
 )
-_ENCODINGS = re.compile(  # text encodings only: Python has other codecs too
+_ENCODINGS = re.compile(  # encodings of text; Python also has other codecs
     r"utf-?8|us-ascii|ascii|latin-?\d|(?:windows-|cp|x-cp)\d{3,4}|iso-?8859-\d{1,2}|koi8-[rut]|macintosh|mac-roman"
     r"|big5(?:-hkscs)?|gb2312|gbk|gb18030|euc-(?:jp|kr)|shift[_-]jis|sjis|iso-2022-(?:jp|kr)|tis-620|johab"
 )
-_AS_BROWSERS = {  # browsers read these names as a superset
+_AS_BROWSERS = {  # browsers decode these encodings as a superset
     "us-ascii": "cp1252",
     "ascii": "cp1252",
     "latin1": "cp1252",
@@ -141,13 +140,13 @@ _AS_BROWSERS = {  # browsers read these names as a superset
 
 
 def declared_encoding(data: bytes, path: str | Path) -> str | None:
-    """The encoding that an HTML page declares, or None; raises Unreadable if there is no such encoding."""
+    """The encoding that an HTML page declares, or None; raises Unreadable if the declared encoding is unknown."""
     match = _DECLARED.search(data, 0, 4096)
     if match is None:
         return None
     name = match[1].decode("ascii", errors="replace").lower()
     if name.startswith(("utf-16", "utf-32")):
-        return None  # it would have been unreadable as ASCII
+        return None  # a wrong declaration: in UTF-16 or UTF-32, it would not have been found
     encoding = _AS_BROWSERS.get(name, re.sub("^(?:windows-|x-cp)", "cp", name))
     if _ENCODINGS.fullmatch(name):
         try:

@@ -1,6 +1,7 @@
-"""EPUB books become text: the visible text of the chapters, in reading order.
+"""The text of EPUB books: the visible text of the chapters, in reading order.
 
-https://www.w3.org/TR/epub-33/: META-INF/container.xml names the package document, whose spine lists the chapters.
+META-INF/container.xml has the path of the package document, and the spine of the package document lists the chapters
+(https://www.w3.org/TR/epub-33/).
 """
 
 import posixpath
@@ -22,15 +23,15 @@ _CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record]:
-    """One record; its title is the title of the book, else the first heading, else the file name."""
+    """One record. The title is a sensible title in the package document, else the first heading, else the file name."""
     with archive(path, limits, "EPUB") as parts:
         package = _attributes(_xml(path, parts, _CONTAINER), "rootfile", "full-path")
         if not package:
-            raise Unreadable(path, DAMAGED, f"{path}: {_CONTAINER} names no package document")
+            raise Unreadable(path, DAMAGED, f"{path}: {_CONTAINER} has no path of a package document")
         book = _xml(path, parts, package[0])
         chapters = _chapters(book, package[0])
         if set(chapters) & _encrypted(path, parts):
-            raise Unreadable(path, ENCRYPTED, f"{path} is encrypted: it cannot be read without its key")
+            raise Unreadable(path, ENCRYPTED, f"{path} is encrypted and cannot be read without its key")
         pages = [read_page(_markup(path, parts, name)) for name in chapters if name in parts.NameToInfo]
     title = sensible_title(book.findtext(".//{*}metadata/{*}title"))
     text = "\n\n".join(page.text for page in pages if page.text)
@@ -38,7 +39,7 @@ def read(path: Path, limits: Limits) -> Iterator[Record]:
 
 
 def _chapters(book: Any, package: str) -> list[str]:
-    """The parts that the spine lists, without the table of contents."""
+    """Names of the parts that the spine lists, without the table of contents."""
     items = {item.get("id"): item for item in book.iterfind(".//{*}manifest/{*}item")}
     order = [items.get(name) for name in _attributes(book, "itemref", "idref")]
     return [
@@ -49,7 +50,7 @@ def _chapters(book: Any, package: str) -> list[str]:
 
 
 def _encrypted(path: Path, parts: zipfile.ZipFile) -> set[str]:
-    """The encrypted parts; often only fonts are encrypted, and these are not read."""
+    """Names of the encrypted parts. In many books these are only fonts, which are not read."""
     if _ENCRYPTION not in parts.NameToInfo:
         return set()
     return {unquote(name) for name in _attributes(_xml(path, parts, _ENCRYPTION), "CipherReference", "URI")}
@@ -61,7 +62,7 @@ def _attributes(root: Any, element: str, name: str) -> list[str]:
 
 def _xml(path: Path, parts: zipfile.ZipFile, name: str) -> Any:
     if name not in parts.NameToInfo:
-        raise Unreadable(path, DAMAGED, f"{path} is no EPUB: it has no {name}")
+        raise Unreadable(path, DAMAGED, f"{path} is not an EPUB: {name} is missing")
     parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
     try:
         return etree.fromstring(parts.read(name), parser)
@@ -72,7 +73,7 @@ def _xml(path: Path, parts: zipfile.ZipFile, name: str) -> Any:
 def _markup(path: Path, parts: zipfile.ZipFile, name: str) -> str:
     data = parts.read(name)
     where = f"{path} {name}"
-    # XML has self-closing elements; HTML does not, and would take all that follows as their content.
+    # HTML has no self-closing elements: an HTML parser would take all that follows such an element as its content.
     return _EMPTY.sub(r"<\1\2></\1>", decode(data, where, declared_encoding(data, where)).text)
 
 

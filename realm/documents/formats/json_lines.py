@@ -80,9 +80,9 @@ def _json_line(where: str, line: str, complete: bool) -> Record | Unreadable:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         message = error.msg if isinstance(error, json.JSONDecodeError) else first_line(error)
-        cut = "" if complete else ": the file ends here, cut off?"
+        cut = "" if complete else "; the file ends in this line, so it may be cut off"
         return Unreadable(where, NOT_JSON, f"{where}: not JSON ({message}){cut}")
     if not isinstance(fields, dict):
-        expected = f'{shown(fields)} where an object {{"title": ..., "text": ...}} should be'
+        expected = f'the line is {shown(fields)}, and must be an object {{"title": ..., "text": ...}}'
         return Unreadable(where, FIELDS, f"{where}: {expected}")
     return record(where, fields)

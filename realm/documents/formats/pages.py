@@ -1,7 +1,7 @@
-"""HTML to text: the visible text of a page without scripts and navigation.
+"""Converts HTML to text: the visible text of a page, without scripts and navigation.
 
-The parser is libxml2 through lxml, which tokenizes by the rules of HTML5. It emits tags and text as events, without a tree, in
-time linear in the page. Pages with too deeply nested elements are refused."""
+The parser is libxml2 (through lxml), which tokenizes by the rules of HTML5. The parser emits tags and text as events and builds
+no tree, so the time is linear in the length of the page. A page with too deeply nested elements is refused."""
 
 import re
 from collections import Counter
@@ -25,13 +25,13 @@ class Page(NamedTuple):
 
 
 DEEPEST = 1_000
-"""Deepest nesting of elements; browsers flatten elements nested deeper than 512."""
+"""Deepest allowed nesting of elements; browsers flatten elements that are nested deeper than 512."""
 _LONGEST_TITLE = 1_000
 _FED = 1 << 16
 
 
 class PageError(ValueError):
-    """A page that is refused."""
+    """The page is refused, because its elements are nested too deeply."""
 
 
 def read_page(source: str) -> Page:
@@ -43,7 +43,7 @@ def read_page(source: str) -> Page:
     taken = _Taken()
     if "<" in source or "&" in source:
         _parse(source, taken)
-    else:  # without markup: creating a parser is slow
+    else:  # the source has no markup, and creating a parser is slow
         taken.data(source)
     lines = (_SPACES.sub(" ", line).strip() for line in "".join(taken.text).split("\n"))
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
@@ -54,13 +54,13 @@ def read_page(source: str) -> Page:
 
 
 def page_record(path: Path, title: str, text: str, assumed: str | None = None) -> Record:
-    """The record of a page in a file; without a title, the file name is the title.
+    """The record of a page in a file. If `title` is empty, the file name is the title.
 
     Raises:
-        Unreadable: it has no text.
+        Unreadable: the page has no text.
     """
     title = title or uncompressed(path).stem
-    # The title is stored beside the text; without this the first passage would have it twice.
+    # The title is stored beside the text: a text that begins with the title would repeat the title in the first passage.
     if text == title or text.startswith(f"{title}\n"):
         text = text[len(title) :].lstrip()
     if not text:
@@ -70,10 +70,9 @@ def page_record(path: Path, title: str, text: str, assumed: str | None = None) -
 
 def _parse(source: str, taken: "_Taken") -> None:
     parser = etree.HTMLParser(target=taken, encoding="utf-8", huge_tree=True)
-    # The page is parsed in parts, so that errors are raised before its end.
-    for start in range(0, len(source), _FED):
+    for start in range(0, len(source), _FED):  # parts, so that an error is raised before the end of the page
         parser.feed(source[start : start + _FED].encode())
-    with suppress(etree.XMLSyntaxError):  # a page without any element or text
+    with suppress(etree.XMLSyntaxError):  # the page has neither elements nor text
         parser.close()
 
 
@@ -86,12 +85,12 @@ _BLOCK = frozenset(
 _HEADING = frozenset("h1 h2 h3 h4 h5 h6".split())
 _UNSEEN = frozenset("script style template iframe".split())
 _ASIDE = frozenset("nav select svg".split())
-"""Elements that are skipped, unless they contain the text of the page because they were never closed."""
+"""Elements that are skipped. Exception: an element with one of `_OWN_TEXT` inside was probably never closed, and is kept."""
 _HOLDS_LINKS = frozenset("aside div dl footer header ol section table ul".split())
 _NAVIGATION = re.compile(
     r"(doc-?)?nav(bar|header|footer|igation)?|breadcrumbs?|pagination|menu|menubar", re.IGNORECASE
 )
-"""A role or class of `_HOLDS_LINKS` that are not taken, as those above are not."""
+"""Roles and classes of navigation. An element of `_HOLDS_LINKS` with one of these roles or classes is skipped."""
 _OWN_TEXT = frozenset("article h1 main p".split())
 
 
@@ -104,12 +103,12 @@ class _Taken:
         self.text: list[str] = []
         self._depth = 0
         self._open = Counter[str]()  # open elements that change the handling of text, by kind
-        self._asides: list[tuple[int, int]] = []  # depth of each open one, and the start of its text
+        self._asides: list[tuple[int, int]] = []  # of each open aside: its depth, and where its text starts
         self._titles = 0
         self._heading_read = False
         self._row_started = False
         self._cell_has_text = False
-        self._paragraph_ended = False  # in a cell: a blank line follows if text does
+        self._paragraph_ended = False  # in a cell: if more text follows, a blank line comes first
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         self._depth += 1
@@ -168,7 +167,7 @@ class _Taken:
         self._row_started = self._paragraph_ended = False
 
     def close(self) -> None:
-        """Called by the parser at the end; the results are attributes."""
+        """The parser calls this at the end of the page; the results are attributes."""
 
 
 def _kind(tag: str) -> str:

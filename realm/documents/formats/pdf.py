@@ -1,11 +1,11 @@
-"""PDF becomes text: PDFium gives the characters with their positions, from which rows and paragraphs are derived.
+"""The text of PDF files. Rows and paragraphs are derived from the positions of the characters, which PDFium gives.
 
 1. `_lines`             characters of a page -> lines, in the order of the file
-2. `_rows`              lines side by side on one baseline -> a row
+2. `_rows`              lines that are side by side on one baseline -> a row
 3. `_without_repeated`  leaves out headers, footers and page numbers, which have the same position on several pages
 4. `_joined`            rows of all pages -> paragraphs with a blank line between them; hyphenated words are joined
 
-The order of the file is kept, because programs write two columns one after the other.
+The order of the characters in the file is kept, because programs write one column of a page after the other.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ from realm.errors import first_line
 
 
 class Row(NamedTuple):
-    """A line of text, its position (in points, upwards), and whether a hyphenated word continues on the next line."""
+    """A line or row of text, its position (in points, upwards), and whether a hyphenated word continues on the next line."""
 
     text: str
     left: float
@@ -47,19 +47,19 @@ class Row(NamedTuple):
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
-    """One record; its title is the title in the metadata if that is sensible, else the file name."""
+    """One record. The title is a sensible title in the metadata, else the file name."""
     try:
         import pypdfium2 as pdfium
     except ImportError:
         raise Unreadable(
-            path, NOT_INSTALLED, f"{path}: PDF is read with pypdfium2: pip install 'realm-lm[documents]'"
+            path, NOT_INSTALLED, f"{path} needs pypdfium2: pip install 'realm-lm[documents]'"
         ) from None
     try:
         document = pdfium.PdfDocument(path)
     except pdfium.PdfiumError as error:
         if "password" in str(error).lower():
             raise Unreadable(path, ENCRYPTED, f"{path} is encrypted: save it without a password") from None
-        raise Unreadable(path, DAMAGED, f"{path} is no PDF that can be read ({first_line(error)})") from None
+        raise Unreadable(path, DAMAGED, f"{path} cannot be read as PDF ({first_line(error)})") from None
     pages: list[list[Row]] = []
     broken: list[int] = []
     characters, total = 0, len(document)
@@ -84,14 +84,16 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
         yield Record(str(path), title, text, path.as_posix())
     elif not broken:
         raise Unreadable(
-            path, NO_TEXT, f"{path} has no text (pages: {total}): scanned pages need OCR, as by ocrmypdf"
+            path,
+            NO_TEXT,
+            f"{path} has no text (pages: {total}): scanned pages need OCR, for example by ocrmypdf",
         )
 
 
 # --- characters and lines ------------------------------------------------------------------------
 
 _DIVIDED = (0x02, 0xFFFE)
-"""Characters that PDFium gives for a hyphen and line break within a word: the first if the file contains the hyphen."""
+"""Characters that PDFium gives for a hyphen and line break within a word: 0x02 if the file contains the hyphen, else 0xFFFE."""
 _WIDE = 1.5
 """A gap of this many font sizes separates columns of a table."""
 
@@ -111,7 +113,7 @@ def _lines(textpage: Any) -> Iterator[Row]:
 
 
 def _line(page: Any, codes: Sequence[int], start: int, end: int, divided: bool) -> Row | None:
-    words: list[tuple[int, int]] = []  # first and last character of each
+    words: list[tuple[int, int]] = []  # first and last character of each word
     for index in range(start, end):
         if codes[index] > 32 and codes[index] != 0xA0:
             if words and words[-1][1] == index - 1:
@@ -132,7 +134,7 @@ def _line(page: Any, codes: Sequence[int], start: int, end: int, divided: bool) 
 
 
 _LEADERS = re.compile(r"(?:\s*[.·_…](?:\s\|)?){5,}\s*(?:\|\s)?")
-"""Dots that lead from a heading to its page number; lines to write on."""
+"""Dots between a heading and its page number, or a dotted line to write on."""
 
 
 def _sides(page: Any, index: int) -> tuple[float, float]:
@@ -201,9 +203,10 @@ _ROMAN = re.compile(r"[ivxlc]+", re.IGNORECASE)
 
 
 def _without_repeated(pages: Sequence[list[Row]]) -> list[list[Row]]:
-    """The pages without headers, footers and page numbers; the first occurrence of a header without a number stays.
+    """The pages without headers, footers and page numbers. The first occurrence of a header or footer without a number stays.
 
-    These are among the two highest and the two lowest rows, and recur at the same height on two pages nearby.
+    A row is a header, a footer or a page number if it is among the two highest or the two lowest rows of its page, and occurs
+    at the same height on at least two pages nearby.
     """
     edges = [_edges(number, rows) for number, rows in enumerate(pages)]
     seen: set[str] = set()
@@ -229,7 +232,7 @@ def _without_repeated(pages: Sequence[list[Row]]) -> list[list[Row]]:
 
 
 def _edges(page: int, rows: Sequence[Row]) -> dict[Row, str]:
-    """The highest and lowest rows, each with its text without the numbers, which differ from page to page."""
+    """The two highest and the two lowest rows, each with its text, in which "#" replaces numbers that differ between pages."""
     by_height = sorted(rows, key=lambda row: row.base)
     patterns = {}
     for row in [*by_height[:2], *by_height[-2:]]:
@@ -249,7 +252,7 @@ def _edges(page: int, rows: Sequence[Row]) -> dict[Row, str]:
 
 _BULLET = re.compile(r"[•◦▪‣●○■□➢✓∗]")
 _LED = re.compile(r" \.\.\. \w+\Z")
-"""The end of a row of a table of contents."""
+"""The end of a row in a table of contents."""
 _ENDS = tuple('.!?:;…”"»)')
 
 
@@ -276,14 +279,18 @@ def _joined(pages: Sequence[Sequence[Row]]) -> str:
 
 
 def _hyphen(head: str, tail: str, words: Counter[str]) -> str:
-    """What joins the halves of a hyphenated word: a hyphen if the document has the word with a hyphen elsewhere, or nothing."""
+    """The text between the halves of a divided word: "-" if the hyphen is part of the word, else "".
+
+    The hyphen is part of the word if the document also has the word with a hyphen, or if the second half begins with a capital
+    letter, unless the document also has the word without a hyphen.
+    """
     if words[head + tail] or words[(head + tail).lower()]:
         return ""
     return "-" if words[f"{head}-{tail}"] or tail[:1].isupper() else ""
 
 
 def _between(before: Row, row: Row, new_page: bool, pitch: float, margins: dict[int, float]) -> str:
-    """What joins two rows: a space within a paragraph, a line break after a short row, a blank line between paragraphs."""
+    """The text between two rows: a space in a paragraph, a line break after a short row, a blank line between paragraphs."""
     size = max(before.size, row.size)
     drop = before.base - row.base
     goes_on = row.text[0].islower()
@@ -292,13 +299,13 @@ def _between(before: Row, row: Row, new_page: bool, pitch: float, margins: dict[
         return ""
     if abs(row.size - before.size) > 0.12 * size or _BULLET.match(row.text):
         return "\n\n"
-    if new_page or drop < -0.5 * size:  # the next page, the next column
+    if new_page or drop < -0.5 * size:  # the row is on the next page or in the next column
         return " " if goes_on else "\n\n" if ended else "\n"
     if _LED.search(before.text):
         return "\n"
     if drop > 1.3 * pitch * size and not goes_on:
         return "\n\n"
-    if ended and row.left - before.left > 0.8 * size:  # an indented first row
+    if ended and row.left - before.left > 0.8 * size:  # the row is indented, so it begins a paragraph
         return "\n\n"
     margin = max(margins.get(_place(before) + side, 0.0) for side in (-1, 0, 1))
     if before.right < before.left + 0.8 * (margin - before.left):
@@ -311,7 +318,7 @@ def _place(row: Row) -> int:
 
 
 def _margins(page: Sequence[Row]) -> dict[int, float]:
-    """The right margin of rows, by their left margin."""
+    """Left margin of rows, as computed by `_place` -> right margin of these rows."""
     margins: dict[int, float] = defaultdict(float)
     for row in page:
         margins[_place(row)] = max(margins[_place(row)], row.right)
@@ -319,7 +326,7 @@ def _margins(page: Sequence[Row]) -> dict[int, float]:
 
 
 def _pitches(pages: Sequence[Sequence[Row]]) -> list[float]:
-    """Distances between rows and the next rows, in font sizes."""
+    """Distances between consecutive rows, in font sizes."""
     return [
         pitch
         for page in pages

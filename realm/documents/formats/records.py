@@ -17,8 +17,8 @@ SAME_ID: Final = "with an id that an earlier document has"
 TOO_LONG: Final = "too long"
 DAMAGED: Final = "damaged"
 ENCRYPTED: Final = "encrypted"
-NOT_INSTALLED: Final = "for want of a library (pip install 'realm-lm[documents]')"
-NOT_OPENED: Final = "not to be opened"
+NOT_INSTALLED: Final = "because a library is not installed (pip install 'realm-lm[documents]')"
+NOT_OPENED: Final = "that cannot be opened"
 NAME: Final = "with a name that is not UTF-8"
 TYPE: Final = "of a type that is not read"
 LINK: Final = "links to folders"
@@ -26,26 +26,26 @@ REDIRECT: Final = "redirects"
 DISAMBIGUATION: Final = "disambiguation pages"
 LISTS: Final = "lists, indexes and outlines"
 NAMESPACE: Final = "pages that are not articles"
-"""Reasons for leaving something out, as printed after a number: "3 empty"."""
+"""Reasons for leaving out files, lines and rows, as printed after a number: "3 empty"."""
 EXPECTED = frozenset((TYPE, LINK, REDIRECT, DISAMBIGUATION, LISTS, NAMESPACE))
-"""Reasons that are no problem: never an error, even if the first problem is to be raised."""
+"""Reasons that are not problems: with `--strict`, the first problem is an error, but these reasons are not."""
 
 
 class Record(NamedTuple):
-    """A document in a file. `where` is for error messages; if `id` is None, the title is the id."""
+    """A document in a file. `where` is the place in the file, for error messages. If `id` is None, the title is the id."""
 
     where: str
     title: str
     text: str
     id: str | None = None
     assumed: str | None = None
-    """The assumed encoding, if the file names none and is not UTF-8."""
+    """The assumed encoding, if the file declares no encoding and is not UTF-8; else None."""
 
 
 class Unreadable(InputError):
-    """A file, a line or a row that is no document.
+    """A file, a line or a row from which no document can be made.
 
-    Readers raise it if the rest of the file cannot be read, and yield it if they can continue.
+    Readers raise `Unreadable` if the rest of the file cannot be read, and yield `Unreadable` if they can continue.
     """
 
     def __init__(self, where: str | Path, reason: str, message: str):
@@ -55,15 +55,20 @@ class Unreadable(InputError):
 
 
 class Limits(NamedTuple):
-    """Limits of the memory of a reader."""
+    """Limits of length, which also limit the memory of a reader."""
 
     document_chars: int = 1_000_000
-    """Longest document."""
+    """Most characters of a document."""
 
     @property
     def file_bytes(self) -> int:
-        """Longest file, or line of a JSON Lines file, that is read whole: markup is longer than its text."""
-        return max(64 << 20, 12 * self.document_chars)  # twelve bytes: "\ud83d\ude00"
+        """Most bytes of a file, or of a line of JSON Lines, that are read into memory at once.
+
+        The limit is higher than `document_chars`, because files also contain markup, and a character can need several bytes.
+        """
+        return max(
+            64 << 20, 12 * self.document_chars
+        )  # JSON can write a character in 12 bytes: "\ud83d\ude00"
 
 
 class Pages(NamedTuple):
@@ -77,7 +82,7 @@ Reader = Callable[[Path, Limits], Iterator[Record | Unreadable]]
 
 
 def printable(text: str) -> str:
-    """The name of a file for a terminal: line breaks, control characters and bytes that are not UTF-8 are escaped."""
+    """`text` for a terminal: line breaks, control characters and bytes that are not UTF-8 are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -89,7 +94,7 @@ _NO_TITLE = re.compile(
 
 
 def sensible_title(title: str | None) -> str:
-    """The title in a file's metadata, or "" if it is a file name or a placeholder.
+    """The title in a file's metadata, or "" if this title is a file name or a placeholder.
 
     >>> sensible_title(" The Debian\\n FAQ "), sensible_title("Microsoft Word - report_final2.doc")
     ('The Debian FAQ', '')
@@ -100,17 +105,17 @@ def sensible_title(title: str | None) -> str:
 
 
 FIELD_NAMES: Final = {"id": ("id", "_id"), "title": ("title",), "text": ("text", "maintext")}
-"""The parts of a document, and the names that data sets give them; `_id` is BEIR's, `maintext` is that of news-please."""
+"""Part of a document -> the names of this part in data sets; `_id` is the name in BEIR, `maintext` the name in news-please."""
 
 
 def present_names(names: Collection[str]) -> dict[str, str]:
-    """The part of a document -> its name among these names; without the parts that have none."""
+    """Part of a document ("id", "title" or "text") -> the one of `names` that has this part. Missing parts are left out."""
     found = {part: next((name for name in known if name in names), "") for part, known in FIELD_NAMES.items()}
     return {part: name for part, name in found.items() if name}
 
 
 def record(where: str, fields: Mapping[str, Any]) -> Record | Unreadable:
-    """The fields of a JSON object or a row as a record, or the problem with them."""
+    """The record that has the fields of a JSON object or a row, or the problem with these fields."""
     present = present_names(fields)
     for part in ("title", "text"):
         if part not in present:

@@ -1,4 +1,4 @@
-"""Tab-separated tables with a heading, such as DPR's `psgs_w100.tsv` (id, text, title), become a record per row."""
+"""Tab-separated tables with a heading line become records, one per row; an example is DPR's `psgs_w100.tsv`."""
 
 import csv
 import io
@@ -22,10 +22,10 @@ from realm.errors import first_line
 
 
 def tsv(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
-    """A record for each row; texts may be quoted, with line breaks and doubled quotation marks within.
+    """A record for each row. Texts may be quoted; a quoted text may contain line breaks and doubled quotation marks.
 
     Raises:
-        Unreadable: the file is empty or damaged, is not UTF-8, or its heading lacks "title" or "text".
+        Unreadable: the file is empty or damaged, is not UTF-8, or has a heading line without "title" or "text".
     """
     csv.field_size_limit(limits.file_bytes)
     with opened(path) as file:
@@ -37,12 +37,12 @@ def tsv(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
             names = next(rows, [])
             if missing := {"title", "text"} - present_names(names).keys():
                 raise Unreadable(
-                    path, FIELDS, f"{path}: the first line names no column {' or '.join(sorted(missing))}"
+                    path, FIELDS, f"{path}: the first line has no column {' or '.join(sorted(missing))}"
                 )
             for row in rows:
                 where = f"{path}:{rows.line_num}"
                 if len(row) != len(names):
-                    message = f"{where}: {len(row)} columns, {len(names)} in the heading"
+                    message = f"{where}: {len(row)} columns, but {len(names)} in the heading line"
                     yield Unreadable(where, FIELDS, message)
                 else:
                     yield record(where, dict(zip(names, row, strict=True)))

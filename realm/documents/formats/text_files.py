@@ -16,7 +16,7 @@ from realm.documents.formats.records import (
 
 
 def plain_text(path: Path, limits: Limits) -> Iterator[Record]:
-    """One record; its title is the first line if that is short and followed by a blank line, else the file name."""
+    """One record. The title is the first line if this line is short and a blank line follows, else the file name."""
     text, assumed = whole(path, limits)
     text = text.strip()
     first, _, rest = text.partition("\n")
@@ -27,7 +27,7 @@ def plain_text(path: Path, limits: Limits) -> Iterator[Record]:
 
 
 def markdown(path: Path, limits: Limits) -> Iterator[Record]:
-    """One record; its title is the title in the front matter, else the first heading."""
+    """One record. The title is that of the front matter, else the first heading, else the file name."""
     from markdown_it import MarkdownIt
 
     source, assumed = whole(path, limits)
@@ -36,7 +36,7 @@ def markdown(path: Path, limits: Limits) -> Iterator[Record]:
         source = source[front.end() :]
         if named := re.search(r"^title:[ \t]*(.+)$", front[1] or "", re.MULTILINE):
             title = named[1].strip().strip("\"'")
-    # By way of HTML, because Markdown may contain HTML.
+    # Markdown is first converted to HTML, because Markdown may contain HTML.
     page = _page(path, MarkdownIt("commonmark").enable("table").render(source))
     yield page_record(path, title or page.heading, page.text, assumed)
 
@@ -45,7 +45,7 @@ _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?\n)?---[ \t]*(?:\n|\Z)", re.DOTALL
 
 
 def html(path: Path, limits: Limits) -> Iterator[Record]:
-    """One record; its title is the title element, else the first heading."""
+    """One record. The title is the title element, else the first heading, else the file name."""
     source, assumed = whole(path, limits, html=True)
     page = _page(path, source)
     yield page_record(path, page.title or page.heading, page.text, assumed)

@@ -1,4 +1,4 @@
-"""WARC archives of web pages, such as those of Common Crawl and CC-News, become a record per page in HTML."""
+"""WARC archives of web pages, such as those of Common Crawl and CC-News, become records, one per HTML page."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -20,10 +20,10 @@ from realm.errors import first_line
 
 
 def warc(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
-    """A record for each page that was served with status 200, with the address as its id; other records are skipped.
+    """A record for each HTML page with status 200; the id is the address of the page. Other records of the archive are skipped.
 
     Raises:
-        Unreadable: no WARC archive, damaged, or warcio is not installed. What comes before the damage is read.
+        Unreadable: the file is not a WARC archive, is damaged, or warcio is not installed. Pages before the damage are read.
     """
     if find_spec("warcio") is None:
         raise Unreadable(path, NOT_INSTALLED, f"{path} needs warcio: pip install 'realm-lm[documents]'")
@@ -54,7 +54,7 @@ def warc(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
 
 def _record(where: str, address: str, data: bytes, limits: Limits) -> Record:
     if len(data) > limits.file_bytes:
-        raise Unreadable(where, TOO_LONG, f"{where}: a page of over {limits.file_bytes:,} bytes")
+        raise Unreadable(where, TOO_LONG, f"{where}: the page has over {limits.file_bytes:,} bytes")
     text, assumed = decode(data, where, declared_encoding(data, where))
     try:
         page = read_page(text)

@@ -1,6 +1,6 @@
-"""Word documents (.docx) become text: mammoth converts them to HTML with headings, lists, tables, text boxes and footnotes.
+"""The text of Word documents (.docx). mammoth converts them to HTML with headings, lists, tables, text boxes and footnotes.
 
-Tracked deletions, comments, and page headers and footers are not part of that HTML.
+Tracked deletions, comments, page headers and page footers are not part of this HTML.
 """
 
 from collections.abc import Iterator
@@ -22,17 +22,17 @@ from realm.documents.formats.records import (
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record]:
-    """One record; its title is the title in the metadata if that is sensible, else the first heading, else the file name."""
+    """One record. The title is a sensible title in the metadata, else the first heading, else the file name."""
     try:
         import mammoth
     except ImportError:
         raise Unreadable(
-            path, NOT_INSTALLED, f"{path}: .docx is read with mammoth: pip install 'realm-lm[documents]'"
+            path, NOT_INSTALLED, f"{path} needs mammoth: pip install 'realm-lm[documents]'"
         ) from None
     with archive(path, limits, ".docx") as parts, path.open("rb") as file:
         names = set(parts.namelist())
         if "[Content_Types].xml" not in names:
-            raise Unreadable(path, DAMAGED, f"{path} is a ZIP archive and no .docx")
+            raise Unreadable(path, DAMAGED, f"{path} is a ZIP archive, but not a .docx")
         title = ""
         if (core := "docProps/core.xml") in names:
             title = sensible_title(_title(parts.read(core)))

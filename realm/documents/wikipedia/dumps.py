@@ -1,7 +1,8 @@
-"""MediaWiki's XML dumps become a record per article, in constant memory and in order; several processes parse the pages.
+"""MediaWiki's XML dumps become records, one per article, in the order of the dump. Several processes parse the pages.
 
-Left out are redirects, disambiguation pages, pages outside the main namespace and, as in ORQA, lists, indexes and outlines.
-A page that takes too long, or too much memory, ends the process that parses it: this page is left out.
+Redirects, disambiguation pages, pages outside the main namespace and, as in ORQA, lists, indexes and outlines are left out.
+A page that takes too much time or memory ends the process that parses the page, and is left out. The memory for reading a
+dump does not depend on its length.
 """
 
 import io
@@ -43,12 +44,12 @@ from realm.errors import first_line
 from realm.text.tagger_processes import usable_cores
 
 MOST_SECONDS = 20
-"""Seconds of processor time for a page, which takes milliseconds; ten thousand open tags would take hours."""
+"""Most seconds of processor time for a page. A usual page takes milliseconds; ten thousand open tags would take hours."""
 _PART = 1 << 16
 
 
 class Page(NamedTuple):
-    """A page of a dump, as it stands there; without markup if that is longer than any file that is read whole."""
+    """A page of a dump. `markup` is None if the dump has none for this page, or if the markup exceeds `Limits.file_bytes`."""
 
     title: str
     namespace: str
@@ -57,10 +58,10 @@ class Page(NamedTuple):
 
 
 def dump(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
-    """A record for each article, or why a page gives none.
+    """A record for each article, and a problem for each page from which no record is made.
 
     Raises:
-        Unreadable: the file is no dump, is damaged, or the parser is not installed. What comes before the damage is read.
+        Unreadable: the file is not a dump, is damaged, or the parser is not installed. Pages before the damage are read.
     """
     if find_spec("mwparserfromhell") is None:
         message = f"{path} needs mwparserfromhell: pip install 'realm-lm[documents]'"
@@ -88,11 +89,11 @@ def dump(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
 def _pages(path: Path, file: io.BufferedReader, target: "_Target") -> Iterator[Page]:
     parser = etree.XMLParser(target=target, huge_tree=True, resolve_entities=False, no_network=True)
     try:
-        while part := file.read1(_PART):  # not `read`, which drops what it has when the rest is damaged
+        while part := file.read1(_PART):  # `read` would lose the bytes before the damage
             parser.feed(part)
             if target.root != "mediawiki":
                 raise Unreadable(
-                    path, TYPE, f"{path} is no dump of a MediaWiki: its root element is {target.root!r}"
+                    path, TYPE, f"{path} is not a dump of a MediaWiki: its root element is {target.root!r}"
                 )
             yield from target.take()
         parser.close()
@@ -101,7 +102,7 @@ def _pages(path: Path, file: io.BufferedReader, target: "_Target") -> Iterator[P
 
 
 class _Target:
-    """What lxml's parser calls for each element; keeps the finished pages until they are taken."""
+    """Target of lxml's parser, which calls the methods for each element. Finished pages are kept until `take` returns them."""
 
     def __init__(self, limits: Limits):
         self.root: str | None = None
@@ -120,7 +121,7 @@ class _Target:
         return finished
 
     def doctype(self, *_: object) -> None:
-        """Refuses a document type, in which a few bytes can stand for gigabytes; dumps have none.
+        """Refuses a document type definition, in which a few bytes can expand to gigabytes. Dumps have no such definition.
 
         Raises:
             etree.XMLSyntaxError: always.
@@ -158,11 +159,11 @@ class _Target:
             self._finished.append(Page(of("title", ""), of("ns", "0"), self._redirect, of("text")))
 
     def close(self) -> None:
-        """Called by the parser at the end of the file."""
+        """The parser calls this at the end of the file."""
 
 
 def _why_not(where: str, page: Page) -> Unreadable | None:
-    """Why a page gives no record, as far as that is known before its markup is parsed."""
+    """The reason why no record is made from a page, if this is known before the markup is parsed; else None."""
     if page.namespace != "0":
         return Unreadable(where, NAMESPACE, f"{where} is in namespace {page.namespace}")
     if page.redirect:
@@ -175,7 +176,7 @@ def _why_not(where: str, page: Page) -> Unreadable | None:
 
 
 class _Workers(AbstractContextManager["_Workers"]):
-    """Processes that parse markup, each with a thread that waits for it."""
+    """Processes that parse markup, and for each process a thread that waits for its results."""
 
     def __init__(self) -> None:
         self.count = usable_cores()
@@ -185,7 +186,7 @@ class _Workers(AbstractContextManager["_Workers"]):
             self._idle.put(None)  # a process starts with its first page
 
     def submit(self, where: str, page: Page, dropped: list[str]) -> "Future[Record | Unreadable]":
-        """The record of a page, once it is parsed."""
+        """Future with the record of a page, which is done when the page has been parsed."""
         problem = _why_not(where, page)
         if problem is None:
             return self._threads.submit(self._record, where, page, dropped)
@@ -201,7 +202,7 @@ class _Workers(AbstractContextManager["_Workers"]):
             child.stdin.write(json.dumps([page.markup, dropped, MOST_SECONDS]).encode() + b"\n")
             child.stdin.flush()
             answer = child.stdout.readline()
-        except BrokenPipeError:  # it has just ended
+        except BrokenPipeError:  # the child has ended
             pass
         finally:
             if child is not None and not answer.endswith(b"\n"):
@@ -239,7 +240,7 @@ def _start() -> "subprocess.Popen[bytes]":
 
 
 def main() -> None:
-    """Parses the markup that arrives, until the parent closes the stream or dies."""
+    """Parses the pages on standard input until the parent process closes standard input or dies."""
     from realm.documents.wikipedia.wikitext import read_wikitext
 
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
@@ -252,7 +253,7 @@ def main() -> None:
         try:
             page = read_wikitext(markup, dropped)
             answer = [page.text, page.disambiguation]
-        except Exception:  # of whatever class: the page is left out
+        except Exception:  # the parser raises errors of many classes; the page is left out
             pass
         answers.write(json.dumps(answer) + "\n")
         answers.flush()

@@ -1,4 +1,4 @@
-"""The output of WikiExtractor: files `wiki_00` in folders, with a JSON object per line or an element `<doc>` per article."""
+"""Reads the output of WikiExtractor: files such as `wiki_00`, with one JSON line or one element `<doc>` per article."""
 
 import html
 import re
@@ -20,7 +20,7 @@ def wikiextractor(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     """A record for each article. Titles are ids; lists and disambiguation pages are left out, as in ORQA.
 
     Raises:
-        Unreadable: the file is in neither form, or ends within an article.
+        Unreadable: the file has neither JSON lines nor elements `<doc>`, or ends within an article.
     """
     with opened(path) as file:
         elements = file.peek(5)[:5].startswith(b"<doc ")
@@ -28,7 +28,7 @@ def wikiextractor(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
         if isinstance(found, Unreadable):
             yield found
             continue
-        # The title stands in the text too; entities are escaped.
+        # WikiExtractor escapes entities, and writes the title as the first line of the text.
         title, text = html.unescape(found.title), html.unescape(found.text).strip()
         text = text.removeprefix(title).strip() if text.split("\n", 1)[0].strip() == title else text
         if reason := not_an_article(title):
@@ -57,7 +57,7 @@ def _elements(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
             elif line.strip() == "</doc>":
                 if length > limits.file_bytes:
                     yield Unreadable(
-                        where, TOO_LONG, f"{where}: an article of over {limits.file_bytes:,} bytes"
+                        where, TOO_LONG, f"{where}: the article has over {limits.file_bytes:,} bytes"
                     )
                 else:
                     yield Record(where, title, "".join(lines))
@@ -67,4 +67,4 @@ def _elements(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
                 if length <= limits.file_bytes:
                     lines.append(line)
         if title is not None:
-            raise Unreadable(path, DAMAGED, f"{path} ends within an article: cut off?")
+            raise Unreadable(path, DAMAGED, f"{path} ends within an article, so it may be cut off")

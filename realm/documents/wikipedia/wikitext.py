@@ -1,7 +1,8 @@
-"""MediaWiki's markup to text: the paragraphs, lists and tables of a page, and the titles that it links to.
+"""Converts MediaWiki's markup to text: the paragraphs, lists and tables of a page, and the titles of the linked pages.
 
-The parser is mwparserfromhell. Left out are templates, except the few that stand for words within a sentence (`_template`);
-references, galleries, formulas, and sections that list sources. A row of a table becomes "Country: France; Capital: Paris."
+The parser is mwparserfromhell. References, galleries, formulas, and sections that list sources are left out, and so are all
+templates except a few that are replaced by words of a sentence (`_template`). A row of a table becomes "Country: France;
+Capital: Paris."
 """
 
 import re
@@ -13,7 +14,7 @@ from mwparserfromhell import nodes
 
 
 class WikiPage(NamedTuple):
-    """The text of a page, the titles that it links to, in order, and whether it only lists the meanings of a name."""
+    """The text of a page, the titles of linked pages in order, and whether the page only lists the meanings of a name."""
 
     text: str
     links: tuple[str, ...]
@@ -43,14 +44,14 @@ _DEBRIS = (
     (re.compile(r" ?\(\s*\)"), ""),
     (re.compile(r" +([,.;:])"), r"\1"),
 )
-"""What a template leaves behind in a sentence: "Paris (; ) is"."""
+"""Punctuation that is left in a sentence without its templates, such as "Paris (; ) is", and what replaces it."""
 _DROPPED = ("file", "image", "category", "media")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z-]+)?|simple")
 _SOURCES = frozenset(
     ("references", "external links", "see also", "further reading", "notes", "bibliography", "sources", "footnotes",
      "citations", "notes and references", "other websites", "related pages")
 )  # fmt: skip
-"""Headings of sections that are left out; the last two are Simple English Wikipedia's."""
+"""Headings of sections that are left out; the last two headings are those of the Simple English Wikipedia."""
 _UNSEEN = frozenset(
     ("ref", "references", "gallery", "timeline", "score", "imagemap", "math", "chem", "ce", "graph", "mapframe",
      "maplink", "templatestyles", "hiero", "inputbox", "section", "categorytree", "style", "script")
@@ -82,8 +83,8 @@ class _Taken:
         self._dropped = dropped
 
     def sections(self, code: Any) -> None:
-        """The nodes of a page, without the sections that list sources."""
-        left_out = 0  # level of the heading of the section that is left out
+        """Collects from the nodes of a page, without the sections that list sources."""
+        left_out = 0  # level of the heading of the section that is left out; 0 outside of such sections
         for node in code.nodes:
             if isinstance(node, nodes.Heading):
                 if left_out and node.level > left_out:
@@ -92,10 +93,10 @@ class _Taken:
             if not left_out:
                 self.node(node)
             elif isinstance(node, nodes.Template):
-                self._template(node)  # it may mark the page as a disambiguation
+                self._template(node)  # the template may mark the page as a disambiguation page
 
     def nodes(self, code: Any) -> None:
-        """What stands inside a node."""
+        """Collects from the content of a node."""
         for node in code.nodes if code is not None else ():
             self.node(node)
 
@@ -140,7 +141,7 @@ class _Taken:
             self.nodes(node.text)
 
     def _template(self, node: Any) -> str:
-        """The words for which a template stands in a sentence."""
+        """The words by which a template is replaced in a sentence; "" for most templates."""
         name = " ".join(str(node.name).replace("_", " ").lower().split())
         self.disambiguation = self.disambiguation or bool(_DISAMBIGUATION.fullmatch(name))
         if name in _SIGNS:
@@ -174,7 +175,7 @@ class _Taken:
             self.nodes(node.contents)
 
     def _rows(self, code: Any) -> Iterator[str]:
-        """A line for each row of a table: cells after the headings of their columns, or with " | " between."""
+        """A line for each row of a table: "heading: cell; heading: cell." or, without headings, "cell | cell"."""
         headings: list[str] = []
         for cells in _rows_of(code):
             texts = [self.inside(cell.contents) for cell in cells]
@@ -193,7 +194,7 @@ class _Taken:
 
 
 def _rows_of(code: Any) -> Iterator[list[Any]]:
-    """The cells of each row; the first row may stand outside of any `tr`."""
+    """The cells of each row; the first row may be outside of any `tr`."""
     loose: list[Any] = []
     for node in code.nodes if code is not None else ():
         if isinstance(node, nodes.Tag) and str(node.tag) in ("td", "th"):

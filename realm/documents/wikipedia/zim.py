@@ -1,4 +1,4 @@
-"""ZIM archives, in which Kiwix distributes Wikipedia and other sites, become a record per page, read by libzim."""
+"""ZIM archives, in which Kiwix distributes Wikipedia and other sites, become records, one per page. The parser is libzim."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -22,10 +22,10 @@ _EVERY = 100
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
-    """A record for each page in HTML; redirects, pictures and other files are passed over.
+    """A record for each HTML page; redirects, pictures and other files are skipped.
 
     Raises:
-        Unreadable: no ZIM archive, or libzim is not installed.
+        Unreadable: the file is not a ZIM archive, or libzim is not installed.
     """
     if find_spec("libzim") is None:
         raise Unreadable(path, NOT_INSTALLED, f"{path} needs libzim: pip install 'realm-lm[documents]'")
@@ -34,7 +34,7 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
     try:
         archive = Archive(path)
     except RuntimeError as error:
-        raise Unreadable(path, DAMAGED, f"{path} is no ZIM archive ({error})") from None
+        raise Unreadable(path, DAMAGED, f"{path} is not a ZIM archive ({error})") from None
     total = archive.all_entry_count
     for number in range(total):
         if number % _EVERY == 0:
@@ -47,7 +47,9 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
             continue
         where = f"{path}: {entry.path}"
         if item.size > limits.file_bytes:
-            yield Unreadable(where, TOO_LONG, f"{where}: {item.size:,} bytes, over {limits.file_bytes:,}")
+            yield Unreadable(
+                where, TOO_LONG, f"{where}: {item.size:,} bytes, over the limit of {limits.file_bytes:,}"
+            )
             continue
         try:
             page = read_page(bytes(item.content).decode(errors="replace"))

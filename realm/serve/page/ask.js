@@ -1,4 +1,4 @@
-// Ask: the answer large, and below it why: the passages that were read, with p(z|x), the span and its score.
+// The view "Ask": the answer, and below the answer the passages that were read, with p(z|x), span and span score.
 
 import { address, age, asking, bar, choice, el, field, get, marked, newest, percent, problem, question, remember, waiting } from "./dom.js";
 import { explain } from "./words.js";
@@ -13,7 +13,7 @@ export function askView(main, health, path, values) {
   if (!health.answers) {
     main.replaceChildren(
       el("h1", {}, "Ask"),
-      el("p", {}, "This model fills and retrieves; to answer, it needs a span reader: ", el("code", {}, "realm finetune"), "."),
+      el("p", {}, "This model has no span reader, so it can fill and retrieve, but not answer. A span reader is trained by ", el("code", {}, "realm finetune"), "."),
     );
     return;
   }
@@ -47,7 +47,7 @@ export function askView(main, health, path, values) {
   if (shared !== null && current() !== last.asked) submit();
   else if (last.out) history.replaceState(null, "", last.asked);
   else {
-    out.append(el("p", { class: "hint" }, "Every answer is a piece of a passage. The passages that were read for it stand beside it, each with its best piece marked."));
+    out.append(el("p", { class: "hint" }, "An answer is a piece of a passage. Beside the answer are the passages that were read, each with its best piece marked."));
     examples();
   }
 
@@ -59,7 +59,7 @@ export function askView(main, health, path, values) {
     return address("ask", { question: input.value, method: form.elements.method.value, read: read.value });
   }
 
-  // Questions that the documents answer; whoever asks one first has them no more.
+  // Example questions, which are shown until the first question is asked.
   async function examples() {
     const { questions } = await get("v1/examples").catch(() => ({ questions: [] }));
     if (last.out || !questions.length) return;
@@ -97,10 +97,10 @@ export function askView(main, health, path, values) {
 
 function column(said, method, named) {
   const [best] = said.answers;
-  const level = named ? 3 : 2; // of the headings below the method's, or the page's
+  const level = named ? 3 : 2; // level of the headings below the heading of the method, or below that of the page
   const cards = said.passages.map((passage) => card(passage, `h${level + 1}`));
   const heading = named ? el("h2", { class: "method" }, METHODS.find(([m]) => m === method)[1], el("small", {}, ` ${SAYS[method]}`)) : null;
-  if (!best) return el("article", { class: "column" }, heading, el("p", { class: "answer none" }, "No passage to read."));
+  if (!best) return el("article", { class: "column" }, heading, el("p", { class: "answer none" }, "There is no passage to read."));
   const others = said.answers.slice(1).map((answer) =>
     el("li", {}, el("button", { type: "button", class: "other", onclick: () => choose(answer) }, answer.text, el("small", {}, ` ${percent(answer.probability)}`))),
   );
@@ -171,7 +171,7 @@ function card(passage, heading) {
   }
 }
 
-// The passage's own view, with the same piece of it marked.
+// The address of the view of a passage, in which the same piece of the passage is marked.
 function opened(passage, span) {
   return span ? address(`passage/${passage.id}`, { start: span.start, end: span.end }) : `#passage/${passage.id}`;
 }

@@ -1,4 +1,4 @@
-// A small line chart in SVG: a line per key over steps, the newest value as a label, any value under the pointer.
+// A small line chart in SVG, with a line over the steps for each key. The label has the newest values, or those under the pointer.
 
 import { el, svg } from "./dom.js";
 
@@ -17,7 +17,7 @@ export function number(value) {
   return String(Number(value.toPrecision(size >= 1 ? 4 : 3)));
 }
 
-// `panel`: {title, unit, keys: {name: label}, floor?, points?}; none where no row has one of the keys.
+// `panel` is {title, unit, keys: {name: label}, floor?, points?}. The result is null if no row has one of the keys.
 export function chart(panel, rows) {
   const series = Object.entries(panel.keys)
     .map(([key, label]) => ({ label, dots: rows.filter((row) => Number.isFinite(row[key]) && Number.isFinite(row.step)).map((row) => [row.step, row[key]]) }))
@@ -84,7 +84,7 @@ function ticks(low, high) {
   return found;
 }
 
-// At most a few hundred points, the lowest and highest of each stretch kept.
+// About `most` of the points: the lowest and the highest point of each interval.
 function thinned(dots, most = 400) {
   if (dots.length <= most) return dots;
   const size = Math.ceil((2 * dots.length) / most);

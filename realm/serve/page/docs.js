@@ -1,4 +1,4 @@
-// The API for people: every request of openapi.json with its parameters, its body, an example and its answers.
+// The description of the API for people: every request of openapi.json with its parameters, body, examples and responses.
 
 import { el, get, problem } from "./dom.js";
 
@@ -13,7 +13,7 @@ try {
   main.replaceChildren(
     el("h1", {}, "API"),
     el("p", { class: "hint" }, description.info.description, " Version ", description.info.version, ". For programs: ", el("a", { href: "openapi.json" }, "openapi.json"),
-      ". Errors are application/problem+json, and their ", el("code", {}, "detail"), " says what is wrong."),
+      ". Errors are application/problem+json; the field ", el("code", {}, "detail"), " is the reason of the error."),
     el("ul", { class: "contents" }, requests.map((one) => el("li", {}, el("a", { href: `#${one.operationId}` }, el("code", {}, `${one.method} ${one.path}`))))),
     ...requests.map(section),
   );
@@ -34,7 +34,7 @@ function section(request) {
     table("Parameters", (request.parameters ?? []).map((one) => [one.name, kind(one.schema), one.required ? "required" : standard(one.schema), one.description ?? ""])),
     body ? table("Body, JSON", fields(body, true)) : null,
     ...(body?.examples ?? []).map((example) => el("pre", { tabindex: "0" }, curl(request, example))),
-    ...[body, ...said].flatMap((one, n) => [n ? table(`Answer: ${one.description}`, fields(one, false)) : null, ...inside(one).map((name) => table(name, fields(schemas[name], !n)))]),
+    ...[body, ...said].flatMap((one, n) => [n ? table(`Response: ${one.description}`, fields(one, false)) : null, ...inside(one).map((name) => table(name, fields(schemas[name], !n)))]),
     ...said.flatMap((one) => one.examples ?? []).map((example) => el("pre", { tabindex: "0" }, JSON.stringify(example, null, 2))),
     el("p", { class: "hint" }, "Status: ", Object.entries(request.responses).map(([status, one]) => `${status} ${one.description}`).join(", "), "."));
 }
@@ -43,7 +43,7 @@ function resolved(schema) {
   return schema?.$ref ? schemas[schema.$ref.split("/").at(-1)] : schema;
 }
 
-// The names of the schemas that a schema's fields have, and theirs.
+// The names of the schemas of a schema's fields, and of the fields of these schemas.
 function inside(schema, found = new Set()) {
   for (const [, name] of JSON.stringify(schema?.properties ?? {}).matchAll(/"#\/components\/schemas\/(\w+)"/g)) {
     if (!found.has(name)) inside(schemas[name], found.add(name));

@@ -1,4 +1,4 @@
-// Elements and requests. Text goes in as text, never as markup: the page's policy forbids the other way.
+// Functions for elements and requests. Text is inserted as text and never as markup, which the page's security policy forbids.
 
 export function el(name, attributes = {}, ...children) {
   const element = document.createElement(name);
@@ -27,11 +27,11 @@ export class Refused extends Error {
 
 export const TOKEN = "realm-token";
 
-// Paths are relative, so that the page also works below a reverse proxy's prefix.
+// Paths are relative, so that the page also works under a prefix of a reverse proxy.
 export async function ask(method, path, body, token, signal) {
   const headers = {};
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  token ||= sessionStorage.getItem(TOKEN); // a private server's readers show it too
+  token ||= sessionStorage.getItem(TOKEN); // a private server also requires a token for reading
   if (token) headers.Authorization = `Bearer ${token}`;
   let response;
   try {
@@ -48,8 +48,8 @@ export const get = (path) => ask("GET", path);
 export const post = (path, body, token) => ask("POST", path, body, token);
 export const question = (path, body, signal) => ask("POST", path, body, undefined, signal);
 
-// The newest request wins. Each call stops the request before it and gives the signal of the next; what comes
-// of an aborted one is to be dropped.
+// Only the result of the newest request is used. Each call aborts the previous request and returns the abort signal for the
+// next request; the caller must drop the result of an aborted request.
 export function newest() {
   let controller = new AbortController();
   return () => {
@@ -59,7 +59,7 @@ export function newest() {
   };
 }
 
-// A view's address with what was asked in it, so that it can be shared, reloaded and gone back to.
+// The address of a view, with the values of its form, so that the view can be shared, reloaded and reached with the back button.
 export function address(view, values) {
   return `#${view}?${new URLSearchParams(values)}`;
 }
@@ -68,7 +68,7 @@ export function remember(to) {
   if (to !== location.hash) history.pushState(null, "", to);
 }
 
-// A field for a question that says when it is empty or too long, where a browser would cut it and say nothing.
+// A field for a question, with a message if the question is empty or too long. (A browser would cut the question without a message.)
 export function asking(label, input, most) {
   const note = el("p", { class: "note", id: `note-${(count += 1)}`, role: "status" });
   const place = field(label, input);
@@ -96,7 +96,7 @@ export function asking(label, input, most) {
   }
 }
 
-// Offsets count characters as Python does, not UTF-16 units.
+// The text with its spans marked. The offsets of spans count characters, as in Python, and not UTF-16 units.
 export function marked(text, spans) {
   const characters = [...text];
   const parts = [];
@@ -116,7 +116,7 @@ export function percent(p) {
   return p > 0 ? "<0.1%" : "0%";
 }
 
-// A share as a bar; the number beside it says the same to those who do not see it.
+// A share as a bar. Screen readers skip the bar, because the number beside the bar has the same information.
 export function bar(share, kind = "") {
   const inner = el("span", { class: "bar-in" });
   inner.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
@@ -144,7 +144,7 @@ export function waiting(element, on) {
   else element.removeAttribute("aria-busy");
 }
 
-// A wordpiece for people: what continues a word shows that it does.
+// A wordpiece for people: a wordpiece that continues a word begins with an ellipsis.
 export const piece = (text) => text.replace(/^##/, "…");
 
 let count = 0;
@@ -153,7 +153,7 @@ export function field(label, input, note) {
   return el("div", { class: "field" }, el("label", { for: input.id }, label, note ? el("small", {}, ` ${note}`) : null), input);
 }
 
-// One of several, as radio buttons that look like one control.
+// A choice of one of several options, as radio buttons that look like a single control.
 export function choice(legend, name, options, chosen, onchange) {
   return el(
     "fieldset",

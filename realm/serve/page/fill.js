@@ -1,4 +1,5 @@
-// Fill: the paper's worked example. Words are buttons that hide themselves; predictions and what each passage did follow.
+// The view "Fill": each word of the sentence is a button that masks the word. Below are the predictions, and the effect of each
+// passage on the predictions.
 
 import { age, bar, el, field, newest, percent, piece, problem, question, waiting } from "./dom.js";
 import { explain } from "./words.js";
@@ -9,13 +10,13 @@ const next = newest();
 
 export function fillView(main) {
   const input = el("input", { type: "text", autocomplete: "off", maxlength: 1500, value: last.sentence, oninput: typed });
-  const words = el("div", { class: "words", role: "group", "aria-label": "Words to hide" });
+  const words = el("div", { class: "words", role: "group", "aria-label": "Words to mask" });
   const out = el("section", { class: "results", "aria-live": "polite", "aria-label": "Predictions" });
   main.append(
     el("form", { class: "ask", onsubmit: (event) => { event.preventDefault(); predict(); } },
       el("h1", { class: "sr" }, "Fill"),
       el("div", { class: "line big" }, field("Sentence", input), el("button", { type: "submit" }, "Predict")),
-      el("p", { class: "hint", id: "words-hint" }, "Hide words by pressing them. The model predicts what was hidden, and shows which passages helped."),
+      el("p", { class: "hint", id: "words-hint" }, "Press words to mask them. The model predicts the masked words, and the page shows which passages helped."),
       words,
     ),
     out,
@@ -26,12 +27,12 @@ export function fillView(main) {
   function typed() {
     const before = parts();
     last.sentence = input.value;
-    const now = parts(); // what was hidden stays so where it still stands
+    const now = parts(); // a masked word that is still at the same place stays masked
     last.masked = new Set([...last.masked].filter((n) => now[n] === before[n]));
     draw();
   }
 
-  // Words and what stands around them: punctuation is not hidden with its word.
+  // The words, and the punctuation between them, which cannot be masked.
   function parts() {
     return last.sentence.match(/\[MASK\]|[\p{L}\p{N}]+(?:['’\-][\p{L}\p{N}]+)*|[^\p{L}\p{N}\s]/gu) ?? [];
   }
@@ -46,7 +47,7 @@ export function fillView(main) {
         hideable(part)
           ? el("button", {
               type: "button", class: "word", "aria-pressed": String(last.masked.has(n)), "data-word": n,
-              "aria-label": last.masked.has(n) ? `${part}, hidden` : part, onclick: () => toggle(n),
+              "aria-label": last.masked.has(n) ? `${part}, masked` : part, onclick: () => toggle(n),
             }, last.masked.has(n) ? "[MASK]" : part)
           : el("span", { class: "between" }, part),
       ),
@@ -72,7 +73,7 @@ export function fillView(main) {
     const signal = next();
     const sentence = masked();
     if (!sentence.includes("[MASK]")) {
-      out.replaceChildren(el("p", { class: "hint" }, "No word is hidden."));
+      out.replaceChildren(el("p", { class: "hint" }, "No word is masked."));
       waiting(out, false);
       return;
     }
@@ -99,10 +100,10 @@ function results(said) {
         el("ol", { class: "predictions" }, predictions.map((one) =>
           el("li", {}, el("span", { class: "name" }, piece(one.text)), bar(one.probability), el("b", {}, percent(one.probability)))))))),
     el("div", {},
-    el("h2", {}, "What the passages did ", el("small", {}, `for “${said.masks.map(([best]) => piece(best.text)).join(" … ")}”`)),
+    el("h2", {}, "Effect of the passages ", el("small", {}, `on “${said.masks.map(([best]) => piece(best.text)).join(" … ")}”`)),
     el("p", { class: "hint" },
-      "Without any passage the model gives it ", el("b", {}, percent(said.null.likelihood)),
-      ". Utility is the gain over that, in nats: ", el("span", { class: "up" }, "▲ raised"), " or ", el("span", { class: "down" }, "▼ lowered"), ". ",
+      "The probability without a passage is ", el("b", {}, percent(said.null.likelihood)),
+      ". Each passage ", el("span", { class: "up" }, "▲ raised"), " or ", el("span", { class: "down" }, "▼ lowered"), " this probability, by its utility in nats. ",
       `Index version ${said.index.version}, step ${said.index.step}, ${age(said.index.created)}; ${said.ms.fill.toFixed(0)} ms.`),
     explain("p(z|x)", "likelihood", "nats"),
     el("ol", { class: "cards" }, said.passages.map((passage) => effect(passage, most)))),

@@ -1,4 +1,4 @@
-// Knowledge: search it, add to it, take from it, and see a question's answer change.
+// The view "Knowledge": passages can be searched, documents added and deleted, and the answer to a question watched.
 
 import { TOKEN, address, age, ask, asking, busy, choice, el, field, get, marked, newest, percent, post, problem, question as put, remember, waiting } from "./dom.js";
 
@@ -24,7 +24,7 @@ export async function knowledgeView(main, health, path, values) {
   const token = el("input", { type: "password", autocomplete: "off", value: sessionStorage.getItem(TOKEN) ?? "", onchange: () => sessionStorage.setItem(TOKEN, token.value) });
   const said = el("div", { role: "status", class: "said" });
   const watched = el("ol", { class: "watched" });
-  const question = el("input", { type: "text", autocomplete: "off", value: last.watched, placeholder: "Asked again after each change" });
+  const question = el("input", { type: "text", autocomplete: "off", value: last.watched, placeholder: "Question to ask again after each change" });
   const watching = asking("Question", question, most);
   const versions = el("div", { class: "versions" });
   const side = el("aside", { class: "side", "aria-label": "Change the knowledge" },
@@ -43,7 +43,7 @@ export async function knowledgeView(main, health, path, values) {
     const text = el("textarea", { rows: 6, required: true });
     const id = el("input", { type: "text", maxlength: 1000 });
     return el("form", { class: "panel", onsubmit: add }, el("h2", {}, "Add a document"),
-      field("Title", title), field("Text", text), field("Id", id, "(the title, if empty; an id that is there is replaced)"), field("Token", token),
+      field("Title", title), field("Text", text), field("Id", id, "(if empty, the title is the id; a document with the same id is replaced)"), field("Token", token),
       el("button", { type: "submit" }, "Add"), said);
 
     async function add(event) {
@@ -55,7 +55,7 @@ export async function knowledgeView(main, health, path, values) {
         if (id.value.trim()) document.id = id.value;
         const done = await post("v1/documents", { documents: [document] }, token.value);
         const what = done.added ? "Added" : done.replaced ? "Replaced" : "Unchanged";
-        said.replaceChildren(el("p", { class: "done" }, `${what}: ${done.ids[0]}, ${done.passages_added} new passage${done.passages_added === 1 ? "" : "s"}. Searchable now.`));
+        said.replaceChildren(el("p", { class: "done" }, `${what}: ${done.ids[0]}, ${done.passages_added} new passage${done.passages_added === 1 ? "" : "s"}. The document can be found now.`));
         if (!done.unchanged) form.reset();
         token.value = sessionStorage.getItem(TOKEN) ?? "";
         await changed(`added ${done.ids[0]}`);
@@ -68,11 +68,11 @@ export async function knowledgeView(main, health, path, values) {
   }
 
   async function remove(id, button) {
-    if (button.dataset.sure !== "yes") { // a second press, in place of a dialog
+    if (button.dataset.sure !== "yes") { // a second press of the button replaces a dialog
       button.dataset.sure = "yes";
       button.textContent = "Delete for good?";
       button.focus(); // Safari does not focus a button that is clicked
-      // No time limit: a person who reads with a screen reader may need longer than any.
+      // There is no time limit, because a person with a screen reader may need longer than any limit.
       button.addEventListener("blur", () => { button.dataset.sure = ""; button.textContent = "Delete document"; }, { once: true });
       return;
     }
@@ -100,7 +100,7 @@ export async function knowledgeView(main, health, path, values) {
     waiting(form, true);
     try {
       const hits = await put("v1/retrieve", { question: last.search, method: last.method, top_k: 10 }, signal);
-      if (!signal.aborted) found.replaceChildren(el("h2", { class: "sr" }, "Passages found"), hits.passages.length ? el("ol", { class: "cards" }, hits.passages.map(hit)) : el("p", { class: "hint" }, "Nothing found."));
+      if (!signal.aborted) found.replaceChildren(el("h2", { class: "sr" }, "Passages found"), hits.passages.length ? el("ol", { class: "cards" }, hits.passages.map(hit)) : el("p", { class: "hint" }, "No passage was found."));
     } catch (error) {
       if (!signal.aborted) found.replaceChildren(problem(error));
     } finally {

@@ -1,4 +1,4 @@
-// Which view is shown: the part of the address behind #. Each view is a function that fills `main`.
+// Shows a view. The part of the address after # is the name of the view. A view is a function that fills `main`.
 
 import { TOKEN, age, busy, el, field, get, problem } from "./dom.js";
 import { askView } from "./ask.js";
@@ -28,7 +28,7 @@ async function show() {
     else link.removeAttribute("aria-current");
   }
   document.title = `${shown[0].toUpperCase()}${shown.slice(1)} · realm`;
-  const place = el("div"); // its own: what comes late for a view that was left is seen by nobody
+  const place = el("div"); // each view has its own element, so that late results of a view that was left are not shown
   main.replaceChildren(place);
   try {
     server.health ??= await get("health");
@@ -36,7 +36,7 @@ async function show() {
       if (mine === turn) askForToken(place);
       return;
     }
-    if (mine !== turn) return; // a second click was faster
+    if (mine !== turn) return; // another view has been opened meanwhile
     const end = (await view(place, server.health, rest.map(decodeURIComponent), new URLSearchParams(query))) ?? null;
     if (mine === turn) leave = end;
     else end?.();
@@ -45,7 +45,7 @@ async function show() {
   }
 }
 
-// Whether this tab has a token that a private server takes.
+// Whether this tab has a token that the private server accepts.
 async function admitted() {
   if (!server.admitted && sessionStorage.getItem(TOKEN)) {
     server.admitted = await get("v1/versions").then(() => true, (error) => {
@@ -104,7 +104,7 @@ addEventListener("keydown", (event) => {
   if (event.key === "Escape" && typing) typing.blur();
   const first = main.querySelector("input[type=text], input[type=search], textarea");
   const fresh = typing === first && first && first.selectionStart === 0 && first.selectionEnd === first.value.length;
-  if (typing && !(fresh && event.key === "/")) return; // in a field that is empty or selected, / still means: go there
+  if (typing && !(fresh && event.key === "/")) return; // in a field that is empty or selected, "/" is a shortcut and not typed
   if (event.key === "/") {
     if (first) {
       event.preventDefault();
@@ -116,7 +116,7 @@ addEventListener("keydown", (event) => {
   }
 });
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address says which view it is
+  event.preventDefault(); // the part of the address after # is the name of the view, and must not change
   main.focus();
 });
 

@@ -1,4 +1,4 @@
-// Training: the curves of a run, followed while it trains.
+// The view "Training": the curves of a training run, which are updated while the run trains.
 
 import { el, field, get, problem } from "./dom.js";
 import { chart, number } from "./chart.js";
@@ -6,13 +6,13 @@ import { chart, number } from "./chart.js";
 const EVERY = 2000; // milliseconds
 const RANKS = [1, 5, 20];
 const PANELS = [
-  { title: "Loss", unit: "nats per hidden wordpiece", keys: { loss: "" } },
-  { title: "Retrieval utility", unit: "nats gained over no passage", keys: { retrieval_utility: "" } },
+  { title: "Loss", unit: "nats per masked wordpiece", keys: { loss: "" } },
+  { title: "Retrieval utility", unit: "nats more than without a passage", keys: { retrieval_utility: "" } },
   { title: "Null passage, p(z|x)", unit: "probability", keys: { null_probability: "" }, floor: 0 },
   { title: "Masked facts found", unit: "% in the top k", keys: Object.fromEntries(RANKS.map((k) => [`probe_recall_${k}`, `@${k}`])), points: true },
   { title: "Questions found", unit: "% in the top k", keys: Object.fromEntries(RANKS.map((k) => [`question_recall_${k}`, `@${k}`])), points: true },
   { title: "Index age", unit: "steps", keys: { index_age: "" }, floor: 0 },
-  { title: "Candidate freshness", unit: "share of the top 20 new at an index", keys: { churn: "" }, floor: 0, points: true },
+  { title: "Candidate freshness", unit: "share of the top 20 that is new in an index", keys: { churn: "" }, floor: 0, points: true },
   { title: "Gap of positives in the reader", unit: "nats", keys: { positive_gap: "" }, points: true },
   { title: "Dev exact match", unit: "%", keys: { dev_em: "" }, points: true },
 ];
@@ -31,7 +31,7 @@ export async function trainingView(main, health, [wanted]) {
   main.append(el("div", { class: "line options" }, field("Run", select), state), panels);
   const { runs } = await get("v1/runs");
   if (!runs.length) {
-    panels.replaceChildren(el("p", { class: "hint" }, "There is no run in this folder yet."));
+    panels.replaceChildren(el("p", { class: "hint" }, "There is no training run in this folder yet."));
     return;
   }
   chosen = runs.find((run) => run.name === wanted)?.name ?? runs.find((run) => run.name === chosen)?.name ?? runs[0].name;
@@ -54,7 +54,7 @@ export async function trainingView(main, health, [wanted]) {
       let now = "";
       while (more && !gone) {
         const said = await get(`v1/runs/${encodeURIComponent(chosen)}?after=${next}`);
-        if (said.next < next) [rows, damaged] = [[], 0]; // begun anew
+        if (said.next < next) [rows, damaged] = [[], 0]; // the run was started again
         more = said.next !== next;
         now = said.state;
         damaged += said.damaged;
@@ -72,7 +72,7 @@ export async function trainingView(main, health, [wanted]) {
 
   function draw() {
     const shown = PANELS.map((panel) => chart(panel, rows)).filter((one) => one !== null);
-    panels.replaceChildren(...(shown.length ? shown : [el("p", { class: "hint" }, "No numbers yet.")]));
+    panels.replaceChildren(...(shown.length ? shown : [el("p", { class: "hint" }, "The run has no metrics yet.")]));
   }
 }
 
