@@ -1,8 +1,9 @@
-"""From hits to the candidates that a masked query reads, and to the tensors of a pre-training step.
+"""Chooses the candidates of masked queries from search results, and makes the tensors of a pre-training step.
 
-Two rules of the paper: the null passage is always candidate 0, and a passage that the query was cut from, or that repeats the
-text of the query, is never a candidate. Injected positives are an option: passages that hold the masked span, found through
-the salient spans, for readers and batches that are too small to find positives by chance.
+Two rules apply. The null passage is always candidate 0. The passage from which the query was cut, and every passage that
+repeats the text of the query, is never a candidate, unless `exclude_own` is False. In addition, positives can be injected:
+passages in which the masked span was tagged become candidates. Injected positives are for readers and batches that are too
+small to find positives by chance.
 
 Axis letters: B queries, K candidates including the null passage, M masked tokens, U distinct passages, T tokens.
 """
@@ -29,11 +30,11 @@ class Candidates(NamedTuple):
     number_BK: np.ndarray
     """Passage numbers; column 0 is the null passage."""
     excluded: list[np.ndarray]
-    """Per query, the retrieved passages that repeat the text of the query, including its own passage."""
+    """Per query, the passage of the query and the retrieved passages that repeat the text of the query."""
 
 
 class RetrievalBatch(NamedTuple):
-    """Inputs of the forward pass of a step."""
+    """The inputs of one training step."""
 
     queries: Tokens
     passages: Tokens
@@ -41,9 +42,9 @@ class RetrievalBatch(NamedTuple):
     place_BK: Tensor
     """Row of each candidate in `passages`."""
     joint: Tokens
-    """Each query with each of its candidates -> [B * K, T], candidates varying fastest."""
+    """Each query with each of its candidates -> [B * K, T]; the rows of the first query come first."""
     position_BM: Tensor
-    """Masked positions, equal in the query and in its joint rows."""
+    """Masked positions, which are the same in `queries` and in `joint`."""
     target_BM: Tensor
     mask_BM: Tensor
     """1.0 at real masked tokens, 0.0 at padding."""
@@ -65,9 +66,9 @@ def choose_candidates(
 ) -> Candidates:
     """`count` candidates per query: the null passage, `injected` positives of the masked span, and the best hits.
 
-    `same_corpus`: the passages of the queries are numbered as in `knowledge`. Injected positives are the best-scoring positives
-    that are not among the hits; if there are fewer than `injected`, more hits take their places. `exclude_own` False: no
-    passage is excluded.
+    `same_corpus`: the queries were cut from the passages in `knowledge`. The injected positives are the positives with the best
+    scores that are not among the other candidates; if there are fewer than `injected`, more hits become candidates. With
+    `exclude_own` False, no passage is excluded.
 
     Raises:
         InputError: the corpus is too small to give every query its candidates.
@@ -79,7 +80,7 @@ def choose_candidates(
         own = np.array([query.passage] if same_corpus else [], dtype=np.int64) if exclude_own else None
         hit, out = _allowed(query, hits, row, knowledge, own)
         depth = wanted + 8
-        while len(hit) < wanted and depth < len(index):  # many duplicates of one text: search deeper
+        while len(hit) < wanted and depth < len(index):  # many hits repeat the text of the query
             depth *= 4
             hit, out = _allowed(query, index.search(query_BD[row : row + 1], depth), 0, knowledge, own)
         if len(hit) < wanted:
@@ -105,7 +106,7 @@ def read_inputs(
     tokenizer: Tokenizer,
     lengths: Lengths,
 ) -> RetrievalBatch:
-    """The tensors of a step: queries, distinct passages, and every query with every candidate."""
+    """The tensors of a training step: queries, distinct passages, and each query with each of its candidates."""
     distinct, place = np.unique(number_BK, return_inverse=True)
     position_BM, target_BM, mask_BM = _targets(queries)
     nothing = np.zeros(0, dtype=np.int64)
@@ -128,7 +129,7 @@ def read_inputs(
 
 
 def _targets(queries: Sequence[MaskedQuery]) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions (counted after [CLS]), target ids and mask, padded to the longest span -> three of [B, M]."""
+    """Masked positions (with [CLS] at position 0), target ids and mask, padded to the longest span -> three tensors [B, M]."""
     most = max(len(q.positions) for q in queries)
     position_BM = np.zeros((len(queries), most), dtype=np.int64)
     target_BM = np.zeros((len(queries), most), dtype=np.int64)
@@ -144,7 +145,10 @@ def _targets(queries: Sequence[MaskedQuery]) -> tuple[Tensor, Tensor, Tensor]:
 def _allowed(
     query: MaskedQuery, hits: Hits, row: int, knowledge: PassageTokens, own: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The hits of a query without passages that repeat its text, and those passages; `own` None: all hits, and nothing."""
+    """The allowed hits of a query, and the excluded passages: `own`, and the hits that repeat the text of the query.
+
+    If `own` is None, all hits are allowed.
+    """
     numbers = hits.number_BK[row].cpu().numpy()
     if own is None:
         return numbers, numbers[:0]

@@ -108,4 +108,4 @@ def test_child_dies_with_a_parent_that_was_killed(tmp_path) -> None:
     while alive(child):
         assert time.monotonic() < end
         time.sleep(0.02)
-    assert "the process that started this one is gone" in log.read_text()
+    assert "the parent process has ended" in log.read_text()

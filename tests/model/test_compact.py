@@ -107,7 +107,7 @@ def test_the_report_counts_every_byte(made, tmp_path: Path, capsys) -> None:
     assert cli.main(words) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["bytes"] == sum(path.stat().st_size for path in made.compact.rglob("*") if path.is_file())
-    assert cli.main(words) == 2 and "is there already" in capsys.readouterr().err
+    assert cli.main(words) == 2 and "exists already" in capsys.readouterr().err
 
 
 def test_the_manifest_names_the_weights_that_are_loaded(made) -> None:
@@ -181,7 +181,7 @@ def test_a_package_that_is_missing_or_has_other_weights_is_one_line(
     install(tmp_path / "tiny_other", other, monkeypatch)
     for reader in (True, False):
         with pytest.raises(
-            RealmError, match=r"has other weights .*: install the tiny-other that it"
+            RealmError, match=r"has other weights .*: install the version of tiny-other with which"
         ) as error:
             load_model(made.compact, reader=reader)
         assert "\n" not in str(error.value)
@@ -233,7 +233,7 @@ def test_a_weight_too_large_for_16_bits_is_refused_and_nothing_is_written(made, 
     model = load_model(made.model)
     with torch.no_grad():
         model.reader.bert.cls.predictions.bias[3] = 7e4
-    with pytest.raises(RealmError, match="a weight is 70000, and 16 bits end at 65504"):
+    with pytest.raises(RealmError, match="a weight is 70000, but float16 holds at most 65504"):
         save_model(model, tmp_path / "large", compact=True)
     assert not list(tmp_path.glob("large*"))
 

@@ -59,7 +59,7 @@ def test_model_trained_at_another_share_is_refused_in_one_line(tiny_kb, trained,
 
 
 def test_model_trained_on_passages_of_another_length_is_refused(tiny_kb, trained) -> None:
-    with pytest.raises(RealmError, match="passage_tokens=112, knowledge base"):
+    with pytest.raises(RealmError, match="passage_tokens=112, but knowledge base"):
         probe(tiny_kb, trained(held_out=0.2, passage_tokens=112), ProbeConfig(device="cpu"))
 
 

@@ -151,7 +151,7 @@ def test_build_without_a_trainer_ends_before_it_does_anything() -> None:
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True
     )
     assert ended.returncode == -signal.SIGKILL
-    assert ended.stderr == "the process that started this one is gone\n"
+    assert ended.stderr == "the parent process has ended\n"
 
 
 class PowerCut(BaseException):
