@@ -7,7 +7,7 @@ Three more functions decide which passages a masked query may retrieve: `span_ke
 that hold a span, and `repeats_text` finds passages that repeat the text of a query.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -21,6 +21,26 @@ TOKEN_SHARE = 0.15
 """Share of a sentence that the random maskings mask (BERT, SpanBERT)."""
 REPLACED, KEPT = 0.1, 0.1
 """Shares of the predicted wordpieces of "bert" that become a random wordpiece, and that stay as they are."""
+
+
+class MaskingRule(NamedTuple):
+    """How a passage becomes a masked query."""
+
+    mask_id: int
+    """Wordpiece [MASK]."""
+    max_tokens: int
+    """Longest query in wordpieces; a longer sentence is cut to a window around the first mask (released code: the example is
+    skipped)."""
+    masking: Masking = "salient"
+    """What is masked: `mask_passage` describes each value."""
+    repeats: bool = False
+    """Whether other occurrences of a salient span in the sentence are masked too (released code: no)."""
+    titled: float = 0.0
+    """Share of the queries of `draw_queries` that begin with the title of their passage (`with_title`)."""
+    vocab_size: int = 0
+    """Number of wordpieces that "bert" draws random wordpieces from."""
+    max_masks: int = 10
+    """Largest number of masked positions that are predicted."""
 
 
 class MaskedQuery(NamedTuple):
@@ -39,30 +59,21 @@ class MaskedQuery(NamedTuple):
 
 
 def mask_passage(
-    tokens: PassageTokens,
-    passage: int,
-    rng: np.random.Generator,
-    mask_id: int,
-    max_tokens: int,
-    masking: Masking = "salient",
-    max_masks: int = 10,
-    repeats: bool = False,
-    vocab_size: int = 0,
+    tokens: PassageTokens, passage: int, rng: np.random.Generator, rule: MaskingRule
 ) -> MaskedQuery | None:
     """A masked query of a passage, or None if the passage has nothing to mask.
 
     "salient": a span drawn evenly from all spans of the passage that lie within one sentence. The sentence of the span is the
-    query, every wordpiece of the span becomes [MASK], and the first `max_masks` are predicted. `repeats` masks other
-    occurrences of the span in the sentence too (released code: no). "token": 15 % of the wordpieces of a random sentence.
-    "bert": as "token", but of these 10 % become a random wordpiece of `vocab_size` and 10 % stay as they are (Devlin et al.
-    2019). "span": random runs of geometric length (p = 0.2, at most 10) up to 15 % (SpanBERT). A sentence longer than
-    `max_tokens` is cut to a window around the first mask (released code: the example is skipped)."""
+    query, every wordpiece of the span becomes [MASK], and the first `max_masks` wordpieces are predicted. "token": 15 % of the
+    wordpieces of a random sentence. "bert": as "token", but of these wordpieces 10 % become a random wordpiece and 10 % stay
+    unchanged (Devlin et al. 2019). "span": random runs of geometric length (p = 0.2, at most 10) up to 15 % (SpanBERT).
+    """
     body = tokens.body.row(passage)
-    if masking == "salient":
+    if rule.masking == "salient":
         chosen = _salient(tokens, passage, rng)
         if chosen is None:
             return None
-        return _hide_span(passage, body, *chosen, mask_id, max_tokens, max_masks, repeats)
+        return _hide_span(passage, body, *chosen, rule)
     else:
         starts = tokens.sentences.row(passage)
         bounds = np.append(starts, len(body))
@@ -70,88 +81,61 @@ def mask_passage(
         sentence = body[bounds[number] : bounds[number + 1]]
         if len(sentence) < 4:
             return None
-        hidden = (_random_spans if masking == "span" else _random_tokens)(len(sentence), rng)
-    query = _hide(passage, sentence, hidden, hidden[:0], mask_id, max_tokens, max_masks)
-    return _as_bert(query, rng, mask_id, vocab_size) if masking == "bert" else query
+        hidden = (_random_spans if rule.masking == "span" else _random_tokens)(len(sentence), rng)
+    query = _hide(passage, sentence, hidden, hidden[:0], rule)
+    return _as_bert(query, rng, rule) if rule.masking == "bert" else query
 
 
 def each_span(tokens: PassageTokens, passage: int, mask_id: int, max_tokens: int) -> Iterator[MaskedQuery]:
     """One masked query for each span of a passage that lies within a sentence; its repeats in the sentence are masked too."""
     body = tokens.body.row(passage)
     for sentence, span in _spans_in_sentences(tokens, passage):
-        yield _hide_span(passage, body, sentence, span, mask_id, max_tokens, max_masks=10, repeats=True)
+        yield _hide_span(passage, body, sentence, span, MaskingRule(mask_id, max_tokens, repeats=True))
 
 
-def _as_bert(query: MaskedQuery, rng: np.random.Generator, mask_id: int, vocab_size: int) -> MaskedQuery:
+def _as_bert(query: MaskedQuery, rng: np.random.Generator, rule: MaskingRule) -> MaskedQuery:
     """The query with some of its [MASK] replaced by a random wordpiece, and some by the original one (Devlin et al. 2019)."""
-    hidden, ids = np.flatnonzero(query.ids == mask_id), query.ids.copy()
+    hidden, ids = np.flatnonzero(query.ids == rule.mask_id), query.ids.copy()
     draw = rng.random(len(hidden))
     replaced, kept = hidden[draw < REPLACED], hidden[draw >= 1 - KEPT]
-    ids[replaced], ids[kept] = rng.integers(vocab_size, size=len(replaced)), query.original[kept]
+    ids[replaced], ids[kept] = rng.integers(rule.vocab_size, size=len(replaced)), query.original[kept]
     return query._replace(ids=ids)
 
 
 def _hide_span(
-    passage: int,
-    body: np.ndarray,
-    bounds: tuple[int, int],
-    span: tuple[int, int],
-    mask_id: int,
-    max_tokens: int,
-    max_masks: int,
-    repeats: bool,
+    passage: int, body: np.ndarray, bounds: tuple[int, int], span: tuple[int, int], rule: MaskingRule
 ) -> MaskedQuery:
     """The query that hides a span, given as bounds in the body, in the sentence with the given bounds."""
     sentence = body[slice(*bounds)]
     hidden = np.arange(*span) - bounds[0]
-    also = np.setdiff1d(_occurrences(sentence, sentence[hidden]), hidden) if repeats else hidden[:0]
-    return _hide(passage, sentence, hidden, also, mask_id, max_tokens, max_masks)
+    also = np.setdiff1d(_occurrences(sentence, sentence[hidden]), hidden) if rule.repeats else hidden[:0]
+    return _hide(passage, sentence, hidden, also, rule)
 
 
 def _hide(
-    passage: int,
-    sentence: np.ndarray,
-    hidden: np.ndarray,
-    also: np.ndarray,
-    mask_id: int,
-    max_tokens: int,
-    max_masks: int,
+    passage: int, sentence: np.ndarray, hidden: np.ndarray, also: np.ndarray, rule: MaskingRule
 ) -> MaskedQuery:
     """The query that hides the wordpieces at `hidden`, the first `max_masks` of which are predicted, and those at `also`."""
-    offset = _window(len(sentence), int(hidden[0]), int(hidden[-1]), max_tokens)
+    offset = _window(len(sentence), int(hidden[0]), int(hidden[-1]), rule.max_tokens)
     ids = sentence.copy()
-    ids[hidden] = mask_id
-    ids[also] = mask_id
-    positions = hidden[:max_masks] - offset
-    positions = positions[positions < max_tokens]
-    window = slice(offset, offset + max_tokens)
+    ids[hidden] = rule.mask_id
+    ids[also] = rule.mask_id
+    positions = hidden[: rule.max_masks] - offset
+    positions = positions[positions < rule.max_tokens]
+    window = slice(offset, offset + rule.max_tokens)
     return MaskedQuery(passage, ids[window], sentence[window], positions, sentence[positions + offset])
 
 
 def draw_queries(
-    tokens: PassageTokens,
-    passages: np.ndarray,
-    count: int,
-    rng: np.random.Generator,
-    mask_id: int,
-    max_tokens: int,
-    masking: Masking = "salient",
-    repeats: bool = False,
-    titled: float = 0.0,
-    vocab_size: int = 0,
+    tokens: PassageTokens, passages: np.ndarray, count: int, rng: np.random.Generator, rule: MaskingRule
 ) -> list[MaskedQuery]:
-    """`count` masked queries from passages drawn evenly from the given numbers; passages with nothing to mask are skipped.
-
-    A share `titled` of the queries begins with the title of the passage (`with_title`).
-    """
+    """`count` masked queries from passages drawn evenly from the given numbers; passages with nothing to mask are skipped."""
     queries: list[MaskedQuery] = []
     for passage in _endless(passages, rng, limit=count * 50):
-        query = mask_passage(
-            tokens, passage, rng, mask_id, max_tokens, masking, repeats=repeats, vocab_size=vocab_size
-        )
+        query = mask_passage(tokens, passage, rng, rule)
         if query is not None:
-            if titled and rng.random() < titled:
-                query = with_title(query, tokens.title.row(passage), max_tokens)
+            if rule.titled and rng.random() < rule.titled:
+                query = with_title(query, tokens.title.row(passage), rule.max_tokens)
             queries.append(query)
             if len(queries) == count:
                 break
@@ -166,12 +150,6 @@ def with_title(query: MaskedQuery, title: np.ndarray, max_tokens: int) -> Masked
     if len(title) + len(query.ids) > max_tokens or np.isin(title, query.targets).any():
         return query
     return query._replace(ids=np.concatenate([title, query.ids]), positions=query.positions + len(title))
-
-
-def held_out(ids: Sequence[str], share: float) -> np.ndarray:
-    """True for passages that no training query is cut from. Decided by content hash, so that adding and deleting change
-    nothing."""
-    return np.array([int(i[:8], 16) % 10_000 < share * 10_000 for i in ids], dtype=bool)
 
 
 def span_key(ids: np.ndarray) -> int:
