@@ -189,7 +189,7 @@ def tagged(folder: Path, size: int, tagger: str) -> list[shared.Row]:
 
 def tag(documents: str, tagger: str, processes: str) -> tuple[float, float]:
     """Seconds and CPU seconds of a tagger on all documents, without the time of loading the tagger."""
-    from realm.documents.readers import read_documents
+    from realm.documents.reading import read_documents
     from realm.text.salient_spans import load_tagger
 
     loaded = load_tagger(tagger, int(processes))

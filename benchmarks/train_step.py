@@ -52,7 +52,7 @@ from interop_inputs import B, K, print_result, step_inputs, timed
 from torch import Tensor, nn
 
 from realm.interop.checkpoint import open_checkpoint
-from realm.interop.parts import convert
+from realm.interop.weight_names import convert
 from realm.masking.candidates import RetrievalBatch
 from realm.model.device import autocast, choose_device, keep_freed_memory, multiplies_bf16
 from realm.model.embedder import Tower, TransformerTower

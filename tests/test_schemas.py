@@ -14,7 +14,8 @@ from realm import cli
 from realm.checksums import CHECKSUMS
 from realm.cli import knowledge_base as kb_command
 from realm.cli.converting import CompactJson, MadeFolderJson
-from realm.documents.readers import LEFT_OUT, LeftOut
+from realm.documents.reading import LEFT_OUT, LeftOut
+from realm.hub import encoder_folder
 from realm.index.versions import IndexReport
 from realm.interop.blocks import ConvertedJson, ExportedJson
 from realm.model.embedder import EmbedderConfig
@@ -31,7 +32,6 @@ from realm.store.knowledge_base import DocumentEntry
 from realm.store.merged import MERGED, MergedLine
 from realm.store.tables import open_table
 from realm.store.vectors import VectorsInfo
-from realm.tokens.hub import encoder_folder
 from realm.tokens.layouts import Lengths
 from realm.train import loop
 from realm.train.adapt import AdaptConfig
@@ -107,7 +107,7 @@ WRITERS = {
     ],
     "documents/wikipedia/dumps.py main": ["a line from a process: tests/documents/test_wikipedia.py"],
     "tokens/tokenizer.py _behaviour": ["what a fingerprint is of: never written"],
-    "documents/readers.py ReadingReport.keep": ["left_out.jsonl"],
+    "documents/reading.py ReadingReport.keep": ["left_out.jsonl"],
     "workspace/fit.py _Fit._judged": ["made questions: tests/workspace/test_fit.py reads them"],
     "workspace/fit.py _Fit._write": ["report.json: tests/workspace/test_fit.py"],
     "workspace/sync.py Sync._write_ids": ["documents.json: tests/workspace/test_fit.py"],

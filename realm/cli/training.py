@@ -173,7 +173,7 @@ def _adapt(args: argparse.Namespace) -> None:
 
 def _index(args: argparse.Namespace) -> None:
     if args.supervised is not None:
-        from realm.index.watchdog import end_with_parent
+        from realm.watchdog import end_with_parent
 
         end_with_parent()  # before torch is imported, which takes seconds: the trainer may die during them
     from realm.index.versions import IndexConfig, build_index

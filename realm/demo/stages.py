@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from realm.documents.readers import read_documents
+from realm.documents.reading import read_documents
 from realm.files import read_json, write_json_lines
 from realm.stages.runner import Section, Stage
 from realm.workspace.report import KB, REPORT, FitJson

@@ -19,12 +19,12 @@ import torch
 
 from realm.errors import ConflictError, InputError, RealmError
 from realm.index.embedding import embed_passages
-from realm.index.watchdog import in_words
 from realm.model.device import Precision, autocast, choose_device
 from realm.model.folder import load_model
 from realm.progress import progress
 from realm.store import unfinished
 from realm.store.knowledge_base import KnowledgeBase
+from realm.watchdog import in_words
 
 
 class Share(NamedTuple):

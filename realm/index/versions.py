@@ -181,8 +181,8 @@ def publish(
 ) -> int:
     """Publishes a version with the vectors of all passages -> number of the version.
 
-    If `array_ND` is None, the passages are embedded now. `bits` is the number of bits in which a number is stored: 16, or 32 for
-    the vectors of a converted checkpoint.
+    If `array_ND` is None, the passages are embedded now. `bits` is the number of bits in which a number is stored: 16, or
+    32 for the vectors of a converted checkpoint.
     """
     if array_ND is None:
         array_ND = _embed(kb.tokens, kb.keys_N, model, folder)

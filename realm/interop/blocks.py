@@ -24,7 +24,7 @@ from realm.index.versions import index_folder, publish
 from realm.interop.block_records import BlockRecords, write_records
 from realm.interop.checkpoint import CLASSES, RECORDS, open_checkpoint
 from realm.interop.export import Lazy, check_exportable, kinds_of, write_checkpoint
-from realm.interop.parts import convert
+from realm.interop.weight_names import convert
 from realm.model.folder import Model, load_model, new_folder, save_model
 from realm.model.manifest import is_model, read_manifest
 from realm.progress import progress

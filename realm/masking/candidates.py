@@ -9,6 +9,7 @@ Axis letters: B queries, K candidates including the null passage, M masked token
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from realm.errors import InputError
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, repeats_text
+from realm.model.folder import Model
+from realm.model.modes import evaluating
 from realm.model.scores import scores
 from realm.search.exact import Hits, MipsIndex
 from realm.store.knowledge_base import PassageTokens
@@ -53,50 +56,80 @@ class RetrievalBatch(NamedTuple):
         return RetrievalBatch._make(part.to(device) for part in self)
 
 
+@dataclass(frozen=True)
+class CandidateRule:
+    """How the candidates of a query are chosen."""
+
+    count: int
+    """Candidates per query, including the null passage."""
+    same_corpus: bool
+    """Whether the queries were cut from the passages of the knowledge corpus."""
+    injected: int = 0
+    """Number of injected positives: the positives of the masked span with the best scores that are not among the other
+    candidates. If there are fewer positives, more hits become candidates."""
+    exclude_own: bool = True
+    """If False, no passage is excluded."""
+
+
 def choose_candidates(
     queries: Sequence[MaskedQuery],
     query_BD: Tensor,
     index: MipsIndex,
     knowledge: PassageTokens,
-    count: int,
-    same_corpus: bool,
-    injected: int = 0,
+    rule: CandidateRule,
     spans: SpanIndex | None = None,
-    exclude_own: bool = True,
 ) -> Candidates:
-    """`count` candidates per query: the null passage, `injected` positives of the masked span, and the best hits.
+    """The candidates of each query: the null passage, injected positives of the masked span, and the best hits.
 
-    `same_corpus`: the queries were cut from the passages in `knowledge`. The injected positives are the positives with the best
-    scores that are not among the other candidates; if there are fewer than `injected`, more hits become candidates. With
-    `exclude_own` False, no passage is excluded.
+    `spans` finds the positives; if `spans` is None, no positive is injected.
 
     Raises:
         InputError: the corpus is too small to give every query its candidates.
     """
-    wanted = count - 1
+    wanted, injected = rule.count - 1, rule.injected
     hits = index.search(query_BD, wanted + 8)
     numbers, excluded = [], []
     for row, query in enumerate(queries):
-        own = np.array([query.passage] if same_corpus else [], dtype=np.int64) if exclude_own else None
+        own = (
+            np.array([query.passage] if rule.same_corpus else [], dtype=np.int64)
+            if rule.exclude_own
+            else None
+        )
         hit, out = _allowed(query, hits, row, knowledge, own)
         depth = wanted + 8
         while len(hit) < wanted and depth < len(index):  # many hits repeat the text of the query
             depth *= 4
             hit, out = _allowed(query, index.search(query_BD[row : row + 1], depth), 0, knowledge, own)
         if len(hit) < wanted:
-            raise InputError(f"{len(index)} passages are too few: {count} candidates per query need more")
+            raise InputError(
+                f"{len(index)} passages are too few: {rule.count} candidates per query need more"
+            )
         chosen = hit[:wanted]
         if injected and spans is not None:
             positives = np.setdiff1d(
                 spans.passages(query.targets), np.concatenate([out, chosen[: wanted - injected]])
             )
             best = _best(positives, query_BD[row], index, injected * 2)
-            best = [n for n in best if not (exclude_own and _repeats(query, n, knowledge))][:injected]
+            best = [n for n in best if not (rule.exclude_own and _repeats(query, n, knowledge))][:injected]
             fill = [n for n in chosen[wanted - injected :] if n not in best][: injected - len(best)]
             chosen = np.array([*chosen[: wanted - injected], *best, *fill], dtype=np.int64)
         numbers.append(np.concatenate([[NULL_PASSAGE], chosen]))
         excluded.append(out)
     return Candidates(np.stack(numbers).astype(np.int64), excluded)
+
+
+@torch.no_grad()
+def embed_queries(model: Model, queries: Sequence[MaskedQuery], at_once: int = 128) -> Tensor:
+    """Vectors of masked queries, without dropout -> [B, D]."""
+    with evaluating(model.embedder):
+        return torch.cat(
+            [
+                model.embedder.query(
+                    query_inputs([q.ids for q in part], model.tokenizer, model.lengths).to(model.device)
+                )
+                for part in (queries[i : i + at_once] for i in range(0, len(queries), at_once))
+            ]
+        )
 
 
 def read_inputs(

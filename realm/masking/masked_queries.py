@@ -7,7 +7,7 @@ This file also compares passages with masked queries: `SpanIndex` finds the pass
 out whether a passage contains a span, and `repeats_text` whether a passage repeats the text of a query.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -19,10 +19,28 @@ Masking = Literal["salient", "token", "bert", "span"]
 
 TOKEN_SHARE = 0.15
 """Share of the wordpieces of a sentence that are masked at random (BERT, SpanBERT)."""
-MOST_MASKS = 10
-"""Largest number of wordpieces of a query that are predicted."""
 REPLACED, KEPT = 0.1, 0.1
 """With masking "bert": share of the predicted wordpieces that become a random wordpiece, and share that is not changed."""
+
+
+class MaskingRule(NamedTuple):
+    """How a passage becomes a masked query."""
+
+    mask_id: int
+    """Wordpiece [MASK]."""
+    max_tokens: int
+    """Longest query in wordpieces; a longer sentence is cut to a window with the first mask (released code: the example is
+    skipped)."""
+    masking: Masking = "salient"
+    """What is masked; `mask_passage` describes each value."""
+    repeats: bool = False
+    """Whether other occurrences of a salient span in the sentence are masked too (not in the released code)."""
+    titled: float = 0.0
+    """Share of the queries of `draw_queries` that begin with the title of the passage (`with_title`)."""
+    vocab_size: int = 0
+    """Number of wordpieces from which "bert" draws random wordpieces."""
+    max_masks: int = 10
+    """Largest number of wordpieces of a query that are predicted."""
 
 
 class MaskedQuery(NamedTuple):
@@ -35,38 +53,28 @@ class MaskedQuery(NamedTuple):
     original: np.ndarray
     """The sentence before masking, without a title."""
     positions: np.ndarray
-    """Positions in `ids` that are predicted, ascending, at most `MOST_MASKS`."""
+    """Positions in `ids` that are predicted, ascending."""
     targets: np.ndarray
     """The original wordpieces at `positions`."""
 
 
 def mask_passage(
-    tokens: PassageTokens,
-    passage: int,
-    rng: np.random.Generator,
-    mask_id: int,
-    max_tokens: int,
-    masking: Masking = "salient",
-    repeats: bool = False,
-    vocab_size: int = 0,
+    tokens: PassageTokens, passage: int, rng: np.random.Generator, rule: MaskingRule
 ) -> MaskedQuery | None:
     """A masked query from a passage; None if the passage has nothing to mask.
 
     "salient": a span is drawn uniformly from all spans of the passage that lie within one sentence. The query is the sentence
-    with this span, every wordpiece of the span becomes [MASK], and the first `MOST_MASKS` wordpieces are predicted. With
-    `repeats`, other occurrences of the span in the sentence are masked too (not in the released code). "token": 15 % of the
-    wordpieces of a random sentence are masked. "bert": as "token", but 10 % of the masked wordpieces become a random wordpiece
-    (of `vocab_size`), and 10 % are not changed (Devlin et al. 2019). "span": random runs of wordpieces are masked, up to 15 %
+    with this span, every wordpiece of the span becomes [MASK], and the first `max_masks` wordpieces are predicted. "token":
+    15 % of the wordpieces of a random sentence are masked. "bert": as "token", but 10 % of the masked wordpieces become a
+    random wordpiece, and 10 % are not changed (Devlin et al. 2019). "span": random runs of wordpieces are masked, up to 15 %
     of a random sentence; the lengths of the runs have a geometric distribution (p = 0.2) and are at most 10 (SpanBERT).
-
-    A sentence longer than `max_tokens` is cut to a window with the first mask (released code: the example is skipped).
     """
     body = tokens.body.row(passage)
-    if masking == "salient":
+    if rule.masking == "salient":
         chosen = _salient(tokens, passage, rng)
         if chosen is None:
             return None
-        return _hide_span(passage, body, *chosen, mask_id, max_tokens, repeats)
+        return _hide_span(passage, body, *chosen, rule)
     else:
         starts = tokens.sentences.row(passage)
         bounds = np.append(starts, len(body))
@@ -74,9 +82,9 @@ def mask_passage(
         sentence = body[bounds[number] : bounds[number + 1]]
         if len(sentence) < 4:
             return None
-        hidden = (_random_spans if masking == "span" else _random_tokens)(len(sentence), rng)
-    query = _hide(passage, sentence, hidden, hidden[:0], mask_id, max_tokens)
-    return _as_bert(query, rng, mask_id, vocab_size) if masking == "bert" else query
+        hidden = (_random_spans if rule.masking == "span" else _random_tokens)(len(sentence), rng)
+    query = _hide(passage, sentence, hidden, hidden[:0], rule)
+    return _as_bert(query, rng, rule) if rule.masking == "bert" else query
 
 
 def each_span(tokens: PassageTokens, passage: int, mask_id: int, max_tokens: int) -> Iterator[MaskedQuery]:
@@ -86,78 +94,55 @@ def each_span(tokens: PassageTokens, passage: int, mask_id: int, max_tokens: int
     """
     body = tokens.body.row(passage)
     for sentence, span in _spans_in_sentences(tokens, passage):
-        yield _hide_span(passage, body, sentence, span, mask_id, max_tokens, repeats=True)
+        yield _hide_span(passage, body, sentence, span, MaskingRule(mask_id, max_tokens, repeats=True))
 
 
-def _as_bert(query: MaskedQuery, rng: np.random.Generator, mask_id: int, vocab_size: int) -> MaskedQuery:
+def _as_bert(query: MaskedQuery, rng: np.random.Generator, rule: MaskingRule) -> MaskedQuery:
     """Replaces some [MASK] of a query by random wordpieces, and some by the original wordpieces (Devlin et al. 2019)."""
-    hidden, ids = np.flatnonzero(query.ids == mask_id), query.ids.copy()
+    hidden, ids = np.flatnonzero(query.ids == rule.mask_id), query.ids.copy()
     draw = rng.random(len(hidden))
     replaced, kept = hidden[draw < REPLACED], hidden[draw >= 1 - KEPT]
-    ids[replaced], ids[kept] = rng.integers(vocab_size, size=len(replaced)), query.original[kept]
+    ids[replaced], ids[kept] = rng.integers(rule.vocab_size, size=len(replaced)), query.original[kept]
     return query._replace(ids=ids)
 
 
 def _hide_span(
-    passage: int,
-    body: np.ndarray,
-    bounds: tuple[int, int],
-    span: tuple[int, int],
-    mask_id: int,
-    max_tokens: int,
-    repeats: bool,
+    passage: int, body: np.ndarray, bounds: tuple[int, int], span: tuple[int, int], rule: MaskingRule
 ) -> MaskedQuery:
     """Masks a span in a sentence -> query. `bounds` has start and end of the sentence, `span` start and end of the span."""
     sentence = body[slice(*bounds)]
     hidden = np.arange(*span) - bounds[0]
-    also = np.setdiff1d(_occurrences(sentence, sentence[hidden]), hidden) if repeats else hidden[:0]
-    return _hide(passage, sentence, hidden, also, mask_id, max_tokens)
+    also = np.setdiff1d(_occurrences(sentence, sentence[hidden]), hidden) if rule.repeats else hidden[:0]
+    return _hide(passage, sentence, hidden, also, rule)
 
 
 def _hide(
-    passage: int,
-    sentence: np.ndarray,
-    hidden: np.ndarray,
-    also: np.ndarray,
-    mask_id: int,
-    max_tokens: int,
+    passage: int, sentence: np.ndarray, hidden: np.ndarray, also: np.ndarray, rule: MaskingRule
 ) -> MaskedQuery:
-    """Masks the wordpieces at `hidden` and at `also` -> query in which the first `MOST_MASKS` of `hidden` are predicted."""
-    offset = _window(len(sentence), int(hidden[0]), int(hidden[-1]), max_tokens)
+    """Masks the wordpieces at `hidden` and at `also` -> query in which the first `max_masks` of `hidden` are predicted."""
+    offset = _window(len(sentence), int(hidden[0]), int(hidden[-1]), rule.max_tokens)
     ids = sentence.copy()
-    ids[hidden] = mask_id
-    ids[also] = mask_id
-    positions = hidden[:MOST_MASKS] - offset
-    positions = positions[positions < max_tokens]
-    window = slice(offset, offset + max_tokens)
+    ids[hidden] = rule.mask_id
+    ids[also] = rule.mask_id
+    positions = hidden[: rule.max_masks] - offset
+    positions = positions[positions < rule.max_tokens]
+    window = slice(offset, offset + rule.max_tokens)
     return MaskedQuery(passage, ids[window], sentence[window], positions, sentence[positions + offset])
 
 
 def draw_queries(
-    tokens: PassageTokens,
-    passages: np.ndarray,
-    count: int,
-    rng: np.random.Generator,
-    mask_id: int,
-    max_tokens: int,
-    masking: Masking = "salient",
-    repeats: bool = False,
-    titled: float = 0.0,
-    vocab_size: int = 0,
+    tokens: PassageTokens, passages: np.ndarray, count: int, rng: np.random.Generator, rule: MaskingRule
 ) -> list[MaskedQuery]:
     """Up to `count` masked queries from passages that are drawn uniformly from `passages`.
 
-    Passages with nothing to mask are skipped. A share `titled` of the queries begins with the title of the passage
-    (`with_title`).
+    Passages with nothing to mask are skipped.
     """
     queries: list[MaskedQuery] = []
     for passage in _endless(passages, rng, limit=count * 50):
-        query = mask_passage(
-            tokens, passage, rng, mask_id, max_tokens, masking, repeats=repeats, vocab_size=vocab_size
-        )
+        query = mask_passage(tokens, passage, rng, rule)
         if query is not None:
-            if titled and rng.random() < titled:
-                query = with_title(query, tokens.title.row(passage), max_tokens)
+            if rule.titled and rng.random() < rule.titled:
+                query = with_title(query, tokens.title.row(passage), rule.max_tokens)
             queries.append(query)
             if len(queries) == count:
                 break
@@ -172,14 +157,6 @@ def with_title(query: MaskedQuery, title: np.ndarray, max_tokens: int) -> Masked
     if len(title) + len(query.ids) > max_tokens or np.isin(title, query.targets).any():
         return query
     return query._replace(ids=np.concatenate([title, query.ids]), positions=query.positions + len(title))
-
-
-def held_out(ids: Sequence[str], share: float) -> np.ndarray:
-    """True for the held-out passages, from which no training query is cut -> [N] bool.
-
-    Whether a passage is held out depends only on its id, a hash of its content, and not on other passages.
-    """
-    return np.array([int(i[:8], 16) % 10_000 < share * 10_000 for i in ids], dtype=bool)
 
 
 def span_key(ids: np.ndarray) -> int:

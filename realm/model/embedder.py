@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from realm.errors import InputError
+from realm.hub import encoder_folder
 from realm.model.bert import Bert, BertConfig
 from realm.model.bert_files import read_weights
 from realm.model.cpu.dropout import FastDropout
@@ -19,7 +21,6 @@ from realm.model.cpu.packed import hidden_states, states_at
 from realm.model.masked_reader import MaskedReader
 from realm.model.modes import recomputed
 from realm.model.scores import own_scores
-from realm.tokens.hub import encoder_folder
 from realm.tokens.layouts import Tokens
 
 IMPORTANCE_RATE = 10.0
@@ -228,3 +229,31 @@ def fit_projection(tower: Tower, pooled_NH: Tensor, whiten: bool) -> None:
         for parameter, start in ((tower.projection.weight, kept_DH), (tower.projection.bias, bias_D)):
             parameter.zero_()
             parameter[: len(start)].copy_(start)
+
+
+def freeze_passage_encoder(embedder: Embedder) -> None:
+    """Gives the embedder a separate passage tower whose projection trains and whose encoder is frozen.
+
+    Raises:
+        InputError: a bag-of-words tower has no encoder to freeze.
+    """
+    embedder.untie()
+    _with_layers(embedder.passage, "passage_encoder").encoder.requires_grad_(False)
+
+
+def freeze_input_embeddings(embedder: Embedder) -> None:
+    """Freezes the word, position and segment embeddings of both towers.
+
+    Raises:
+        InputError: a bag-of-words tower has nothing else to train.
+    """
+    for tower in (embedder.query, embedder.passage):
+        _with_layers(tower, "input_embeddings").encoder.embeddings.requires_grad_(False)
+
+
+def _with_layers(tower: Tower, option: str) -> TransformerTower:
+    if not isinstance(tower, TransformerTower):
+        raise InputError(
+            f'{option} = "frozen" needs towers with layers, this model\'s embed words alone: leave it "trained"'
+        )
+    return tower

@@ -9,9 +9,9 @@ from typing import Any, NotRequired, TypedDict
 from realm.checksums import checksum
 from realm.errors import DamagedError, InputError, RealmError, writing
 from realm.files import read_json, write_json
+from realm.hub import encoder_folder, from_hub
 from realm.model.calibration import Calibration
 from realm.text.corpus import HeldOut
-from realm.tokens.hub import encoder_folder, from_hub
 
 FORMAT = 2
 MANIFEST = "realm.json"

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from realm.checksums import check_folder
 from realm.errors import DamagedError, reason
+from realm.hub import PACKAGED, encoder_folder
 from realm.model.bert import BertConfig, MaskedBert
 from realm.model.bert_files import load_bert, save_bert
 from realm.model.copying import CopyHead, mixed_target_logp, mixed_vocabulary_logp
 from realm.model.cpu.packed import hidden_states, states_at
 from realm.model.modes import recomputed
 from realm.model.tensor_files import load_tensors, save_tensors
-from realm.tokens.hub import PACKAGED, encoder_folder
 from realm.tokens.layouts import Tokens
 from realm.tokens.tokenizer import Tokenizer
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from realm.checksums import checksums_of
 from realm.errors import DamagedError, InputError, RealmError, reason
 from realm.files import read_json
-from realm.tokens.hub import encoder_folder, package_of
+from realm.hub import encoder_folder, package_of
 
 WEIGHTS = "model.safetensors"
 BASES = ("package:all-minilm-l6-v2", "package:realm-mini")

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from realm.errors import InputError
 from realm.index.versions import load_index
-from realm.masking.candidates import choose_candidates, read_inputs
-from realm.masking.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds, repeats_text
+from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries, read_inputs
+from realm.masking.held_out import held_out_queries
+from realm.masking.masked_queries import MaskedQuery, SpanIndex, holds, repeats_text
 from realm.model.device import Precision, autocast, choose_device
 from realm.model.folder import Model, load_model
 from realm.model.losses import passage_utility, retrieval_utility
@@ -28,11 +29,9 @@ from realm.qa.metrics import recall_at
 from realm.search.bm25 import Bm25Index
 from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
-from realm.tokens.layouts import NULL_PASSAGE, query_inputs
+from realm.tokens.layouts import NULL_PASSAGE
 
 RANKS = (1, 5, 20)
-PROBE_SEED = 20_200_210
-"""This seed is fixed, so that every run draws the same queries, and results of different models can be compared."""
 
 
 @dataclass(frozen=True)
@@ -125,41 +124,6 @@ class ProbeReport:
         return [{"passage": passage, "rank": int(rank)} for passage, rank in rows]
 
 
-def held_out_queries(
-    kb: KnowledgeBase, max_tokens: int, count: int, spans: SpanIndex | None = None
-) -> list[MaskedQuery]:
-    """The queries of the probe: sentences of held-out passages with a masked span that another passage contains too.
-
-    All occurrences of the span in the query are masked. There is at most one query per passage, and at most `count` queries.
-    """
-    spans = spans or SpanIndex(kb.tokens)
-    rng = np.random.default_rng(PROBE_SEED)
-    queries = []
-    for passage in rng.permutation(np.flatnonzero(held_out(kb.ids, kb.config.held_out))):
-        drawn = draw_queries(
-            kb.tokens, np.array([passage]), 1, rng, kb.tokenizer.mask_id, max_tokens, repeats=True
-        )
-        if drawn and len(spans.passages(drawn[0].targets)) > 1:
-            queries += drawn
-            if len(queries) == count:
-                break
-    return queries
-
-
-@torch.no_grad()
-def embed_queries(model: Model, queries: Sequence[MaskedQuery], at_once: int = 128) -> Tensor:
-    """Vectors of masked queries, without dropout -> [B, D]."""
-    with evaluating(model.embedder):
-        return torch.cat(
-            [
-                model.embedder.query(
-                    query_inputs([q.ids for q in part], model.tokenizer, model.lengths).to(model.device)
-                )
-                for part in (queries[i : i + at_once] for i in range(0, len(queries), at_once))
-            ]
-        )
-
-
 def first_positives(
     queries: Sequence[MaskedQuery],
     query_BD: Tensor,
@@ -215,6 +179,7 @@ def read_queries(
     at_once: int = 16,
 ) -> ReadingReport:
     """Predicts the span of each query from its candidates, up to two of which are injected positives, and without passages."""
+    rule = CandidateRule(candidates, same_corpus=True, injected=2)
     right_with: list[bool] = []
     right_without: list[bool] = []
     gains: dict[bool, list[float]] = {True: [], False: []}
@@ -225,9 +190,7 @@ def read_queries(
     ):
         for start in range(0, len(queries), at_once):
             part = queries[start : start + at_once]
-            chosen = choose_candidates(
-                part, query_BD[start : start + at_once], index, tokens, candidates, True, 2, spans
-            )
+            chosen = choose_candidates(part, query_BD[start : start + at_once], index, tokens, rule, spans)
             batch = read_inputs(part, chosen.number_BK, tokens, model.tokenizer, model.lengths).to(
                 model.device
             )

@@ -1,11 +1,11 @@
 """Confidence intervals and paired tests on outcomes per question.
 
-Axis letters: N questions.
+Axis letters: N questions, S seeds.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -94,6 +94,41 @@ def paired_bootstrap(
     beyond = min((means <= 0).sum(), (means >= 0).sum())
     p = min(1.0, 2 * (int(beyond) + 1) / (samples + 1))
     return Difference(float(difference_N.mean()), float(low), float(high), p)
+
+
+class PairedDifference(TypedDict):
+    """Percent of queries with a hit in the top `k`, system a minus system b: points, 95 % interval, McNemar's test."""
+
+    k: int
+    points: float
+    low: float
+    high: float
+    only_a: int
+    """Queries with a hit of system a alone."""
+    only_b: int
+    p: float
+
+
+def paired_difference(a_SN: np.ndarray, b_SN: np.ndarray, k: int = 5) -> PairedDifference:
+    """Compares two systems by the rank of each query's first hit, counted from 1 (0: no hit): is the rank at most k?
+
+    Arrays of [N] are one seed; seeds of system b are repeated if system b has only one. McNemar's test pools the seeds. The
+    interval resamples queries, each with its mean over the seeds.
+    """
+    a_SN = np.atleast_2d(a_SN)
+    hit_SN, other_SN = ((ranks >= 1) & (ranks <= k) for ranks in (a_SN, np.broadcast_to(b_SN, a_SN.shape)))
+    pair = mcnemar(hit_SN.ravel(), other_SN.ravel())
+    difference = paired_bootstrap(100 * hit_SN.mean(axis=0), 100 * other_SN.mean(axis=0))
+    points, low, high = (round(value, 2) for value in difference[:3])
+    return {
+        "k": k,
+        "points": points,
+        "low": low,
+        "high": high,
+        "only_a": pair.only_a,
+        "only_b": pair.only_b,
+        "p": pair.p,
+    }
 
 
 def _pair(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:

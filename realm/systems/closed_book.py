@@ -20,14 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from realm.errors import InputError, first_line
-from realm.masking.masked_queries import held_out
+from realm.hub import from_hub
+from realm.masking.held_out import held_out
 from realm.model.device import choose_device
 from realm.model.modes import evaluating
 from realm.qa.question_files import Question, compiled
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.systems.system import Best, Found, Ground, SystemModel, read_system, read_weights
-from realm.tokens.hub import from_hub
 from realm.tokens.tokenizer import Tokenizer
 from realm.train.loop import TrainRun
 from realm.train.run_config import RunConfig, generator

@@ -26,7 +26,8 @@ from realm.errors import InputError, at_least
 from realm.files import write_json
 from realm.folders import make_once
 from realm.index.versions import load_index
-from realm.masking.candidates import choose_candidates, read_inputs
+from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries, read_inputs
+from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, each_span, repeats_text
 from realm.model.cpu.packed import states_at
 from realm.model.device import Precision, autocast, choose_device
@@ -34,7 +35,6 @@ from realm.model.folder import Model, load_model
 from realm.model.manifest import read_manifest
 from realm.model.modes import evaluating
 from realm.progress import progress
-from realm.qa.probe import embed_queries, held_out_queries
 from realm.search.exact import MipsIndex
 from realm.stages.tables import aligned
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
@@ -311,7 +311,7 @@ def realm_probability(
     model: Model, tokens: PassageTokens, index: MipsIndex, queries: Sequence[MaskedQuery], config: KnnConfig
 ) -> Tensor:
     """p(w|x), the sum over retrieved passages of p(z|x) p(w|z,x), at every masked position -> [P, V]."""
-    parts = []
+    rule, parts = CandidateRule(CANDIDATES, same_corpus=True), []
     with (
         evaluating(model.reader, model.embedder),
         progress(total=len(queries), description="read passages", unit="query") as bar,
@@ -319,7 +319,7 @@ def realm_probability(
         for start in range(0, len(queries), READ_AT_ONCE):
             part = queries[start : start + READ_AT_ONCE]
             query_BD = embed_queries(model, part)
-            chosen = choose_candidates(part, query_BD, index, tokens, CANDIDATES, same_corpus=True)
+            chosen = choose_candidates(part, query_BD, index, tokens, rule)
             batch = read_inputs(part, chosen.number_BK, tokens, model.tokenizer, model.lengths).to(
                 model.device
             )

@@ -37,8 +37,9 @@ from torch import Tensor
 
 from realm.errors import InputError, at_least
 from realm.index.versions import load_index
-from realm.masking.candidates import choose_candidates, read_inputs
-from realm.masking.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds
+from realm.masking.candidates import CandidateRule, choose_candidates, read_inputs
+from realm.masking.held_out import held_out
+from realm.masking.masked_queries import MaskedQuery, MaskingRule, SpanIndex, draw_queries, holds
 from realm.model.folder import Model, load_model
 from realm.model.losses import index_marginal_loss
 from realm.model.modes import evaluating
@@ -195,16 +196,14 @@ class Judge:
 
     def _judge_round(self) -> list[Judged]:
         config, model = self._config, self._model
+        rule = MaskingRule(model.tokenizer.mask_id, model.lengths.query - 2, repeats=True, titled=TITLED)
         judged: list[Judged] = []
         with progress(total=config.sentences, description="judge", unit="sentence") as bar:
             for batch in range(TRIES * -(-config.sentences // JUDGED_AT_ONCE)):
                 if len(judged) >= config.sentences or self.over or len(self._passages) == 0:
                     break
                 rng = generator(config.seed, config.steps + self.rounds, batch)
-                queries = draw_queries(
-                    self._kb.tokens, self._passages, JUDGED_AT_ONCE, rng, model.tokenizer.mask_id,
-                    model.lengths.query - 2, repeats=True, titled=TITLED,
-                )  # fmt: skip
+                queries = draw_queries(self._kb.tokens, self._passages, JUDGED_AT_ONCE, rng, rule)
                 found = self._judge(queries)
                 bar.update(min(len(found), config.sentences - len(judged)))
                 judged += found
@@ -220,7 +219,8 @@ class Judge:
         state_BH = self._states(queries)
         with torch.no_grad():
             query_BD = self._model.embedder.query.project(state_BH)
-        chosen = choose_candidates(queries, query_BD, self._index, tokens, READ + 1, True, READ, self._spans)
+        rule = CandidateRule(READ + 1, same_corpus=True, injected=READ)
+        chosen = choose_candidates(queries, query_BD, self._index, tokens, rule, self._spans)
         reads_BK = np.array(
             [
                 [number == NULL_PASSAGE or holds(tokens.body.row(number), query.targets) for number in row]

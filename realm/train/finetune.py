@@ -30,6 +30,7 @@ from realm.interop.span_readers import take_reader
 from realm.model.bert import Bert
 from realm.model.calibration import Calibration, Method
 from realm.model.device import choose_device
+from realm.model.embedder import freeze_input_embeddings
 from realm.model.folder import Model, load_model
 from realm.model.losses import any_correct_loss
 from realm.model.scores import own_scores
@@ -43,7 +44,6 @@ from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE, Lengths
 from realm.train.examples import Examples
 from realm.train.loop import TrainRun
-from realm.train.refresh.cached_states import freeze_input_embeddings
 from realm.train.refresh.refresher import IndexRefresher, RefreshConfig
 from realm.train.run_config import RunConfig, generator
 from realm.train.span_losses import SpanLoss, counted, joint_scores, read, sampled_reader_loss

@@ -18,10 +18,12 @@ from realm import distributed
 from realm.errors import DivergedError
 from realm.index.embedding import embed_passages
 from realm.index.versions import IndexVersion
+from realm.masking.candidates import embed_queries
+from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import SpanIndex
 from realm.model.folder import Model
 from realm.qa.metrics import recall_at
-from realm.qa.probe import RANKS, embed_queries, first_positives, held_out_queries, read_queries
+from realm.qa.probe import RANKS, first_positives, read_queries
 from realm.qa.question_files import Question
 from realm.qa.question_sets import question_ranks
 from realm.search.exact import MipsIndex

@@ -27,7 +27,8 @@ from torch import Tensor
 from realm import distributed
 from realm.errors import InputError
 from realm.index.embedding import pooled_states
-from realm.masking.masked_queries import MaskedQuery, SpanIndex, held_out
+from realm.masking.held_out import held_out, held_out_queries
+from realm.masking.masked_queries import MaskedQuery, SpanIndex
 from realm.model.copying import CopyHead
 from realm.model.embedder import BagOfWordsTower, EmbedderConfig, embedder_from, fit_projection, load_pooler
 from realm.model.folder import Model, load_model
@@ -35,7 +36,6 @@ from realm.model.manifest import encoder_held_out, is_model
 from realm.model.masked_reader import ROWS_AT_ONCE, EncoderConfig, MaskedReader, load_reader, new_reader
 from realm.model.modes import evaluating
 from realm.model.span_reader import SpanReader
-from realm.qa.probe import held_out_queries
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.text.corpus import HeldOut
 from realm.tokens.layouts import Lengths, Tokens, joint_inputs, passage_inputs

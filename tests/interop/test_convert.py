@@ -16,7 +16,7 @@ from realm.errors import RealmError
 from realm.interop import blocks as published_module
 from realm.interop.blocks import convert_checkpoint
 from realm.interop.checkpoint import open_checkpoint
-from realm.interop.parts import Conversion, convert
+from realm.interop.weight_names import Conversion, convert
 from realm.model.folder import load_model
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question

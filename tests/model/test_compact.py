@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from realm import cli
+from realm import cli, hub
 from realm.errors import RealmError
 from realm.model import tensor_files
 from realm.model.bert import Bert
@@ -20,7 +20,6 @@ from realm.model.manifest import read_manifest
 from realm.model.masked_reader import MaskedReader, load_reader
 from realm.model.span_reader import SpanReader
 from realm.model.tensor_files import TAKEN, load_tensors
-from realm.tokens import hub
 from tests.model.test_damages import asked, trial
 
 BASE = "package:all-minilm-l6-v2"

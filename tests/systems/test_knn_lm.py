@@ -9,10 +9,10 @@ import torch
 from realm import cli
 from realm.errors import InputError
 from realm.index.versions import load_index
-from realm.masking.candidates import choose_candidates
+from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries
+from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import each_span, repeats_text
 from realm.model.folder import load_model
-from realm.qa.probe import embed_queries, held_out_queries
 from realm.systems import knn_lm
 from realm.systems.knn_lm import (
     KnnConfig,
@@ -147,7 +147,9 @@ def test_realm_predicts_the_sum_over_passages(
     found_PV = knn_lm.realm_probability(model, tiny_kb.tokens, index, some, config)
     place = 0
     for query in some:
-        chosen = choose_candidates([query], embed_queries(model, [query]), index, tiny_kb.tokens, 4, True)
+        chosen = choose_candidates(
+            [query], embed_queries(model, [query]), index, tiny_kb.tokens, CandidateRule(4, True)
+        )
         total = torch.zeros(len(query.targets), model.tokenizer.vocab_size)
         with torch.no_grad():
             query_D = model.embedder.query(query_inputs([query.ids], model.tokenizer, model.lengths))[0]

@@ -11,7 +11,8 @@ import torch
 
 from realm.errors import InputError
 from realm.index.versions import load_index
-from realm.masking.masked_queries import SpanIndex, draw_queries, held_out, holds
+from realm.masking.held_out import held_out
+from realm.masking.masked_queries import MaskingRule, SpanIndex, draw_queries, holds
 from realm.model.folder import load_model
 from realm.model.losses import index_marginal_loss, marginal_loss, with_unretrieved
 from realm.tokens.layouts import joint_inputs, query_inputs
@@ -108,7 +109,11 @@ def test_gains_are_those_of_each_passage_read_alone(judge) -> None:
     judge, kb, model = judge
     tokens = kb.tokens
     queries = draw_queries(
-        tokens, np.arange(len(kb)), 8, np.random.default_rng(1), kb.tokenizer.mask_id, 30, repeats=True
+        tokens,
+        np.arange(len(kb)),
+        8,
+        np.random.default_rng(1),
+        MaskingRule(kb.tokenizer.mask_id, 30, repeats=True),
     )
     spans = SpanIndex(tokens)
     queries = [query for query in queries if len(spans.passages(query.targets)) > 1]

@@ -10,9 +10,10 @@ import torch
 from realm.errors import RealmError
 from realm.index.embedding import embed_passages
 from realm.index.versions import IndexVersion
+from realm.masking.candidates import embed_queries
 from realm.masking.masked_queries import SpanIndex
 from realm.model.folder import load_model
-from realm.qa.probe import ReadingReport, embed_queries
+from realm.qa.probe import ReadingReport
 from realm.qa.question_files import Question
 from realm.search.exact import MipsIndex
 from realm.train import health

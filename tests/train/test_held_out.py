@@ -10,7 +10,7 @@ import pytest
 
 from realm.errors import RealmError
 from realm.index.versions import IndexConfig, build_index
-from realm.masking.masked_queries import held_out
+from realm.masking.held_out import held_out
 from realm.model.folder import load_model, save_model
 from realm.model.manifest import HELD_OUT, encoder_held_out
 from realm.qa import probe as probe_module

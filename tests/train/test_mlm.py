@@ -10,7 +10,8 @@ import torch
 
 from realm.errors import InputError
 from realm.index.embedding import pooled_states
-from realm.masking.masked_queries import SpanIndex, held_out
+from realm.masking.held_out import held_out
+from realm.masking.masked_queries import SpanIndex
 from realm.model.bert_files import save_bert
 from realm.model.calibration import Calibration
 from realm.model.folder import Model, load_model, save_model

@@ -15,8 +15,9 @@ from realm.errors import RealmError
 from realm.index.embedding import embed_passages
 from realm.index.versions import IndexConfig, build_index, load_index, publish
 from realm.masking import masked_queries
-from realm.masking.candidates import choose_candidates, read_inputs
-from realm.masking.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds
+from realm.masking.candidates import CandidateRule, choose_candidates, read_inputs
+from realm.masking.held_out import held_out
+from realm.masking.masked_queries import MaskedQuery, MaskingRule, SpanIndex, draw_queries, holds
 from realm.model.folder import load_model, save_model
 from realm.model.losses import marginal_loss
 from realm.model.masked_reader import MaskedReader
@@ -98,14 +99,16 @@ def step(tiny_kb, tiny_model):
     def make(config: PretrainConfig, seed: int = 0):
         tokens, rng = tiny_kb.tokens, np.random.default_rng(seed)
         lengths, mask_id = tiny_model.lengths, tiny_kb.tokenizer.mask_id
-        queries = draw_queries(tokens, np.arange(len(tiny_kb)), 5, rng, mask_id, lengths.query - 2)
+        queries = draw_queries(
+            tokens, np.arange(len(tiny_kb)), 5, rng, MaskingRule(mask_id, lengths.query - 2)
+        )
         queries = [widened(q, more, mask_id) for q, more in zip(queries, (2, 0, 1, 0, 2), strict=True)]
         vectors = embed_passages(tiny_model, tokens, np.arange(len(tiny_kb)))
         index = MipsIndex(vectors)
         batch = read_inputs(queries, np.full((5, 1), -1), tokens, tiny_model.tokenizer, lengths)
         query_BD = tiny_model.embedder.query(batch.queries)
         chosen = choose_candidates(
-            queries, query_BD, index, tokens, 6, True, config.injected, SpanIndex(tokens)
+            queries, query_BD, index, tokens, CandidateRule(6, True, config.injected), SpanIndex(tokens)
         )
         batch = read_inputs(queries, chosen.number_BK, tokens, tiny_model.tokenizer, lengths)
         assert sorted(batch.mask_BM.sum(dim=1).tolist()) == [1, 1, 2, 3, 3]
@@ -684,9 +687,9 @@ def test_masked_sentences_come_from_x_and_candidates_from_z(
     text = KnowledgeBase.open(tmp_path / "x")
     seen = []
 
-    def record(queries, vectors, index, knowledge, count, same_corpus, *rest):
-        chosen = choose_candidates(queries, vectors, index, knowledge, count, same_corpus, *rest)
-        seen.append((queries, knowledge, same_corpus, chosen.number_BK))
+    def record(queries, vectors, index, knowledge, rule, *rest):
+        chosen = choose_candidates(queries, vectors, index, knowledge, rule, *rest)
+        seen.append((queries, knowledge, rule.same_corpus, chosen.number_BK))
         return chosen
 
     monkeypatch.setattr(pretrain, "choose_candidates", record)

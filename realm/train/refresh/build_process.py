@@ -7,7 +7,7 @@
              started again, `restarts` times; after that the run ends
     stop     kills the build and every process that the build started
 
-A build ends when its trainer ends (`realm.index.watchdog`). `realm.train.refresh.refresher` decides when a build is due and
+A build ends when its trainer ends (`realm.watchdog`). `realm.train.refresh.refresher` decides when a build is due and
 when the new version is used.
 """
 
@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Literal
 
 from realm.errors import RealmError, at_least
-from realm.index.watchdog import Child
 from realm.model.device import Precision
 from realm.ray_actors import EngineConfig
 from realm.store import vectors
+from realm.watchdog import Child
 
 SILENCE = 300.0
 """Seconds without a new line in the log after which a build is taken to be stuck."""
