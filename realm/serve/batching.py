@@ -24,7 +24,7 @@ class Busy(Exception):
 
 
 class NotReady(TimeoutError):
-    """Ranking by words was not ready within the time limit of a request. Its preparation has taken `seconds` so far."""
+    """Ranking by words was not ready within the time limit of a request. The preparation has taken `seconds` so far."""
 
     def __init__(self, seconds: float):
         super().__init__(seconds)

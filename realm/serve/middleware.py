@@ -1,4 +1,4 @@
-"""Middleware for all requests and responses. It checks the host, and the size and time of a body, and adds security headers.
+"""Middleware for all requests and responses: checks the host, and the size and time of a body, and adds security headers.
 
 If a client disconnects before its response is ready, the work on the response is cancelled. The middleware is plain ASGI and
 not that of a framework, so that these checks come first.
@@ -32,7 +32,7 @@ GONE = 499
 
 
 class Middleware:
-    """Refuses requests that are too long, too slow or for other hosts, adds headers, and reports the status and time."""
+    """Refuses requests that are too long, too slow or for other hosts, adds headers, and reports each status and time."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ class Tagger(Protocol):
 
 
 def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1, engine: EngineConfig | None = None) -> Tagger:
-    """The tagger with a name.
+    """Loads a tagger by name.
 
     - `spacy:MODEL` or `MODEL`: a spaCy pipeline with a named entity recogniser, by package name or folder.
     - `hf:MODEL`: a transformers token classifier, by hub name or folder; text is split into sentences by punctuation.
@@ -131,8 +131,8 @@ def _bare(text: str, start: int, end: int) -> tuple[int, int]:
 def _merge(text: str, entities: Iterable[Span], rule_dates: Sequence[Span]) -> tuple[Span, ...]:
     """Spans in order without overlaps. Names take precedence over dates, and `rule_dates` over dates of the tagger.
 
-    `rule_dates`, which the regular expression finds, are shorter: "between 1914 and 1918" contains two of them, but is one date
-    of a tagger. A name inside a date of the regular expression is dropped, because a tagger can find the name BC in "44 BC"."""
+    The dates of the regular expression (`rule_dates`) are shorter: in "between 1914 and 1918" the regular expression finds two
+    dates, a tagger one. A name inside a date of the regular expression is dropped, because a tagger finds a name in "44 BC"."""
     in_date = bytearray(len(text))
     for date in rule_dates:
         in_date[date.start : date.end] = b"\1" * (date.end - date.start)

@@ -38,11 +38,11 @@ AnnotateGroups = Callable[[Iterator[Group]], PlacedAnnotations]
 def annotate_in_processes(
     prepare: Callable[[], AnnotateGroups], groups: Iterator[Group], processes: int, fresh: bool
 ) -> PlacedAnnotations:
-    """Annotations of all groups, in order. The worker processes end when the caller's process ends, even if by a kill.
+    """Annotations of all groups, in order. The worker processes end with the caller's process, also if this process is killed.
 
     Each process calls `prepare` once and annotates with the function that `prepare` returns. With `fresh`, the processes are
-    spawned: `prepare` must be picklable, and the caller's main program needs `if __name__ == "__main__":`. Otherwise they
-    are forked and inherit the model.
+    spawned: `prepare` must be picklable, and the caller's main program needs `if __name__ == "__main__":`. Otherwise the
+    processes are forked and inherit the model.
 
     One thread of the caller's process waits for each worker process, because a `ProcessPoolExecutor` whose processes were
     killed can wait forever (CPython issue 94777).

@@ -1,6 +1,6 @@
 """The layouts of network inputs (REALM appendix B, released featurisation).
 
-`pack` makes `Tokens` from sequences of wordpiece ids. Only the functions of these layouts call `pack`:
+`pack` makes `Tokens` from sequences of wordpiece ids. Only the functions of the following layouts call `pack`:
 
     query      [CLS] sentence [SEP]                 segments 0
     passage    [CLS] title [SEP] body [SEP]         segments 0 | 1
