@@ -45,7 +45,7 @@ class Child(AbstractContextManager["Child"]):
         """Time since the start of the process, until now or until the end of the process."""
         return (self._ended or time.monotonic()) - self._started
 
-    def running(self) -> bool:
+    def poll(self) -> bool:
         """Whether the process is running. A process that exceeds `deadline` or `silence` is killed, and counts as failed."""
         if self._ended is not None:
             return False

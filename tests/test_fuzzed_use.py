@@ -113,7 +113,7 @@ def leaves(parser: argparse.ArgumentParser) -> Iterator[tuple[list[str], argpars
             yield from leaves(inner)
 
 
-def words_of(draw: random.Random, command: list[str], parser: argparse.ArgumentParser) -> list[str]:
+def load_or_build_bm25(draw: random.Random, command: list[str], parser: argparse.ArgumentParser) -> list[str]:
     """A command line that is nearly one: flags missing, doubled, with odd values. No knowledge base is there."""
     words = list(command)
     for action in parser._actions:
@@ -147,7 +147,7 @@ def test_fuzzed_command_lines_are_one_line_and_exit_code_2(
     Path("file").write_bytes(b"\x89\n\xff[")
     commands = [*leaves(cli._parser())]
     for _ in range(count // 4):  # each takes longer than a setting
-        words = words_of(draw, *draw.choice(commands))
+        words = load_or_build_bm25(draw, *draw.choice(commands))
         code = cli.main(words)
         out, err = capfd.readouterr()
         assert code == 2, (words, out, err)

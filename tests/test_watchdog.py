@@ -25,7 +25,7 @@ def start(tmp_path: Path):
 
 def ended(child: Child, seconds: float = 30) -> str:
     end = time.monotonic() + seconds
-    while child.running():
+    while child.poll():
         assert time.monotonic() < end, "it goes on"
         time.sleep(0.01)
     return child.failure
@@ -34,7 +34,7 @@ def ended(child: Child, seconds: float = 30) -> str:
 def test_child_that_ends_well_has_no_failure_and_its_output_in_the_log(start, tmp_path) -> None:
     (tmp_path / "log").write_text("before\n")
     with start("echo out; echo error >&2") as child:
-        assert ended(child) == "" and not child.running()
+        assert ended(child) == "" and not child.poll()
     assert (tmp_path / "log").read_text() == "before\nout\nerror\n"
 
 
@@ -64,7 +64,7 @@ def test_child_that_is_late_is_killed_however_much_it_talks(start) -> None:
 def test_stopped_child_takes_what_it_started_with_it(start, tmp_path) -> None:
     with start(f"sleep 60 & echo $! > {tmp_path}/helper; wait") as child:
         while not (tmp_path / "helper").exists() or not (tmp_path / "helper").read_text():
-            assert child.running()
+            assert child.poll()
             time.sleep(0.01)
         helper = int((tmp_path / "helper").read_text())
         assert alive(helper)

@@ -307,7 +307,7 @@ def _evaluate_model(args: argparse.Namespace, questions: "Sequence[Question]") -
             raise InputError(
                 "--gold, --unanswerable, --reader and --save-predictions concern answers, which need a model: give --model"
             )
-        return question_sets.evaluate_words(KnowledgeBase.open(args.kb), questions, SCORINGS[args.scoring])
+        return question_sets.evaluate_bm25(KnowledgeBase.open(args.kb), questions, SCORINGS[args.scoring])
     answerer = pipeline.Answerer.load(args.kb, args.model, config)
     if answerer.model.span_reader is None and not (args.gold or args.unanswerable or args.save_predictions):
         return question_sets.evaluate_retrieval(answerer, questions, args.method, SCORINGS[args.scoring])

@@ -125,7 +125,7 @@ def _embed(
     count, batches = len(rows.numbers), batches_by_length(rows.input_lengths())
     result: Tensor | None = None
     if kept is not None:
-        known, vectors = kept.read()
+        known, vectors = kept.recover()
         result = torch.zeros(count, vectors.shape[1], dtype=torch.float16)
         result[torch.from_numpy(known)] = torch.from_numpy(vectors)
         there = np.zeros(count, dtype=bool)

@@ -48,7 +48,7 @@ def embed_on_ray(
     missing_M = np.arange(len(kb))
     with unfinished.kept(folder, model.compute_passage_fingerprint(), "ray", kb.keys_N, dim) as kept:
         if kept is not None:
-            number_n, vectors_nD = kept.read()
+            number_n, vectors_nD = kept.recover()
             vectors_ND[number_n] = vectors_nD
             missing_M = np.setdiff1d(missing_M, number_n)
         done = len(kb) - len(missing_M)

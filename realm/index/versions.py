@@ -140,8 +140,9 @@ def build_index(
     }
 
 
-def load_index(kb: KnowledgeBase, model: Model, model_path: str, mapped: bool = False) -> IndexVersion:
-    """Loads the newest index of this model; passages that were added after the build are embedded first.
+def complete_index(kb: KnowledgeBase, model: Model, model_path: str, mapped: bool = False) -> IndexVersion:
+    """Loads the newest index of this model. Passages that were added after the build are embedded first, and a version with
+    their vectors is published.
 
     With `mapped`, the vectors are not loaded into memory, but mapped from a file.
 

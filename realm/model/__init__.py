@@ -1,1 +1,1 @@
-"""The networks, and the losses and the files of the networks."""
+"""The networks and their losses, the calibration of answers, and the files of a model."""

@@ -100,8 +100,8 @@ class SpanReader(nn.Module):
         """The layers that turn states of the encoder into span scores."""
         return [part for part in (self.ends, self.norm, self.score) if not isinstance(part, nn.Identity)]
 
-    def total(self, span_RWT: Tensor) -> Tensor:
-        """For a "mixture", the logarithm of the denominator of p(span|z,x) of each passage -> [R]; for "joint", 0.
+    def log_partition(self, span_RWT: Tensor) -> Tensor:
+        """For "mixture", the logarithm of the denominator of p(span|z,x) of each passage -> [R]; for "joint", 0.
 
         The denominator is the sum of exp(score) over all spans of the passage, and over "no answer" if `finds_none`.
         """
@@ -110,24 +110,24 @@ class SpanReader(nn.Module):
         none = 0.0 if self.config.finds_none else IMPOSSIBLE
         return F.pad(span_RWT.flatten(1), (0, 1), value=none).logsumexp(dim=1)
 
-    def beside(self, score_BK: Tensor, total_BK: Tensor) -> Tensor:
-        """The number that is added to all span scores of a passage, so that spans of all passages can be compared -> [B, K].
+    def passage_score(self, score_BK: Tensor, log_partition_BK: Tensor) -> Tensor:
+        """The score that is added to all span scores of a passage, so that spans of all passages can be compared -> [B, K].
 
-        With "mixture" the number is log p(z|x) over the passages read, minus `total`. With "joint" the number is the retrieval
-        score for a "pairs" head, and log p(z|x) for an "ends" head. An "ends" head scores spans relative to "no answer" in the
-        same passage; if log p(z|x) is added, the score of "no answer" for all passages together is 0.
+        With "mixture" the score is log p(z|x) over the passages read, minus `log_partition`. With "joint" the score is the
+        retrieval score for a "pairs" head, and log p(z|x) for an "ends" head. An "ends" head scores spans relative to "no
+        answer" in the same passage; if log p(z|x) is added, the score of "no answer" for all passages together is 0.
         """
         if not self.config.retrieval_score:
             return torch.zeros_like(score_BK)
         if self.config.head == "ends" or self.config.objective == "mixture":
             score_BK = score_BK.log_softmax(dim=-1)
-        return score_BK - total_BK
+        return score_BK - log_partition_BK
 
-    def none(self, beside_BK: Tensor) -> Tensor:
+    def no_answer_score(self, passage_BK: Tensor) -> Tensor:
         """Score of "no answer" -> [B]: 0 for "joint", and log sum_z p(z|x) p("no answer"|z,x) for a "mixture"."""
         if self.config.objective == "joint":
-            return torch.zeros_like(beside_BK[..., 0])
-        return beside_BK.logsumexp(dim=-1)
+            return torch.zeros_like(passage_BK[..., 0])
+        return passage_BK.logsumexp(dim=-1)
 
 
 def body_mask(tokens: Tokens, sep_id: int) -> Tensor:

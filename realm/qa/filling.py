@@ -22,7 +22,7 @@ from torch import Tensor
 from typing_extensions import TypedDict  # before Python 3.12, pydantic does not accept typing.TypedDict
 
 from realm.errors import InputError
-from realm.index.versions import IndexVersion, load_index
+from realm.index.versions import IndexVersion, complete_index
 from realm.masking.candidates import read_inputs
 from realm.masking.masked_queries import MaskedQuery
 from realm.model.calibration import Method
@@ -201,7 +201,7 @@ class Filler:
     @classmethod
     def load(cls, kb: str, model: str, config: AnswerConfig) -> "Filler":
         opened, loaded = open_pair(kb, model, config.device)
-        return cls(opened, loaded, load_index(opened, loaded, model, config.mapped_index), config)
+        return cls(opened, loaded, complete_index(opened, loaded, model, config.mapped_index), config)
 
     @torch.no_grad()
     def fill(self, sentence: str, target: str | None = None, method: Method = "dense") -> Filled:

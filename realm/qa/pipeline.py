@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from realm.errors import InputError
-from realm.index.versions import IndexVersion, load_index
+from realm.index.versions import IndexVersion, complete_index
 from realm.interop.span_readers import take_reader
 from realm.model.calibration import NO_FEATURES, Features, Method
 from realm.model.device import Precision, autocast, choose_device
@@ -95,7 +95,7 @@ class Answerer:
         opened, loaded = open_pair(kb, model, config.device, reader=False)
         if config.reader is not None:
             take_reader(loaded, config.reader)
-        return cls(opened, loaded, load_index(opened, loaded, model, config.mapped_index), config)
+        return cls(opened, loaded, complete_index(opened, loaded, model, config.mapped_index), config)
 
     def answer(self, question: str) -> Answers:
         """Answers to one question; see `answer_batch`."""
@@ -119,20 +119,20 @@ class Answerer:
         method = method or self.method
         score_BK, number_BK = self.retriever.search(questions, read or self.config.read, method, query_BD)
         clock.lap("search")
-        return self._answers(questions, ids, query_BD, number_BK, clock, added(score_BK, method))
+        return self._answers(questions, ids, query_BD, number_BK, clock, hybrid_bonus(score_BK, method))
 
     @torch.no_grad()
     def answer_from(
-        self, questions: Sequence[str], number_BK: np.ndarray, added_BK: np.ndarray | None = None
+        self, questions: Sequence[str], number_BK: np.ndarray, bonus_BK: np.ndarray | None = None
     ) -> list[Answers]:
         """Answers from the given passages; rows have the best passage first, and are filled up with `NULL_PASSAGE`.
 
-        `added_BK` is added to the span scores of each passage; None: nothing is added.
+        `bonus_BK` is added to the span scores of each passage; None: nothing is added.
         """
         clock, ids = _Clock(len(questions)), self.tokenized(questions)
-        if added_BK is None:
-            added_BK = np.zeros(number_BK.shape)
-        return self._answers(questions, ids, self.embed(ids), number_BK, clock, added_BK)
+        if bonus_BK is None:
+            bonus_BK = np.zeros(number_BK.shape)
+        return self._answers(questions, ids, self.embed(ids), number_BK, clock, bonus_BK)
 
     def _answers(
         self,
@@ -141,11 +141,11 @@ class Answerer:
         query_BD: Tensor,
         number_BK: np.ndarray,
         clock: "_Clock",
-        added_BK: np.ndarray,
+        bonus_BK: np.ndarray,
     ) -> list[Answers]:
         if self.model.span_reader is None:
             raise InputError(NEEDS_READER)
-        read = self._read(ids, query_BD, number_BK, added_BK)
+        read = self._read(ids, query_BD, number_BK, bonus_BK)
         clock.lap("read")
         index = AnsweringIndex(self.version.number, self.version.step, self.version.created)
         return [
@@ -218,7 +218,7 @@ class Answerer:
             return self.model.null_vector()[0].float()
 
     def _read(
-        self, ids: Sequence[Sequence[int]], query_BD: Tensor, number_BK: np.ndarray, added_BK: np.ndarray
+        self, ids: Sequence[Sequence[int]], query_BD: Tensor, number_BK: np.ndarray, bonus_BK: np.ndarray
     ) -> list[tuple[list[Answer], list[ReadPassage], float, Features]]:
         """For each question: the best distinct answers, the passages read with their best spans, p(null|x), and features."""
         numbers = [row[row >= 0] for row in number_BK]
@@ -228,13 +228,13 @@ class Answerer:
             [ids[owner] for owner in owner_R.tolist()], [passage.text for passage in passages]
         )
         found, end = [], 0
-        adds = [added_K[row >= 0] for added_K, row in zip(added_BK, number_BK, strict=True)]
-        for query_D, own, added_K in zip(query_BD.float(), numbers, adds, strict=True):
+        bonuses = [bonus_K[row >= 0] for bonus_K, row in zip(bonus_BK, number_BK, strict=True)]
+        for query_D, own, bonus_K in zip(query_BD.float(), numbers, bonuses, strict=True):
             part = slice(end, end := end + len(own))
             score_K = self._scores(query_D, own)
             null = torch.cat([scores(query_D[None], self._null_D[None])[0].cpu(), score_K]).softmax(dim=0)[0]
             answers, read, features = self._best(
-                spans[part], score_K, torch.from_numpy(added_K), self._ranked(score_K, passages[part])
+                spans[part], score_K, torch.from_numpy(bonus_K), self._ranked(score_K, passages[part])
             )
             found.append((answers, read, float(null), features))
         return found
@@ -267,23 +267,27 @@ class Answerer:
         return joint_reading(questions, texts, tokenizer, lengths)
 
     def _best(
-        self, spans: Sequence[PassageSpans], score_K: Tensor, added_K: Tensor, ranked: Sequence[RankedPassage]
+        self, spans: Sequence[PassageSpans], score_K: Tensor, bonus_K: Tensor, ranked: Sequence[RankedPassage]
     ) -> tuple[list[Answer], list[ReadPassage], Features]:
         """The best distinct answers to one question, each passage with its best span, and the features.
 
-        `score_K + added_K` is the retrieval part of the score of an answer.
+        `score_K + bonus_K` is the retrieval part of the score of an answer.
         """
         if not ranked:
             return [], [], NO_FEATURES
         reader = self.model.span_reader
         assert reader is not None
-        total_K = torch.cat([reader.total(one.score_WT[None]) for one in spans])
-        beside_K = reader.beside(score_K + added_K, total_K)
+        log_partition_K = torch.cat([reader.log_partition(one.score_WT[None]) for one in spans])
+        passage_K = reader.passage_score(score_K + bonus_K, log_partition_K)
         joint_F = torch.cat(
-            [(one.score_WT + beside).flatten() for one, beside in zip(spans, beside_K, strict=True)]
+            [(one.score_WT + added).flatten() for one, added in zip(spans, passage_K, strict=True)]
         )
         ends = np.cumsum([one.score_WT.numel() for one in spans])
-        none = reader.none(beside_K[None]).to(joint_F.dtype) if reader.config.finds_none else joint_F[:0]
+        none = (
+            reader.no_answer_score(passage_K[None]).to(joint_F.dtype)
+            if reader.config.finds_none
+            else joint_F[:0]
+        )
         share_F = torch.cat([joint_F, none]).softmax(dim=0)
         published = self.model.tokenizer.as_huggingface() if self.config.reference_compat else None
 
@@ -317,7 +321,7 @@ class Answerer:
         for place, name in names.items():
             shares[name] = shares.get(name, 0.0) + float(share_F[place])
         best = pieces[likely[0]][0]
-        features = Features(float(score_K[best]), float(added_K[best]), float(spans[best].score_WT.max()))
+        features = Features(float(score_K[best]), float(bonus_K[best]), float(spans[best].score_WT.max()))
         calibration, best_name = self.model.calibration, names[likely[0]]
         best_share = min(1.0, shares[best_name])
         probability = {
@@ -342,7 +346,7 @@ class Answerer:
         return list(answers.values()), read, features
 
 
-def added(score_BK: np.ndarray, method: Method) -> np.ndarray:
+def hybrid_bonus(score_BK: np.ndarray, method: Method) -> np.ndarray:
     """The part of the ranking scores that is added to span scores: all of it for "hybrid", else zeros -> [B, K]."""
     return score_BK if method == "hybrid" else np.zeros_like(score_BK)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from realm.errors import InputError
-from realm.index.versions import load_index
+from realm.index.versions import complete_index
 from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries, read_inputs
 from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, holds, repeats_text
@@ -25,13 +25,11 @@ from realm.model.folder import Model, load_model
 from realm.model.losses import passage_utility, retrieval_utility
 from realm.model.modes import evaluating
 from realm.progress import progress
-from realm.qa.metrics import recall_at
+from realm.qa.metrics import RANKS, recall_at
 from realm.search.bm25 import Bm25Index
 from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.tokens.layouts import NULL_PASSAGE
-
-RANKS = (1, 5, 20)
 
 
 @dataclass(frozen=True)
@@ -240,7 +238,7 @@ def probe(
     kb.check_tokenizer(model.tokenizer, model_path)
     kb.agree_on_held_out(model.held_out, model_path)
     model.to(choose_device(config.device))
-    index, spans = load_index(kb, model, model_path).index, SpanIndex(kb.tokens)
+    index, spans = complete_index(kb, model, model_path).index, SpanIndex(kb.tokens)
     queries = held_out_queries(kb, model.lengths.query - 2, config.queries, spans)
     if not queries:
         raise InputError(

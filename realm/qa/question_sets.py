@@ -24,7 +24,7 @@ from realm.qa.answers import Answers
 from realm.qa.calibration import Confidence, Evidence, fit
 from realm.qa.evaluation import ReportJson
 from realm.qa.metrics import OURS, Scoring, first_hit, has_answer
-from realm.qa.pipeline import NEEDS_READER, AnswerConfig, Answerer, added
+from realm.qa.pipeline import NEEDS_READER, AnswerConfig, Answerer, hybrid_bonus
 from realm.qa.predictions import DEPTH, Prediction
 from realm.qa.question_files import Question
 from realm.search.exact import MipsIndex
@@ -169,19 +169,19 @@ def ask(
         asked = [q.question for q in part]
         if own_passages is not None:
             number_BN = own_passages(part)
-            read, added_BN = number_BN.shape[1], np.zeros(number_BN.shape)
+            read, bonus_BN = number_BN.shape[1], np.zeros(number_BN.shape)
         else:
             score_BN, number_BN = answerer.retrieve(asked, DEPTH, method)
-            read, added_BN = answerer.config.read, added(score_BN, method or answerer.method)
+            read, bonus_BN = answerer.config.read, hybrid_bonus(score_BN, method or answerer.method)
         passages = [answerer.kb.passages(row[row >= 0]) for row in number_BN]
         found = [[passage.text for passage in row] for row in passages]
         texts += found
         ids += [tuple(passage.id for passage in row) for row in passages]
         titles += [[passage.title for passage in row] for row in passages]
-        answers += answerer.answer_from(asked, number_BN[:, :read], added_BN[:, :read])
+        answers += answerer.answer_from(asked, number_BN[:, :read], bonus_BN[:, :read])
         if unanswerable:
             others_BN = _without_answers(part, number_BN, found, read)
-            without += answerer.answer_from(asked, others_BN, added_BN)
+            without += answerer.answer_from(asked, others_BN, bonus_BN)
     return Answered(answers, texts, without if unanswerable else None, ids, titles)
 
 
@@ -303,7 +303,7 @@ def _without_answers(
     return others_BN
 
 
-def evaluate_words(
+def evaluate_bm25(
     kb: KnowledgeBase, questions: Sequence[Question], scoring: Scoring = OURS
 ) -> evaluation.Report:
     """Scores the passages that BM25 retrieves; needs no model."""

@@ -4,7 +4,6 @@ Axis letters: B questions, K passages retrieved, N passages.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 
 import numpy as np
 from torch import Tensor
@@ -14,7 +13,7 @@ from realm.model.scores import scores
 from realm.search.bm25 import Bm25Index, highest
 from realm.search.exact import MipsIndex
 from realm.search.hybrid import Scored, fuse
-from realm.search.stored_bm25 import words_of
+from realm.search.stored_bm25 import load_or_build_bm25
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE
 
@@ -27,16 +26,21 @@ class Retriever:
 
     def __init__(self, kb: KnowledgeBase, index: MipsIndex | None = None):
         self._kb, self._index = kb, index
+        self._bm25: Bm25Index | None = None
 
-    @cached_property
-    def words(self) -> Bm25Index:
-        """The BM25 index, loaded at first use. If there is none on disk, building it reads all passages into memory."""
-        return words_of(self._kb)
+    def load_bm25(self) -> Bm25Index:
+        """The BM25 index. The first call loads the index from disk, or builds and stores the index if there is none.
+
+        Building reads all passages into memory.
+        """
+        if self._bm25 is None:
+            self._bm25 = load_or_build_bm25(self._kb)
+        return self._bm25
 
     @property
-    def has_words(self) -> bool:
-        """Whether the BM25 index is loaded."""
-        return "words" in self.__dict__
+    def bm25_loaded(self) -> bool:
+        """Whether `load_bm25` was called."""
+        return self._bm25 is not None
 
     def search(
         self, questions: Sequence[str], k: int, method: Method, query_BD: Tensor | None
@@ -47,7 +51,7 @@ class Retriever:
         the questions; only "bm25" accepts None.
         """
         if method == "bm25":
-            ranking = self.words.search(questions, k)
+            ranking = self.load_bm25().search(questions, k)
             return ranking.score_BK, ranking.number_BK
         assert self._index is not None and query_BD is not None
         if method == "dense":
@@ -66,7 +70,7 @@ class Retriever:
         """Yields for each question the best `depth` passages of dense search and of BM25, with both scores of each passage."""
         assert self._index is not None
         hits = self._index.search(query_BD, depth)
-        for row, bm25_N in enumerate(self.words.scores(questions)):
+        for row, bm25_N in enumerate(self.load_bm25().scores(questions)):
             number_n = np.union1d(hits.number_BK[row].cpu().numpy(), highest(bm25_N, depth))
             query_D = query_BD[row : row + 1].float().to(self._index.device)
             dense_n = scores(query_D, self._index.rows(number_n))[0].cpu().numpy()

@@ -19,7 +19,7 @@ from realm.store.knowledge_base import KnowledgeBase
 WORDS = "words"
 
 
-def words_of(kb: KnowledgeBase) -> Bm25Index:
+def load_or_build_bm25(kb: KnowledgeBase) -> Bm25Index:
     """The BM25 index from disk, mapped into memory; if there is none, it is built in memory and written to disk."""
     folder = kb.folder / WORDS / _name(kb)
     if (folder / CHECKSUMS).is_file():

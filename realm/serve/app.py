@@ -64,7 +64,7 @@ def create_app(
         # writable server builds the BM25 index only when a request needs it.
         ready = token is None and len(knowledge.current.kb) <= WORDS_AT_START
         if ready or knowledge.method != "dense":
-            service.prepare_words()
+            service.prepare_bm25()
         tasks = [asyncio.create_task(work()) for work in (service.batcher.work, service.watch)]
         try:
             yield
@@ -320,7 +320,7 @@ def _add_state(app: FastAPI, service: Service, writable: bool, shows_runs: bool,
                 "documents": await asyncio.to_thread(lambda: snapshot.documents),
                 "index": schemas.index_out(snapshot),
                 "method": knowledge.method,
-                "words": snapshot.answerer.retriever.has_words,
+                "words": snapshot.answerer.retriever.bm25_loaded,
                 "queue": service.waiting,
                 "writable": writable,
                 "private": bool(readers),

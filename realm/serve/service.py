@@ -74,31 +74,31 @@ class Service:
             for future in futures:  # after an error or the time limit, the other answers are not needed
                 future.cancel()
 
-    def prepare_words(self) -> "asyncio.Future[None]":
+    def prepare_bm25(self) -> "asyncio.Future[None]":
         """Prepares ranking by words in the background; all callers share one preparation."""
         if self._words is None or self._words.done():
-            self._words, self._words_since = asyncio.ensure_future(self._read_words()), time.monotonic()
+            self._words, self._words_since = asyncio.ensure_future(self._load_bm25()), time.monotonic()
             self._words.add_done_callback(
                 lambda done: done.cancelled() or done.exception()
             )  # the exception was already logged
         return self._words
 
-    async def _read_words(self) -> None:
+    async def _load_bm25(self) -> None:
         try:
-            await self._in_change_thread(self.knowledge.read_words)
+            await self._in_change_thread(self.knowledge.load_bm25)
         except Exception:  # the next request that needs the ranking starts a new preparation
             _log.exception("ranking by words could not be prepared")
             raise
 
     async def _ask(self, kind: Kind, items: Sequence[str], until: float) -> "list[asyncio.Future[Done]]":
-        ranked_by_words = kind.method != "dense"
-        if ranked_by_words and not self.knowledge.current.answerer.retriever.has_words:
+        ranked_by_bm25 = kind.method != "dense"
+        if ranked_by_bm25 and not self.knowledge.current.answerer.retriever.bm25_loaded:
             if self._for_words + len(items) > self.config.queue:
                 raise Busy(self.config.seconds)
             self._for_words += len(items)
             try:
                 async with asyncio.timeout_at(until):
-                    await asyncio.shield(self.prepare_words())
+                    await asyncio.shield(self.prepare_bm25())
             except TimeoutError:
                 raise NotReady(time.monotonic() - self._words_since) from None
             finally:

@@ -32,7 +32,7 @@ class Kept:
         self._file, self._keys_n = file, keys_n
         self._record = np.dtype([("key", "<u8"), ("vector", "<f2", dim), ("sum", "<u4")])
 
-    def read(self) -> tuple[np.ndarray, np.ndarray]:
+    def recover(self) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of the passages with a saved vector, and their vectors [., D] float16."""
         self._file.seek(0)
         there = self._file.read()

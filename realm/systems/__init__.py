@@ -7,5 +7,5 @@ graph_retriever   GraphRetriever: a reader with the relations between passages a
 path_retriever    PathRetriever: paths of passages; path_network has its networks
 passage_graph     which documents a passage names
 articles          the documents of a knowledge base, with their passages
-knn_lm            kNN-LM: a datastore of masked-LM states, on masked facts only
+knn_lm            kNN-LM: a datastore of masked-LM states, on masked facts only; `realm knn` runs it, outside the interface
 """

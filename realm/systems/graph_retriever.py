@@ -151,7 +151,7 @@ class Retrieval:
 
     def passages(self, question: str) -> list[int]:
         """Numbers of the passages to read, best first."""
-        (score_N,) = self._retriever.words.scores([question])
+        (score_N,) = self._retriever.load_bm25().scores([question])
         best = np.argsort(-score_N, kind="stable")[:SEEDS]
         seeds = [int(number) for number in best if score_N[number] > 0]
         seeds += [self._graph.articles.lead(one) for one in self._graph.titles.find(question, any_case=True)]

@@ -25,7 +25,7 @@ from torch import Tensor
 from realm.errors import InputError, at_least
 from realm.files import write_json
 from realm.folders import make_once
-from realm.index.versions import load_index
+from realm.index.versions import complete_index
 from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries, read_inputs
 from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, each_span, repeats_text
@@ -254,7 +254,7 @@ def measure(kb: KnowledgeBase, model_path: str, folder: Path, config: KnnConfig)
     kb.check_tokenizer(model.tokenizer, model_path)
     kb.agree_on_held_out(model.held_out, model_path)
     model.to(choose_device(config.device))
-    index, spans = load_index(kb, model, model_path).index, SpanIndex(kb.tokens)
+    index, spans = complete_index(kb, model, model_path).index, SpanIndex(kb.tokens)
     queries = held_out_queries(kb, model.lengths.query - 2, config.queries, spans)
     dev, test = queries[::2], queries[1::2]
     if not test:

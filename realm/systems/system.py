@@ -37,7 +37,7 @@ from realm.qa.question_files import Question
 from realm.qa.significance import percent
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE
-from realm.train.loop import TrainRun
+from realm.train.loop import BestWeights, TrainRun
 from realm.train.run_config import RunConfig
 
 SYSTEM, WEIGHTS = "system.json", "weights.safetensors"
@@ -220,14 +220,15 @@ def load_system(folder: str | Path, kb: KnowledgeBase) -> System:
         raise DamagedError(f"{folder} is damaged: {problem_of(error)}") from error
 
 
-class Best:
-    """Keeps the weights with the highest exact match on dev questions in the state of a run, which checkpoints save."""
+class Best(BestWeights):
+    """The best weights of the network of a compared system."""
 
     def __init__(self, run: TrainRun, network: nn.Module, dev: Sequence[Question], system: System):
-        self._run, self._network, self._dev, self._system = run, network, dev, system
+        super().__init__(run, [network])
+        self._dev, self._system = dev, system
 
     def evaluate(self) -> None:
-        """Answers the dev questions, logs exact match, and keeps the weights if they are the best so far."""
+        """Answers the dev questions, logs exact match, and keeps the weights if they are the best."""
         if not self._dev:
             return
         right = 0
@@ -235,18 +236,9 @@ class Best:
             part = self._dev[first : first + BATCH]
             found = self._system.answer([one.question for one in part])
             right += sum(is_correct(one.answer, question) for one, question in zip(found, part, strict=True))
-        em, state = percent(right / len(self._dev)), self._run.state
+        em = percent(right / len(self._dev))
         self._run.log({"dev_em": em})
-        if em >= state.get("best_em", -1.0):
-            state["best_em"], state["best_step"] = em, self._run.step
-            state["best"] = {
-                name: value.detach().clone() for name, value in self._network.state_dict().items()
-            }
-
-    def restore(self) -> None:
-        """Loads the best weights into the network."""
-        if "best" in self._run.state:
-            self._network.load_state_dict(self._run.state["best"])
+        self.keep(em)
 
 
 def predict(system: System, kb: KnowledgeBase, questions: Sequence[Question]) -> Iterator[Prediction]:

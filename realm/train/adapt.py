@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from realm.errors import InputError, at_least
-from realm.index.versions import load_index
+from realm.index.versions import complete_index
 from realm.masking.candidates import CandidateRule, choose_candidates, read_inputs
 from realm.masking.held_out import held_out
 from realm.masking.masked_queries import MaskedQuery, MaskingRule, SpanIndex, draw_queries, holds
@@ -123,7 +123,7 @@ def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
     model = load_model(init)
     kb.check_tokenizer(model.tokenizer, init)
     kb.agree_on_held_out(model.held_out, init)
-    vectors_ND = load_index(kb, model, init).index.rows(np.arange(len(kb)))
+    vectors_ND = complete_index(kb, model, init).index.rows(np.arange(len(kb)))
     model.embedder.untie()
     tower = model.embedder.query
     names: StartedFrom = {"init": init, **kb.training_record}

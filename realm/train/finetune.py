@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from realm import distributed
 from realm.errors import InputError, at_least
-from realm.index.versions import IndexVersion, load_index
+from realm.index.versions import IndexVersion, complete_index
 from realm.interop.span_readers import take_reader
 from realm.model.bert import Bert
 from realm.model.calibration import Calibration, Method
@@ -43,7 +43,7 @@ from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE, Lengths
 from realm.train.examples import Examples
-from realm.train.loop import TrainRun
+from realm.train.loop import BestWeights, TrainRun
 from realm.train.refresh.refresher import IndexRefresher, RefreshConfig
 from realm.train.run_config import RunConfig, generator
 from realm.train.span_losses import SpanLoss, counted, joint_scores, read, sampled_reader_loss
@@ -163,7 +163,7 @@ def train(
     if config.reading_tokens:
         model.lengths = reading_lengths(model.lengths, config.reading_tokens)
     moves = config.update_passages
-    found = None if moves else load_index(kb, model, init)
+    found = None if moves else complete_index(kb, model, init)
     finds_none = config.unanswerable > 0
     if config.reader is not None:
         take_reader(model, config.reader)
@@ -306,8 +306,8 @@ def start_reader(model: Model, seed: int, whole_words: bool = True, finds_none: 
     return model.span_reader
 
 
-class Best:
-    """Keeps the weights with the highest exact match on dev questions in the state of the run, which checkpoints save."""
+class Best(BestWeights):
+    """The best weights of the query tower and the span reader; with `update_passages`, also of the passage tower."""
 
     def __init__(
         self,
@@ -318,17 +318,17 @@ class Best:
         dev: Sequence[Question],
         config: FinetuneConfig,
     ):
-        self._run, self._dev = run, dev
+        assert model.span_reader is not None
+        super().__init__(
+            run, [model.embedder if config.update_passages else model.embedder.query, model.span_reader]
+        )
+        self._dev = dev
         self._answerer = Answerer(
             kb,
             model,
             version,
             AnswerConfig(read=config.read, answers=1, device=config.device, precision=config.precision),
         )
-        self._parts = [
-            model.embedder if config.update_passages else model.embedder.query,
-            model.span_reader,
-        ]
 
     def search_in(self, version: IndexVersion) -> None:
         """Uses another index in later evaluations."""
@@ -336,22 +336,10 @@ class Best:
         self._answerer = Answerer(before.kb, before.model, version, before.config)
 
     def evaluate(self) -> None:
-        """Evaluates, logs, and keeps the weights if they are the best so far."""
+        """Answers the dev questions, logs the scores, and keeps the weights if they are the best."""
         if not self._dev:
             return
-        state = self._run.state
         report = evaluate(self._answerer, self._dev).as_dict()
         assert report["em"] is not None  # the model has a span reader
         self._run.log({"dev_em": report["em"], "dev_f1": report["f1"], "dev_recall_5": report["recall"]["5"]})
-        if report["em"] >= state.get("best_em", -1.0):
-            state["best_em"], state["best_step"] = report["em"], self._run.step
-            state["best"] = [
-                {k: v.detach().clone() for k, v in p.state_dict().items()} for p in self._parts if p
-            ]
-
-    def restore(self) -> None:
-        """Loads the best weights into the model."""
-        if "best" in self._run.state:
-            for part, states in zip(self._parts, self._run.state["best"], strict=True):
-                assert part is not None
-                part.load_state_dict(states)
+        self.keep(report["em"])

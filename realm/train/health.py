@@ -22,8 +22,8 @@ from realm.masking.candidates import embed_queries
 from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import SpanIndex
 from realm.model.folder import Model
-from realm.qa.metrics import recall_at
-from realm.qa.probe import RANKS, first_positives, read_queries
+from realm.qa.metrics import RANKS, recall_at
+from realm.qa.probe import first_positives, read_queries
 from realm.qa.question_files import Question
 from realm.qa.question_sets import question_ranks
 from realm.search.exact import MipsIndex

@@ -404,3 +404,25 @@ def _in_this_version(
         else before.get(name, defaults[name])
         for name, value in settings.items()
     }
+
+
+class BestWeights:
+    """The weights with the highest exact match on dev questions, in the state of a run, which checkpoints save."""
+
+    def __init__(self, run: TrainRun, networks: Sequence[nn.Module]):
+        self._run, self._networks = run, networks
+
+    def keep(self, em: float) -> None:
+        """Keeps the current weights if no kept weights have a higher exact match than `em`, in percent."""
+        state = self._run.state
+        if em >= state.get("best_em", -1.0):
+            state["best_em"], state["best_step"] = em, self._run.step
+            state["best"] = [
+                {name: value.detach().clone() for name, value in network.state_dict().items()}
+                for network in self._networks
+            ]
+
+    def restore(self) -> None:
+        """Loads the kept weights into the networks."""
+        for network, weights in zip(self._networks, self._run.state.get("best", ()), strict=False):
+            network.load_state_dict(weights)

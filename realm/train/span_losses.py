@@ -39,13 +39,13 @@ def joint_scores(reader: SpanReader, span_RWT: Tensor, rows: Rows, score_BN: Ten
     "no answer" has one more entry at the end.
     """
     passages = len(span_RWT) // rows.questions
-    total_BK = reader.total(span_RWT).view(rows.questions, passages)
-    beside_BK = reader.beside(score_BN[:, :passages], total_BK)
-    logit_BX = (span_RWT.view(rows.questions, passages, -1) + beside_BK[:, :, None]).flatten(1)
+    log_partition_BK = reader.log_partition(span_RWT).view(rows.questions, passages)
+    passage_BK = reader.passage_score(score_BN[:, :passages], log_partition_BK)
+    logit_BX = (span_RWT.view(rows.questions, passages, -1) + passage_BK[:, :, None]).flatten(1)
     correct_BX = rows.correct_RWT.view(rows.questions, -1)
     if reader.config.finds_none:
         none_B1 = ~correct_BX.any(dim=1, keepdim=True)
-        logit_BX = torch.cat([logit_BX, reader.none(beside_BK)[:, None]], dim=1)
+        logit_BX = torch.cat([logit_BX, reader.no_answer_score(passage_BK)[:, None]], dim=1)
         correct_BX = torch.cat([correct_BX, none_B1], dim=1)
     return logit_BX, correct_BX
 

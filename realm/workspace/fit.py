@@ -209,7 +209,7 @@ class _Fit:
             with _timed("adapt", self.seconds):
                 self._make_adapted(kb)
         with _timed("judge", self.seconds):
-            words = judging.ranks_by_words(kb, queries)
+            words = judging.ranks_by_bm25(kb, queries)
             start = judging.ranks_of(config.start, kb, queries, device, "judge the start model")
             adapted = None
             if adapts:

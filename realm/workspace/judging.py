@@ -14,17 +14,17 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from realm.index.versions import load_index
+from realm.index.versions import complete_index
 from realm.masking.candidates import embed_queries
 from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import MaskedQuery
 from realm.model.device import autocast, choose_device
 from realm.model.folder import load_model
 from realm.progress import progress
-from realm.qa.metrics import recall_at
+from realm.qa.metrics import RANKS, recall_at
 from realm.qa.probe import first_positives, first_positives_bm25
 from realm.qa.question_files import Question
-from realm.qa.question_sets import evaluate_words, question_ranks
+from realm.qa.question_sets import evaluate_bm25, question_ranks
 from realm.qa.significance import PairedDifference, paired_difference
 from realm.questions import MadeQuestion
 from realm.store.knowledge_base import KnowledgeBase
@@ -32,7 +32,6 @@ from realm.workspace.report import Recall, TestJson
 
 LEAST = 20
 """Smallest number of queries of each kind, because fewer queries cannot show a difference."""
-RANKS = (1, 5, 20)
 AT = 5
 """The rank at which the recall of the two models is compared."""
 SIGNIFICANT = 0.05
@@ -76,20 +75,20 @@ def drawn(made: Sequence[MadeQuestion], most: int) -> list[MadeQuestion]:
     return [made[n] for n in sorted(np.random.default_rng(0).permutation(len(made))[:most])]
 
 
-def ranks_by_words(kb: KnowledgeBase, queries: Queries) -> Ranks:
+def ranks_by_bm25(kb: KnowledgeBase, queries: Queries) -> Ranks:
     """Ranks of the first positives by BM25."""
     found: Ranks = {}
     if queries.facts:
         found["masked_facts"] = first_positives_bm25(queries.facts, kb)
     if queries.questions:
-        found["made_questions"] = evaluate_words(kb, queries.questions).first_hit_N
+        found["made_questions"] = evaluate_bm25(kb, queries.questions).first_hit_N
     return found
 
 
 def ranks_of(path: str, kb: KnowledgeBase, queries: Queries, device: str, description: str) -> Ranks:
     """Ranks of the first positives by a model that has an index in the knowledge base."""
     model = load_model(path, reader=False).to(choose_device(device))
-    index = load_index(kb, model, path).index
+    index = complete_index(kb, model, path).index
     found: Ranks = {}
     total = len(queries.facts) + len(queries.questions)
     with (

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from realm.errors import InputError, RealmError
-from realm.index.versions import index_folder, load_index
+from realm.index.versions import complete_index, index_folder
 from realm.interop.span_readers import take_reader
 from realm.model.calibration import Method
 from realm.model.device import choose_device
@@ -177,10 +177,10 @@ class LivingKnowledge:
         """The default method of ranking passages."""
         return self.current.answerer.method
 
-    def read_words(self) -> None:
+    def load_bm25(self) -> None:
         """Loads or builds the BM25 index."""
         with self._changing:
-            _ = self.current.answerer.retriever.words
+            self.current.answerer.retriever.load_bm25()
 
     def versions(self, most: int = 20) -> dict[str, list[tuple[int, str]]]:
         """The versions of the passages and of the index on disk, with dates, newest first."""
@@ -196,8 +196,8 @@ class LivingKnowledge:
     def _move_on(self) -> None:
         """Replaces the current snapshot by the next one, which has a BM25 index if the current snapshot has one."""
         snapshot = self._load(self.current)
-        if self.current.answerer.retriever.has_words:
-            _ = snapshot.answerer.retriever.words
+        if self.current.answerer.retriever.bm25_loaded:
+            snapshot.answerer.retriever.load_bm25()
         self.current, self.problem = snapshot, None
 
     def _load(self, before: Snapshot | None) -> Snapshot:
@@ -210,7 +210,7 @@ class LivingKnowledge:
             if self._config.reader is not None:
                 take_reader(model, self._config.reader)
         kb.check_tokenizer(model.tokenizer, self.model)
-        version = load_index(kb, model, self.model, self._config.mapped_index)
+        version = complete_index(kb, model, self.model, self._config.mapped_index)
         version.index.prepare()  # prepared now, while no question waits for the index
         stamp = Stamp(model_file, table, int(kb.table.version), version.number)
         return Snapshot(Answerer(kb, model, version, self._config), stamp)

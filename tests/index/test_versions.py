@@ -13,7 +13,7 @@ from realm.errors import RealmError
 from realm.index import embedding
 from realm.index import versions as index_module
 from realm.index.embedding import batches_by_length, embed_passages
-from realm.index.versions import IndexConfig, build_index, index_folder, load_index
+from realm.index.versions import IndexConfig, build_index, complete_index, index_folder
 from realm.model.folder import load_model, save_model
 from realm.store import unfinished, vectors
 from realm.store.knowledge_base import KnowledgeBase, build
@@ -54,7 +54,7 @@ def assert_searches(version, kb, model) -> None:
 
 
 def test_index_holds_every_passages_vector(own_kb, tiny_model, tiny_model_folder) -> None:
-    version = load_index(own_kb, tiny_model, str(tiny_model_folder))
+    version = complete_index(own_kb, tiny_model, str(tiny_model_folder))
     assert (version.number, version.step) == (1, 3)
     assert_searches(version, own_kb, tiny_model)
 
@@ -74,7 +74,7 @@ def test_files_that_name_the_tokenizer_by_its_text_keep_their_index(
     assert report["embedded"] == len(tiny_kb)
     kb, model = KnowledgeBase.open(tmp_path / "kb"), load_model(tmp_path / "model")
     assert build_index(kb, str(tmp_path / "model"), CONFIG) == {**report, "embedded": 0}
-    assert_searches(load_index(kb, model, str(tmp_path / "model")), kb, model)
+    assert_searches(complete_index(kb, model, str(tmp_path / "model")), kb, model)
     assert kb.verify() == []
     kb.check_tokenizer(load_model(tiny_model_folder).tokenizer, "a model of today")
     tiny_kb.check_tokenizer(model.tokenizer, "a model of before")
@@ -94,11 +94,11 @@ def test_only_what_was_added_is_embedded(own_kb, tiny_model, tiny_model_folder, 
     assert added
     if by == "build":
         assert build_index(own_kb, str(tiny_model_folder), CONFIG)["embedded"] == len(added)
-    version = load_index(own_kb, tiny_model, str(tiny_model_folder))
+    version = complete_index(own_kb, tiny_model, str(tiny_model_folder))
     assert embedded == [added]
     assert version.number == 2
     assert_searches(version, own_kb, tiny_model)
-    load_index(own_kb, tiny_model, str(tiny_model_folder))
+    complete_index(own_kb, tiny_model, str(tiny_model_folder))
     assert len(embedded) == 1  # it was saved
 
 
@@ -107,9 +107,9 @@ def test_a_mapped_index_is_completed_on_disk(own_kb, tiny_model, tiny_model_fold
     folder = index_folder(own_kb, tiny_model)
     known = vectors.mapped(folder, own_kb.keys_N)
     assert known is not None and len(known.missing) and isinstance(known.array, np.memmap)
-    version = load_index(own_kb, tiny_model, str(tiny_model_folder), mapped=True)
+    version = complete_index(own_kb, tiny_model, str(tiny_model_folder), mapped=True)
     assert_searches(version, own_kb, tiny_model)
-    again = load_index(own_kb, tiny_model, str(tiny_model_folder), mapped=True)
+    again = complete_index(own_kb, tiny_model, str(tiny_model_folder), mapped=True)
     assert_searches(again, own_kb, tiny_model)
     assert (
         len(embedded) == 1
@@ -132,7 +132,7 @@ def test_what_another_process_embeds_meanwhile_is_used(
     monkeypatch.setattr(index_module, "embed_passages", embed)
     if by == "build":
         assert build_index(own_kb, str(tiny_model_folder), CONFIG)["embedded"] == 0
-    version = load_index(own_kb, tiny_model, str(tiny_model_folder))
+    version = complete_index(own_kb, tiny_model, str(tiny_model_folder))
     assert version.number == 2
     assert_searches(version, own_kb, tiny_model)
     table = open_table(index_folder(own_kb, tiny_model) / vectors.TABLE)
@@ -144,7 +144,7 @@ def test_what_another_process_embeds_meanwhile_is_used(
 
 def test_deleted_passages_are_gone_without_embedding(own_kb, tiny_model, tiny_model_folder, embedded) -> None:
     own_kb.delete(["d0", "d7"])
-    version = load_index(own_kb, tiny_model, str(tiny_model_folder))
+    version = complete_index(own_kb, tiny_model, str(tiny_model_folder))
     assert embedded == [] and len(version.index) == len(own_kb) == 24
     assert_searches(version, own_kb, tiny_model)
 
@@ -157,7 +157,7 @@ def test_building_again_drops_the_vectors_of_deleted_passages(
     assert report["version"] == 2 and report["embedded"] == 0 and embedded == []
     known = vectors.read(index_folder(own_kb, tiny_model), own_kb.keys_N)
     assert known is not None and known.left_over == 0 and known.info.corpus == own_kb.fingerprint
-    assert_searches(load_index(own_kb, tiny_model, str(tiny_model_folder)), own_kb, tiny_model)
+    assert_searches(complete_index(own_kb, tiny_model, str(tiny_model_folder)), own_kb, tiny_model)
 
 
 def test_additions_and_deletions_together_keep_vectors_with_their_passages(
@@ -165,7 +165,7 @@ def test_additions_and_deletions_together_keep_vectors_with_their_passages(
 ) -> None:
     own_kb.delete(["d3"])
     own_kb.add([NEW, Document("Arden", "Arden was flooded. Corvo sent bread.", "d0")], TinyTagger())
-    version = load_index(own_kb, tiny_model, str(tiny_model_folder))
+    version = complete_index(own_kb, tiny_model, str(tiny_model_folder))
     assert sum(map(len, embedded)) == 2
     assert_searches(version, own_kb, tiny_model)
 
@@ -176,11 +176,11 @@ def test_another_model_has_an_index_of_its_own(own_kb, tiny_model, tiny_model_fo
             parameter.mul_(-1)
     save_model(tiny_model, tmp_path / "other")
     with pytest.raises(RealmError, match=r"no index of .*realm index --kb"):
-        load_index(own_kb, tiny_model, str(tmp_path / "other"))
+        complete_index(own_kb, tiny_model, str(tmp_path / "other"))
     build_index(own_kb, str(tmp_path / "other"), CONFIG)
-    assert_searches(load_index(own_kb, tiny_model, str(tmp_path / "other")), own_kb, tiny_model)
+    assert_searches(complete_index(own_kb, tiny_model, str(tmp_path / "other")), own_kb, tiny_model)
     first = load_model(tiny_model_folder)
-    assert_searches(load_index(own_kb, first, str(tiny_model_folder)), own_kb, first)
+    assert_searches(complete_index(own_kb, first, str(tiny_model_folder)), own_kb, first)
 
 
 def test_model_whose_query_side_moved_finds_the_old_index(
@@ -189,7 +189,7 @@ def test_model_whose_query_side_moved_finds_the_old_index(
     tiny_model.embedder.untie()
     with torch.no_grad():
         tiny_model.embedder.query.projection.weight.mul_(-1)
-    assert len(load_index(own_kb, tiny_model, str(tiny_model_folder)).index) == len(own_kb)
+    assert len(complete_index(own_kb, tiny_model, str(tiny_model_folder)).index) == len(own_kb)
     assert embedded == []
 
 
@@ -240,7 +240,7 @@ def test_half_written_version_is_never_loaded(own_kb, tiny_model, tiny_model_fol
             build_index(own_kb, str(tiny_model_folder), CONFIG)
     known = vectors.read(folder, own_kb.keys_N)
     assert known is not None and known.version == 1 and len(known.missing) == 1
-    assert_searches(load_index(own_kb, tiny_model, str(tiny_model_folder)), own_kb, tiny_model)
+    assert_searches(complete_index(own_kb, tiny_model, str(tiny_model_folder)), own_kb, tiny_model)
 
 
 @pytest.fixture
@@ -300,9 +300,9 @@ def test_additions_that_were_being_embedded_go_on_too(own_kb, tiny_model, tiny_m
     length_M = title.lengths_of(known.missing) + body.lengths_of(known.missing) + 3
     stops[0] = 2
     with pytest.raises(KeyboardInterrupt):
-        load_index(own_kb, tiny_model, str(tiny_model_folder))
+        complete_index(own_kb, tiny_model, str(tiny_model_folder))
     stops[0] = 1000
-    version = load_index(own_kb, tiny_model, str(tiny_model_folder))
+    version = complete_index(own_kb, tiny_model, str(tiny_model_folder))
     assert 1000 - stops[0] == len(batches_by_length(length_M, 60)) - 2
     assert_searches(version, own_kb, tiny_model)
 
@@ -320,12 +320,12 @@ def test_damaged_index_is_one_line(own_kb, tiny_model, tiny_model_folder) -> Non
     (data,) = (index_folder(own_kb, tiny_model) / "vectors.lance" / "data").iterdir()
     os.truncate(data, data.stat().st_size // 2)
     with pytest.raises(RealmError, match="damaged") as error:
-        load_index(own_kb, tiny_model, str(tiny_model_folder))
+        complete_index(own_kb, tiny_model, str(tiny_model_folder))
     assert "\n" not in str(error.value)
 
 
 def test_emptied_knowledge_base_has_an_empty_index(own_kb, tiny_model, tiny_model_folder) -> None:
     own_kb.delete([f"d{n}" for n in range(14)])
-    version = load_index(own_kb, tiny_model, str(tiny_model_folder))
+    version = complete_index(own_kb, tiny_model, str(tiny_model_folder))
     assert len(version.index) == 0
     assert version.index.search(torch.ones(2, 16), 5).number_BK.shape == (2, 0)

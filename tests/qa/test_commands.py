@@ -91,7 +91,7 @@ def test_retrieval_by_words_needs_neither_model_nor_index(tiny_kb, asked, tmp_pa
     shutil.copytree(tiny_kb.folder, kb, ignore=shutil.ignore_patterns("indexes"))
     assert {path.name for path in kb.iterdir()} < {path.name for path in Path(tiny_kb.folder).iterdir()}
     monkeypatch.setattr(pipeline, "load_model", load)
-    monkeypatch.setattr(pipeline, "load_index", load)
+    monkeypatch.setattr(pipeline, "complete_index", load)
     words = ["retrieve", "--kb", str(kb), "--questions", str(asked), "--method", "bm25"]
     assert cli.main([*words, "--out", str(tmp_path / "hits.jsonl"), "--top-k", "3"]) == 0
     rows = [json.loads(line) for line in (tmp_path / "hits.jsonl").read_text().splitlines()]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from realm.errors import InputError
-from realm.index.versions import load_index
+from realm.index.versions import complete_index
 from realm.model.folder import save_model
 from realm.model.span_reader import body_mask
 from realm.qa import pipeline
@@ -300,7 +300,7 @@ def test_evaluation_without_a_span_reader_counts_recall_only(tiny_kb, tiny_model
         ranks.append(1 + next(i for i, text in enumerate(texts) if question.answers[0] in text))
     assert report["recall"]["5"] == round(100 * np.mean([rank <= 5 for rank in ranks]), 2)
     assert report["mrr"] == round(100 * np.mean([1 / rank for rank in ranks]), 2)
-    index = load_index(tiny_kb, answerer.model, str(tiny_model_folder)).index
+    index = complete_index(tiny_kb, answerer.model, str(tiny_model_folder)).index
     assert question_ranks(answerer.model, tiny_kb, index, QUESTIONS, 28).tolist() == ranks
     assert question_ranks(answerer.model, tiny_kb, index, QUESTIONS, 3).tolist() == [
         r if r <= 3 else 0 for r in ranks

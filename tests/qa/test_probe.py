@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from realm.errors import InputError
-from realm.index.versions import load_index
+from realm.index.versions import complete_index
 from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries
 from realm.masking.held_out import held_out, held_out_queries
 from realm.masking.masked_queries import SpanIndex, holds, repeats_text
@@ -35,7 +35,7 @@ def model(tiny_model_folder):
 
 @pytest.fixture(scope="module")
 def index(tiny_kb, model, tiny_model_folder):
-    return load_index(tiny_kb, model, str(tiny_model_folder)).index
+    return complete_index(tiny_kb, model, str(tiny_model_folder)).index
 
 
 # -- the queries

@@ -8,7 +8,7 @@ import pytest
 
 from realm.search import stored_bm25 as words
 from realm.search.bm25 import Bm25Index
-from realm.search.stored_bm25 import WORDS, words_of
+from realm.search.stored_bm25 import WORDS, load_or_build_bm25
 from realm.store.knowledge_base import KnowledgeBase, changed
 from realm.text.corpus import Document
 from realm.text.salient_spans import load_tagger
@@ -35,10 +35,10 @@ def assert_ranks_as_one_made_now(found: Bm25Index, kb: KnowledgeBase) -> None:
 
 
 def test_the_second_process_reads_no_passage(kb, monkeypatch) -> None:
-    assert_ranks_as_one_made_now(words_of(kb), kb)
+    assert_ranks_as_one_made_now(load_or_build_bm25(kb), kb)
     again = KnowledgeBase.open(kb.folder)
     monkeypatch.setattr(words, "Bm25Index", type("Loaded", (Bm25Index,), {"__init__": _only_empty}))
-    assert_ranks_as_one_made_now(words_of(again), kb)
+    assert_ranks_as_one_made_now(load_or_build_bm25(again), kb)
 
 
 def _only_empty(self: Bm25Index, titles: list[str], texts: list[str]) -> None:
@@ -48,7 +48,7 @@ def _only_empty(self: Bm25Index, titles: list[str], texts: list[str]) -> None:
 
 @pytest.mark.parametrize("harm", ["a byte", "half", "a file", "checksums"])
 def test_a_damaged_index_is_made_anew(kb, harm) -> None:
-    words_of(kb)
+    load_or_build_bm25(kb)
     file = saved(kb) / ("checksums.json" if harm == "checksums" else "indices.csc.index.npy")
     content = file.read_bytes()
     if harm == "a file":
@@ -57,39 +57,39 @@ def test_a_damaged_index_is_made_anew(kb, harm) -> None:
         file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     else:
         file.write_bytes(content[: len(content) // 2])
-    assert_ranks_as_one_made_now(words_of(kb), kb)
+    assert_ranks_as_one_made_now(load_or_build_bm25(kb), kb)
     assert {one.name for one in saved(kb).iterdir()} >= {"checksums.json", "indices.csc.index.npy"}
     words.check_folder(saved(kb))
 
 
 def test_a_changed_knowledge_base_has_its_own_and_the_old_one_goes(kb) -> None:
-    words_of(kb)
+    load_or_build_bm25(kb)
     before = saved(kb)
     (kb.folder / WORDS / ".making-killed").mkdir()
     changed(
         kb.folder, lambda opened: opened.add([Document("zzz", "Zzz", "Zzz is a town.")], load_tagger("rules"))
     )
     later = KnowledgeBase.open(kb.folder)
-    assert_ranks_as_one_made_now(words_of(later), later)
+    assert_ranks_as_one_made_now(load_or_build_bm25(later), later)
     assert saved(later) != before
-    assert words_of(later).search(["zzz"], 1).number_BK[0, 0] >= 0
+    assert load_or_build_bm25(later).search(["zzz"], 1).number_BK[0, 0] >= 0
 
 
 def test_other_rules_for_words_have_their_own_index(kb, monkeypatch) -> None:
-    words_of(kb)
+    load_or_build_bm25(kb)
     before = saved(kb)
     monkeypatch.setattr(words, "RULES", "other rules")
-    words_of(kb)
+    load_or_build_bm25(kb)
     assert saved(kb) != before
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_copy_on_disk(kb) -> None:
     (kb.folder / WORDS).write_text("in the way")
-    assert_ranks_as_one_made_now(words_of(kb), kb)
+    assert_ranks_as_one_made_now(load_or_build_bm25(kb), kb)
 
 
 def test_passages_without_words_leave_nothing_on_disk(kb, monkeypatch) -> None:
     monkeypatch.setattr(KnowledgeBase, "titles", [""])
     monkeypatch.setattr(KnowledgeBase, "texts", lambda self: ["..."])
-    assert not words_of(kb).has_words
+    assert not load_or_build_bm25(kb).has_words
     assert not (kb.folder / WORDS).exists()

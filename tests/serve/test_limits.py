@@ -228,7 +228,7 @@ AS_LINES = {"Accept": "application/x-ndjson"}
 
 def test_a_stream_waits_no_longer_than_a_request_may_for_words(tiny_kb, qa_model, monkeypatch) -> None:
     gate = threading.Event()
-    monkeypatch.setattr(LivingKnowledge, "read_words", lambda self: gate.wait(20))
+    monkeypatch.setattr(LivingKnowledge, "load_bm25", lambda self: gate.wait(20))
     with running(tiny_kb.folder, qa_model, replace(CONFIG, seconds=0.5)) as served:
         assert_problem(post(served, "/v1/answer", NEEDS_WORDS, headers=AS_LINES), 503, "time limit")
         gate.set()
@@ -238,14 +238,14 @@ def test_a_stream_waits_no_longer_than_a_request_may_for_words(tiny_kb, qa_model
 def test_while_words_are_prepared_it_is_said_so_and_the_work_goes_on(
     tiny_kb, qa_model, monkeypatch, headers
 ) -> None:
-    read, calls, gate = LivingKnowledge.read_words, [], threading.Event()
+    read, calls, gate = LivingKnowledge.load_bm25, [], threading.Event()
 
     def slow(self: LivingKnowledge) -> None:
         calls.append(1)
         gate.wait(20)
         read(self)
 
-    monkeypatch.setattr(LivingKnowledge, "read_words", slow)
+    monkeypatch.setattr(LivingKnowledge, "load_bm25", slow)
     with running(tiny_kb.folder, qa_model, replace(CONFIG, seconds=0.5)) as served:
         for _ in range(2):
             refused = post(served, "/v1/answer", NEEDS_WORDS, headers=headers)
@@ -265,7 +265,7 @@ def test_a_server_that_only_reads_prepares_words_from_its_start(tiny_kb, qa_mode
 
 def test_questions_that_wait_for_words_count_as_waiting(tiny_kb, qa_model, monkeypatch) -> None:
     gate = threading.Event()
-    monkeypatch.setattr(LivingKnowledge, "read_words", lambda self: gate.wait(20))
+    monkeypatch.setattr(LivingKnowledge, "load_bm25", lambda self: gate.wait(20))
     with running(tiny_kb.folder, qa_model, replace(CONFIG, queue=8)) as served:
         statuses: list[int] = []
         ask = lambda: statuses.append(post(served, "/v1/answer", NEEDS_WORDS).status_code)  # noqa: E731

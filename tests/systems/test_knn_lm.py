@@ -8,7 +8,7 @@ import torch
 
 from realm import cli
 from realm.errors import InputError
-from realm.index.versions import load_index
+from realm.index.versions import complete_index
 from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries
 from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import each_span, repeats_text
@@ -142,7 +142,7 @@ def test_realm_predicts_the_sum_over_passages(
     tiny_kb, model, tiny_model_folder, queries, monkeypatch
 ) -> None:
     monkeypatch.setattr(knn_lm, "CANDIDATES", 4)
-    index, some = load_index(tiny_kb, model, str(tiny_model_folder)).index, queries[:4]
+    index, some = complete_index(tiny_kb, model, str(tiny_model_folder)).index, queries[:4]
     config = KnnConfig(device="cpu", precision="fp32")
     found_PV = knn_lm.realm_probability(model, tiny_kb.tokens, index, some, config)
     place = 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from realm.errors import InputError
-from realm.index.versions import load_index
+from realm.index.versions import complete_index
 from realm.masking.held_out import held_out
 from realm.masking.masked_queries import MaskingRule, SpanIndex, draw_queries, holds
 from realm.model.folder import load_model
@@ -46,7 +46,7 @@ def test_the_projection_of_queries_alone_moves_and_the_index_serves_both_models(
     assert changed(made, tiny_model_folder) == {"embedder.query"}
     start, model = load_model(tiny_model_folder), load_model(made)
     assert model.compute_passage_fingerprint() == start.compute_passage_fingerprint()
-    one, other = (load_index(tiny_kb, each, "model").index.rows(range(28)) for each in (start, model))
+    one, other = (complete_index(tiny_kb, each, "model").index.rows(range(28)) for each in (start, model))
     assert torch.equal(one, other)
     before, after = (each.embedder.query.state_dict() for each in (start, model))
     moved = {name for name in before if not torch.equal(before[name], after[name])}
@@ -98,7 +98,7 @@ def test_a_signal_that_comes_while_sentences_are_judged_does_not_wait_for_the_ro
 @pytest.fixture
 def judge(tiny_kb, tiny_model, tmp_path, monkeypatch):
     """A judge of the towns, its knowledge base and its model."""
-    vectors_ND = load_index(tiny_kb, tiny_model, "model").index.rows(np.arange(len(tiny_kb)))
+    vectors_ND = complete_index(tiny_kb, tiny_model, "model").index.rows(np.arange(len(tiny_kb)))
     monkeypatch.setattr(adapt, "READ", 3)
     config = settings()
     with TrainRun("adapt", tmp_path / "out", config, tiny_model, {tiny_model.embedder: 1e-3}) as run:

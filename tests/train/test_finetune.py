@@ -12,7 +12,7 @@ import torch
 
 from realm.errors import RealmError
 from realm.index.embedding import embed_passages
-from realm.index.versions import load_index
+from realm.index.versions import complete_index
 from realm.model.calibration import Calibration
 from realm.model.folder import load_model
 from realm.model.losses import any_correct_loss
@@ -71,7 +71,7 @@ def test_only_the_query_tower_and_the_span_reader_move(made, tiny_model_folder) 
 
 def test_index_of_the_start_serves_the_new_model(made, tiny_kb, tiny_model_folder) -> None:
     model = load_model(made)
-    assert load_index(tiny_kb, model, str(made)).number == 1
+    assert complete_index(tiny_kb, model, str(made)).number == 1
 
 
 def test_metrics_have_the_keys_of_the_contract_and_the_dev_scores(made) -> None:
@@ -169,7 +169,9 @@ def test_passages_move_where_asked_and_their_index_is_refreshed(
     ]
     assert [(row["index_step"], row["index_number"]) for row in built] == [(2, 2), (4, 3), (6, 4)]
     assert all(row["build_seconds"] > 0 and row["build_passages_per_second"] > 0 for row in built)
-    found = load_index(own_kb, after, str(out))  # of the weights that are kept, whichever step they are of
+    found = complete_index(
+        own_kb, after, str(out)
+    )  # of the weights that are kept, whichever step they are of
     every = np.arange(len(own_kb))
     wanted = embed_passages(after, own_kb.tokens, every)
     np.testing.assert_array_equal(found.index.rows(every).numpy(), wanted.astype(np.float32))
@@ -359,7 +361,7 @@ def test_losses_of_a_step_are_the_papers_written_out(tiny_kb, tiny_model_folder,
     reader = start_reader(model, 0).eval()
     examples, index = (
         Examples(tiny_kb, model, TRAIN),
-        load_index(tiny_kb, model, str(tiny_model_folder)).index,
+        complete_index(tiny_kb, model, str(tiny_model_folder)).index,
     )
     batch = examples.batch(0, 0, 2)
     with torch.no_grad():

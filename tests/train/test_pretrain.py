@@ -13,7 +13,7 @@ import torch
 
 from realm.errors import RealmError
 from realm.index.embedding import embed_passages
-from realm.index.versions import IndexConfig, build_index, load_index, publish
+from realm.index.versions import IndexConfig, build_index, complete_index, publish
 from realm.masking import masked_queries
 from realm.masking.candidates import CandidateRule, choose_candidates, read_inputs
 from realm.masking.held_out import held_out
@@ -558,7 +558,7 @@ def test_refresh_in_the_background_is_swapped_in(tiny_kb, tiny_model_folder, tmp
 
     def patient(refresher, step):
         child = refresher._builder._child
-        while child is not None and child.running():
+        while child is not None and child.poll():
             time.sleep(0.02)
         return poll(refresher, step)
 
@@ -585,7 +585,7 @@ def own_indexes(kb: KnowledgeBase) -> set[str]:
 def assert_index_is_the_models(kb: KnowledgeBase, out: Path, atol: float = 0) -> None:
     """`realm index` finds nothing to embed, and what is there is what it would have made."""
     model = load_model(out)
-    found = load_index(kb, model, str(out))
+    found = complete_index(kb, model, str(out))
     every = np.arange(len(kb))
     wanted = embed_passages(model, kb.tokens, every)
     np.testing.assert_allclose(found.index.rows(every), wanted, atol=atol)
@@ -599,7 +599,7 @@ def test_model_finds_its_index_in_the_knowledge_base(bare_kb, tiny_model_folder,
     assert_index_is_the_models(bare_kb, out, 0.03 if "frozen" in switch else 0)  # states have 16 bits
     model = load_model(out)
     assert own_indexes(bare_kb) == {model.compute_passage_fingerprint()}
-    assert load_index(bare_kb, model, str(out)).number == 1
+    assert complete_index(bare_kb, model, str(out)).number == 1
 
 
 def test_refused_version_is_never_the_models_index(bare_kb, tiny_model_folder, tmp_path, monkeypatch) -> None:
@@ -654,7 +654,7 @@ def test_run_stopped_around_the_publishing_of_its_index_publishes_it_once(
     monkeypatch.setattr(TrainRun, "finish", finish)
     out = pretrain.train(bare_kb, tmp_path / "out", config, str(tiny_model_folder))
     assert own_indexes(bare_kb) == published
-    found = load_index(bare_kb, load_model(out), str(out))
+    found = complete_index(bare_kb, load_model(out), str(out))
     assert (found.number, found.step) == (1, 3)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from realm.errors import InputError
-from realm.index.versions import load_index
+from realm.index.versions import complete_index
 from realm.model.bert import Bert
 from realm.model.folder import Model, load_model, save_model
 from realm.model.losses import any_correct_loss
@@ -259,7 +259,7 @@ def test_answers_of_a_mixture_are_ranked_by_p_of_the_passage_times_p_of_the_span
 ) -> None:
     model = trained(tiny_kb, tiny_model_folder, tmp_path / "out", "objective=mixture", *more)
     assert model.span_reader is not None and model.span_reader.config.objective == "mixture"
-    answerer = Answerer(tiny_kb, model, load_index(tiny_kb, model, str(tmp_path / "out")), CONFIG)
+    answerer = Answerer(tiny_kb, model, complete_index(tiny_kb, model, str(tmp_path / "out")), CONFIG)
     moved = 0
     for question in [q.question for q in DEV] + ["who built a tower in Arden?", "wool"]:
         passages, score_K = every_span(answerer, question, 5)
@@ -290,7 +290,7 @@ def test_answers_without_retrieval_scores_are_ranked_by_the_span_scores_alone(
     tiny_kb, tiny_model_folder, tmp_path
 ) -> None:
     model = trained(tiny_kb, tiny_model_folder, tmp_path / "out", "retrieval_score=false", "method=hybrid")
-    answerer = Answerer(tiny_kb, model, load_index(tiny_kb, model, str(tmp_path / "out")), CONFIG)
+    answerer = Answerer(tiny_kb, model, complete_index(tiny_kb, model, str(tmp_path / "out")), CONFIG)
     for question in [q.question for q in DEV]:
         passages, _ = every_span(answerer, question, 5)
         score, text = max(span for spans in passages for span in spans)

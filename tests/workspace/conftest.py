@@ -126,7 +126,7 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fit_module.adapt, "train", train)
     monkeypatch.setattr(judging, "ranks_of", ranks)
-    monkeypatch.setattr(judging, "ranks_by_words", ranks)
+    monkeypatch.setattr(judging, "ranks_by_bm25", ranks)
 
 
 @pytest.fixture

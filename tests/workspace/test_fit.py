@@ -19,7 +19,7 @@ from realm.folders import one_writer
 from realm.model.folder import load_model
 from realm.model.manifest import read_manifest
 from realm.qa.question_files import read_questions
-from realm.qa.question_sets import evaluate_words
+from realm.qa.question_sets import evaluate_bm25
 from realm.qa.significance import PairedDifference, paired_difference
 from realm.store.knowledge_base import KnowledgeBase, build
 from realm.train import loop
@@ -69,7 +69,7 @@ def test_the_questions_that_judged_the_models_are_kept_and_give_the_same_recall(
     asked = read_questions(WS / "questions.jsonl")
     judged = saved()["tests"]["made_questions"]
     assert len(asked) == judged["n"]
-    found = evaluate_words(KnowledgeBase.open(WS / "kb"), asked).as_dict()["recall"]
+    found = evaluate_bm25(KnowledgeBase.open(WS / "kb"), asked).as_dict()["recall"]
     assert [found[k] for k in ("1", "5", "20")] == [judged["bm25"][k] for k in ("1", "5", "20")]
 
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from realm.qa.metrics import RANKS
+
 
 class Panel(NamedTuple):
     """One panel of the picture."""
@@ -21,14 +23,25 @@ class Panel(NamedTuple):
     """Lowest value of the axis; None: chosen by matplotlib."""
 
 
-RANKS = (20, 5, 1)
 PANELS = (
     Panel("Loss", "nats per hidden wordpiece", {"loss": ""}),
     Panel("Retrieval utility", "nats gained over no passage", {"retrieval_utility": ""}),
     Panel("Gap of positives in the reader", "nats", {"positive_gap": ""}, by_version=True),
     Panel("Null passage, p(z|x)", "probability", {"null_probability": ""}, floor=0),
-    Panel("Masked facts found", "% of queries", {f"probe_recall_{k}": f"@{k}" for k in RANKS}, True, True),
-    Panel("Questions found", "% of questions", {f"question_recall_{k}": f"@{k}" for k in RANKS}, True, True),
+    Panel(
+        "Masked facts found",
+        "% of queries",
+        {f"probe_recall_{k}": f"@{k}" for k in reversed(RANKS)},
+        True,
+        True,
+    ),
+    Panel(
+        "Questions found",
+        "% of questions",
+        {f"question_recall_{k}": f"@{k}" for k in reversed(RANKS)},
+        True,
+        True,
+    ),
     Panel("Index age", "steps", {"index_age": ""}, floor=0),
     Panel("Churn of the top 20 at a new index", "share replaced", {"churn": ""}, by_version=True, floor=0),
 )

@@ -13,12 +13,11 @@ import numpy as np
 
 from realm.demo.from_text.stages import DemoRun
 from realm.model.manifest import last_record, read_manifest
-from realm.qa.metrics import recall_at
+from realm.qa.metrics import RANKS, recall_at
 from realm.qa.significance import PairedDifference, paired_difference
 from realm.stages.tables import aligned, costs, difference
 from realm.store.knowledge_base import KnowledgeBase
 
-RANKS = (1, 5, 20)
 LABELS = {
     "bm25": "BM25",
     "encoder": "untrained start",

@@ -1,1 +1,1 @@
-"""Readers of file formats. A reader makes records from one file, with a limited amount of memory."""
+"""Readers of file formats, and the code that these readers share. A reader makes records from one file, with limited memory."""

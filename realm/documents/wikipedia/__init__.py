@@ -1,1 +1,1 @@
-"""Readers of Wikipedia's own formats: dumps, ZIM archives, and the output of WikiExtractor."""
+"""Readers of the formats in which Wikipedia is distributed: dumps, ZIM archives, and the output of WikiExtractor."""

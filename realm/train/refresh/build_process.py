@@ -81,14 +81,14 @@ class Builder(AbstractContextManager["Builder"]):
         self._failures = 0
         self._start()
 
-    def status(self) -> Literal["running", "done"]:
+    def poll(self) -> Literal["running", "done"]:
         """State of the build that `begin` started; never waits.
 
         Raises:
             RealmError: the build failed more than `restarts` times; the message names the log.
         """
         assert self._child is not None
-        if self._child.running():
+        if self._child.poll():
             return "running"
         child, self._child = self._child, None
         self.seconds = child.seconds

@@ -232,7 +232,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         due = step >= self._building + self._config.lag
         while True:
             if not self._built:
-                self._built = self._builder.status() == "done"
+                self._built = self._builder.poll() == "done"
             if self._built and due:
                 return vectors.newest(self._folder)
             if not (due and self._config.lag):
