@@ -48,7 +48,7 @@ def map_on_ray(
     address: str = "",
     prefer_gpus: bool = False,
 ) -> Generator[Result, None, None]:
-    """Results of a function for all items, in order. Items are read while results are iterated over.
+    """Results of a function for all items, in order. Items are read while results are used.
 
     Each actor calls `prepare` once, and applies the function that `prepare` returns. An actor uses one core; with
     `prefer_gpus`, an actor uses one GPU if the cluster has GPUs. All actors end with the iterator.

@@ -265,11 +265,11 @@ def test_a_number_of_too_many_digits_and_too_deep_a_value_are_one_line(value: st
         ),
         (
             RuntimeError("No space left on device (os error 28), /src/lib.rs:9"),
-            r"[\d,]+\.\d MB are free .*`realm kb compact`",
+            r"[\d,]+\.\d MB are free: .*`realm kb compact`",
         ),
         (OSError(errno.EDQUOT, "Quota exceeded"), "remove files .*`realm kb compact`"),
         (OSError(errno.EROFS, "Read-only file system"), "give a folder .*"),
-        (PermissionError(errno.EACCES, "Permission denied"), "give this user the right .*"),
+        (PermissionError(errno.EACCES, "Permission denied"), "give this user write permission .*"),
         (OSError(errno.EFBIG, "File too large"), r"raise the limit .*`ulimit -f`\)"),
     ],
 )

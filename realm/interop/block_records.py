@@ -31,7 +31,7 @@ _NAMES = {*_RECONSTRUCT, _ARRAY, _DTYPE}
 
 
 class BlockRecords:
-    """The texts of a `block_records.npy`, in order. They can be iterated over more than once."""
+    """The texts of a `block_records.npy`, in order. The texts can be read more than once."""
 
     def __init__(self, path: Path):
         """Raises InputError if the file does not exist or does not contain a list of texts."""
@@ -79,7 +79,7 @@ def _batched(texts: Iterable[str], size: int) -> Iterator[list[str]]:
 
 
 def write_records(path: Path, texts: Iterable[str], count: int) -> None:
-    """Writes a `block_records.npy` for `numpy.load(allow_pickle=True)`, while `texts` are iterated over."""
+    """Writes a `block_records.npy` for `numpy.load(allow_pickle=True)`, one text after the other."""
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|O", "fortran_order": False, "shape": (count,)})
         empty_array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"

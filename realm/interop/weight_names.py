@@ -7,8 +7,8 @@
     reader     SpanReader, MaskedReader             the pooler, the masked-LM head
     openqa     Tower, SpanReader, MaskedReader      the unused tensors of embedder and reader
 
-The masked-LM head of a reader, whose decoder is the word embeddings, is that of the encoder from which the reader was fine-
-tuned. Therefore this head becomes a masked-LM reader. The head of an embedder becomes the start of a masked-LM reader if
+The masked-LM head of a reader, whose decoder is the word embeddings, is that of the encoder from which the reader was
+fine-tuned. Therefore this head becomes a masked-LM reader. The head of an embedder becomes the start of a masked-LM reader if
 the checkpoints have no other. The other tensors are left out: poolers, heads of embedders if there is a reader, and the
 separate decoders of both kinds of heads, which were never trained."""
 

@@ -1,4 +1,4 @@
-"""Recognizes pages that are not articles by their titles."""
+"""Recognises pages that are not articles by their titles."""
 
 from realm.documents.formats.records import DISAMBIGUATION, LISTS
 
