@@ -210,12 +210,12 @@ QUESTIONS = {
     "empty.jsonl": "empty.jsonl holds no questions",
     "blank.tsv": "blank.tsv holds no questions",
     "binary.jsonl": "binary.jsonl is binary",
-    "latin1.jsonl": "latin1.jsonl:1: not UTF-8",
-    "qcut.jsonl": "qcut.jsonl:2: not valid JSON",
-    "qlong.jsonl": "qlong.jsonl:2: a question of 100000 characters: the longest accepted has 2000",
-    "qhuge.jsonl": "qhuge.jsonl:1: a question of 10000000 characters",
+    "latin1.jsonl": "latin1.jsonl:1 is not UTF-8",
+    "qcut.jsonl": "qcut.jsonl:2 is not valid JSON",
+    "qlong.jsonl": "qlong.jsonl:2: the question has 100000 characters: at most 2000 are allowed",
+    "qhuge.jsonl": "qhuge.jsonl:1: the question has 10000000 characters",
     "kb": "kb is a folder",
-    "towns.jsonl": "towns.jsonl:1: no question, only title, text, id",
+    "towns.jsonl": "towns.jsonl:1 has no question, only title, text, id",
 }
 
 

@@ -52,7 +52,7 @@ def embed_passages(
         vector_BD = tower(inputs).half()
         if not vector_BD.isfinite().all():
             raise DamagedError(
-                "the embedder computes vectors with a NaN or an infinity: its weights are damaged"
+                "the embedder computes vectors that are not finite numbers: the weights are damaged"
             )
         return vector_BD
 

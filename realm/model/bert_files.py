@@ -34,7 +34,7 @@ def bert_config(values: object, where: str) -> BertConfig:
     if not isinstance(values, dict):
         raise InputError(f"{where} has no sizes of a BERT: {values!r} is not a JSON object")
     if values.get("is_decoder"):
-        raise InputError(f"{where} is a decoder: REALM needs an encoder, whose attention has both directions")
+        raise InputError(f"{where} is a decoder: REALM needs an encoder with bidirectional attention")
     if (family := values.get("model_type", "bert")) != "bert":
         raise InputError(
             f"{where} is a {family!r} model: only the BERT family (model_type 'bert') is supported"

@@ -185,7 +185,7 @@ class Embedder(nn.Module):
         return query_BD, own_scores(query_BD, passage_UD[place_BK])
 
     def untie(self) -> None:
-        """Makes the passage tower a copy of the query tower, if both are the same object."""
+        """If both towers are the same object, makes the passage tower a separate copy of the query tower."""
         if self.passage is self.query:
             self.passage = new_tower(self.encoder_config, self.config).to(self.query.projection.weight.device)
             self.passage.load_state_dict(self.query.state_dict())

@@ -92,7 +92,7 @@ class Model:
 
     @property
     def held_out(self) -> set[HeldOut]:
-        """Describes the passages that the stages held out; models of earlier versions can have several values."""
+        """The rules by which the stages held out passages; only models of earlier versions can have several rules."""
         return {
             HeldOut(record["held_out"], record.get("passage_tokens", self.lengths.passage))
             for record in self.stages
@@ -248,8 +248,8 @@ def new_folder(out: Path) -> Iterator[Path]:
 def load_model(folder: str | Path, reader: bool = True) -> Model:
     """Loads the model in a folder -> the model on the CPU, in evaluation mode.
 
-    Without `reader`, the masked-LM reader is not loaded, only its files are checked. The masked-LM reader is needed neither to
-    embed passages nor to answer questions.
+    Without `reader`, the masked-LM reader is not loaded, and only its files are checked. The masked-LM reader is needed neither
+    to embed passages nor to answer questions.
 
     Raises:
         InputError: see `read_manifest`; or weights are missing or damaged, or have a wrong shape.

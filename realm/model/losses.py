@@ -1,4 +1,4 @@
-"""The objectives of REALM and ORQA as pure functions of tensors: no networks, no indexes, no devices.
+"""The objectives of REALM and ORQA as pure functions of tensors, without networks, indexes or devices.
 
 Axis letters: B queries, K candidates per query, M masked tokens per query, S spans per candidate, N passages of the index.
 """

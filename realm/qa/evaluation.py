@@ -112,7 +112,7 @@ class Report(NamedTuple):
         """The summary as lines for a terminal."""
         summary = self.as_dict()
         recall = ", ".join(
-            f"{share:g}% in the first {k}" for k, share in summary["recall"].items() if share is not None
+            f"{share:g}% for k={k}" for k, share in summary["recall"].items() if share is not None
         )
         lines = [f"{summary['n']:,} questions"]
         if summary["em"] is not None and summary["em_ci95"] is not None:
@@ -121,11 +121,11 @@ class Report(NamedTuple):
                 f"answers: {summary['em']:g}% exact (95% interval {low:g} to {high:g}), F1 {summary['f1']:g}%"
             )
         lines.append(
-            f"questions with an answer in the retrieved passages: {recall}; mean reciprocal rank {summary['mrr']:g}%"
+            f"passages: questions with an answer in the first k passages: {recall}; mean reciprocal rank {summary['mrr']:g}%"
         )
         if "title_recall" in summary:
-            shares = ", ".join(f"{share:g}% in the first {k}" for k, share in summary["title_recall"].items())
-            lines.append(f"questions with a gold title among the titles of the retrieved passages: {shares}")
+            shares = ", ".join(f"{share:g}% for k={k}" for k, share in summary["title_recall"].items())
+            lines.append(f"titles: questions with a gold title among the first k passages: {shares}")
         if self.confidence is not None and self.correct_N is not None:
             lines += self.confidence.lines(self.correct_N)
         return lines

@@ -176,7 +176,7 @@ def _table_records(path: Path, text: str, regex: bool | None) -> Iterator[tuple[
                 yield where, {"id": identifier, "question": question, "answers": pattern, "regex": True}
             case _:
                 raise InputError(
-                    f"{where} has {len(cells)} columns: give question and answers, or id, type, question and pattern"
+                    f"{where}: the line has {len(cells)} columns: give question and answers, or id, type, question and pattern"
                 )
 
 

@@ -160,7 +160,7 @@ class _Standing:
         return self._by_document.all(key_of(document.id))
 
     def has(self, document: Document) -> bool:
-        """Whether the table has this document with the same title and text, and all of its passages belong to it."""
+        """Whether the table has this document, with the same title and text, and with all of the document's passages."""
         own = self.numbers_of(document)
         same_N = self._states_N[own] == np.uint64(state_of(document))
         return len(own) > 0 and bool(same_N.all()) and len(own) == self._passages_N[own[0]]
@@ -168,7 +168,7 @@ class _Standing:
     def with_holder(
         self, states: Mapping[str, int], removed_N: np.ndarray, new_states: Iterable[int]
     ) -> dict[str, int]:
-        """The entries of `states` (document id -> state) whose state a new row has, or a row that is not removed."""
+        """The entries of `states` (document id -> state) whose state occurs in a new row, or in a row that is not removed."""
         held = np.concatenate([self._states_N[~removed_N], np.fromiter(new_states, dtype=np.uint64)])
         held_N = np.isin(np.fromiter(states.values(), dtype=np.uint64), held)
         return {

@@ -278,7 +278,10 @@ def rows_of(document: Document, passages: Sequence[Passage], kept: Iterable[Pass
 
 
 def one_text_per_id(documents: Iterable[Document], again: dict[str, int] | None = None) -> Iterator[Document]:
-    """Yields the documents in order; adds id and state of a copy of an earlier document under another id to `again`.
+    """Yields the documents in order.
+
+    If a document has the same title and text as an earlier document with another id, the id and the state of the later document
+    are added to `again`.
 
     Raises:
         InputError: two documents have the same id and different texts.
@@ -296,7 +299,11 @@ def one_text_per_id(documents: Iterable[Document], again: dict[str, int] | None 
 
 
 def check_target(target: Path, replace: bool) -> None:
-    """Raises InputError unless the target does not exist, is an empty folder, or is a knowledge base and `replace` is set."""
+    """Checks that the target does not exist, is an empty folder, or is a knowledge base that may be replaced.
+
+    Raises:
+        InputError: the target is something else.
+    """
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if newest_version(target / TABLE) is None:
@@ -353,7 +360,7 @@ def after(read: ReadSoFar, documents: Iterator[Document], work: Path) -> Iterato
         again = again.past(document)
     if (again.documents, again.digest) != (read.documents, read.digest):
         raise DocumentsChanged(
-            f"{work} is an interrupted build of documents that have changed since: remove this folder to build again"
+            f"{work} is an interrupted build whose documents have changed since: remove this folder to start again"
         )
     if read.documents:
         _log.info("%s: the build continues after %d documents", work, read.documents)
@@ -363,7 +370,7 @@ def after(read: ReadSoFar, documents: Iterator[Document], work: Path) -> Iterato
 def _commit_size(table: lance.LanceDataset | None, most: int) -> int:
     """Number of passages of the next commit: a sixteenth of the present passages, within limits.
 
-    So there are few commits. Each commit writes a list of all files.
+    A larger number would need more memory, and a smaller number more commits, each of which writes a list of all files.
     """
     return min(most, max(most // 16, table.count_rows() // 16 if table else 0, 1))
 

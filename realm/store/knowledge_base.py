@@ -108,7 +108,7 @@ class CompactResult(NamedTuple):
 
 
 class TrainingRecord(TypedDict):
-    """The data about its knowledge base that a training stage saves."""
+    """The data about a knowledge base that a training stage saves with its model."""
 
     kb: str
     """Fingerprint of the knowledge base."""
@@ -117,7 +117,7 @@ class TrainingRecord(TypedDict):
 
 
 class KnowledgeBase:
-    """A knowledge base that is open at one version; a method that changes it moves this object to the new version."""
+    """A knowledge base, open at one version. A method that changes the knowledge base moves this object to the new version."""
 
     def __init__(self, folder: Path, table: lance.LanceDataset, settings: Settings, tokenizer: Tokenizer):
         self.folder = folder
@@ -303,7 +303,9 @@ class KnowledgeBase:
         ][start:end]
 
     def numbers_of(self, documents: Sequence[str]) -> np.ndarray:
-        """Numbers, ascending, of the passages of these documents, given by id, or by title if no document has such an id.
+        """Numbers of the passages of some documents, in ascending order.
+
+        A document is given by its id, or by its title if no document has such an id.
 
         Raises:
             InputError: a name is neither an id nor a title.

@@ -117,7 +117,7 @@ def originals(table: lance.LanceDataset, states: Mapping[str, int]) -> dict[str,
 
 
 def handed_over(table: lance.LanceDataset, numbers: np.ndarray, states: Mapping[str, int]) -> pa.Table:
-    """The rows with these numbers whose text is also that of a merged document, changed into rows of the merged document."""
+    """The rows with these numbers whose text is also the text of a merged document, as rows of the merged document."""
     heirs = {state: document for document, state in sorted(states.items(), reverse=True)}
     with reading(table):
         states_N = take_rows(table, numbers, ["document_state"]).column("document_state").to_numpy()

@@ -111,9 +111,10 @@ def publish(folder: Path, ids_N: np.ndarray, vectors_ND: np.ndarray, info: Vecto
 def append(
     folder: Path, version: int, ids_N: np.ndarray, vectors_ND: np.ndarray, model: str, corpus: str
 ) -> int:
-    """Adds vectors to those of `version`, which must be the newest version, in a new version -> number of the new version.
+    """Writes a version with all vectors of the newest version and these vectors -> number of the new version.
 
-    `corpus` is the fingerprint of the knowledge base for the `VectorsInfo` of the new version.
+    `version` is the number of the newest version. `corpus` is the fingerprint of the knowledge base, for the `VectorsInfo` of
+    the new version.
 
     Raises:
         InputError: see `publish`; or `version` does not exist, or has vectors of another model.

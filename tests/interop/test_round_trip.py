@@ -110,7 +110,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert cli.main(["convert", str(FIXTURES / "embedder" / "new"), str(tmp_path / "model")]) == 0
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
-    with pytest.raises(InputError, match="not empty"):
+    with pytest.raises(InputError, match="not an empty folder"):
         export_model(str(tmp_path / "model"), tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
     with pytest.raises(InputError, match="exists and is not the model"):

@@ -120,9 +120,9 @@ def test_probabilities_of_all_answers_are_at_most_1_together(
 
 def test_too_few_answers_of_one_outcome_are_refused() -> None:
     said, _, without = drawn(200)
-    with pytest.raises(InputError, match="of 200 answers 200 are right and 0 wrong"):
+    with pytest.raises(InputError, match="200 answers are right and 0 are wrong"):
         fit(said, np.ones(200, dtype=bool), without)
-    with pytest.raises(InputError, match="have one probability"):
+    with pytest.raises(InputError, match="have the same probability"):
         fit(said._replace(share_N=np.full(200, 0.4)), np.arange(200) % 2 == 0, without)
     with pytest.raises(InputError, match="not right more often"):
         fit(said, said.share_N < np.median(said.share_N), without)
@@ -306,7 +306,7 @@ def test_calibration_of_an_unsuitable_model_is_refused_in_one_line(
     assert "give --model" in capsys.readouterr().err
     for model, problem in (
         (tiny_model_folder, "no span reader"),
-        (qa_folder, "calibration needs 50 of each"),
+        (qa_folder, "calibration needs at least 50 of each"),
         ("hf:some/model", "not a local folder"),
     ):
         assert cli.main(["calibrate", "--model", str(model), *rest]) == 2

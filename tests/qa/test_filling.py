@@ -224,7 +224,7 @@ def test_passages_of_a_sentence_are_found_by_the_named_method_and_weighed_by_the
 @pytest.mark.parametrize(
     ("sentence", "target", "message"),
     [
-        (SENTENCE, "salt", r"one \[MASK\], the sentence has 2"),
+        (SENTENCE, "salt", r"one \[MASK\], but it has 2"),
         ("wool " * 28 + "[MASK]", "x" * 3, r"3 wordpieces, but the model can read only 2"),
         ("The [MASK]", "日本", "no wordpieces for the target"),
         ("The [MASK]", " ", "no wordpieces for the target"),

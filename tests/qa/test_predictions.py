@@ -71,8 +71,8 @@ def test_predictions_survive_a_file(tmp_path: Path) -> None:
     ("lines", "problem"),
     [
         ('{"id": "1"}', "no prediction"),
-        ('{"id": "1", "answer": 3}', "are texts"),
-        ('{"id": "1", "answer": "a", "passages": 7}', "are texts"),
+        ('{"id": "1", "answer": 3}', "must be texts"),
+        ('{"id": "1", "answer": "a", "passages": 7}', "must be texts"),
         ('{"id": "1", "answer": "a"}\n{"id": "1", "answer": "b"}', "second prediction"),
         ("[]", "no predictions"),
         ("{", "not valid JSON"),
