@@ -122,21 +122,26 @@ def _file(path: Path) -> SourceFile:
     return _reader_of(path), path
 
 
-_FORMATS: dict[str, Reader | None] = {
+_TEXT_FORMATS: dict[str, Reader | None] = {
     ".jsonl": json_lines,
     ".txt": plain_text,
     ".md": markdown,
     ".html": html,
     ".htm": html,
-    ".parquet": parquet,
-    ".arrow": arrow,
     ".tsv": tsv,
     ".xml": dump,
     ".warc": warc,
+}
+"""Extension -> reader. Files of these formats may be compressed."""
+_FORMATS = {
+    **_TEXT_FORMATS,
+    ".parquet": parquet,
+    ".arrow": arrow,
     **dict.fromkeys(child_process.MODULES),
 }
-_COMPRESSED: dict[str, Reader | None] = {
-    **{name: _FORMATS[name] for name in (".jsonl", ".txt", ".md", ".html", ".htm", ".tsv", ".xml", ".warc")},
+"""Extension -> reader of files that are not compressed; None: `child_process` reads the file."""
+_COMPRESSED = {
+    **_TEXT_FORMATS,
     ".json": json_lines,  # data sets of compressed JSON Lines use this extension: `c4-train.00000.json.gz`
 }
 _READ = (

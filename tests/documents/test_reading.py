@@ -1,5 +1,6 @@
 import json
 import logging
+import re
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm.documents import demo_corpora
+from realm.cli import main
+from realm.documents import demo_corpora, sources
 from realm.documents.reading import read_documents
 from realm.errors import InputError
 from realm.text.corpus import Document
@@ -399,3 +401,11 @@ def test_missing_package_says_how_to_install_it(monkeypatch) -> None:
             read_documents([f"package:{name}"])
     with pytest.raises(InputError, match="package:nothing: no such corpus, only package:vital-articles"):
         read_documents(["package:nothing"])
+
+
+def test_help_of_a_command_that_reads_documents_names_every_format(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["kb", "build", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert {ending for ending in sources._FORMATS if ending != ".htm"} <= set(re.findall(r"\.[a-z]+\b", text))
