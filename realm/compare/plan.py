@@ -15,7 +15,7 @@ from pathlib import Path
 
 from farmhash import fingerprint64
 
-from realm.compare.rows import STARTS, Row, Start
+from realm.compare.rows import STARTS, Row
 from realm.errors import InputError
 from realm.model.manifest import read_manifest
 from realm.qa.metrics import normalise_answer
@@ -185,8 +185,8 @@ class Plan:
         return name if seed == self.config.seeds[0] else f"{name}-{seed}"
 
     def start_model(self, name: str, seed: int) -> Path:
-        """Folder of a start. The encoder is the same for all seeds."""
-        return self.folder / "models" / (name if name == "encoder" else self.named(name, seed))
+        """Folder of a start. The encoders are the same for all seeds."""
+        return self.folder / "models" / (name if STARTS[name].command == "mlm" else self.named(name, seed))
 
     def row_model(self, name: str, seed: int) -> Path:
         """Folder of the trained system of a row."""
@@ -216,38 +216,31 @@ class Plan:
     def starting(self) -> Iterator[Stage]:
         """Stages that make the starts and the vectors of their passages."""
         for name in self.starts():
-            for seed in self.config.seeds if name != "encoder" else self.config.seeds[:1]:
-                yield from self._make_start(name, STARTS[name], seed)
+            for seed in self.config.seeds if STARTS[name].command != "mlm" else self.config.seeds[:1]:
+                yield self._make_start(name, seed)
+                if STARTS[name].command != "convert":  # the vectors of its passages are those of `init`
+                    yield self._index(self.start_model(name, seed))
 
-    def _make_start(self, name: str, start: Start, seed: int) -> Iterator[Stage]:
-        out = self.start_model(name, seed)
-        if name == "encoder":
-            argv = self._command("mlm", kb=self.kb, init=self.data.encoder, out=out)
-            yield Stage(STARTING, "mlm", argv, out)
-            yield self._index(out)
-            return
-        init = self.start_model(start.init, seed)
-        if start.encoder_of:
-            encoder = self.start_model(start.encoder_of, seed)
-            argv = ("convert", str(init), str(out), "--encoder-of", str(encoder))
-            yield Stage(STARTING, f"convert {out.name}", argv, out)
-            return  # the vectors of its passages are those of `init`
-        settings = [*start.settings, f"seed={seed}"]
-        if name == "ict":
-            yield Stage(
-                STARTING,
-                f"ict {out.name}",
-                self._command("ict", *settings, kb=self.kb, init=init, out=out),
-                out,
+    def _make_start(self, name: str, seed: int) -> Stage:
+        start, out = STARTS[name], self.start_model(name, seed)
+        init = self.start_model(start.init, seed) if start.init else self.data.encoder
+        settings = start.settings if start.command == "mlm" else (*start.settings, f"seed={seed}")
+        if start.command == "convert":
+            argv = (
+                "convert",
+                str(init),
+                str(out),
+                "--encoder-of",
+                str(self.start_model(start.encoder_of, seed)),
             )
-            yield self._index(out)
-            return
-        if start.stale > 1:
-            settings.append(f"refresh.every={self._pretrain.refresh.every * start.stale}")
-        text = {"text": self.text_kb} if start.other_text else {}
-        argv = self._command("pretrain", *settings, kb=self.kb, model=init, out=out, **text)
-        yield Stage(STARTING, f"pretrain {out.name}", argv, out)
-        yield self._index(out)
+        elif start.command == "pretrain":
+            if start.stale > 1:
+                settings += (f"refresh.every={self._pretrain.refresh.every * start.stale}",)
+            text = {"text": self.text_kb} if start.other_text else {}
+            argv = self._command("pretrain", *settings, kb=self.kb, model=init, out=out, **text)
+        else:
+            argv = self._command(start.command, *settings, kb=self.kb, init=init, out=out)
+        return Stage(STARTING, f"{start.command} {out.name}", argv, out)
 
     def training(self) -> Iterator[Stage]:
         """Stages that train each row on the questions."""

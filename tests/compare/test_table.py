@@ -14,6 +14,7 @@ from realm.compare import plots, results
 from realm.compare.plan import DataConfig, Plan, TableConfig, is_dev, split_questions
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
 from realm.errors import InputError
+from realm.model.manifest import read_manifest
 from realm.qa.question_files import Question
 from tests.schemas import assert_holds
 from tests.towns import write_corpus, write_encoder
@@ -28,7 +29,7 @@ encoder = "{encoder}"
 rows = ["bm25-reader", "t5", "drqa", "hard-em", "graph", "path", "orqa", "realm", "realm-x", "realm-mixture", "hybrid"]
 
 [ablate]
-rows = ["realm", "realm-retriever", "realm-encoder", "orqa", "bert-masks", "no-null", "own-passage"]
+rows = ["realm", "realm-retriever", "realm-encoder", "orqa", "bert-masks", "no-null", "own-passage", "two-towers", "no-ict"]
 seeds = [0, 1]
 answer_seeds = 0
 
@@ -54,6 +55,7 @@ steps = 4
 batch_size = 2
 candidates = 3
 injected = 1
+ict = 0.5
 [pretrain.refresh]
 every = 2
 in_background = false
@@ -182,6 +184,10 @@ def test_ablations_measure_retrieval_of_every_seed_before_any_question(home) -> 
         "bert-masks",
         "no-null",
         "own-passage",
+        "towers-encoder",
+        "towers-ict",
+        "two-towers",
+        "no-ict",
     }
     assert named == set(starts)
     assert starts["realm-retriever"]["tests"] == starts["realm"]["tests"]  # the same retriever
@@ -192,6 +198,12 @@ def test_ablations_measure_retrieval_of_every_seed_before_any_question(home) -> 
         for name in ("ict", "realm", "realm-retriever", "realm-encoder")
     }
     assert encoder["realm-retriever"] == encoder["ict"] != encoder["realm"] == encoder["realm-encoder"]
+    for name in named - {"encoder", "towers-encoder"}:
+        manifest = read_manifest(home / "table2" / "models" / name)
+        assert manifest["embedder"]["shared"] == (name not in ("towers-ict", "two-towers")), name
+    assert starts["towers-encoder"]["tests"] == starts["encoder"]["tests"]
+    assert read_manifest(home / "table2" / "models" / "no-ict")["stages"][-1]["ict"] == 0
+    assert read_manifest(home / "table2" / "models" / "realm")["stages"][-1]["ict"] == 0.5
     table = (home / "table2" / "table.md").read_text()
     assert "| realm-retriever |" in table
 
