@@ -64,6 +64,31 @@ class Difference(NamedTuple):
     p: float
 
 
+def bootstrap_interval(
+    value_N: Sequence[float] | np.ndarray, *, samples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """95 % percentile interval of the mean of a score per question.
+
+    >>> bootstrap_interval([0.5, 0.5, 0.5])
+    (0.5, 0.5)
+    """
+    low, high = np.quantile(_resampled_means(np.asarray(value_N, dtype=float), samples, seed), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _resampled_means(value_N: np.ndarray, samples: int, seed: int) -> np.ndarray:
+    """Means of as many questions drawn with replacement, `samples` times."""
+    n = len(value_N)
+    generator = np.random.default_rng(seed)
+    chunk = max(1, 2**22 // n)  # samples at a time: 32 MiB
+    return np.concatenate(
+        [
+            value_N[generator.integers(n, size=(min(chunk, samples - start), n))].mean(axis=1)
+            for start in range(0, samples, chunk)
+        ]
+    )
+
+
 def paired_bootstrap(
     a_N: Sequence[float] | np.ndarray,
     b_N: Sequence[float] | np.ndarray,
@@ -78,15 +103,7 @@ def paired_bootstrap(
     """
     a_N, b_N = _pair(a_N, b_N)
     difference_N = a_N - b_N
-    n = len(difference_N)
-    generator = np.random.default_rng(seed)
-    chunk = max(1, 2**22 // n)  # samples at a time: 32 MiB
-    means = np.concatenate(
-        [
-            difference_N[generator.integers(n, size=(min(chunk, samples - start), n))].mean(axis=1)
-            for start in range(0, samples, chunk)
-        ]
-    )
+    means = _resampled_means(difference_N, samples, seed)
     low, high = np.quantile(means, [0.025, 0.975])
     beyond = min((means <= 0).sum(), (means >= 0).sum())
     p = min(1.0, 2 * (int(beyond) + 1) / (samples + 1))

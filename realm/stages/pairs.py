@@ -11,7 +11,10 @@ from realm.qa.significance import mcnemar, paired_bootstrap
 
 
 class Against(TypedDict):
-    """Percent of queries with a hit in the top `k`, REALM minus another system: points, 95 % interval, McNemar's test."""
+    """Percent of queries with a hit in the top `k`, REALM minus another system: points, 95 % interval, p.
+
+    `only_realm` and `only_other` count the hits of one of the two, over all seeds.
+    """
 
     k: int
     points: float
@@ -25,7 +28,8 @@ class Against(TypedDict):
 def against(realm_SN: np.ndarray, other_SN: np.ndarray, k: int = 5) -> Against:
     """Compares two systems by the rank of each query's first hit (0: no hit): is it in the top k?
 
-    The test pools seeds. The interval does not: it resamples queries, each with the mean over its seeds.
+    p is that of McNemar's exact test. With several seeds, whose hits depend on the same queries, p is that of the paired
+    bootstrap, as the interval: it resamples queries, each with the mean over its seeds.
     """
     hit_SN, other_hit_SN = (
         (ranks >= 1) & (ranks <= k) for ranks in (realm_SN, np.broadcast_to(other_SN, realm_SN.shape))
@@ -40,5 +44,5 @@ def against(realm_SN: np.ndarray, other_SN: np.ndarray, k: int = 5) -> Against:
         "high": high,
         "only_realm": pair.only_a,
         "only_other": pair.only_b,
-        "p": pair.p,
+        "p": pair.p if len(hit_SN) == 1 else difference.p,
     }

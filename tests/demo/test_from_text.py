@@ -17,6 +17,7 @@ from realm.demo.from_text import DemoRun, FromTextConfig, plots
 from realm.demo.from_text.results import FromTextReport
 from realm.errors import InputError
 from realm.model.manifest import read_manifest
+from realm.qa.significance import mcnemar, paired_bootstrap
 from realm.settings import presets, read_config
 from realm.stages.pairs import against
 from realm.stages.runner import Costs
@@ -271,7 +272,9 @@ def test_pairs_are_compared_query_by_query_and_seed_by_seed() -> None:
     found = against(realm, other)
     assert found["points"] == pytest.approx(100 * (5 - 2) / 8)
     assert (found["only_realm"], found["only_other"]) == (3, 0)
+    assert found["p"] == paired_bootstrap([100, 100, 50, 0], [50, 50, 0, 0]).p
     assert against(realm, realm)["p"] == 1
+    assert against(realm[:1], other[:1])["p"] == mcnemar([1, 1, 0, 0], [0, 1, 0, 0]).p == 1.0
     one_for_all_seeds = against(realm, other[:1])
     assert one_for_all_seeds == against(realm, np.concatenate([other[:1], other[:1]]))
 
