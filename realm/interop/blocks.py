@@ -86,8 +86,11 @@ def convert_checkpoint(
     bits: int = 32,
     tagger: Tagger | None = None,
     tokenizer: str | None = None,
+    model_only: bool = False,
 ) -> ConvertedJson:
     """Converts a checkpoint to a model, and to a knowledge base if it has texts and vectors -> a report.
+
+    With `model_only` texts and vectors are left out, and `out` is the model.
 
     A repeated call continues an interrupted one. Google's open-QA checkpoints have no vectors and texts and become only a
     model.
@@ -98,7 +101,7 @@ def convert_checkpoint(
     checkpoint = open_checkpoint(name, tokenizer)
     others = (open_checkpoint(other, tokenizer) if other else None for other in (encoder, embedder))
     conversion = convert(checkpoint, *others)
-    if "block_emb" not in checkpoint.tensors:
+    if model_only or "block_emb" not in checkpoint.tensors:
         _save(conversion.model, out)
         return {
             "kind": checkpoint.kind,
