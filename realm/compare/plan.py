@@ -1,6 +1,7 @@
 """The stages of `realm compare` and `realm ablate`: the commands of each row in their order, and the paths of their files.
 
 DIR/kb, DIR/text-kb                   the corpora Z and X
+DIR/published-kb                      Z in the wordpieces of a published model
 DIR/questions/{train,dev}.jsonl       questions for training and for choosing the best weights
 DIR/models/START[-SEED]               the starts: no question has been seen
 DIR/rows/ROW[-SEED]                   the trained systems
@@ -10,8 +11,9 @@ DIR/reports/ROW[-SEED].TEST.json      scores, with the outcome of each question
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from farmhash import fingerprint64
 
@@ -24,6 +26,21 @@ from realm.settings import read_config
 from realm.stages.runner import Section, Stage
 from realm.store.vectors import folder_of
 from realm.train.pretrain import PretrainConfig
+
+
+@dataclass(frozen=True)
+class PublishedConfig:
+    """The checkpoints of the row `published`, as `realm convert` names them: folders, hub names, TensorFlow prefixes."""
+
+    checkpoint: str = ""
+    """An open-QA checkpoint, which answers as it is, or a pre-trained embedder, which is trained on the questions first.
+    Empty: the row is left out."""
+    embedder: str = ""
+    """Embedder of the passages; needed by an open-QA checkpoint, whose own embedder has been trained on questions only."""
+    encoder: str = ""
+    """Masked-LM reader that fine-tuning starts from; needed by an embedder."""
+    tokenizer: str = ""
+    """Tokenizer, if the checkpoint has none."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +59,9 @@ class DataConfig:
     """Question files to choose the best weights by; empty: those of the training questions that ORQA's resplit chose."""
     tests: Mapping[str, str] = field(default_factory=dict)
     """Column -> question file to measure on; empty: made questions about documents without training questions."""
+
+    published: PublishedConfig = field(default_factory=PublishedConfig)
+    """Published REALM to compare with."""
 
     def __post_init__(self) -> None:
         if not self.corpus:
@@ -104,20 +124,26 @@ class Plan:
         """The rows to make, in the order of the table.
 
         Raises:
-            InputError: there is no such row, or it needs the other corpus.
+            InputError: a named row does not exist, or the data lack what it needs.
         """
-        wanted = self.config.rows or tuple(
-            name for name, row in self.table.items() if self.data.text or not STARTS[row.start].other_text
-        )
+        wanted = self.config.rows or tuple(name for name in self.table if name not in self.left_out())
         for name in wanted:
             if name not in self.table:
                 raise InputError(f"there is no row {name!r}: known are {', '.join(self.table)}")
-            if STARTS[self.table[name].start].other_text and not self.data.text:
-                raise InputError(
-                    f"the row {name} needs another corpus: name its documents in the setting `text`"
-                )
+            if name in self.left_out():
+                raise InputError(f"the row {name} needs {self.left_out()[name]}")
         with_models = {*wanted, *(self.table[name].of for name in wanted)}
         return {name: row for name, row in self.table.items() if name in with_models}
+
+    def left_out(self) -> dict[str, str]:
+        """The rows that cannot be made -> what each needs."""
+        lacking = {}
+        for name, row in self.table.items():
+            if STARTS[row.start].other_text and not self.data.text:
+                lacking[name] = "another corpus: name its documents in data.text"
+            if STARTS[row.start].made_by == "published" and not self.data.published.checkpoint:
+                lacking[name] = "published weights: name a checkpoint in data.published.checkpoint"
+        return lacking
 
     def starts(self) -> list[str]:
         """The starts that the rows need, each after the starts that it is made from."""
@@ -134,6 +160,16 @@ class Plan:
         for row in self.rows().values():
             need(row.start)
         return needed
+
+    def before_questions(self) -> list[str]:
+        """The starts without those that were published after training on questions; known once these are converted."""
+        return [name for name in self.starts() if not self._is_published_reader(name)]
+
+    def _is_published_reader(self, start: str) -> bool:
+        """Whether the start is a published model that answers questions as it is."""
+        if STARTS[start].made_by != "published":
+            return False
+        return read_manifest(self.start_model(start, self.config.seeds[0]))["span_reader"]
 
     def tests(self) -> dict[str, Path]:
         """Column -> question file."""
@@ -185,15 +221,25 @@ class Plan:
         return name if seed == self.config.seeds[0] else f"{name}-{seed}"
 
     def start_model(self, name: str, seed: int) -> Path:
-        """Folder of a start. The encoders are the same for all seeds."""
-        return self.folder / "models" / (name if STARTS[name].command == "mlm" else self.named(name, seed))
+        """Folder of a start. The encoders and the published model are the same for all seeds."""
+        return self.folder / "models" / (self.named(name, seed) if self._has_seeds(name) else name)
+
+    @staticmethod
+    def _has_seeds(start: str) -> bool:
+        return STARTS[start].made_by not in ("mlm", "published")
+
+    def kb_of(self, start: str) -> Path:
+        """The knowledge base that a start retrieves from."""
+        return self.folder / "published-kb" if STARTS[start].made_by == "published" else self.kb
 
     def row_model(self, name: str, seed: int) -> Path:
         """Folder of the trained system of a row."""
+        if self._is_published_reader(self.table[name].start):
+            return self.start_model(self.table[name].start, seed)
         return self.folder / "rows" / self.named(self.table[name].of or name, seed)
 
     def report(self, name: str, seed: int, test: str) -> Path:
-        """Report of a row on a test; `retrieval-START` names the report on a start."""
+        """Report of a row on a test; `retrieval-START` names the report on a start, `retrieval-bm25` that on BM25."""
         return self.folder / "reports" / f"{self.named(name, seed)}.{test}.json"
 
     def predictions(self, name: str, seed: int, test: str) -> Path:
@@ -216,55 +262,74 @@ class Plan:
     def starting(self) -> Iterator[Stage]:
         """Stages that make the starts and the vectors of their passages."""
         for name in self.starts():
-            for seed in self.config.seeds if STARTS[name].command != "mlm" else self.config.seeds[:1]:
+            for seed in self.config.seeds if self._has_seeds(name) else self.config.seeds[:1]:
                 yield self._make_start(name, seed)
-                if STARTS[name].command != "convert":  # the vectors of its passages are those of `init`
-                    yield self._index(self.start_model(name, seed))
+                if STARTS[name].made_by == "published":
+                    build = self._command(
+                        "kb build",
+                        *self.data.corpus,
+                        out=self.kb_of(name),
+                        tokenizer=self.start_model(name, seed),
+                    )
+                    yield Stage(STARTING, "kb build published", build, self.kb_of(name))
+                if STARTS[name].made_by != "convert":  # the vectors of its passages are those of `init`
+                    yield self._index(name, seed)
 
     def _make_start(self, name: str, seed: int) -> Stage:
         start, out = STARTS[name], self.start_model(name, seed)
         init = self.start_model(start.init, seed) if start.init else self.data.encoder
-        settings = start.settings if start.command == "mlm" else (*start.settings, f"seed={seed}")
-        if start.command == "convert":
-            argv = (
-                "convert",
-                str(init),
-                str(out),
-                "--encoder-of",
-                str(self.start_model(start.encoder_of, seed)),
-            )
-        elif start.command == "pretrain":
+        settings = (*start.settings, f"seed={seed}") if self._has_seeds(name) else start.settings
+        argv: tuple[str, ...]
+        if start.made_by == "published":
+            given = {flag: word for flag, word in asdict(self.data.published).items() if word}
+            source = given.pop("checkpoint")
+            parts = [word for flag, value in given.items() for word in (f"--{flag}", value)]
+            argv = ("convert", source, str(out), "--model-only", *parts)
+        elif start.made_by == "convert":
+            encoder = self.start_model(start.encoder_of, seed)
+            argv = ("convert", str(init), str(out), "--encoder-of", str(encoder))
+        elif start.made_by == "pretrain":
             if start.stale > 1:
                 settings += (f"refresh.every={self._pretrain.refresh.every * start.stale}",)
             text = {"text": self.text_kb} if start.other_text else {}
             argv = self._command("pretrain", *settings, kb=self.kb, model=init, out=out, **text)
         else:
-            argv = self._command(start.command, *settings, kb=self.kb, init=init, out=out)
-        return Stage(STARTING, f"{start.command} {out.name}", argv, out)
+            argv = self._command(start.made_by, *settings, kb=self.kb, init=init, out=out)
+        return Stage(STARTING, f"{argv[0]} {out.name}", argv, out)
 
     def training(self) -> Iterator[Stage]:
         """Stages that train each row on the questions."""
         asked = {"train": self.questions("train"), "dev": self.questions("dev")}
         for name, row in self.rows().items():
-            if row.of:
+            if row.of or self._is_published_reader(row.start):
                 continue
             for seed in self.config.seeds[: self.config.answer_seeds]:
                 out, start = self.row_model(name, seed), self.start_model(row.start, seed)
                 verb = f"baseline {row.system}" if row.system else "finetune"
                 argv = self._command(
-                    verb, *row.settings, f"seed={seed}", kb=self.kb, model=start, out=out, **asked
+                    verb,
+                    *row.settings,
+                    f"seed={seed}",
+                    kb=self.kb_of(row.start),
+                    model=start,
+                    out=out,
+                    **asked,
                 )
                 yield Stage(ROWS, f"{verb} {out.name}", argv, out)
 
     def measuring(self) -> Iterator[Stage]:
-        """Stages that measure the starts without fine-tuning, and each row."""
+        """Stages that measure BM25, the starts without fine-tuning, and each row."""
+        for test, file in self.tests().items():
+            out = self.report("retrieval-bm25", self.config.seeds[0], test)
+            argv = self._command("evaluate", kb=self.kb, questions=file, method="bm25", out=out)
+            yield Stage(MEASURING, f"retrieve bm25 {test}", argv, out, quiet=True)
         for place, seed in enumerate(self.config.seeds):
             for test, file in self.tests().items():
-                for start in self.starts():
-                    model = self.start_model(start, seed)
+                for start in self.before_questions():
+                    model, kb = self.start_model(start, seed), self.kb_of(start)
                     out = self.report(f"retrieval-{start}", seed, test)
                     argv = self._command(
-                        "evaluate", kb=self.kb, model=model, questions=file, method="dense", out=out
+                        "evaluate", kb=kb, model=model, questions=file, method="dense", out=out
                     )
                     yield Stage(MEASURING, f"retrieve {model.name} {test}", argv, out, quiet=True)
                 for name, row in self.rows().items() if place < self.config.answer_seeds else ():
@@ -273,7 +338,7 @@ class Plan:
                     saved = self.predictions(name, seed, test)
                     argv = self._command(
                         "evaluate",
-                        kb=self.kb,
+                        kb=self.kb_of(row.start),
                         model=model,
                         questions=file,
                         out=out,
@@ -294,9 +359,10 @@ class Plan:
         """Whether kNN-LM is compared with REALM, which needs REALM before any question."""
         return "realm" in self.starts()
 
-    def _index(self, model: Path) -> Stage:
-        makes = folder_of(self.kb, read_manifest(model)["passage_fingerprint"])
-        argv = self._command("index", kb=self.kb, model=model)
+    def _index(self, start: str, seed: int) -> Stage:
+        kb, model = self.kb_of(start), self.start_model(start, seed)
+        makes = folder_of(kb, read_manifest(model)["passage_fingerprint"])
+        argv = self._command("index", kb=kb, model=model)
         return Stage(STARTING, f"index {model.name}", argv, makes, quiet=True)
 
     def _command(self, verb: str, *words: str, **flags: str | Path) -> tuple[str, ...]:
@@ -309,9 +375,18 @@ class Plan:
         return (*verb.split(), *(word for word in words if "=" not in word), *named, *settings, *config)
 
 
+class Split(NamedTuple):
+    """Questions to train on and to choose the best weights by."""
+
+    train: list[Question]
+    dev: list[Question]
+    dropped: int
+    """Number of questions that were left out because a test asks them too."""
+
+
 def split_questions(
     train: Sequence[tuple[str, Question]], dev: Sequence[tuple[str, Question]], tests: Sequence[Question]
-) -> tuple[list[Question], list[Question]]:
+) -> Split:
     """Training and dev questions from several files, each id with the name of its file in front.
 
     Questions that a test asks too are left out, compared as normalised texts. Without dev questions, those training questions
@@ -327,12 +402,11 @@ def split_questions(
         ]
 
     training, choosing = kept(train), kept(dev)
-    if choosing:
-        return training, choosing
-    return (
-        [one for one in training if not is_dev(one.question)],
-        [one for one in training if is_dev(one.question)],
-    )
+    dropped = len(train) + len(dev) - len(training) - len(choosing)
+    if not choosing:
+        choosing = [one for one in training if is_dev(one.question)]
+        training = [one for one in training if not is_dev(one.question)]
+    return Split(training, choosing, dropped)
 
 
 def is_dev(question: str) -> bool:

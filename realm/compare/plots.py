@@ -27,7 +27,7 @@ def panels(report: "TableJson") -> list[Panel]:
             intervals = [(one["em_ci95"][0], one["em_ci95"][1]) for one in answered.values()]
             title = f"{test}: exact match, %"
             found.append(Panel(title, list(answered), [one["em"] for one in answered.values()], intervals))
-        retrieved = {name: start["tests"][test] for name, start in report["starts"].items()}
+        retrieved = {name: start["tests"][test]["all"] for name, start in report["starts"].items()}
         shares = [one["recall"]["5"] for one in retrieved.values()]
         intervals = [
             _interval(share, one["n"]) for share, one in zip(shares, retrieved.values(), strict=True)

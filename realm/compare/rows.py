@@ -10,9 +10,9 @@ class Start(NamedTuple):
     """A model that fine-tuning starts from, without any question: its retriever and its encoder."""
 
     init: str = "ict"
-    """Start that the command continues; "" for the encoder, the first of all."""
-    command: Literal["mlm", "ict", "pretrain", "convert"] = "pretrain"
-    """Command of `realm` that makes it."""
+    """Start that the command continues; "" for the first of all, and for a published model."""
+    made_by: Literal["mlm", "ict", "pretrain", "convert", "published"] = "pretrain"
+    """Command of `realm` that makes it; "published": `realm convert` makes it from a published checkpoint."""
     settings: tuple[str, ...] = ()
     """Settings of that command."""
     other_text: bool = False
@@ -44,6 +44,7 @@ STARTS = {
     "no-warmup": Start(settings=("warmup=0",)),
     "no-guard": Start(settings=("health.gate=0.0", "health.margin=-1.0")),
     "no-injected": Start(settings=("injected=0",)),
+    "published": Start("", "published"),
 }
 """Start -> how it is made. Where a preset adds ICT to the loss of pre-training, `no-ict` has none there either."""
 
@@ -79,6 +80,7 @@ TABLE_1 = {
     "realm-x": Row("REALM, X other than Z", start="realm-x"),
     "realm-mixture": Row("REALM, sum over passages", start="realm", settings=("objective=mixture",)),
     "hybrid": Row("REALM + BM25", of="realm", method="hybrid"),
+    "published": Row("published REALM", start="published"),
 }
 """Systems of the paper's Table 1, in its order, and what else a practitioner would compare."""
 

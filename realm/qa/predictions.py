@@ -29,6 +29,7 @@ class PredictionJson(TypedDict):
     start: int
     end: int
     passages: list[str]
+    read: int
     ms: float
 
 
@@ -51,6 +52,8 @@ class Prediction:
     """End of the answer in the passage's text, exclusive."""
     passages: tuple[str, ...] = ()
     """Ids of the retrieved passages, best first, at most `DEPTH`."""
+    read: int = 0
+    """Number of passages that were read for the answer."""
     ms: float = 0.0
     """Milliseconds that the question took, a mean if questions are answered in batches."""
 

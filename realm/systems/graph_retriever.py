@@ -149,20 +149,23 @@ class Retrieval:
 
     def __init__(self, kb: KnowledgeBase, graph: PassageGraph, seeds: int, hops: int, passages: int):
         self._retriever, self._graph = Retriever(kb), graph
-        self._seeds, self._hops, self._passages = seeds, hops, passages
+        self._seeds, self._hops, self.read = seeds, hops, passages
 
     def passages(self, question: str) -> list[int]:
         """Numbers of the passages to read, best first."""
+        return self.ranking(question)[: self.read]
+
+    def ranking(self, question: str) -> list[int]:
+        """Numbers of the passages to read, best first, then of the best others of BM25."""
         (score_N,) = self._retriever.words.scores([question])
-        best = np.argsort(-score_N, kind="stable")[: self._seeds]
-        seeds = [int(number) for number in best if score_N[number] > 0]
+        best = np.argsort(-score_N, kind="stable")[:DEPTH]
+        words = [int(number) for number in best if score_N[number] > 0]
+        seeds = words[: self._seeds]
         seeds += [self._graph.articles.lead(one) for one in self._graph.titles.find(question, any_case=True)]
-        seeds = list(dict.fromkeys(seeds))[: self._passages]
-        added = [
-            one for one in self._graph.expand(seeds, self._hops, 10 * self._passages) if one not in seeds
-        ]
+        seeds = list(dict.fromkeys(seeds))[: self.read]
+        added = [one for one in self._graph.expand(seeds, self._hops, 10 * self.read) if one not in seeds]
         added.sort(key=lambda number: -score_N[number])
-        return [*seeds, *added][: self._passages]
+        return list(dict.fromkeys([*[*seeds, *added][: self.read], *words]))
 
 
 # -- training -------------------------------------------------------------------------------------------------------
@@ -328,19 +331,20 @@ class GraphRetriever:
         return scored
 
     def answer(self, questions: Sequence[str]) -> list[Found]:
-        """The span with the highest probability; passages are ranked as retrieved."""
+        """The span with the highest probability; passages are ranked as retrieved, then as BM25 ranks all others."""
         return [self._answer(question) for question in questions]
 
     @torch.no_grad()
     def _answer(self, question: str) -> Found:
-        numbers = self._retrieval.passages(question)
+        ranked = self._retrieval.ranking(question)
+        numbers = ranked[: self._retrieval.read]
         if not numbers:
             return Found("", 0.0)
         read = self.read([question], [numbers])
         with evaluating(self._reader):
             passage_BK, end_2RT = (part.cpu() for part in self.score(read))
         start_RT, last_RT = end_2RT + passage_BK[0][None, :, None] / 2
-        best = Found("", -np.inf, number_K=numbers[:DEPTH])
+        best = Found("", -np.inf, number_K=ranked[:DEPTH], read=len(numbers))
         for width in range(min(self._answer_tokens, start_RT.shape[1])):
             sum_RT = start_RT[:, : start_RT.shape[1] - width] + last_RT[:, width:]
             place = int(sum_RT.argmax())
@@ -349,7 +353,9 @@ class GraphRetriever:
             if score > best.score:
                 start, end = read.reading.text_span(row, first, first + width)
                 (passage,) = self._kb.passages([numbers[row]])
-                best = Found(passage.text[start:end], score, numbers[row], start, end, numbers[:DEPTH])
+                best = best._replace(
+                    answer=passage.text[start:end], score=score, passage=numbers[row], start=start, end=end
+                )
         return best if best.answer else best._replace(score=0.0)
 
 

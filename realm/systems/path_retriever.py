@@ -266,13 +266,14 @@ class PathRetriever:
             reading = self._inputs(question, [self._text(one.path) for one in beams], self._long)
             holds_R, end_2RT = (part.cpu() for part in network.read(reading))
         number_K = list(dict.fromkeys([*(number for one in beams for number in one.path), *ranked]))[:DEPTH]
+        read = len({number for one in beams for number in one.path})
         row = int(holds_R.argmax())
         place, start, end, score = self._best_span(reading, row, beams[row].path, end_2RT[:, row])
         if place is None:
-            return Found("", 0.0, number_K=number_K)
+            return Found("", 0.0, number_K=number_K, read=read)
         (passage,) = self._kb.passages([beams[row].path[place]])
         total = score + float(F.logsigmoid(holds_R[row]))
-        return Found(passage.text[start:end], total, beams[row].path[place], start, end, number_K)
+        return Found(passage.text[start:end], total, beams[row].path[place], start, end, number_K, read)
 
     def _best_span(
         self, reading: Reading, row: int, path: Sequence[int], end_2T: Tensor

@@ -11,13 +11,18 @@ import pytest
 
 from realm import cli
 from realm.compare import plots, results
-from realm.compare.plan import DataConfig, Plan, TableConfig, is_dev, split_questions
+from realm.compare.plan import DataConfig, Plan, PublishedConfig, TableConfig, is_dev, split_questions
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
 from realm.errors import InputError
+from realm.interop.blocks import convert_checkpoint
+from realm.model.folder import load_model
 from realm.model.manifest import read_manifest
-from realm.qa.question_files import Question
+from realm.qa.pipeline import AnswerConfig, Answerer
+from realm.qa.predictions import read_predictions
+from realm.qa.question_files import Question, read_questions
+from realm.store.knowledge_base import KnowledgeBase
 from tests.schemas import assert_holds
-from tests.towns import write_corpus, write_encoder
+from tests.towns import TOWNS, write_corpus, write_encoder
 
 SETTINGS = """
 [data]
@@ -119,7 +124,7 @@ def compared(home: Path) -> dict[str, Any]:
 
 def test_every_row_is_trained_and_measured_on_the_same_questions(home, compared) -> None:
     assert_holds(results.TableJson, compared)
-    assert list(compared["rows"]) == list(TABLE_1)
+    assert list(compared["rows"]) == [name for name in TABLE_1 if name != "published"]
     tests = [row["tests"]["made"] for row in compared["rows"].values()]
     assert len({one["all"]["n"] for one in tests}) == 1
     assert all(one["seen"]["n"] + one["unseen"]["n"] == one["all"]["n"] for one in tests)
@@ -150,8 +155,8 @@ def test_scores_of_the_table_are_those_of_the_saved_predictions(home, compared, 
         if name == "t5":
             assert one["retrieved"] is None
         else:
-            assert one["retrieved"]["recall"] == again["recall"]
-            assert one["retrieved"]["mrr"] == again["mrr"]
+            assert one["retrieved"]["all"]["recall"] == again["recall"]
+            assert one["retrieved"]["all"]["mrr"] == again["mrr"]
 
 
 def test_the_picture_shows_every_value_within_its_interval(home, compared) -> None:
@@ -176,6 +181,7 @@ def test_ablations_measure_retrieval_of_every_seed_before_any_question(home) -> 
     assert report["rows"] == {}
     starts = report["starts"]
     named = {
+        "bm25",
         "encoder",
         "ict",
         "realm",
@@ -198,7 +204,7 @@ def test_ablations_measure_retrieval_of_every_seed_before_any_question(home) -> 
         for name in ("ict", "realm", "realm-retriever", "realm-encoder")
     }
     assert encoder["realm-retriever"] == encoder["ict"] != encoder["realm"] == encoder["realm-encoder"]
-    for name in named - {"encoder", "towers-encoder"}:
+    for name in named - {"bm25", "encoder", "towers-encoder"}:
         manifest = read_manifest(home / "table2" / "models" / name)
         assert manifest["embedder"]["shared"] == (name not in ("towers-ict", "two-towers")), name
     assert starts["towers-encoder"]["tests"] == starts["encoder"]["tests"]
@@ -206,6 +212,62 @@ def test_ablations_measure_retrieval_of_every_seed_before_any_question(home) -> 
     assert read_manifest(home / "table2" / "models" / "realm")["stages"][-1]["ict"] == 0.5
     table = (home / "table2" / "table.md").read_text()
     assert "| realm-retriever |" in table
+
+
+FIXTURES = Path(__file__).parent.parent / "interop" / "fixtures"
+OPEN_QA = {"checkpoint": FIXTURES / "openqa" / "new", "embedder": FIXTURES / "embedder" / "new"}
+GOOGLES = {
+    "checkpoint": FIXTURES / "tensorflow" / "openqa" / "model.ckpt-300000",
+    "embedder": FIXTURES / "tensorflow" / "embedder",
+    "tokenizer": FIXTURES / "tensorflow" / "openqa",
+}
+PRETRAINED = {"checkpoint": FIXTURES / "embedder" / "new", "encoder": FIXTURES / "encoder" / "new"}
+
+
+@pytest.mark.parametrize("given", [OPEN_QA, GOOGLES, PRETRAINED], ids=["open-qa", "googles", "pretrained"])
+def test_a_published_model_answers_from_the_corpus_of_the_table(home, tmp_path, given) -> None:
+    named = [word for key, path in given.items() for word in ("--set", f"data.published.{key}={path}")]
+    words = ["compare", str(home / "tiny.toml"), "--dir", str(tmp_path), "--rows", "published", *named]
+    printed(*words)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert_holds(results.TableJson, report)
+    row = report["rows"]["published"]
+    assert row["seconds"] is None  # its training time is not known
+    assert row["tests"]["made"]["all"]["n"] > 0
+    model, kb = load_model(tmp_path / "models" / "published"), KnowledgeBase.open(tmp_path / "published-kb")
+    converted = convert_checkpoint(
+        str(given["checkpoint"]), tmp_path / "again", model_only=True,
+        **{key: str(path) for key, path in given.items() if key != "checkpoint"},
+    )  # fmt: skip
+    again = load_model(converted["model"])
+    assert model.compute_passage_fingerprint() == again.compute_passage_fingerprint()
+    assert {passage.title for passage in kb} == set(TOWNS)
+    asked = read_questions(tmp_path / "questions" / "test.jsonl")
+    predictions = read_predictions(tmp_path / "predictions" / "published.made.jsonl")
+    if given is PRETRAINED:
+        assert (tmp_path / "rows" / "published").is_dir()
+        assert list(report["starts"]) == ["bm25", "published"]
+    else:
+        assert list(report["starts"]) == ["bm25"]  # it has seen questions before
+        answerer = Answerer.load(str(kb.folder), converted["model"], AnswerConfig())
+        found = answerer.answer_batch([question.question for question in asked], "dense")
+        answers = [one.answers[0].text if one.answers else "" for one in found]
+        assert [one.answer for one in predictions] == answers
+
+
+def test_rows_without_their_data_are_left_out_with_a_sentence(home, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("realm.compare.table.run_stages", _stop)
+    settings = (home / "tiny.toml").read_text().replace("[compare]\nrows", "[compare]\n#")
+    (tmp_path / "all.toml").write_text(settings)
+    out = StringIO()
+    with redirect_stdout(out):
+        assert cli.main(["compare", str(tmp_path / "all.toml"), "--dir", str(tmp_path / "t")]) == 2
+    assert "The row published is left out: it needs published weights: name a checkpoint" in out.getvalue()
+    assert "realm-x is left out" not in out.getvalue()
+
+
+def _stop(*_: object) -> None:
+    raise InputError("no stage is needed")
 
 
 def test_scores_are_checked_against_an_earlier_report(home, compared, capsys) -> None:
@@ -229,13 +291,13 @@ def test_disagreements_name_questions_that_only_one_row_answers(home, compared) 
 # -- parts
 
 
-def plan(table=TABLE_1, text: tuple[str, ...] = (), **settings: Any) -> Plan:
-    return Plan(TableConfig(**settings), DataConfig(text=text), None, Path("t"), table)
+def plan(table=TABLE_1, data: DataConfig | None = None, **settings: Any) -> Plan:
+    return Plan(TableConfig(**settings), data or DataConfig(), None, Path("t"), table)
 
 
 def test_rows_and_starts_are_made_after_what_they_need() -> None:
     for table in (TABLE_1, TABLE_2):
-        every = plan(table, text=("x",))
+        every = plan(table, DataConfig(text=("x",), published=PublishedConfig("y")))
         assert list(every.rows()) == list(table)
         made: set[str] = set()
         for name in every.starts():
@@ -251,7 +313,9 @@ def test_rows_that_cannot_be_made_are_refused() -> None:
         plan(rows=("atlas",)).rows()
     with pytest.raises(InputError, match="realm-x needs another corpus"):
         plan(rows=("realm-x",)).rows()
-    assert "realm-x" not in plan().rows()
+    with pytest.raises(InputError, match="published needs published weights"):
+        plan(rows=("published",)).rows()
+    assert list(plan().rows()) == [name for name in TABLE_1 if name not in ("realm-x", "published")]
     with pytest.raises(InputError, match="30 times stale"):
         plan(TABLE_2, rows=("stale",)).check()
 
@@ -265,12 +329,12 @@ def test_training_questions_that_a_test_asks_are_left_out() -> None:
         *(question("b", f"What is {n}?") for n in range(20)),
     ]
     tests = [Question("t", "who painted mona lisa", ("y",))]
-    kept, dev = split_questions(train, [], tests)
-    assert len(kept) + len(dev) == 20
+    kept, dev, dropped = split_questions(train, [], tests)
+    assert (len(kept) + len(dev), dropped) == (20, 1)
     assert dev == [one for one in [*kept, *dev] if is_dev(one.question)]
     assert {one.id for one in [*kept, *dev]} == {"b:1"}
-    kept, dev = split_questions(train, [question("d", "What is 3?")], tests)
-    assert (len(kept), [one.id for one in dev]) == (20, ["d:1"])
+    kept, dev, dropped = split_questions(train, [question("d", "What is 3?")], tests)
+    assert (len(kept), [one.id for one in dev], dropped) == (20, ["d:1"], 1)
 
 
 RESPLIT = {
