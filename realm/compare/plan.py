@@ -1,6 +1,7 @@
 """The stages of `realm compare` and `realm ablate`: the commands of each row in their order, and the paths of their files.
 
 DIR/kb, DIR/text-kb                   the corpora Z and X
+DIR/documents/{kb,text-kb}.jsonl      their documents, if only the first ones of each corpus are used
 DIR/published-kb                      Z in the wordpieces of a published model
 DIR/questions/{train,dev}.jsonl       questions for training and for choosing the best weights
 DIR/models/START[-SEED]               the starts: no question has been seen
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 from farmhash import fingerprint64
 
-from realm.compare.rows import STARTS, Row
+from realm.compare.rows import PUBLISHED, STARTS, Row
 from realm.errors import InputError
 from realm.model.manifest import read_manifest
 from realm.qa.metrics import normalise_answer
@@ -25,6 +26,7 @@ from realm.qa.question_files import Question, read_questions
 from realm.settings import read_config
 from realm.stages.runner import Section, Stage
 from realm.store.vectors import folder_of
+from realm.text.sources import files_of
 from realm.train.pretrain import PretrainConfig
 
 
@@ -51,6 +53,8 @@ class DataConfig:
     """Documents of the knowledge base (Z)."""
     text: tuple[str, ...] = ()
     """Documents of the other corpus of masked sentences (X), for the row realm-x; empty: the row is left out."""
+    documents: int = 0
+    """Only so many documents of each corpus, the first ones, to try a preset; 0: all."""
     encoder: str = "package:realm-mini"
     """Encoder or model that `realm mlm` starts from; its tokenizer is used for the text."""
     train: tuple[str, ...] = ()
@@ -66,6 +70,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not self.corpus:
             raise ValueError("corpus is empty: give at least one")
+        if self.documents < 0:
+            raise ValueError(f"documents is {self.documents}: it must be 0 or more")
         for name in self.tests:
             if not re.fullmatch(r"[A-Za-z0-9-]+", name):
                 raise ValueError(f"tests: {name!r} is no name of a column: use letters, digits and hyphens")
@@ -141,7 +147,7 @@ class Plan:
         for name, row in self.table.items():
             if STARTS[row.start].other_text and not self.data.text:
                 lacking[name] = "another corpus: name its documents in data.text"
-            if STARTS[row.start].made_by == "published" and not self.data.published.checkpoint:
+            if row.start == PUBLISHED and not self.data.published.checkpoint:
                 lacking[name] = "published weights: name a checkpoint in data.published.checkpoint"
         return lacking
 
@@ -167,7 +173,7 @@ class Plan:
 
     def _is_published_reader(self, start: str) -> bool:
         """Whether the start is a published model that answers questions as it is."""
-        if STARTS[start].made_by != "published":
+        if start != PUBLISHED:
             return False
         return read_manifest(self.start_model(start, self.config.seeds[0]))["span_reader"]
 
@@ -181,9 +187,12 @@ class Plan:
         """Refuses now what would fail after hours.
 
         Raises:
-            InputError: a row or a question file cannot be used, or an index that is 30 times stale would never be refreshed.
+            InputError: a row, a corpus or a question file cannot be used, or an index that is 30 times stale would never be
+                refreshed.
         """
         self.rows()
+        for source in (*self.data.corpus, *(self.data.text if self.uses_text else ())):
+            files_of(source, None)
         for file in (*self.data.train, *self.data.dev, *self.data.tests.values()):
             read_questions(file)
         every, steps = self._pretrain.refresh.every, self._pretrain.steps
@@ -197,6 +206,11 @@ class Plan:
     def _pretrain(self) -> PretrainConfig:
         return read_config(PretrainConfig, self.preset, "pretrain")
 
+    @property
+    def uses_text(self) -> bool:
+        """Whether a row needs the other corpus."""
+        return any(STARTS[name].other_text for name in self.starts())
+
     # -- paths ----------------------------------------------------------------------------------------------------
 
     @property
@@ -206,6 +220,22 @@ class Plan:
     @property
     def text_kb(self) -> Path:
         return self.folder / "text-kb"
+
+    def cut(self) -> dict[Path, tuple[str, ...]]:
+        """Files to write with the first documents of the corpora -> the corpora; none if all documents are used."""
+        if not self.data.documents:
+            return {}
+        corpora = {self.kb: self.data.corpus} | ({self.text_kb: self.data.text} if self.uses_text else {})
+        return {self._documents(kb): sources for kb, sources in corpora.items()}
+
+    def _documents(self, kb: Path) -> Path:
+        return self.folder / "documents" / f"{kb.name}.jsonl"
+
+    def _sources(self, kb: Path) -> tuple[str, ...]:
+        """What `realm kb build` reads for a knowledge base."""
+        if self.data.documents:
+            return (str(self._documents(self.text_kb if kb == self.text_kb else self.kb)),)
+        return self.data.text if kb == self.text_kb else self.data.corpus
 
     def questions(self, part: str) -> Path:
         """The training questions, "train" or "dev"."""
@@ -230,7 +260,7 @@ class Plan:
 
     def kb_of(self, start: str) -> Path:
         """The knowledge base that a start retrieves from."""
-        return self.folder / "published-kb" if STARTS[start].made_by == "published" else self.kb
+        return self.folder / "published-kb" if start == PUBLISHED else self.kb
 
     def row_model(self, name: str, seed: int) -> Path:
         """Folder of the trained system of a row."""
@@ -248,12 +278,19 @@ class Plan:
     # -- the commands ---------------------------------------------------------------------------------------------
 
     def preparing(self) -> Iterator[Stage]:
-        """Stages that make the corpora, and questions if there are none."""
-        build = self._command("kb build", *self.data.corpus, out=self.kb, tokenizer=self.data.encoder)
-        yield Stage(CORPUS, "kb build", build, self.kb)
-        if any(STARTS[name].other_text for name in self.starts()):
-            other = self._command("kb build", *self.data.text, out=self.text_kb, tokenizer=self.data.encoder)
-            yield Stage(CORPUS, "kb build text", other, self.text_kb)
+        """Stages that convert a published model, and make the corpora, and questions if there are none."""
+        if PUBLISHED in self.starts():
+            model = self.start_model(PUBLISHED, self.config.seeds[0])
+            given = {flag: word for flag, word in asdict(self.data.published).items() if word}
+            source = given.pop("checkpoint")
+            parts = [word for flag, value in given.items() for word in (f"--{flag}", value)]
+            convert = ("convert", source, str(model), "--model-only", *parts)
+            yield Stage(CORPUS, "convert published", convert, model)
+            kb = self.kb_of(PUBLISHED)
+            yield Stage(CORPUS, "kb build published", self._build(kb, model), kb)
+        yield Stage(CORPUS, "kb build", self._build(self.kb, self.data.encoder), self.kb)
+        if self.uses_text:
+            yield Stage(CORPUS, "kb build text", self._build(self.text_kb, self.data.encoder), self.text_kb)
         if not self.data.train:
             made = self.folder / "questions" / "made"
             argv = self._command("questions", kb=self.kb, out=made)
@@ -263,15 +300,8 @@ class Plan:
         """Stages that make the starts and the vectors of their passages."""
         for name in self.starts():
             for seed in self.config.seeds if self._has_seeds(name) else self.config.seeds[:1]:
-                yield self._make_start(name, seed)
-                if STARTS[name].made_by == "published":
-                    build = self._command(
-                        "kb build",
-                        *self.data.corpus,
-                        out=self.kb_of(name),
-                        tokenizer=self.start_model(name, seed),
-                    )
-                    yield Stage(STARTING, "kb build published", build, self.kb_of(name))
+                if name != PUBLISHED:
+                    yield self._make_start(name, seed)
                 if STARTS[name].made_by != "convert":  # the vectors of its passages are those of `init`
                     yield self._index(name, seed)
 
@@ -280,12 +310,7 @@ class Plan:
         init = self.start_model(start.init, seed) if start.init else self.data.encoder
         settings = (*start.settings, f"seed={seed}") if self._has_seeds(name) else start.settings
         argv: tuple[str, ...]
-        if start.made_by == "published":
-            given = {flag: word for flag, word in asdict(self.data.published).items() if word}
-            source = given.pop("checkpoint")
-            parts = [word for flag, value in given.items() for word in (f"--{flag}", value)]
-            argv = ("convert", source, str(out), "--model-only", *parts)
-        elif start.made_by == "convert":
+        if start.made_by == "convert":
             encoder = self.start_model(start.encoder_of, seed)
             argv = ("convert", str(init), str(out), "--encoder-of", str(encoder))
         elif start.made_by == "pretrain":
@@ -359,20 +384,23 @@ class Plan:
         """Whether kNN-LM is compared with REALM, which needs REALM before any question."""
         return "realm" in self.starts()
 
+    def _build(self, kb: Path, tokenizer: str | Path) -> tuple[str, ...]:
+        kb_, build, *flags = self._command("kb build", out=kb, tokenizer=tokenizer)
+        return (kb_, build, *self._sources(kb), *flags)
+
     def _index(self, start: str, seed: int) -> Stage:
         kb, model = self.kb_of(start), self.start_model(start, seed)
         makes = folder_of(kb, read_manifest(model)["passage_fingerprint"])
         argv = self._command("index", kb=kb, model=model)
         return Stage(STARTING, f"index {model.name}", argv, makes, quiet=True)
 
-    def _command(self, verb: str, *words: str, **flags: str | Path) -> tuple[str, ...]:
-        """Arguments of `realm` for a command; words with "=" are settings."""
-        settings = [part for word in words if "=" in word for part in ("--set", word)]
+    def _command(self, verb: str, *settings: str, **flags: str | Path) -> tuple[str, ...]:
+        """Arguments of `realm` for a command."""
         named = [
             part for flag, value in flags.items() for part in (f"--{flag.replace('_', '-')}", str(value))
         ]
         config = () if self.preset is None else ("--config", self.preset)
-        return (*verb.split(), *(word for word in words if "=" not in word), *named, *settings, *config)
+        return (*verb.split(), *named, *(part for one in settings for part in ("--set", one)), *config)
 
 
 class Split(NamedTuple):

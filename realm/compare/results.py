@@ -406,7 +406,10 @@ def _recalls(found: Found) -> list[str]:
 
 def lines(report: TableJson) -> list[str]:
     """The tables for a terminal, and what made them."""
-    return [*(line for table in tables(report) for line in (*aligned(table), "")), *_made(report["made_by"])]
+    return [
+        *(line for table in tables(report) for line in (*aligned(table), "")),
+        *made_lines(report["made_by"]),
+    ]
 
 
 def markdown(report: TableJson) -> str:
@@ -415,11 +418,11 @@ def markdown(report: TableJson) -> str:
     for heading, *body in tables(report):
         rule = ["---"] * len(heading)
         parts.append("\n".join("| " + " | ".join(cells) + " |" for cells in (heading, rule, *body)))
-    parts.append("\n".join(f"- {line}" for line in _made(report["made_by"])))
+    parts.append("\n".join(f"- {line}" for line in made_lines(report["made_by"])))
     return "\n\n".join(parts) + "\n"
 
 
-def _made(by: MadeBy) -> list[str]:
+def made_lines(by: MadeBy) -> list[str]:
     """What the numbers depend on, as lines."""
     commit = "" if by["commit"] is None else f", commit {by['commit']}"
     seeds = ", ".join(map(str, by["seeds"]))

@@ -4,6 +4,7 @@ import json
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from realm.qa.question_files import Question, read_questions
 from realm.stages.memory import PeakMemory
 from realm.stages.runner import Record, run_stages
 from realm.store.knowledge_base import KnowledgeBase
+from realm.text.readers import read_documents
 
 
 def run(
@@ -47,6 +49,7 @@ def run(
     if split is not None and split.dropped:
         print(f"{split.dropped:,} training questions are left out, because a test asks them too.")
     folder.mkdir(parents=True, exist_ok=True)
+    _write_documents(plan)
     with PeakMemory() as memory:
         record = Record(folder / "stages.json", memory)
         run_stages(plan.preparing(), record, run_command)
@@ -63,6 +66,15 @@ def run(
     return report
 
 
+def _write_documents(plan: Plan) -> None:
+    """Writes the first documents of the corpora, if only these are used, unless the files exist."""
+    for file, sources in plan.cut().items():
+        if not file.exists():
+            file.parent.mkdir(exist_ok=True)
+            first = islice(read_documents(sources), plan.data.documents)
+            write_json_lines(file, ({"id": one.id, "title": one.title, "text": one.text} for one in first))
+
+
 def _write_questions(plan: Plan, split: Split | None) -> None:
     """Writes the training, dev and, if there are no test files, test questions, unless they exist."""
     if plan.questions("dev").exists():
@@ -73,6 +85,7 @@ def _write_questions(plan: Plan, split: Split | None) -> None:
         made = plan.folder / "questions" / "made"
         other = read_questions(made / "dev.jsonl")  # about other documents than the training questions
         parts = {"train": read_questions(made / "train.jsonl"), "test": other[::2], "dev": other[1::2]}
+    plan.questions("train").parent.mkdir(exist_ok=True)
     for name in sorted(parts, key=("train", "test", "dev").index):  # dev last: it marks that all are written
         write_json_lines(plan.questions(name), map(_question_json, parts[name]))
 
