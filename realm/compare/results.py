@@ -5,13 +5,14 @@ All numbers come from files that the commands of the stages have written. Shares
 Axis letters: S seeds, N questions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypedDict
 
 import numpy as np
 
 from realm.compare.plan import Plan
+from realm.errors import InputError, RealmError
 from realm.files import read_json
 from realm.model.manifest import read_manifest
 from realm.model.tensor_files import load_tensors
@@ -451,20 +452,30 @@ class Deviation(TypedDict):
     found: float
 
 
-def deviations(report: TableJson, expected: TableJson, tolerance: float) -> list[Deviation]:
-    """Exact match of rows, and share found in the first 5 of starts, that differ by more than `tolerance` points.
+def expected_scores(file: str) -> dict[str, float]:
+    """The scores of a report.json of an earlier run.
 
-    A score that only the expected report has counts as 0.
+    Raises:
+        InputError: the file is no such report.
     """
-    found, wanted = _scores(report), _scores(expected)
+    try:
+        return scores_of(read_json(file))
+    except (KeyError, TypeError, AttributeError, RealmError):
+        raise InputError(f"{file} is no report.json of a table of this version: make it anew") from None
+
+
+def deviations(report: TableJson, expected: Mapping[str, float], tolerance: float) -> list[Deviation]:
+    """Scores that differ by more than `tolerance` points. A score that is only expected counts as 0."""
+    found = scores_of(report)
     return [
         {"score": name, "expected": value, "found": found.get(name, 0.0)}
-        for name, value in wanted.items()
+        for name, value in expected.items()
         if abs(found.get(name, 0.0) - value) > tolerance
     ]
 
 
-def _scores(report: TableJson) -> dict[str, float]:
+def scores_of(report: TableJson) -> dict[str, float]:
+    """Exact match of the rows, and the share that BM25 and the starts find in the first 5."""
     scores = {
         f"{name}, {test}, exact match": one["all"]["em"]
         for name, row in report["rows"].items()
@@ -479,9 +490,21 @@ def _scores(report: TableJson) -> dict[str, float]:
 
 
 def disagreements(plan: Plan, one: str, other: str, most: int = 20) -> list[str]:
-    """Lines with questions that one row answers right and the other wrong, `most` for each direction and test."""
+    """Lines with questions that one row answers right and the other wrong, `most` for each direction and test.
+
+    Raises:
+        InputError: a row does not exist or has not answered yet.
+    """
     shown = []
     seed = plan.config.seeds[0]
+    for name in (one, other):
+        if name not in plan.table:
+            raise InputError(f"there is no row {name!r}: known are {', '.join(plan.table)}")
+    for name in (one, other):
+        if missing := [test for test in plan.tests() if not plan.report(name, seed, test).is_file()]:
+            raise InputError(
+                f"{plan.folder} has no answers of the row {name} to {', '.join(missing)}: run the command without --diff first"
+            )
     for test, file in plan.tests().items():
         questions = read_questions(file)
         outcome = {name: _outcomes(plan, name, test, [seed], "correct")[0] for name in (one, other)}

@@ -47,7 +47,7 @@ def run(
     print("You can stop at any time: the same command continues.")
     split = _split(plan)
     if split is not None and split.dropped:
-        print(f"{split.dropped:,} training questions are left out, because a test asks them too.")
+        print(f"Training questions that are left out because a test asks them too: {split.dropped:,}.")
     folder.mkdir(parents=True, exist_ok=True)
     _write_documents(plan)
     with PeakMemory() as memory:

@@ -115,7 +115,7 @@ def compared(home: Home) -> dict[str, Any]:
     assert "REALM + BM25" in text
     assert "The row published is left out: it needs published weights: name a checkpoint" in text
     assert "realm-x is left out" not in text
-    assert "1 training questions are left out, because a test asks them too." in text
+    assert "Training questions that are left out because a test asks them too: 1." in text
     return json.loads((home.table1 / "report.json").read_text())
 
 
@@ -448,6 +448,37 @@ def test_rows_that_cannot_be_made_are_refused() -> None:
     assert list(plan().rows()) == [name for name in TABLE_1 if name not in ("realm-x", "published")]
     with pytest.raises(InputError, match="30 times stale"):
         plan(TABLE_2, rows=("stale",)).check()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--set", "data.tests.WQ=absent.json"], "no question file absent.json"),
+        (["--set", 'data.corpus=["absent.jsonl"]'], "absent.jsonl: no such file or folder"),
+        (["--set", 'data.text=["absent"]'], "absent: no such file or folder"),
+        (["--set", 'data.train=["absent.json"]'], "no question file absent.json"),
+        (
+            ["--set", 'data.train=["q.jsonl"]', "--set", "data.tests.T=q.jsonl"],
+            "no question is left for train",
+        ),
+        (["--check", "absent.json"], "absent.json is no report.json"),
+        (["--check", "q.jsonl"], "q.jsonl is no report.json"),
+        (["--diff", "orqa", "atlas"], "no row 'atlas'"),
+        (["--diff", "orqa", "realm"], "tables has no answers of the row orqa to made"),
+        (["--rows", "published"], "published needs published weights"),
+        (["--set", "data.documents=-1"], "documents is -1"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line_before_the_first_stage(
+    words, problem, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "q.jsonl").write_text('{"question": "who?", "answers": ["me"]}\n')
+    words = ["--set", 'data.corpus=["q.jsonl"]', "--set", 'data.text=["q.jsonl"]', *words]
+    assert cli.main(["compare", "tables-tiny", "--dir", "tables", *words]) == 2
+    error = capsys.readouterr().err
+    assert problem in error and error.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["q.jsonl"]
 
 
 def test_training_questions_that_a_test_asks_are_left_out() -> None:
