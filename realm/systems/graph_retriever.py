@@ -28,6 +28,7 @@ from realm.model.cpu.packed import hidden_states
 from realm.model.device import choose_device
 from realm.model.folder import load_model
 from realm.model.modes import evaluating
+from realm.model.scores import log_softmax_inside
 from realm.progress import progress
 from realm.qa.predictions import DEPTH
 from realm.qa.question_files import Question
@@ -125,8 +126,7 @@ class GraphReader(nn.Module):
         for layer in self.fusion:
             state_BKH = layer(state_BKH, self.relation(relation_BKK), relation_BKK > 0)
         passage_BK = self.select(state_BKH).squeeze(2).log_softmax(dim=1)
-        end_2RT = self.ends(state_RTH).permute(2, 0, 1).masked_fill(~body_RT, -torch.inf)
-        return passage_BK, end_2RT.log_softmax(dim=2)
+        return passage_BK, log_softmax_inside(self.ends(state_RTH).permute(2, 0, 1), body_RT)
 
 
 def marginal_loss(

@@ -62,7 +62,8 @@ class Config(RunConfig):
     seeds: int = 10
     """Passages of BM25 that a path can begin with (published: up to 500 of TF-IDF)."""
     negatives: int = 6
-    """Passages without an answer beside a training path (published: 50)."""
+    """Passages without an answer beside a training path: so many of BM25, and at most so many that the path links to
+    (published: 50 of both)."""
     passages: int = 2
     """Most passages of a path."""
     beam: int = 4
@@ -215,6 +216,15 @@ class PathRetriever:
         texts = [passage.text for passage in self._kb.passages(numbers)]
         return self._network.encoded(self._inputs(question, texts, self._lengths))
 
+    def linked_negatives(self, example: Example, path: Sequence[int]) -> list[int]:
+        """Passages without an answer that a path links to, and that BM25 did not find."""
+        if self._config.passages == 1:
+            return []
+        links = [one for place in path for one in links_of(self._graph, example.numbers[place])]
+        others = [one for one in dict.fromkeys(links) if one not in example.numbers]
+        spans = _spans(self._kb, self._tokenizer, example.question, others, self._config)
+        return [one for one, held in zip(others, spans, strict=True) if not held]
+
     def loss(self, example: Example, negatives: int, rng: np.random.Generator) -> Tensor:
         """The retriever's loss on a random path of a question, and the reader's on that path and on a wrong passage."""
         question = example.question
@@ -223,11 +233,13 @@ class PathRetriever:
             place for place in range(len(example.numbers)) if place not in example.held and place not in path
         ]
         kept = [*path, *rng.permutation(wrong)[:negatives].tolist()]
-        numbers = [example.numbers[place] for place in kept]
+        linked = rng.permutation(self.linked_negatives(example, path))[:negatives].astype(int).tolist()
+        numbers = [*(example.numbers[place] for place in kept), *linked]
         passage_KH = self._encode(question.question, numbers)
-        allowed_K = torch.tensor([place not in example.held for place in kept], device=passage_KH.device)
+        allowed = [*(place not in example.held for place in kept), *(True for _ in linked)]
+        allowed_K = torch.tensor(allowed, device=passage_KH.device)
         retrieval = path_loss(self._network, passage_KH, [*range(len(path)), END], allowed_K)
-        read = [numbers[: len(path)], *([numbers[len(path)]] for _ in kept[len(path) : len(path) + 1])]
+        read = [numbers[: len(path)], *([one] for one in numbers[len(path) :][:1])]
         texts = [self._text(own) for own in read]
         reading = self._inputs(question.question, texts, self._long)
         begin = body_start(self._tokenizer.encode([question.question])[0], self._lengths)
@@ -279,12 +291,11 @@ class PathRetriever:
         self, reading: Reading, row: int, path: Sequence[int], end_2T: Tensor
     ) -> tuple[int | None, int, int, float]:
         """Place of the passage in the path, characters in that passage, and log-probability of the best span within one."""
-        logp_2T = end_2T.log_softmax(dim=1)
         lengths = [len(passage.text) for passage in self._kb.passages(path)]
         begins = np.cumsum([0, *(length + len(SEPARATOR) for length in lengths)])
         best: tuple[int | None, int, int, float] = (None, 0, 0, -math.inf)
-        for width in range(min(self._config.answer_tokens, logp_2T.shape[1])):
-            sum_T = logp_2T[0, : logp_2T.shape[1] - width] + logp_2T[1, width:]
+        for width in range(min(self._config.answer_tokens, end_2T.shape[1])):
+            sum_T = end_2T[0, : end_2T.shape[1] - width] + end_2T[1, width:]
             for first in sum_T.argsort(descending=True)[:2].tolist():
                 if not float(sum_T[first]) > best[3]:
                     continue
