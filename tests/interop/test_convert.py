@@ -110,7 +110,7 @@ def test_an_open_qa_model_may_have_the_passage_tower_that_made_its_vectors(tmp_p
 
 def test_an_open_qa_checkpoint_may_become_a_model_alone(nq: Path, tmp_path: Path) -> None:
     out = tmp_path / "model"
-    assert cli.main(["convert", str(FIXTURES / "openqa" / "new"), str(out), "--model-only"]) == 0
+    assert cli.main(["convert", str(FIXTURES / "openqa" / "old"), str(out), "--model-only"]) == 0
     assert [folder.name for folder in tmp_path.iterdir()] == ["model"]
     assert (out / "realm.json").read_bytes() == (nq / "model" / "realm.json").read_bytes()
 
