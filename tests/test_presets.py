@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from realm.compare.rows import STARTS, TABLE_1, TABLE_2
 from realm.demo.from_text import FromTextConfig
 from realm.demo.stages import DemoConfig
 from realm.settings import TABLES, presets, read_config
@@ -127,6 +128,19 @@ def test_stages_that_continue_each_other_agree(preset: dict[str, Any]) -> None:
         assert preset["pretrain"]["ict_titled"] == preset["ict"]["titled"]
     assert preset["finetune"]["read"] == preset["answer"]["read"]
     assert preset["finetune"]["read"] <= preset["finetune"]["retrieved"]
+
+
+def test_stale_index_of_table_2_is_refreshed_at_least_once(preset: dict[str, Any]) -> None:
+    config = preset["pretrain"]
+    if "ablate" in preset["file"]:
+        builds = config["steps"] // config["refresh"]["every"]
+        assert builds >= 30
+        assert STARTS["stale"].stale * config["refresh"]["every"] < config["steps"]
+
+
+def test_rows_of_the_tables_are_known(preset: dict[str, Any]) -> None:
+    for name, table in (("compare", TABLE_1), ("ablate", TABLE_2)):
+        assert set(preset["file"].get(name, {}).get("rows", ())) <= set(table)
 
 
 def test_presets_that_start_from_realm_mini_read_as_it_was_taught() -> None:

@@ -89,6 +89,9 @@ WRITERS = {
     ],
     "systems/drqa.py Vocabulary.save": ["words.json: a list of words"],
     "compare/table.py run": ["report.json: tests/compare/test_table.py"],
+    "compare/table.py _write_documents": [
+        "documents that `realm kb build` reads: tests/compare/test_table.py"
+    ],
     "compare/table.py _write_questions": ["questions: tests/compare/test_table.py reads them"],
     "cli/comparing.py _table": ["report.json, printed"],
     "systems/system.py SystemModel.save": ["system.json: tests/systems/test_system.py"],

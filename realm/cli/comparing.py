@@ -22,7 +22,6 @@ from realm.cli.arguments import (
     settings,
 )
 from realm.errors import DivergedError, InputError
-from realm.files import read_json
 from realm.settings import read_config
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ def _table(args: argparse.Namespace, title: str, rows: "Mapping[str, Row]") -> N
         for line in results.disagreements(Plan(config, data, args.config, folder, rows), *args.diff):
             print(line)
         return
-    expected = read_json(args.check) if args.check else None  # refused now, not after hours
+    expected = results.expected_scores(args.check) if args.check else None  # refused now, not after hours
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
         report = table.run(title, rows, config, data, args.config, folder, run)
     if args.json:

@@ -18,6 +18,7 @@ ONLY_FOR = {
     "embedder": "realm",
     "retriever": "realm",
     "encoder_of": "realm",
+    "model_only": "realm",
     "bits": "realm",
     "tagger": "realm",
     "tokenizer": "realm",
@@ -72,6 +73,12 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "--encoder-of",
         metavar="MODEL",
         help="copy the model FROM to OUT with the masked-LM reader of this model, and without a span reader",
+    )
+    convert.add_argument(
+        "--model-only",
+        action="store_true",
+        default=None,
+        help="leave out the texts and vectors of an open-QA checkpoint, so that OUT is the model, for another corpus",
     )
     convert.add_argument(
         "--bits",
@@ -142,7 +149,14 @@ def _convert(args: argparse.Namespace) -> None:
 
             tagger = load_tagger(args.tagger) if args.tagger else None
             made = convert_checkpoint(
-                args.source, out, args.encoder, args.embedder, args.bits or 32, tagger, args.tokenizer
+                args.source,
+                out,
+                args.encoder,
+                args.embedder,
+                args.bits or 32,
+                tagger,
+                args.tokenizer,
+                bool(args.model_only),
             )
         case "huggingface-realm":
             from realm.interop.blocks import export_model

@@ -1,6 +1,8 @@
 """The stages of `realm compare` and `realm ablate`: the commands of each row in their order, and the paths of their files.
 
 DIR/kb, DIR/text-kb                   the corpora Z and X
+DIR/documents/{kb,text-kb}.jsonl      their documents, if only the first ones of each corpus are used
+DIR/published-kb                      Z in the wordpieces of a published model
 DIR/questions/{train,dev}.jsonl       questions for training and for choosing the best weights
 DIR/models/START[-SEED]               the starts: no question has been seen
 DIR/rows/ROW[-SEED]                   the trained systems
@@ -10,12 +12,13 @@ DIR/reports/ROW[-SEED].TEST.json      scores, with the outcome of each question
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from farmhash import fingerprint64
 
-from realm.compare.rows import STARTS, Row, Start
+from realm.compare.rows import PUBLISHED, STARTS, Row
 from realm.errors import InputError
 from realm.model.manifest import read_manifest
 from realm.qa.metrics import normalise_answer
@@ -23,7 +26,23 @@ from realm.qa.question_files import Question, read_questions
 from realm.settings import read_config
 from realm.stages.runner import Section, Stage
 from realm.store.vectors import folder_of
+from realm.text.sources import files_of
 from realm.train.pretrain import PretrainConfig
+
+
+@dataclass(frozen=True)
+class PublishedConfig:
+    """The checkpoints of the row `published`, as `realm convert` names them: folders, hub names, TensorFlow prefixes."""
+
+    checkpoint: str = ""
+    """An open-QA checkpoint, which answers as it is, or a pre-trained embedder, which is trained on the questions first.
+    Empty: the row is left out."""
+    embedder: str = ""
+    """Embedder of the passages; needed by an open-QA checkpoint, whose own embedder has been trained on questions only."""
+    encoder: str = ""
+    """Masked-LM reader that fine-tuning starts from; needed by an embedder."""
+    tokenizer: str = ""
+    """Tokenizer, if the checkpoint has none."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +53,8 @@ class DataConfig:
     """Documents of the knowledge base (Z)."""
     text: tuple[str, ...] = ()
     """Documents of the other corpus of masked sentences (X), for the row realm-x; empty: the row is left out."""
+    documents: int = 0
+    """Only so many documents of each corpus, the first ones, to try a preset; 0: all."""
     encoder: str = "package:realm-mini"
     """Encoder or model that `realm mlm` starts from; its tokenizer is used for the text."""
     train: tuple[str, ...] = ()
@@ -43,9 +64,14 @@ class DataConfig:
     tests: Mapping[str, str] = field(default_factory=dict)
     """Column -> question file to measure on; empty: made questions about documents without training questions."""
 
+    published: PublishedConfig = field(default_factory=PublishedConfig)
+    """Published REALM to compare with."""
+
     def __post_init__(self) -> None:
         if not self.corpus:
             raise ValueError("corpus is empty: give at least one")
+        if self.documents < 0:
+            raise ValueError(f"documents is {self.documents}: it must be 0 or more")
         for name in self.tests:
             if not re.fullmatch(r"[A-Za-z0-9-]+", name):
                 raise ValueError(f"tests: {name!r} is no name of a column: use letters, digits and hyphens")
@@ -104,20 +130,26 @@ class Plan:
         """The rows to make, in the order of the table.
 
         Raises:
-            InputError: there is no such row, or it needs the other corpus.
+            InputError: a named row does not exist, or the data lack what it needs.
         """
-        wanted = self.config.rows or tuple(
-            name for name, row in self.table.items() if self.data.text or not STARTS[row.start].other_text
-        )
+        wanted = self.config.rows or tuple(name for name in self.table if name not in self.left_out())
         for name in wanted:
             if name not in self.table:
                 raise InputError(f"there is no row {name!r}: known are {', '.join(self.table)}")
-            if STARTS[self.table[name].start].other_text and not self.data.text:
-                raise InputError(
-                    f"the row {name} needs another corpus: name its documents in the setting `text`"
-                )
+            if name in self.left_out():
+                raise InputError(f"the row {name} needs {self.left_out()[name]}")
         with_models = {*wanted, *(self.table[name].of for name in wanted)}
         return {name: row for name, row in self.table.items() if name in with_models}
+
+    def left_out(self) -> dict[str, str]:
+        """The rows that cannot be made -> what each needs."""
+        lacking = {}
+        for name, row in self.table.items():
+            if STARTS[row.start].other_text and not self.data.text:
+                lacking[name] = "another corpus: name its documents in data.text"
+            if row.start == PUBLISHED and not self.data.published.checkpoint:
+                lacking[name] = "published weights: name a checkpoint in data.published.checkpoint"
+        return lacking
 
     def starts(self) -> list[str]:
         """The starts that the rows need, each after the starts that it is made from."""
@@ -135,6 +167,16 @@ class Plan:
             need(row.start)
         return needed
 
+    def before_questions(self) -> list[str]:
+        """The starts without those that were published after training on questions; known once these are converted."""
+        return [name for name in self.starts() if not self._is_published_reader(name)]
+
+    def _is_published_reader(self, start: str) -> bool:
+        """Whether the start is a published model that answers questions as it is."""
+        if start != PUBLISHED:
+            return False
+        return read_manifest(self.start_model(start, self.config.seeds[0]))["span_reader"]
+
     def tests(self) -> dict[str, Path]:
         """Column -> question file."""
         if not self.data.tests:
@@ -145,9 +187,12 @@ class Plan:
         """Refuses now what would fail after hours.
 
         Raises:
-            InputError: a row or a question file cannot be used, or an index that is 30 times stale would never be refreshed.
+            InputError: a row, a corpus or a question file cannot be used, or an index that is 30 times stale would never be
+                refreshed.
         """
         self.rows()
+        for source in (*self.data.corpus, *(self.data.text if self.uses_text else ())):
+            files_of(source, None)
         for file in (*self.data.train, *self.data.dev, *self.data.tests.values()):
             read_questions(file)
         every, steps = self._pretrain.refresh.every, self._pretrain.steps
@@ -161,6 +206,11 @@ class Plan:
     def _pretrain(self) -> PretrainConfig:
         return read_config(PretrainConfig, self.preset, "pretrain")
 
+    @property
+    def uses_text(self) -> bool:
+        """Whether a row needs the other corpus."""
+        return any(STARTS[name].other_text for name in self.starts())
+
     # -- paths ----------------------------------------------------------------------------------------------------
 
     @property
@@ -170,6 +220,22 @@ class Plan:
     @property
     def text_kb(self) -> Path:
         return self.folder / "text-kb"
+
+    def cut(self) -> dict[Path, tuple[str, ...]]:
+        """Files to write with the first documents of the corpora -> the corpora; none if all documents are used."""
+        if not self.data.documents:
+            return {}
+        corpora = {self.kb: self.data.corpus} | ({self.text_kb: self.data.text} if self.uses_text else {})
+        return {self._documents(kb): sources for kb, sources in corpora.items()}
+
+    def _documents(self, kb: Path) -> Path:
+        return self.folder / "documents" / f"{kb.name}.jsonl"
+
+    def _sources(self, kb: Path) -> tuple[str, ...]:
+        """What `realm kb build` reads for a knowledge base."""
+        if self.data.documents:
+            return (str(self._documents(self.text_kb if kb == self.text_kb else self.kb)),)
+        return self.data.text if kb == self.text_kb else self.data.corpus
 
     def questions(self, part: str) -> Path:
         """The training questions, "train" or "dev"."""
@@ -185,15 +251,25 @@ class Plan:
         return name if seed == self.config.seeds[0] else f"{name}-{seed}"
 
     def start_model(self, name: str, seed: int) -> Path:
-        """Folder of a start. The encoder is the same for all seeds."""
-        return self.folder / "models" / (name if name == "encoder" else self.named(name, seed))
+        """Folder of a start. The encoders and the published model are the same for all seeds."""
+        return self.folder / "models" / (self.named(name, seed) if self._has_seeds(name) else name)
+
+    @staticmethod
+    def _has_seeds(start: str) -> bool:
+        return STARTS[start].made_by not in ("mlm", "published")
+
+    def kb_of(self, start: str) -> Path:
+        """The knowledge base that a start retrieves from."""
+        return self.folder / "published-kb" if start == PUBLISHED else self.kb
 
     def row_model(self, name: str, seed: int) -> Path:
         """Folder of the trained system of a row."""
+        if self._is_published_reader(self.table[name].start):
+            return self.start_model(self.table[name].start, seed)
         return self.folder / "rows" / self.named(self.table[name].of or name, seed)
 
     def report(self, name: str, seed: int, test: str) -> Path:
-        """Report of a row on a test; `retrieval-START` names the report on a start."""
+        """Report of a row on a test; `retrieval-START` names the report on a start, `retrieval-bm25` that on BM25."""
         return self.folder / "reports" / f"{self.named(name, seed)}.{test}.json"
 
     def predictions(self, name: str, seed: int, test: str) -> Path:
@@ -202,12 +278,19 @@ class Plan:
     # -- the commands ---------------------------------------------------------------------------------------------
 
     def preparing(self) -> Iterator[Stage]:
-        """Stages that make the corpora, and questions if there are none."""
-        build = self._command("kb build", *self.data.corpus, out=self.kb, tokenizer=self.data.encoder)
-        yield Stage(CORPUS, "kb build", build, self.kb)
-        if any(STARTS[name].other_text for name in self.starts()):
-            other = self._command("kb build", *self.data.text, out=self.text_kb, tokenizer=self.data.encoder)
-            yield Stage(CORPUS, "kb build text", other, self.text_kb)
+        """Stages that convert a published model, and make the corpora, and questions if there are none."""
+        if PUBLISHED in self.starts():
+            model = self.start_model(PUBLISHED, self.config.seeds[0])
+            given = {flag: word for flag, word in asdict(self.data.published).items() if word}
+            source = given.pop("checkpoint")
+            parts = [word for flag, value in given.items() for word in (f"--{flag}", value)]
+            convert = ("convert", source, str(model), "--model-only", *parts)
+            yield Stage(CORPUS, "convert published", convert, model)
+            kb = self.kb_of(PUBLISHED)
+            yield Stage(CORPUS, "kb build published", self._build(kb, model), kb)
+        yield Stage(CORPUS, "kb build", self._build(self.kb, self.data.encoder), self.kb)
+        if self.uses_text:
+            yield Stage(CORPUS, "kb build text", self._build(self.text_kb, self.data.encoder), self.text_kb)
         if not self.data.train:
             made = self.folder / "questions" / "made"
             argv = self._command("questions", kb=self.kb, out=made)
@@ -216,62 +299,62 @@ class Plan:
     def starting(self) -> Iterator[Stage]:
         """Stages that make the starts and the vectors of their passages."""
         for name in self.starts():
-            for seed in self.config.seeds if name != "encoder" else self.config.seeds[:1]:
-                yield from self._make_start(name, STARTS[name], seed)
+            for seed in self.config.seeds if self._has_seeds(name) else self.config.seeds[:1]:
+                if name != PUBLISHED:
+                    yield self._make_start(name, seed)
+                if STARTS[name].made_by != "convert":  # the vectors of its passages are those of `init`
+                    yield self._index(name, seed)
 
-    def _make_start(self, name: str, start: Start, seed: int) -> Iterator[Stage]:
-        out = self.start_model(name, seed)
-        if name == "encoder":
-            argv = self._command("mlm", kb=self.kb, init=self.data.encoder, out=out)
-            yield Stage(STARTING, "mlm", argv, out)
-            yield self._index(out)
-            return
-        init = self.start_model(start.init, seed)
-        if start.encoder_of:
+    def _make_start(self, name: str, seed: int) -> Stage:
+        start, out = STARTS[name], self.start_model(name, seed)
+        init = self.start_model(start.init, seed) if start.init else self.data.encoder
+        settings = (*start.settings, f"seed={seed}") if self._has_seeds(name) else start.settings
+        argv: tuple[str, ...]
+        if start.made_by == "convert":
             encoder = self.start_model(start.encoder_of, seed)
             argv = ("convert", str(init), str(out), "--encoder-of", str(encoder))
-            yield Stage(STARTING, f"convert {out.name}", argv, out)
-            return  # the vectors of its passages are those of `init`
-        settings = [*start.settings, f"seed={seed}"]
-        if name == "ict":
-            yield Stage(
-                STARTING,
-                f"ict {out.name}",
-                self._command("ict", *settings, kb=self.kb, init=init, out=out),
-                out,
-            )
-            yield self._index(out)
-            return
-        if start.stale > 1:
-            settings.append(f"refresh.every={self._pretrain.refresh.every * start.stale}")
-        text = {"text": self.text_kb} if start.other_text else {}
-        argv = self._command("pretrain", *settings, kb=self.kb, model=init, out=out, **text)
-        yield Stage(STARTING, f"pretrain {out.name}", argv, out)
-        yield self._index(out)
+        elif start.made_by == "pretrain":
+            if start.stale > 1:
+                settings += (f"refresh.every={self._pretrain.refresh.every * start.stale}",)
+            text = {"text": self.text_kb} if start.other_text else {}
+            argv = self._command("pretrain", *settings, kb=self.kb, model=init, out=out, **text)
+        else:
+            argv = self._command(start.made_by, *settings, kb=self.kb, init=init, out=out)
+        return Stage(STARTING, f"{argv[0]} {out.name}", argv, out)
 
     def training(self) -> Iterator[Stage]:
         """Stages that train each row on the questions."""
         asked = {"train": self.questions("train"), "dev": self.questions("dev")}
         for name, row in self.rows().items():
-            if row.of:
+            if row.of or self._is_published_reader(row.start):
                 continue
             for seed in self.config.seeds[: self.config.answer_seeds]:
                 out, start = self.row_model(name, seed), self.start_model(row.start, seed)
                 verb = f"baseline {row.system}" if row.system else "finetune"
                 argv = self._command(
-                    verb, *row.settings, f"seed={seed}", kb=self.kb, model=start, out=out, **asked
+                    verb,
+                    *row.settings,
+                    f"seed={seed}",
+                    kb=self.kb_of(row.start),
+                    model=start,
+                    out=out,
+                    **asked,
                 )
                 yield Stage(ROWS, f"{verb} {out.name}", argv, out)
 
     def measuring(self) -> Iterator[Stage]:
-        """Stages that measure the starts without fine-tuning, and each row."""
+        """Stages that measure BM25, the starts without fine-tuning, and each row."""
+        for test, file in self.tests().items():
+            out = self.report("retrieval-bm25", self.config.seeds[0], test)
+            argv = self._command("evaluate", kb=self.kb, questions=file, method="bm25", out=out)
+            yield Stage(MEASURING, f"retrieve bm25 {test}", argv, out, quiet=True)
         for place, seed in enumerate(self.config.seeds):
             for test, file in self.tests().items():
-                for start in self.starts():
-                    model = self.start_model(start, seed)
+                for start in self.before_questions():
+                    model, kb = self.start_model(start, seed), self.kb_of(start)
                     out = self.report(f"retrieval-{start}", seed, test)
                     argv = self._command(
-                        "evaluate", kb=self.kb, model=model, questions=file, method="dense", out=out
+                        "evaluate", kb=kb, model=model, questions=file, method="dense", out=out
                     )
                     yield Stage(MEASURING, f"retrieve {model.name} {test}", argv, out, quiet=True)
                 for name, row in self.rows().items() if place < self.config.answer_seeds else ():
@@ -280,7 +363,7 @@ class Plan:
                     saved = self.predictions(name, seed, test)
                     argv = self._command(
                         "evaluate",
-                        kb=self.kb,
+                        kb=self.kb_of(row.start),
                         model=model,
                         questions=file,
                         out=out,
@@ -301,24 +384,37 @@ class Plan:
         """Whether kNN-LM is compared with REALM, which needs REALM before any question."""
         return "realm" in self.starts()
 
-    def _index(self, model: Path) -> Stage:
-        makes = folder_of(self.kb, read_manifest(model)["passage_fingerprint"])
-        argv = self._command("index", kb=self.kb, model=model)
+    def _build(self, kb: Path, tokenizer: str | Path) -> tuple[str, ...]:
+        kb_, build, *flags = self._command("kb build", out=kb, tokenizer=tokenizer)
+        return (kb_, build, *self._sources(kb), *flags)
+
+    def _index(self, start: str, seed: int) -> Stage:
+        kb, model = self.kb_of(start), self.start_model(start, seed)
+        makes = folder_of(kb, read_manifest(model)["passage_fingerprint"])
+        argv = self._command("index", kb=kb, model=model)
         return Stage(STARTING, f"index {model.name}", argv, makes, quiet=True)
 
-    def _command(self, verb: str, *words: str, **flags: str | Path) -> tuple[str, ...]:
-        """Arguments of `realm` for a command; words with "=" are settings."""
-        settings = [part for word in words if "=" in word for part in ("--set", word)]
+    def _command(self, verb: str, *settings: str, **flags: str | Path) -> tuple[str, ...]:
+        """Arguments of `realm` for a command."""
         named = [
             part for flag, value in flags.items() for part in (f"--{flag.replace('_', '-')}", str(value))
         ]
         config = () if self.preset is None else ("--config", self.preset)
-        return (*verb.split(), *(word for word in words if "=" not in word), *named, *settings, *config)
+        return (*verb.split(), *named, *(part for one in settings for part in ("--set", one)), *config)
+
+
+class Split(NamedTuple):
+    """Questions to train on and to choose the best weights by."""
+
+    train: list[Question]
+    dev: list[Question]
+    dropped: int
+    """Number of questions that were left out because a test asks them too."""
 
 
 def split_questions(
     train: Sequence[tuple[str, Question]], dev: Sequence[tuple[str, Question]], tests: Sequence[Question]
-) -> tuple[list[Question], list[Question]]:
+) -> Split:
     """Training and dev questions from several files, each id with the name of its file in front.
 
     Questions that a test asks too are left out, compared as normalised texts. Without dev questions, those training questions
@@ -334,12 +430,11 @@ def split_questions(
         ]
 
     training, choosing = kept(train), kept(dev)
-    if choosing:
-        return training, choosing
-    return (
-        [one for one in training if not is_dev(one.question)],
-        [one for one in training if is_dev(one.question)],
-    )
+    dropped = len(train) + len(dev) - len(training) - len(choosing)
+    if not choosing:
+        choosing = [one for one in training if is_dev(one.question)]
+        training = [one for one in training if not is_dev(one.question)]
+    return Split(training, choosing, dropped)
 
 
 def is_dev(question: str) -> bool:

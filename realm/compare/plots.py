@@ -1,12 +1,10 @@
-"""Draws the tables: exact match of each row, and share found by each start, with 95 % intervals."""
+"""Draws the tables: exact match of each row, and share found by each start, with 95 % intervals, and what made them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from realm.compare.results import TableJson, made_lines
 from realm.qa.significance import percent, wilson_interval
-
-if TYPE_CHECKING:
-    from realm.compare.results import TableJson
 
 
 class Panel(NamedTuple):
@@ -18,7 +16,7 @@ class Panel(NamedTuple):
     intervals: list[tuple[float, float]]
 
 
-def panels(report: "TableJson") -> list[Panel]:
+def panels(report: TableJson) -> list[Panel]:
     """A panel per test for the rows, and one for the starts."""
     found = []
     for test in next(iter(report["starts"].values()))["tests"]:
@@ -27,7 +25,7 @@ def panels(report: "TableJson") -> list[Panel]:
             intervals = [(one["em_ci95"][0], one["em_ci95"][1]) for one in answered.values()]
             title = f"{test}: exact match, %"
             found.append(Panel(title, list(answered), [one["em"] for one in answered.values()], intervals))
-        retrieved = {name: start["tests"][test] for name, start in report["starts"].items()}
+        retrieved = {name: start["tests"][test]["all"] for name, start in report["starts"].items()}
         shares = [one["recall"]["5"] for one in retrieved.values()]
         intervals = [
             _interval(share, one["n"]) for share, one in zip(shares, retrieved.values(), strict=True)
@@ -45,14 +43,15 @@ def _interval(share: float, n: int) -> tuple[float, float]:
     return percent(low), percent(high)
 
 
-def draw(report: "TableJson", out: Path) -> None:
+def draw(report: TableJson, out: Path) -> None:
     """Draws all panels below each other into an image file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     drawn = panels(report)
     heights = [0.8 + 0.3 * len(panel.labels) for panel in drawn]
-    figure = Figure(figsize=(8, sum(heights)), layout="constrained", facecolor="white")
+    made = made_lines(report["made_by"])
+    figure = Figure(figsize=(8, sum(heights) + 0.15 * len(made)), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     every: Any = figure.subplots(len(drawn), 1, height_ratios=heights, squeeze=False)
     for axes, panel in zip(every[:, 0], drawn, strict=True):
@@ -70,4 +69,5 @@ def draw(report: "TableJson", out: Path) -> None:
         axes.grid(axis="x", color="#ebebeb")
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("\n".join(made), x=0.01, ha="left", fontsize=7)
     figure.savefig(out, dpi=120)

@@ -5,37 +5,49 @@ All numbers come from files that the commands of the stages have written. Shares
 Axis letters: S seeds, N questions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, Self, TypedDict
 
 import numpy as np
 
 from realm.compare.plan import Plan
+from realm.errors import InputError, RealmError
 from realm.files import read_json
 from realm.model.manifest import read_manifest
 from realm.model.tensor_files import load_tensors
 from realm.qa.metrics import RECALL_AT, is_correct, mean_reciprocal_rank, normalise_answer, recall_at
-from realm.qa.predictions import read_predictions
+from realm.qa.predictions import Prediction, read_predictions
 from realm.qa.question_files import Question, read_questions
-from realm.qa.significance import PairedDifference, paired_difference, percent, wilson_interval
+from realm.qa.significance import (
+    PairedDifference,
+    bootstrap_interval,
+    paired_difference,
+    percent,
+    wilson_interval,
+)
 from realm.stages.tables import aligned, difference
 from realm.systems import knn_lm
 from realm.systems.knn_lm import KnnJson
 from realm.systems.system import WEIGHTS, is_system, read_system
 
 DASH = "-"
-FOUND = "in the first 1 / 5 / 20 / 100"
-"""Heading of shares of questions with an answer among the first passages."""
+WORDS = "bm25"
+"""BM25 beside the starts."""
+WITH_INTERVAL = "(95% interval)"
+FOUND = ("in the first 1 / 5 / 20 / 100", "reciprocal rank", "if answerable", "its reciprocal rank")
+"""Headings: shares of questions with an answer among the first passages, and mean reciprocal rank, of all and of answerable
+questions."""
 
 
 class Answered(TypedDict):
-    """Answers of a row to some questions: exact match with its 95 % interval, and token F1."""
+    """Answers of a row to some questions: exact match and token F1, each with its 95 % interval."""
 
     n: int
     em: float
     em_ci95: list[float]
     f1: float
+    f1_ci95: list[float]
 
 
 class Retrieved(TypedDict):
@@ -46,17 +58,25 @@ class Retrieved(TypedDict):
     mrr: float
 
 
+class Found(TypedDict):
+    """Passages of a system on one test."""
+
+    all: Retrieved
+    answerable: Retrieved
+    """Only questions for which any ranking of the table has an answer in its first 100 passages."""
+
+
 class Tested(TypedDict):
     """A row on one test."""
 
     all: Answered
     answerable: Answered
-    """Only questions for which a row of the table found an answer in its first 100 passages."""
+    """The same questions as in `Found`."""
     seen: Answered
     """Only questions with an answer that is an answer of a training question."""
     unseen: Answered
     """All questions that are not in `seen`."""
-    retrieved: Retrieved | None
+    retrieved: Found | None
     """None for a system without passages."""
     less: PairedDifference | None
     """Exact match of the first row named realm minus this row; None for that row, and in a table without it."""
@@ -70,41 +90,106 @@ class RowJson(TypedDict):
     label: str
     parameters: int
     """Numbers in the networks that answer a question."""
-    seconds: float
-    """Training time of the system and of all models that it started from."""
-    read: int | None
-    """Passages read per question; None if the settings have no such number."""
+    seconds: float | None
+    """Training time of the system and of all models that it started from; None for a published model."""
+    read: float
+    """Mean number of passages read per question."""
     tests: dict[str, Tested]
 
 
 class StartJson(TypedDict):
-    """Retrieval of a start, before any question was seen."""
+    """Retrieval of BM25 or of a start, before any question was seen."""
 
-    tests: dict[str, Retrieved]
+    tests: dict[str, Found]
     less: dict[str, PairedDifference]
     """Test -> share found in the first 5, of the start realm minus this start."""
+
+
+class QuestionsJson(TypedDict):
+    """A set of questions that the table uses."""
+
+    n: int
+    digest: str
+    """Digest of the questions with their answers."""
+    name: str | None
+    """Name of the published set that it is; None for all other questions."""
+
+
+class MadeBy(TypedDict):
+    """What the numbers depend on."""
+
+    realm: str
+    """Version."""
+    commit: str | None
+    """Commit of a checkout, with "-dirty" if files have changed since; None for an installed package."""
+    preset: str | None
+    seeds: list[int]
+    answer_seeds: int
+    settings: dict[str, Any]
+    """The tables [compare] or [ablate], and [data]."""
+    passages: int
+    corpus: str
+    """Fingerprint of the knowledge base."""
+    questions: dict[str, QuestionsJson]
+    """The tests, "train" and "dev"."""
+    dropped: int
+    """Questions that were left out of "train" and "dev" because a test asks them too."""
 
 
 class TableJson(TypedDict):
     """Content of report.json."""
 
-    made_by: dict[str, Any]
-    """Version, preset, settings and digests of the data."""
+    made_by: MadeBy
     rows: dict[str, RowJson]
     starts: dict[str, StartJson]
     masked_facts: KnnJson | None
     """kNN-LM and REALM on masked facts; None without REALM."""
 
 
-def read(plan: Plan, made_by: dict[str, Any]) -> TableJson:
+def read(plan: Plan, made_by: MadeBy) -> TableJson:
     """The results of a table whose stages are done."""
-    tests = {name: read_questions(file) for name, file in plan.tests().items()}
+    tests = {name: _Test.read(plan, name, file) for name, file in plan.tests().items()}
     return {
         "made_by": made_by,
         "rows": _rows(plan, tests),
-        "starts": _starts(plan, tests),
+        "starts": _starts(tests),
         "masked_facts": read_json(plan.datastore / "report.json") if plan.predicts_spans else None,
     }
+
+
+class _Test(NamedTuple):
+    """What all systems did with the questions of a test. Arrays are [S, N], with one seed for BM25."""
+
+    questions: list[Question]
+    correct: dict[str, np.ndarray]
+    """Row -> bool."""
+    f1: dict[str, np.ndarray]
+    rank: dict[str, np.ndarray]
+    """Row -> rank of the first passage with an answer, 0 for none."""
+    start_rank: dict[str, np.ndarray]
+    """The same of BM25 and of the starts."""
+    answerable_N: np.ndarray
+    """bool: a ranking, of the first seed, has an answer in its first 100 passages."""
+
+    @classmethod
+    def read(cls, plan: Plan, test: str, file: Path) -> Self:
+        seeds = plan.config.seeds
+        asked = seeds[: plan.config.answer_seeds]
+        rows = list(plan.rows()) if asked else []
+
+        def of_rows(key: str) -> dict[str, np.ndarray]:
+            return {name: _outcomes(plan, name, test, asked, key) for name in rows}
+
+        rank, start_rank = (
+            of_rows("rank"),
+            {WORDS: _outcomes(plan, f"retrieval-{WORDS}", test, seeds[:1], "rank")},
+        )
+        for start in plan.before_questions():
+            start_rank[start] = _outcomes(plan, f"retrieval-{start}", test, seeds, "rank")
+        first = [rank_SN[0] for rank_SN in (*rank.values(), *start_rank.values())]
+        return cls(
+            read_questions(file), of_rows("correct"), of_rows("f1"), rank, start_rank, np.any(first, axis=0)
+        )
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------
@@ -116,57 +201,48 @@ def _outcomes(plan: Plan, name: str, test: str, seeds: Sequence[int], key: str) 
     return np.array([[one[key] for one in report["outcomes"]] for report in reports])
 
 
-def _rows(plan: Plan, tests: dict[str, list[Question]]) -> dict[str, RowJson]:
-    seeds, names = plan.config.seeds[: plan.config.answer_seeds], list(plan.rows())
+def _rows(plan: Plan, tests: dict[str, _Test]) -> dict[str, RowJson]:
+    seeds = plan.config.seeds[: plan.config.answer_seeds]
     if not seeds:
         return {}
     trained = {
         normalise_answer(answer) for one in read_questions(plan.questions("train")) for answer in one.answers
     }
+    seen = {
+        name: np.array([_is_seen(question, trained) for question in test.questions])
+        for name, test in tests.items()
+    }
     rows: dict[str, RowJson] = {}
-    columns = {test: _column(plan, names, test, seeds) for test in tests}
-    for name in names:
-        row, first = plan.table[name], plan.row_model(name, seeds[0])
-        tested: dict[str, Tested] = {}
-        for test, questions in tests.items():
-            correct, f1, rank = (columns[test][key] for key in ("correct", "f1", "rank"))
-            found_N = np.any([rank_SN[0] > 0 for rank_SN in rank.values()], axis=0)
-            seen_N = np.array([_is_seen(question, trained) for question in questions])
-            every_N = np.ones(len(questions), dtype=bool)
-            score = {
-                part: _answered(correct[name], f1[name], chosen_N)
-                for part, chosen_N in (
-                    ("all", every_N), ("answerable", found_N), ("seen", seen_N), ("unseen", ~seen_N),
-                )
-            }  # fmt: skip
-            times = [one.ms for one in read_predictions(plan.predictions(name, seeds[0], test))]
-            tested[test] = {
-                "all": score["all"],
-                "answerable": score["answerable"],
-                "seen": score["seen"],
-                "unseen": score["unseen"],
-                "retrieved": _retrieved(rank[name]) if rank[name].any() else None,
-                "less": None
-                if name == "realm" or "realm" not in names
-                else paired_difference(correct["realm"], correct[name], 1),
-                "ms": round(float(np.mean(times)), 1),
-            }
+    for name, row in plan.rows().items():
+        predicted = {test: read_predictions(plan.predictions(name, seeds[0], test)) for test in tests}
+        every = [one for predictions in predicted.values() for one in predictions]
+        words = row.method == "bm25" or "method=bm25" in row.settings
         rows[name] = {
             "label": row.label,
-            "parameters": _parameters(first, words=row.method == "bm25" or "method=bm25" in row.settings),
-            "seconds": round(sum(record.get("seconds", 0.0) for record in _records(plan, name, seeds[0])), 1),
-            "read": _records(plan, name, seeds[0])[-1].get("read"),
-            "tests": tested,
+            "parameters": _parameters(plan.row_model(name, seeds[0]), words),
+            "seconds": _seconds(plan, name, seeds[0]),
+            "read": round(float(np.mean([one.read for one in every])), 1),
+            "tests": {
+                test: _tested(name, tests[test], seen[test], predictions)
+                for test, predictions in predicted.items()
+            },
         }
     return rows
 
 
-def _column(
-    plan: Plan, names: Sequence[str], test: str, seeds: Sequence[int]
-) -> dict[str, dict[str, np.ndarray]]:
-    """Key -> row -> the values of one test [S, N]."""
-    keys = ("correct", "f1", "rank")
-    return {key: {name: _outcomes(plan, name, test, seeds, key) for name in names} for key in keys}
+def _tested(name: str, test: _Test, seen_N: np.ndarray, predictions: Sequence[Prediction]) -> Tested:
+    correct_SN, f1_SN = test.correct[name], test.f1[name]
+    has_passages = any(one.passages for one in predictions)
+    compared = name != "realm" and "realm" in test.correct
+    return {
+        "all": _answered(correct_SN, f1_SN, np.ones_like(seen_N)),
+        "answerable": _answered(correct_SN, f1_SN, test.answerable_N),
+        "seen": _answered(correct_SN, f1_SN, seen_N),
+        "unseen": _answered(correct_SN, f1_SN, ~seen_N),
+        "retrieved": _found(test.rank[name], test) if has_passages else None,
+        "less": paired_difference(test.correct["realm"], correct_SN, 1) if compared else None,
+        "ms": round(float(np.mean([one.ms for one in predictions])), 1),
+    }
 
 
 def _is_seen(question: Question, trained: set[str]) -> bool:
@@ -176,23 +252,31 @@ def _is_seen(question: Question, trained: set[str]) -> bool:
 
 
 def _answered(correct_SN: np.ndarray, f1_SN: np.ndarray, chosen_N: np.ndarray) -> Answered:
-    """Means over seeds and the chosen questions. The interval is that of as many questions, whatever the number of seeds."""
+    """Means over seeds and the chosen questions. The intervals are those of as many questions, whatever the number of seeds."""
     n = int(chosen_N.sum())
     if not n:
-        return {"n": 0, "em": 0.0, "em_ci95": [0.0, 100.0], "f1": 0.0}
+        return {"n": 0, "em": 0.0, "em_ci95": [0.0, 100.0], "f1": 0.0, "f1_ci95": [0.0, 100.0]}
     share = float(correct_SN[:, chosen_N].mean())
-    low, high = wilson_interval(round(share * n), n)
+    f1_N = f1_SN[:, chosen_N].mean(axis=0)
     return {
         "n": n,
         "em": percent(share),
-        "em_ci95": [percent(low), percent(high)],
-        "f1": percent(float(f1_SN[:, chosen_N].mean())),
+        "em_ci95": [percent(end) for end in wilson_interval(round(share * n), n)],
+        "f1": percent(float(f1_N.mean())),
+        "f1_ci95": [percent(end) for end in bootstrap_interval(f1_N)],
     }
 
 
+def _found(rank_SN: np.ndarray, test: _Test) -> Found:
+    return {"all": _retrieved(rank_SN), "answerable": _retrieved(rank_SN[:, test.answerable_N])}
+
+
 def _retrieved(rank_SN: np.ndarray) -> Retrieved:
+    n = rank_SN.shape[1]
+    if not n:
+        return {"n": 0, "recall": {str(k): 0.0 for k in RECALL_AT}, "mrr": 0.0}
     return {
-        "n": rank_SN.shape[1],
+        "n": n,
         "recall": {
             str(k): round(float(np.mean([recall_at(rank_N, k) for rank_N in rank_SN])), 2) for k in RECALL_AT
         },
@@ -200,12 +284,18 @@ def _retrieved(rank_SN: np.ndarray) -> Retrieved:
     }
 
 
-def _records(plan: Plan, name: str, seed: int) -> list[dict[str, Any]]:
-    """The stages that led to a row's system, oldest first."""
-    folder, row = plan.row_model(name, seed), plan.table[name]
+def _seconds(plan: Plan, name: str, seed: int) -> float | None:
+    """Training time of a row's system and of the models that it started from."""
+    folder = plan.row_model(name, seed)
     if is_system(folder):
-        return [*read_manifest(plan.start_model(row.start, seed))["stages"], *read_system(folder)["stages"]]
-    return list(read_manifest(folder)["stages"])
+        start, records = plan.start_model(plan.table[name].start, seed), read_system(folder)["stages"]
+        if any(record.get("init") == str(start) for record in records):
+            records = [*read_manifest(start)["stages"], *records]
+    else:
+        records = read_manifest(folder)["stages"]
+    if any(record["stage"] == "published" for record in records):
+        return None
+    return round(sum(record.get("seconds", 0.0) for record in records), 1)
 
 
 def _parameters(folder: Path, words: bool) -> int:
@@ -220,23 +310,18 @@ def _parameters(folder: Path, words: bool) -> int:
 # -- starts ---------------------------------------------------------------------------------------------------------
 
 
-def _starts(plan: Plan, tests: dict[str, list[Question]]) -> dict[str, StartJson]:
-    ranks = {
-        start: {
-            test: _outcomes(plan, f"retrieval-{start}", test, plan.config.seeds, "rank") for test in tests
-        }
-        for start in plan.starts()
-    }
+def _starts(tests: dict[str, _Test]) -> dict[str, StartJson]:
+    names = list(next(iter(tests.values())).start_rank)
     return {
-        start: {
-            "tests": {test: _retrieved(rank_SN) for test, rank_SN in by_test.items()},
+        name: {
+            "tests": {key: _found(test.start_rank[name], test) for key, test in tests.items()},
             "less": {
-                test: paired_difference(ranks["realm"][test], rank_SN)
-                for test, rank_SN in by_test.items()
-                if "realm" in ranks and start != "realm"
+                key: paired_difference(test.start_rank["realm"], test.start_rank[name])
+                for key, test in tests.items()
+                if "realm" in names and name != "realm"
             },
         }
-        for start, by_test in ranks.items()
+        for name in names
     }
 
 
@@ -248,7 +333,8 @@ def tables(report: TableJson) -> list[list[list[str]]]:
     found, rows, starts = [], report["rows"], report["starts"]
     tests = list(next(iter(starts.values()))["tests"])
     if rows:
-        found += [one(rows, test) for test in tests for one in (_answers_table, _passages_table)]
+        of_test = (_answers_table, _parts_table, _passages_table)
+        found += [one(rows, test) for test in tests for one in of_test]
         found.append(_costs_table(rows))
     found += [_starts_table(starts, test) for test in tests]
     if report["masked_facts"] is not None:
@@ -258,52 +344,78 @@ def tables(report: TableJson) -> list[list[list[str]]]:
 
 def _answers_table(rows: dict[str, RowJson], test: str) -> list[list[str]]:
     n = next(iter(rows.values()))["tests"][test]["all"]["n"]
-    table = [[f"{test}, {n:,} questions", "exact, % (95% interval)", "F1", "REALM minus row"]]
+    table = [[f"{test}, {n:,} questions", f"exact {WITH_INTERVAL}", f"F1 {WITH_INTERVAL}", "REALM minus row"]]
     for row in rows.values():
         one = row["tests"][test]
-        low, high = one["all"]["em_ci95"]
-        exact = f"{one['all']['em']:.1f} ({low:.1f}-{high:.1f})"
         less = DASH if one["less"] is None else difference(one["less"])
-        table.append([row["label"], exact, f"{one['all']['f1']:.1f}", less])
+        table.append([row["label"], *_exact_and_f1(one["all"]), less])
     return table
 
 
-def _passages_table(rows: dict[str, RowJson], test: str) -> list[list[str]]:
-    table = [[f"{test}, % of questions", FOUND, "exact if answerable", "if seen", "unseen"]]
+def _parts_table(rows: dict[str, RowJson], test: str) -> list[list[str]]:
+    parts = next(iter(rows.values()))["tests"][test]
+    n = parts["answerable"]["n"]
+    heading = [f"exact if the answer is seen ({parts['seen']['n']:,})", f"unseen ({parts['unseen']['n']:,})"]
+    table = [
+        [f"{test}, {n:,} answerable questions", f"exact {WITH_INTERVAL}", f"F1 {WITH_INTERVAL}", *heading]
+    ]
     for row in rows.values():
         one = row["tests"][test]
-        found = DASH if one["retrieved"] is None else _recalls(one["retrieved"])
-        exact = [f"{one[part]['em']:.1f}" for part in ("answerable", "seen", "unseen")]
-        table.append([row["label"], found, *exact])
+        known = [f"{one[part]['em']:.1f}" if one[part]["n"] else DASH for part in ("seen", "unseen")]
+        table.append([row["label"], *_exact_and_f1(one["answerable"]), *known])
+    return table
+
+
+def _exact_and_f1(one: Answered) -> list[str]:
+    if not one["n"]:
+        return [DASH, DASH]
+    return [
+        f"{value:.1f} ({low:.1f}-{high:.1f})"
+        for value, (low, high) in ((one["em"], one["em_ci95"]), (one["f1"], one["f1_ci95"]))
+    ]
+
+
+def _passages_table(rows: dict[str, RowJson], test: str) -> list[list[str]]:
+    table = [[f"{test}, % of questions", *FOUND]]
+    for row in rows.values():
+        found = row["tests"][test]["retrieved"]
+        table.append([row["label"], *([DASH] * len(FOUND) if found is None else _recalls(found))])
     return table
 
 
 def _costs_table(rows: dict[str, RowJson]) -> list[list[str]]:
-    table = [["costs", "million numbers", "training, minutes", "passages read", "ms per question"]]
+    table = [["costs", "million numbers", "training, seconds", "passages read", "ms per question"]]
     for row in rows.values():
         ms = np.mean([one["ms"] for one in row["tests"].values()])
-        read_ = DASH if row["read"] is None else str(row["read"])
-        table.append(
-            [row["label"], f"{row['parameters'] / 1e6:.1f}", f"{row['seconds'] / 60:.1f}", read_, f"{ms:.1f}"]
-        )
+        seconds = DASH if row["seconds"] is None else f"{row['seconds']:,.0f}"
+        read_ = f"{row['read']:g}"
+        table.append([row["label"], f"{row['parameters'] / 1e6:.1f}", seconds, read_, f"{ms:.1f}"])
     return table
 
 
 def _starts_table(starts: dict[str, StartJson], test: str) -> list[list[str]]:
-    table = [[f"{test}, before any question, %", FOUND, "REALM minus row, first 5"]]
+    table = [[f"{test}, before any question, %", *FOUND, "REALM minus row, first 5"]]
     for name, start in starts.items():
         less = DASH if test not in start["less"] else difference(start["less"][test])
-        table.append([name, _recalls(start["tests"][test]), less])
+        table.append([name, *_recalls(start["tests"][test]), less])
     return table
 
 
-def _recalls(found: Retrieved) -> str:
-    return " / ".join(f"{found['recall'][str(k)]:.1f}" for k in RECALL_AT)
+def _recalls(found: Found) -> list[str]:
+    """Cells for the columns `FOUND`."""
+    cells = []
+    for one in (found["all"], found["answerable"]):
+        shares = " / ".join(f"{one['recall'][str(k)]:.1f}" for k in RECALL_AT)
+        cells += [shares, f"{one['mrr']:.1f}"] if one["n"] else [DASH, DASH]
+    return cells
 
 
 def lines(report: TableJson) -> list[str]:
-    """The tables for a terminal."""
-    return [line for table in tables(report) for line in (*aligned(table), "")]
+    """The tables for a terminal, and what made them."""
+    return [
+        *(line for table in tables(report) for line in (*aligned(table), "")),
+        *made_lines(report["made_by"]),
+    ]
 
 
 def markdown(report: TableJson) -> str:
@@ -312,8 +424,26 @@ def markdown(report: TableJson) -> str:
     for heading, *body in tables(report):
         rule = ["---"] * len(heading)
         parts.append("\n".join("| " + " | ".join(cells) + " |" for cells in (heading, rule, *body)))
-    made = "; ".join(f"{key} {value}" for key, value in report["made_by"].items())
-    return "\n\n".join(parts) + f"\n\nMade by: {made}\n"
+    parts.append("\n".join(f"- {line}" for line in made_lines(report["made_by"])))
+    return "\n\n".join(parts) + "\n"
+
+
+def made_lines(by: MadeBy) -> list[str]:
+    """What the numbers depend on, as lines."""
+    commit = "" if by["commit"] is None else f", commit {by['commit']}"
+    seeds = ", ".join(map(str, by["seeds"]))
+    sets = (
+        f"{key}: {one['n']:,} questions, digest {one['digest']}"
+        + (f" ({one['name']})" if one["name"] else "")
+        for key, one in by["questions"].items()
+    )
+    return [
+        f"realm {by['realm']}{commit}",
+        f"preset {by['preset']}, seeds {seeds}, of which the first {by['answer_seeds']} answer questions",
+        f"{by['passages']:,} passages, fingerprint {by['corpus']}",
+        *sets,
+        f"left out of train and dev because a test asks them too: {by['dropped']:,}",
+    ]
 
 
 # -- comparing ------------------------------------------------------------------------------------------------------
@@ -327,27 +457,37 @@ class Deviation(TypedDict):
     found: float
 
 
-def deviations(report: TableJson, expected: TableJson, tolerance: float) -> list[Deviation]:
-    """Exact match of rows, and share found in the first 5 of starts, that differ by more than `tolerance` points.
+def expected_scores(file: str) -> dict[str, float]:
+    """The scores of a report.json of an earlier run.
 
-    A score that only the expected report has counts as 0.
+    Raises:
+        InputError: the file is no such report.
     """
-    found, wanted = _scores(report), _scores(expected)
+    try:
+        return scores_of(read_json(file))
+    except (KeyError, TypeError, AttributeError, RealmError):
+        raise InputError(f"{file} is no report.json of a table of this version: make it anew") from None
+
+
+def deviations(report: TableJson, expected: Mapping[str, float], tolerance: float) -> list[Deviation]:
+    """Scores that differ by more than `tolerance` points. A score that is only expected counts as 0."""
+    found = scores_of(report)
     return [
         {"score": name, "expected": value, "found": found.get(name, 0.0)}
-        for name, value in wanted.items()
+        for name, value in expected.items()
         if abs(found.get(name, 0.0) - value) > tolerance
     ]
 
 
-def _scores(report: TableJson) -> dict[str, float]:
+def scores_of(report: TableJson) -> dict[str, float]:
+    """Exact match of the rows, and the share that BM25 and the starts find in the first 5."""
     scores = {
         f"{name}, {test}, exact match": one["all"]["em"]
         for name, row in report["rows"].items()
         for test, one in row["tests"].items()
     }
     scores |= {
-        f"start {name}, {test}, first 5": one["recall"]["5"]
+        f"start {name}, {test}, first 5": one["all"]["recall"]["5"]
         for name, start in report["starts"].items()
         for test, one in start["tests"].items()
     }
@@ -355,9 +495,21 @@ def _scores(report: TableJson) -> dict[str, float]:
 
 
 def disagreements(plan: Plan, one: str, other: str, most: int = 20) -> list[str]:
-    """Lines with questions that one row answers right and the other wrong, `most` for each direction and test."""
+    """Lines with questions that one row answers right and the other wrong, `most` for each direction and test.
+
+    Raises:
+        InputError: a row does not exist or has not answered yet.
+    """
     shown = []
     seed = plan.config.seeds[0]
+    for name in (one, other):
+        if name not in plan.table:
+            raise InputError(f"there is no row {name!r}: known are {', '.join(plan.table)}")
+    for name in (one, other):
+        if missing := [test for test in plan.tests() if not plan.report(name, seed, test).is_file()]:
+            raise InputError(
+                f"{plan.folder} has no answers of the row {name} to {', '.join(missing)}: run the command without --diff first"
+            )
     for test, file in plan.tests().items():
         questions = read_questions(file)
         outcome = {name: _outcomes(plan, name, test, [seed], "correct")[0] for name in (one, other)}

@@ -1,21 +1,25 @@
 """Runs the stages of a table, and writes its report."""
 
+import json
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from realm import __version__
 from realm.compare import plots, results
-from realm.compare.plan import DataConfig, Plan, TableConfig, read_all, split_questions
+from realm.compare.plan import DataConfig, Plan, Split, TableConfig, read_all, split_questions
 from realm.compare.rows import Row
+from realm.errors import InputError
 from realm.files import write_json, write_json_lines
 from realm.qa.official import digest_of, recognised
 from realm.qa.question_files import Question, read_questions
 from realm.stages.memory import PeakMemory
 from realm.stages.runner import Record, run_stages
 from realm.store.knowledge_base import KnowledgeBase
+from realm.text.readers import read_documents
 
 
 def run(
@@ -36,17 +40,24 @@ def run(
     plan.check()
     rows = plan.rows()
     print(f"{title}: {len(rows)} rows ({', '.join(rows)}), in {folder}")
+    if not config.rows:
+        for name, needed in plan.left_out().items():
+            print(f"The row {name} is left out: it needs {needed}.")
     print("Each line that begins with $ is a command that you can also run yourself.")
     print("You can stop at any time: the same command continues.")
+    split = _split(plan)
+    if split is not None and split.dropped:
+        print(f"Training questions that are left out because a test asks them too: {split.dropped:,}.")
     folder.mkdir(parents=True, exist_ok=True)
+    _write_documents(plan)
     with PeakMemory() as memory:
         record = Record(folder / "stages.json", memory)
         run_stages(plan.preparing(), record, run_command)
-        _write_questions(plan)
+        _write_questions(plan, split)
         run_stages(plan.starting(), record, run_command)
         run_stages(plan.training(), record, run_command)
         run_stages(plan.measuring(), record, run_command)
-    report = results.read(plan, _made_by(plan))
+    report = results.read(plan, _made_by(plan, split))
     write_json(folder / "report.json", report)
     (folder / "table.md").write_text(results.markdown(report), encoding="utf-8")
     plots.draw(report, folder / "table.png")
@@ -55,20 +66,44 @@ def run(
     return report
 
 
-def _write_questions(plan: Plan) -> None:
+def _write_documents(plan: Plan) -> None:
+    """Writes the first documents of the corpora, if only these are used, unless the files exist."""
+    for file, sources in plan.cut().items():
+        if not file.exists():
+            file.parent.mkdir(exist_ok=True)
+            first = islice(read_documents(sources), plan.data.documents)
+            write_json_lines(file, ({"id": one.id, "title": one.title, "text": one.text} for one in first))
+
+
+def _write_questions(plan: Plan, split: Split | None) -> None:
     """Writes the training, dev and, if there are no test files, test questions, unless they exist."""
     if plan.questions("dev").exists():
         return
-    data, made = plan.data, plan.folder / "questions" / "made"
-    if data.train:
-        tests = [question for file in plan.tests().values() for question in read_questions(file)]
-        train, dev = split_questions(read_all(data.train), read_all(data.dev), tests)
-        parts = {"train": train, "dev": dev}
+    if split is not None:
+        parts = {"train": split.train, "dev": split.dev}
     else:
+        made = plan.folder / "questions" / "made"
         other = read_questions(made / "dev.jsonl")  # about other documents than the training questions
         parts = {"train": read_questions(made / "train.jsonl"), "test": other[::2], "dev": other[1::2]}
+    plan.questions("train").parent.mkdir(exist_ok=True)
     for name in sorted(parts, key=("train", "test", "dev").index):  # dev last: it marks that all are written
         write_json_lines(plan.questions(name), map(_question_json, parts[name]))
+
+
+def _split(plan: Plan) -> Split | None:
+    """The questions of the named files; None if questions are made from the corpus.
+
+    Raises:
+        InputError: no question is left to train on or to choose the best weights by.
+    """
+    if not plan.data.train:
+        return None
+    tests = [question for file in plan.tests().values() for question in read_questions(file)]
+    split = split_questions(read_all(plan.data.train), read_all(plan.data.dev), tests)
+    for name, kept in (("train", split.train), ("dev", split.dev)):
+        if not kept:
+            raise InputError(f"no question is left for {name}: name files with more questions in data.{name}")
+    return split
 
 
 def _question_json(question: Question) -> dict[str, Any]:
@@ -84,32 +119,41 @@ def _question_json(question: Question) -> dict[str, Any]:
     return record
 
 
-def _made_by(plan: Plan) -> dict[str, Any]:
-    """What the numbers depend on: version, preset, settings, and digests of corpus and questions, with published names."""
+def _made_by(plan: Plan, split: Split | None) -> results.MadeBy:
     files = {**plan.tests(), "train": plan.questions("train"), "dev": plan.questions("dev")}
     asked = {name: read_questions(file) for name, file in files.items()}
-    digests = {name: recognised(questions) or digest_of(questions) for name, questions in asked.items()}
+    kb = KnowledgeBase.open(plan.kb)
     return {
         "realm": __version__,
-        "commit": _commit(),
+        "commit": _commit(Path(__file__)),
         "preset": plan.preset,
-        "settings": asdict(plan.config) | {"data": asdict(plan.data)},
-        "passages": len(KnowledgeBase.open(plan.kb)),
-        "corpus": KnowledgeBase.open(plan.kb).fingerprint,
-        "questions": digests,
+        "seeds": list(plan.config.seeds),
+        "answer_seeds": plan.config.answer_seeds,
+        "settings": json.loads(json.dumps(asdict(plan.config) | {"data": asdict(plan.data)})),
+        "passages": len(kb),
+        "corpus": kb.fingerprint,
+        "questions": {
+            name: {"n": len(questions), "digest": digest_of(questions), "name": recognised(questions)}
+            for name, questions in asked.items()
+        },
+        "dropped": 0 if split is None else split.dropped,
     }
 
 
-def _commit() -> str | None:
-    """The commit of a checkout; None for an installed package."""
-    try:
+def _commit(file: Path) -> str | None:
+    """The commit of the checkout that a file belongs to, with "-dirty" if files have changed since; None without one.
+
+    A package that is installed in a folder of another checkout does not belong to that checkout.
+    """
+
+    def git(*words: str) -> str:
         found = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
+            ["git", "-C", str(file.parent), *words], capture_output=True, text=True, timeout=30, check=True
         )
-    except (OSError, subprocess.TimeoutExpired):
+        return found.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", file.name)
+        return git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*") or None
+    except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()[:12] or None

@@ -84,8 +84,11 @@ def convert_checkpoint(
     bits: int = 32,
     tagger: Tagger | None = None,
     tokenizer: str | None = None,
+    model_only: bool = False,
 ) -> ConvertedJson:
     """Converts a checkpoint to a model and, if the checkpoint has texts and vectors, to a knowledge base -> a report.
+
+    With `model_only`, texts and vectors are left out, and `out` is the folder of the model.
 
     A repeated call continues an interrupted call. Google's open-QA checkpoints have neither vectors nor texts, so they become
     only a model.
@@ -97,7 +100,7 @@ def convert_checkpoint(
     checkpoint = open_checkpoint(name, tokenizer)
     others = (open_checkpoint(other, tokenizer) if other else None for other in (encoder, embedder))
     conversion = convert(checkpoint, *others)
-    if "block_emb" not in checkpoint.tensors:
+    if model_only or "block_emb" not in checkpoint.tensors:
         _save(conversion.model, out)
         return {
             "kind": checkpoint.kind,

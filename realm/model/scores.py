@@ -20,3 +20,14 @@ def own_scores(query_BD: Tensor, passage_BKD: Tensor) -> Tensor:
     """Scores of every query with its own candidates -> [B, K]."""
     with torch.autocast(query_BD.device.type, enabled=False):
         return (query_BD.float()[:, None] * passage_BKD.float()).sum(dim=-1)
+
+
+def log_softmax_inside(score: Tensor, inside: Tensor) -> Tensor:
+    """Log-softmax over the last axis among the entries that are `inside`; all others, and all of an empty row, are -inf.
+
+    >>> log_softmax_inside(torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([[True, False], [False, False]]))
+    tensor([[0., -inf],
+            [-inf, -inf]])
+    """
+    lowest = torch.finfo(score.dtype).min  # not -inf, of which an empty row would give NaN
+    return score.masked_fill(~inside, lowest).log_softmax(dim=-1).masked_fill(~inside, -torch.inf)

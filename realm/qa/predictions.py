@@ -29,6 +29,7 @@ class PredictionJson(TypedDict):
     start: int
     end: int
     passages: list[str]
+    read: int
     ms: float
 
 
@@ -51,6 +52,8 @@ class Prediction:
     """Position after the last character of the answer in the text of the passage."""
     passages: tuple[str, ...] = ()
     """Ids of the retrieved passages, best first, at most `DEPTH`."""
+    read: int = 0
+    """Number of passages that were read for the answer."""
     ms: float = 0.0
     """Time for the question in milliseconds; if questions are answered in batches, the mean of the batch."""
 

@@ -118,6 +118,8 @@ class Answered(NamedTuple):
     """Per question the ids of its passages."""
     titles: list[list[str]]
     """Per question the titles of its passages."""
+    read: list[int]
+    """Number of passages that were read for each question."""
 
     def report(
         self, questions: Sequence[Question], threshold: float, scoring: Scoring = OURS
@@ -131,9 +133,15 @@ class Answered(NamedTuple):
     def predictions(self, questions: Sequence[Question]) -> list[Prediction]:
         """The best answer to each question with its evidence; an empty answer if there is none."""
         predictions = []
-        for question, found, ids in zip(questions, self.answers, self.ids, strict=True):
+        rows = zip(questions, self.answers, self.ids, self.read, strict=True)
+        for question, found, ids, read in rows:
             one = Prediction(
-                question.id, question.question, "", passages=ids, ms=round(sum(found.ms.values()), 2)
+                question.id,
+                question.question,
+                "",
+                passages=ids,
+                read=read,
+                ms=round(sum(found.ms.values()), 2),
             )
             for best in found.answers[:1]:
                 one = replace(
@@ -163,7 +171,7 @@ def ask(
     """Retrieves passages and answers the questions; arguments and errors as in `evaluate`."""
     if answerer.model.span_reader is None:
         raise InputError(NEEDS_READER)
-    answers, without, texts, ids, titles = [], [], [], [], []
+    answers, without, texts, ids, titles, counts = [], [], [], [], [], []
     own_passages = _OwnPassages(answerer.kb) if gold else None
     for part in _batches(questions, 16, "evaluate"):
         asked = [q.question for q in part]
@@ -178,11 +186,12 @@ def ask(
         texts += found
         ids += [tuple(passage.id for passage in row) for row in passages]
         titles += [[passage.title for passage in row] for row in passages]
+        counts += (number_BN[:, :read] != NULL_PASSAGE).sum(axis=1).tolist()
         answers += answerer.answer_from(asked, number_BN[:, :read], bonus_BN[:, :read])
         if unanswerable:
             others_BN = _without_answers(part, number_BN, found, read)
             without += answerer.answer_from(asked, others_BN, bonus_BN)
-    return Answered(answers, texts, without if unanswerable else None, ids, titles)
+    return Answered(answers, texts, without if unanswerable else None, ids, titles, counts)
 
 
 class CalibrationJson(TypedDict):

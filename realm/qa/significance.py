@@ -66,6 +66,31 @@ class Difference(NamedTuple):
     p: float
 
 
+def bootstrap_interval(
+    value_N: Sequence[float] | np.ndarray, *, samples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """95 % percentile interval of the mean of a score per question.
+
+    >>> bootstrap_interval([0.5, 0.5, 0.5])
+    (0.5, 0.5)
+    """
+    low, high = np.quantile(_resampled_means(np.asarray(value_N, dtype=float), samples, seed), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _resampled_means(value_N: np.ndarray, samples: int, seed: int) -> np.ndarray:
+    """Means of as many questions drawn with replacement, `samples` times."""
+    n = len(value_N)
+    generator = np.random.default_rng(seed)
+    chunk = max(1, 2**22 // n)  # samples at a time: 32 MiB
+    return np.concatenate(
+        [
+            value_N[generator.integers(n, size=(min(chunk, samples - start), n))].mean(axis=1)
+            for start in range(0, samples, chunk)
+        ]
+    )
+
+
 def paired_bootstrap(
     a_N: Sequence[float] | np.ndarray,
     b_N: Sequence[float] | np.ndarray,
@@ -81,15 +106,7 @@ def paired_bootstrap(
     """
     a_N, b_N = _pair(a_N, b_N)
     difference_N = a_N - b_N
-    n = len(difference_N)
-    generator = np.random.default_rng(seed)
-    chunk = max(1, 2**22 // n)  # number of samples that are drawn at a time, in 32 MiB
-    means = np.concatenate(
-        [
-            difference_N[generator.integers(n, size=(min(chunk, samples - start), n))].mean(axis=1)
-            for start in range(0, samples, chunk)
-        ]
-    )
+    means = _resampled_means(difference_N, samples, seed)
     low, high = np.quantile(means, [0.025, 0.975])
     beyond = min((means <= 0).sum(), (means >= 0).sum())
     p = min(1.0, 2 * (int(beyond) + 1) / (samples + 1))
@@ -97,23 +114,24 @@ def paired_bootstrap(
 
 
 class PairedDifference(TypedDict):
-    """Percent of queries with a hit in the top `k`, system a minus system b: points, 95 % interval, McNemar's test."""
+    """System a minus system b in percent of queries with a hit in the top `k`: points, 95 % interval, p."""
 
     k: int
     points: float
     low: float
     high: float
     only_a: int
-    """Queries with a hit of system a alone."""
+    """Hits of system a at queries without a hit of system b, over all seeds."""
     only_b: int
     p: float
 
 
 def paired_difference(a_SN: np.ndarray, b_SN: np.ndarray, k: int = 5) -> PairedDifference:
-    """Compares two systems by the rank of each query's first hit, counted from 1 (0: no hit): is the rank at most k?
+    """Compares two systems by the share of queries with a hit in the top k. The arrays are ranks of first hits; 0: no hit.
 
-    Arrays of [N] are one seed; seeds of system b are repeated if system b has only one. McNemar's test pools the seeds. The
-    interval resamples queries, each with its mean over the seeds.
+    Arrays of [N] have one seed. If only system a has several seeds, each of them is compared with the one seed of system b. p is
+    that of McNemar's exact test for one seed. The hits of several seeds depend on the same queries, so with several seeds p is that of the paired
+    bootstrap, as is the interval: queries are resampled, each with its mean over the seeds.
     """
     a_SN = np.atleast_2d(a_SN)
     hit_SN, other_SN = ((ranks >= 1) & (ranks <= k) for ranks in (a_SN, np.broadcast_to(b_SN, a_SN.shape)))
@@ -127,7 +145,7 @@ def paired_difference(a_SN: np.ndarray, b_SN: np.ndarray, k: int = 5) -> PairedD
         "high": high,
         "only_a": pair.only_a,
         "only_b": pair.only_b,
-        "p": pair.p,
+        "p": pair.p if len(hit_SN) == 1 else difference.p,
     }
 
 

@@ -99,6 +99,33 @@ class Words(Protocol):
     def save(self, folder: Path) -> None: ...
 
 
+_WRITTEN = tuple(
+    (re.compile(pattern), written)
+    for pattern, written in (
+        (r"(?<=\w) ' (?=(s|t|re|ve|ll|d|m)\b)", "'"),  # queen ' s
+        (r"\b([odl]) ' (?=\w)", r"\1'"),  # o ' brien
+        (r"(?<=\w) ([-–/]) (?=\w)", r"\1"),  # twenty - one
+        (r"(?<=\d)\. (?=\d)", "."),  # 3. 5
+        (r"(?<=\d), (?=\d{3}(?!\d))", ","),  # 1, 000
+        (r"(?<=\d) : (?=\d)", ":"),  # 20 : 7
+        (r"\b(\w)\. (?=\w\.)", r"\1."),  # u. s.
+    )
+)
+
+
+def as_written(text: str) -> str:
+    """Text of wordpieces without the spaces that the wordpieces put around marks inside of words and numbers.
+
+    Exact match compares answers without punctuation, so that "u. s." would not equal "U.S.".
+
+    >>> as_written("the queen ' s u. s. visit, july 4, 1976, cost 1, 000 - 2, 000 pounds")
+    "the queen's u.s. visit, july 4, 1976, cost 1,000-2,000 pounds"
+    """
+    for pattern, written in _WRITTEN:
+        text = pattern.sub(written, text)
+    return text
+
+
 class Wordpieces:
     """The wordpieces of the knowledge base: [MASK] is the sentinel, [SEP] the end."""
 
@@ -111,7 +138,9 @@ class Wordpieces:
         return self._tokenizer.encode(texts)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode([one for one in ids if one not in (self.pad_id, self.end_id)])
+        return as_written(
+            self._tokenizer.decode([one for one in ids if one not in (self.pad_id, self.end_id)])
+        )
 
     def save(self, folder: Path) -> None:
         self._tokenizer.save(folder)

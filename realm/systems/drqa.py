@@ -343,7 +343,7 @@ class DrQa:
     def _answer(self, question: str) -> Found:
         number_K = self._ranking.passages(question, DEPTH)[:DEPTH]
         numbers = self._ranking.passages(question, ARTICLES)
-        asked, best = tokens_of(question), Found("", -np.inf, number_K=number_K)
+        asked, best = tokens_of(question), Found("", -np.inf, number_K=number_K, read=len(numbers))
         device = self._reader.weigh.weight.device
         for first in range(0, len(numbers), READ_AT_ONCE):
             part = numbers[first : first + READ_AT_ONCE]
@@ -359,7 +359,9 @@ class DrQa:
                 begin, last, score = best_span(start_BT[row, :length], end_BT[row, :length])
                 if score > best.score:
                     start, end = tokens[row][begin].start, tokens[row][last].end
-                    best = Found(passage.text[start:end], score, number, start, end, number_K)
+                    best = best._replace(
+                        answer=passage.text[start:end], score=score, passage=number, start=start, end=end
+                    )
         return best if best.answer else best._replace(score=0.0)
 
 

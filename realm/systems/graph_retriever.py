@@ -28,6 +28,7 @@ from realm.model.cpu.packed import hidden_states
 from realm.model.device import choose_device
 from realm.model.folder import load_model
 from realm.model.modes import evaluating
+from realm.model.scores import log_softmax_inside
 from realm.progress import progress
 from realm.qa.predictions import DEPTH
 from realm.qa.question_files import Question
@@ -124,8 +125,7 @@ class GraphReader(nn.Module):
         for layer in self.fusion:
             state_BKH = layer(state_BKH, self.relation(relation_BKK), relation_BKK > 0)
         passage_BK = self.select(state_BKH).squeeze(2).log_softmax(dim=1)
-        end_2RT = self.ends(state_RTH).permute(2, 0, 1).masked_fill(~body_RT, -torch.inf)
-        return passage_BK, end_2RT.log_softmax(dim=2)
+        return passage_BK, log_softmax_inside(self.ends(state_RTH).permute(2, 0, 1), body_RT)
 
 
 def marginal_loss(
@@ -147,18 +147,23 @@ class Retrieval:
     """Passages for questions: the seeds, then what the graph adds to them, by BM25 score."""
 
     def __init__(self, kb: KnowledgeBase, graph: PassageGraph, passages: int):
-        self._retriever, self._graph, self._passages = Retriever(kb), graph, passages
+        self._retriever, self._graph, self.read = Retriever(kb), graph, passages
 
     def passages(self, question: str) -> list[int]:
         """Numbers of the passages to read, best first."""
+        return self.ranking(question)[: self.read]
+
+    def ranking(self, question: str) -> list[int]:
+        """Numbers of the passages to read, best first, and then the numbers of the other passages that BM25 finds."""
         (score_N,) = self._retriever.load_bm25().scores([question])
-        best = np.argsort(-score_N, kind="stable")[:SEEDS]
-        seeds = [int(number) for number in best if score_N[number] > 0]
+        best = np.argsort(-score_N, kind="stable")[:DEPTH]
+        found = [int(number) for number in best if score_N[number] > 0]
+        seeds = found[:SEEDS]
         seeds += [self._graph.articles.lead(one) for one in self._graph.titles.find(question, any_case=True)]
-        seeds = list(dict.fromkeys(seeds))[: self._passages]
-        added = [one for one in self._graph.expand(seeds, HOPS, 10 * self._passages) if one not in seeds]
+        seeds = list(dict.fromkeys(seeds))[: self.read]
+        added = [one for one in self._graph.expand(seeds, HOPS, 10 * self.read) if one not in seeds]
         added.sort(key=lambda number: -score_N[number])
-        return [*seeds, *added][: self._passages]
+        return list(dict.fromkeys([*[*seeds, *added][: self.read], *found]))
 
 
 # -- training -------------------------------------------------------------------------------------------------------
@@ -320,19 +325,20 @@ class GraphRetriever:
         return scored
 
     def answer(self, questions: Sequence[str]) -> list[Found]:
-        """The span with the highest probability; passages are ranked as retrieved."""
+        """The span with the highest probability; passages are ranked as retrieved, then as BM25 ranks all others."""
         return [self._answer(question) for question in questions]
 
     @torch.no_grad()
     def _answer(self, question: str) -> Found:
-        numbers = self._retrieval.passages(question)
+        ranked = self._retrieval.ranking(question)
+        numbers = ranked[: self._retrieval.read]
         if not numbers:
             return Found("", 0.0)
         read = self.read([question], [numbers])
         with evaluating(self._reader):
             passage_BK, end_2RT = (part.cpu() for part in self.score(read))
         start_RT, last_RT = end_2RT + passage_BK[0][None, :, None] / 2
-        best = Found("", -np.inf, number_K=numbers[:DEPTH])
+        best = Found("", -np.inf, number_K=ranked[:DEPTH], read=len(numbers))
         for width in range(min(ANSWER_TOKENS, start_RT.shape[1])):
             sum_RT = start_RT[:, : start_RT.shape[1] - width] + last_RT[:, width:]
             place = int(sum_RT.argmax())
@@ -341,7 +347,9 @@ class GraphRetriever:
             if score > best.score:
                 start, end = read.reading.text_span(row, first, first + width)
                 (passage,) = self._kb.passages([numbers[row]])
-                best = Found(passage.text[start:end], score, numbers[row], start, end, numbers[:DEPTH])
+                best = best._replace(
+                    answer=passage.text[start:end], score=score, passage=numbers[row], start=start, end=end
+                )
         return best if best.answer else best._replace(score=0.0)
 
 

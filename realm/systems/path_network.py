@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from realm.model.bert import Bert
 from realm.model.cpu.packed import hidden_states
+from realm.model.scores import log_softmax_inside
 from realm.qa.reading import Reading
 
 END = -1
@@ -55,10 +56,10 @@ class PathNetwork(nn.Module):
         return hidden_states(self.encoder, tokens)[:, 0].float()
 
     def read(self, reading: Reading) -> tuple[Tensor, Tensor]:
-        """Logits that paths hold an answer [R]; scores of first and last tokens [2, R, T], -inf outside the passages."""
+        """Logits that paths hold an answer [R]; log p of the first and the last token of an answer [2, R, T]."""
         device = self.bias.device
         state_RTH = hidden_states(self.reader, reading.tokens.to(device)).float()
-        end_2RT = self.ends(state_RTH).permute(2, 0, 1).masked_fill(~reading.body_BT.to(device), -torch.inf)
+        end_2RT = log_softmax_inside(self.ends(state_RTH).permute(2, 0, 1), reading.body_BT.to(device))
         return self.holds(state_RTH[:, 0]).squeeze(1), end_2RT
 
 
@@ -86,13 +87,10 @@ def reading_loss(holds_R: Tensor, end_2RT: Tensor, places: Sequence[Sequence[tup
     """Binary cross-entropy of "holds an answer", plus for paths that do -log of the sum over places of p(first) p(last)."""
     right_R = torch.tensor([float(bool(own)) for own in places], device=holds_R.device)
     losses = [F.binary_cross_entropy_with_logits(holds_R, right_R)]
-    logp_2RT = end_2RT.log_softmax(dim=2)
     for row, own in enumerate(places):
         if own:
             first, last = (torch.tensor(part, device=holds_R.device) for part in zip(*own, strict=True))
-            losses.append(
-                -(logp_2RT[0, row, first] + logp_2RT[1, row, last]).logsumexp(dim=0) / right_R.sum()
-            )
+            losses.append(-(end_2RT[0, row, first] + end_2RT[1, row, last]).logsumexp(dim=0) / right_R.sum())
     return torch.stack(losses).sum()
 
 

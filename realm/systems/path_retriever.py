@@ -197,6 +197,15 @@ class PathRetriever:
         texts = [passage.text for passage in self._kb.passages(numbers)]
         return self._network.encoded(self._inputs(question, texts, self._lengths))
 
+    def linked_negatives(self, example: Example, path: Sequence[int]) -> list[int]:
+        """Passages without an answer that a path links to, and that BM25 did not find."""
+        if PASSAGES == 1:
+            return []
+        links = [one for place in path for one in links_of(self._graph, example.numbers[place])]
+        others = [one for one in dict.fromkeys(links) if one not in example.numbers]
+        spans = _spans(self._kb, self._tokenizer, example.question, others)
+        return [one for one, held in zip(others, spans, strict=True) if not held]
+
     def loss(self, example: Example, rng: np.random.Generator) -> Tensor:
         """The retriever's loss on a random path of a question, and the reader's on that path and on a wrong passage."""
         question = example.question
@@ -205,11 +214,13 @@ class PathRetriever:
             place for place in range(len(example.numbers)) if place not in example.held and place not in path
         ]
         kept = [*path, *rng.permutation(wrong)[:NEGATIVES].tolist()]
-        numbers = [example.numbers[place] for place in kept]
+        linked = rng.permutation(self.linked_negatives(example, path))[:NEGATIVES].astype(int).tolist()
+        numbers = [*(example.numbers[place] for place in kept), *linked]
         passage_KH = self._encode(question.question, numbers)
-        allowed_K = torch.tensor([place not in example.held for place in kept], device=passage_KH.device)
+        allowed = [*(place not in example.held for place in kept), *(True for _ in linked)]
+        allowed_K = torch.tensor(allowed, device=passage_KH.device)
         retrieval = path_loss(self._network, passage_KH, [*range(len(path)), END], allowed_K)
-        read = [numbers[: len(path)], *([numbers[len(path)]] for _ in kept[len(path) : len(path) + 1])]
+        read = [numbers[: len(path)], *([one] for one in numbers[len(path) :][:1])]
         texts = [self._text(own) for own in read]
         reading = self._inputs(question.question, texts, self._long)
         begin = body_start(self._tokenizer.encode([question.question])[0], self._lengths)
@@ -248,24 +259,24 @@ class PathRetriever:
             reading = self._inputs(question, [self._text(one.path) for one in beams], self._long)
             holds_R, end_2RT = (part.cpu() for part in network.read(reading))
         number_K = list(dict.fromkeys([*(number for one in beams for number in one.path), *ranked]))[:DEPTH]
+        read = len({number for one in beams for number in one.path})
         row = int(holds_R.argmax())
         place, start, end, score = self._best_span(reading, row, beams[row].path, end_2RT[:, row])
         if place is None:
-            return Found("", 0.0, number_K=number_K)
+            return Found("", 0.0, number_K=number_K, read=read)
         (passage,) = self._kb.passages([beams[row].path[place]])
         total = score + float(F.logsigmoid(holds_R[row]))
-        return Found(passage.text[start:end], total, beams[row].path[place], start, end, number_K)
+        return Found(passage.text[start:end], total, beams[row].path[place], start, end, number_K, read)
 
     def _best_span(
         self, reading: Reading, row: int, path: Sequence[int], end_2T: Tensor
     ) -> tuple[int | None, int, int, float]:
         """Place of the passage in the path, characters in that passage, and log-probability of the best span within one."""
-        logp_2T = end_2T.log_softmax(dim=1)
         lengths = [len(passage.text) for passage in self._kb.passages(path)]
         begins = np.cumsum([0, *(length + len(SEPARATOR) for length in lengths)])
         best: tuple[int | None, int, int, float] = (None, 0, 0, -math.inf)
-        for width in range(min(ANSWER_TOKENS, logp_2T.shape[1])):
-            sum_T = logp_2T[0, : logp_2T.shape[1] - width] + logp_2T[1, width:]
+        for width in range(min(ANSWER_TOKENS, end_2T.shape[1])):
+            sum_T = end_2T[0, : end_2T.shape[1] - width] + end_2T[1, width:]
             for first in sum_T.argsort(descending=True)[:2].tolist():
                 if not float(sum_T[first]) > best[3]:
                     continue

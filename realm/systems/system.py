@@ -76,6 +76,8 @@ class Found(NamedTuple):
     """Characters of the answer in the passage's text, end exclusive."""
     number_K: Sequence[int] | np.ndarray = ()
     """Numbers of the retrieved passages, best first."""
+    read: int = 0
+    """Number of passages that were read."""
 
 
 class System(Protocol):
@@ -268,5 +270,6 @@ def prediction(kb: KnowledgeBase, question: Question, found: Found, ms: float) -
         passages=tuple(
             f"{kb.keys_N[number]:016x}" for number in found.number_K[:DEPTH] if number != NULL_PASSAGE
         ),
+        read=found.read,
         ms=round(ms, 2),
     )

@@ -86,7 +86,7 @@ class MlmConfig(RunConfig):
     """Adds a copy head to a reader without one, so that the reader learns to copy in minutes (paper: no copy head)."""
     embedder_start: Literal["trained", "given"] = "trained"
     """Weights that the embedder starts with. "trained": those of the trained encoder. "given": those of `init`, for an encoder
-    that retrieves already; a model folder keeps its embedder."""
+    that retrieves already; a model folder keeps its embedder, as two equal towers if `embedder.shared` is false."""
     embedder: EmbedderConfig = field(default_factory=EmbedderConfig)
     """Settings of the embedder."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
@@ -179,7 +179,7 @@ def fit_embedder(model: Model, kb: KnowledgeBase, config: MlmConfig) -> None:
 
 
 def keeps_embedder(config: MlmConfig, init: str | None) -> bool:
-    """Whether the new model keeps the embedder of the model folder `init` unchanged."""
+    """Whether the new model keeps the weights of the embedder of the model folder `init`."""
     return config.embedder_start == "given" and init is not None and is_model(init)
 
 
@@ -235,6 +235,8 @@ def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model
         weight_V = inverse_frequency(kb.tokens, tokenizer)
         cast(CopyHead, reader.copy_head).fit_importance(weight_V / weight_V.max().clamp_min(1e-6))
     if keeps_embedder(config, init):
+        if not config.embedder.shared:
+            saved.embedder.untie()
         return Model(
             tokenizer, lengths, reader, saved.embedder, span_reader, saved.calibration, stages=stages
         )

@@ -108,6 +108,13 @@ def test_an_open_qa_model_may_have_the_passage_tower_that_made_its_vectors(tmp_p
     Answerer.load(str(tmp_path / "nq" / "kb"), str(tmp_path / "nq" / "model"), AnswerConfig(device="cpu"))
 
 
+def test_an_open_qa_checkpoint_may_become_a_model_alone(nq: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    assert cli.main(["convert", str(FIXTURES / "openqa" / "old"), str(out), "--model-only"]) == 0
+    assert [folder.name for folder in tmp_path.iterdir()] == ["model"]
+    assert (out / "realm.json").read_bytes() == (nq / "model" / "realm.json").read_bytes()
+
+
 def test_a_span_head_that_was_never_trained_is_left_out(tmp_path: Path) -> None:
     """The published pre-trained open-QA checkpoint has one: gains of one, biases of zero."""
     folder = shutil.copytree(FIXTURES / "reader" / "new", tmp_path / "reader")

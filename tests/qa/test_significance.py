@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from realm.qa.significance import mcnemar, paired_bootstrap, wilson_interval
+from realm.qa.significance import bootstrap_interval, mcnemar, paired_bootstrap, wilson_interval
 
 
 @given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -54,6 +54,14 @@ def test_paired_bootstrap_repeats_with_its_seed_and_sees_no_difference_in_equals
     )
     assert paired_bootstrap(a, a, samples=100) == (0, 0, 0, 1)
     assert paired_bootstrap([1] * 9, [0] * 9, samples=999).p == pytest.approx(2 / 1000)
+
+
+def test_bootstrap_interval_equals_scipys_percentile_interval() -> None:
+    score_N = np.random.default_rng(1).beta(0.5, 1.0, size=400)
+    found = stats.bootstrap((score_N,), np.mean, n_resamples=4000, method="percentile", rng=2)
+    low, high = bootstrap_interval(score_N)
+    assert low == pytest.approx(found.confidence_interval.low, abs=0.005)
+    assert high == pytest.approx(found.confidence_interval.high, abs=0.005)
 
 
 def test_pairs_must_be_pairs() -> None:

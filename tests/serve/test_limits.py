@@ -34,13 +34,13 @@ READ = "the readers' own token"
         ("/v1/answer", {"question": 5}, 422, "string"),
         ("/v1/answer", {"question": "\ud800"}, 422, "question"),
         ("/v1/answer", {"questions": []}, 422, "questions"),
-        ("/v1/answer", {"questions": ["a"] * 257}, 422, "257, the limit is 256"),
-        ("/v1/answer", {"question": "a", "top_k": 21}, 422, "21, the limit is 20"),
+        ("/v1/answer", {"questions": ["a"] * 257}, 422, "is 257, but must be at most 256"),
+        ("/v1/answer", {"question": "a", "top_k": 21}, 422, "is 21, but must be at most 20"),
         ("/v1/answer", {"question": "a", "top_k": 0}, 422, "top_k"),
         ("/v1/answer", {"question": "a", "method": "magic"}, 422, "method"),
         ("/v1/answer", {"question": "a", "colour": 1}, 422, "colour"),
         ("/v1/answer", [[]], 422, "body"),
-        ("/v1/retrieve", {"question": "a", "top_k": 101}, 422, "101, the limit is 100"),
+        ("/v1/retrieve", {"question": "a", "top_k": 101}, 422, "is 101, but must be at most 100"),
         ("/v1/fill", {"sentence": "no mask here"}, 400, r"no \[MASK\]"),
         ("/v1/fill", {"sentence": "wool " * 40 + "[MASK]"}, 400, "shorten the sentence"),
         ("/nothing", {}, 405, ""),
@@ -190,7 +190,9 @@ def test_what_a_client_asked_that_has_gone_is_not_answered(tiny_kb, qa_model, mo
 def test_a_request_never_has_more_questions_than_may_wait(tiny_kb, qa_model) -> None:
     with running(tiny_kb.folder, qa_model, replace(CONFIG, queue=3)) as served:
         assert served.client().health()["limits"]["questions"] == 3
-        assert_problem(post(served, "/v1/answer", {"questions": ["a"] * 4}), 422, "4, the limit is 3")
+        assert_problem(
+            post(served, "/v1/answer", {"questions": ["a"] * 4}), 422, "is 4, but must be at most 3"
+        )
 
 
 def test_questions_that_nobody_waits_for_leave_their_places(tiny_kb, qa_model, monkeypatch) -> None:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from realm.errors import InputError
+from realm.qa.metrics import exact_match
 from realm.qa.question_files import Question
 from realm.systems import closed_book
 from realm.systems.closed_book import (
@@ -23,6 +24,7 @@ from realm.systems.closed_book import (
     train,
 )
 from realm.systems.system import Ground, load_system, predict, read_system
+from realm.tokens.tokenizer import Tokenizer
 from tests.conftest import RIVERS, TOWNS
 
 QUESTIONS = [
@@ -52,6 +54,16 @@ def words(tiny_kb) -> Wordpieces:
 def network(ground):
     model, _ = closed_book._start(ground, Config(**TINY))
     return model.network.eval()
+
+
+def test_answers_with_marks_inside_of_words_can_be_given() -> None:
+    answers = (
+        "U.S.|1,000|O'Brien|twenty-one|Paris, France|St. Louis|$5 million|March 4, 1921|AC/DC|the Philosopher's Stone|3.5 km|"
+        "Liverpool F.C.|Exodus 20:7|2003–04|11 p.m. to 3 a.m."
+    ).split("|")
+    words = Wordpieces(Tokenizer.train(answers, 200))
+    for answer, ids in zip(answers, words.encode(answers), strict=True):
+        assert exact_match(words.decode(ids), [answer]), words.decode(ids)
 
 
 def test_loss_is_the_mean_over_target_tokens(network, words, monkeypatch) -> None:

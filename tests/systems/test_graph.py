@@ -12,6 +12,8 @@ from realm.errors import InputError
 from realm.files import read_json
 from realm.model.folder import load_model
 from realm.qa.question_files import Question
+from realm.qa.reading import joint_reading
+from realm.qa.spans import body_start
 from realm.systems import graph_retriever, passage_graph
 from realm.systems.articles import Articles
 from realm.systems.graph_retriever import Config, Fusion, GraphReader, Retrieval, marginal_loss, train
@@ -182,6 +184,19 @@ def test_probabilities_of_passages_and_of_ends_sum_to_one(ground, graph, tiny_kb
     np.testing.assert_allclose(end_2RT.exp().sum(dim=2), 1.0, rtol=1e-5)
 
 
+def test_a_passage_without_words_spoils_no_gradient(ground, graph, tiny_kb) -> None:
+    start = load_model(ground.encoder)
+    reader = GraphReader(start.reader.bert.bert, 2).eval()
+    ids = start.tokenizer.encode(["where?"])[0]
+    read = joint_reading([ids] * 2, ["the river", "\x01"], start.tokenizer, start.lengths)
+    passage_BK, end_2RT = reader(read.tokens, read.body_BT, torch.zeros(1, 2, 2, dtype=torch.int64))
+    first = body_start(ids, start.lengths)
+    loss = marginal_loss(passage_BK, end_2RT, [[(0, first, first)]])
+    loss.backward()
+    assert loss.isfinite()
+    assert all(one.grad is None or one.grad.isfinite().all() for one in reader.parameters())
+
+
 # -- retrieval, training, answering
 
 
@@ -196,6 +211,10 @@ def test_retrieval_begins_with_words_and_named_documents_and_follows_edges(
     assert len(found) == len(set(found)) == 12
     assert set(found) <= set(graph.expand(found[:3], 2, 1000))
     assert retrieval.passages("zzz?") == []
+    ranked = retrieval.ranking("on which river lies kelso?")
+    words = retrieval._retriever.search(["on which river lies kelso?"], 100, "bm25", None)[1][0]
+    others = [number for number in words.tolist() if number >= 0 and number not in found]
+    assert ranked == [*found, *others]
 
 
 def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tmp_path) -> None:

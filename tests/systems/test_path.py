@@ -12,6 +12,8 @@ from torch import Tensor
 from realm.errors import InputError
 from realm.model.folder import load_model
 from realm.qa.question_files import Question
+from realm.qa.reading import joint_reading
+from realm.qa.spans import body_start
 from realm.systems import path_retriever
 from realm.systems.path_network import END, PathNetwork, beam_search, path_loss, reading_loss
 from realm.systems.path_retriever import Config, train
@@ -81,9 +83,9 @@ def test_loss_of_a_path_is_a_mean_over_its_steps_and_their_candidates(network) -
 
 def test_loss_of_reading_sums_the_probability_of_every_place() -> None:
     torch.manual_seed(0)
-    holds_R, end_2RT = torch.randn(3), torch.randn(2, 3, 5)
+    holds_R, end_2RT = torch.randn(3), torch.randn(2, 3, 5).log_softmax(dim=2)
     places = [[(0, 1), (2, 2)], [], [(3, 4)]]
-    p_2RT = end_2RT.softmax(dim=2)
+    p_2RT = end_2RT.exp()
     spans = [
         -math.log(sum(float(p_2RT[0, row, a] * p_2RT[1, row, b]) for a, b in places[row])) for row in (0, 2)
     ]
@@ -141,6 +143,45 @@ def test_training_paths_end_in_an_answer_and_begin_where_another_names_it(ground
             and one.numbers[last] in path_retriever.links_of(graph, one.numbers[before])
         }
         assert {tuple(path) for path in one.paths} == {(place, END) for place in one.held} | pairs
+
+
+def test_passages_that_a_path_links_to_are_negatives_unless_they_hold_an_answer(
+    ground, network, tiny_kb, tmp_path, monkeypatch
+) -> None:
+    start = load_model(ground.encoder)
+    graph = path_retriever.PassageGraph.open(tiny_kb, tmp_path / "system")
+    config = Config(**(TINY | {"seeds": 2}))
+    system = path_retriever.PathRetriever(tiny_kb, graph, network, start.tokenizer, start.lengths, config)
+    seen = []
+    monkeypatch.setattr(
+        system, "_encode", lambda _, numbers: seen.append(numbers) or torch.zeros(len(numbers), 4)
+    )
+    monkeypatch.setattr(path_retriever, "path_loss", lambda *args: args[1].sum())
+    texts = [passage.text for passage in tiny_kb]
+    linked = 0
+    for one in path_retriever.examples_of(tiny_kb, graph, start.tokenizer, QUESTIONS, config):
+        seen.clear()
+        system.loss(one, 50, np.random.default_rng(0))
+        (numbers,) = seen
+        (answer,) = one.question.answers
+        found = [number for number in numbers if number not in one.numbers]
+        paths = [[one.numbers[place] for place in path[:-1]] for path in one.paths]
+        path = next(path for path in paths if path == numbers[: len(path)])
+        links = {to for number in path for to in path_retriever.links_of(graph, number)}
+        assert set(found) == {to for to in links if to not in one.numbers and answer not in texts[to]}
+        linked += len(found)
+    assert linked
+
+
+def test_a_passage_without_words_spoils_no_gradient(network, tiny_model_folder) -> None:
+    tokenizer, lengths = load_model(tiny_model_folder).tokenizer, load_model(tiny_model_folder).lengths
+    reading = joint_reading(tokenizer.encode(["where?"] * 2), ["the river", "\x01"], tokenizer, lengths)
+    first = body_start(tokenizer.encode(["where?"])[0], lengths)
+    loss = reading_loss(*network.read(reading), [[(first, first)], []])
+    loss.backward()
+    assert loss.isfinite()
+    assert all(one.grad is None or one.grad.isfinite().all() for one in network.parameters())
+    network.zero_grad()
 
 
 def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tmp_path) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from realm.errors import RealmError
 from realm.index.versions import IndexConfig, build_index
+from realm.masking import held_out as held_out_module
 from realm.masking.held_out import held_out
 from realm.model.folder import load_model, save_model
 from realm.model.manifest import HELD_OUT, encoder_held_out
-from realm.qa import probe as probe_module
 from realm.qa.probe import ProbeConfig, probe
 from realm.settings import read_config
 from realm.store import ingest as build_module
@@ -144,7 +144,7 @@ def test_knowledge_base_of_an_earlier_version_holds_out_what_its_models_did(
         shares.append(share)
         return held_out(ids, share)
 
-    for module in (mlm, ict, pretrain, adapt, probe_module):
+    for module in (mlm, ict, pretrain, adapt, held_out_module):
         monkeypatch.setattr(module, "held_out", watched)
     model = trained(held_out=0.2)
     build_index(earlier_kb, model, IndexConfig(device="cpu"))

@@ -389,6 +389,17 @@ def test_embedder_of_a_model_may_stay_as_it_is(tiny_kb, tiny_model_folder, tmp_p
     assert changed(out, tiny_model_folder) == {"reader"}
 
 
+def test_embedder_of_a_model_may_become_two_towers_that_start_equal(
+    tiny_kb, tiny_model_folder, tmp_path
+) -> None:
+    given = settings('embedder_start="given"', "embedder.shared=false", "steps=0")
+    towers = load_model(mlm.train(tiny_kb, tmp_path / "out", given, str(tiny_model_folder))).embedder
+    assert towers.passage is not towers.query
+    before = load_model(tiny_model_folder).embedder.query.state_dict()
+    for tower in (towers.query, towers.passage):
+        assert all(torch.equal(value, before[name]) for name, value in tower.state_dict().items())
+
+
 def test_a_span_reader_stays_as_it_is_and_its_calibration_does_while_the_embedder_does(
     tiny_kb, tiny_model, tmp_path
 ) -> None:

@@ -148,7 +148,10 @@ def _comparisons(report: FromTextReport) -> list[str]:
         found = [by[other] for by in compared.values()]
         cells = [difference(one) for one in found]
         rows.append([LABELS[other], *cells])
-    return [*aligned(rows), "(in brackets: 95% interval; p: exact McNemar test on the same queries)"]
+    return [
+        *aligned(rows),
+        "(in brackets: 95% interval; p: exact McNemar test on the same queries, with several seeds paired bootstrap)",
+    ]
 
 
 def _accuracy(report: FromTextReport) -> list[str]:
