@@ -129,9 +129,9 @@ class PairedDifference(TypedDict):
 def paired_difference(a_SN: np.ndarray, b_SN: np.ndarray, k: int = 5) -> PairedDifference:
     """Compares two systems by the share of queries with a hit in the top k. The arrays are ranks of first hits; 0: no hit.
 
-    Arrays of [N] have one seed. If only system a has several seeds, each of them is compared with the one seed of system b. p is
-    that of McNemar's exact test for one seed. The hits of several seeds depend on the same queries, so with several seeds p is that of the paired
-    bootstrap, as is the interval: queries are resampled, each with its mean over the seeds.
+    Arrays of [N] have one seed. If only system a has several seeds, each of them is compared with the one seed of system b. p
+    is that of McNemar's exact test for one seed. The hits of several seeds depend on the same queries, so with several seeds
+    p is that of the paired bootstrap, as is the interval: queries are resampled, each with its mean over the seeds.
     """
     a_SN = np.atleast_2d(a_SN)
     hit_SN, other_SN = ((ranks >= 1) & (ranks <= k) for ranks in (a_SN, np.broadcast_to(b_SN, a_SN.shape)))

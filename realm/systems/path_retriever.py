@@ -48,7 +48,8 @@ HEAD_RATE = 1e-3
 SEEDS = 10
 """Passages of BM25 that a path can begin with (published: up to 500 of TF-IDF)."""
 NEGATIVES = 6
-"""Passages without an answer beside a training path (published: 50)."""
+"""Passages without an answer beside a training path: at most this number of passages that BM25 finds, and at most this number
+of passages to which the path links (published: 50 of both together)."""
 PASSAGES = 2
 """Most passages of a path."""
 BEAM = 4

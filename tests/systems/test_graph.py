@@ -186,7 +186,7 @@ def test_probabilities_of_passages_and_of_ends_sum_to_one(ground, graph, tiny_kb
 
 def test_a_passage_without_words_spoils_no_gradient(ground, graph, tiny_kb) -> None:
     start = load_model(ground.encoder)
-    reader = GraphReader(start.reader.bert.bert, 2).eval()
+    reader = GraphReader(start.reader.bert.bert).eval()
     ids = start.tokenizer.encode(["where?"])[0]
     read = joint_reading([ids] * 2, ["the river", "\x01"], start.tokenizer, start.lengths)
     passage_BK, end_2RT = reader(read.tokens, read.body_BT, torch.zeros(1, 2, 2, dtype=torch.int64))

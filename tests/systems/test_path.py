@@ -150,8 +150,9 @@ def test_passages_that_a_path_links_to_are_negatives_unless_they_hold_an_answer(
 ) -> None:
     start = load_model(ground.encoder)
     graph = path_retriever.PassageGraph.open(tiny_kb, tmp_path / "system")
-    config = Config(**(TINY | {"seeds": 2}))
-    system = path_retriever.PathRetriever(tiny_kb, graph, network, start.tokenizer, start.lengths, config)
+    monkeypatch.setattr(path_retriever, "SEEDS", 2)
+    monkeypatch.setattr(path_retriever, "NEGATIVES", 50)
+    system = path_retriever.PathRetriever(tiny_kb, graph, network, start.tokenizer, start.lengths)
     seen = []
     monkeypatch.setattr(
         system, "_encode", lambda _, numbers: seen.append(numbers) or torch.zeros(len(numbers), 4)
@@ -159,9 +160,9 @@ def test_passages_that_a_path_links_to_are_negatives_unless_they_hold_an_answer(
     monkeypatch.setattr(path_retriever, "path_loss", lambda *args: args[1].sum())
     texts = [passage.text for passage in tiny_kb]
     linked = 0
-    for one in path_retriever.examples_of(tiny_kb, graph, start.tokenizer, QUESTIONS, config):
+    for one in path_retriever.examples_of(tiny_kb, graph, start.tokenizer, QUESTIONS):
         seen.clear()
-        system.loss(one, 50, np.random.default_rng(0))
+        system.loss(one, np.random.default_rng(0))
         (numbers,) = seen
         (answer,) = one.question.answers
         found = [number for number in numbers if number not in one.numbers]
