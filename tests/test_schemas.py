@@ -89,6 +89,7 @@ WRITERS = {
     ],
     "systems/drqa.py Vocabulary.save": ["words.json: a list of words"],
     "compare/table.py run": ["report.json: tests/compare/test_table.py"],
+    "compare/table.py _keep_data": ["data.json: tests/compare/test_table.py"],
     "compare/table.py _write_documents": [
         "documents that `realm kb build` reads: tests/compare/test_table.py"
     ],

@@ -1,5 +1,6 @@
 """The stages of `realm compare` and `realm ablate`: the commands of each row in their order, and the paths of their files.
 
+DIR/data.json                         the data that the folder was made with
 DIR/kb, DIR/text-kb                   the corpora Z and X
 DIR/documents/{kb,text-kb}.jsonl      their documents, if only the first ones of each corpus are used
 DIR/published-kb                      Z in the wordpieces of a published model

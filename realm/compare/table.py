@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from realm import __version__
 from realm.compare import plots, results
@@ -14,7 +14,7 @@ from realm.compare.plan import DataConfig, Plan, Split, TableConfig, read_all, s
 from realm.compare.rows import Row
 from realm.documents.reading import read_documents
 from realm.errors import InputError
-from realm.files import write_json, write_json_lines
+from realm.files import read_json, write_json, write_json_lines
 from realm.qa.official import digest_of, recognised
 from realm.qa.question_files import Question, read_questions
 from realm.stages.memory import PeakMemory
@@ -49,6 +49,7 @@ def run(
     if split is not None and split.dropped:
         print(f"Training questions that are left out because a test asks them too: {split.dropped:,}.")
     folder.mkdir(parents=True, exist_ok=True)
+    _keep_data(plan, split)
     _write_documents(plan)
     with PeakMemory() as memory:
         record = Record(folder / "stages.json", memory)
@@ -64,6 +65,50 @@ def run(
     print("", *results.lines(report), sep="\n")
     print(f"All numbers are in {folder / 'report.json'}, the tables in table.md and table.png beside it.")
     return report
+
+
+class DataJson(TypedDict):
+    """Content of data.json: the data that a folder was made with."""
+
+    corpus: list[str]
+    text: list[str]
+    documents: int
+    encoder: str
+    questions: dict[str, str]
+    """Digests of the tests, of "train" and of "dev", if files were named."""
+
+
+def _keep_data(plan: Plan, split: Split | None) -> None:
+    """Writes data.json.
+
+    Raises:
+        InputError: the folder was made with other data, whose results would be taken for those of these data.
+    """
+    data, file = plan.data, plan.folder / "data.json"
+    asked = {name: read_questions(test) for name, test in plan.tests().items()} if data.tests else {}
+    if split is not None:
+        asked |= {"train": split.train, "dev": split.dev}
+    now: DataJson = {
+        "corpus": list(data.corpus),
+        "text": list(data.text),
+        "documents": data.documents,
+        "encoder": data.encoder,
+        "questions": {name: digest_of(questions) for name, questions in asked.items()},
+    }
+    if file.exists():
+        before: DataJson = read_json(file)
+        parts = [
+            key for key, value in now.items() if key != "questions" and before.get(key) not in (value, [])
+        ]
+        parts += [
+            key for key, value in now["questions"].items() if before["questions"].get(key, value) != value
+        ]
+        if parts:
+            raise InputError(
+                f"{plan.folder} was made with other data ({', '.join(parts)}): use another --dir"
+            )
+        now["questions"] = before["questions"] | now["questions"]
+    write_json(file, now)
 
 
 def _write_documents(plan: Plan) -> None:

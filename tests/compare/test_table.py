@@ -21,6 +21,7 @@ from realm import cli
 from realm.compare import plots, results
 from realm.compare.plan import DataConfig, Plan, PublishedConfig, TableConfig, is_dev, split_questions
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
+from realm.compare.table import DataJson
 from realm.errors import InputError
 from realm.interop.blocks import convert_checkpoint
 from realm.model.folder import load_model
@@ -299,6 +300,21 @@ def test_a_finished_table_is_only_read_again(home, compared) -> None:
     text = printed(*home.words("compare", home.table1))
     assert "$ realm" not in text
     assert json.loads((home.table1 / "report.json").read_text()) == compared
+
+
+def test_a_folder_keeps_to_the_data_that_it_was_made_with(home, compared, tmp_path, capsys) -> None:
+    assert_holds(DataJson, json.loads((home.table1 / "data.json").read_text()))
+    other = tmp_path / "spans.jsonl"
+    other.write_text((home.folder / "spans.jsonl").read_text().replace("what", "which"))
+    for setting, part in (
+        (f"data.tests.spans={other}", "spans"),
+        ("data.documents=3", "documents"),
+        ("data.encoder=package:realm-mini", "encoder"),
+        (f'data.train=["{other}"]', "train, dev"),
+    ):
+        words = home.words("compare", home.table1, "--set", setting)
+        assert cli.main(words) == 2
+        assert f"table1 was made with other data ({part}): use another --dir" in capsys.readouterr().err
 
 
 def test_ablations_differ_in_what_they_name_only(home, ablated) -> None:
