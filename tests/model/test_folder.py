@@ -396,7 +396,7 @@ def test_a_model_of_a_package_is_known_by_its_name(
     )
     for name, says in (
         ("absent", "is not in this installation"),
-        ("nonsense", "is no encoder or model of a"),
+        ("nonsense", "is not a packaged model"),
     ):
         with pytest.raises(RealmError, match=f"package:{name} {says}"):
             load_model(f"package:{name}")

@@ -99,7 +99,7 @@ def test_the_report_prints_a_table_the_verdict_and_three_questions(fitted: Path)
     rows = [line.split()[0] for line in told[2:5]]
     assert rows == ["BM25", "start", "adapted"]
     assert sum(line.startswith("Q  ") for line in told) == sum(line.startswith("A  ") for line in told) == 3
-    assert any("answers: " in line for line in told)
+    assert any("the workspace uses the " in line for line in told)
 
 
 def test_the_workspace_answers_before_it_is_adapted_and_logs_the_command(
