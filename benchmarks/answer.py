@@ -1,12 +1,18 @@
-"""Milliseconds per question of `realm answer`, by stage, one question at a time and several together.
+"""Measures `realm answer`: milliseconds per question for each stage, one question at a time and several together.
 
-    python benchmarks/answer.py    # from demo-from-text/ where it is, else from a small knowledge base made here
+    python benchmarks/answer.py    # uses demo-from-text/ if it exists, else makes a small knowledge base
     python benchmarks/answer.py --kb demo-from-text/kb --model demo-from-text/models/qa --batches 1 8 32 128 --seconds 20
 
-The pipeline is warm, and asked different questions. embed: questions into vectors. search: the best passages by inner product.
-read: passages fetched, tokenized and read, answers picked. `reader alone` is the network's pass over the same inputs, the
-floor of `read`. All of these are per question; p50 and p95 are over batches, and `a batch` is what one who asks waits. Prints a
-table, and one JSON object as the last line.
+The measurement starts after a first batch, and every batch has other questions. The columns are:
+
+    embed         computing the vectors of the questions
+    search        finding the best passages by inner product
+    read          loading, tokenizing and reading the passages, and choosing the answers
+    reader alone  the forward passes of the span reader over the same inputs, which is a lower bound of `read`
+    a batch       the time until the answers to a batch are complete
+
+All columns but the last are times per question. p50 and p95 are percentiles over batches. Prints a table, and one JSON object
+as the last line.
 """
 
 import argparse
@@ -17,10 +23,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: the repository is the package's home
+sys.path.insert(
+    0, str(Path(__file__).parent.parent)
+)  # a file that is run by its path does not find the package `realm`
 from realm.environment import set_torch_environment
 
-set_torch_environment()  # as the command line does
+set_torch_environment()  # as in the command line
 
 import numpy as np
 import shared
@@ -32,14 +40,18 @@ from realm.qa.reading import joint_reading
 
 
 def main() -> None:
-    """Measures what the flags ask for and prints it."""
+    """Measures the parts that the flags select, and prints the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kb", help="knowledge base (default: the demo's, or one made here)")
-    parser.add_argument("--model", help="with --kb: the model that answers")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], help="questions together")
-    parser.add_argument("--seconds", type=float, default=5.0, help="for each batch size (default: 5)")
+    parser.add_argument(
+        "--kb", help="knowledge base (default: that of the demo, else a small one that is made)"
+    )
+    parser.add_argument("--model", help="with --kb: the model that answers the questions")
+    parser.add_argument(
+        "--batches", type=int, nargs="+", default=[1, 8, 32], help="numbers of questions in a batch"
+    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds for each batch size (default: 5)")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default=AnswerConfig.precision)
     args = parser.parse_args()
     if (args.kb is None) != (args.model is None):
@@ -60,7 +72,7 @@ def main() -> None:
 
 
 def measured(answerer: Answerer, questions: Sequence[str], batch: int, seconds: float) -> shared.Row:
-    """One row: batches of one size, for some seconds."""
+    """Measures batches of one size for some seconds -> a row of the table."""
     turn = itertools.cycle(questions)
     answerer.answer_batch([next(turn) for _ in range(batch)])
     stages: dict[str, list[float]] = {"embed": [], "search": [], "read": []}
@@ -82,12 +94,12 @@ def measured(answerer: Answerer, questions: Sequence[str], batch: int, seconds: 
 
 @torch.no_grad()
 def reader_alone(answerer: Answerer, questions: Sequence[str], seconds: float) -> float:
-    """Milliseconds per question of the span reader's forward passes, on what it reads of these questions."""
+    """Milliseconds per question of the span reader's forward passes, on the inputs for these questions."""
     model, ids = answerer.model, answerer.tokenized(questions)
     assert model.span_reader is not None
     _, number_BK = answerer.retrieve(questions, answerer.config.read, "dense")
     pairs = [(ids[row], one.text) for row, own in enumerate(number_BK) for one in answerer.kb.passages(own)]
-    pairs.sort(key=lambda pair: -len(pair[1]))  # as the pipeline does
+    pairs.sort(key=lambda pair: -len(pair[1]))  # as in the pipeline
     inputs = []
     for start in range(0, len(pairs), ROWS_READ):
         asked, texts = zip(*pairs[start : start + ROWS_READ], strict=True)

@@ -1,14 +1,15 @@
-"""What embedding a corpus costs: passages per second of an index build's work against bare forward passes of the same batches.
+"""Measures how fast a corpus is embedded: passages per second of an index build, and of forward passes over the same batches.
 
-    python benchmarks/embed.py                                    # two towers from random weights on lengths made up here
-    python benchmarks/embed.py --layers 12 --hidden 768 --passage 288 --sizes 10000 --towers layers    # BERT-base's size
+    python benchmarks/embed.py                                    # two towers with random weights, artificial passages
+    python benchmarks/embed.py --layers 12 --hidden 768 --passage 288 --sizes 10000 --towers layers    # BERT-base
     python benchmarks/embed.py --kb demo-from-text/kb --model demo-from-text/models/ict
 
-`layers` is a BERT whose states are pooled, `words` an embedder without layers, as the demo's. Passages are random wordpieces of
-lengths as `kb build` makes them. The forward passes get their batches ready made, one after the other with all of torch's
-threads; a build on a CPU, whose threads each pack and embed batches of their own, can be faster. Of a large corpus the forward
-passes take every so many-th batch. A size that would take a tower longer than `--most` seconds is left out. `padding` is the
-share of a batch's tokens that are none. Prints a table, and one JSON object as the last line.
+The tower `layers` is a BERT whose states are pooled. The tower `words` is a bag of words, as in the demo. Artificial passages
+are random wordpieces, with lengths as in passages of `kb build`. The batches of the forward passes are prepared beforehand,
+and all threads of torch work on one batch after the other. In a build on a CPU each thread packs and embeds its own batches,
+so a build can be faster than the forward passes. In a large corpus, the forward passes use only a sample of the batches. A
+size for which one round would take longer than `--most` seconds is left out. `padding` is the share of padding among the
+tokens. Prints a table, and one JSON object as the last line.
 """
 
 import argparse
@@ -19,10 +20,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: the repository is the package's home
+sys.path.insert(
+    0, str(Path(__file__).parent.parent)
+)  # a file that is run by its path does not find the package `realm`
 from realm.environment import set_torch_environment
 
-set_torch_environment()  # as the command line does
+set_torch_environment()  # as in the command line
 
 import numpy as np
 import shared
@@ -39,13 +42,13 @@ from realm.tokens.layouts import Lengths, Ragged, Tokens, passage_rows
 from realm.tokens.tokenizer import Tokenizer
 
 FORWARD_SECONDS = 3.0
-"""About as long a round of bare forward passes takes, at most."""
+"""Approximate maximum time of one round of forward passes."""
 ENOUGH = 10.0
 """Seconds after which a measurement is not repeated."""
 
 
 class Corpus(NamedTuple):
-    """Passages to embed, and what they are embedded with."""
+    """Passages to embed, with the tokenizer and the lengths of their inputs."""
 
     tokens: PassageTokens
     tokenizer: Tokenizer
@@ -53,24 +56,26 @@ class Corpus(NamedTuple):
 
 
 def main() -> None:
-    """Measures what the flags ask for and prints it."""
+    """Measures the parts that the flags select, and prints the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", type=int, nargs="+", default=[2_000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--towers", nargs="+", choices=list(TOWERS), default=list(TOWERS))
-    parser.add_argument("--layers", type=int, default=4, help="of the BERT (default: 4)")
-    parser.add_argument("--hidden", type=int, default=256, help="width of its states (default: 256)")
+    parser.add_argument("--layers", type=int, default=4, help="number of layers of the BERT (default: 4)")
+    parser.add_argument("--hidden", type=int, default=256, help="hidden size of the towers (default: 256)")
     parser.add_argument(
         "--passage", type=int, default=112, help="longest passage in wordpieces (default: 112)"
     )
-    parser.add_argument("--kb", help="a knowledge base, whole, in place of passages made here")
-    parser.add_argument("--model", help="with --kb: whose passage tower")
+    parser.add_argument(
+        "--kb", help="embed all passages of this knowledge base instead of artificial passages"
+    )
+    parser.add_argument("--model", help="with --kb: the model that has the passage tower")
     parser.add_argument("--precision", choices=get_args(Precision), default="auto")
     parser.add_argument(
-        "--rounds", type=int, default=3, help="of each measurement that is short, the best counts"
+        "--rounds", type=int, default=3, help="rounds of a short measurement; the fastest round counts"
     )
-    parser.add_argument("--most", type=float, default=60.0, help="seconds of one round (default: 60)")
+    parser.add_argument("--most", type=float, default=60.0, help="longest round in seconds (default: 60)")
     args = parser.parse_args()
     if (args.kb is None) != (args.model is None):
         parser.error("--kb and --model go together")
@@ -89,7 +94,7 @@ def main() -> None:
 
 
 def asked(args: argparse.Namespace) -> Iterator[tuple[str, Embedder, Corpus]]:
-    """Each embedder with each corpus."""
+    """All pairs of an embedder and a corpus, each with the name of the embedder."""
     if args.kb is not None:
         kb, model = KnowledgeBase.open(args.kb), load_model(args.model)
         yield args.model, model.embedder, Corpus(kb.tokens, model.tokenizer, model.lengths)
@@ -102,12 +107,12 @@ def asked(args: argparse.Namespace) -> Iterator[tuple[str, Embedder, Corpus]]:
 
 
 def layers(args: argparse.Namespace, tokenizer: Tokenizer) -> Embedder:
-    """A BERT whose states are pooled."""
+    """An embedder whose towers are BERTs with pooled states."""
     return Embedder(_encoder_config(args, tokenizer), EmbedderConfig())
 
 
 def words(args: argparse.Namespace, tokenizer: Tokenizer) -> Embedder:
-    """Word embeddings alone."""
+    """An embedder whose towers are bags of words."""
     return Embedder(_encoder_config(args, tokenizer), EmbedderConfig(pooling="words"))
 
 
@@ -126,7 +131,7 @@ def _encoder_config(args: argparse.Namespace, tokenizer: Tokenizer) -> BertConfi
 
 
 def made_up(size: int, tokenizer: Tokenizer, lengths: Lengths) -> PassageTokens:
-    """Random wordpieces in passages that are filled with sentences: most nearly full, an article's last one of any length."""
+    """Passages of random wordpieces: 60 % are nearly full, the others have any length, like the last passage of an article."""
     rng = np.random.default_rng(0)
     title_N = rng.integers(1, 6, size)
     room = lengths.passage - 3 - title_N
@@ -144,7 +149,7 @@ def made_up(size: int, tokenizer: Tokenizer, lengths: Lengths) -> PassageTokens:
 def measured(
     embedder: Embedder, corpus: Corpus, device: torch.device, rounds: int, most: float
 ) -> shared.Row:
-    """The two rates, measured in turns."""
+    """Measures a build and forward passes alternately -> a row of the table."""
     tower = embedder.passage
     tokens, numbers = corpus.tokens, np.arange(len(corpus.tokens.body.lengths))
     length_N = np.minimum(tokens.title.lengths + tokens.body.lengths + 3, corpus.lengths.passage)
@@ -155,7 +160,7 @@ def measured(
 
     with torch.no_grad():
         middle = packed(batches[len(batches) // 2])
-        tower(middle)  # warm
+        tower(middle)  # warm-up
         each = _seconds(lambda: tower(middle).float().cpu())
     most_batches = max(5, int(FORWARD_SECONDS / each))
     inputs = [packed(batch) for batch in batches[:: -(-len(batches) // most_batches)]]

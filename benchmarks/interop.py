@@ -1,11 +1,12 @@
-"""The published checkpoints here and in transformers 4.57.6: one pre-training step, one question, memory.
+"""Compares `realm` with transformers 4.57.6 (the reference) on a checkpoint of the published format: time and memory.
 
-    python benchmarks/interop.py --folder runs/published              20,000 blocks; makes the files, then runs both sides
+    python benchmarks/interop.py --folder runs/published              # 20,000 blocks; makes the files, then measures
     python benchmarks/interop.py --folder runs/million --blocks 1000000 --parts convert answer
 
-Both sides get the same weights and inputs, each measurement in a process of its own; the best round counts. Before they are
-timed, both sides' losses without dropout and their first answers are compared: "fp32" must give the reference's. Times are
-wall and processor seconds: on a busy machine compare the latter. Prints a table, and as the last line one JSON object.
+The parts are the conversion of the checkpoint, one pre-training step, and one question. The reference and `realm` get the same
+weights and inputs, each measurement runs in its own process, and the fastest round counts. The losses without dropout and the
+first answers are compared: `realm` in float32 must give the same results as the reference. Times are wall-clock seconds and CPU
+seconds; on a busy machine compare the CPU seconds. Prints a table, and one JSON object as the last line.
 """
 
 import argparse
@@ -19,25 +20,28 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]  # run as a file: the repository is the package's home
+sys.path[:0] = [
+    str(HERE),
+    str(HERE.parent),
+]  # a file that is run by its path does not find the package `realm`
 
 from realm.environment import set_torch_environment
 
-if sys.argv[1:2] == ["--side"]:  # as the command line does; the reference as it comes
+if sys.argv[1:2] == ["--side"]:  # as in the command line; the reference keeps its own settings
     set_torch_environment()
 
-from interop_inputs import B, questions, tell, timed
+from interop_inputs import B, print_result, questions, timed
 
 OURS = {
     "step": ["fp32", "fp32-sampled", "bf16", "bf16-sampled"],
     "answer": ["fp32", "bf16", "fp32-batch", "bf16-batch", "bf16-mapped"],
 }
-"""Ways in which our side runs; "sampled" trains the reader through one candidate."""
+"""Variants of `realm` for each part; "sampled" trains the reader through one candidate."""
 BATCH = 16
 
 
 def answer(folder: Path, rounds: int, way: str) -> dict[str, Any]:
-    """Questions, one at a time or `BATCH` at once; seconds for each question."""
+    """Answers questions with `realm`, one at a time or `BATCH` at once -> seconds per question."""
     from realm.qa.pipeline import AnswerConfig, Answerer
 
     first, *more = way.split("-")
@@ -57,7 +61,7 @@ def answer(folder: Path, rounds: int, way: str) -> dict[str, Any]:
 
 
 def prepare(folder: Path, blocks: int) -> dict[str, float]:
-    """Makes the files, and converts them -> what the conversion took; `peak_gb` counts pages of mapped files, `own_gb` none."""
+    """Makes the files and converts them -> time and memory of the conversion; only `peak_gb` includes pages of mapped files."""
     from realm.interop.block_records import BlockRecords
     from realm.interop.checkpoint import RECORDS
 
@@ -65,7 +69,7 @@ def prepare(folder: Path, blocks: int) -> dict[str, float]:
     if not records.exists():
         _python("interop_files.py", str(folder), str(blocks))
     if (there := len(BlockRecords(records))) != blocks:
-        raise SystemExit(f"{records} has {there} blocks: say --blocks {there}, or another --folder")
+        raise SystemExit(f"{records} has {there} blocks: use --blocks {there}, or another --folder")
     if (folder / "ours" / "kb").exists():
         return {}
     start = time.perf_counter()
@@ -96,7 +100,7 @@ def prepare(folder: Path, blocks: int) -> dict[str, float]:
 
 
 def _own_gb(pid: int) -> float:
-    """A process' memory without the files that are mapped, whose pages go when others need the room."""
+    """Memory of a process without pages of mapped files, which the system can drop when it needs memory."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next((int(line.split()[1]) / 2**20 for line in lines if line.startswith("RssAnon")), 0.0)
 
@@ -109,19 +113,19 @@ def _python(file: str, *words: str, python: str = sys.executable) -> str:
     return done.stdout
 
 
-def _last(said: str) -> dict[str, Any]:
-    return dict(json.loads(said.strip().splitlines()[-1]))
+def _last(output: str) -> dict[str, Any]:
+    return dict(json.loads(output.strip().splitlines()[-1]))
 
 
 def ways(part: str) -> list[str]:
-    """Those of ours that run here: bf16 only where the CPU has instructions for it."""
+    """The variants of `realm` that this machine can run: bf16 only if the CPU has instructions for it."""
     from realm.model.device import multiplies_bf16
 
     return [way for way in OURS[part] if "bf16" not in way or multiplies_bf16("cpu")]
 
 
 def compare(part: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Both sides of a part, ours in each of its ways; ratios are the reference's cost in ours."""
+    """Measures the reference and all variants of `realm`; `ratios` are costs of the reference divided by those of a variant."""
     from tests.interop.reference_environment import reference_python
 
     words = [part, str(args.folder), str(args.threads), str(args.rounds)]
@@ -130,11 +134,11 @@ def compare(part: str, args: argparse.Namespace) -> dict[str, Any]:
         "reference": _last(_python("interop_reference.py", *words, *queries, python=str(reference_python())))
     }
     for way in ways(part):
-        said = _python("published.py", "--side", *words, way, str(args.queries))
-        result[way] = _last(said)
-    if not _same(result["reference"]["says"], result["fp32"]["says"]):
+        result[way] = _last(_python("interop.py", "--side", *words, way, str(args.queries)))
+    if not _same(result["reference"]["outcome"], result["fp32"]["outcome"]):
         raise SystemExit(
-            f"the reference says {result['reference']['says']!r}, fp32 here {result['fp32']['says']!r}"
+            f"the result of the reference is {result['reference']['outcome']!r}, that of `realm` in float32 is "
+            f"{result['fp32']['outcome']!r}"
         )
     result["ratios"] = {
         way: {
@@ -147,14 +151,14 @@ def compare(part: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _same(theirs: float | str, ours: float | str) -> bool:
-    """Losses to 1e-5; answers by their letters, for the reference's are wordpieces joined in lower case."""
+    """Whether two losses agree to 1e-5, or two answers in their letters (the reference joins wordpieces in lower case)."""
     if isinstance(theirs, float) and isinstance(ours, float):
         return math.isclose(theirs, ours, rel_tol=1e-5)
     return "".join(str(theirs).split()) == "".join(str(ours).lower().split())
 
 
 def table(part: str, result: dict[str, Any]) -> None:
-    """Prints a line for each side and way."""
+    """Prints a line for the reference and for each variant of `realm`."""
     for name in ("reference", *ways(part)):
         one = result[name]
         ratio = result["ratios"].get(name, {"cpu_s": 1.0, "wall_s": 1.0, "peak_gb": 1.0})
@@ -166,16 +170,20 @@ def table(part: str, result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Both sides; or, started by itself, ours alone."""
+    """Runs the comparison; with --side, a process that this program started measures one variant of `realm`."""
     if sys.argv[1:2] == ["--side"]:
         side(*sys.argv[2:])
         return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--folder", type=Path, required=True, help="where the files are, or go")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="folder of the files, which are made if they are missing"
+    )
     parser.add_argument("--blocks", type=int, default=20_000)
-    parser.add_argument("--queries", type=int, default=B, help="of a pre-training step, 8 candidates each")
+    parser.add_argument(
+        "--queries", type=int, default=B, help="queries of a pre-training step, with 8 candidates each"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
@@ -194,16 +202,16 @@ def main() -> None:
 
 
 def side(part: str, folder: str, threads: str, rounds: str, way: str, queries: str) -> None:
-    """One measurement of ours."""
+    """Measures one variant of `realm`."""
     import torch
 
     torch.set_num_threads(int(threads))
     if part == "step":
         from train_step import step
 
-        tell(step(Path(folder), int(rounds), way, int(queries), full=True))
+        print_result(step(Path(folder), int(rounds), way, int(queries), full=True))
     else:
-        tell(answer(Path(folder), int(rounds), way))
+        print_result(answer(Path(folder), int(rounds), way))
 
 
 if __name__ == "__main__":

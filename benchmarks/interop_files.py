@@ -1,9 +1,10 @@
-"""A published-looking open-QA checkpoint of random weights and made-up text, for both sides of `published.py`.
+"""Makes an open-QA checkpoint in the published format, with random weights and artificial texts, for `interop.py`.
 
     python benchmarks/interop_files.py FOLDER BLOCKS
 
-Hidden 384, 6 layers, 12 heads, 30,522 wordpieces, vectors of 128; blocks of about 224 wordpieces. The records are NumPy's own
-pickle, as the published ones are; they are all in memory for that.
+The encoders have 6 layers with 384 hidden units and 12 heads, the vocabulary has 30,522 wordpieces, vectors have 128
+dimensions, and blocks have about 224 wordpieces. NumPy writes the texts as a pickle, as in the published checkpoints; therefore
+all texts are in memory at once.
 """
 
 import argparse
@@ -28,19 +29,19 @@ DIM = 128
 
 
 def texts(count: int, words: list[str]) -> Iterator[str]:
-    """Sentences of frequent and rare words, as in a language."""
+    """Texts of sentences in which the frequency of a word falls with its rank, as in a language."""
     draw = np.random.default_rng(0)
     chance = 1 / np.arange(10, len(words) + 10)
     ends = np.cumsum(chance / chance.sum())
     for _ in range(count):
         length = int(draw.integers(160, 260))
         chosen = np.searchsorted(ends, draw.random(length))
-        said = [words[min(place, len(words) - 1)] for place in chosen]
-        yield ". ".join(" ".join(said[at : at + 20]).capitalize() for at in range(0, length, 20)) + "."
+        drawn = [words[min(place, len(words) - 1)] for place in chosen]
+        yield ". ".join(" ".join(drawn[at : at + 20]).capitalize() for at in range(0, length, 20)) + "."
 
 
 def model(tokenizer: Tokenizer, hidden: int = 384, layers: int = 6) -> Model:
-    """Random weights, large enough that scores differ."""
+    """A model with random weights that are large enough for different scores."""
     torch.manual_seed(0)
     encoder = BertConfig(
         vocab_size=VOCABULARY,
@@ -59,14 +60,14 @@ def model(tokenizer: Tokenizer, hidden: int = 384, layers: int = 6) -> Model:
 
 
 def vectors(count: int) -> Iterator[np.ndarray]:
-    """As an embedder gives them."""
+    """Random vectors of the size of an embedder's vectors, in parts."""
     draw = np.random.default_rng(1)
     for start in range(0, count, 8192):
         yield draw.standard_normal((min(8192, count - start), DIM), dtype=np.float32) * 0.08
 
 
 def make_step(folder: Path, hidden: int = 384, layers: int = 6) -> Model:
-    """Writes scorer and encoder, what a pre-training step needs."""
+    """Writes the scorer and the encoder, which a pre-training step needs."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(vocabulary()) + "\n")
     made = model(Tokenizer.from_vocabulary(folder), hidden, layers)
@@ -76,7 +77,7 @@ def make_step(folder: Path, hidden: int = 384, layers: int = 6) -> Model:
 
 
 def make(folder: Path, count: int) -> None:
-    """Writes the open-QA folder, and scorer and encoder beside it."""
+    """Writes the open-QA checkpoint, the scorer and the encoder."""
     made = make_step(folder)
     write_checkpoint(made, "openqa", folder / "openqa", Lazy((count, DIM), vectors(count)))
     records_N = np.empty(count, dtype=object)

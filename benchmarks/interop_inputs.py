@@ -1,6 +1,6 @@
-"""The same inputs for all sides of `published.py` and `train_step.py`; needs nothing but torch.
+"""The inputs of `interop.py` and `train_step.py`, which are the same for `realm` and the reference. Needs only torch.
 
-Letters: B queries, K candidates per query, Q tokens of a query, P of a candidate, J of both.
+Axis letters: B queries, K candidates per query, Q tokens of a query, P tokens of a candidate, J tokens of both together.
 """
 
 import json
@@ -15,25 +15,25 @@ from torch import Tensor
 
 B, K, Q, P, J = 4, 8, 64, 288, 352
 MASKED = 5
-"""Tokens hidden in each query."""
+"""Masked tokens of each query."""
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 MARKS = [*LETTERS, *"0123456789.,?'-", *(f"##{letter}" for letter in LETTERS)]
 VOCABULARY = 30522
-"""Wordpieces, as many as BERT has: special ones, marks, made-up words of four letters."""
+"""Number of wordpieces, as in BERT: special wordpieces, single characters, and artificial words of four letters."""
 FIRST_WORD = len(SPECIAL) + len(MARKS)
 CLS, SEP = SPECIAL.index("[CLS]"), SPECIAL.index("[SEP]")
 
 
 def vocabulary() -> list[str]:
-    """The wordpieces by id."""
+    """The wordpieces in the order of their ids."""
     words = [f"{a}{b}{c}{d}" for a in "bdfg" for b in LETTERS for c in LETTERS for d in LETTERS]
     return [*SPECIAL, *MARKS, *words][:VOCABULARY]
 
 
 def rows(ids_n: list[list[Tensor]], length: int) -> dict[str, Tensor]:
-    """[CLS] part [SEP] part [SEP] ... for each row's parts, padded to `length`; a part's number is its segment."""
+    """Rows [CLS] part [SEP] part [SEP] ..., padded to `length`; the segment of a part is the number of the part."""
     shape = len(ids_n), length
     filled = {name: torch.zeros(shape, dtype=torch.int64) for name in ("ids", "mask", "segments")}
     for row, parts in enumerate(ids_n):
@@ -48,9 +48,9 @@ def rows(ids_n: list[list[Tensor]], length: int) -> dict[str, Tensor]:
 
 
 def step_inputs(queries: int = B, full: bool = True) -> dict[str, dict[str, Tensor]]:
-    """What a pre-training step reads: queries, candidates, both together, labels.
+    """Inputs of a pre-training step: queries, candidates, pairs of both, and labels, made of random words.
 
-    Rows of random words: all as long as may be, or of unlike lengths as sentences and passages are (a third to the whole).
+    `full`: all rows have the maximal length. Otherwise lengths are random, from a third of the maximum to the maximum.
     """
     draw = torch.Generator().manual_seed(0)
 
@@ -75,18 +75,19 @@ def step_inputs(queries: int = B, full: bool = True) -> dict[str, dict[str, Tens
 
 
 def questions(count: int) -> list[str]:
-    """Made-up questions of twelve of the more frequent words."""
+    """Artificial questions of twelve words each, from the first 3,000 words."""
     words = vocabulary()[FIRST_WORD:]
     places = torch.randint(0, 3000, (count, 12), generator=torch.Generator().manual_seed(1))
     return ["who " + " ".join(words[place] for place in row) for row in places.tolist()]
 
 
 def timed(run: Callable[[int], float | str], rounds: int) -> dict[str, Any]:
-    """The best of some rounds after a warm-up: wall and processor seconds, the process' peak memory in GB.
+    """The fastest of some rounds after a warm-up: wall-clock and CPU seconds, and the peak memory of the process in GB.
 
-    `run(0)` is the warm-up, and `says` what it gave: the loss without dropout, or an answer. The sides must agree in that.
+    `run(0)` is the warm-up. Its result is `outcome`: the loss without dropout, or an answer. `outcome` must be the same for
+    `realm` and the reference.
     """
-    says = run(0)
+    outcome = run(0)
     wall, cpu = [], []
     for number in range(1, rounds + 1):
         before = time.perf_counter(), time.process_time()
@@ -97,12 +98,12 @@ def timed(run: Callable[[int], float | str], rounds: int) -> dict[str, Any]:
         "wall_s": round(min(wall), 4),
         "cpu_s": round(min(cpu), 4),
         "peak_gb": round(peak_gb(), 2),
-        "says": says,
+        "outcome": outcome,
     }
 
 
 def peak_gb() -> float:
-    """This process' largest memory; where the kernel tells it, without the peak of the process that started it."""
+    """Peak memory of this process. On Linux this excludes the peak of the process that started this process."""
     status = Path("/proc/self/status")
     if status.exists():
         return next(
@@ -113,6 +114,6 @@ def peak_gb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def tell(result: dict[str, Any]) -> None:
-    """The last line of a side: its result."""
+def print_result(result: dict[str, Any]) -> None:
+    """Prints the result of a measurement as the last line, for the process that started this process."""
     print(json.dumps(result))

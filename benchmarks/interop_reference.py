@@ -1,4 +1,4 @@
-"""The reference's side of `published.py` and `train_step.py`: transformers 4.57.6, in its own environment."""
+"""Measures the reference for `interop.py` and `train_step.py`: transformers 4.57.6, in an environment of its own."""
 
 import os
 import sys
@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from interop_inputs import K, questions, step_inputs, tell, timed
+from interop_inputs import K, print_result, questions, step_inputs, timed
 
-os.environ["TRUST_REMOTE_CODE"] = "True"  # for block records that we wrote
+os.environ["TRUST_REMOTE_CODE"] = "True"  # to load block records that `interop_files.py` wrote
 from transformers import (
     AutoTokenizer,
     RealmForOpenQA,
@@ -19,7 +19,7 @@ from transformers import (
 
 
 def step(folder: Path, rounds: int, queries: int, full: bool) -> dict[str, Any]:
-    """One forward and backward pass of scorer and encoder."""
+    """Measures one forward and backward pass of scorer and encoder."""
     scorer = RealmScorer.from_pretrained(folder / "scorer")
     encoder = RealmKnowledgeAugEncoder.from_pretrained(folder / "encoder")
     given = step_inputs(queries, full)
@@ -51,7 +51,7 @@ def step(folder: Path, rounds: int, queries: int, full: bool) -> dict[str, Any]:
 
 
 def answer(folder: Path, rounds: int) -> dict[str, Any]:
-    """One question."""
+    """Measures the answer to one question."""
     retriever = RealmRetriever.from_pretrained(str(folder / "openqa"))
     model = RealmForOpenQA.from_pretrained(folder / "openqa", retriever=retriever).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder / "openqa")
@@ -69,7 +69,7 @@ if __name__ == "__main__":
     what, where, threads, repeats = sys.argv[1:5]
     torch.set_num_threads(int(threads))
     place, count = Path(where), int(repeats)
-    tell(
+    print_result(
         step(place, count, int(sys.argv[5]), sys.argv[6] == "full")
         if what == "step"
         else answer(place, count)

@@ -1,18 +1,20 @@
-"""What index refreshes cost and what they keep fresh: tables for people, then one line of JSON.
+"""Measures index refreshes: the speed of training and builds, and the freshness of the index.
 
-    python benchmarks/refresh.py                                    # a corpus made here: five minutes on two quiet cores
+    python benchmarks/refresh.py                                    # makes a corpus; five minutes on two free cores
     python benchmarks/refresh.py --parts freshness --steps 300 --every 10 100 300 \
         --kb demo-from-text/kb --model demo-from-text/models/ict --config demo --set retriever_rate=1e-3
-    python benchmarks/refresh.py --results refresh.jsonl            # keeps each row; started again, it does the others
+    python benchmarks/refresh.py --results refresh.jsonl            # stores rows; a repeated call measures the missing rows
 
-Every number comes from `realm pretrain` itself, run into a temporary folder.
+All numbers are from runs of `realm pretrain` in a temporary folder. Prints a table for each part, and one JSON object as the
+last line. The parts are:
 
-speed: steps per second with no build, with foreground builds and beside background ones, for each split of the threads
-    between the two; passages per second of a build; seconds from a version's commit to its use.
-freshness: how much of what the run retrieves an index of the moment would retrieve too (`candidate_freshness`, top 20 of
-    the probe), and the recall where it ends, by refresh interval; with the live query tower, and with the
-    snapshot's. Passages that hold the hidden span are the credit: no reader's time, and no luck of
-    its start. All runs of an interval take the same steps and the same builds.
+speed: steps per second without builds, with builds in the foreground, and with builds in the background for several numbers of
+    threads of the trainer and of the build; passages per second of a build; seconds from the commit of a version to its use.
+freshness: the share of the first 20 passages of the probe that an index of the current weights also finds
+    (`candidate_freshness`), and the recall at the end of the run, for several intervals between builds, with the live query
+    tower and with the query tower of the snapshot. Passages with the masked span get a fixed likelihood instead of that of a
+    reader, which saves time and makes the results independent of a reader. All runs with the same interval have the same
+    steps and builds.
 """
 
 import argparse
@@ -26,10 +28,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: the repository is the package's home
+sys.path.insert(
+    0, str(Path(__file__).parent.parent)
+)  # a file that is run by its path does not find the package `realm`
 from realm.environment import set_torch_environment
 
-set_torch_environment()  # as the command line does
+set_torch_environment()  # as in the command line
 
 import torch
 from shared import Row, made_up, print_table
@@ -40,7 +44,7 @@ from realm.store.knowledge_base import KnowledgeBase
 from realm.train import pretrain
 
 LOOKS = 12
-"""How often a run is asked how fresh its candidates are."""
+"""Number of measurements of the freshness in a run."""
 SEARCHES = {
     "live": ("refresh.search=live",),
     "snapshot": ("refresh.search=snapshot",),
@@ -48,27 +52,36 @@ SEARCHES = {
 MADE_HERE = (
     "batch_size=16", "candidates=5", "injected=2", "warmup=10", "ict=1.0", "ict_batch=32", "health.queries=400",
 )  # fmt: skip
-"""Pre-training on the corpus made here, beside what `tiny` says."""
+"""Settings of pre-training on the corpus that this program makes, in addition to those of the preset."""
 
 
 def main() -> None:
-    """Measures what the flags ask for and prints it."""
+    """Measures the parts that the flags select, and prints the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="default: all")
-    parser.add_argument("--kb", help="a knowledge base; default: a small one, made here")
+    parser.add_argument("--kb", help="a knowledge base (default: a small one that is made)")
     parser.add_argument("--model", help="with --kb: the model to start from")
     parser.add_argument("--config", default="tiny", help="preset or file with a [pretrain] table")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="one more setting")
-    parser.add_argument("--towns", type=int, default=1000, help="documents of the corpus made here")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a further setting (repeatable)"
+    )
+    parser.add_argument(
+        "--towns", type=int, default=1000, help="number of documents of the corpus that is made"
+    )
     parser.add_argument("--steps", type=int, default=600, help="steps of a run that measures freshness")
     parser.add_argument(
         "--every", type=int, nargs="+", default=[50, 200, 600], help="refresh intervals to compare"
     )
     parser.add_argument("--speed-steps", type=int, default=100, help="steps of a run that measures speed")
     parser.add_argument("--seeds", type=int, default=1, help="runs per row of the freshness table")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="rows that are done, to go on from")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="file that stores measured rows; rows in this file are not measured again",
+    )
     args = parser.parse_args()
     if (args.kb is None) != (args.model is None):
         parser.error("--kb and --model go together")
@@ -90,7 +103,7 @@ def main() -> None:
 
 
 class Bench:
-    """The corpus, the two models to start from, and the rows that are done."""
+    """The corpus, the two models from which runs start, and the rows that are measured already."""
 
     def __init__(self, args: argparse.Namespace, folder: Path):
         self.args, self._folder, self._runs = args, folder, 0
@@ -105,7 +118,7 @@ class Bench:
             self._done = {line["key"]: line["row"] for line in kept}
 
     def row(self, part: str, name: str, measure: Callable[[], Row]) -> Row:
-        """What `measure` finds; not again where an earlier run with the same arguments did."""
+        """The row that `measure` returns, or the row that an earlier call with the same arguments has stored."""
         asked = {k: v for k, v in vars(self.args).items() if k not in ("parts", "results", "every")}
         key = f"{part}: {name}, {json.dumps(asked)}"
         if key not in self._done:
@@ -118,7 +131,7 @@ class Bench:
         return self._done[key]
 
     def lines(self, model: str, *settings: str) -> list[Row]:
-        """metrics.jsonl of a pre-training run with these settings."""
+        """Makes a pre-training run with these settings -> the lines of its metrics.jsonl."""
         self._runs += 1
         common = ["health.gate=0", "health.margin=-1", "health.read=1", "checkpoint_seconds=1e9"]
         common += [] if self.args.kb else MADE_HERE
@@ -130,7 +143,7 @@ class Bench:
 
 
 def speed(bench: Bench) -> Iterator[tuple[str, Callable[[], Row]]]:
-    """No build, foreground builds, background ones; each with every number of threads for the trainer and for the build."""
+    """The rows of the speed table: no builds, builds in the foreground, and builds in the background, by numbers of threads."""
     steps, cpus = bench.args.speed_steps, os.cpu_count() or 1
     some = sorted({1, cpus // 2, cpus} - {0})
     foreground = f"refresh.every={max(1, steps // 4)}", "refresh.in_background=false"
@@ -167,13 +180,13 @@ def _speed(bench: Bench, threads: int, *settings: str) -> Row:
 
 
 def freshness(bench: Bench) -> Iterator[tuple[str, Callable[[], Row]]]:
-    """Every interval with everything that can search."""
+    """The rows of the freshness table: every interval with both query towers."""
     for every, name in itertools.product(bench.args.every, SEARCHES):
         yield f"every {every}, {name}", lambda e=every, n=name: _freshness(bench, e, n)
 
 
 def _freshness(bench: Bench, every: int, search: str) -> Row:
-    """Means over the seeds."""
+    """Measures the freshness of an interval with one of the query towers -> means over the seeds."""
     steps = bench.args.steps
     asked = (
         f"steps={steps}", f"refresh.every={every}", "refresh.in_background=false", "signal=entity",

@@ -1,15 +1,17 @@
-"""Time, memory and disk of a knowledge base as it grows: build, index, first search, warm search, one document more.
+"""Measures time, memory and disk space of knowledge bases of several sizes: build, index, search, and adding a document.
 
     python benchmarks/scaling.py                                              # 2,000 and 10,000 passages
-    python benchmarks/scaling.py --sizes 10000 100000 1000000 --folder big    # a million: an hour, see docs/scaling.md
+    python benchmarks/scaling.py --sizes 10000 100000 1000000 --folder big    # an hour for a million, see docs/scaling.md
 
-Documents are made here: words as frequent as their ranks say, in sentences, paragraphs and articles of an encyclopedia's
-lengths, so that passages of up to 288 wordpieces come out as full as real ones. Each stage is one of our commands in a
-process of its own, seen from outside: seconds, CPU seconds of all its threads, largest memory (pages of mapped files
-counted), bytes on disk. Sizes are built with the tagger `rules`; what a tagger of names costs is linear in words, and
-measured on `--tagged` passages, by itself and in a build. The last table draws a straight line through the last two sizes
-and reads it at 13.35 M and 1 G passages: arithmetic, not measurement, and only where both are 100,000 or more, for below
-that buffers that fill up look like growth. Prints tables, and one JSON object as the last line.
+The documents are artificial: the frequency of a word depends on its rank, and sentences, paragraphs and articles have the
+lengths of those of an encyclopedia, so that passages of up to 288 wordpieces are about as full as real passages. Each stage
+is a command of `realm` in a process of its own. The measurements of a process are seconds, CPU seconds of all its threads,
+peak memory (including pages of mapped files), and bytes on disk. Knowledge bases are built with the tagger `rules`. The time
+of a tagger of names is linear in the number of words, and is measured on `--tagged` passages, alone and in a build.
+
+The last table is computed, not measured: a linear extrapolation from the last two sizes to 13.35 M and 1,000 M passages. It is
+printed only if both sizes are about 100,000 or more, because with fewer passages the filling of buffers looks like growth.
+Prints tables, and one JSON object as the last line.
 """
 
 import argparse
@@ -25,32 +27,43 @@ from pathlib import Path
 
 import shared
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: the repository is the package's home
+sys.path.insert(
+    0, str(Path(__file__).parent.parent)
+)  # a file that is run by its path does not find the package `realm`
 
 WORDS_PER_PASSAGE = 202
-"""About as many as fill a passage; what came out is in the table."""
+"""Approximate number of words of a full passage; the table has the resulting number of passages."""
 FAR = (13_350_000, 1_000_000_000)
-"""The paper's Wikipedia, and a thousand million."""
+"""Numbers of passages for the extrapolation: the paper's Wikipedia, and 1,000 million."""
 LEAST = 80_000
-"""Passages from which on a straight line is drawn: 100,000 that were asked for, about."""
+"""Smallest number of passages for the extrapolation; a requested size of 100,000 gives about as many."""
 QUESTIONS = 64
 
 
 def main() -> None:
-    """Measures what the flags ask for and prints it."""
+    """Measures the parts that the flags select, and prints the results."""
     if sys.argv[1:2] == ["--one"]:
         print(json.dumps(ONE[sys.argv[2]](*sys.argv[3:])))
         return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sizes", type=int, nargs="+", default=[2_000, 10_000], help="passages, about")
-    parser.add_argument("--tagged", type=int, default=1000, help="passages to tag; 0: none (default: 1000)")
     parser.add_argument(
-        "--tagger", default="spacy:en_core_web_sm", help="what tags them (default: %(default)s)"
+        "--sizes", type=int, nargs="+", default=[2_000, 10_000], help="approximate numbers of passages"
     )
-    parser.add_argument("--processes", help="of the tagger of each size (default: one for each core)")
-    parser.add_argument("--folder", type=Path, help="where to work, if not in a temporary folder; it stays")
+    parser.add_argument(
+        "--tagged",
+        type=int,
+        default=1000,
+        help="number of passages on which the tagger is measured; 0: no measurement (default: 1000)",
+    )
+    parser.add_argument(
+        "--tagger", default="spacy:en_core_web_sm", help="tagger that is measured (default: %(default)s)"
+    )
+    parser.add_argument("--processes", help="processes of the tagger in the builds (default: one per core)")
+    parser.add_argument(
+        "--folder", type=Path, help="folder for the files, which stay there (default: a temporary folder)"
+    )
     args = parser.parse_args()
     sizes, rows, tagging = sorted(args.sizes), [], []
     if args.folder is not None:
@@ -74,7 +87,7 @@ def main() -> None:
 
 
 def make_model(folder: Path) -> str:
-    """An embedder of words, fitted to a small corpus of the same kind; its vectors have 128 numbers."""
+    """Makes a model with a bag-of-words embedder for a small corpus of the same kind; vectors have 128 dimensions."""
     kb, model = folder / "small", folder / "model"
     if not model.exists():
         write_documents(folder / "small.jsonl", 1000)
@@ -86,12 +99,12 @@ def make_model(folder: Path) -> str:
 
 
 def build(documents: Path, kb: Path, *flags: str) -> shared.Spent:
-    """`realm kb build` with its defaults: passages of up to 288 wordpieces."""
+    """Runs `realm kb build` with its default settings: passages of up to 288 wordpieces."""
     return shared.run("kb", "build", str(documents), "--out", str(kb), "--json", *flags)
 
 
 def grown(folder: Path, size: int, model: str, processes: str | None) -> Iterator[shared.Row]:
-    """A row for each stage of a knowledge base of about `size` passages, which goes at the end."""
+    """Makes a knowledge base of about `size` passages -> a row for each stage."""
     documents, kb = folder / f"{size}.jsonl", folder / f"kb{size}"
     if not documents.exists():
         write_documents(documents, size)
@@ -118,7 +131,7 @@ def grown(folder: Path, size: int, model: str, processes: str | None) -> Iterato
     questions.write_text(json.dumps({"question": "What happened in 1848?"}) + "\n", encoding="utf-8")
     ask = "retrieve", *both, "--questions", str(questions), "--out", str(hits)
     yield row("first search", shared.run(*ask))
-    shared.run(*ask, "--set", "mapped_index=true")  # writes the file that is mapped
+    shared.run(*ask, "--set", "mapped_index=true")  # writes the file that the next call maps into memory
     yield row("first search, mapped", shared.run(*ask, "--set", "mapped_index=true"))
     warm = shared.spent_by([sys.executable, __file__, "--one", "search", str(kb), model])
     for batch, seconds in json.loads(warm.output):
@@ -129,7 +142,7 @@ def grown(folder: Path, size: int, model: str, processes: str | None) -> Iterato
 
 
 def search(kb: str, model: str) -> list[tuple[int, float]]:
-    """Questions asked at once, and the least seconds that a batch took, from text to passage numbers, as in a server."""
+    """Searches as a server does -> pairs: the size of a batch, and the shortest time of a batch in seconds."""
     from realm.environment import set_torch_environment
 
     set_torch_environment()
@@ -150,7 +163,7 @@ def search(kb: str, model: str) -> list[tuple[int, float]]:
 
 
 def tagged(folder: Path, size: int, tagger: str) -> list[shared.Row]:
-    """What tagging takes by itself, and what `realm kb build` takes with it and without."""
+    """Measures a tagger alone, and `realm kb build` with this tagger and with the tagger `rules` -> rows of the table."""
     documents = folder / "tagged.jsonl"
     words, rows = write_documents(documents, size), []
 
@@ -175,8 +188,8 @@ def tagged(folder: Path, size: int, tagger: str) -> list[shared.Row]:
 
 
 def tag(documents: str, tagger: str, processes: str) -> tuple[float, float]:
-    """Seconds and CPU seconds of a tagger on all documents, without those that it takes to load."""
-    from realm.documents.readers import read_documents
+    """Seconds and CPU seconds of a tagger on all documents, without the time of loading the tagger."""
+    from realm.documents.reading import read_documents
     from realm.text.salient_spans import load_tagger
 
     loaded = load_tagger(tagger, int(processes))
@@ -192,7 +205,7 @@ ONE = {"search": search, "tag": tag}
 
 
 def cpu_seconds() -> float:
-    """Of this process and of its children that have ended."""
+    """CPU seconds of this process and of its children that have ended."""
     import resource
 
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -200,7 +213,7 @@ def cpu_seconds() -> float:
 
 
 def extrapolated(rows: Sequence[shared.Row]) -> Iterator[shared.Row]:
-    """Each stage on the straight line through its last two sizes."""
+    """Extrapolates each stage linearly from its last two sizes -> rows of the table."""
     for stage in dict.fromkeys(row["stage"] for row in rows):
         own = [row for row in rows if row["stage"] == stage and row["passages"] > LEAST]
         if len(own) < 2:
@@ -216,12 +229,12 @@ def extrapolated(rows: Sequence[shared.Row]) -> Iterator[shared.Row]:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of a folder's files."""
+    """Size of all files of a folder in bytes."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def write_documents(path: Path, passages: int) -> int:
-    """Articles of one to many paragraphs, enough for about so many passages -> their words."""
+    """Writes articles of one or more paragraphs, enough for about `passages` passages -> number of words."""
     draw, total = random.Random(0), 0
     vocabulary = english()
     weights = list(accumulate(1 / (rank + 10) for rank in range(len(vocabulary))))
@@ -250,7 +263,7 @@ def write_documents(path: Path, passages: int) -> int:
 
 
 def english() -> list[str]:
-    """Whole words of the packaged encoder's vocabulary, frequent ones first."""
+    """Whole words of the packaged encoder's vocabulary, the most frequent words first."""
     file = shared.HOME / "realm" / "assets" / "realm-mini" / "tokenizer.json"
     pieces = json.loads(file.read_text(encoding="utf-8"))["model"]["vocab"]
     return [

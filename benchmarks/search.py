@@ -1,17 +1,21 @@
-"""Maximum inner product search here and in faiss, ScaNN and usearch: queries per second, memory, what they find.
+"""Compares maximum inner product search in `realm`, faiss, ScaNN and usearch: queries per second, memory, recall.
 
-    python benchmarks/search.py                                     # 10,000 to 1,000,000 vectors of 128
-    python benchmarks/search.py --sizes 13350000 --systems realm faiss-fp16     # Wikipedia's size: 3.4 GB in 16 bits
+    python benchmarks/search.py                                     # 10,000 to 1,000,000 vectors of 128 dimensions
+    python benchmarks/search.py --sizes 13350000 --systems realm faiss-fp16     # size of Wikipedia: 3.4 GB in 16 bits
     python benchmarks/search.py --sizes 13350000 --systems realm --batches 512 --device cuda        # ms_512 on a GPU
 
-Every system gets the same vectors (unit length, a spectrum that falls off as text's does), the same queries and as many
-threads, in a process of its own. Exact search reads its whole index once a batch (ours on CPUs that multiply 8-bit numbers: a
-copy in 8 bits, and the few vectors that this cannot rule out; faiss once a query, unless it multiplies matrices), so at batch 1
-the bound is memory bandwidth, at large batches the float32 matrix product; both are measured beside it, in the same process,
-and GB/s are the bytes of the index times the batches in a second (a small index of ours, kept in 32 bits too, counts as if it
-were not). faiss-flat is shown as it comes and with matrix products in tiles of 1,024 vectors. The approximate systems (IVF,
-HNSW, ScaNN) are shown with the share of the 20 best that they find. Systems that are not installed are left out:
-`pip install realm-lm[benchmarks]`. Prints a table, and one JSON object as the last line.
+Every system gets the same vectors (unit vectors whose spectrum is similar to that of texts), the same queries and the same
+number of threads, in a process of its own.
+
+An exact search reads the whole index once per batch. On CPUs with 8-bit products, `realm` reads an 8-bit copy of the index,
+and the few vectors that the copy cannot exclude. faiss reads its index once per query, unless it uses a matrix product. So
+the limit of batch size 1 is the memory bandwidth, and the limit of large batches is the speed of float32 matrix products.
+Both limits are measured in the same process. GB/s is the size of the index times the number of batches per second; the
+additional 32-bit copy of a small index of `realm` is not counted.
+
+faiss-flat is measured with its default settings, and with matrix products in tiles of 1,024 vectors. The approximate systems
+(IVF, HNSW, ScaNN) are shown with the share of the 20 best vectors that they find. Systems that are not installed are left out
+(`pip install realm-lm[benchmarks]`). Prints a table, and one JSON object as the last line.
 """
 
 import argparse
@@ -29,7 +33,7 @@ from typing import Any, NamedTuple
 
 from realm.environment import set_torch_environment
 
-if sys.argv[1:3] == ["--one", "realm"]:  # as the command line does; the others as they come
+if sys.argv[1:3] == ["--one", "realm"]:  # as in the command line; the other systems keep their own settings
     set_torch_environment()
 
 import numpy as np
@@ -41,13 +45,13 @@ from realm.search.exact import MipsIndex
 
 D, K = 128, 20
 JUDGED = 256
-"""Queries whose 20 best are known."""
+"""Number of queries for which the 20 best vectors are computed, to measure the recall."""
 Find = Callable[[np.ndarray], np.ndarray]
-"""Queries [B, D] float32 -> numbers of the K best [B, K]."""
+"""A search function: queries [B, D] float32 -> numbers of the K best vectors [B, K]."""
 
 
 def main() -> None:
-    """Measures what the flags ask for, each system in a process of its own, and prints it."""
+    """Measures the selected systems, each in a process of its own, and prints the results."""
     if sys.argv[1:2] == ["--one"]:
         print(json.dumps(one(*sys.argv[2:])))
         return
@@ -58,10 +62,13 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 256])
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
     parser.add_argument(
-        "--largest-approximate", type=int, default=10_000, help="vectors; building graphs takes long"
+        "--largest-approximate",
+        type=int,
+        default=10_000,
+        help="largest number of vectors for approximate systems, because building graphs takes long",
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--seconds", type=float, default=0.5, help="for each measurement")
+    parser.add_argument("--seconds", type=float, default=0.5, help="seconds for each measurement")
     parser.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda"
     )
@@ -83,7 +90,7 @@ def main() -> None:
 def one(
     name: str, folder: str, device: str, threads: str, seconds: str, *batches: str
 ) -> list[dict[str, Any]]:
-    """One system on the vectors in a folder, one row for each way of asking it."""
+    """Measures one system on the vectors in a folder -> a row for each variant of the system."""
     torch.set_num_threads(int(threads))
     vectors_ND = np.load(Path(folder) / "vectors.npy", mmap_mode="r")
     queries, truth = np.load(Path(folder) / "queries.npy"), np.load(Path(folder) / "truth.npy")
@@ -117,7 +124,7 @@ def one(
 
 
 def make_vectors(folder: Path, size: int, count: int) -> None:
-    """vectors.npy [N, D] float16 and queries.npy, which stand near some of them, and truth.npy, what they should find."""
+    """Writes vectors.npy [N, D] in float16, queries.npy with queries near some vectors, and truth.npy with the best vectors."""
     rng, spectrum = np.random.default_rng(0), np.arange(1, D + 1) ** -0.5
 
     def unit(rows_ND: np.ndarray) -> np.ndarray:
@@ -134,7 +141,7 @@ def make_vectors(folder: Path, size: int, count: int) -> None:
 
 
 def best(vectors_ND: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """The K best of each query in no order, by plain float32 products: what every system is judged by -> [B, K]."""
+    """The K best vectors of each query by float32 products, unordered; all systems are compared with these -> [B, K]."""
     scores, numbers = np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64)
     for start in range(0, len(vectors_ND), 1 << 16):
         part = queries @ vectors_ND[start : start + (1 << 16)].astype(np.float32).T
@@ -147,15 +154,15 @@ def best(vectors_ND: np.ndarray, queries: np.ndarray) -> np.ndarray:
 
 
 def ceilings(device: str, seconds: float) -> tuple[float, float]:
-    """Bytes per second that are read from memory, and float32 operations per second of a matrix product."""
-    words = torch.ones(1 << 27, dtype=torch.float32, device=device)  # 512 MB: no cache holds it
+    """Memory bandwidth in bytes per second, and float32 operations per second of a matrix product."""
+    words = torch.ones(1 << 27, dtype=torch.float32, device=device)  # 512 MB, more than any cache
     left = torch.ones(4096 if device == "cuda" else 2048, 2048, device=device)
     reads = words.nbytes / _best(lambda: words.max().item(), seconds)
     return reads, 2 * len(left) ** 2 * 2048 / _best(lambda: (left @ left.T)[0, 0].item(), seconds)
 
 
 def per_second(find: Find, queries: np.ndarray, batch: int, seconds: float) -> float:
-    """Queries answered per second in batches of one size, by the best of several rounds."""
+    """Queries per second in batches of one size, in the fastest of several rounds."""
     starts = iter(range(0, 1 << 60, batch))
 
     def ask() -> None:
@@ -166,7 +173,7 @@ def per_second(find: Find, queries: np.ndarray, batch: int, seconds: float) -> f
 
 
 def _best(run: Callable[[], object], seconds: float) -> float:
-    """Seconds of the fastest run within some seconds, three at least, after one to warm up."""
+    """Seconds of the fastest run after one warm-up run; runs are repeated for `seconds`, and at least three times."""
     run()
     times: list[float] = []
     end = time.perf_counter() + seconds
@@ -181,25 +188,25 @@ def _best(run: Callable[[], object], seconds: float) -> float:
 
 
 class Machine(NamedTuple):
-    """Where a system is to run."""
+    """Device and number of threads of a system."""
 
     device: str
     threads: int
 
     def codes(self) -> bool:
-        """Whether ours reads its 8-bit copy."""
+        """Whether `realm` searches with an 8-bit copy."""
         return self.device == "cpu" and int8_prefilter.is_fast()
 
 
 def realm(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]]:
-    """Ours, as a server and training search."""
+    """The exact search of `realm`, as in a server and in training."""
     index = MipsIndex(np.array(vectors_ND), torch.device(machine.device))
     index.prepare()
     yield "", lambda queries: index.search(torch.from_numpy(queries), K).number_BK.cpu().numpy()
 
 
 def faiss_flat(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]]:
-    """faiss' exact search in 32 bits; its own choice between sums and matrix products is not always the faster one."""
+    """Exact search of faiss in 32 bits, with its default choice between sums and matrix products, and with matrix products."""
     import faiss
 
     usual = faiss.cvar.distance_compute_blas_threshold, faiss.cvar.distance_compute_blas_database_bs
@@ -218,13 +225,13 @@ def faiss_flat(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, 
 
 
 def faiss_fp16(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]]:
-    """faiss' exact search in 16 bits."""
+    """Exact search of faiss in 16 bits."""
     index = _faiss("SQfp16", vectors_ND, machine)
     yield "", lambda queries: np.asarray(index.search(queries, K)[1])
 
 
 def faiss_ivf(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]]:
-    """Inverted lists: only the `nprobe` nearest of them are read."""
+    """Inverted lists of faiss; a search reads only the `nprobe` nearest lists."""
     lists = 4 * round(len(vectors_ND) ** 0.5)
     index = _faiss(f"IVF{lists},Flat", vectors_ND, machine)
     for probes in (1, 8, 64):
@@ -237,7 +244,7 @@ def faiss_ivf(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, F
 
 
 def faiss_hnsw(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]]:
-    """A graph of neighbours, 32 a node."""
+    """HNSW of faiss, a graph with 32 neighbours per node."""
     index = _faiss("HNSW32", vectors_ND, machine)
     for width in (32, 128):
 
@@ -249,7 +256,7 @@ def faiss_hnsw(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, 
 
 
 def scann(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]]:
-    """Google's: lists, codes of 4 bits learnt for inner products, the best 100 scored again."""
+    """ScaNN: inverted lists, 4-bit codes that are trained for inner products, and exact scores of the best 100 vectors."""
     import scann as package
 
     leaves = round(len(vectors_ND) ** 0.5)
@@ -262,7 +269,7 @@ def scann(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]
 
 
 def usearch(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]]:
-    """usearch's graph in 16 bits."""
+    """HNSW of usearch in 16 bits."""
     from usearch.index import Index
 
     index = Index(ndim=D, metric="ip", dtype="f16")
@@ -292,13 +299,13 @@ def _faiss(factory: str, vectors_ND: np.ndarray, machine: Machine) -> Any:
 
 
 class System(NamedTuple):
-    """How a system is made, and what it is."""
+    """A system: the function that makes its variants, its package, and whether it is exact."""
 
     make: Callable[[np.ndarray, Machine], Iterator[tuple[str, Find]]]
     package: str
     exact: bool
     bits: Callable[[Machine], int] = lambda machine: 0
-    """Of a number in what is read whole."""
+    """Bits per number of the index that an exact search reads completely."""
 
     def is_here(self) -> bool:
         return find_spec(self.package) is not None
@@ -316,10 +323,10 @@ SYSTEMS = {
 
 
 def _in_own_process(words: list[Any]) -> list[dict[str, Any]]:
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, __file__, "--one", *map(str, words)], check=True, stdout=subprocess.PIPE, text=True
     )
-    return list(json.loads(said.stdout.strip().splitlines()[-1]))
+    return list(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
 def _print_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -352,7 +359,7 @@ def _recall(found: np.ndarray, truth: np.ndarray) -> float:
 
 
 def _resident() -> int:
-    """Bytes of this process in memory that are not a file's; its peak, where the system does not tell."""
+    """Memory of this process in bytes without mapped files; on systems without /proc the peak memory of the process."""
     try:
         _, pages, of_files, *_ = map(int, Path("/proc/self/statm").read_text().split())
     except OSError:

@@ -1,12 +1,12 @@
-"""How many questions `realm serve` answers a second, and how fast, from few and from many clients.
+"""Measures `realm serve`: questions per second and response times, with few and with many clients.
 
     PYTHONPATH=. python benchmarks/serve.py --kb demo-from-text/kb --model demo-from-text/models/qa
-    PYTHONPATH=. python benchmarks/serve.py --kb demo-from-text/kb --model demo-from-text/models/qa --writes 20  # with writes
+    PYTHONPATH=. python benchmarks/serve.py --kb demo-from-text/kb --model demo-from-text/models/qa --writes 20  # with changes
 
-The server is a process of its own on loopback, on a copy of the knowledge base. Each client asks its next question when it
-has the answer to the last one. Beside it stand the pipeline asked one question at a time in this process, and a server that
-batches nothing. `lost` counts documents that are not as the server said when it was written to. Prints a table, and one JSON
-object as the last line.
+The server is a process of its own on loopback, with a copy of the knowledge base. Each client sends its next question when the
+answer to its last question has arrived. For comparison, the same questions are answered one at a time in this process without a
+server, and by a server without batches. `lost` is the number of documents whose acknowledged addition or deletion did not take
+effect. Prints a table, and one JSON object as the last line.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from typing import Any
 
 from realm.environment import set_torch_environment
 
-set_torch_environment()  # as the command line does
+set_torch_environment()  # as in the command line
 
 import numpy as np
 
@@ -38,16 +38,23 @@ from tests.serve.process import serving
 
 
 def main() -> None:
-    """Measures, prints."""
-    parser = argparse.ArgumentParser(description="Loads `realm serve` and measures it.")
-    parser.add_argument("--kb", required=True, help="knowledge base, which is copied")
+    """Measures the server with all numbers of clients, and prints the results."""
+    parser = argparse.ArgumentParser(
+        description="Measures `realm serve`: questions per second and response times."
+    )
+    parser.add_argument("--kb", required=True, help="knowledge base; the server uses a copy")
     parser.add_argument(
         "--model", required=True, help="model with a span reader and an index in the knowledge base"
     )
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--seconds", type=float, default=15.0, help="for each measurement (default: 15)")
     parser.add_argument(
-        "--writes", type=int, default=0, help="documents added, and half of them deleted, during the load"
+        "--seconds", type=float, default=15.0, help="seconds for each measurement (default: 15)"
+    )
+    parser.add_argument(
+        "--writes",
+        type=int,
+        default=0,
+        help="number of documents that are added during a measurement; half of them are deleted again",
     )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -75,13 +82,13 @@ def main() -> None:
 
 
 def made_up(kb: KnowledgeBase, count: int) -> list[str]:
-    """Questions about as many passages: their cost matters here, not their sense."""
+    """One artificial question about each of `count` passages."""
     numbers = np.random.default_rng(0).choice(len(kb), min(count, len(kb)), replace=False)
     return [f"What is known of {p.title}, {' '.join(p.text.split()[3:8])}?" for p in kb.passages(numbers)]
 
 
 def alone(kb: str, model: str, questions: Sequence[str], seconds: float) -> dict[str, Any]:
-    """The pipeline itself, one question after another."""
+    """Answers one question after another in this process, without a server -> a row of the table."""
     from realm.qa.pipeline import AnswerConfig, Answerer
 
     answerer = Answerer.load(kb, model, AnswerConfig())
@@ -97,7 +104,7 @@ def alone(kb: str, model: str, questions: Sequence[str], seconds: float) -> dict
 def through_server(
     kb: str, model: str, questions: Sequence[str], clients: int, seconds: float, batch: int, writes: int
 ) -> dict[str, Any]:
-    """Clients that ask, and one that writes if there is to be writing; what it was told is there must be there."""
+    """Measures a server with `clients` clients, and with another client that changes documents -> a row of the table."""
     token = secrets.token_hex(16)
     with serving(kb, model, "--writable", "--set", f"batch={batch}", REALM_TOKEN=token) as (url, _):
         Client(url).answer(questions[0])
@@ -114,7 +121,7 @@ def through_server(
 async def load(
     url: str, token: str, questions: Sequence[str], clients: int, seconds: float, writes: int
 ) -> tuple[list[float], int, float, dict[str, bool]]:
-    """Seconds that each answer took, failures, seconds in all, and which documents should be there."""
+    """Sends questions and changes -> seconds of each answer, errors, total seconds, document -> whether it must exist."""
     took: list[float] = []
     errors = 0
     began = time.perf_counter()
@@ -153,7 +160,7 @@ async def load(
 
 
 class Connection:
-    """One kept-alive HTTP connection, as little work for the client as can be: it shares the cores with the server."""
+    """An open HTTP connection with as little work for the client as possible, because clients and server share the cores."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self._reader, self._writer = reader, writer
@@ -176,7 +183,7 @@ class Connection:
 
 
 def batches(url: str) -> tuple[float, float]:
-    """Batches so far, and the questions in them."""
+    """Number of batches so far, and number of questions in these batches."""
     text = urllib.request.urlopen(f"{url}/metrics").read().decode()
     found = {
         kind: re.search(rf'realm_batch_questions_{kind}{{kind="answer"}} (\S+)', text)
@@ -186,7 +193,7 @@ def batches(url: str) -> tuple[float, float]:
 
 
 def exists(url: str, document: str) -> bool:
-    """Whether the document is there."""
+    """Whether the server has the document."""
     try:
         urllib.request.urlopen(f"{url}/v1/documents/{urllib.parse.quote(document)}")
     except urllib.error.HTTPError:
@@ -195,7 +202,7 @@ def exists(url: str, document: str) -> bool:
 
 
 def row(what: str, took: Sequence[float], lasted: float, batch: float, errors: int) -> dict[str, Any]:
-    """A line of the table."""
+    """A row of the table."""
     if not took:
         raise SystemExit(f"{what}: none of {errors} requests was answered")
     p50, p95, p99 = (1000 * np.percentile(took, [50, 95, 99])).round(1).tolist()

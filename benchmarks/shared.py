@@ -1,6 +1,6 @@
-"""What several benchmarks share: commands measured from outside, a knowledge base and models made here, tables.
+"""Functions of several benchmarks: measurements of commands, artificial knowledge bases and models, tables.
 
-Nothing here imports torch: a process that measures the memory of others is to be small itself.
+This file does not import torch, because a process that measures the memory of other processes must be small itself.
 """
 
 import json
@@ -22,21 +22,21 @@ WARM_UP = "--set steps=200 --set batch_size=64 --set learning_rate=1e-3".split()
 
 
 class Spent(NamedTuple):
-    """What a process took, and what it wrote to standard output."""
+    """Time and memory of a process, and its standard output."""
 
     seconds: float
     cpu_seconds: float
-    """Of all its threads and its children."""
+    """CPU seconds of all threads and children of the process."""
     peak_mb: float
-    """Largest memory of one of its processes; pages of mapped files that were read are counted."""
+    """Peak memory of the process or of one of its children, including pages of mapped files that were read."""
     output: str
 
 
 def spent_by(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Spent:
-    """Runs a command to its end, in the repository.
+    """Runs a command in the repository until it ends, and measures it.
 
     Raises:
-        SystemExit: it failed.
+        SystemExit: the command has failed.
     """
     with tempfile.TemporaryFile("w+") as out:
         began = time.perf_counter()
@@ -45,26 +45,28 @@ def spent_by(command: Sequence[str], environment: Mapping[str, str] | None = Non
         )
         _, status, used = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - began
-        process.returncode = os.waitstatus_to_exitcode(status)  # it is reaped: Popen is not to look for it
+        process.returncode = os.waitstatus_to_exitcode(
+            status
+        )  # the process is reaped, so Popen must not wait for it
         if process.returncode:
-            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+            raise SystemExit(f"{' '.join(command)} ended with exit code {process.returncode}")
         out.seek(0)
         kilobyte = 1 if platform.system() == "Darwin" else 1024
         return Spent(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * kilobyte / 2**20, out.read())
 
 
 def realm(*words: str) -> list[str]:
-    """The command line of one of our commands."""
+    """The command line of a `realm` command."""
     return [sys.executable, "-m", "realm", *words]
 
 
 def run(*words: str) -> Spent:
-    """One of our commands, to its end."""
+    """Runs a `realm` command until it ends, and measures it."""
     return spent_by(realm(*words))
 
 
 def machine() -> Row:
-    """Where the numbers come from."""
+    """Description of this machine for the JSON output."""
     return {
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "machine": platform.machine(),
@@ -74,7 +76,7 @@ def machine() -> Row:
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """Rows with the same names, as Markdown; lists are left to the JSON."""
+    """Prints rows with the same keys as a Markdown table; values that are lists are only in the JSON output."""
 
     def cell(value: Any) -> str:
         if value is None:
@@ -91,18 +93,18 @@ def print_table(rows: Sequence[Row]) -> None:
 
 
 class Asked(NamedTuple):
-    """A knowledge base, a model that answers from it, and questions."""
+    """A knowledge base, a model that answers from this knowledge base, and questions."""
 
     kb: str
     model: str
     questions: list[str]
     name: str
-    """What they are, in words."""
+    """Description of the knowledge base for the JSON output."""
 
 
 @contextmanager
 def to_ask(kb: str | None, model: str | None) -> Iterator[Asked]:
-    """What is named; else that of `realm demo --from-text`, if it was run here; else a small one that goes with the block."""
+    """The given knowledge base and model; else those of `realm demo --from-text`, if they exist; else small temporary ones."""
     demo = HOME / "demo-from-text"
     if kb is not None and model is not None:
         yield Asked(kb, model, questions_about(kb, 500), kb)
@@ -117,7 +119,7 @@ def to_ask(kb: str | None, model: str | None) -> Iterator[Asked]:
 
 
 def questions_about(kb: str, count: int) -> list[str]:
-    """Questions about as many passages, made in a process of its own: their cost matters here, not their sense."""
+    """One artificial question about each of `count` passages, made in a process of its own."""
     made: list[str] = json.loads(spent_by([sys.executable, __file__, kb, str(count)]).output)
     return made
 
@@ -132,7 +134,7 @@ def _questions_about(kb: str, count: str) -> list[str]:
 
 
 def like_the_demo(folder: Path) -> tuple[str, str]:
-    """A knowledge base of invented towns and a model of the demo's size that answers from it, however badly."""
+    """Makes a knowledge base of invented towns, and a model of the size of the demo's model that answers (badly) from it."""
     kb, start, model = (str(folder / part) for part in ("kb", "start", "qa"))
     towns, asked = made_up_towns(folder, 3000), folder / "questions.jsonl"
     question = {"question": f"which river does {towns[0]} lie on?", "answers": [towns[0]]}
@@ -150,8 +152,10 @@ def like_the_demo(folder: Path) -> tuple[str, str]:
 
 
 def made_up(folder: Path, towns: int) -> tuple[str, str, str]:
-    """A knowledge base of invented towns and two small models, by our own commands: one of random weights whose embedder has
-    layers, and one whose embedder has words alone and can retrieve."""
+    """Makes a knowledge base of invented towns and two small models with `realm` commands -> their folders.
+
+    The first model has random weights and an embedder with layers. The second model has a bag-of-words embedder that can
+    retrieve."""
     made_up_towns(folder, towns)
     kb, layers, start, trained = (str(folder / part) for part in ("kb", "layers", "start", "words"))
     mlm = ["mlm", "--kb", kb, "--config", "tiny", "--set", "steps=0"]
@@ -166,10 +170,10 @@ def made_up(folder: Path, towns: int) -> tuple[str, str, str]:
 
 
 def made_up_towns(folder: Path, count: int) -> list[str]:
-    """Writes towns.jsonl, a document for each invented town -> their names.
+    """Writes towns.jsonl with a document for each invented town -> names of the towns.
 
-    Rulers, painters and rivers stand in several documents each, with the same year and words about them: a hidden year can be
-    found by those, and nothing but years is hidden.
+    Each ruler, painter and river occurs in several documents, with the same year and the same words. So a masked year can be
+    found by these words. Only years are masked.
     """
     draw = random.Random(0)
 

@@ -1,12 +1,12 @@
-"""How long a command takes from nothing: `realm --help`, and the first answer of a process that has loaded nothing.
+"""Measures the time of new processes: `realm --help`, and the first answer of `realm answer`.
 
-    python benchmarks/startup.py    # from demo-from-text/ where it is, else from a small knowledge base made here
+    python benchmarks/startup.py    # uses demo-from-text/ if it exists, else makes a small knowledge base
     python benchmarks/startup.py --kb demo-from-text/kb --model demo-from-text/models/qa --rounds 10
-    python benchmarks/startup.py --from-disk            # and once more with its files out of the system's memory
+    python benchmarks/startup.py --from-disk            # and once with files that are not in the system's cache
 
-Each command is a process of its own, timed from outside. Beside ours stand the floors: an interpreter that does nothing, and
-one that only imports the libraries that an answer needs. `imports` says which packages an answer's imports come from, by the
-time that their own modules take. Prints tables, and one JSON object as the last line.
+Each command runs in a process of its own. For comparison, the time of an interpreter that does nothing, and of an interpreter
+that only imports the libraries of an answer, are measured too. `imports` lists the packages that `realm answer` imports, with
+the time of importing the modules of each package. Prints tables, and one JSON object as the last line.
 """
 
 import argparse
@@ -24,24 +24,30 @@ from pathlib import Path
 import shared
 
 LIBRARIES = (
-    "import atexit, gc; gc.set_threshold(50_000); atexit.register(gc.freeze); "  # as the command line does
+    "import atexit, gc; gc.set_threshold(50_000); atexit.register(gc.freeze); "  # as in the command line
     "import lance, safetensors.torch, tokenizers, torch"
 )
 MOST = 12
-"""Packages in the table of imports."""
+"""Number of packages in the table of imports."""
 PACKAGES = ("lance", "numpy", "pyarrow", "pydantic", "tokenizers", "torch")
-"""Whose files an answer reads."""
+"""Packages whose files an answer reads."""
 
 
 def main() -> None:
-    """Measures what the flags ask for and prints it."""
+    """Measures the parts that the flags select, and prints the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kb", help="knowledge base (default: the demo's, or one made here)")
-    parser.add_argument("--model", help="with --kb: the model that answers")
-    parser.add_argument("--rounds", type=int, default=5, help="times that each command runs (default: 5)")
-    parser.add_argument("--from-disk", action="store_true", help="also with files that are not in memory")
+    parser.add_argument(
+        "--kb", help="knowledge base (default: that of the demo, else a small one that is made)"
+    )
+    parser.add_argument("--model", help="with --kb: the model that answers the questions")
+    parser.add_argument("--rounds", type=int, default=5, help="number of runs of each command (default: 5)")
+    parser.add_argument(
+        "--from-disk",
+        action="store_true",
+        help="also measure a run with files that are not in the cache of the system",
+    )
     args = parser.parse_args()
     if (args.kb is None) != (args.model is None):
         parser.error("--kb and --model go together")
@@ -67,7 +73,7 @@ def main() -> None:
 
 
 def measured(what: str, command: Sequence[str], rounds: int) -> shared.Row:
-    """Runs a command several times."""
+    """Runs a command several times -> a row of the table."""
     took = [shared.spent_by(command) for _ in range(rounds)]
     return {
         "what": what,
@@ -79,12 +85,12 @@ def measured(what: str, command: Sequence[str], rounds: int) -> shared.Row:
 
 
 def imported(command: Sequence[str]) -> list[shared.Row]:
-    """Milliseconds that the modules of each package take to import, their own imports not counted, most first."""
+    """Import time of each package in milliseconds, without the packages that it imports; the largest time first."""
     timed = [command[0], "-X", "importtime", *command[1:]]
-    said = subprocess.run(timed, cwd=shared.HOME, check=True, capture_output=True, text=True).stderr
+    report = subprocess.run(timed, cwd=shared.HOME, check=True, capture_output=True, text=True).stderr
     took: Counter[str] = Counter()
     count: Counter[str] = Counter()
-    for microseconds, module in re.findall(r"^import time: +(\d+) \| +\d+ \| +(\S+)$", said, re.MULTILINE):
+    for microseconds, module in re.findall(r"^import time: +(\d+) \| +\d+ \| +(\S+)$", report, re.MULTILINE):
         package = module.partition(".")[0]
         package = "the standard library" if package in sys.stdlib_module_names else package
         took[package] += int(microseconds)
@@ -96,14 +102,14 @@ def imported(command: Sequence[str]) -> list[shared.Row]:
 
 
 def package_folder(name: str) -> Path:
-    """Where a package's files are."""
+    """Folder of a package."""
     spec = find_spec(name)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent
 
 
 def forget(folders: Sequence[Path]) -> None:
-    """Asks the system to drop these folders' files from its memory; what another process has mapped stays."""
+    """Removes the files of these folders from the cache of the system, except files that another process has mapped."""
     for file in (file for folder in folders for file in folder.rglob("*") if file.is_file()):
         with file.open("rb") as opened:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,24 +1,26 @@
-"""One pre-training step, forward and backward: here, straightforward and padded, and in transformers 4.57.6.
+"""Compares a pre-training step of `realm` with a padded implementation and with transformers 4.57.6: time and memory.
 
-    python benchmarks/train_step.py                            # hidden 384, 6 layers, 4 queries x 8 candidates, 64 + 288 tokens
-    python benchmarks/train_step.py --full                     # every row as long as may be: what is left without padding
+    python benchmarks/train_step.py              # 384 hidden units, 6 layers, 4 queries x 8 candidates, 64 + 288 tokens
+    python benchmarks/train_step.py --full       # all rows have the maximal length, so that no row needs padding
     python benchmarks/train_step.py --hidden 768 --layers 12 --queries 64      # BERT-base, for a GPU
 
-All sides get the same weights and inputs, dropout 0.1, each in a process of its own. After one round to warm up, the best of
-ours counts (`--rounds`) and one of the others, which take minutes.
+A step is a forward and a backward pass with dropout 0.1. All implementations get the same weights and inputs, each in a process
+of its own. After a warm-up round, `realm` is measured in `--rounds` rounds, of which the fastest counts, and the other
+implementations, which take minutes, in one round. The implementations (`--ways`) are:
 
-padded    every row padded to 64, 288 and 352 tokens, transformers' own layers, torch's dropout; words are predicted at masked
-          positions, as BERT's first code did: how one writes it down first. Threads wait, and freed memory is kept, as in
-          a run of ours.
-fp32 ...  ours; "sampled" trains the reader through one candidate, drawn by its credit (`pretrain.reader_gradient`).
-bf16 ...  only where the device has instructions for it, or where asked for.
-reference RealmScorer and RealmKnowledgeAugEncoder on the CPU, where tests/interop/reference_environment.py has made their
-          environment; they predict words at every position.
+padded       all rows are padded to 64, 288 and 352 tokens; the layers are those of transformers, and dropout is that of torch.
+             Words are predicted at masked positions only. The settings of threads and memory are those of `realm`.
+fp32         `realm` in float32
+bf16         `realm` in bf16; by default only if the device has instructions for bf16
+...-sampled  the reader is trained through one candidate, which is drawn by its credit (`pretrain.reader_gradient`)
+reference    RealmScorer and RealmKnowledgeAugEncoder of transformers 4.57.6 on the CPU, if
+             tests/interop/reference_environment.py has made their environment. Words are predicted at every position.
 
-All must give the same loss without dropout: float32 to 1e-5, bf16 to 1 %. Model FLOPs count the tokens that are no padding,
-products only, twice for what is multiplied and added, and are given as a share of what this machine multiplies (2048 x 2048,
-8192 x 8192 on a GPU, the same precision, measured beside it). They are those of the whole step, of which the joint encoder is
-most (`joint_gflop`). Prints a table, and one JSON object as the last line.
+All implementations must give the same loss without dropout: to 1e-5 in float32, to 1 % in bf16. FLOPs are counted for matrix
+products and for tokens that are not padding, with two operations for a multiplication and an addition. `utilisation` is their
+share of the speed of one large matrix product in the same precision (2048 x 2048, on a GPU 8192 x 8192), which is measured in
+the same process. The FLOPs are those of the whole step; most of them are those of the joint encoder (`joint_gflop`). Prints a
+table, and one JSON object as the last line.
 """
 
 import argparse
@@ -35,19 +37,22 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]  # run as a file: the repository is the package's home
+sys.path[:0] = [
+    str(HERE),
+    str(HERE.parent),
+]  # a file that is run by its path does not find the package `realm`
 from realm.environment import set_torch_environment
 
-if sys.argv[1:2] == ["--side"]:  # as the command line does; the reference as it comes
+if sys.argv[1:2] == ["--side"]:  # as in the command line; the reference keeps its own settings
     set_torch_environment()
 
 import shared
 import torch
-from interop_inputs import B, K, step_inputs, tell, timed
+from interop_inputs import B, K, print_result, step_inputs, timed
 from torch import Tensor, nn
 
 from realm.interop.checkpoint import open_checkpoint
-from realm.interop.parts import convert
+from realm.interop.weight_names import convert
 from realm.masking.candidates import RetrievalBatch
 from realm.model.device import autocast, choose_device, keep_freed_memory, multiplies_bf16
 from realm.model.embedder import Tower, TransformerTower
@@ -64,7 +69,7 @@ WAYS = ("padded-fp32", "padded-bf16", *OURS)
 
 
 def step(folder: Path, rounds: int, way: str, queries: int, full: bool) -> dict[str, Any]:
-    """One way's seconds, memory and loss without dropout, tokens and FLOPs."""
+    """Measures one implementation: seconds, memory, loss without dropout, tokens and FLOPs."""
     device = choose_device("auto")
     model = convert(
         open_checkpoint(str(folder / "scorer")), encoder=open_checkpoint(str(folder / "encoder"))
@@ -85,7 +90,7 @@ def step(folder: Path, rounds: int, way: str, queries: int, full: bool) -> dict[
     precision = "bf16" if "bf16" in way else "fp32"
     model.to(device)
     if device.type == "cpu":
-        keep_freed_memory()  # as a training run does
+        keep_freed_memory()  # as in a training run
     plain = in_transformers(model) if padded else None
     networks: Sequence[nn.Module] = plain or (model.embedder, model.reader)
 
@@ -96,7 +101,7 @@ def step(folder: Path, rounds: int, way: str, queries: int, full: bool) -> dict[
         with autocast(device, precision):
             loss = padded_loss(plain, batch) if plain else our_loss(model, batch, sampled and number > 0)
         loss.backward()
-        return loss.item()  # also waits for a GPU
+        return loss.item()  # waits until a GPU has finished
 
     found = timed(run, rounds)
     if device.type == "cuda":
@@ -116,9 +121,9 @@ def step(folder: Path, rounds: int, way: str, queries: int, full: bool) -> dict[
 
 
 def our_loss(model: Model, batch: RetrievalBatch, sampled: bool) -> Tensor:
-    """As `realm pretrain` computes it."""
+    """The loss as in `realm pretrain`."""
     config = PretrainConfig(marginal="token", reader_gradient="sampled" if sampled else "all")
-    _, _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
+    _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
     logp_BKM = read(model.reader, batch, [], None, None, config)
     loss = marginal_loss(score_BK, logp_BKM, batch.mask_BM, "token")
     entries = Entries(score_BK, logp_BKM, torch.arange(K, device=score_BK.device).expand_as(score_BK))
@@ -126,7 +131,7 @@ def our_loss(model: Model, batch: RetrievalBatch, sampled: bool) -> Tensor:
 
 
 class Plain(NamedTuple):
-    """Our model's weights in transformers' layers, with torch's dropout; the tower for what comes after its layers."""
+    """The layers of a model as networks of transformers, and the query tower, whose projection follows the layers."""
 
     embedder: Any
     reader: Any
@@ -134,7 +139,7 @@ class Plain(NamedTuple):
 
 
 def in_transformers(model: Model) -> Plain:
-    """The same weights there; imported here, for the other ways' memory is measured without."""
+    """The model in the layers of transformers, which only this function imports: the import would need memory elsewhere."""
     from tests.transformers_twin import masked_twin, twin
 
     tower = model.embedder.query
@@ -142,7 +147,7 @@ def in_transformers(model: Model) -> Plain:
 
 
 def padded_loss(plain: Plain, batch: RetrievalBatch) -> Tensor:
-    """REALM eq. 1 and 2 as they stand, on transformers' layers: no length is treated apart."""
+    """The loss of REALM (eq. 1 and 2) with the layers of transformers and padded rows."""
 
     def vectors(tokens: Tokens) -> Tensor:
         found = plain.embedder(tokens.ids_BT, tokens.mask_BT, tokens.segments_BT)
@@ -162,10 +167,11 @@ def padded_loss(plain: Plain, batch: RetrievalBatch) -> Tensor:
 
 
 def step_flops(model: Model, tokens: dict[str, Tokens], masked: int, sampled: bool) -> tuple[float, float]:
-    """Products of a step, of the embedder and of the joint encoder with its head: backward costs twice what forward does; a
-    sampled reader reads all and trains on one in K.
+    """FLOPs of the matrix products of a step: of the embedder, and of the joint encoder with its head.
 
-    Of the last layer, keys and values are counted for every token, the rest where its states are read: [CLS], masked words.
+    A backward pass costs twice as much as a forward pass. With `sampled`, the reader reads all candidates without gradient, and
+    one of K candidates with gradient. In the last layer, keys and values are counted for every token, and all other products
+    only for positions whose states are used: [CLS] and masked words.
     """
     encoder = model.reader.config
     hidden, wide, layers = encoder.hidden_size, encoder.intermediate_size, encoder.num_hidden_layers
@@ -184,8 +190,8 @@ def step_flops(model: Model, tokens: dict[str, Tokens], masked: int, sampled: bo
 
 
 def matmul_ceiling(device: torch.device, precision: str, seconds: float = 1.0) -> float:
-    """Products and sums per second of one large matrix product."""
-    # A GPU is waited for once in ten products, each of which takes it a millisecond and more.
+    """Operations (multiplications and additions) per second of one large matrix product."""
+    # On a GPU, where a product takes a millisecond or more, the program waits only after every ten products.
     size, products = (8192, 10) if device.type == "cuda" else (2048, 1)
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
     best, end = 0.0, time.perf_counter() + seconds
@@ -200,20 +206,22 @@ def matmul_ceiling(device: torch.device, precision: str, seconds: float = 1.0) -
 
 
 def main() -> None:
-    """All sides; or, started by itself, one of ours."""
+    """Runs the comparison; with --side, a process that this program started measures one implementation."""
     if sys.argv[1:2] == ["--side"]:
         folder, threads, rounds, way, queries, full = sys.argv[2:]
         torch.set_num_threads(int(threads))
-        tell(step(Path(folder), int(rounds), way, int(queries), full == "full"))
+        print_result(step(Path(folder), int(rounds), way, int(queries), full == "full"))
         return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--hidden", type=int, default=384)
     parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--queries", type=int, default=B, help="8 candidates each")
-    parser.add_argument("--full", action="store_true", help="every row as long as may be")
-    parser.add_argument("--rounds", type=int, default=2, help="of ours; the others have one")
+    parser.add_argument("--queries", type=int, default=B, help="queries of a step, with 8 candidates each")
+    parser.add_argument("--full", action="store_true", help="all rows have the maximal length")
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="rounds of `realm`; other implementations have one round"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     able = [way for way in WAYS if "bf16" not in way or multiplies_bf16(choose_device("auto").type)]
     parser.add_argument("--ways", nargs="+", choices=["reference", *WAYS], default=["reference", *able])
@@ -225,7 +233,7 @@ def main() -> None:
         results = {}
         for way in args.ways:
             if way == "reference" and not (REFERENCE / "bin" / "python").exists():
-                print(f"reference: not there; python {REFERENCE_FILE} makes its environment")
+                print(f"reference: not installed; python {REFERENCE_FILE} makes its environment")
                 continue
             rounds = args.rounds if way in OURS else 1
             words = [str(word) for word in (folder, args.threads, rounds)]
@@ -237,7 +245,7 @@ def main() -> None:
 
 
 def side(way: str, words: list[str], queries: str, full: bool) -> dict[str, Any]:
-    """One way in a process of its own."""
+    """Measures one implementation in a process of its own."""
     last = [queries, "full" if full else "mixed"]
     command = (
         [str(REFERENCE / "bin" / "python"), str(HERE / "interop_reference.py"), "step", *words, *last]
@@ -249,7 +257,7 @@ def side(way: str, words: list[str], queries: str, full: bool) -> dict[str, Any]
 
 
 def row(way: str, results: dict[str, dict[str, Any]]) -> str:
-    """A line of the table; ratios are against the first line."""
+    """A line of the table, with ratios to the first line."""
     one, first = results[way], next(iter(results.values()))
     line = (
         f"{way:13} {one['wall_s']:8.2f} s ({first['wall_s'] / one['wall_s']:5.1f}x)  {one['cpu_s']:8.2f} s cpu"
@@ -264,11 +272,13 @@ def row(way: str, results: dict[str, dict[str, Any]]) -> str:
 
 
 def check(results: dict[str, dict[str, Any]]) -> None:
-    """Ends with an error unless all ways say the same loss."""
+    """Ends with an error unless all implementations give the same loss."""
     for (one, first), (other, second) in itertools.combinations(results.items(), 2):
         tolerance = 1e-2 if "bf16" in one + other else 1e-5
-        if not math.isclose(first["says"], second["says"], rel_tol=tolerance):
-            raise SystemExit(f"{one} says {first['says']}, {other} {second['says']}")
+        if not math.isclose(first["outcome"], second["outcome"], rel_tol=tolerance):
+            raise SystemExit(
+                f"the loss of {one} is {first['outcome']}, and that of {other} is {second['outcome']}"
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Makes a workspace of a folder of documents, and asks it something.
+"""Makes a workspace from a folder of documents, answers a question, and shows the best passages.
 
 python examples/ask.py docs/ manual "how do I reset the device?"
 """
@@ -9,7 +9,7 @@ import realm
 
 
 def main(documents: str, workspace: str, question: str) -> None:
-    """Answers the question with its evidence; the second time the workspace is there already."""
+    """Prints the answer with its evidence, and three passages. A second call uses the workspace that the first call made."""
     manual = realm.fit([documents], workspace)
     answer = manual.answer(question)
     print(f"{answer.text} (probability {answer.probability:.2f}), from {answer.passage.title}:")

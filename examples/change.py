@@ -1,4 +1,4 @@
-"""Adds a document to a workspace and deletes it again; answers follow at once.
+"""Adds a document to a workspace and deletes the document again; retrieval uses each change at once.
 
 python examples/change.py manual
 """
@@ -9,18 +9,18 @@ import realm
 
 
 def main(workspace: str) -> None:
-    """Shows how many documents there are, and what a question finds, before, between and after."""
+    """Prints the number of documents and the titles found for a question: at first, after the addition, after the deletion."""
     manual = realm.load(workspace)
 
     def show(when: str) -> None:
         found = [passage.title for passage in manual.retrieve("which devices were recalled?", top_k=3)]
-        print(f"{when}: {len(manual.documents())} documents, first of all {', '.join(found)}")
+        print(f"{when}: {len(manual.documents())} documents, the best passages are from {', '.join(found)}")
 
-    show("before")
+    show("before the addition")
     manual.add([{"title": "Recall", "text": "Devices made before 2019 were recalled.", "id": "recall"}])
-    show("added")
+    show("after the addition")
     manual.delete(["recall"])
-    show("deleted")
+    show("after the deletion")
 
 
 if __name__ == "__main__":

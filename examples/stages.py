@@ -1,9 +1,9 @@
-"""Calls stages of training from Python: fills gaps better, pre-trains with REALM's loss, and looks at the result.
+"""Calls training stages from Python: masked-LM training, REALM pre-training, and a measurement of the result.
 
     python examples/stages.py manual models
 
-`manual` is a workspace; its knowledge base is trained on, and its model is the start. Each stage can be interrupted and called
-again, as its command can.
+`manual` is a workspace. Training uses the knowledge base of the workspace, and starts from its model. Each stage can be
+interrupted and called again, like the command of the stage.
 """
 
 import sys
@@ -15,7 +15,7 @@ from realm.train import mlm, pretrain
 
 
 def main(workspace: str, models: str, steps: int = 100) -> None:
-    """Makes MODELS/encoder and MODELS/realm, and prints what the second finds of held-out facts."""
+    """Makes MODELS/encoder and MODELS/realm, and prints the recall of MODELS/realm on held-out masked facts."""
     kb = KnowledgeBase.open(Path(workspace, "kb"))
     start, encoder, realm_model = f"{workspace}/model", Path(models, "encoder"), Path(models, "realm")
     query_tokens = 32
@@ -26,7 +26,7 @@ def main(workspace: str, models: str, steps: int = 100) -> None:
     config = pretrain.PretrainConfig(steps=steps, batch_size=4, candidates=4, device="cpu")
     pretrain.train(kb, realm_model, config, str(encoder))
     found = probe(kb, str(realm_model), ProbeConfig(read=16, device="cpu"))
-    print(f"held-out facts: {found.n}, in the first 5: {found.recall[5]:.1f} %")
+    print(f"{found.n} held-out masked facts, found in the first 5 passages: {found.recall[5]:.1f} %")
 
 
 if __name__ == "__main__":

@@ -122,3 +122,10 @@ def writing(path: str | os.PathLike[str], *kinds: type[Exception]) -> Iterator[N
         yield
     except refusals as error:
         raise WriteFailed(f"{path} cannot be written: {reason(error)}{way_out(path, error)}") from error
+
+
+def at_least(settings: object, **least: float) -> None:
+    """Raises ValueError if a setting of a dataclass is below its least value, or is not a number."""
+    for name, bound in least.items():
+        if not getattr(settings, name) >= bound:
+            raise ValueError(f"{name} is {getattr(settings, name)}: it must be {bound} or more")

@@ -7,11 +7,12 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from realm.errors import WriteFailed, reason, way_out
+from realm.files import read_json, write_json
 
 LOCK = ".lock"
 """Lock file in a folder."""
@@ -102,6 +103,17 @@ def replace_folder(new: Path, target: Path) -> None:
     for old in (coming, going):
         with suppress(OSError):
             remove(old)
+
+
+def make_once(folder: Path, file: str, made_of: Mapping[str, str], make: Callable[[Path], None]) -> None:
+    """Makes a folder whose `file` holds `made_of`, unless it is there; `make` fills a folder that then gets the name."""
+    if (folder / file).is_file() and read_json(folder / file) == made_of:
+        return
+    aside = folder.with_name(folder.name + ".writing")
+    aside.mkdir(parents=True, exist_ok=True)
+    make(aside)
+    write_json(aside / file, made_of)
+    replace_folder(aside, folder)
 
 
 def restore(target: Path) -> None:

@@ -1,25 +1,25 @@
-"""Makes `package:realm-small` from public questions and text, by the commands of this project.
+"""Makes `package:realm-small` from public questions and texts, with the commands of `realm`.
 
     python recipes/realm_small.py DATA OUT
 
-DATA holds passages and articles, JSON Lines {"id", "title", "text"}, and questions, JSON Lines {"id", "question", "answers",
-"passage_id"} or as their sources write them; some are compressed by xz.
+DATA is a folder with the following files. Passages and articles are JSON Lines {"id", "title", "text"}. Questions are JSON
+Lines {"id", "question", "answers", "passage_id"}, or files in the original format of a data set.
 
-    squad_train/passages.jsonl.xz    SQuAD 1.1 train
-    squad_train/questions.jsonl.xz
-    qed/passages.jsonl               Natural Questions (train) with their paragraphs (QED)
-    qed/train.jsonl
-    nq_train8k/questions.jsonl       Natural Questions (train, as DPR has them) without passages
-    webquestions/*.json              WebQuestions train in its three parts, without passages
-    curatedtrec/curatedtrec-train.tsv
-    nq_open/*.jsonl                  questions to measure with: of those above they are left out
-    wiki10k_qa/*.jsonl
-    factbook_qa/*.jsonl
-    simplewiki/articles.jsonl.xz     Simple English Wikipedia
-    enwiki_core/articles.jsonl.xz    articles of English Wikipedia
+    squad_train/passages.jsonl.xz      passages of SQuAD 1.1 train
+    squad_train/questions.jsonl.xz     questions of SQuAD 1.1 train
+    qed/passages.jsonl                 paragraphs of Natural Questions train (QED)
+    qed/train.jsonl                    questions of Natural Questions train (QED)
+    nq_train8k/questions.jsonl         questions of Natural Questions train (DPR), without passages
+    webquestions/*.json                questions of WebQuestions train in three parts, without passages
+    curatedtrec/curatedtrec-train.tsv  questions of CuratedTREC train, without passages
+    nq_open/*.jsonl                    questions for measurements, which are left out of the training
+    wiki10k_qa/*.jsonl                 questions for measurements
+    factbook_qa/*.jsonl                questions for measurements
+    simplewiki/articles.jsonl.xz       articles of Simple English Wikipedia
+    enwiki_core/articles.jsonl.xz      articles of English Wikipedia
 
-Each command is printed before it runs. What is there is not made again and a stage that was interrupted goes on, so the same
-call continues after any end. OUT/realm-small is the model; two CPU cores take an afternoon.
+Each command is printed before it runs. If the program was interrupted, repeat the call: finished stages are skipped, and an
+interrupted stage continues. OUT/realm-small is the model. The program takes an afternoon on two CPU cores.
 """
 
 import json
@@ -38,23 +38,23 @@ from realm.qa.metrics import has_answer
 from realm.qa.question_files import read_questions
 
 ARTICLES_READ = {"simplewiki": 5, "enwiki_core": 3}
-"""Of Simple English Wikipedia every 5th article is read to learn to fill gaps, of the other every 3rd."""
+"""The masked-LM training uses every 5th article of Simple English Wikipedia, and every 3rd article of English Wikipedia."""
 PAIRS = ("nq_train8k/questions.jsonl", "webquestions/*.json", "curatedtrec/curatedtrec-train.tsv")
-"""Questions with answers and no passages."""
+"""Questions with answers and without passages."""
 MEASURED = ("nq_open", "wiki10k_qa", "factbook_qa")
-"""Folders of questions that are never trained on."""
+"""Folders of questions for measurements, which are never used in training."""
 QED_COPIES = 4
-"""Of each question of qed among the training questions: they are real, and SQuAD has 15 times as many."""
+"""Copies of each question of qed in the training questions. People asked these questions, but SQuAD has 15 times as many."""
 SQUAD_AGAIN = 6000
-"""Questions of SQuAD that are read again beside passages that do not answer."""
+"""Number of SQuAD questions in the training of `asked`, which reads passages without an answer too."""
 PAIR_COPIES = 2
-"""Of each question without a passage of its own among them."""
+"""Copies of each question without a passage in the training of `asked`."""
 FIRST = 5
-"""Such a question counts as answered where one of so many passages found for it holds an answer."""
+"""A question without a passage is used if one of the first `FIRST` retrieved passages contains an answer."""
 CALIBRATED_BY = 200
-"""Dev questions of SQuAD and of qed by which probabilities are fitted, and of the questions without passages one in ten."""
+"""Number of dev questions of SQuAD, and of qed, for the calibration. A tenth of the questions without passages is added."""
 STEERED_BY = 200
-"""Dev questions of either kind by which the best step is chosen; the others are measured with."""
+"""Number of dev questions of SQuAD, and of qed, that select the best step. The remaining dev questions are for measurements."""
 
 READER = (
     "--kb kb --train {}.jsonl --dev steering.jsonl --config realm-small --set passages=contrast --set reader_gradient=all "
@@ -64,9 +64,10 @@ STAGES: tuple[tuple[str, str | Callable[[Path], None]], ...] = (
     ("kb", "kb build paragraphs.jsonl package:vital-articles --out kb --config realm-small"),
     ("start", "mlm --kb kb --out start --config realm-small --set steps=0"),
     ("kb/indexes", "index --kb kb --model start"),
-    # The span reader: passages that answer, then these beside the best two that do not, so that scores compare across passages.
-    # This second part is learnt twice, from questions written to a passage and from ones that people asked without one; their
-    # mean answers either kind.
+    # The span reader is first trained on passages with an answer ("gold"). Then it is trained on one passage with an answer and
+    # the best two passages without an answer, so that scores of different passages are comparable. This second part is done
+    # twice: "contrast" is trained on the questions of SQuAD and qed, "asked" on fewer of these questions and on the questions
+    # without passages. The mean of the two readers answers both kinds of questions.
     ("gold", f"finetune --model start --out gold {READER.format('train', 1, 7000, 24, 1e-4, 1e-3)}"),
     (
         "hits.jsonl",
@@ -87,11 +88,11 @@ STAGES: tuple[tuple[str, str | Callable[[Path], None]], ...] = (
     ),
     ("realm-small", "convert filled realm-small --to compact"),
 )
-"""What each stage makes, and the command, or the function of this file."""
+"""For each stage, the file or folder that it makes, and its command or its function in this file."""
 
 
 def main(data: Path, out: Path) -> None:
-    """Writes what the stages read, then runs those whose product is missing."""
+    """Writes the input files of the stages, then runs the stages whose product is missing."""
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "articles.jsonl").exists():
         prepare(data, out)
@@ -102,8 +103,8 @@ def main(data: Path, out: Path) -> None:
             print(f"$ realm {stage}", flush=True)
             command = [sys.executable, "-m", "realm", *shlex.split(stage)]
             if product.endswith(".json"):
-                said = subprocess.run(command, cwd=out, check=True, stdout=subprocess.PIPE).stdout
-                (out / product).write_bytes(said)
+                report = subprocess.run(command, cwd=out, check=True, stdout=subprocess.PIPE).stdout
+                (out / product).write_bytes(report)
             else:
                 subprocess.run(command, cwd=out, check=True)
         else:
@@ -111,7 +112,7 @@ def main(data: Path, out: Path) -> None:
 
 
 def prepare(data: Path, out: Path) -> None:
-    """Cuts dev questions off by article, and writes the questions and texts of all stages."""
+    """Splits the questions by article into training and dev questions, and writes the questions and texts of all stages."""
     squad = list(rows(data / "squad_train/questions.jsonl.xz"))
     qed = list(rows(data / "qed/train.jsonl"))
     paragraphs = {
@@ -132,7 +133,7 @@ def prepare(data: Path, out: Path) -> None:
     write(out / "pairs.jsonl", unpaired(data, measured))
     write(out / "paragraphs.jsonl", [row for mine in paragraphs.values() for row in mine])
     write(
-        out / "articles.jsonl",  # the last: with it all is there
+        out / "articles.jsonl",  # written last: if this file exists, all files exist
         (
             row
             for name, each in ARTICLES_READ.items()
@@ -143,7 +144,7 @@ def prepare(data: Path, out: Path) -> None:
 
 
 def unpaired(data: Path, measured: set[str]) -> Iterator[dict[str, Any]]:
-    """The questions without passages that nothing is measured with, each once."""
+    """The questions without passages that are not in `measured`, each once."""
     asked = set(measured)
     for name in PAIRS:
         for file in sorted(data.glob(name)):
@@ -159,12 +160,12 @@ def unpaired(data: Path, measured: set[str]) -> Iterator[dict[str, Any]]:
 
 
 def plain(question: str) -> str:
-    """The words of a question, by which two are the same."""
+    """The words of a question in lower case; two questions with the same words count as equal."""
     return " ".join(re.findall(r"\w+", question.lower()))
 
 
 def mix(out: Path) -> None:
-    """Writes the questions of the span reader's second part, and those by which probabilities are fitted."""
+    """Writes the training questions of `asked`, and the questions of the calibration."""
     questions = zip(read_questions(out / "pairs.jsonl"), rows(out / "pairs.jsonl"), strict=True)
     found = [
         row
@@ -179,7 +180,7 @@ def mix(out: Path) -> None:
 
 
 def average(out: Path) -> None:
-    """Makes the model whose span reader has the mean weights of two (a model soup: Wortsman et al. 2022)."""
+    """Makes a model with the mean weights of the span readers `contrast` and `asked` (a model soup: Wortsman et al. 2022)."""
     contrast, asked = load_model(out / "contrast"), load_model(out / "asked")
     assert contrast.span_reader is not None and asked.span_reader is not None
     other = contrast.span_reader.state_dict()
@@ -194,7 +195,7 @@ def average(out: Path) -> None:
 
 
 def copies(questions: Iterable[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """Each question so many times, under ids of its own."""
+    """Each question `count` times, with a different id for each copy."""
     return [
         {**row, "id": f"{row['id']}-{copy}"} if copy else row for row in questions for copy in range(count)
     ]
@@ -209,7 +210,7 @@ def shuffled(questions: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def split(
     questions: list[dict[str, Any]], passages: list[dict[str, Any]], one_in: int, seed: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Questions to train on, and dev questions in random order: all those about one article in so many."""
+    """Training questions, and dev questions in random order; these are all questions about one in `one_in` articles."""
     title = {passage["id"]: passage["title"] for passage in passages}
     titles = sorted(set(title.values()))
     random.Random(seed).shuffle(titles)
@@ -228,7 +229,7 @@ def rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def write(file: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Writes a file of JSON Lines; it is there when it is whole."""
+    """Writes a file of JSON Lines under a temporary name, and renames the complete file."""
     part = file.with_suffix(".part")
     with part.open("w") as out:
         out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -192,7 +192,7 @@ def test_build_that_breaks_late_goes_on_where_it_was_once_mended(home, tmp_path,
     assert {path.name for path in tmp_path.iterdir()} == {"late.jsonl", "kb.building"}
     Path("late.jsonl").write_text(broken[:-40])
     done(f"{build} kb")
-    assert "going on after" in capfd.readouterr().err
+    assert "the build continues after" in capfd.readouterr().err
     done(f"{build} at_once")
     assert KnowledgeBase.open("kb").fingerprint == KnowledgeBase.open("at_once").fingerprint
     assert {path.name for path in tmp_path.iterdir()} == {"late.jsonl", "kb", "at_once"}
@@ -250,13 +250,13 @@ MODELS = {
     "nothing": "nothing (is not a realm model|has no)",
     "kb": "kb (is not a realm model|has no)",
     "m_gpt2": "m_gpt2 is (not a realm model|a 'gpt2' model)",
-    "m_bert": "m_bert is not a realm model .*: `realm mlm --init m_bert --out ...` makes one",
+    "m_bert": "m_bert is not a realm model .*: to make a model from an encoder, run `realm mlm --init m_bert --out ...`",
     "m_database": "m_database/realm.json is damaged",
     "m_binary": "m_binary/realm.json is damaged",
     "m_cut": "m_cut is damaged",
     "m_empty_encoder": "m_empty_encoder/encoder does not load as a BERT",
-    "m_tokenizer": "m_tokenizer: tokenizer.json is not the one",
-    "encoder2": "encoder2 has tokenizer [0-9a-f]{16}, knowledge base kb has [0-9a-f]{16}: build it with",
+    "m_tokenizer": "m_tokenizer: tokenizer.json is not the tokenizer",
+    "encoder2": "encoder2 has tokenizer [0-9a-f]{16}, but knowledge base kb has tokenizer [0-9a-f]{16}: build",
 }
 KEEPS = [
     "kb info --kb KB",
@@ -271,7 +271,7 @@ KNOWLEDGE_BASES = {
     "nothing": "nothing is no knowledge base",
     "qa": "qa is no knowledge base",
     "k_other": "k_other(/passages.lance)? (is no knowledge base|is damaged|cannot be read)",
-    "k_tokenizer": "k_tokenizer/tokenizer has fingerprint .*: put that tokenizer back",
+    "k_tokenizer": "k_tokenizer/tokenizer has fingerprint .*: restore tokenizer",
     "k_cut": "k_cut is damaged: passages.lance/data/.* bytes instead of",
 }
 
@@ -294,7 +294,7 @@ def test_knowledge_base_that_is_none_or_damaged_is_one_line(refused, command: st
 
 @pytest.mark.parametrize("command", USES)
 def test_knowledge_base_built_with_another_tokenizer_is_one_line(refused, command: str) -> None:
-    says = "encoder has tokenizer [0-9a-f]{16}, knowledge base kb2 has [0-9a-f]{16}: build it with"
+    says = "encoder has tokenizer [0-9a-f]{16}, but knowledge base kb2 has tokenizer [0-9a-f]{16}: build"
     refused(command.replace("KB", "kb2").replace("MODEL", "encoder"), says)
 
 

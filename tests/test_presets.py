@@ -59,7 +59,9 @@ def test_table_of_published_values_has_every_line_and_every_setting_of_the_prese
     assert len(ROWS) == VALUES.count("\n|") - 2  # heading and rule
     named = [name for _, name in ROWS]
     assert len(named) == len(set(named))
-    (unpublished,) = re.findall(r"^Not published: (.*)$", VALUES, re.MULTILINE)
+    (unpublished,) = re.findall(
+        r"^No value was published for these settings of the preset: (.*)$", VALUES, re.MULTILINE
+    )
     chosen = set(re.findall(r"`([\w.]+)`", unpublished))
     assert names_set(file_of("paper")) - set(named) == chosen
 

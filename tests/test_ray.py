@@ -131,14 +131,14 @@ def test_cluster_embeds_the_vectors_of_one_process_and_continues(
 ) -> None:
     monkeypatch.setattr("realm.index.ray_embedding.CHUNK", 8)
     monkeypatch.setattr(unfinished, "WORTH_KEEPING", 1)
-    config = IndexConfig("ray", cluster.address, precision="fp32", folder=str(tmp_path))
+    config = IndexConfig("ray", cluster.address, precision="fp32")
     half = np.arange(len(tiny_kb) // 2)
     model, dim = tiny_model.compute_passage_fingerprint(), tiny_model.embedder.config.dim
     marked = np.full((len(half), dim), 7, dtype=np.float16)  # vectors that an interrupted build has saved
     with unfinished.kept(tmp_path, model, "ray", tiny_kb.keys_N, dim) as kept:
         assert kept is not None
         kept.add(half, marked)
-    build_index(tiny_kb, str(tiny_model_folder), config)
+    build_index(tiny_kb, str(tiny_model_folder), config, tmp_path)
     found = vectors.read(tmp_path, tiny_kb.keys_N)
     assert found is not None and len(found.missing) == 0
     np.testing.assert_array_equal(found.array[half], marked)

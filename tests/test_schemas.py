@@ -14,7 +14,8 @@ from realm import cli
 from realm.checksums import CHECKSUMS
 from realm.cli import knowledge_base as kb_command
 from realm.cli.converting import CompactJson, MadeFolderJson
-from realm.documents.readers import LEFT_OUT, LeftOut
+from realm.documents.reading import LEFT_OUT, LeftOut
+from realm.hub import encoder_folder
 from realm.index.versions import IndexReport
 from realm.interop.blocks import ConvertedJson, ExportedJson
 from realm.model.embedder import EmbedderConfig
@@ -31,7 +32,6 @@ from realm.store.knowledge_base import DocumentEntry
 from realm.store.merged import MERGED, MergedLine
 from realm.store.tables import open_table
 from realm.store.vectors import VectorsInfo
-from realm.tokens.hub import encoder_folder
 from realm.tokens.layouts import Lengths
 from realm.train import loop
 from realm.train.adapt import AdaptConfig
@@ -56,7 +56,6 @@ WRITERS = {
     "cli/knowledge_base.py _questions": ["made questions"],
     "model/manifest.py set_calibration": ["realm.json"],
     "model/tensor_files.py save_tensors": ["what a compact file takes: tests/model/test_compact.py"],
-    "cli/workspace.py _fit": ["settings, to be read again: never written"],
     "settings.py config_from": ["settings, to be checked: never written"],
     "files.py read_json": ["what was read, to be checked: never written"],
     "files.py write_json": ["the writer itself"],
@@ -85,9 +84,9 @@ WRITERS = {
     "qa/question_sets.py retrieve_to_file": ["retrieve"],
     "qa/predictions.py write_predictions": ["predictions: tests/qa/test_predictions.py"],
     "systems/knn_lm.py measure": ["report.json: what the command prints, tests/systems/test_knn_lm.py"],
-    "systems/knn_lm.py open_datastore": ["datastore.json: tests/systems/test_knn_lm.py"],
-    "systems/tfidf.py open_tfidf": ["tfidf.json: tests/systems/test_drqa.py"],
-    "systems/passage_graph.py PassageGraph.open": ["graph.json: tests/systems/test_graph.py"],
+    "folders.py make_once": [
+        "what a folder was made of: test_graph.py, test_drqa.py, test_knn_lm.py of tests/systems"
+    ],
     "systems/drqa.py Vocabulary.save": ["words.json: a list of words"],
     "compare/table.py run": ["report.json: tests/compare/test_table.py"],
     "compare/table.py _write_questions": ["questions: tests/compare/test_table.py reads them"],
@@ -108,7 +107,7 @@ WRITERS = {
     ],
     "documents/wikipedia/dumps.py main": ["a line from a process: tests/documents/test_wikipedia.py"],
     "tokens/tokenizer.py _behaviour": ["what a fingerprint is of: never written"],
-    "documents/readers.py ReadingReport.keep": ["left_out.jsonl"],
+    "documents/reading.py ReadingReport.keep": ["left_out.jsonl"],
     "workspace/fit.py _Fit._judged": ["made questions: tests/workspace/test_fit.py reads them"],
     "workspace/fit.py _Fit._write": ["report.json: tests/workspace/test_fit.py"],
     "workspace/sync.py Sync._write_ids": ["documents.json: tests/workspace/test_fit.py"],

@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/serve.md from a running server that may be written to.
+"""Takes the pictures of docs/serve.md from a running server that was started with --writable.
 
 REALM_TOKEN=... realm serve --kb demo-from-text/kb --model demo-from-text/models/qa --runs demo-from-text/models --writable
 REALM_TOKEN=... python docs/pictures/take.py http://127.0.0.1:8000
@@ -22,28 +22,28 @@ TEXT = "Mount Zamora is an active stratovolcano with a summit elevation of 2,911
 
 
 def ask(page: Any, token: str) -> None:
-    """An answer with its evidence."""
+    """Shows an answer with its evidence."""
     page.get_by_label("Question").fill("In which country is Mount Fuji?")
     page.get_by_role("button", name="Ask").click()
     page.wait_for_selector(".answer")
 
 
 def compare(page: Any, token: str) -> None:
-    """Three rankings side by side."""
+    """Shows the passages of the three search methods side by side."""
     page.get_by_label("Question").fill("In which country is Mount Fuji?")
     page.get_by_label("Compare").check()
     page.wait_for_selector(".of-3")
 
 
 def fill(page: Any, token: str) -> None:
-    """A word is hidden, and a passage gives it away."""
+    """Masks a word, and shows the prediction with the passages."""
     page.get_by_label("Sentence").fill("Mount Fuji is the highest mountain in Japan.")
     page.get_by_role("button", name="Japan").click()
     page.wait_for_selector(".results:not([aria-busy]) .predictions")
 
 
 def knowledge(page: Any, token: str) -> None:
-    """A watched answer before and after a document came."""
+    """Shows an answer before and after a document was added."""
     page.get_by_label("Question").fill(QUESTION)
     page.get_by_role("button", name="Ask now").click()
     page.wait_for_selector(".watched li")
@@ -59,13 +59,13 @@ def knowledge(page: Any, token: str) -> None:
 
 
 def training(page: Any, token: str) -> None:
-    """The curves of pre-training."""
+    """Shows the curves of pre-training."""
     page.get_by_label("Run").select_option("realm")
     page.wait_for_selector(".state .dot")
 
 
 def main(url: str, names: Sequence[str]) -> None:
-    """Views, all of them if none is named, wide by day and on a phone by night."""
+    """Takes pictures of the named views (default: all views): wide in light colours, and narrow in dark colours."""
     token = os.environ["REALM_TOKEN"]
     browser_path = (
         os.environ.get("REALM_BROWSER") or shutil.which("chromium") or shutil.which("google-chrome")

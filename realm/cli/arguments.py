@@ -195,10 +195,10 @@ def add_regex(parser: Parser) -> None:
     )
 
 
-def settings(args: argparse.Namespace, cls: type[T]) -> T:
-    """Settings of the command, from --config, --set and, if the command has it, --reader."""
-    reader = getattr(args, "reader", None)
-    last = [] if reader is None else [f"reader={json.dumps(reader)}"]
+def settings(args: argparse.Namespace, cls: type[T], *flags: str) -> T:
+    """Settings of the command, from --config, then --set, then --reader and the `flags` that have a setting's name."""
+    given = [(name, getattr(args, name, None)) for name in ("reader", *flags)]
+    last = [f"{k}={json.dumps(v) if isinstance(v, str) else v}" for k, v in given if v is not None]
     return read_config(cls, args.config, args.section, [*args.set, *last])
 
 

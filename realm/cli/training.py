@@ -104,8 +104,10 @@ def add_commands(commands: "Commands[Parser]") -> None:
     add_engine(index, "passages are embedded")
     index.add_argument(
         "--supervised",
-        action="store_true",
-        help="used by training runs: print progress every few seconds, end when standard input closes",
+        metavar="FOLDER",
+        type=Path,
+        help="used by training runs: write the index to this folder, print progress every few seconds, end when standard "
+        "input closes",
     )
 
     finetune = add_command(
@@ -165,24 +167,19 @@ def _adapt(args: argparse.Namespace) -> None:
     from realm.store.knowledge_base import KnowledgeBase
     from realm.train import adapt
 
-    if args.minutes is not None:
-        args.set.append(f"minutes={args.minutes}")
-    config = settings(args, adapt.AdaptConfig)
+    config = settings(args, adapt.AdaptConfig, "minutes")
     adapt.train(KnowledgeBase.open(args.kb), Path(args.out), config, args.model)
 
 
 def _index(args: argparse.Namespace) -> None:
-    if args.supervised:
-        from realm.index.watchdog import end_with_parent
+    if args.supervised is not None:
+        from realm.watchdog import end_with_parent
 
         end_with_parent()  # before torch is imported, which takes seconds: the trainer may die during them
     from realm.index.versions import IndexConfig, build_index
     from realm.store.knowledge_base import KnowledgeBase
 
-    for name in ("engine", "ray_address"):
-        if (value := getattr(args, name)) is not None:
-            args.set.append(f"{name}={value}")
-    config = settings(args, IndexConfig)
+    config = settings(args, IndexConfig, "engine", "ray_address")
     built = build_index(KnowledgeBase.open(args.kb), args.model, config, args.supervised)
     report(args, built)
     say_where(args, "the index is", built["folder"])
@@ -193,8 +190,6 @@ def _finetune(args: argparse.Namespace) -> None:
     from realm.store.knowledge_base import KnowledgeBase
     from realm.train import finetune
 
-    if args.method is not None:
-        args.set.append(f"method={args.method}")
-    config = settings(args, finetune.FinetuneConfig)
+    config = settings(args, finetune.FinetuneConfig, "method")
     train, dev = (read_questions(file, regex=args.regex) for file in (args.train, args.dev))
     finetune.train(KnowledgeBase.open(args.kb), Path(args.out), config, args.model, train, dev)

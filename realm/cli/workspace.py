@@ -1,7 +1,6 @@
 """`realm fit`: makes a workspace that answers questions about documents."""
 
 import argparse
-import json
 from pathlib import Path
 
 from realm.cli.arguments import Commands, add_command, add_out, add_sources, report, settings
@@ -37,10 +36,7 @@ def _fit(args: argparse.Namespace) -> None:
     from realm.workspace.report import lines, up_to_date
     from realm.workspace.settings import FitConfig
 
-    for name, value in (("minutes", args.minutes), ("start", args.start)):
-        if value is not None:
-            args.set.append(f"{name}={json.dumps(value)}")
-    config = settings(args, FitConfig)
+    config = settings(args, FitConfig, "minutes", "start")
     folder = Path(args.out)
     found = up_to_date(folder, args.sources, config)
     if found is not None:

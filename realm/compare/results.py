@@ -18,8 +18,7 @@ from realm.model.tensor_files import load_tensors
 from realm.qa.metrics import RECALL_AT, is_correct, mean_reciprocal_rank, normalise_answer, recall_at
 from realm.qa.predictions import read_predictions
 from realm.qa.question_files import Question, read_questions
-from realm.qa.significance import percent, wilson_interval
-from realm.stages.pairs import Against, against
+from realm.qa.significance import PairedDifference, paired_difference, percent, wilson_interval
 from realm.stages.tables import aligned, difference
 from realm.systems import knn_lm
 from realm.systems.knn_lm import KnnJson
@@ -59,7 +58,7 @@ class Tested(TypedDict):
     """All questions that are not in `seen`."""
     retrieved: Retrieved | None
     """None for a system without passages."""
-    less: Against | None
+    less: PairedDifference | None
     """Exact match of the first row named realm minus this row; None for that row, and in a table without it."""
     ms: float
     """Milliseconds per question."""
@@ -82,7 +81,7 @@ class StartJson(TypedDict):
     """Retrieval of a start, before any question was seen."""
 
     tests: dict[str, Retrieved]
-    less: dict[str, Against]
+    less: dict[str, PairedDifference]
     """Test -> share found in the first 5, of the start realm minus this start."""
 
 
@@ -149,7 +148,7 @@ def _rows(plan: Plan, tests: dict[str, list[Question]]) -> dict[str, RowJson]:
                 "retrieved": _retrieved(rank[name]) if rank[name].any() else None,
                 "less": None
                 if name == "realm" or "realm" not in names
-                else against(correct["realm"], correct[name], 1),
+                else paired_difference(correct["realm"], correct[name], 1),
                 "ms": round(float(np.mean(times)), 1),
             }
         rows[name] = {
@@ -232,7 +231,7 @@ def _starts(plan: Plan, tests: dict[str, list[Question]]) -> dict[str, StartJson
         start: {
             "tests": {test: _retrieved(rank_SN) for test, rank_SN in by_test.items()},
             "less": {
-                test: against(ranks["realm"][test], rank_SN)
+                test: paired_difference(ranks["realm"][test], rank_SN)
                 for test, rank_SN in by_test.items()
                 if "realm" in ranks and start != "realm"
             },

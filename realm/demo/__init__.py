@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from realm.demo import results
-from realm.demo.stages import QUESTIONS, Asked, DemoConfig, DemoRun
+from realm.demo.stages import QUESTIONS, SENTENCE, Asked, DemoConfig, DemoRun
 from realm.errors import ConflictError
 from realm.files import read_json, write_json
 from realm.qa.answers import Answers
@@ -24,7 +24,7 @@ from realm.qa.pipeline import AnswerConfig
 from realm.qa.question_files import Question
 from realm.stages.memory import PeakMemory
 from realm.stages.runner import Record, Section, run_stages
-from realm.stages.tables import paragraph
+from realm.stages.tables import costs, paragraph
 from realm.workspace.folder import Workspace
 
 __all__ = ["DemoConfig", "DemoRun", "run"]
@@ -95,9 +95,8 @@ def run(
         "peak_memory_mb": peak,
     }
     write_json(folder / "report.json", report)
-    print(
-        "", paragraph(f"{results.costs_line(report)} All numbers are in {folder / 'report.json'}."), sep="\n"
-    )
+    spent = costs(seconds, peak, ("fit", "evaluate"))
+    print("", paragraph(f"{spent} All numbers are in {folder / 'report.json'}."), sep="\n")
     print(f'Ask your own questions: realm answer "..." --in {demo.workspace}')
     print(f"Ask them on a web page: realm serve --in {demo.workspace}")
     return report
@@ -128,7 +127,7 @@ def _ask(demo: DemoRun) -> list[results.Answered]:
     print(f"\n{results.asked_line(asked)}")
     _print_section(FILL)
     print(f"\n$ {shlex.join(('realm', *demo.fill()))}")
-    print(*workspace.fill(demo.config.fill).lines(), sep="\n", flush=True)
+    print(*workspace.fill(SENTENCE).lines(), sep="\n", flush=True)
     return asked
 
 

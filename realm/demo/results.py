@@ -11,8 +11,8 @@ import numpy as np
 
 from realm.demo.stages import DemoRun
 from realm.files import read_json
-from realm.stages.pairs import Against, against
-from realm.stages.tables import aligned, costs, difference, paragraph
+from realm.qa.significance import PairedDifference, paired_difference
+from realm.stages.tables import aligned, difference, paragraph
 from realm.workspace.report import AdaptationJson, FitJson, Recall, TestJson
 
 RANKS = ("1", "5", "20")
@@ -33,9 +33,9 @@ class Scores(TypedDict):
 class Compared(TypedDict):
     """Difference between the last retriever before hybrid and another retriever."""
 
-    found: Against
+    found: PairedDifference
     """Difference in questions with an answer in the first 5 passages."""
-    exact: Against
+    exact: PairedDifference
     """Difference in exact match."""
 
 
@@ -112,8 +112,8 @@ def _part(demo: DemoRun, part: str, names: tuple[str, ...], fit: FitJson) -> Par
         },
         "less": {
             other: {
-                "found": against(rank_N[last][None], rank_N[other][None]),
-                "exact": against(correct_N[last][None], correct_N[other][None], 1),
+                "found": paired_difference(rank_N[last][None], rank_N[other][None]),
+                "exact": paired_difference(correct_N[last][None], correct_N[other][None], 1),
             }
             for other in others
         },
@@ -183,8 +183,3 @@ def asked_line(asked: list[Answered]) -> str:
     guesses = sum(not one["found"] for one in asked)
     right = f"Right: {sum(one['right'] for one in asked)} of {len(asked)}."
     return f"{right} Answers below the model's threshold, which are guesses: {guesses}." if guesses else right
-
-
-def costs_line(report: DemoReport) -> str:
-    """Seconds and peak memory of the demo."""
-    return costs(report["seconds"], report["peak_memory_mb"], ("fit", "evaluate"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from realm.documents.readers import read_documents
+from realm.documents.reading import read_documents
 from realm.files import read_json, write_json_lines
 from realm.stages.runner import Section, Stage
 from realm.workspace.report import KB, REPORT, FitJson
@@ -38,6 +38,14 @@ QUESTIONS = (
     Asked("What is the highest mountain in Kenya?", "Mount Kenya", "Mount Kenya"),
 )
 """Questions of section 5, fixed before the model had answered any of them."""
+SENTENCE = "The [MASK] is the currency of the United Kingdom."
+"""The masked sentence of the last section."""
+FACTBOOK, FACTBOOK_PART = "package:factbook", "Introduction"
+"""Of the factbook only the documents of one part are added, those whose id ends with it; of other sources all documents."""
+MADE_QUESTIONS = 150
+"""Largest number of questions made from the first documents."""
+MORE_TIME = 1.25
+"""Time of the second adaptation as a multiple of the first; `realm fit` only adapts again with more time than before."""
 
 
 @dataclass(frozen=True)
@@ -46,28 +54,16 @@ class DemoConfig:
 
     source: str = "package:vital-articles"
     """The first documents."""
-    later: str = "package:factbook"
+    later: str = FACTBOOK
     """The documents that are added later."""
-    later_parts: tuple[str, ...] = ("Introduction",)
-    """Only add those later documents whose id ends with one of these; empty: add all."""
     start: str = "package:realm-small"
     """The model to start from."""
     minutes: float = 1.0
     """Time limit of the first adaptation, in minutes."""
-    later_minutes: float = 1.25
-    """Time limit of the second adaptation, in minutes; `realm fit` only adapts again with more time than before."""
-    questions: int = 150
-    """Largest number of questions made from the first documents."""
-    fill: str = "The [MASK] is the currency of the United Kingdom."
-    """The masked sentence of section 6."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.minutes < self.later_minutes:
-            raise ValueError(
-                f"minutes is {self.minutes:g}, later_minutes {self.later_minutes:g}: minutes must be above 0 and less"
-            )
-        if self.questions < 1:
-            raise ValueError(f"questions is {self.questions}: it must be 1 or more")
+        if not self.minutes > 0:
+            raise ValueError(f"minutes is {self.minutes:g}: it must be above 0")
 
 
 FIT = Section(
@@ -170,17 +166,17 @@ class DemoRun:
             (
                 {"id": f"{self.name}/{document.id}", "title": document.title, "text": document.text}
                 for document in read_documents([self.config.later], FitConfig.max_document_chars)
-                if not self.config.later_parts or document.id.endswith(self.config.later_parts)
+                if self.config.later != FACTBOOK or document.id.endswith(FACTBOOK_PART)
             ),
         )
 
     def _description_of_later(self) -> str:
-        parts = f" ({', '.join(self.config.later_parts)})" if self.config.later_parts else ""
-        return f"documents of {self.config.later}{parts}"
+        part = f" ({FACTBOOK_PART})" if self.config.later == FACTBOOK else ""
+        return f"documents of {self.config.later}{part}"
 
     def adapting(self) -> Iterator[Stage]:
         """Stages of section 4."""
-        fit = self._fit(self.config.later_minutes, self.config.source, str(self.later))
+        fit = self._fit(MORE_TIME * self.config.minutes, self.config.source, str(self.later))
         yield Stage(
             ADAPT, "fit again", fit, self.outcome("fit-again"), once=True, keeps=self.workspace / REPORT
         )
@@ -194,11 +190,11 @@ class DemoRun:
 
     def fill(self) -> tuple[str, ...]:
         """Command for the masked sentence of section 6, without `realm`."""
-        return self._command("fill", self.config.fill, "--in", str(self.workspace))
+        return self._command("fill", SENTENCE, "--in", str(self.workspace))
 
     def _fit(self, minutes: float, *sources: str) -> tuple[str, ...]:
         start = () if self.config.start == FitConfig.start else ("--start", self.config.start)
-        most = ("--set", f"questions={self.config.questions}")
+        most = ("--set", f"questions={MADE_QUESTIONS}")
         words = (*sources, "--out", str(self.workspace), "--minutes", f"{minutes:g}", *start, *most)
         return self._command("fit", *words)
 

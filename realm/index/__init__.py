@@ -1,1 +1,1 @@
-"""The vectors of all passages under one embedder: how they are computed, and the versions in which they are published."""
+"""Indexes: computes the vectors of all passages with one embedder, and publishes versions of these vectors."""

@@ -1,7 +1,7 @@
-"""Passages to vectors: the whole corpus, or new passages only.
+"""Computes vectors of passages: of the whole corpus, or only of new passages.
 
-Batches hold passages of similar length and about equally many tokens, which limits padding. On a CPU each thread embeds whole
-batches by itself, so that threads do not wait for each other within a batch.
+The passages of a batch have similar lengths, so that there is little padding, and batches have about equally many tokens. On a
+CPU each thread embeds whole batches, so that threads do not wait for each other within a batch.
 
 Axis letters: N passages, n requested passages, H hidden, D embedding.
 """
@@ -26,7 +26,7 @@ from realm.tokens.layouts import Lengths, Tokens, passage_rows
 from realm.tokens.tokenizer import Tokenizer
 
 BATCH_TOKENS = 4096
-"""Tokens of a batch, including padding."""
+"""Largest number of tokens in a batch, including padding."""
 
 
 def embed_passages(
@@ -41,7 +41,7 @@ def embed_passages(
     """Vectors of the given passages in the given order -> [n, D] float16.
 
     `report_done` is called after each batch with the number of finished passages. Without a `description` there is no progress
-    bar. Batches that are `kept` from an interrupted call are not embedded again.
+    bar. Vectors that an interrupted call saved in `kept` are not computed again.
 
     Raises:
         DamagedError: a vector is not finite.
@@ -52,7 +52,7 @@ def embed_passages(
         vector_BD = tower(inputs).half()
         if not vector_BD.isfinite().all():
             raise DamagedError(
-                "the embedder gives vectors that are not finite numbers: its weights are damaged"
+                "the embedder computes vectors with a NaN or an infinity: its weights are damaged"
             )
         return vector_BD
 
@@ -64,7 +64,7 @@ def embed_passages(
 def pooled_states(
     tower: Tower, tokens: PassageTokens, numbers: np.ndarray, tokenizer: Tokenizer, lengths: Lengths
 ) -> Tensor:
-    """Pooled states of a tower, before its projection -> [n, H] float32."""
+    """Pooled states of the given passages, before the projection of the tower -> [n, H] float32."""
 
     def pooled(inputs: Tokens) -> Tensor:
         return tower.pooled(inputs).float()
@@ -74,7 +74,7 @@ def pooled_states(
 
 
 class _Rows(NamedTuple):
-    """Passages of a corpus, and how they become inputs of a tower."""
+    """Passages of a corpus, and what is needed to make inputs of a tower from these passages."""
 
     tokens: PassageTokens
     numbers: np.ndarray
@@ -96,7 +96,9 @@ class _Rows(NamedTuple):
 
 
 def batches_by_length(length_N: np.ndarray, budget: int = BATCH_TOKENS) -> list[np.ndarray]:
-    """Row numbers in batches of similar length, longest first, each with at most `budget` tokens including padding.
+    """Row numbers in batches of rows of similar length, longest rows first.
+
+    Each batch has at most `budget` tokens, including padding; a single row may have more.
 
     >>> [b.tolist() for b in batches_by_length(np.array([3, 9, 4, 4]), budget=10)]
     [[1], [2, 3], [0]]
@@ -128,9 +130,8 @@ def _embed(
         result[torch.from_numpy(known)] = torch.from_numpy(vectors)
         there = np.zeros(count, dtype=bool)
         there[known] = True
-        batches = [
-            batch for batch in batches if not there[batch].all()
-        ]  # the batches are those of the interrupted call
+        # The interrupted call had the same batches.
+        batches = [batch for batch in batches if not there[batch].all()]
     done, one_at_a_time = count - sum(map(len, batches)), threading.Lock()
     bar = progress(
         total=count,

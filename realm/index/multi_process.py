@@ -1,7 +1,7 @@
-"""Embedding on several devices: one process per device, each with an even share of the passages.
+"""Embeds passages on several devices: one worker process per device embeds an even share of the passages.
 
-A worker process opens the knowledge base and the model, sends the number of passages embedded so far, and finally its vectors.
-If a worker fails, the whole build fails. If the parent process dies, workers end at their next message.
+A worker opens the knowledge base and the model, sends the number of embedded passages after each batch, and sends the vectors
+at the end. If a worker fails, the whole build fails. If the parent process ends, a worker ends when it sends its next message.
 
 Axis letters: N passages, n passages of one worker, D embedding.
 """
@@ -19,20 +19,20 @@ import torch
 
 from realm.errors import ConflictError, InputError, RealmError
 from realm.index.embedding import embed_passages
-from realm.index.watchdog import in_words
 from realm.model.device import Precision, autocast, choose_device
 from realm.model.folder import load_model
 from realm.progress import progress
 from realm.store import unfinished
 from realm.store.knowledge_base import KnowledgeBase
+from realm.watchdog import in_words
 
 
 class Share(NamedTuple):
-    """The task of a worker."""
+    """The passages that a worker embeds, and the settings of the worker."""
 
     kb: Path
     corpus: str
-    """Fingerprint of the knowledge base: passages have the same numbers in all processes."""
+    """Fingerprint of the knowledge base, which ensures that passages have the same numbers in all processes."""
     model_path: str
     folder: Path
     """Folder of the index."""
@@ -41,7 +41,8 @@ class Share(NamedTuple):
     threads: int
     first: int
     step: int
-    """The worker embeds the passages `first`, `first + step`, ..., so that all workers get long and short passages."""
+    """The worker embeds the passages `first`, `first + step`, `first + 2 step` and so on, so all workers get long and short
+    passages."""
 
 
 def embed_on_devices(
@@ -53,8 +54,10 @@ def embed_on_devices(
     threads: int = 0,
     report_done: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """Vectors of all passages -> [N, D] float16. Each process uses `threads`; `report_done` gets the number of finished
-    passages.
+    """Vectors of all passages -> [N, D] float16.
+
+    Each worker uses `threads` threads, or torch's default if `threads` is 0. `report_done` is called with the number of
+    finished passages.
 
     Raises:
         RealmError: a worker failed or died.
@@ -72,7 +75,7 @@ def embed_on_devices(
             worker.start()
             stack.callback(worker.join)
             stack.callback(worker.kill)
-            theirs.close()  # so that the pipe ends with the worker
+            theirs.close()  # so that the end of the worker closes the pipe
             workers[ours] = place, worker
         bar = stack.enter_context(
             progress(total=len(kb), description="embed", unit="passage", shown=report_done is None)
@@ -106,10 +109,9 @@ def embed_on_devices(
 
 
 def _work(share: Share, pipe: Connection) -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the parent ends the workers
-    with contextlib.suppress(BrokenPipeError):  # the parent is gone
+    # Ctrl-C sends SIGINT to the whole process group; the parent process ends the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(BrokenPipeError):  # the parent process has ended
         try:
             pipe.send(_embed(share, pipe.send))
         except RealmError as error:
@@ -121,7 +123,7 @@ def _embed(share: Share, report_done: Callable[[int], None]) -> np.ndarray:
         torch.set_num_threads(share.threads)
     kb = KnowledgeBase.open(share.kb)
     if kb.fingerprint != share.corpus:
-        raise ConflictError(f"{share.kb} was changed while its index was built: build it again")
+        raise ConflictError(f"{share.kb} was changed while its index was built: build the index again")
     model = load_model(share.model_path, reader=False).to(choose_device(share.device))
     numbers = np.arange(share.first, len(kb), share.step)
     name, dim = f"{share.first}-of-{share.step}", model.embedder.config.dim

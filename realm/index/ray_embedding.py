@@ -1,7 +1,7 @@
-"""Embedding on a Ray cluster: each actor opens the knowledge base and the model, and embeds chunks of passages.
+"""Embeds passages on a Ray cluster: each actor opens the knowledge base and the model, and embeds chunks of passages.
 
-All machines of the cluster need the knowledge base and the model under the same paths. The chunks that are done are saved by
-the process that ordered the build, so that an interrupted build continues.
+All machines of the cluster need the knowledge base and the model at the same paths. The process that started the build saves
+the finished chunks, so that an interrupted build can continue.
 
 Axis letters: N passages, n passages of a chunk, M passages that are not embedded yet, D embedding.
 """
@@ -24,7 +24,7 @@ from realm.store import unfinished
 from realm.store.knowledge_base import KnowledgeBase
 
 CHUNK = 4096
-"""Largest number of passages of a chunk: a minute of work for a core and a BERT-base."""
+"""Largest number of passages in a chunk: with a BERT-base, a core embeds a chunk in about a minute."""
 
 
 def embed_on_ray(
@@ -37,7 +37,7 @@ def embed_on_ray(
     precision: Precision,
     report_done: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """Vectors of all passages -> [N, D] float16; `report_done` gets the number of finished passages.
+    """Vectors of all passages -> [N, D] float16; `report_done` is called with the number of finished passages.
 
     Raises:
         InputError: Ray is not installed, or there is no cluster at the address.
@@ -73,17 +73,17 @@ def embed_on_ray(
 
 
 def _everywhere(model_path: str) -> str:
-    """A folder as an absolute path; other names as they are."""
+    """The path of a model folder as an absolute path; other names of models are not changed."""
     return str(Path(model_path).absolute()) if Path(model_path).exists() else model_path
 
 
 def _prepare(
     kb_folder: Path, corpus: str, model_path: str, device: str, precision: Precision
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Loads knowledge base and model in an actor -> the function that embeds the passages of these numbers."""
+    """Loads the knowledge base and the model in an actor -> a function that embeds the passages with given numbers."""
     kb = KnowledgeBase.open(kb_folder)
     if kb.fingerprint != corpus:
-        raise ConflictError(f"{kb_folder} was changed while its index was built: build it again")
+        raise ConflictError(f"{kb_folder} was changed while its index was built: build the index again")
     model = load_model(model_path, reader=False).to(choose_device(device))
     if model.device.type == "cpu":
         torch.set_num_threads(1)  # an actor has one core

@@ -1,7 +1,7 @@
-"""The index of a knowledge base under a model: built, completed, loaded.
+"""Builds, completes and loads the index of a knowledge base for a model.
 
-Vectors of different models are stored side by side (`realm.store.vectors`) under the fingerprint of the passage tower. A model
-of which only the query tower was trained uses the index of its start model.
+Each index is stored under the fingerprint of the passage tower that computed its vectors (`realm.store.vectors`). If a training
+stage changes only the query tower of a model, the new model uses the index of the old model.
 """
 
 import sys
@@ -30,7 +30,9 @@ from realm.store.tables import made_anew
 from realm.store.vectors import Vectors, VectorsInfo
 
 LOG_EVERY = 5.0
-"""Seconds between two log lines of a supervised build."""
+"""Seconds between two log lines of a build that a training run supervises."""
+KEPT_VERSIONS = 2
+"""Newest versions of an index that stay on disk; in a training run also those that a checkpoint needs."""
 
 
 @dataclass(frozen=True)
@@ -44,31 +46,27 @@ class IndexConfig(EngineConfig):
     """Precision of matrix products; vectors are stored as float16 in any case."""
     threads: int = 0
     """CPU threads of each process; 0: torch's default. Processes on a Ray cluster have one."""
-    keep: int = 2
-    """Newest index versions of the model that stay on disk; 0: all versions."""
-    folder: str = ""
-    """Folder of the index; "": a folder in the knowledge base. Training runs have index folders of their own."""
 
 
 @dataclass(frozen=True)
 class IndexVersion:
-    """A searchable index and its origin."""
+    """An index that can be searched, and its origin."""
 
     index: MipsIndex
     number: int
-    """Number of the version on disk; 0: in memory only."""
+    """Number of the version on disk; 0 if the index is only in memory."""
     step: int
-    """Training step of the embedder that made the vectors."""
+    """Training step of the embedder that computed the vectors."""
     created: str = ""
-    """Time of the build, ISO 8601; vectors of passages that were added later do not change it."""
+    """Time of the build, ISO 8601; adding vectors of new passages does not change this time."""
     embedder: Embedder | None = None
-    """The embedder that made the vectors, if searches use it instead of the live embedder."""
+    """The embedder that computed the vectors, if searches use it instead of the embedder that is being trained."""
     cost: dict[str, float] = field(default_factory=dict)
     """Cost of the build, for the metrics."""
 
 
 class IndexReport(TypedDict):
-    """Report of `realm index`: the version, and how many of its passages were embedded in this call."""
+    """Report of `realm index`; `passages` is the number of vectors in the version, `embedded` how many of them are new."""
 
     folder: str
     version: int
@@ -79,11 +77,13 @@ class IndexReport(TypedDict):
 
 
 def build_index(
-    kb: KnowledgeBase, model_path: str, config: IndexConfig, supervised: bool = False
+    kb: KnowledgeBase, model_path: str, config: IndexConfig, run_folder: Path | None = None
 ) -> IndexReport:
-    """Embeds the passages that the model's index lacks, and publishes a new version by one atomic commit.
+    """Embeds the passages that have no vector by this model, and publishes a new version with one atomic commit.
 
-    A build that a training run supervises logs its progress every few seconds, and always publishes a version.
+    `run_folder` is the folder of the index of the training run that has started the build. Such a build logs its progress every
+    few seconds, publishes a version even if no vector has changed, and removes no version, because checkpoints need some of
+    them.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -93,9 +93,9 @@ def build_index(
         choose_device(name)  # check all devices before any process starts
     model = load_model(model_path, reader=False).to(choose_device(devices[0]))
     kb.check_tokenizer(model.tokenizer, model_path)
-    folder = Path(config.folder) if config.folder else index_folder(kb, model)
+    folder = run_folder or index_folder(kb, model)
     folder.mkdir(parents=True, exist_ok=True)
-    report_done = _log_progress(len(kb)) if supervised else None
+    report_done = _log_progress(len(kb)) if run_folder else None
 
     def build() -> tuple[int, int]:
         known = vectors.read(folder, kb.keys_N)
@@ -120,16 +120,16 @@ def build_index(
             return publish(kb, model, model_path, folder, array_ND), len(kb)
         if len(known.missing):
             return _complete(kb, model, folder, known).version, len(known.missing)
-        if supervised or known.left_over:
-            # The weights did not change, but the step did; or passages were deleted.
+        if run_folder or known.left_over:
+            # Only the training step of the model has changed, or passages were deleted.
             info = replace(known.info, step=model.step, corpus=kb.fingerprint)
             return vectors.publish(folder, kb.keys_N, known.array, info), 0
         return known.version, 0
 
     with autocast(model.device, config.precision):
         version, embedded = made_anew(folder, build)
-    if config.keep:
-        vectors.keep_versions(folder, config.keep)
+    if run_folder is None:
+        vectors.keep_versions(folder, KEPT_VERSIONS)
     return {
         "folder": str(folder),
         "version": version,
@@ -141,9 +141,9 @@ def build_index(
 
 
 def load_index(kb: KnowledgeBase, model: Model, model_path: str, mapped: bool = False) -> IndexVersion:
-    """The newest index of this model; passages that were added since the build are embedded first.
+    """Loads the newest index of this model; passages that were added after the build are embedded first.
 
-    A `mapped` index stays on disk.
+    With `mapped`, the vectors are not loaded into memory, but mapped from a file.
 
     Raises:
         InputError: the knowledge base has no index of this model.
@@ -167,7 +167,7 @@ def load_index(kb: KnowledgeBase, model: Model, model_path: str, mapped: bool = 
 
 
 def index_folder(kb: KnowledgeBase, model: Model) -> Path:
-    """The folder of a model's vectors in a knowledge base."""
+    """The folder with the vectors of a model in a knowledge base."""
     return vectors.folder_of(kb.folder, model.compute_passage_fingerprint())
 
 
@@ -177,8 +177,13 @@ def publish(
     model_path: str,
     folder: Path,
     array_ND: np.ndarray | None = None,
+    bits: int = 16,
 ) -> int:
-    """Publishes a version with the vectors of all passages, which are embedded now if not given -> its number."""
+    """Publishes a version with the vectors of all passages -> number of the version.
+
+    If `array_ND` is None, the passages are embedded now. `bits` is the number of bits in which a number is stored: 16, or
+    32 for the vectors of a converted checkpoint.
+    """
     if array_ND is None:
         array_ND = _embed(kb.tokens, kb.keys_N, model, folder)
     info = VectorsInfo(
@@ -188,6 +193,7 @@ def publish(
         dim=array_ND.shape[1],
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         corpus=kb.fingerprint,
+        bits=bits,
     )
     version = vectors.publish(folder, kb.keys_N, array_ND, info)
     unfinished.forget(folder)
@@ -195,7 +201,7 @@ def publish(
 
 
 def _complete(kb: KnowledgeBase, model: Model, folder: Path, known: Vectors) -> Vectors:
-    """The vectors completed with those of missing passages, which are embedded and published now."""
+    """Embeds the passages that have no vector, and publishes a version with their vectors -> the vectors of all passages."""
     if len(known.missing) == 0:
         return known
     keys_M = kb.keys_N[known.missing]
@@ -227,7 +233,10 @@ def _embed(
 
 
 def _log_progress(total: int) -> Callable[[int], None]:
-    """A callback that prints the progress of a build every few seconds, from the loop that does the work: a heartbeat."""
+    """A callback that prints the progress of a build every few seconds.
+
+    The loop that embeds calls this function, so a build that hangs prints nothing.
+    """
     started = said = time.monotonic()
 
     def report_done(done: int) -> None:

@@ -11,7 +11,6 @@ Reading blocks needs about 30 bytes of memory per block, and memory for `BLOCKS_
 """
 
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -21,11 +20,11 @@ import pyarrow as pa
 import torch
 
 from realm.errors import InputError
-from realm.index.versions import index_folder
+from realm.index.versions import index_folder, publish
 from realm.interop.block_records import BlockRecords, write_records
 from realm.interop.checkpoint import CLASSES, RECORDS, open_checkpoint
 from realm.interop.export import Lazy, check_exportable, kinds_of, write_checkpoint
-from realm.interop.parts import convert
+from realm.interop.weight_names import convert
 from realm.model.folder import Model, load_model, new_folder, save_model
 from realm.model.manifest import is_model, read_manifest
 from realm.progress import progress
@@ -47,7 +46,6 @@ from realm.store.ingest import (
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.schema import Row, row_batches
 from realm.store.tables import newest_version
-from realm.store.vectors import VectorsInfo
 from realm.text.corpus import Annotations, Document, Passage, passage_id
 from realm.text.salient_spans import Tagger
 from realm.tokens.tokenizer import Tokenizer
@@ -282,13 +280,4 @@ def _publish(kb: KnowledgeBase, model: Model, path: str, block_emb: torch.Tensor
     if version is not None and there is not None and there.bits == bits:
         return version
     folder.mkdir(parents=True, exist_ok=True)
-    info = VectorsInfo(
-        model=model.compute_passage_fingerprint(),
-        model_path=path,
-        step=0,
-        dim=block_emb.shape[1],
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        corpus=kb.fingerprint,
-        bits=bits,
-    )
-    return vectors.publish(folder, kb.keys_N, block_emb.float().numpy(), info)
+    return publish(kb, model, path, folder, block_emb.float().numpy(), bits)

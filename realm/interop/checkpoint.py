@@ -14,9 +14,9 @@ from torch import Tensor
 
 from realm.errors import DamagedError, InputError, RealmError, first_line
 from realm.files import read_json
+from realm.hub import encoder_folder
 from realm.interop import google
 from realm.model.tensor_files import WEIGHTS, load_tensors, weight_files
-from realm.tokens.hub import encoder_folder
 from realm.tokens.tokenizer import Tokenizer
 
 RECORDS = "block_records.npy"

@@ -1,6 +1,6 @@
 """Writes a model as folders that transformers 4.57.6 loads, one folder per REALM class.
 
-Unused tensors (`realm.interop.parts`) are written as heads and poolers without effect, so that no tensor is missing. All
+Unused tensors (`realm.interop.weight_names`) are written as heads and poolers without effect, so that no tensor is missing. All
 other tensors are written unchanged."""
 
 import json
@@ -17,7 +17,7 @@ from torch import Tensor
 from realm.errors import InputError
 from realm.files import write_json
 from realm.interop.checkpoint import CLASSES, DEFAULTS
-from realm.interop.parts import MASKED_READER, SPAN_READER, TIED, TOWER, tensors_of
+from realm.interop.weight_names import MASKED_READER, SPAN_READER, TIED, TOWER, tensors_of
 from realm.model.bert import BertConfig
 from realm.model.embedder import Tower
 from realm.model.folder import Model

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from realm.errors import InputError
+from realm.hub import encoder_folder
 from realm.interop.checkpoint import FILES, read_tensors
 from realm.model.bert import Bert
 from realm.model.bert_files import SkipInit, own_name, read_bert_config
@@ -16,7 +17,6 @@ from realm.model.calibration import Calibration
 from realm.model.folder import Model, load_model
 from realm.model.manifest import is_model
 from realm.model.span_reader import SpanConfig, SpanReader
-from realm.tokens.hub import encoder_folder
 from realm.tokens.layouts import Lengths
 from realm.tokens.tokenizer import Tokenizer
 

@@ -1,1 +1,1 @@
-"""Masked sentences as queries, and which passages are candidates for them."""
+"""Masked queries, which are made from sentences, and the candidates of these queries."""

@@ -1,13 +1,15 @@
-"""From hits to the candidates that a masked query reads, and to the tensors of a pre-training step.
+"""Chooses the candidates of masked queries from search results, and makes the tensors of a pre-training step.
 
-Two rules of the paper: the null passage is always candidate 0, and a passage that the query was cut from, or that repeats the
-text of the query, is never a candidate. Injected positives are an option: passages that hold the masked span, found through
-the salient spans, for readers and batches that are too small to find positives by chance.
+Two rules apply. The null passage is always candidate 0. The passage from which the query was cut, and every passage that
+repeats the text of the query, is never a candidate, unless `exclude_own` is False. In addition, positives can be injected:
+passages in which the masked span was tagged become candidates. Injected positives are for readers and batches that are too
+small to find positives by chance.
 
 Axis letters: B queries, K candidates including the null passage, M masked tokens, U distinct passages, T tokens.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +18,8 @@ from torch import Tensor
 
 from realm.errors import InputError
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, repeats_text
+from realm.model.folder import Model
+from realm.model.modes import evaluating
 from realm.model.scores import scores
 from realm.search.exact import Hits, MipsIndex
 from realm.store.knowledge_base import PassageTokens
@@ -29,11 +33,11 @@ class Candidates(NamedTuple):
     number_BK: np.ndarray
     """Passage numbers; column 0 is the null passage."""
     excluded: list[np.ndarray]
-    """Per query, the retrieved passages that repeat the text of the query, including its own passage."""
+    """Per query, the passage of the query and the retrieved passages that repeat the text of the query."""
 
 
 class RetrievalBatch(NamedTuple):
-    """Inputs of the forward pass of a step."""
+    """The inputs of one training step."""
 
     queries: Tokens
     passages: Tokens
@@ -41,9 +45,9 @@ class RetrievalBatch(NamedTuple):
     place_BK: Tensor
     """Row of each candidate in `passages`."""
     joint: Tokens
-    """Each query with each of its candidates -> [B * K, T], candidates varying fastest."""
+    """Each query with each of its candidates -> [B * K, T]; the rows of the first query come first."""
     position_BM: Tensor
-    """Masked positions, equal in the query and in its joint rows."""
+    """Masked positions, which are the same in `queries` and in `joint`."""
     target_BM: Tensor
     mask_BM: Tensor
     """1.0 at real masked tokens, 0.0 at padding."""
@@ -52,50 +56,80 @@ class RetrievalBatch(NamedTuple):
         return RetrievalBatch._make(part.to(device) for part in self)
 
 
+@dataclass(frozen=True)
+class CandidateRule:
+    """How the candidates of a query are chosen."""
+
+    count: int
+    """Candidates per query, including the null passage."""
+    same_corpus: bool
+    """Whether the queries were cut from the passages of the knowledge corpus."""
+    injected: int = 0
+    """Number of injected positives: the positives of the masked span with the best scores that are not among the other
+    candidates. If there are fewer positives, more hits become candidates."""
+    exclude_own: bool = True
+    """If False, no passage is excluded."""
+
+
 def choose_candidates(
     queries: Sequence[MaskedQuery],
     query_BD: Tensor,
     index: MipsIndex,
     knowledge: PassageTokens,
-    count: int,
-    same_corpus: bool,
-    injected: int = 0,
+    rule: CandidateRule,
     spans: SpanIndex | None = None,
-    exclude_own: bool = True,
 ) -> Candidates:
-    """`count` candidates per query: the null passage, `injected` positives of the masked span, and the best hits.
+    """The candidates of each query: the null passage, injected positives of the masked span, and the best hits.
 
-    `same_corpus`: the passages of the queries are numbered as in `knowledge`. Injected positives are the best-scoring positives
-    that are not among the hits; if there are fewer than `injected`, more hits take their places. `exclude_own` False: no
-    passage is excluded.
+    `spans` finds the positives; if `spans` is None, no positive is injected.
 
     Raises:
         InputError: the corpus is too small to give every query its candidates.
     """
-    wanted = count - 1
+    wanted, injected = rule.count - 1, rule.injected
     hits = index.search(query_BD, wanted + 8)
     numbers, excluded = [], []
     for row, query in enumerate(queries):
-        own = np.array([query.passage] if same_corpus else [], dtype=np.int64) if exclude_own else None
+        own = (
+            np.array([query.passage] if rule.same_corpus else [], dtype=np.int64)
+            if rule.exclude_own
+            else None
+        )
         hit, out = _allowed(query, hits, row, knowledge, own)
         depth = wanted + 8
-        while len(hit) < wanted and depth < len(index):  # many duplicates of one text: search deeper
+        while len(hit) < wanted and depth < len(index):  # many hits repeat the text of the query
             depth *= 4
             hit, out = _allowed(query, index.search(query_BD[row : row + 1], depth), 0, knowledge, own)
         if len(hit) < wanted:
-            raise InputError(f"{len(index)} passages are too few: {count} candidates per query need more")
+            raise InputError(
+                f"{len(index)} passages are too few: {rule.count} candidates per query need more"
+            )
         chosen = hit[:wanted]
         if injected and spans is not None:
             positives = np.setdiff1d(
                 spans.passages(query.targets), np.concatenate([out, chosen[: wanted - injected]])
             )
             best = _best(positives, query_BD[row], index, injected * 2)
-            best = [n for n in best if not (exclude_own and _repeats(query, n, knowledge))][:injected]
+            best = [n for n in best if not (rule.exclude_own and _repeats(query, n, knowledge))][:injected]
             fill = [n for n in chosen[wanted - injected :] if n not in best][: injected - len(best)]
             chosen = np.array([*chosen[: wanted - injected], *best, *fill], dtype=np.int64)
         numbers.append(np.concatenate([[NULL_PASSAGE], chosen]))
         excluded.append(out)
     return Candidates(np.stack(numbers).astype(np.int64), excluded)
+
+
+@torch.no_grad()
+def embed_queries(model: Model, queries: Sequence[MaskedQuery], at_once: int = 128) -> Tensor:
+    """Vectors of masked queries, without dropout -> [B, D]."""
+    with evaluating(model.embedder):
+        return torch.cat(
+            [
+                model.embedder.query(
+                    query_inputs([q.ids for q in part], model.tokenizer, model.lengths).to(model.device)
+                )
+                for part in (queries[i : i + at_once] for i in range(0, len(queries), at_once))
+            ]
+        )
 
 
 def read_inputs(
@@ -105,7 +139,7 @@ def read_inputs(
     tokenizer: Tokenizer,
     lengths: Lengths,
 ) -> RetrievalBatch:
-    """The tensors of a step: queries, distinct passages, and every query with every candidate."""
+    """The tensors of a training step: queries, distinct passages, and each query with each of its candidates."""
     distinct, place = np.unique(number_BK, return_inverse=True)
     position_BM, target_BM, mask_BM = _targets(queries)
     nothing = np.zeros(0, dtype=np.int64)
@@ -128,7 +162,7 @@ def read_inputs(
 
 
 def _targets(queries: Sequence[MaskedQuery]) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions (counted after [CLS]), target ids and mask, padded to the longest span -> three of [B, M]."""
+    """Masked positions (with [CLS] at position 0), target ids and mask, padded to the longest span -> three tensors [B, M]."""
     most = max(len(q.positions) for q in queries)
     position_BM = np.zeros((len(queries), most), dtype=np.int64)
     target_BM = np.zeros((len(queries), most), dtype=np.int64)
@@ -144,7 +178,10 @@ def _targets(queries: Sequence[MaskedQuery]) -> tuple[Tensor, Tensor, Tensor]:
 def _allowed(
     query: MaskedQuery, hits: Hits, row: int, knowledge: PassageTokens, own: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The hits of a query without passages that repeat its text, and those passages; `own` None: all hits, and nothing."""
+    """The allowed hits of a query, and the excluded passages: `own`, and the hits that repeat the text of the query.
+
+    If `own` is None, all hits are allowed.
+    """
     numbers = hits.number_BK[row].cpu().numpy()
     if own is None:
         return numbers, numbers[:0]

@@ -1,13 +1,13 @@
-"""From a passage to a masked query: salient span masking (REALM section 3.4) and the random maskings of its ablation.
+"""Makes masked queries from passages: salient span masking (REALM section 3.4), and random masking as in the paper's ablation.
 
-A query is a sentence of a passage with some wordpieces replaced by [MASK]; the replaced wordpieces are the targets. All offsets
-count wordpieces.
+A query is a sentence of a passage in which some wordpieces are replaced by [MASK]; the replaced wordpieces are the targets. All
+positions are positions of wordpieces.
 
-Three more functions decide which passages a masked query may retrieve: `span_key` hashes a span, `SpanIndex` finds the passages
-that hold a span, and `repeats_text` finds passages that repeat the text of a query.
+This file also compares passages with masked queries: `SpanIndex` finds the passages in which a span was tagged, `holds` finds
+out whether a passage contains a span, and `repeats_text` whether a passage repeats the text of a query.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -18,51 +18,63 @@ from realm.store.knowledge_base import PassageTokens
 Masking = Literal["salient", "token", "bert", "span"]
 
 TOKEN_SHARE = 0.15
-"""Share of a sentence that the random maskings mask (BERT, SpanBERT)."""
+"""Share of the wordpieces of a sentence that are masked at random (BERT, SpanBERT)."""
 REPLACED, KEPT = 0.1, 0.1
-"""Shares of the predicted wordpieces of "bert" that become a random wordpiece, and that stay as they are."""
+"""With masking "bert": share of the predicted wordpieces that become a random wordpiece, and share that is not changed."""
+
+
+class MaskingRule(NamedTuple):
+    """How a passage becomes a masked query."""
+
+    mask_id: int
+    """Wordpiece [MASK]."""
+    max_tokens: int
+    """Longest query in wordpieces; a longer sentence is cut to a window with the first mask (released code: the example is
+    skipped)."""
+    masking: Masking = "salient"
+    """What is masked; `mask_passage` describes each value."""
+    repeats: bool = False
+    """Whether other occurrences of a salient span in the sentence are masked too (not in the released code)."""
+    titled: float = 0.0
+    """Share of the queries of `draw_queries` that begin with the title of the passage (`with_title`)."""
+    vocab_size: int = 0
+    """Number of wordpieces from which "bert" draws random wordpieces."""
+    max_masks: int = 10
+    """Largest number of wordpieces of a query that are predicted."""
 
 
 class MaskedQuery(NamedTuple):
-    """A masked sentence; `positions` count from the first of `ids`."""
+    """A masked sentence, as wordpieces."""
 
     passage: int
-    """Number of the passage that the sentence was cut from."""
+    """Number of the passage from which the sentence was cut."""
     ids: np.ndarray
-    """The sentence with [MASK], optionally after the title of its passage."""
+    """The sentence with [MASK]; the title of the passage can stand before the sentence."""
     original: np.ndarray
     """The sentence before masking, without a title."""
     positions: np.ndarray
-    """Masked positions to predict, ascending, at most `max_masks`."""
+    """Positions in `ids` that are predicted, ascending."""
     targets: np.ndarray
     """The original wordpieces at `positions`."""
 
 
 def mask_passage(
-    tokens: PassageTokens,
-    passage: int,
-    rng: np.random.Generator,
-    mask_id: int,
-    max_tokens: int,
-    masking: Masking = "salient",
-    max_masks: int = 10,
-    repeats: bool = False,
-    vocab_size: int = 0,
+    tokens: PassageTokens, passage: int, rng: np.random.Generator, rule: MaskingRule
 ) -> MaskedQuery | None:
-    """A masked query of a passage, or None if the passage has nothing to mask.
+    """A masked query from a passage; None if the passage has nothing to mask.
 
-    "salient": a span drawn evenly from all spans of the passage that lie within one sentence. The sentence of the span is the
-    query, every wordpiece of the span becomes [MASK], and the first `max_masks` are predicted. `repeats` masks other
-    occurrences of the span in the sentence too (released code: no). "token": 15 % of the wordpieces of a random sentence.
-    "bert": as "token", but of these 10 % become a random wordpiece of `vocab_size` and 10 % stay as they are (Devlin et al.
-    2019). "span": random runs of geometric length (p = 0.2, at most 10) up to 15 % (SpanBERT). A sentence longer than
-    `max_tokens` is cut to a window around the first mask (released code: the example is skipped)."""
+    "salient": a span is drawn uniformly from all spans of the passage that lie within one sentence. The query is the sentence
+    with this span, every wordpiece of the span becomes [MASK], and the first `max_masks` wordpieces are predicted. "token":
+    15 % of the wordpieces of a random sentence are masked. "bert": as "token", but 10 % of the masked wordpieces become a
+    random wordpiece, and 10 % are not changed (Devlin et al. 2019). "span": random runs of wordpieces are masked, up to 15 %
+    of a random sentence; the lengths of the runs have a geometric distribution (p = 0.2) and are at most 10 (SpanBERT).
+    """
     body = tokens.body.row(passage)
-    if masking == "salient":
+    if rule.masking == "salient":
         chosen = _salient(tokens, passage, rng)
         if chosen is None:
             return None
-        return _hide_span(passage, body, *chosen, mask_id, max_tokens, max_masks, repeats)
+        return _hide_span(passage, body, *chosen, rule)
     else:
         starts = tokens.sentences.row(passage)
         bounds = np.append(starts, len(body))
@@ -70,88 +82,67 @@ def mask_passage(
         sentence = body[bounds[number] : bounds[number + 1]]
         if len(sentence) < 4:
             return None
-        hidden = (_random_spans if masking == "span" else _random_tokens)(len(sentence), rng)
-    query = _hide(passage, sentence, hidden, hidden[:0], mask_id, max_tokens, max_masks)
-    return _as_bert(query, rng, mask_id, vocab_size) if masking == "bert" else query
+        hidden = (_random_spans if rule.masking == "span" else _random_tokens)(len(sentence), rng)
+    query = _hide(passage, sentence, hidden, hidden[:0], rule)
+    return _as_bert(query, rng, rule) if rule.masking == "bert" else query
 
 
 def each_span(tokens: PassageTokens, passage: int, mask_id: int, max_tokens: int) -> Iterator[MaskedQuery]:
-    """One masked query for each span of a passage that lies within a sentence; its repeats in the sentence are masked too."""
+    """One masked query for each span of a passage that lies within one sentence.
+
+    Other occurrences of the span in the sentence are masked too.
+    """
     body = tokens.body.row(passage)
     for sentence, span in _spans_in_sentences(tokens, passage):
-        yield _hide_span(passage, body, sentence, span, mask_id, max_tokens, max_masks=10, repeats=True)
+        yield _hide_span(passage, body, sentence, span, MaskingRule(mask_id, max_tokens, repeats=True))
 
 
-def _as_bert(query: MaskedQuery, rng: np.random.Generator, mask_id: int, vocab_size: int) -> MaskedQuery:
-    """The query with some of its [MASK] replaced by a random wordpiece, and some by the original one (Devlin et al. 2019)."""
-    hidden, ids = np.flatnonzero(query.ids == mask_id), query.ids.copy()
+def _as_bert(query: MaskedQuery, rng: np.random.Generator, rule: MaskingRule) -> MaskedQuery:
+    """Replaces some [MASK] of a query by random wordpieces, and some by the original wordpieces (Devlin et al. 2019)."""
+    hidden, ids = np.flatnonzero(query.ids == rule.mask_id), query.ids.copy()
     draw = rng.random(len(hidden))
     replaced, kept = hidden[draw < REPLACED], hidden[draw >= 1 - KEPT]
-    ids[replaced], ids[kept] = rng.integers(vocab_size, size=len(replaced)), query.original[kept]
+    ids[replaced], ids[kept] = rng.integers(rule.vocab_size, size=len(replaced)), query.original[kept]
     return query._replace(ids=ids)
 
 
 def _hide_span(
-    passage: int,
-    body: np.ndarray,
-    bounds: tuple[int, int],
-    span: tuple[int, int],
-    mask_id: int,
-    max_tokens: int,
-    max_masks: int,
-    repeats: bool,
+    passage: int, body: np.ndarray, bounds: tuple[int, int], span: tuple[int, int], rule: MaskingRule
 ) -> MaskedQuery:
-    """The query that hides a span, given as bounds in the body, in the sentence with the given bounds."""
+    """Masks a span in a sentence -> query. `bounds` has start and end of the sentence, `span` start and end of the span."""
     sentence = body[slice(*bounds)]
     hidden = np.arange(*span) - bounds[0]
-    also = np.setdiff1d(_occurrences(sentence, sentence[hidden]), hidden) if repeats else hidden[:0]
-    return _hide(passage, sentence, hidden, also, mask_id, max_tokens, max_masks)
+    also = np.setdiff1d(_occurrences(sentence, sentence[hidden]), hidden) if rule.repeats else hidden[:0]
+    return _hide(passage, sentence, hidden, also, rule)
 
 
 def _hide(
-    passage: int,
-    sentence: np.ndarray,
-    hidden: np.ndarray,
-    also: np.ndarray,
-    mask_id: int,
-    max_tokens: int,
-    max_masks: int,
+    passage: int, sentence: np.ndarray, hidden: np.ndarray, also: np.ndarray, rule: MaskingRule
 ) -> MaskedQuery:
-    """The query that hides the wordpieces at `hidden`, the first `max_masks` of which are predicted, and those at `also`."""
-    offset = _window(len(sentence), int(hidden[0]), int(hidden[-1]), max_tokens)
+    """Masks the wordpieces at `hidden` and at `also` -> query in which the first `max_masks` of `hidden` are predicted."""
+    offset = _window(len(sentence), int(hidden[0]), int(hidden[-1]), rule.max_tokens)
     ids = sentence.copy()
-    ids[hidden] = mask_id
-    ids[also] = mask_id
-    positions = hidden[:max_masks] - offset
-    positions = positions[positions < max_tokens]
-    window = slice(offset, offset + max_tokens)
+    ids[hidden] = rule.mask_id
+    ids[also] = rule.mask_id
+    positions = hidden[: rule.max_masks] - offset
+    positions = positions[positions < rule.max_tokens]
+    window = slice(offset, offset + rule.max_tokens)
     return MaskedQuery(passage, ids[window], sentence[window], positions, sentence[positions + offset])
 
 
 def draw_queries(
-    tokens: PassageTokens,
-    passages: np.ndarray,
-    count: int,
-    rng: np.random.Generator,
-    mask_id: int,
-    max_tokens: int,
-    masking: Masking = "salient",
-    repeats: bool = False,
-    titled: float = 0.0,
-    vocab_size: int = 0,
+    tokens: PassageTokens, passages: np.ndarray, count: int, rng: np.random.Generator, rule: MaskingRule
 ) -> list[MaskedQuery]:
-    """`count` masked queries from passages drawn evenly from the given numbers; passages with nothing to mask are skipped.
+    """Up to `count` masked queries from passages that are drawn uniformly from `passages`.
 
-    A share `titled` of the queries begins with the title of the passage (`with_title`).
+    Passages with nothing to mask are skipped.
     """
     queries: list[MaskedQuery] = []
     for passage in _endless(passages, rng, limit=count * 50):
-        query = mask_passage(
-            tokens, passage, rng, mask_id, max_tokens, masking, repeats=repeats, vocab_size=vocab_size
-        )
+        query = mask_passage(tokens, passage, rng, rule)
         if query is not None:
-            if titled and rng.random() < titled:
-                query = with_title(query, tokens.title.row(passage), max_tokens)
+            if rule.titled and rng.random() < rule.titled:
+                query = with_title(query, tokens.title.row(passage), rule.max_tokens)
             queries.append(query)
             if len(queries) == count:
                 break
@@ -159,30 +150,24 @@ def draw_queries(
 
 
 def with_title(query: MaskedQuery, title: np.ndarray, max_tokens: int) -> MaskedQuery:
-    """A query that begins with the title of its passage, as a question names its subject.
+    """Adds the title of the passage at the beginning of a query, so that the query names its subject, as a question does.
 
-    The query stays unchanged if a masked wordpiece occurs in the title, or if it would be longer than `max_tokens`.
+    The query is not changed if a masked wordpiece occurs in the title, or if the longer query would exceed `max_tokens`.
     """
     if len(title) + len(query.ids) > max_tokens or np.isin(title, query.targets).any():
         return query
     return query._replace(ids=np.concatenate([title, query.ids]), positions=query.positions + len(title))
 
 
-def held_out(ids: Sequence[str], share: float) -> np.ndarray:
-    """True for passages that no training query is cut from. Decided by content hash, so that adding and deleting change
-    nothing."""
-    return np.array([int(i[:8], 16) % 10_000 < share * 10_000 for i in ids], dtype=bool)
-
-
 def span_key(ids: np.ndarray) -> int:
-    """A 64-bit hash of a wordpiece sequence."""
+    """A 64-bit hash of a sequence of wordpieces."""
     return int(_polynomial(np.asarray(ids)[None, :])[0])
 
 
 class SpanIndex:
-    """Salient span -> the passages where the span was tagged.
+    """Finds the passages in which a salient span was tagged.
 
-    Built at the first lookup; costs 16 bytes for each span of the corpus.
+    The index is built at the first lookup, and needs 16 bytes of memory for each span of the corpus.
     """
 
     def __init__(self, tokens: PassageTokens):
@@ -190,7 +175,7 @@ class SpanIndex:
 
     @cached_property
     def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Keys of spans, ascending, and the passage of each key."""
+        """Keys of spans, ascending, and the passage number for each key."""
         tokens = self._tokens
         owners = np.repeat(np.arange(len(tokens.body.lengths)), tokens.span_starts.lengths)
         first = tokens.body.offsets[owners] + tokens.span_starts.values
@@ -199,9 +184,8 @@ class SpanIndex:
         for one in np.unique(width):
             rows = np.flatnonzero(width == one)
             keys[rows] = _polynomial(tokens.body.values[first[rows, None] + np.arange(one)])
-        pairs = np.unique(
-            np.stack([keys, owners.astype(np.uint64)]), axis=1
-        )  # sorted by key, then passage; each pair once
+        # Distinct pairs, sorted by key and then by passage.
+        pairs = np.unique(np.stack([keys, owners.astype(np.uint64)]), axis=1)
         return pairs[0], pairs[1].astype(np.int64)
 
     def passages(self, span_ids: np.ndarray) -> np.ndarray:
@@ -212,15 +196,15 @@ class SpanIndex:
 
 
 def holds(body: np.ndarray, span_ids: np.ndarray) -> bool:
-    """Whether a passage contains the wordpieces of a span as one run."""
+    """Whether a passage contains the wordpieces of a span one after another."""
     return len(span_ids) > 0 and _stands_in(_bytes(span_ids), _bytes(body))
 
 
 def repeats_text(sentence: np.ndarray, body: np.ndarray, run: int = 10) -> bool:
-    """Whether a passage repeats `run` consecutive wordpieces of a sentence, or the whole sentence if it is shorter.
+    """Whether a passage contains `run` consecutive wordpieces of a sentence, or the whole sentence if the sentence is shorter.
 
-    This finds the own passage of a query, duplicates and overlapping windows by content, so that it also works if queries and
-    passages come from different corpora.
+    The comparison by content finds the passage of a query, duplicates and overlapping passages, even if queries and passages
+    come from different corpora.
     """
     length = min(run, len(sentence))
     if length == 0 or len(body) < length:
@@ -265,7 +249,7 @@ def _random_spans(length: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _window(length: int, first: int, last: int, max_tokens: int) -> int:
-    """Start of a window of `max_tokens`: the start of the sentence unless the mask would fall outside."""
+    """Start of a window of `max_tokens` wordpieces: the start of the sentence, if that window contains the mask."""
     if length <= max_tokens or last < max_tokens:
         return 0
     return min(max(0, (first + last + 1 - max_tokens) // 2), first, length - max_tokens)
@@ -282,19 +266,19 @@ def _occurrences(body: np.ndarray, span_ids: np.ndarray) -> np.ndarray:
 
 
 def _bytes(ids: np.ndarray) -> bytes:
-    """Wordpieces as four bytes each: searching bytes is faster than comparing windows of an array."""
+    """Wordpieces as four bytes each, because searching bytes is faster than comparing windows of an array."""
     return np.asarray(ids, dtype=np.int32).tobytes()
 
 
 def _stands_in(part: bytes, whole: bytes) -> bool:
     place = whole.find(part)
-    while place % 4 and place >= 0:  # a match between two wordpieces
+    while place % 4 and place >= 0:  # the match does not begin at a wordpiece
         place = whole.find(part, place + 1)
     return place >= 0
 
 
 def _polynomial(rows: np.ndarray) -> np.ndarray:
-    """A polynomial hash of each row modulo 2**64; ids count from 1, so that the length matters."""
+    """A polynomial hash of each row modulo 2**64; each id is increased by 1, so that zeros change the hash too."""
     key = np.zeros(len(rows), dtype=np.uint64)
     for column in rows.T.astype(np.uint64):
         key = key * np.uint64(0x9E3779B97F4A7C15) + (column + np.uint64(1)) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,1 +1,1 @@
-"""The networks, their losses, and their files."""
+"""The networks, and the losses and the files of the networks."""

@@ -3,7 +3,8 @@
     Bert          the layers: tokens -> states                            `BertModel` in transformers
     MaskedBert    Bert with the head that predicts words                  `BertForMaskedLM` in transformers
 
-The forward passes in this file take padded rows, which suits GPUs; `realm.model.cpu.packed` has forward passes for CPUs.
+The forward passes in this file also compute padding, and are meant for GPUs. The forward passes in `realm.model.cpu.packed`
+compute no padding, and are meant for CPUs.
 
 Axis letters: B rows, T tokens, H hidden, A heads, d hidden of a head, P predicted positions, V vocabulary.
 """
@@ -23,7 +24,7 @@ from realm.model.cpu.dropout import FastDropout
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
     "gelu_python": nn.GELU,
-    # One formula. The eight steps of transformers would each keep the widest states for the backward pass.
+    # transformers computes these activations with eight operations, each of which keeps a tensor for the backward pass.
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), partial(nn.GELU, approximate="tanh")),
     "relu": nn.ReLU,
     "silu": nn.SiLU,
@@ -33,34 +34,34 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 @dataclass(frozen=True)
 class BertConfig:
-    """Sizes of a BERT: names and defaults of `config.json`."""
+    """Sizes of a BERT, with the names and defaults of `config.json`."""
 
     vocab_size: int = 30522
-    """Wordpieces."""
+    """Number of wordpieces in the vocabulary."""
     hidden_size: int = 768
     """Width of the states."""
     num_hidden_layers: int = 12
-    """Layers."""
+    """Number of layers."""
     num_attention_heads: int = 12
-    """Heads; divides `hidden_size`."""
+    """Number of attention heads; must divide `hidden_size`."""
     intermediate_size: int = 3072
-    """Width inside the feed-forward part."""
+    """Width of the hidden layer of the feed-forward part."""
     hidden_act: str = "gelu"
     """Activation of the feed-forward part, one of `ACTIVATIONS`."""
     hidden_dropout_prob: float = 0.1
-    """Dropout of states."""
+    """Dropout probability of states."""
     attention_probs_dropout_prob: float = 0.1
-    """Dropout of attention."""
+    """Dropout probability of attention weights."""
     max_position_embeddings: int = 512
-    """Longest input."""
+    """Length of the longest input in wordpieces."""
     type_vocab_size: int = 2
-    """Segments."""
+    """Number of segments."""
     initializer_range: float = 0.02
     """Standard deviation of random weights."""
     layer_norm_eps: float = 1e-12
     """Epsilon of every LayerNorm."""
     pad_token_id: int | None = 0
-    """The wordpiece whose embedding is not trained."""
+    """Number of the padding wordpiece, whose embedding is not trained; None if there is no padding wordpiece."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -72,17 +73,19 @@ class BertConfig:
             if field.name.endswith("_prob") and not 0 <= value < 1:
                 raise ValueError(f"{field.name} is {value}: it must be 0 or more, and below 1")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
-            raise ValueError(f"pad_token_id is {self.pad_token_id}: there are {self.vocab_size} wordpieces")
+            raise ValueError(
+                f"pad_token_id is {self.pad_token_id}: it must be 0 or more, and below vocab_size, {self.vocab_size}"
+            )
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                f"{self.num_attention_heads} attention heads do not divide {self.hidden_size} states"
+                f"hidden_size is {self.hidden_size}: it must be a multiple of num_attention_heads, {self.num_attention_heads}"
             )
         if self.hidden_act not in ACTIVATIONS:
-            raise ValueError(f"hidden_act is {self.hidden_act!r}: known are {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"hidden_act is {self.hidden_act!r}: it must be one of {', '.join(ACTIVATIONS)}")
 
 
 class Bert(nn.Module):
-    """Embeddings and layers; with `pooler` also the dense layer on [CLS] that BERT trained by next-sentence prediction."""
+    """The embeddings and layers of BERT; with `pooler` also the dense layer over [CLS], trained by next-sentence prediction."""
 
     def __init__(self, config: BertConfig, pooler: bool = False):
         super().__init__()
@@ -102,7 +105,7 @@ class Bert(nn.Module):
 
 
 class MaskedBert(nn.Module):
-    """A BERT with its masked-LM head, whose output layer shares the word embeddings."""
+    """A BERT with a masked-LM head. The output layer of the head and the word embeddings share one weight matrix."""
 
     def __init__(self, config: BertConfig):
         super().__init__()
@@ -114,7 +117,7 @@ class MaskedBert(nn.Module):
 
 
 def _draw(module: nn.Module, std: float) -> None:
-    """Draws random weights in the order and from the distributions of transformers."""
+    """Draws random weights in the same order and from the same distributions as transformers."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=std)
     if isinstance(module, nn.Linear):
@@ -201,7 +204,7 @@ class _Intermediate(nn.Module):
 
 
 class _Added(nn.Module):
-    """Residual connection: the output of a part plus its input, normalised."""
+    """A residual connection: LayerNorm(dropout(dense(found)) + given)."""
 
     def __init__(self, width: int, config: BertConfig):
         super().__init__()

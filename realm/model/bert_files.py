@@ -1,4 +1,4 @@
-"""Files of a BERT: `config.json` and `model.safetensors`, in the format of transformers."""
+"""Reads and writes the files of a BERT, `config.json` and `model.safetensors`, in the format of transformers."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -21,37 +21,38 @@ TIED = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-"""Second names of shared tensors -> their first names; second names are not saved."""
+"""Tensors that have two names in the network: second name -> first name. A tensor is saved under its first name only."""
 
 
 def bert_config(values: object, where: str) -> BertConfig:
-    """The sizes in the values of a `config.json`, whose other keys are ignored; errors begin with `where`.
+    """The sizes in the content of a `config.json`; other keys are ignored. Error messages begin with `where`.
 
     Raises:
-        InputError: no JSON object, not the BERT family, or an unsupported kind of BERT.
+        InputError: `values` is not a JSON object, or the sizes are invalid; or the model is not of the BERT family, is a
+            decoder, or has other than absolute positions.
     """
     if not isinstance(values, dict):
-        raise InputError(f"{where} has no sizes: {values!r} is no object")
+        raise InputError(f"{where} has no sizes of a BERT: {values!r} is not a JSON object")
     if values.get("is_decoder"):
-        raise InputError(f"{where} is a decoder: REALM reads in both directions")
+        raise InputError(f"{where} is a decoder: REALM needs an encoder, whose attention has both directions")
     if (family := values.get("model_type", "bert")) != "bert":
         raise InputError(
-            f"{where} is a {family!r} model: REALM here runs on the BERT family (model_type 'bert')"
+            f"{where} is a {family!r} model: only the BERT family (model_type 'bert') is supported"
         )
     if (kind := values.get("position_embedding_type", "absolute")) != "absolute":
-        raise InputError(f"{where} has positions of the kind {kind!r}: 'absolute' ones are known here")
+        raise InputError(f"{where} has position_embedding_type {kind!r}: only 'absolute' is supported")
     own = {field.name for field in fields(BertConfig)}
     return config_from(BertConfig, {name: values[name] for name in own & values.keys()}, where)
 
 
 def load_bert(folder: Path, name: str) -> MaskedBert:
-    """The BERT in a folder, in evaluation mode, float32.
+    """Loads the BERT in a folder -> the network with float32 weights, in evaluation mode.
 
-    A missing head starts as the identity, so that a state close to a word's embedding predicts that word. Error messages name
-    the folder `name`.
+    If the files have no masked-LM head, the dense layer of the head starts as the identity, so that a state close to the
+    embedding of a word predicts this word. Error messages use `name` as the name of the folder.
 
     Raises:
-        InputError: not of the BERT family, or files that are missing, damaged or of other sizes.
+        InputError: the model is not of the BERT family; or a file is missing or damaged, or has tensors of wrong sizes.
     """
     config = read_bert_config(folder, name)
     states = read_weights(folder, name)
@@ -63,19 +64,23 @@ def load_bert(folder: Path, name: str) -> MaskedBert:
     for key, value in own.items():
         if key not in states:
             if key.startswith("bert."):
-                raise InputError(f"{name} does not hold a BERT's weights: {key} is missing")
+                raise InputError(f"{name} does not load as a BERT: the tensor {key} is missing")
         elif states[key].shape != value.shape:
-            shapes = f"{tuple(states[key].shape)}, its config.json says {tuple(value.shape)}"
-            raise InputError(f"{name} does not load as a BERT: {key} is {shapes}")
+            shapes = f"{tuple(states[key].shape)}, but config.json requires {tuple(value.shape)}"
+            raise InputError(f"{name} does not load as a BERT: the shape of {key} is {shapes}")
     for second, first in TIED.items():
         if second in states and not torch.equal(states.setdefault(first, states[second]), states[second]):
-            raise InputError(f"{name} has {second} beside another {first}: here they are one")
+            raise InputError(f"{name} does not load as a BERT: {second} and {first} must be equal")
     network.load_state_dict({key: value for key, value in states.items() if key in own}, strict=False)
     return network.eval()
 
 
 def read_bert_config(folder: Path, name: str) -> BertConfig:
-    """The sizes of the BERT in a folder, which error messages call `name`; raises as `bert_config` does."""
+    """The sizes of the BERT in a folder. Error messages use `name` as the name of the folder.
+
+    Raises:
+        InputError: `config.json` is missing or cannot be read; or see `bert_config`.
+    """
     try:
         values = read_json(folder / "config.json")
     except RealmError as error:
@@ -84,10 +89,10 @@ def read_bert_config(folder: Path, name: str) -> BertConfig:
 
 
 def read_weights(folder: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of a BERT, including its pooler and other heads, under the names in `MaskedBert`.
+    """The tensors of a BERT, including the pooler and other heads, named as in `MaskedBert`.
 
     Raises:
-        InputError: no weights, or damaged ones.
+        InputError: the weights are missing or damaged.
     """
     states: dict[str, Tensor] = {}
     try:
@@ -99,7 +104,10 @@ def read_weights(folder: Path, name: str) -> dict[str, Tensor]:
 
 
 def save_bert(network: Bert | MaskedBert, folder: Path, compact: bool = False) -> None:
-    """Writes `config.json` and `model.safetensors` as transformers does; only `load_bert` reads `compact` files."""
+    """Writes `config.json` and `model.safetensors` in the format of transformers.
+
+    With `compact`, the weights are a compact file (`realm.model.tensor_files`); transformers cannot read such a file.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     kind = "BertForMaskedLM" if isinstance(network, MaskedBert) else "BertModel"
     settings = {"architectures": [kind], "model_type": "bert", "dtype": "float16" if compact else "float32"}
@@ -109,20 +117,26 @@ def save_bert(network: Bert | MaskedBert, folder: Path, compact: bool = False) -
 
 
 class SkipInit(TorchFunctionMode):
-    """Skips most random initialisation of networks made inside: their weights are loaded next, which is faster than drawing."""
+    """A context in which most random initialisation of new networks is skipped.
+
+    Random weights take time to draw, and are useless if the weights are loaded afterwards.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        # Functions such as kaiming_uniform_, but not the tensor methods of the same names, which truncated draws repeat until
-        # the values lie in the bounds.
+        # Skips functions such as kaiming_uniform_, but not the tensor methods normal_ and uniform_: trunc_normal_ repeats these
+        # methods until all values are within the bounds.
         if isinstance(func, FunctionType) and func.__name__.endswith(("normal_", "uniform_")):
             return kwargs["tensor"] if "tensor" in kwargs else args[0]
         return func(*args, **kwargs)
 
 
 def own_name(name: str) -> str:
-    """The name in `MaskedBert` of a checkpoint's tensor: with or without a head, in current or early BERT names."""
+    """The name in `MaskedBert` of a tensor of a checkpoint.
+
+    The names in a checkpoint may lack the prefix "bert."; early checkpoints have "gamma" and "beta" for "weight" and "bias".
+    """
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
     return name if name.startswith(("bert.", "cls.", "qa_outputs.")) else f"bert.{name}"

@@ -1,21 +1,26 @@
-"""From the share of an answer among all spans to the probability that it is right."""
+"""Calibration: computes the probability that an answer is right from the share of the answer and from features.
+
+The *share* of an answer is the softmax probability of the answer's spans among all spans of the passages read.
+"""
 
 import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Method = Literal["dense", "bm25", "hybrid"]
-"""How passages are ranked: by vectors, by words, or by both."""
+"""How passages are ranked: by vectors ("dense"), by words ("bm25"), or by both ("hybrid")."""
 HIGHEST = 1 - 1e-7
-"""Largest share that is used: a share of 1, which float32 can produce, has infinite log-odds."""
+"""Upper limit of a share: float32 can round a share to 1, and the log-odds of 1 are infinite."""
 
 
 class Features(NamedTuple):
-    """Features of a question's best answer beside its share among all spans. The share compares the span with other spans; the
-    features measure whether the passages are about the question and hold an answer."""
+    """Inputs of the calibration besides the share of the best answer.
+
+    The share compares a span with other spans. The features measure whether the passages fit the question and hold an answer.
+    """
 
     inner: float = 0.0
-    """Inner product of the question with the answer's passage."""
+    """Inner product of the vectors of the question and of the answer's passage."""
     ranking: float = 0.0
     """Hybrid score of the answer's passage, or 0 if another method ranked the passage."""
     span: float = 0.0
@@ -27,32 +32,32 @@ NO_FEATURES = Features()
 
 @dataclass(frozen=True)
 class Calibration:
-    """A logistic curve over log-odds and features, fitted on questions with known answers: `realm calibrate`.
+    """Weights of a logistic regression, which `realm calibrate` fits on questions with known answers.
 
-    The default leaves the share unchanged and accepts every answer.
+    With the default values, the probability is the share, and every answer is accepted.
     """
 
     slope: float = 1.0
-    """Weight of an answer's log-odds; the next three are the weights of the features."""
+    """Weight of the log-odds of the share. `inner`, `ranking` and `span` are the weights of the features; `offset` is added."""
     inner: float = 0.0
     ranking: float = 0.0
     span: float = 0.0
     offset: float = 0.0
     threshold: float = 0.0
-    """An answer with a lower probability counts as a guess: no confident answer was found."""
+    """If the best answer has a lower probability, the answer is reported as a guess and not as found."""
     method: Method = "dense"
-    """Method that ranked the passages of these questions, and the default method of the model."""
+    """The method that ranked the passages when the calibration was fitted, and the default method of the model."""
 
     def __post_init__(self) -> None:
         others = (self.inner, self.ranking, self.span, self.offset)
         if not (0 < self.slope < math.inf and all(map(math.isfinite, others)) and 0 <= self.threshold <= 1):
             raise ValueError(
-                f"slope is {self.slope}, inner, ranking, span and offset {others}, threshold {self.threshold}: the slope must "
-                "be above 0, the next four finite, the threshold between 0 and 1"
+                f"slope is {self.slope}, (inner, ranking, span, offset) is {others}, threshold is {self.threshold}: slope must "
+                "be above 0 and finite, threshold must be between 0 and 1, and the other values must be finite"
             )
 
     def probability(self, share: float, features: Features = NO_FEATURES) -> float:
-        """Probability that an answer with this share, between 0 and 1, and these features is right.
+        """The probability that an answer is right, given its share (between 0 and 1) and its features.
 
         >>> Calibration().probability(0.25)
         0.25
@@ -70,13 +75,14 @@ class Calibration:
         return 1 / (1 + math.exp(-odds)) if odds > -700 else 0.0
 
     def scale(self, best: float, features: Features) -> float:
-        """Factor for the shares of all other answers to a question whose best answer has the share `best`.
+        """The factor by which the share of every answer except the best is multiplied; `best` is the share of the best answer.
 
-        The curve is fitted to best answers. All other answers keep their ratios, and the probabilities sum to at most 1.
+        The regression is fitted to best answers only. The ratios between all other answers stay the same, and the
+        probabilities of all answers add up to at most 1.
         """
         if best <= 0:
             return 0.0
         probability = self.probability(best, features)
-        if best >= HIGHEST:  # nothing is left for other answers
+        if best >= HIGHEST:  # the shares of all other answers are almost 0
             return probability / best
         return min(probability / best, (1 - probability) / (1 - best))

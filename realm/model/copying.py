@@ -1,13 +1,14 @@
-"""The copy head of the masked reader: the masked word may be copied from the passage.
+"""The copy head of the masked reader, which can copy the masked word from the passage.
 
     p(y) = g p_mlm(y) + sum of a_t over the passage's wordpieces t that are y,      (a_1, ..., a_T, g) = softmax(scores)
 
-This is a pointer network with a sentinel (Merity et al. 2016). The score of a wordpiece has two parts: the similarity of its
-state to the state of [MASK], and the match of its surroundings with those of [MASK], a convolution over the matrix of word
-similarities that initially favours equal words at equal distances.
+The copy head is a pointer network with a sentinel (Merity et al. 2016). The score of a wordpiece t of the passage is the sum of
+two numbers. The first number is the similarity of the states of t and of [MASK]. The second number compares the words around t
+with the words around [MASK]: it is a convolution over the matrix of word similarities, and the initial kernel favours equal
+words at equal distances.
 
-The paper has no copy head. A BERT learns to copy with its attention layers, and needs much text to learn it; the copy head
-copies from the first steps on. It contributes little if the passage shares few words with the sentence.
+The paper has no copy head. A BERT needs much training text until its attention layers copy; the copy head copies from the first
+training steps on. If the passage and the sentence have few words in common, the copy head contributes little.
 
 Axis letters: B rows, T tokens, H hidden, P predicted positions, V vocabulary, W = 2 REACH + 1 distances.
 """
@@ -19,11 +20,11 @@ from torch import Tensor, nn
 from realm.tokens.layouts import Tokens
 
 REACH = 8
-"""Words on either side that belong to the surroundings."""
+"""Number of wordpieces on each side of a position that are compared."""
 
 
 class CopyHead(nn.Module):
-    """Scores of the tokens that a [MASK] may be copied from, and of not copying."""
+    """Computes for each masked word the probability of copying each token of the passage, and that of not copying."""
 
     def __init__(self, hidden: int, vocabulary: int):
         super().__init__()
@@ -35,21 +36,20 @@ class CopyHead(nn.Module):
         for layer in (self.query, self.key):
             nn.init.eye_(layer.weight)
         nn.init.zeros_(self.sentinel.weight)
-        nn.init.constant_(self.sentinel.bias, 5.0)  # about even with 100 wordpieces of score 0
+        # At the start, not copying is as probable as copying from 148 = exp(5) tokens with score 0.
+        nn.init.constant_(self.sentinel.bias, 5.0)
         nn.init.ones_(self.importance.weight)
 
     def forward(
         self, states_BTH: Tensor, words_BTH: Tensor, tokens: Tokens, row_P: Tensor, position_P: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability of copying from each token [P, T], and of not copying [P]; the probabilities sum to 1.
+        """Log-probability of copying each token [P, T], and of not copying [P]; the probabilities add up to 1.
 
-        `words_BTH` are the word embeddings. Only positions of the sentence copy, and only from the passage without its closing
-        [SEP]; with an empty passage nothing is copied.
+        `words_BTH` are the word embeddings. Every token of the passage can be copied except the closing [SEP]; the probability
+        of copying is 0 if the passage is empty, or if the masked word is itself in the passage.
         """
         mask_PH = states_BTH[row_P, position_P]
-        asked_P = (
-            tokens.segments_BT[row_P, position_P] == 0
-        )  # a word masked in the passage itself is not copied
+        asked_P = tokens.segments_BT[row_P, position_P] == 0  # a masked word of the passage is not copied
         passage_PT = passage_mask(tokens)[row_P] & asked_P[:, None]
         slot_P, position_BM = _by_row(row_P, position_P, len(states_BTH))
         query_BMH = self.query(
@@ -67,12 +67,15 @@ class CopyHead(nn.Module):
         return logp_PS[:, :-1].masked_fill(~passage_PT, -torch.inf), logp_PS[:, -1]
 
     def fit_importance(self, weight_V: Tensor) -> None:
-        """Sets the weight of each word in the comparison of surroundings."""
+        """Sets the weight of each word of the vocabulary in the comparison of the words around two positions."""
         with torch.no_grad():
             self.importance.weight.copy_(weight_V[:, None])
 
     def _surroundings(self, words_BTH: Tensor, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
-        """sum over distances d, e of kernel[d, e] times the similarity of query word p + d and passage word t + e -> [P, T]."""
+        """Compares the words around each masked position p with the words around each position t of the passage -> [P, T].
+
+        The result is the sum over d and e of kernel[d, e] times the similarity of the words at p + d and t + e.
+        """
         length, span = words_BTH.shape[1], 2 * REACH + 1
         with torch.autocast(words_BTH.device.type, enabled=False):  # sums of many products need float32
             weighed_BTH = F.normalize(words_BTH.float(), dim=-1) * self.importance(tokens.ids_BT)
@@ -86,9 +89,11 @@ class CopyHead(nn.Module):
 
 
 def _first_kernel() -> Tensor:
-    """Initial weights of (query distance, passage distance) -> [W, W], falling with the distance.
+    """Initial kernel: a weight for each distance from [MASK] and each distance from the position in the passage -> [W, W].
 
-    Equal distances weigh most, distances on the same side less. The middle has weight 0: the masked word and the word to copy.
+    Weights fall with both distances. Two equal distances have the largest weights, two distances of the same sign have smaller
+    weights, and two distances of opposite signs have the smallest weights. A weight is 0 if one distance is 0, because the word
+    at distance 0 is the masked word or the word to be copied.
     """
     distance_W = torch.arange(-REACH, REACH + 1).float()
     near_WW = (-0.1 * (distance_W.abs()[:, None] + distance_W.abs()[None])).exp()
@@ -99,7 +104,7 @@ def _first_kernel() -> Tensor:
 
 
 def passage_mask(tokens: Tokens) -> Tensor:
-    """True at the second sequence of a row without its closing [SEP] -> [B, T] bool."""
+    """True at the tokens of the passage (the second segment of a row), except the closing [SEP] -> [B, T] bool."""
     followed_BT = F.pad(tokens.mask_BT[:, 1:], (0, 1))
     return (tokens.segments_BT == 1) & (followed_BT == 1)
 
@@ -107,7 +112,7 @@ def passage_mask(tokens: Tokens) -> Tensor:
 def mixed_target_logp(
     word_logp_P: Tensor, copy_logp_PT: Tensor, keep_P: Tensor, ids_PT: Tensor, target_P: Tensor
 ) -> Tensor:
-    """log p of each target under the mixture -> [P]; `word_logp_P` is its log-probability under the MLM head."""
+    """log p of each target under the mixture of both heads -> [P]; `word_logp_P` is log p of the target under the MLM head."""
     lowest = torch.finfo(torch.float32).min  # finite, because logsumexp over -inf alone has no gradient
     copied_PT = copy_logp_PT.masked_fill(ids_PT != target_P[:, None], -torch.inf).clamp_min(lowest)
     return torch.logaddexp(keep_P + word_logp_P, copied_PT.logsumexp(dim=1))
@@ -116,13 +121,13 @@ def mixed_target_logp(
 def mixed_vocabulary_logp(
     word_logp_PV: Tensor, copy_logp_PT: Tensor, keep_P: Tensor, ids_PT: Tensor
 ) -> Tensor:
-    """log p of every word under the mixture -> [P, V]; for looking at predictions."""
+    """log p of every word under the mixture of both heads -> [P, V]; not used in training."""
     probability_PV = (keep_P[:, None] + word_logp_PV).exp().scatter_add(1, ids_PT, copy_logp_PT.exp())
     return probability_PV.clamp_min(1e-30).log()
 
 
 def _by_row(row_P: Tensor, position_P: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """The slot of each position within its row [P], and the positions by row and slot, padded with 0 [B, M].
+    """Numbers the positions of each row: the number of each position [P], and the positions of each row, padded with 0 [B, M].
 
     >>> _by_row(torch.tensor([1, 0, 1]), torch.tensor([5, 6, 7]), rows=2)
     (tensor([0, 0, 1]), tensor([[6, 0],

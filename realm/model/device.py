@@ -11,14 +11,14 @@ import torch
 from realm.errors import InputError, first_line
 
 Precision = Literal["auto", "bf16", "fp32"]
-"""Precision of matrix products; "auto" is bf16 if the device has instructions for it, else float32."""
+"""Precision of matrix products; "auto" is bf16 if the device has bf16 matrix instructions, else float32."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Constants of glibc's malloc.h."""
 
 
 def choose_device(name: str) -> torch.device:
-    """The torch device of a `device` setting; "auto" is a GPU if there is one, else the CPU.
+    """The torch device for a setting `device`; "auto" is a GPU if there is one, else the CPU.
 
     Raises:
         InputError: the device is unknown or missing.
@@ -34,17 +34,17 @@ def choose_device(name: str) -> torch.device:
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    """A context with bf16 matrix products and float32 weights if `precision` is bf16 or "auto" chooses it; else without effect.
+    """A context with float32 weights and matrix products of the given precision; for float32, autocast is off.
 
-    Weights are cast at each use. With one shared bf16 copy the gradients of many parts of a batch would be summed in bf16,
-    where small gradients are lost.
+    In bf16, weights are cast at each use. With one shared bf16 copy of a weight, the gradients of many parts of a batch would
+    be added up in bf16, and small gradients would be lost.
     """
     bf16 = chosen(device, precision) == "bf16"
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16, cache_enabled=False)
 
 
 def chosen(device: torch.device, precision: Precision) -> Literal["bf16", "fp32"]:
-    """The precision that `precision` stands for on this device."""
+    """The precision that the setting `precision` selects on this device."""
     if precision != "auto":
         return precision
     return "bf16" if multiplies_bf16(device.type) else "fp32"
@@ -52,28 +52,26 @@ def chosen(device: torch.device, precision: Precision) -> Literal["bf16", "fp32"
 
 @cache
 def multiplies_bf16(device_type: str) -> bool:
-    """Whether devices of this type have bf16 matrix instructions; without them bf16 is far slower than float32 on CPUs."""
+    """Whether this type of device has bf16 matrix instructions; on CPUs without them bf16 is much slower than float32."""
     if device_type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device_type != "cpu":
         return False
-    if platform.machine().lower() in (
-        "x86_64",
-        "amd64",
-    ):  # torch.backends reports bf16 there for AVX-512 alone
+    # On x86, torch.backends reports bf16 for every processor with AVX-512, even without bf16 instructions.
+    if platform.machine().lower() in ("x86_64", "amd64"):
         return bool(torch.cpu._is_avx512_bf16_supported())
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc's malloc reuse freed memory instead of returning large blocks to the system; no effect without glibc.
+    """Makes glibc's malloc reuse freed memory instead of returning large blocks to the system; without glibc it does nothing.
 
-    Returned pages must be cleared by the system when they are allocated again, which slows training steps down.
+    The system clears returned pages when the pages are allocated again, and this makes training steps slower.
     """
     if platform.libc_ver()[0] != "glibc":
         return
     c = ctypes.CDLL(None)
-    # Older versions of glibc refuse more than 32 MB. If both values are refused, all settings stay at their defaults.
+    # Older versions of glibc accept at most 32 MB. If both values are refused, all settings stay at their defaults.
     if c.mallopt(M_MMAP_THRESHOLD, 1 << 30) or c.mallopt(M_MMAP_THRESHOLD, 1 << 25):
-        c.mallopt(M_TRIM_THRESHOLD, -1)  # never
-        c.mallopt(M_ARENA_MAX, 1)  # one arena, so that threads reuse each other's freed memory
+        c.mallopt(M_TRIM_THRESHOLD, -1)  # memory is never returned
+        c.mallopt(M_ARENA_MAX, 1)  # with one arena, a thread can reuse memory that another thread has freed

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from realm.errors import InputError
+from realm.hub import encoder_folder
 from realm.model.bert import Bert, BertConfig
 from realm.model.bert_files import read_weights
 from realm.model.cpu.dropout import FastDropout
@@ -19,11 +21,10 @@ from realm.model.cpu.packed import hidden_states, states_at
 from realm.model.masked_reader import MaskedReader
 from realm.model.modes import recomputed
 from realm.model.scores import own_scores
-from realm.tokens.hub import encoder_folder
 from realm.tokens.layouts import Tokens
 
 IMPORTANCE_RATE = 10.0
-"""Learning rate of a word's log importance, relative to that of its embedding."""
+"""Learning rate of the logarithm of a word's weight, relative to the learning rate of the word's embedding."""
 
 Pooling = Literal["cls", "mean", "words"]
 Norm = Literal["layer", "unit"]
@@ -31,20 +32,22 @@ Norm = Literal["layer", "unit"]
 
 @dataclass(frozen=True)
 class EmbedderConfig:
-    """How a text becomes a vector."""
+    """Settings of the network that computes a vector for a text."""
 
     dim: int = 128
     """Width of the vectors (paper: 128)."""
     pooling: Pooling = "mean"
     """"cls": BERT's pooled output, tanh(dense([CLS])) (released code). "mean": mean of the states of all tokens. "words": mean
-    of the word embeddings, weighted by the importance of each word, without layers; for an encoder that has read too little
-    text to embed sentences, and for training on a CPU in minutes."""
+    of the word embeddings, weighted by the importance of each word, without layers; for an encoder that was trained on too
+    little text to embed sentences, and for training on a CPU in minutes."""
     norm: Norm = "unit"
-    """"layer": LayerNorm, raw inner products (released code). "unit": unit vectors, scores are `scale` x cosine."""
+    """"layer": LayerNorm; a score is an inner product (released code). "unit": vectors of equal length; a score is `scale` x
+    cosine."""
     scale: float = 20.0
     """With norm "unit", scores lie between -scale and scale; unused with "layer"."""
     shared: bool = True
-    """One tower for queries and passages (released default). False: two towers that start equal (paper)."""
+    """True: one tower for queries and passages (default of the released code). False: two towers with equal initial weights
+    (paper)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.dim < 2**31:
@@ -54,10 +57,10 @@ class EmbedderConfig:
 
 
 class Tower(nn.Module):
-    """One side of the embedder: tokens -> vectors whose inner product is the retrieval score."""
+    """The network for queries or for passages: tokens -> vectors. The inner product of two vectors is the retrieval score."""
 
     cached_rows: int = 0
-    """Gradient-cache rows, see `realm.model.modes.cache_rows`."""
+    """Number of rows whose activations are kept at a time (`realm.model.modes.cache_rows`); 0: all rows."""
 
     def __init__(self, encoder: BertConfig, config: EmbedderConfig):
         super().__init__()
@@ -132,9 +135,10 @@ class BagOfWordsTower(Tower):
 
     def pooled(self, tokens: Tokens) -> Tensor:
         weight_BT = tokens.mask_BT * self.importance(tokens.ids_BT)
-        # The null passage has no important word: without the floor its gradient would dominate.
+        # The words of the null passage have small weights. If the divisor had no lower limit, the gradient of the null passage
+        # would be much larger than the gradients of other passages.
         total_B1 = weight_BT.sum(dim=1, keepdim=True).clamp_min(1.0)
-        # One pass over the rows of the embedding, faster than gathering, weighting and summing them.
+        # embedding_bag reads each embedding once, and is faster than separate gathering, weighting and summing.
         sum_BH = F.embedding_bag(tokens.ids_BT, self.words.weight, mode="sum", per_sample_weights=weight_BT)
         return sum_BH / total_B1
 
@@ -144,12 +148,13 @@ class BagOfWordsTower(Tower):
     def importance(self, ids: Tensor) -> Tensor:
         """The weight of each word -> shape of `ids`.
 
-        The logarithm of a weight learns `IMPORTANCE_RATE` times as fast as an embedding; at the same rate recall is lower.
+        The learning rate of the logarithm of a weight is `IMPORTANCE_RATE` times the learning rate of an embedding; with equal
+        rates the recall is lower.
         """
         return (IMPORTANCE_RATE * self.slow_log_importance(ids).squeeze(-1)).exp()
 
     def fit_importance(self, weight_V: Tensor) -> None:
-        """Sets the weight of each word, all above 0 (inverse document frequency is a good start)."""
+        """Sets the weight of each word; all weights must be above 0. Inverse document frequencies are good initial weights."""
         with torch.no_grad():
             self.slow_log_importance.weight.copy_(weight_V.log()[:, None] / IMPORTANCE_RATE)
 
@@ -160,7 +165,7 @@ def new_tower(encoder: BertConfig, config: EmbedderConfig) -> Tower:
 
 
 class Embedder(nn.Module):
-    """Query tower and passage tower; the same object if shared."""
+    """The query tower and the passage tower; both are the same object if `config.shared`."""
 
     def __init__(self, encoder: BertConfig, config: EmbedderConfig):
         super().__init__()
@@ -172,21 +177,25 @@ class Embedder(nn.Module):
     def score(self, queries: Tokens, passages: Tokens | Tensor, place_BK: Tensor) -> tuple[Tensor, Tensor]:
         """Vectors of the queries [B, D], and inner products of each query with its passages [B, K].
 
-        `passages` are U distinct passages, as texts or as vectors [U, D]; `place_BK` has the row of each query's passages.
+        `passages` are U distinct passages, as texts or as vectors [U, D]. `place_BK` has, for each query, the numbers of its
+        passages in `passages`.
         """
         query_BD = self.query(queries)
         passage_UD = passages if isinstance(passages, Tensor) else self.passage(passages)
         return query_BD, own_scores(query_BD, passage_UD[place_BK])
 
     def untie(self) -> None:
-        """Gives the embedder a separate passage tower, a copy of the query tower."""
+        """Makes the passage tower a copy of the query tower, if both are the same object."""
         if self.passage is self.query:
             self.passage = new_tower(self.encoder_config, self.config).to(self.query.projection.weight.device)
             self.passage.load_state_dict(self.query.state_dict())
 
 
 def embedder_from(reader: MaskedReader, config: EmbedderConfig) -> Embedder:
-    """An embedder that starts with a copy of the reader's encoder or words; its projection is random until `fit_projection`."""
+    """An embedder whose towers are copies of the reader's encoder, or of its word embeddings, with a random projection.
+
+    `fit_projection` computes a better initial projection.
+    """
     embedder = Embedder(reader.config, config)
     for tower in {embedder.query, embedder.passage}:
         tower.start_from(reader.bert.bert)
@@ -194,7 +203,7 @@ def embedder_from(reader: MaskedReader, config: EmbedderConfig) -> Embedder:
 
 
 def load_pooler(embedder: Embedder, name: str) -> None:
-    """Loads the pooler of a BERT checkpoint into towers that pool [CLS]; without one in the checkpoint it stays random."""
+    """Loads the pooler of a BERT checkpoint into towers that pool [CLS]; if the checkpoint has no pooler, nothing changes."""
     weights = read_weights(Path(encoder_folder(name)), name)
     states = {k.split("pooler.dense.")[1]: v for k, v in weights.items() if "pooler.dense." in k}
     if states:
@@ -206,17 +215,45 @@ def load_pooler(embedder: Embedder, name: str) -> None:
 def fit_projection(tower: Tower, pooled_NH: Tensor, whiten: bool) -> None:
     """Sets the projection to the principal components of the pooled states of a corpus, with the mean removed.
 
-    `whiten` scales every component to unit variance, which helps encoders whose states share a few dominant directions.
+    With `whiten`, every component is scaled to unit variance. Whitening helps if a few directions dominate the states.
     """
     mean_H = pooled_NH.mean(dim=0)
     _, singular, components = torch.linalg.svd(pooled_NH - mean_H, full_matrices=False)
-    # n passages determine at most n - 1 directions. The rest is rounding error, which whitening would amplify.
+    # n passages determine at most n - 1 directions. All other directions are rounding errors, which whitening would amplify.
     known = int((singular > 1e-4 * singular[0]).sum())
     kept_DH = components[: min(known, tower.config.dim)]
     if whiten:
         kept_DH = kept_DH / (singular[: len(kept_DH), None] / len(pooled_NH) ** 0.5)
-    bias_D = -(kept_DH * mean_H).sum(dim=1)  # not a matrix product, which autocast would round
+    bias_D = -(kept_DH * mean_H).sum(dim=1)  # autocast would round a matrix product
     with torch.no_grad():
         for parameter, start in ((tower.projection.weight, kept_DH), (tower.projection.bias, bias_D)):
             parameter.zero_()
             parameter[: len(start)].copy_(start)
+
+
+def freeze_passage_encoder(embedder: Embedder) -> None:
+    """Gives the embedder a separate passage tower whose projection trains and whose encoder is frozen.
+
+    Raises:
+        InputError: a bag-of-words tower has no encoder to freeze.
+    """
+    embedder.untie()
+    _with_layers(embedder.passage, "passage_encoder").encoder.requires_grad_(False)
+
+
+def freeze_input_embeddings(embedder: Embedder) -> None:
+    """Freezes the word, position and segment embeddings of both towers.
+
+    Raises:
+        InputError: a bag-of-words tower has nothing else to train.
+    """
+    for tower in (embedder.query, embedder.passage):
+        _with_layers(tower, "input_embeddings").encoder.embeddings.requires_grad_(False)
+
+
+def _with_layers(tower: Tower, option: str) -> TransformerTower:
+    if not isinstance(tower, TransformerTower):
+        raise InputError(
+            f'{option} = "frozen" needs towers with layers, this model\'s embed words alone: leave it "trained"'
+        )
+    return tower

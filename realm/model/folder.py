@@ -4,8 +4,8 @@ MODEL/realm.json                  step, lengths, fingerprints, the resolved sett
 MODEL/tokenizer.json
 MODEL/encoder/                    the masked-LM reader in the layout of transformers (BertForMaskedLM), and the passages that
                                   its training held out (held_out.json)
-MODEL/embedder.safetensors        query tower, and the passage tower if it is a separate one
-MODEL/span_reader.safetensors     after fine-tuning, or from a converted checkpoint
+MODEL/embedder.safetensors        query tower, and the passage tower if it is not the same
+MODEL/span_reader.safetensors     only if the model was fine-tuned, or converted from a checkpoint with a span reader
 """
 
 import hashlib
@@ -45,6 +45,7 @@ from realm.model.manifest import (
     read_manifest,
 )
 from realm.model.masked_reader import COPY_HEAD, MaskedReader, load_reader, save_reader
+from realm.model.modes import evaluating
 from realm.model.span_reader import SpanConfig, SpanReader
 from realm.model.tensor_files import (
     WEIGHTS,
@@ -56,7 +57,7 @@ from realm.model.tensor_files import (
 )
 from realm.settings import config_from
 from realm.text.corpus import HeldOut
-from realm.tokens.layouts import Lengths
+from realm.tokens.layouts import Lengths, passage_inputs
 from realm.tokens.tokenizer import Tokenizer
 
 
@@ -73,9 +74,9 @@ class Model:
     calibration: Calibration = field(default_factory=Calibration)
     """Calibration of the answers of the span reader."""
     step: int = 0
-    """Optimizer steps of the last stage."""
+    """Number of optimizer steps of the last stage."""
     stages: list[dict[str, Any]] = field(default_factory=list)
-    """Resolved settings of each stage that led to this model, oldest first, with the name of the stage in `stage`."""
+    """Resolved settings of each stage that made this model, oldest first; the key `stage` has the name of the stage."""
 
     def to(self, device: torch.device) -> "Model":
         """Moves all parts to a device -> the model itself."""
@@ -91,7 +92,7 @@ class Model:
 
     @property
     def held_out(self) -> set[HeldOut]:
-        """The held-out passages of all stages: one value, or several for models of earlier versions."""
+        """Describes the passages that the stages held out; models of earlier versions can have several values."""
         return {
             HeldOut(record["held_out"], record.get("passage_tokens", self.lengths.passage))
             for record in self.stages
@@ -116,11 +117,19 @@ class Model:
 
     @staticmethod
     def saved_stages(folder: Path) -> list[dict[str, Any]]:
-        """The stages of a model folder; empty if it is none."""
+        """The stages of the model in a folder; empty if the folder is not a model."""
         return list(read_manifest(folder)["stages"]) if is_model(folder) else []
 
+    @torch.no_grad()
+    def null_vector(self) -> torch.Tensor:
+        """The vector of the null passage, which has no title and no text -> [1, D]."""
+        nothing = passage_inputs([[]], [[]], self.tokenizer, self.lengths).to(self.device)
+        with evaluating(self.embedder):
+            vector_1D: torch.Tensor = self.embedder.passage(nothing)
+        return vector_1D
+
     def compute_passage_fingerprint(self) -> str:
-        """Digest of the weights and settings that embed passages; an index belongs to exactly one such digest."""
+        """Digest of the weights and settings with which passages are embedded; an index belongs to exactly one digest."""
         digest = hashlib.sha256(
             json.dumps(asdict(replace(self.embedder.config, shared=True)), sort_keys=True).encode()
         )
@@ -134,11 +143,12 @@ class Model:
 def save_model(model: Model, folder: Path, extra: Sequence[Path] = (), compact: bool = False) -> None:
     """Writes a model and copies of the `extra` files and folders; replaces an existing model folder in one step.
 
-    With `compact` the files are compact (`realm.model.tensor_files`), and the model is rounded in memory too.
+    With `compact`, weights are written as compact files (`realm.model.tensor_files`), and the weights in memory are rounded to
+    the same values.
 
     Raises:
-        WriteFailed: the file system refused; an existing folder stays.
-        InputError: `compact`, and a weight is too large for 16 bits.
+        WriteFailed: the files cannot be written; an existing folder stays unchanged.
+        InputError: `compact` is set, and a weight is too large for float16.
     """
     with replacing(folder, RuntimeError, SafetensorError) as aside:
         _write(model, aside, extra, compact)
@@ -149,7 +159,7 @@ def copy_model(name: str | Path, folder: Path) -> None:
 
     Raises:
         InputError: see `read_manifest`.
-        WriteFailed: the file system refused; an existing folder stays.
+        WriteFailed: the files cannot be written; an existing folder stays unchanged.
     """
     read_manifest(name)
     with replacing(folder, shutil.Error) as aside:
@@ -161,7 +171,7 @@ def replacing(folder: Path, *kinds: type[Exception]) -> Iterator[Path]:
     """A temporary folder that replaces `folder` if the block succeeds, and is removed otherwise.
 
     Raises:
-        WriteFailed: the file system refused, or an error of one of the `kinds`; an existing folder stays.
+        WriteFailed: the files cannot be written, or the block raises one of `kinds`; an existing folder stays unchanged.
     """
     aside = folder.with_name(folder.name + ".writing")
     shutil.rmtree(aside, ignore_errors=True)
@@ -221,10 +231,10 @@ def new_folder(out: Path) -> Iterator[Path]:
     """A temporary folder that becomes `out` if the block succeeds, and is removed otherwise.
 
     Raises:
-        InputError: `out` exists.
+        InputError: `out` exists and is not an empty folder.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} is there already, and not empty: give another folder")
+        raise InputError(f"{out} exists already and is not an empty folder: choose another folder")
     aside = out.with_name(out.name + ".writing")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -236,12 +246,13 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def load_model(folder: str | Path, reader: bool = True) -> Model:
-    """The model in a folder, in evaluation mode, on the CPU.
+    """Loads the model in a folder -> the model on the CPU, in evaluation mode.
 
-    Without `reader` the masked-LM reader, which neither embeds passages nor answers questions, is checked but not loaded.
+    Without `reader`, the masked-LM reader is not loaded, only its files are checked. The masked-LM reader is needed neither to
+    embed passages nor to answer questions.
 
     Raises:
-        InputError: see `read_manifest`; or weights that are missing, damaged, or of another shape.
+        InputError: see `read_manifest`; or weights are missing or damaged, or have a wrong shape.
     """
     manifest, path = read_manifest(folder), model_path(folder)
     tokenizer = Tokenizer.load(path)
@@ -249,7 +260,7 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
     encoder = masked_reader.config if masked_reader else _check_reader(path / "encoder")
     try:
         if not tokenizer.goes_by(manifest["tokenizer"]):
-            raise InputError(f"{folder}: tokenizer.json is not the one that the model was trained with")
+            raise InputError(f"{folder}: tokenizer.json is not the tokenizer that the model was trained with")
         config = config_from(EmbedderConfig, manifest["embedder"], f"{path / MANIFEST} embedder")
         lengths = config_from(Lengths, manifest["lengths"], f"{path / MANIFEST} lengths")
         with SkipInit():
@@ -261,7 +272,8 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
         span_reader = None
         if manifest["span_reader"]:
             spans = config_from(SpanConfig, manifest.get("span", {}), f"{path / MANIFEST} span")
-            sizes = manifest.get("span_trunk")  # models of earlier versions: the sizes of the encoder
+            # Earlier versions wrote no `span_trunk`: both readers had encoders of the same sizes.
+            sizes = manifest.get("span_trunk")
             bert = encoder if sizes is None else bert_config(sizes, f"{path / MANIFEST} span_trunk")
             with SkipInit():
                 span_reader = SpanReader(Bert(bert), config=spans)
@@ -292,7 +304,11 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
 
 
 def _check_reader(encoder: Path) -> BertConfig:
-    """The sizes of a reader that is not loaded; raises InputError if its files are missing or cut short."""
+    """Checks the files of a masked-LM reader without loading them -> the sizes of the reader.
+
+    Raises:
+        InputError: a file is missing or cut short.
+    """
     try:
         for file in weight_files(str(encoder), encoder):
             look_at_tensors(file)
@@ -302,12 +318,12 @@ def _check_reader(encoder: Path) -> BertConfig:
 
 
 def _to_disk(states: Mapping[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
-    """Tensors under their names on disk, where format 2 calls the encoder of a part `trunk`."""
+    """Tensors with their names on disk: format 2 has `trunk.` where the name in the network begins with `encoder.`."""
     return {prefix + re.sub(r"^encoder\.", "trunk.", name): value for name, value in states.items()}
 
 
 def _from_disk(states: Mapping[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
-    """The tensors with `prefix` under their names in the network."""
+    """The tensors whose names on disk begin with `prefix`, with their names in the network."""
     return {
         re.sub(r"^trunk\.", "encoder.", name.removeprefix(prefix)): value
         for name, value in states.items()

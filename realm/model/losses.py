@@ -11,7 +11,7 @@ from realm.model.scores import scores
 
 
 def token_marginal(score_BK: Tensor, token_logp_BKM: Tensor) -> Tensor:
-    """log p(y_m|x) = log sum_k p(z_k|x) p(y_m|z_k,x) for each masked token by itself -> [B, M]  (released code).
+    """log p(y_m|x) = log sum_k p(z_k|x) p(y_m|z_k,x) for each masked token separately -> [B, M]  (released code).
 
     >>> score = torch.tensor([[2.0, 1.0, 0.0]])
     >>> logp = torch.tensor([[[0.1, 0.2], [0.5, 0.6], [0.9, 0.3]]]).log()
@@ -34,8 +34,8 @@ def span_marginal(score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor) -> 
 def marginal_loss(score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor, per: str = "span") -> Tensor:
     """The pre-training loss: -log p(y|x), mean over masked tokens -> scalar.
 
-    `per` is "span" (paper: one product over the tokens of the span inside the sum over passages) or "token" (released code).
-    Both losses are divided by the number of masked tokens, so that their sizes are comparable.
+    `per` is "span" (paper: the sum over passages contains a product over the tokens of the span) or "token" (released code).
+    Both losses are divided by the number of masked tokens, so that the values of both can be compared.
     """
     if per == "token":
         total = (token_marginal(score_BK, token_logp_BKM) * mask_BM).sum()
@@ -49,9 +49,10 @@ def with_unretrieved(
 ) -> tuple[Tensor, Tensor]:
     """Adds all unretrieved passages as one more candidate -> scores [B, K+1], log-likelihoods [B, K+1, M].
 
-    With a softmax over the whole index the loss cannot fall by pushing down passages that were not retrieved. The likelihood
-    of an unretrieved passage is imputed: the null passage's (candidate 0) less `gap` nats per span, shared evenly by the tokens
-    of the span. `rest_score_B` is the logsumexp of the scores of all unretrieved passages.
+    The retrieval probability is then a softmax over the whole index. With a softmax over the candidates alone, preferring
+    low-ranked candidates can lower the loss, which inverts the ranking. The log-likelihood of an unretrieved passage is assumed
+    to be that of the null passage (candidate 0) minus `gap` nats per span, divided evenly among the tokens of the span.
+    `rest_score_B` is the logsumexp of the scores of all unretrieved passages.
     """
     length_B = mask_BM.sum(dim=1).clamp_min(1)
     imputed_B1M = token_logp_BKM[:, :1].detach() - (gap / length_B)[:, None, None]
@@ -63,7 +64,7 @@ def with_unretrieved(
 def index_marginal_loss(score_BN: Tensor, gain_BN: Tensor) -> Tensor:
     """-log p(y|x) + log p(y|null,x) over a whole index, mean over queries -> scalar.
 
-    `gain_BN` is log p(y|z,x) - log p(y|null,x) per span; -inf for passages that are no candidates of the query.
+    `gain_BN` is log p(y|z,x) - log p(y|null,x) per span, and -inf for passages that are not candidates of the query.
 
     >>> index_marginal_loss(torch.zeros(1, 3), torch.tensor([[torch.inf.__neg__(), 0.0, 0.0]])).item()
     0.0
@@ -73,7 +74,7 @@ def index_marginal_loss(score_BN: Tensor, gain_BN: Tensor) -> Tensor:
 
 
 def posterior(score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor) -> Tensor:
-    """p(z_k|x,y): the credit of each passage for the answer -> [B, K]."""
+    """p(z_k|x,y), the posterior probability of each passage given the masked span, called its credit -> [B, K]."""
     span_logp_BK = (token_logp_BKM * mask_BM[:, None, :]).sum(dim=-1)
     return (score_BK.log_softmax(dim=-1) + span_logp_BK).softmax(dim=-1)
 
@@ -81,7 +82,7 @@ def posterior(score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor) -> Tens
 def token_credit(score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor, per: str = "span") -> Tensor:
     """Weight of each d log p(y_m|z_k,x) in the gradient of `marginal_loss`, before the mean -> [B, K, M]; 0 at padding.
 
-    For "span" the weight is p(z_k|x,y) at every token, for "token" the posterior of that token.
+    With "span", the weight is p(z_k|x,y) for every token of the span; with "token", it is p(z_k|x,y_m).
     """
     if per == "token":
         credit_BKM = (score_BK[:, :, None] + token_logp_BKM).softmax(dim=1)
@@ -91,10 +92,10 @@ def token_credit(score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor, per:
 
 
 def retrieval_utility(score_BK: Tensor, token_logp_BKM: Tensor, mask_BM: Tensor) -> Tensor:
-    """The gain by retrieval in nats: the token marginal less the null passage's log-likelihood, mean over tokens -> scalar.
+    """log p(y_m|x) - log p(y_m|null,x) in nats, mean over masked tokens: the gain by retrieval -> scalar.
 
-    The released code logs this number; candidate 0 is the null passage. The paper's RU of a single passage (appendix D) is
-    `passage_utility`.
+    The released code logs this number. Candidate 0 is the null passage. The retrieval utility of a single passage in the paper
+    (appendix D) is `passage_utility`.
     """
     gain_BM = token_marginal(score_BK, token_logp_BKM) - token_logp_BKM[:, 0]
     return (gain_BM * mask_BM).sum() / mask_BM.sum().clamp_min(1)
@@ -107,7 +108,7 @@ def passage_utility(token_logp_BKM: Tensor, mask_BM: Tensor) -> Tensor:
 
 
 def in_batch_loss(query_BD: Tensor, passage_BD: Tensor) -> Tensor:
-    """Softmax cross-entropy over the passages of the batch, where each query's own passage is right -> scalar.
+    """Softmax cross-entropy over the passages of the batch; passage i is the correct passage of query i -> scalar.
 
     This is the loss of the inverse cloze task (Lee et al. 2019, section 4).
     """
@@ -118,8 +119,9 @@ def in_batch_loss(query_BD: Tensor, passage_BD: Tensor) -> Tensor:
 def any_correct_loss(logit_BX: Tensor, correct_BX: Tensor) -> Tensor:
     """-log of the total probability of the correct entries -> scalar  (ORQA section 3: L_early, L_full).
 
-    The mean is taken over rows with a correct entry; without any such row the loss is 0. Entries with logit -inf are
-    impossible."""
+    Entries with the logit -inf are excluded. The mean is taken over the rows in which a correct entry is left; if there is no
+    such row, the loss is 0.
+    """
     usable_B = (correct_BX & logit_BX.isfinite()).any(dim=1)
     if not usable_B.any():
         return logit_BX.masked_fill(~logit_BX.isfinite(), 0).sum() * 0

@@ -1,4 +1,4 @@
-"""The manifest of a model folder, `realm.json`: what the model is, and checksums of its files."""
+"""The manifest of a model folder, `realm.json`: the settings of the model, and checksums of the files."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,14 @@ from typing import Any, NotRequired, TypedDict
 from realm.checksums import checksum
 from realm.errors import DamagedError, InputError, RealmError, writing
 from realm.files import read_json, write_json
+from realm.hub import encoder_folder, from_hub
 from realm.model.calibration import Calibration
 from realm.text.corpus import HeldOut
-from realm.tokens.hub import encoder_folder, from_hub
 
 FORMAT = 2
 MANIFEST = "realm.json"
 HELD_OUT = "held_out.json"
-"""File in the folder of an encoder: the held-out passages of its training, and the sources of its text if known."""
+"""File in the folder of an encoder: which passages the training held out, and, if known, the sources of the training text."""
 KINDS: dict[str, type | tuple[type, ...]] = {
     "step": int,
     "tokenizer": str,
@@ -28,11 +28,15 @@ KINDS: dict[str, type | tuple[type, ...]] = {
 }
 """Types of the values in a manifest."""
 HUB_FILES = ("*.json", "*.safetensors")
-"""Patterns of the files that are downloaded for a model on the hub."""
+"""Patterns of the names of files that are downloaded for a model on the hub."""
 
 
 class Manifest(TypedDict):
-    """Content of realm.json; settings are fields of the dataclasses with these names."""
+    """Content of realm.json.
+
+    `lengths`, `embedder`, `span` and `calibration` have the fields of `Lengths`, `EmbedderConfig`, `SpanConfig` and
+    `Calibration`; `trunk` and `span_trunk` have the fields of `BertConfig`.
+    """
 
     format: int
     step: int
@@ -43,15 +47,15 @@ class Manifest(TypedDict):
     trunk: dict[str, Any]
     span_reader: bool
     span: dict[str, Any]
-    """Settings of the span reader; empty without one."""
+    """Settings of the span reader; empty if the model has no span reader."""
     span_trunk: dict[str, Any]
-    """Sizes of the span reader's encoder, which may differ from those of `trunk`; empty without a span reader."""
+    """Sizes of the span reader's encoder, which may differ from the sizes in `trunk`; empty if the model has no span reader."""
     calibration: dict[str, float | str]
     stages: list[dict[str, Any]]
 
 
 class SummedManifest(Manifest):
-    """Content of realm.json with checksums of all files of the model and of the rest of realm.json."""
+    """Content of realm.json with checksums of all other files of the model, and of realm.json without the checksums."""
 
     checksums: dict[str, str]
 
@@ -62,7 +66,7 @@ class HeldOutFile(TypedDict):
     held_out: float
     passage_tokens: int
     sources: NotRequired[list[str]]
-    """Sources of the encoder's text; written by hand for an encoder that is distributed without its model."""
+    """Sources of the text that the encoder was trained on; written by hand for an encoder that is distributed alone."""
 
 
 def set_calibration(folder: Path, calibration: Calibration) -> None:
@@ -70,7 +74,7 @@ def set_calibration(folder: Path, calibration: Calibration) -> None:
 
     Raises:
         InputError: see `read_manifest`.
-        WriteFailed: the file system refused; the old manifest stays.
+        WriteFailed: the manifest cannot be written; the old manifest stays.
     """
     manifest = {**read_manifest(folder), "calibration": asdict(calibration)}
     if "checksums" in manifest:
@@ -80,17 +84,17 @@ def set_calibration(folder: Path, calibration: Calibration) -> None:
 
 
 def manifest_checksum(manifest: Mapping[str, Any]) -> str:
-    """Checksum of a manifest without its checksums, independent of its formatting."""
+    """Checksum of a manifest without the key "checksums"; the formatting of the file has no effect."""
     rest = {name: value for name, value in manifest.items() if name != "checksums"}
     as_read = json.loads(json.dumps(rest))  # JSON turns keys into strings
     return checksum(json.dumps(as_read, sort_keys=True).encode())
 
 
 def model_path(name: str | Path) -> Path:
-    """The folder of a model: a path, `package:NAME`, or the cached copy of `hf:OWNER/NAME`.
+    """The folder of a model; `name` is a path, `package:NAME` or `hf:OWNER/NAME`, which is downloaded into a cache.
 
     Raises:
-        InputError: no package has the name, or the hub's copy cannot be downloaded.
+        InputError: there is no packaged model with this name, or the model cannot be downloaded.
     """
     match str(name).partition(":"):
         case "hf", ":", rest:
@@ -101,7 +105,7 @@ def model_path(name: str | Path) -> Path:
 
 
 def is_model(folder: str | Path) -> bool:
-    """Whether a folder or name, as in `model_path`, has a manifest."""
+    """Whether the folder of a model, given as in `model_path`, has a manifest."""
     return (model_path(folder) / MANIFEST).is_file()
 
 
@@ -109,7 +113,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     """The manifest of a model.
 
     Raises:
-        InputError: there is no such folder, it is no model, or the format is unknown.
+        InputError: the folder does not exist, is not a model, or has an unknown format.
         DamagedError: the manifest is damaged or was changed.
     """
     path = model_path(folder)
@@ -117,12 +121,15 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         raise InputError(f"no model at {folder}: the folder does not exist")
     if not is_model(path):
         raise InputError(
-            f"{folder} is not a realm model (it has no {MANIFEST}): `realm mlm --init {folder} --out ...` makes one"
+            f"{folder} is not a realm model (it has no {MANIFEST}): to make a model from an encoder, run "
+            f"`realm mlm --init {folder} --out ...`"
         )
     manifest = read_json(path / MANIFEST)
     try:
         if manifest["format"] != FORMAT:
-            raise InputError(f"{folder} has format {manifest['format']!r}, this version reads {FORMAT}")
+            raise InputError(
+                f"{folder} has format {manifest['format']!r}, but this version of realm reads only format {FORMAT}"
+            )
         recorded = manifest.get("checksums", {}).get(MANIFEST)
         if recorded not in (None, manifest_checksum(manifest)):
             raise damaged_model(folder, f"{MANIFEST} differs from its checksum")
@@ -135,7 +142,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 
 def _check_kinds(manifest: Mapping[str, Any]) -> None:
-    """Raises KeyError or TypeError unless all values have the types of a manifest."""
+    """Raises KeyError if a value of the manifest is missing, and TypeError if a value has a wrong type."""
     for name, kind in KINDS.items():
         if type(manifest[name]) not in (kind if isinstance(kind, tuple) else (kind,)):
             raise TypeError(f"{name} is {str(manifest[name])[:60]!r}")
@@ -147,25 +154,25 @@ def _check_kinds(manifest: Mapping[str, Any]) -> None:
 def damaged_model(folder: str | Path, problem: str) -> DamagedError:
     """The error for a model folder with a damaged file."""
     return DamagedError(
-        f"{folder} is damaged, or was changed: {problem}. Copy the model anew; after a change on purpose, remove "
+        f"{folder} is damaged, or was changed: {problem}. Copy the model again; if the change was intended, remove "
         f'"checksums" from its {MANIFEST}'
     )
 
 
 def problem_of(error: BaseException) -> str:
-    """The message of an exception in one line; a missing key is named as such."""
+    """The message of an exception in one line; for a KeyError, a sentence with the missing key."""
     if isinstance(error, KeyError):
         return f"it has no {error}"
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def last_record(stages: Sequence[dict[str, Any]], stage: str) -> dict[str, Any]:
-    """The settings of the newest stage of this name; empty without one."""
+    """The settings of the last stage with this name; empty if no stage has this name."""
     return next((record for record in reversed(stages) if record["stage"] == stage), {})
 
 
 def _records(saved: Any) -> list[dict[str, Any]]:
-    """The stages of a manifest as a list; earlier versions wrote an object by stage names."""
+    """The stages of a manifest as a list; earlier versions wrote an object whose keys are the names of the stages."""
     if isinstance(saved, Mapping):
         saved = [{**settings, "stage": stage} for stage, settings in saved.items()]
     for record in saved:
@@ -176,13 +183,14 @@ def _records(saved: Any) -> list[dict[str, Any]]:
 
 
 def encoder_held_out(name: str, sources: Sequence[str] = ()) -> set[HeldOut]:
-    """The held-out passages in the training of an encoder, by folder or name; empty if its folder has no such file.
+    """Describes the passages that the training of an encoder held out; empty if the encoder has no file `held_out.json`.
 
-    If the file names the sources of the encoder's text, and none of them is among `sources`, the result is empty, because the
-    encoder has not read any of this text.
+    `name` is a folder, or a name as in `encoder_folder`. If the file lists the sources of the training text, and `sources` has
+    none of these, the result is empty, because the encoder was trained on no text of `sources`.
 
     Raises:
-        InputError: no such encoder, or a damaged file.
+        InputError: there is no such encoder.
+        DamagedError: the file is damaged.
     """
     file = Path(encoder_folder(name)) / HELD_OUT
     if not file.is_file():
@@ -192,7 +200,7 @@ def encoder_held_out(name: str, sources: Sequence[str] = ()) -> set[HeldOut]:
         seen = saved.pop("sources", sources)
         found = HeldOut(**saved)
         if not all(type(value) in (int, float) for value in found):
-            raise TypeError(f"it holds {str(tuple(found))[:60]}")
+            raise TypeError(f"its values are {str(tuple(found))[:60]}")
         return {found} if seen is sources or set(seen) & set(sources) else set()
     except (TypeError, AttributeError) as error:
         raise DamagedError(f"{file} is damaged: {error}") from error

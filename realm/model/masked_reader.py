@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from realm.checksums import check_folder
 from realm.errors import DamagedError, reason
+from realm.hub import PACKAGED, encoder_folder
 from realm.model.bert import BertConfig, MaskedBert
 from realm.model.bert_files import load_bert, save_bert
 from realm.model.copying import CopyHead, mixed_target_logp, mixed_vocabulary_logp
 from realm.model.cpu.packed import hidden_states, states_at
 from realm.model.modes import recomputed
 from realm.model.tensor_files import load_tensors, save_tensors
-from realm.tokens.hub import PACKAGED, encoder_folder
 from realm.tokens.layouts import Tokens
 from realm.tokens.tokenizer import Tokenizer
 
@@ -27,28 +27,28 @@ COPY_HEAD = "copy_head.safetensors"
 """File of the copy head, beside the weights of the encoder."""
 
 ROWS_AT_ONCE = 64
-"""Joint rows that the reader processes together; more rows only add padding and memory."""
+"""Number of rows that the reader computes at a time; a larger number only needs more padding and memory."""
 
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Size of an encoder with random weights."""
+    """Sizes of an encoder with random weights."""
 
     layers: int = 4
-    """Transformer layers."""
+    """Number of transformer layers."""
     hidden: int = 256
     """Width of the states; the feed-forward part is four times as wide."""
     heads: int = 4
-    """Attention heads; divides `hidden`."""
+    """Number of attention heads; must divide `hidden`."""
     positions: int = 512
-    """Longest input."""
+    """Length of the longest input in wordpieces."""
 
 
 class MaskedReader(nn.Module):
-    """p(y|z,x): a BERT with its masked-LM head, computed only at masked positions, and optionally a copy head."""
+    """p(y|z,x): a BERT with a masked-LM head, which is computed only at masked positions, and optionally a copy head."""
 
     cached_rows: int = 0
-    """Gradient-cache rows, see `realm.model.modes.cache_rows`."""
+    """Number of rows whose activations are kept at a time (`realm.model.modes.cache_rows`); 0: all rows."""
 
     def __init__(self, bert: MaskedBert, copy: bool = False):
         super().__init__()
@@ -60,7 +60,7 @@ class MaskedReader(nn.Module):
         return self.bert.config
 
     def forward(self, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
-        """log p(word) of the whole vocabulary at the given (row, position) pairs -> [P, V]; [B, T, V] is never computed."""
+        """log p(word) of all words of the vocabulary at the given (row, position) pairs only -> [P, V]."""
         logits_PV, copied = self._read(tokens, row_P, position_P)
         word_logp_PV = logits_PV.log_softmax(dim=-1)
         if copied is None:
@@ -89,7 +89,7 @@ class MaskedReader(nn.Module):
     def _read(
         self, tokens: Tokens, row_P: Tensor, position_P: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """Logits of words [P, V] float32, and the output of the copy head, or None without one."""
+        """Logits of words [P, V] float32, and the output of the copy head; None if there is no copy head."""
         if self.copy_head is None:
             return self.bert.cls(states_at(self.bert.bert, tokens, row_P, position_P)).float(), None
         states_BTH = hidden_states(self.bert.bert, tokens)
@@ -100,8 +100,9 @@ class MaskedReader(nn.Module):
     def token_logp(self, joint: Tokens, position_BM: Tensor, target_BM: Tensor, mask_BM: Tensor) -> Tensor:
         """log p(y_m|z_k,x) of every masked token beside every candidate -> [B, K, M]; 0 where `mask_BM` is 0.
 
-        `joint` holds each query with each of its candidates, candidates varying fastest. Rows are processed in chunks of
-        similar length."""
+        Each row of `joint` is a query with one of its candidates; the rows of the first query come first. Rows are computed in
+        chunks of similar length.
+        """
         (queries, most), rows = position_BM.shape, len(joint.ids_BT)
         candidates = rows // queries
         logp_RM = torch.zeros(rows, most, device=joint.ids_BT.device)
@@ -117,7 +118,8 @@ class MaskedReader(nn.Module):
     def vocabulary_logp(self, joint: Tokens, position_BM: Tensor, mask_BM: Tensor) -> Tensor:
         """log p(word|z_k,x) at every masked token beside every candidate -> [P, K, V].
 
-        P is in the order of the ones in `mask_BM`. For inspecting predictions; training uses `token_logp`.
+        The masked tokens have the order of the ones in `mask_BM`. This method is for looking at predictions; training uses
+        `token_logp`.
         """
         candidates = len(joint.ids_BT) // len(position_BM)
         query_P, masked_P = mask_BM.nonzero(as_tuple=True)
@@ -127,16 +129,16 @@ class MaskedReader(nn.Module):
 
 
 def load_reader(name: str, alone: bool = True) -> MaskedReader:
-    """The masked-LM reader of a BERT by folder, `package:` or hub name.
+    """Loads a BERT as a masked-LM reader; `name` is a folder, `package:NAME` or a name on the hub.
 
-    A missing head starts as the identity, so that a state close to a word's embedding predicts that word. If the encoder stands
-    `alone`, its files are compared with the checksums in its folder; a model folder has checksums for all its files.
+    See `load_bert` for a BERT without a masked-LM head. With `alone`, the files are compared with the checksums in the folder;
+    the encoder in a model folder is loaded without `alone`, because the manifest of the model has checksums of these files.
 
     Raises:
-        InputError: no such encoder, not of the BERT family, or damaged files.
+        InputError: there is no such encoder, the encoder is not of the BERT family, or a file is missing or damaged.
     """
     folder = Path(encoder_folder(name))
-    if alone and name not in PACKAGED:  # `encoder_folder` has compared those
+    if alone and name not in PACKAGED:  # `encoder_folder` checks packaged encoders
         check_folder(folder)
     reader = MaskedReader(load_bert(folder, name), copy=(folder / COPY_HEAD).is_file())
     if reader.copy_head is not None:
@@ -144,13 +146,13 @@ def load_reader(name: str, alone: bool = True) -> MaskedReader:
             reader.copy_head.load_state_dict(load_tensors(folder / COPY_HEAD))
         except (SafetensorError, OSError, RuntimeError) as error:
             raise DamagedError(
-                f"{folder / COPY_HEAD} is damaged or of another version: {reason(error)}"
+                f"{folder / COPY_HEAD} is damaged, or was written by another version of realm: {reason(error)}"
             ) from error
     return reader
 
 
 def save_reader(reader: MaskedReader, folder: Path, compact: bool = False) -> None:
-    """Writes a reader in the layout of transformers with its copy head beside it; see `save_bert` for `compact`."""
+    """Writes a reader in the layout of transformers, and the copy head as a separate file; see `save_bert` for `compact`."""
     save_bert(reader.bert, folder, compact)
     if reader.copy_head is not None:
         save_tensors(reader.copy_head.state_dict(), folder / COPY_HEAD, compact=compact)

@@ -1,4 +1,4 @@
-"""Modes of a whole network: dropout, evaluation, recomputed activations."""
+"""Modes of a whole network: probability of dropout, evaluation mode, recomputation of activations."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,23 +12,23 @@ from realm.model.cpu.packed import undivided
 
 @runtime_checkable
 class _CachesRows(Protocol):
-    """A network with gradient-cache rows."""
+    """A network that can recompute activations in the backward pass, `cached_rows` rows at a time."""
 
     cached_rows: int
 
 
 def set_dropout(module: nn.Module, probability: float) -> None:
-    """Sets every dropout of a network; 0 suits runs of a few hundred steps (paper: 0.1)."""
+    """Sets the probability of every dropout layer of a network; 0 is suitable for runs of a few hundred steps (paper: 0.1)."""
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.p = probability
 
 
 def cache_rows(module: nn.Module, rows: int) -> None:
-    """Keeps the activations of `rows` rows at a time and recomputes all other activations in the backward pass; 0: keeps all.
+    """Keeps the activations of `rows` rows at a time, and recomputes all others in the backward pass; 0: keeps all activations.
 
-    The gradient is the same except for rounding (gradient cache, Gao et al. 2021). A batch of any size fits, at the cost of one
-    more forward pass.
+    Except for rounding, the gradient is the same (gradient cache, Gao et al. 2021). A batch of any size then fits into memory,
+    but the step needs one more forward pass.
     """
     for part in module.modules():
         if isinstance(part, _CachesRows):
@@ -36,7 +36,7 @@ def cache_rows(module: nn.Module, rows: int) -> None:
 
 
 def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-    """`function(*inputs)` whose intermediate results, random draws included, are recomputed in the backward pass."""
+    """`function(*inputs)`, with intermediate results that are recomputed in the backward pass, from the same random draws."""
     return cast(
         Tensor,
         checkpoint(function, *inputs, use_reentrant=False, context_fn=lambda: (undivided(), undivided())),
@@ -45,7 +45,7 @@ def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
 
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside (no dropout); afterwards each network is in its previous mode."""
+    """A context in which networks are in evaluation mode (no dropout); afterwards each network has its previous mode."""
     before = [module.training for module in modules]
     for module in modules:
         module.eval()

@@ -18,29 +18,29 @@ from realm.tokens.layouts import Tokens
 Objective = Literal["joint", "mixture"]
 
 IMPOSSIBLE = -1e9
-"""Log of the total probability of a passage without any span: finite, so that gradients are 0 and not NaN."""
+"""Used for log 0 in the total of a passage: if the passage has no span, gradients are NaN with -inf, and 0 with this number."""
 
 
 @dataclass(frozen=True)
 class SpanConfig:
-    """Settings of the head that scores spans; defaults are the released values."""
+    """Settings of the head that scores spans; the defaults are the values of the released code."""
 
     head: Literal["pairs", "ends"] = "pairs"
-    """"pairs": an MLP over the first and the last state of a span (ORQA). "ends": start logit plus end logit, minus those of
-    [CLS], which stand for "no answer" (BERT's question-answering head as trained on SQuAD 2.0)."""
+    """"pairs": an MLP over the first and the last state of a span (ORQA). "ends": start logit plus end logit of a span, minus
+    start and end logit of [CLS], which stand for "no answer" (BERT's question-answering head, as trained on SQuAD 2.0)."""
     max_width: int = 10
     """Longest answer in wordpieces."""
     hidden: int = 256
-    """Width of the hidden layer of "pairs"."""
+    """Width of the hidden layer of a "pairs" head."""
     norm_eps: float = 1e-3
-    """Epsilon of the LayerNorm of "pairs"."""
+    """Epsilon of the LayerNorm of a "pairs" head."""
     finds_none: bool = False
-    """"No answer" has the score 0 beside the scores of spans (released reader: always an answer)."""
+    """True: "no answer" competes with the spans, with the score 0. False: every question has an answer (released code)."""
     objective: Objective = "joint"
-    """How spans of several passages compare. "joint": by span score plus retrieval score (ORQA section 3, released code).
+    """How spans of several passages are compared. "joint": by span score plus retrieval score (ORQA section 3, released code).
     "mixture": by p(z|x) p(span|z,x), where p(span|z,x) is a softmax over the spans of one passage (REALM eq. 1)."""
     retrieval_score: bool = True
-    """False: spans compare by their own scores alone; only with "joint"."""
+    """False: spans are compared by their span scores alone; only possible with "joint"."""
 
     def __post_init__(self) -> None:
         for name, value in (("max_width", self.max_width), ("hidden", self.hidden)):
@@ -50,15 +50,16 @@ class SpanConfig:
             raise ValueError(f"norm_eps is {self.norm_eps}: it must be 0 or more, and finite")
         if self.objective == "mixture" and not self.retrieval_score:
             raise ValueError(
-                'objective "mixture" weighs passages by their retrieval scores: retrieval_score must be true'
+                'objective "mixture" weights passages by retrieval scores: retrieval_score must be true'
             )
 
 
 class SpanReader(nn.Module):
-    """Scores every span of up to `max_width` wordpieces by its first and last state (ORQA's S_read, or BERT's head)."""
+    """Scores every span of up to `max_width` wordpieces by the states of its first and last wordpiece (`SpanConfig.head`)."""
 
     continues_V: Tensor
-    """True at wordpieces that continue a word: no span begins with one or ends before one. Released code: all False."""
+    """True at wordpieces that continue a word: a span neither begins with nor ends before such a wordpiece. Released code: all
+    False."""
 
     def __init__(self, encoder: Bert, continues_V: Tensor | None = None, config: SpanConfig | None = None):
         super().__init__()
@@ -100,9 +101,9 @@ class SpanReader(nn.Module):
         return [part for part in (self.ends, self.norm, self.score) if not isinstance(part, nn.Identity)]
 
     def total(self, span_RWT: Tensor) -> Tensor:
-        """What a mixture divides the spans of each passage by, as a logarithm -> [R]; 0 if the objective is "joint".
+        """For a "mixture", the logarithm of the denominator of p(span|z,x) of each passage -> [R]; for "joint", 0.
 
-        It is the logsumexp of the scores of all spans, and of "no answer" if the reader finds it.
+        The denominator is the sum of exp(score) over all spans of the passage, and over "no answer" if `finds_none`.
         """
         if self.config.objective == "joint":
             return span_RWT.new_zeros(len(span_RWT))
@@ -110,11 +111,11 @@ class SpanReader(nn.Module):
         return F.pad(span_RWT.flatten(1), (0, 1), value=none).logsumexp(dim=1)
 
     def beside(self, score_BK: Tensor, total_BK: Tensor) -> Tensor:
-        """What is added to the span scores of each passage, so that spans of all passages compare -> [B, K].
+        """The number that is added to all span scores of a passage, so that spans of all passages can be compared -> [B, K].
 
-        A "pairs" head is trained with the retrieval scores themselves, or as a mixture with log p(z|x) over the passages read,
-        less `total`. An "ends" head compares spans with "no answer" passage by passage: adding log p(z|x) keeps the score of
-        "no answer" at 0 for all passages together.
+        With "mixture" the number is log p(z|x) over the passages read, minus `total`. With "joint" the number is the retrieval
+        score for a "pairs" head, and log p(z|x) for an "ends" head. An "ends" head scores spans relative to "no answer" in the
+        same passage; if log p(z|x) is added, the score of "no answer" for all passages together is 0.
         """
         if not self.config.retrieval_score:
             return torch.zeros_like(score_BK)
@@ -123,12 +124,12 @@ class SpanReader(nn.Module):
         return score_BK - total_BK
 
     def none(self, beside_BK: Tensor) -> Tensor:
-        """Score of "no answer" beside the spans of all passages -> [B]: 0, in a mixture log sum_z p(z|x) p("no answer"|z,x)."""
+        """Score of "no answer" -> [B]: 0 for "joint", and log sum_z p(z|x) p("no answer"|z,x) for a "mixture"."""
         if self.config.objective == "joint":
             return torch.zeros_like(beside_BK[..., 0])
         return beside_BK.logsumexp(dim=-1)
 
 
 def body_mask(tokens: Tokens, sep_id: int) -> Tensor:
-    """True at the passage tokens of a joint input without the closing [SEP] -> [B, T] bool."""
+    """True at the tokens of the passage in rows of a question and a passage, except the closing [SEP] -> [B, T] bool."""
     return (tokens.segments_BT == 1) & (tokens.ids_BT != sep_id) & (tokens.mask_BT == 1)

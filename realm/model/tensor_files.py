@@ -1,9 +1,9 @@
-"""Tensors on disk: safetensors files, whole or compact.
+"""Tensors on disk: safetensors files, in full or compact.
 
-A compact file holds float16 numbers and leaves out tensors that are equal to tensors of a packaged encoder. The metadata of the
-file names the tensors that were left out and a checksum of that encoder's weights; `load_tensors` reads them from the encoder.
+A compact file has float16 numbers, and leaves out tensors that are equal to tensors of a packaged encoder. The metadata of the
+file lists these tensors, and has a checksum of the encoder's weights; `load_tensors` reads these tensors from the encoder.
 
-float16 rounds eight times as finely as bfloat16, and the largest weights are far below its limit of 65,504.
+float16 rounds eight times as finely as bfloat16, and the largest weights are far below the limit of float16, 65,504.
 """
 
 import json
@@ -20,13 +20,13 @@ from torch import Tensor
 from realm.checksums import checksums_of
 from realm.errors import DamagedError, InputError, RealmError, reason
 from realm.files import read_json
-from realm.tokens.hub import encoder_folder, package_of
+from realm.hub import encoder_folder, package_of
 
 WEIGHTS = "model.safetensors"
 BASES = ("package:all-minilm-l6-v2", "package:realm-mini")
 """Packaged encoders whose tensors compact files may leave out."""
 TAKEN = "realm_taken"
-"""Metadata key of a compact file: a `Taken` for each encoder with tensors that were left out, as JSON."""
+"""Key in the metadata of a compact file. The value is a JSON object: name of a packaged encoder -> `Taken`."""
 
 
 class Taken(TypedDict):
@@ -39,10 +39,12 @@ class Taken(TypedDict):
 
 
 def weight_files(name: str, folder: Path, wholes: Sequence[str] = (WEIGHTS,)) -> list[Path]:
-    """The first of some files that a folder has, whole or as the shards that its index lists; errors name the folder `name`.
+    """The files of the weights in a folder: the first file of `wholes` that exists, or the shards of this file.
+
+    Shards are listed in an index, FILE.index.json. Error messages use `name` as the name of the folder.
 
     Raises:
-        InputError: the folder has none of them, or lacks a shard.
+        InputError: the folder has no file of `wholes`, neither in full nor as shards; or a shard is missing.
         DamagedError: an index is damaged.
     """
     for whole in wholes:
@@ -56,17 +58,17 @@ def weight_files(name: str, folder: Path, wholes: Sequence[str] = (WEIGHTS,)) ->
                 raise DamagedError(f"{index} is damaged: {error!r}") from error
             for shard in shards:
                 if Path(shard).name != shard or not (folder / shard).is_file():
-                    raise InputError(f"{index} names {shard}, which is not there")
+                    raise InputError(f"{index} lists {shard}, but the folder has no such file")
             return [folder / shard for shard in shards]
-    raise InputError(f"{name} has no weights: no {' or '.join(wholes)} in {folder}")
+    raise InputError(f"{name} has no weights: there is no {' or '.join(wholes)} in {folder}")
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file in their stored precision, including tensors that a packaged encoder provides.
+    """The tensors of a file in their stored precision, including the tensors that the file leaves out.
 
     Raises:
         SafetensorError, OSError: the file is damaged or missing.
-        RealmError: the metadata is damaged, or the packaged encoder is not installed or has other weights.
+        RealmError: the metadata is damaged, or a packaged encoder is not installed or has other weights.
     """
     tensors = load_file(path)
     for base, taken in _taken(path).items():
@@ -74,19 +76,23 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
             there = set(file.keys())
             for name, source in taken["tensors"].items():
                 if name in tensors or source not in there:
-                    raise _damaged(path, f"{name} is there twice, or {base} has no {source}")
+                    raise _damaged(path, f"the tensor {name} occurs twice, or {base} has no tensor {source}")
                 tensors[name] = file.get_tensor(source)
     return tensors
 
 
 def look_at_tensors(path: Path) -> None:
-    """Raises as `load_tensors` if a file is cut short or a packaged encoder is missing, without reading the tensors."""
+    """Checks, without reading the tensors, that a file is complete and the packaged encoders are installed.
+
+    Raises:
+        SafetensorError, OSError, RealmError: see `load_tensors`.
+    """
     for base, taken in _taken(path).items():
         _base_file(path, base, taken["checksum"])
 
 
 def is_compact(folder: Path) -> bool:
-    """Whether a file in a folder leaves out tensors of a packaged encoder.
+    """Whether any file in a folder leaves out tensors of a packaged encoder.
 
     Raises:
         InputError: a file is damaged.
@@ -106,7 +112,7 @@ def save_tensors(
     metadata: Mapping[str, str] | None = None,
     compact: bool = False,
 ) -> None:
-    """Writes a safetensors file with the permissions of the umask; `save_file` alone lets only the owner read it."""
+    """Writes a safetensors file with the permissions of the umask; the files of `save_file` can be read only by their owner."""
     path.touch()
     rights = path.stat().st_mode
     values = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
@@ -138,13 +144,13 @@ def _as_stored(value: Tensor) -> Tensor:
     short = value.half()
     if not torch.equal(short.isfinite(), value.isfinite()):
         raise InputError(
-            f"a weight is {value.abs().max():g}, and 16 bits end at 65504: the model stays in 32 bits"
+            f"a weight is {value.abs().max():g}, but float16 holds at most 65504: the model cannot be stored in 16 bits"
         )
     return short
 
 
 def _equal_ones(values: Mapping[str, Tensor]) -> dict[str, Taken]:
-    """Tensors that packaged encoders have too, by encoder."""
+    """The tensors of `values` that are equal to a tensor of a packaged encoder, grouped by encoder."""
     bases = _tensors_of_bases()
     found: dict[str, dict[str, str]] = {}
     for name, value in values.items():
@@ -160,7 +166,7 @@ _Bases = dict[torch.Size, list[tuple[str, str, Tensor]]]
 
 
 def _tensors_of_bases() -> _Bases:
-    """Encoder, name and value of each floating-point tensor of the installed encoders, by shape."""
+    """Encoder, name and value of each floating-point tensor of the installed packaged encoders, grouped by shape."""
     by_shape: _Bases = {}
     for base in BASES:
         try:
@@ -174,7 +180,7 @@ def _tensors_of_bases() -> _Bases:
 
 
 def _equal_one(value: Tensor, bases: _Bases) -> tuple[str, str] | None:
-    """Encoder and name of a tensor with equal values, or None."""
+    """Encoder and name of a tensor in `bases` that is equal to `value`; None if there is no such tensor."""
     if value.is_floating_point():
         for base, name, other in bases.get(value.shape, ()):
             if torch.equal(other.to(value), value):
@@ -183,7 +189,7 @@ def _equal_one(value: Tensor, bases: _Bases) -> tuple[str, str] | None:
 
 
 def _taken(path: Path) -> dict[str, Taken]:
-    """The tensors that a file leaves out, by encoder, from its metadata."""
+    """The tensors that a file leaves out, grouped by encoder, from the metadata of the file."""
     with safe_open(path, "pt") as file:
         text = (file.metadata() or {}).get(TAKEN)
     if text is None:
@@ -194,7 +200,8 @@ def _taken(path: Path) -> dict[str, Taken]:
             words = (taken["checksum"], *taken["tensors"].keys(), *taken["tensors"].values())
             if base not in BASES or not all(isinstance(word, str) for word in words):
                 raise _damaged(
-                    path, f"it takes tensors from {base[:60]!r}; those of {', '.join(BASES)} can be had"
+                    path,
+                    f"it needs tensors of {base[:60]!r}, but only tensors of {' and '.join(BASES)} are supported",
                 )
     except RealmError:
         raise
@@ -204,24 +211,28 @@ def _taken(path: Path) -> dict[str, Taken]:
 
 
 def _base_file(path: Path, base: str, wanted: str) -> Path:
-    """The weights file of a packaged encoder, if it is the one that `path` was made with."""
+    """The weights file of a packaged encoder.
+
+    Raises:
+        InputError: the encoder is not installed, or has other weights than when `path` was written.
+    """
     try:
         file = Path(encoder_folder(base)) / WEIGHTS
     except RealmError as error:
-        raise InputError(f"{path} takes tensors from a packaged encoder: {error}") from error
+        raise InputError(f"{path} needs tensors of a packaged encoder: {error}") from error
     if (found := _checksum_of(file)) != wanted:
         raise InputError(
-            f"{path} takes tensors from {base}, and the installed one has other weights (checksum {found}, not {wanted}): "
-            f"install the {package_of(base)} that it was made with"
+            f"{path} needs tensors of {base}, but the installed {base} has other weights (checksum {found}, not {wanted}): "
+            f"install the version of {package_of(base)} with which the file was made"
         )
     return file
 
 
 @cache
 def _checksum_of(file: Path) -> str:
-    """The checksum, computed once per process: installed packages do not change while it runs."""
+    """The checksum of a file, computed once per process, because installed packages do not change while a process runs."""
     return checksums_of(file.parent, [file.name])[file.name]
 
 
 def _damaged(path: Path, problem: str) -> DamagedError:
-    return DamagedError(f"{path} is damaged: {problem}; copy it anew")
+    return DamagedError(f"{path} is damaged: {problem}; copy the file again")

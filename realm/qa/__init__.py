@@ -1,1 +1,1 @@
-"""Answers questions, fills masked sentences, and scores both."""
+"""Answers questions, predicts masked words, and scores answers and predictions."""

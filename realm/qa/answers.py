@@ -1,10 +1,10 @@
-"""Answers as values, as JSON and as lines on a terminal. Without torch, so that the client of a server does not need it."""
+"""Answers as Python objects, as JSON and as lines on a terminal, for programs without torch such as the client of a server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from typing_extensions import TypedDict  # pydantic reads these, not those of typing before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic does not accept typing.TypedDict
 
 from realm.model.calibration import NO_FEATURES, Features
 from realm.text.corpus import Passage
@@ -21,7 +21,7 @@ class RankedPassageJson(TypedDict):
 
 
 class SpanJson(TypedDict):
-    """A span of a passage: `text[start:end]`."""
+    """A span of a passage, `text[start:end]` of the passage."""
 
     text: str
     score: float
@@ -31,7 +31,7 @@ class SpanJson(TypedDict):
 
 
 class ReadPassageJson(RankedPassageJson):
-    """A passage that was read, and the best span in it; None if it has no span."""
+    """A passage that was read, and its best span, which is null if the passage has no span."""
 
     span: SpanJson | None
 
@@ -43,7 +43,7 @@ class AnswerJson(SpanJson):
 
 
 class IndexJson(TypedDict):
-    """The index version that the passages were retrieved from."""
+    """The version of the index from which the passages were retrieved."""
 
     version: int
     step: int
@@ -69,7 +69,7 @@ class RankedPassage:
     rank: int
     probability: float
     document: str
-    """Id of the document. The JSON does not hold it, so it is empty after `from_json`."""
+    """Id of the document; empty after `from_json`, because the JSON has no id of the document."""
 
     @classmethod
     def of(cls, passage: Passage, rank: int, probability: float) -> "RankedPassage":
@@ -91,11 +91,11 @@ class RankedPassage:
 
 @dataclass(frozen=True)
 class Span:
-    """A span of a passage: the passage's `text[start:end]`.
+    """A span of a passage, `text[start:end]` of the passage.
 
-    `score` is the sum of the span's score and the retrieval score of its passage. `probability` is the calibrated probability
-    of the span's text as the answer: a softmax over the spans of all passages read (and over "no answer", if the reader
-    models it), summed over the spans with this text, then calibrated.
+    `score` is the span score plus the retrieval score of the passage. `probability` is the calibrated probability that the text
+    of the span is the answer: the softmax probabilities of all spans with this text are added up and then calibrated. The
+    softmax is over the spans of all passages read, and over "no answer" if the reader scores "no answer".
     """
 
     text: str
@@ -120,7 +120,7 @@ class Span:
 
 @dataclass(frozen=True)
 class ReadPassage(RankedPassage):
-    """A passage that was read, and the best span in it; None if it has no span."""
+    """A passage that was read, and its best span, which is None if the passage has no span."""
 
     span: Span | None
 
@@ -154,7 +154,7 @@ class Answer(Span):
 
 @dataclass(frozen=True)
 class AnsweringIndex:
-    """The index version that the passages were retrieved from.
+    """The version of the index from which the passages were retrieved.
 
     `created` (date of the build) and `knowledge` (version of the passages) are only in the JSON of a server.
     """
@@ -177,13 +177,14 @@ class Answers:
     index: AnsweringIndex
     ms: dict[str, float]
     passages: list[ReadPassage]
-    """All passages that were read, best first. Only in the JSON of a server."""
+    """All passages that were read, best first. Only the JSON of a server has this field."""
     null_probability: float | None
-    """p(z|x) of the null passage among the passages read; high if these fit badly. Only in the JSON of a server."""
+    """p(z|x) of the null passage, normalised over the null passage and the passages read; high if the passages do not fit the
+    question. Only the JSON of a server has this field."""
     found: bool
-    """Whether the probability of the best answer reaches the threshold; otherwise that answer is a guess."""
+    """Whether the probability of the best answer reaches the threshold; if not, the best answer is a guess."""
     features: Features = NO_FEATURES
-    """The inputs of the calibration besides the shares of the spans; not in the JSON."""
+    """The inputs of the calibration besides the share of the best answer; not in the JSON."""
 
     def to_json(self) -> AnswersJson:
         return {
@@ -209,7 +210,7 @@ class Answers:
         )
 
     def lines(self) -> list[str]:
-        """Lines for a terminal: the answers with their evidence, or the best guess."""
+        """Lines for a terminal: the answers with their evidence; if no answer was found, only the best guess."""
         if not self.answers:
             return ["no answer: the knowledge base has no passage to read"]
         lines = [] if self.found else ["no answer found; the best guess:"]

@@ -1,6 +1,7 @@
-"""Calibration of answer probabilities: the calibration error, the report, and fitting the curve.
+"""Calibration of answer probabilities: calibration error, report, and fit.
 
-Axis letters: N questions, M of them answered without their positives, F inputs of the curve (log-odds and features).
+Axis letters: N questions, M questions with an answer although their positives were left out, F inputs of the logistic
+regression (log-odds and features).
 """
 
 from dataclasses import replace
@@ -14,9 +15,9 @@ from realm.qa.significance import percent, wilson_interval
 
 BINS = 10
 RIGHT_LOST = 0.14
-"""Share of the right answers that fall below the fitted threshold, on the questions of the fit."""
+"""Share of the right answers, on the questions of the fit, whose probability is below the fitted threshold."""
 LEAST_QUESTIONS = 50
-"""Smallest number of right answers, and of wrong answers, for a fit."""
+"""A fit needs at least this number of right answers, and at least this number of wrong answers."""
 
 
 class BinJson(TypedDict):
@@ -28,7 +29,7 @@ class BinJson(TypedDict):
 
 
 class UnanswerableJson(TypedDict):
-    """Questions answered without their positives; `declined` is the percentage of best answers below the threshold."""
+    """Questions that were answered without positives; `declined` is the percentage of best answers below the threshold."""
 
     n: int
     declined: float
@@ -36,10 +37,14 @@ class UnanswerableJson(TypedDict):
 
 
 class ConfidenceJson(TypedDict):
-    """Quality of the probabilities, in percent; null if there were no answers to measure it on."""
+    """Quality of the probabilities, in percent.
+
+    `right_declined` and `wrong_declined` are the percentages of right and of wrong answers below the threshold; null if there
+    are no such answers. `unanswerable` is null if no questions were answered without their positives.
+    """
 
     ece: float
-    """Expected calibration error: mean difference between probability and accuracy over the bins."""
+    """Expected calibration error: mean difference between probability and accuracy of the bins, weighted by their sizes."""
     bins: list[BinJson]
     right_declined: float | None
     wrong_declined: float | None
@@ -47,16 +52,16 @@ class ConfidenceJson(TypedDict):
 
 
 class Confidence(NamedTuple):
-    """The probability of each question's best answer, 0 if it has no answer."""
+    """The probability of the best answer to each question, 0 if there is no answer."""
 
     probability_N: np.ndarray
     threshold: float
     """Answers with a lower probability are guesses."""
     without_N: np.ndarray | None = None
-    """The same without the positives of each question; None if this was not measured."""
+    """The probability of the best answer to each question if the positives are left out; None if this was not measured."""
 
     def as_dict(self, correct_N: np.ndarray) -> ConfidenceJson:
-        """The summary; `correct_N` is True for the right answers."""
+        """The summary as JSON; `correct_N` is True for the right answers."""
         return {
             "ece": percent(calibration_error(self.probability_N, correct_N)),
             "bins": [
@@ -94,15 +99,15 @@ class Confidence(NamedTuple):
         ]
         named = (("right", summary["right_declined"]), ("wrong", summary["wrong_declined"]))
         lines += [
-            f"called guesses: {share:.1f}% of the {which} answers"
+            f"reported as guesses: {share:.1f}% of the {which} answers"
             for which, share in named
             if share is not None
         ]
         if (without := summary["unanswerable"]) is not None:
             low, high = without["declined_ci95"]
             lines.append(
-                f"without the passages that hold an answer: {without['declined']:.1f}% of {without['n']:,} questions "
-                f"declined (95% interval {low:.1f} to {high:.1f})"
+                f"reported as guesses if all passages with an answer are left out: {without['declined']:.1f}% of the answers "
+                f"to {without['n']:,} questions (95% interval {low:.1f} to {high:.1f})"
             )
         return lines
 
@@ -131,7 +136,7 @@ def _bins(probability_N: np.ndarray, correct_N: np.ndarray) -> list[tuple[np.nda
 
 
 class Evidence(NamedTuple):
-    """Inputs of the calibration: the share of each question's best answer, and the features of each question."""
+    """Inputs of the calibration: the share and the features of the best answer to each question."""
 
     share_N: np.ndarray
     features_N: list[Features]
@@ -148,25 +153,26 @@ class Evidence(NamedTuple):
 
 
 def fit(answered: Evidence, correct_N: np.ndarray, without: Evidence) -> Calibration:
-    """The calibration curve of maximum likelihood, fitted in two steps, and a threshold.
+    """Fits a calibration by maximum likelihood, in two steps, and chooses a threshold.
 
-    Step 1 fits weights of log-odds and features that separate right answers from wrong ones, and from the answers to questions
-    `without` their positives. Step 2 rescales the weighted sum on the answerable questions alone (Platt scaling, Platt 1999,
-    with his targets), because the share of unanswerable questions in later use is unknown. The threshold is the quantile
-    `RIGHT_LOST` of the probabilities of right answers.
+    Step 1 fits weights of log-odds and features, which separate right answers from wrong answers and from the answers to
+    questions `without` their positives. Step 2 fits a factor and an offset for the weighted sum, only on the answers with
+    positives (Platt scaling with the targets of Platt 1999), because the share of unanswerable questions in later use is
+    unknown. The threshold is the quantile `RIGHT_LOST` of the probabilities of right answers.
 
     Raises:
-        InputError: too few right or wrong answers, equal probabilities, or probabilities that do not rise with accuracy.
+        InputError: there are too few right or wrong answers, all probabilities are equal, or answers with a higher probability
+            are not right more often.
     """
     rights, wrongs = int(correct_N.sum()), int((~correct_N).sum())
     if min(rights, wrongs) < LEAST_QUESTIONS:
         raise InputError(
-            f"of {len(correct_N)} answers {rights} are right and {wrongs} wrong: calibration needs {LEAST_QUESTIONS} of each"
+            f"{rights} answers are right and {wrongs} are wrong: calibration needs at least {LEAST_QUESTIONS} of each"
         )
     answered_NF, without_MF = answered.odds_NF(), without.odds_NF()[without.share_N > 0]
     if np.ptp(answered_NF[:, 0]) == 0:
         raise InputError(
-            f"all {len(answered_NF)} answers have one probability: there is nothing to calibrate"
+            f"all {len(answered_NF)} answers have the same probability: there is nothing to calibrate"
         )
     all_NF = np.concatenate([answered_NF, without_MF])
     weight_F, _ = _logistic(all_NF, np.concatenate([correct_N, np.zeros(len(without_MF), dtype=bool)]))
@@ -174,7 +180,7 @@ def fit(answered: Evidence, correct_N: np.ndarray, without: Evidence) -> Calibra
     slope, inner, ranking, span = (scale * weight_F).tolist()
     if not (scale > 0 and slope > 0):
         raise InputError(
-            "answers of a higher probability are not right more often here: there is nothing to calibrate"
+            "answers with a higher probability are not right more often: there is nothing to calibrate"
         )
     curve = Calibration(slope=slope, inner=inner, ranking=ranking, span=span, offset=offset)
     right_n = answered.probability_N(curve)[correct_N]
@@ -184,7 +190,7 @@ def fit(answered: Evidence, correct_N: np.ndarray, without: Evidence) -> Calibra
 def _logistic(value_NF: np.ndarray, right_N: np.ndarray) -> tuple[np.ndarray, float]:
     """Weights [F] and intercept of a logistic regression, by Newton's method.
 
-    A constant column gets weight 0. Platt's targets keep the maximum finite if the outcomes are separable.
+    The weight of a constant column is 0. With Platt's targets the weights are finite even if the inputs separate the outcomes.
     """
     mean_F, spread_F = value_NF.mean(axis=0), value_NF.std(axis=0)
     differs_F = spread_F > 0

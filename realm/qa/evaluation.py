@@ -27,7 +27,7 @@ from realm.qa.significance import percent, wilson_interval
 
 
 class ReportJson(TypedDict):
-    """The output of `realm evaluate`, in percent; recall at a rank beyond the retrieved passages is null.
+    """The output of `realm evaluate`, in percent. The recall at k is null if fewer than k passages were requested.
 
     Without a span reader, `em`, `em_ci95`, `f1` and `confidence` are null.
     """
@@ -39,14 +39,15 @@ class ReportJson(TypedDict):
     recall: dict[str, float | None]
     mrr: float
     title_recall: NotRequired[dict[str, float]]
-    """Recall by title, over the questions that name the titles of documents with an answer; absent without such questions."""
+    """Recall by title, over the questions with `gold_titles`; absent if no question has `gold_titles`."""
     confidence: ConfidenceJson | None
 
 
 class Outcome(TypedDict):
-    """The outcome of one question: `f1` between 0 and 1; `rank` of the first hit, from 1, 0 for none.
+    """The outcome of one question.
 
-    Without a span reader, `correct`, `f1` and `probability` are null.
+    `f1` is between 0 and 1. `rank` is the rank of the first hit, counted from 1; 0 if there is no hit. Without a span reader,
+    `correct`, `f1` and `probability` are null.
     """
 
     id: str
@@ -63,24 +64,24 @@ class ReportFile(ReportJson):
 
 
 class Report(NamedTuple):
-    """The outcome of each question, which allows paired tests of two systems, and a summary."""
+    """The outcome of each question, for paired tests of two systems, and a summary."""
 
     correct_N: np.ndarray | None
-    """bool: exact match or pattern match; None if no answers were read."""
+    """bool: exact match or pattern match; None if there are no predictions."""
     f1_N: np.ndarray | None
-    """float: token F1; for questions with patterns, 1 if correct, else 0; None if no answers were read."""
+    """float: token F1; for questions with patterns, 1 if correct, else 0; None if there are no predictions."""
     first_hit_N: np.ndarray
-    """int: rank of the first retrieved text that holds an answer, 0 for none."""
+    """int: rank, from 1, of the first retrieved text that contains an answer; 0 if no text contains an answer."""
     depth: int
     """Number of texts requested per question."""
     first_title_N: np.ndarray | None = None
-    """int: rank of the first passage with a gold title, 0 for none, -1 for questions without gold titles; None if the titles
-    of the passages are unknown."""
+    """int: rank, from 1, of the first passage with a gold title; 0 if no passage has a gold title, -1 if the question has no
+    gold titles; None if the titles of the passages are unknown."""
     confidence: Confidence | None = None
     """None if the predictions have no probabilities."""
 
     def as_dict(self) -> ReportJson:
-        """The summary; the mean reciprocal rank, too, is in percent."""
+        """The summary as JSON; the mean reciprocal rank is in percent too."""
         summary: ReportJson = {
             "n": len(self.first_hit_N),
             "em": None if self.correct_N is None else percent(self.correct_N.mean()),
@@ -111,7 +112,7 @@ class Report(NamedTuple):
         """The summary as lines for a terminal."""
         summary = self.as_dict()
         recall = ", ".join(
-            f"{share:g}% at {k}" for k, share in summary["recall"].items() if share is not None
+            f"{share:g}% in the first {k}" for k, share in summary["recall"].items() if share is not None
         )
         lines = [f"{summary['n']:,} questions"]
         if summary["em"] is not None and summary["em_ci95"] is not None:
@@ -120,13 +121,11 @@ class Report(NamedTuple):
                 f"answers: {summary['em']:g}% exact (95% interval {low:g} to {high:g}), F1 {summary['f1']:g}%"
             )
         lines.append(
-            f"passages: an answer is among the first ones for {recall}; reciprocal rank {summary['mrr']:g}%"
+            f"questions with an answer in the retrieved passages: {recall}; mean reciprocal rank {summary['mrr']:g}%"
         )
         if "title_recall" in summary:
-            shares = ", ".join(f"{share:g}% at {k}" for k, share in summary["title_recall"].items())
-            lines.append(
-                f"titles: a document named by the question's file is among the first ones for {shares}"
-            )
+            shares = ", ".join(f"{share:g}% in the first {k}" for k, share in summary["title_recall"].items())
+            lines.append(f"questions with a gold title among the titles of the retrieved passages: {shares}")
         if self.confidence is not None and self.correct_N is not None:
             lines += self.confidence.lines(self.correct_N)
         return lines
@@ -158,7 +157,8 @@ def evaluate(
         predictions: the best answer to each question; None: only retrieval is scored.
         retrieved: per question the texts of its passages, best first. An iterator is read one question at a time.
         titles: per question the titles of the same passages, for recall by title.
-        depth: number of texts requested per question, which a small knowledge base may not reach; default: the longest list.
+        depth: number of texts requested per question; a small knowledge base may have fewer passages. The default is the
+            length of the longest list in `retrieved`.
 
     Raises:
         InputError: there are no questions.
@@ -186,7 +186,7 @@ def evaluate(
 
 
 def _first_title(titles: Sequence[str], question: Question) -> int:
-    """Rank of the first of `titles` that is a gold title of the question; 0 for none, -1 if the question has none."""
+    """Rank, from 1, of the first of `titles` that is a gold title; 0 if no title is, -1 if the question has no gold titles."""
     if not question.gold_titles:
         return -1
     gold = set(map(normalise_answer, question.gold_titles))

@@ -1,10 +1,11 @@
-"""`realm fill`, the paper's worked example: predicts the words behind [MASK], and reports the effect of each passage.
+"""`realm fill`, the worked example of the paper: predicts masked words of a sentence, and reports the effect of each passage.
 
-A [MASK] hides one word of n wordpieces. The model reads x with n masks in its place, so for a word y
+A [MASK] in the sentence stands for one word y. If y has n wordpieces, x is the sentence with n masks in place of the [MASK],
+and
 
     p(y|x) = sum_z p(z|x) prod_t p(y_t|z,x)     (REALM eq. 1 and 2)
 
-where z is the null passage or a retrieved passage. Words with different n are read from different x.
+where z is the null passage or a retrieved passage. The model reads a separate x for each n.
 
 Axis letters: K candidates with the null passage, P masked tokens, V vocabulary, A allowed wordpieces, H unfinished words.
 """
@@ -18,7 +19,7 @@ from typing import NamedTuple, NotRequired
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import TypedDict  # pydantic reads these, not those of typing before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic does not accept typing.TypedDict
 
 from realm.errors import InputError
 from realm.index.versions import IndexVersion, load_index
@@ -37,13 +38,13 @@ from realm.tokens.layouts import NULL_PASSAGE, query_inputs
 CANDIDATES = 8
 """The null passage and seven retrieved passages, as in pre-training."""
 PREDICTIONS = 5
-"""Words predicted per mask."""
+"""Number of words that are predicted for a [MASK]."""
 PIECES = 4
 """Largest number of wordpieces of a predicted word; a target may have more."""
 BEAM = 32
-"""Unfinished words kept by the beam search."""
+"""Number of unfinished words that the beam search keeps."""
 MASKS = 8
-"""Largest number of masks in a sentence; each mask is read in `PIECES` widths."""
+"""Largest number of [MASK] in a sentence; for each [MASK] the model reads the sentence up to `PIECES` times."""
 
 
 class PredictionJson(TypedDict):
@@ -117,7 +118,7 @@ class NullPassage(NamedTuple):
 
 @dataclass(frozen=True)
 class PassageEffect(RankedPassage):
-    """The effect of one passage: `likelihood` is p(y|z,x); `utility` is its gain over the null passage, in nats."""
+    """The effect of one passage: `likelihood` is p(y|z,x), `utility` is log p(y|z,x) - log p(y|null,x) in nats."""
 
     likelihood: float
     utility: float
@@ -127,9 +128,9 @@ class PassageEffect(RankedPassage):
 
 
 class Filled(NamedTuple):
-    """Predictions per [MASK], and the effects of the null passage and of the retrieved passages, in order, on y.
+    """Predictions for each [MASK], and the effects of the null passage and of the retrieved passages on y, best passage first.
 
-    y is the target if one is given, else the best words of all masks together.
+    y is the target if the caller gave a target, else the best words of all [MASK] together.
     """
 
     sentence: str
@@ -159,9 +160,7 @@ class Filled(NamedTuple):
                 f"p({self.target.text}|x) {self.target.probability:.3g} with retrieval, "
                 f"{self.target.without_retrieval:.3g} without"
             )
-        lines.append(
-            f"without a passage: p(z|x) {self.null.probability:.2f}, p(y|z,x) {self.null.likelihood:.3g}"
-        )
+        lines.append(f"null passage: p(z|x) {self.null.probability:.2f}, p(y|z,x) {self.null.likelihood:.3g}")
         for effect in self.passages:
             lines.append(
                 f"{effect.utility:+6.2f} nats  p(z|x) {effect.probability:.2f}, p(y|z,x) {effect.likelihood:.3g}  "
@@ -171,10 +170,10 @@ class Filled(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """What the model makes of one masked sentence beside its candidates, of which the null passage is the first."""
+    """The outputs of the model for one masked sentence with its K candidates; candidate 0 is the null passage."""
 
     numbers: np.ndarray
-    """Of the retrieved passages."""
+    """Numbers of the retrieved passages."""
     prior_K: Tensor
     """log p(z|x)"""
     logp_PKV: Tensor
@@ -182,7 +181,7 @@ class _Read(NamedTuple):
 
 
 class Filler:
-    """Fills masked sentences with a model and a knowledge base."""
+    """Predicts the masked words of sentences with a model and a knowledge base."""
 
     def __init__(self, kb: KnowledgeBase, model: Model, version: IndexVersion, config: AnswerConfig):
         self.kb, self.model, self.version, self.config = kb, model, version, config
@@ -190,7 +189,7 @@ class Filler:
 
     @cached_property
     def _first_A(self) -> Tensor:
-        """Wordpieces that can begin a word: each is the tokenization of its own text."""
+        """Wordpieces that can begin a word: the tokenizer turns the text of such a wordpiece into this wordpiece alone."""
         own = self.model.tokenizer.encode(self.model.tokenizer.vocabulary())
         return torch.tensor([number for number, pieces in enumerate(own) if pieces == [number]])
 
@@ -206,13 +205,14 @@ class Filler:
 
     @torch.no_grad()
     def fill(self, sentence: str, target: str | None = None, method: Method = "dense") -> Filled:
-        """The best words for every [MASK], and the effect of each passage on them or on the `target`.
+        """The best words for every [MASK], and the effect of each passage on these words, or on the `target`.
 
-        `method` retrieves the passages; p(z|x) always comes from the embedder.
+        `method` ranks the passages; p(z|x) is always computed by the embedder.
 
         Raises:
-            InputError: the sentence has no [MASK], more than `MASKS`, or one beyond the model's query length; or a target is
-                given, and the sentence has several masks, the target is too long, or its characters are not in the vocabulary.
+            InputError: the sentence has no [MASK], more than `MASKS` of them, or a [MASK] beyond the query length of the model.
+                With a target, also: the sentence has several [MASK], the target is too long, or it has characters that are not
+                in the vocabulary.
         """
         visible = sentence.replace("[MASK]", " ")
         ids, places, room = self._masked(sentence)
@@ -252,37 +252,38 @@ class Filler:
         )
 
     def _masked(self, sentence: str) -> tuple[list[int], list[int], int]:
-        """The wordpieces of the sentence, the positions of the masks, and the number of masks that can be added."""
+        """The wordpieces of the sentence, the positions of [MASK], and the number of masks that can be added."""
         tokenizer, most = self.model.tokenizer, self.model.lengths.query - 2
         ids = tokenizer.encode_masked(sentence)
         places = [place for place, piece in enumerate(ids) if piece == tokenizer.mask_id]
         if not places:
             raise InputError(
-                'the sentence has no [MASK]: write one, as in "The [MASK] is the currency of the UK."'
+                'the sentence has no [MASK]: write [MASK] for a word, as in "The [MASK] is the currency of the UK."'
             )
         if len(places) > MASKS:
             raise InputError(
-                f"the sentence has {len(places)} masks, at most {MASKS} are filled: split the sentence"
+                f"the sentence has {len(places)} masks, but at most {MASKS} are allowed: split the sentence"
             )
         if places[-1] >= most:
             raise InputError(
-                f"the last [MASK] is wordpiece {places[-1] + 1}, the model reads the first {most}: shorten the sentence"
+                f"the last [MASK] is wordpiece {places[-1] + 1}, but the model reads only the first {most}: shorten the "
+                "sentence"
             )
         return ids, places, most - 1 - places[-1]
 
     def _pieces(self, target: str, masks: int, room: int) -> tuple[int, ...]:
         if masks > 1:
             raise InputError(
-                f"a target stands for one [MASK], the sentence has {masks}: write the other words out"
+                f"with a target, the sentence must have one [MASK], but it has {masks}: write words for the other masks"
             )
         (pieces,) = self.model.tokenizer.encode([target])
         if not pieces or self.model.tokenizer.unk_id in pieces:
             raise InputError(
-                f"the model's vocabulary has no pieces for the target {target!r}: give another word"
+                f"the model's vocabulary has no wordpieces for the target {target!r}: choose another word"
             )
         if len(pieces) > 1 + room:
             raise InputError(
-                f"the target has {len(pieces)} wordpieces, the model reads {1 + room} in place of the [MASK]: "
+                f"the target has {len(pieces)} wordpieces, but the model can read only {1 + room} in place of the [MASK]: "
                 "shorten the sentence"
             )
         return tuple(pieces)
@@ -314,7 +315,7 @@ class Filler:
     def _words(self, read: _Read, first: int, width: int) -> list[Prediction]:
         """The best words of `width` wordpieces for the masked tokens from `first` on, by beam search over p(y|x).
 
-        Sequences of wordpieces that the tokenizer never produces are left out: they are in no text that the model read.
+        Sequences of wordpieces that the tokenizer never makes from a text are left out, because no training text has them.
         """
         logp_HK, found_HP = read.prior_K[None], torch.empty(1, 0, dtype=torch.int64)
         for place in range(width):

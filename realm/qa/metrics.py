@@ -1,7 +1,7 @@
-"""Scores of answers and rankings: exact match, F1, pattern match, recall, reciprocal rank. No model, no index, no torch.
+"""Scores of answers and rankings: exact match, F1, pattern match, recall, reciprocal rank. This file does not need torch.
 
-The scores equal those of two published scripts: ORQA's, which REALM uses, and the one that SQuAD, DPR and FiD share. Where
-the scripts differ, `Scoring` chooses.
+The scores are equal to those of two published scripts: the script of ORQA, which REALM uses, and the script that SQuAD, DPR and
+FiD share. Where the scripts differ, `Scoring` selects the rule.
 """
 
 import re
@@ -26,27 +26,29 @@ Containment = Literal["tokens", "substring"]
 
 @dataclass(frozen=True)
 class Scoring:
-    """How strings are compared; the constants `ORQA` and `DPR` are the published combinations."""
+    """Rules by which texts are compared; the constants `ORQA` and `DPR` are the rules of the published scripts."""
 
     normalise: Normalisation = "orqa"
     """Normalisation of predictions and answers for exact match and F1: with Unicode decomposition (ORQA) or without (SQuAD)."""
     regex: RegexHow = "search"
-    """Where a pattern must match the prediction: anywhere (the rule of CuratedTREC), at its start (ORQA), or all of it."""
+    """A pattern must match anywhere in the prediction ("search", the rule of CuratedTREC), at the start of the prediction
+    ("match", ORQA), or the whole prediction ("fullmatch")."""
     contains: Containment = "tokens"
-    """How a passage must hold an answer: as a run of whole tokens (DPR), or as a substring (ORQA)."""
+    """A passage must contain an answer as a sequence of whole tokens ("tokens", DPR), or as a substring ("substring", ORQA)."""
 
 
 OURS = Scoring()
 ORQA = Scoring("orqa", "match", "substring")
 DPR = Scoring("squad", "search", "tokens")
 SCORINGS = {"realm": OURS, "orqa": ORQA, "dpr": DPR, "squad": DPR}
-"""Scoring by the name of the publication. DPR compares answers as SQuAD's script does."""
+"""Name of a publication -> rules. DPR and SQuAD have the same rules."""
 
 
 def normalise_answer(text: str, normalisation: Normalisation = "orqa") -> str:
-    """Lower case, no ASCII punctuation, no articles, single spaces; `orqa` decomposes characters first (NFD).
+    """The text in lower case, without ASCII punctuation and articles; with "orqa", characters are decomposed first (NFD).
 
-    Accents are decomposed, not removed: "Café" and "cafe" stay apart (ORQA `eval_utils`; SQuAD `evaluate-v1.1`).
+    Words are separated by single spaces. Accents are decomposed, but not removed, so "Café" and "cafe" stay different (ORQA
+    `eval_utils`; SQuAD `evaluate-v1.1`).
 
     >>> normalise_answer("The  U.S. Dollar!")
     'us dollar'
@@ -61,7 +63,7 @@ _DELETE_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def exact_match(prediction: str, answers: Sequence[str], normalisation: Normalisation = "orqa") -> bool:
-    """Whether the prediction equals one of the answers once both are normalised."""
+    """Whether the normalised prediction is equal to one of the normalised answers."""
     predicted = normalise_answer(prediction, normalisation)
     return any(predicted == normalise_answer(answer, normalisation) for answer in answers)
 
@@ -69,13 +71,13 @@ def exact_match(prediction: str, answers: Sequence[str], normalisation: Normalis
 def regex_match(prediction: str, patterns: Sequence[str], how: RegexHow = "search") -> bool:
     """Whether one of the patterns matches; case is ignored, and ^ and $ match at each line.
 
-    `search` allows a match anywhere, as CuratedTREC defines it; `match` only at the start, as ORQA scores.
+    `how` is the rule of `Scoring.regex`.
     """
     return any(getattr(compiled(pattern), how)(prediction) is not None for pattern in patterns)
 
 
 def f1(prediction: str, answers: Sequence[str], normalisation: Normalisation = "orqa") -> float:
-    """F1 of the tokens, between 0 and 1, the best over the answers (SQuAD); two empty texts give 0.
+    """The largest F1 of the tokens of the prediction and of an answer, between 0 and 1 (SQuAD); 0 for two empty texts.
 
     >>> round(f1("the river Nile", ["Nile", "Amazon"]), 3)
     0.667
@@ -100,10 +102,11 @@ def is_correct(prediction: str, question: Question, scoring: Scoring = OURS) -> 
 
 
 def has_answer(text: str, question: Question, contains: Containment = "tokens") -> bool:
-    """Whether the text holds an answer, which makes it a hit for recall@k.
+    """Whether a text contains an answer, so that the text is a hit for recall@k.
 
-    `tokens`: as a run of whole tokens, ignoring case and Unicode form (DPR), so that "1" is not found in "2018".
-    `substring`: as an exact substring (ORQA's block labels). Patterns are searched in both cases.
+    "tokens": the text must contain the answer as a sequence of whole tokens, apart from case and Unicode form (DPR), so that
+    "1" is not found in "2018". "substring": the text must contain the answer as an exact substring (block labels of ORQA).
+    Patterns are searched in both cases.
 
     >>> q = Question("1", "who painted guernica?", ("Pablo Picasso",))
     >>> has_answer("Guernica is a painting by PABLO PICASSO.", q), has_answer("Pablo Picassos", q)
@@ -118,7 +121,7 @@ def has_answer(text: str, question: Question, contains: Containment = "tokens") 
 
 
 class _Spaced(dict[int, str]):
-    """Table for `str.translate`: spaces around punctuation and symbols, a space for separators and control characters."""
+    """Table for `str.translate`: spaces around punctuation and symbols, and spaces for separators and control characters."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
@@ -132,15 +135,16 @@ _SPACED = _Spaced()
 
 @lru_cache(maxsize=1 << 16)
 def _tokens(text: str) -> str:
-    """The tokens of a text, separated by single spaces: runs of letters, numbers and accents, or one other character (DPR).
+    """The tokens of a text, separated by single spaces.
 
-    Cached, because training searches the same passages for many questions.
+    A token is a run of letters, numbers and accents, or one other character (DPR). The results are cached, because training
+    searches the same passages for many questions.
     """
     return f" {' '.join(unicodedata.normalize('NFD', text).lower().translate(_SPACED).split())} "
 
 
 def first_hit(texts: Iterable[str], question: Question, contains: Containment = "tokens") -> int:
-    """Rank, from 1, of the first text that holds an answer; 0 if no text does."""
+    """Rank, from 1, of the first text that contains an answer; 0 if no text contains an answer."""
     ranks = (rank for rank, text in enumerate(texts, start=1) if has_answer(text, question, contains))
     return next(ranks, 0)
 
@@ -148,7 +152,7 @@ def first_hit(texts: Iterable[str], question: Question, contains: Containment = 
 def recall_at(first_hits: Sequence[int] | np.ndarray, k: int) -> float:
     """Percentage of queries whose first hit is among the top k; NaN if there are no queries.
 
-    `first_hits` holds ranks from 1, 0 for no hit, as `first_hit` returns them.
+    `first_hits` are ranks as `first_hit` returns them: from 1, and 0 for no hit.
 
     >>> recall_at([1, 0, 3, 7], 5)
     50.0

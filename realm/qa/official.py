@@ -1,4 +1,4 @@
-"""Recognises published question sets by their questions and answers, whatever the format of the file."""
+"""Recognises published question sets by their questions and answers, in any file format."""
 
 import hashlib
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ PUBLISHED = {
 
 
 def digest_of(questions: Sequence[Question]) -> str:
-    """Digest of questions with their answers, in any order; ids, case and space at the ends do not count."""
+    """Digest of questions and their answers. Order, ids, the case of questions, and space at the ends have no effect."""
     lines = sorted(
         "\t".join([one.question.strip().lower(), *sorted(answer.strip() for answer in one.answers)])
         for one in questions
@@ -27,5 +27,5 @@ def digest_of(questions: Sequence[Question]) -> str:
 
 
 def recognised(questions: Sequence[Question]) -> str | None:
-    """The name of the published set that these questions are; None for all other questions."""
+    """The name of the published set that has exactly these questions; None if there is no such set."""
     return PUBLISHED.get(digest_of(questions))

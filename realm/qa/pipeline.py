@@ -1,8 +1,8 @@
-"""Answers questions: retrieves passages, reads every span in them, and returns the best spans with their evidence.
+"""Answers questions: retrieves passages, scores every span of these passages, and returns the best spans with their evidence.
 
-Reading follows ORQA (Lee et al. 2019, section 3): the best passages by inner product, every span of up to ten wordpieces in
-them, score = span score + retrieval score, or as the span reader was trained (`SpanConfig.objective`). An answer is a slice of
-the passage's text.
+Reading follows ORQA (Lee et al. 2019, section 3): the span reader scores every span of up to ten wordpieces in the best
+passages. The score of an answer is the span score plus the retrieval score; `SpanConfig` has alternatives. An answer is a slice
+of the text of a passage.
 
 Axis letters: B questions, K passages per question, R passages of all questions, W span widths, T tokens, F spans of all
 passages of a question.
@@ -33,12 +33,12 @@ from realm.qa.reading import Reading, joint_reading, reference_question, referen
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.text.corpus import Passage
-from realm.tokens.layouts import passage_inputs, query_inputs
+from realm.tokens.layouts import query_inputs
 
 ROWS_READ = 16
-"""Passages per batch of the span reader."""
+"""Number of passages in a batch of the span reader."""
 SPANS_ADDED_UP = 200
-"""Best spans of a question whose shares are summed by text; the share of the remaining spans is negligible."""
+"""Number of best spans of a question whose softmax probabilities are added up by text; all others are negligible."""
 NEEDS_READER = "the model has no span reader: train one with `realm finetune`"
 
 
@@ -71,7 +71,7 @@ class AnswerConfig:
 
 
 class PassageSpans(NamedTuple):
-    """Scores [W, T] of the spans of one passage, -inf at invalid spans, and the row of the passage in a `Reading`."""
+    """Scores [W, T] of the spans of one passage (-inf for invalid spans), and the row of the passage in `reading`."""
 
     score_WT: Tensor
     reading: Reading
@@ -87,7 +87,11 @@ class Answerer:
 
     @classmethod
     def load(cls, kb: str, model: str, config: AnswerConfig) -> "Answerer":
-        """Loads the parts. Raises InputError if they do not belong together, or the index is missing or lacks passages."""
+        """Loads the knowledge base, the model and the index.
+
+        Raises:
+            InputError: the knowledge base and the model do not belong together, or there is no index of this model.
+        """
         opened, loaded = open_pair(kb, model, config.device, reader=False)
         if config.reader is not None:
             take_reader(loaded, config.reader)
@@ -101,11 +105,12 @@ class Answerer:
     def answer_batch(
         self, questions: Sequence[str], method: Method | None = None, read: int | None = None
     ) -> list[Answers]:
-        """Answers to several questions, each from `read` passages; `ms` holds the batch's times divided by its questions.
+        """Answers to several questions, each from `read` passages; `ms` has the mean times of a question in the batch.
 
-        `method` ranks the passages; None: `self.method`. For every method, p(z|x) and the retrieval part of a span's score
-        are the embedder's inner products, because the span reader was trained with them and BM25 scores have another scale.
-        A hybrid score is added to the span's score, because it ranks passages better.
+        `method` ranks the passages; None: `self.method`. With every method, p(z|x) and the retrieval part of an answer's score
+        are computed from the inner products of the embedder, because the span reader was trained with inner products, and BM25
+        scores have another scale. With "hybrid", the hybrid score of the passage is also added to the score of an answer,
+        because hybrid scores rank passages better.
         """
         clock = _Clock(len(questions))
         ids = self.tokenized(questions)
@@ -120,9 +125,9 @@ class Answerer:
     def answer_from(
         self, questions: Sequence[str], number_BK: np.ndarray, added_BK: np.ndarray | None = None
     ) -> list[Answers]:
-        """Answers from the given passages, best first; a row with fewer passages ends in `NULL_PASSAGE`.
+        """Answers from the given passages; rows have the best passage first, and are filled up with `NULL_PASSAGE`.
 
-        `added_BK` is added to the span scores of each passage; None: zeros.
+        `added_BK` is added to the span scores of each passage; None: nothing is added.
         """
         clock, ids = _Clock(len(questions)), self.tokenized(questions)
         if added_BK is None:
@@ -159,7 +164,7 @@ class Answerer:
 
     @property
     def method(self) -> Method:
-        """The default method that ranks passages: that of the model's calibration, else "dense"."""
+        """The method that ranks passages by default: that of the calibration, or "dense" without a calibration."""
         return self.model.calibration.method
 
     def tokenized(self, questions: Sequence[str]) -> list[list[int]]:
@@ -171,7 +176,7 @@ class Answerer:
     def embed(self, ids: Sequence[Sequence[int]]) -> Tensor:
         """Vectors of tokenized questions -> [B, D]."""
         lengths = self.model.lengths
-        if self.config.reference_compat:  # the reference cuts no question
+        if self.config.reference_compat:  # the reference implementation does not cut questions
             lengths = replace(lengths, query=self.model.embedder.encoder_config.max_position_embeddings)
         inputs = query_inputs(ids, self.model.tokenizer, lengths).to(self.model.device)
         with evaluating(self.model.embedder), autocast(self.model.device, self.config.precision):
@@ -181,7 +186,7 @@ class Answerer:
     def retrieve(
         self, questions: Sequence[str], k: int, method: Method | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Scores [B, K] and passage numbers [B, K], as `Retriever.search`; `method` None: `self.method`."""
+        """Scores [B, K] and numbers [B, K] of the best passages, as from `Retriever.search`; `method` None: `self.method`."""
         method = method or self.method
         query_BD = None if method == "bm25" else self.embed(self.tokenized(questions))
         return self.retriever.search(questions, k, method, query_BD)
@@ -208,15 +213,14 @@ class Answerer:
 
     @cached_property
     def _null_D(self) -> Tensor:
-        """The vector of the null passage, which has no title and no text -> [D]."""
-        nothing = passage_inputs([[]], [[]], self.model.tokenizer, self.model.lengths).to(self.model.device)
-        with evaluating(self.model.embedder), autocast(self.model.device, self.config.precision):
-            return self.model.embedder.passage(nothing)[0].float()
+        """The vector of the null passage -> [D]."""
+        with autocast(self.model.device, self.config.precision):
+            return self.model.null_vector()[0].float()
 
     def _read(
         self, ids: Sequence[Sequence[int]], query_BD: Tensor, number_BK: np.ndarray, added_BK: np.ndarray
     ) -> list[tuple[list[Answer], list[ReadPassage], float, Features]]:
-        """Per question: the best distinct answers, the passages read with their best spans, p(null|x), and the features."""
+        """For each question: the best distinct answers, the passages read with their best spans, p(null|x), and features."""
         numbers = [row[row >= 0] for row in number_BK]
         owner_R = np.repeat(np.arange(len(numbers)), [len(row) for row in numbers])
         passages = self.kb.passages(np.concatenate(numbers)) if len(numbers) else []
@@ -236,11 +240,11 @@ class Answerer:
         return found
 
     def _spans(self, questions: Sequence[Sequence[int]], texts: Sequence[str]) -> list[PassageSpans]:
-        """Scores of every span of each text, read together with its question."""
+        """Scores of all spans of each text, for the question that belongs to the text."""
         model = self.model
         assert model.span_reader is not None
         found: dict[int, PassageSpans] = {}
-        # Texts of similar length share a batch, across questions, to reduce padding.
+        # A batch has texts of similar length, of any question, so that there is little padding.
         rows = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         for start in range(0, len(rows), ROWS_READ):
             part = rows[start : start + ROWS_READ]
@@ -265,9 +269,9 @@ class Answerer:
     def _best(
         self, spans: Sequence[PassageSpans], score_K: Tensor, added_K: Tensor, ranked: Sequence[RankedPassage]
     ) -> tuple[list[Answer], list[ReadPassage], Features]:
-        """The best distinct answers of one question, each passage with its best span, and the features.
+        """The best distinct answers to one question, each passage with its best span, and the features.
 
-        `score_K + added_K` is the retrieval part of a span's score.
+        `score_K + added_K` is the retrieval part of the score of an answer.
         """
         if not ranked:
             return [], [], NO_FEATURES
@@ -284,7 +288,7 @@ class Answerer:
         published = self.model.tokenizer.as_huggingface() if self.config.reference_compat else None
 
         def piece(place: int) -> tuple[int, int, int, str]:
-            """For a place in `joint_F`: the passage's row, the characters [start, end) of the span, and its text."""
+            """For a position in `joint_F`: the row of the passage, the characters [start, end) of the span, and its text."""
             k = int(np.searchsorted(ends, place, side="right"))
             score_WT, reading, row = spans[k]
             width, first = divmod(place - int(ends[k]) + score_WT.numel(), score_WT.shape[1])
@@ -339,19 +343,23 @@ class Answerer:
 
 
 def added(score_BK: np.ndarray, method: Method) -> np.ndarray:
-    """The part of span scores that a ranking adds: its scores for "hybrid", else zeros -> [B, K]."""
+    """The part of the ranking scores that is added to span scores: all of it for "hybrid", else zeros -> [B, K]."""
     return score_BK if method == "hybrid" else np.zeros_like(score_BK)
 
 
 def open_pair(kb: str, model: str, device: str, reader: bool = True) -> tuple[KnowledgeBase, Model]:
-    """A knowledge base, and a model on `device`. Raises InputError if their tokenizers differ; `reader` as in `load_model`."""
+    """Opens a knowledge base, and loads a model on `device`; `reader` as in `load_model`.
+
+    Raises:
+        InputError: the tokenizers of knowledge base and model differ; or see `KnowledgeBase.open` and `load_model`.
+    """
     opened, loaded = KnowledgeBase.open(Path(kb)), load_model(model, reader)
     opened.check_tokenizer(loaded.tokenizer, model)
     return opened, loaded.to(choose_device(device))
 
 
 class _Clock:
-    """Measures the stages of a batch, in milliseconds per question."""
+    """Measures the times of the stages of a batch, in milliseconds per question."""
 
     def __init__(self, questions: int):
         self._questions, self._last = max(1, questions), time.perf_counter()

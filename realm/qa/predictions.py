@@ -1,4 +1,4 @@
-"""Predictions of a system in a file, one JSON object per question, so that they can be scored again and compared."""
+"""Predictions of a system in a file, one JSON object per question, so that the predictions can be scored and compared later."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -42,30 +42,30 @@ class Prediction:
     answer: str
     """Empty if the system found no answer."""
     score: float = 0.0
-    """The system's own score of the answer; comparable only within a system."""
+    """Score of the answer by the system; scores of different systems cannot be compared."""
     passage_id: str = ""
-    """Id of the passage that the answer was read from; empty for an answer without evidence."""
+    """Id of the passage that the answer is a part of; empty for an answer without evidence."""
     start: int = 0
-    """First character of the answer in the passage's text."""
+    """Position of the first character of the answer in the text of the passage."""
     end: int = 0
-    """End of the answer in the passage's text, exclusive."""
+    """Position after the last character of the answer in the text of the passage."""
     passages: tuple[str, ...] = ()
     """Ids of the retrieved passages, best first, at most `DEPTH`."""
     ms: float = 0.0
-    """Milliseconds that the question took, a mean if questions are answered in batches."""
+    """Time for the question in milliseconds; if questions are answered in batches, the mean of the batch."""
 
     def to_json(self) -> PredictionJson:
         return {**asdict(self), "passages": list(self.passages)}  # type: ignore[typeddict-item]
 
 
 def write_predictions(path: Path, predictions: Iterable[Prediction]) -> None:
-    """Writes a predictions file, which appears when it is complete."""
+    """Writes a predictions file; the file appears when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json_lines(path, (one.to_json() for one in predictions))
 
 
 def read_predictions(path: str | Path) -> list[Prediction]:
-    """The predictions of a file; only `id` and `answer` are needed, so that files of other programs can be scored.
+    """The predictions of a file; only `id` and `answer` are required, so that files of other programs can be scored.
 
     Raises:
         InputError: the file or a line cannot be used, or an id occurs twice.
@@ -87,10 +87,12 @@ def read_predictions(path: str | Path) -> list[Prediction]:
             )
         except TypeError:
             raise InputError(
-                f"{where}: {shown(record)} is no prediction: answer and passages are texts"
+                f"{where}: {shown(record)} is no prediction: question, answer and passages must be texts"
             ) from None
         if one.id in found:
-            raise InputError(f"{where}: a second prediction for question {one.id!r}: keep one of them")
+            raise InputError(
+                f"{where} is a second prediction for question {one.id!r}: keep only one prediction"
+            )
         found[one.id] = one
     if not found:
         raise InputError(f"{path} holds no predictions: write one JSON object per line with id and answer")
@@ -106,10 +108,10 @@ def _text(value: object) -> str:
 def in_order(
     predictions: Sequence[Prediction], questions: Sequence[Question], path: str | Path
 ) -> list[Prediction]:
-    """The predictions in the order of the questions; further predictions are left out.
+    """The predictions in the order of the questions; predictions with other ids are left out.
 
     Raises:
-        InputError: a question has no prediction, or the prediction is for another question.
+        InputError: a question has no prediction, or the prediction with its id has the text of another question.
     """
     by_id = {one.id: one for one in predictions}
     ordered = []
@@ -121,8 +123,8 @@ def in_order(
             )
         if one.question and one.question != question.question:
             raise InputError(
-                f"{path} answers {shown(one.question)} under id {question.id!r}, the question file asks "
-                f"{shown(question.question)}: the files do not belong together"
+                f"question {question.id!r} is {shown(one.question)} in {path}, but {shown(question.question)} in the question "
+                "file: the files do not belong together"
             )
         ordered.append(one)
     return ordered
@@ -134,7 +136,7 @@ def score_predictions(
     questions: Sequence[Question],
     scoring: Scoring = OURS,
 ) -> Report:
-    """Scores answers and retrieved passages; both sequences are in the same order.
+    """Scores the answers and the retrieved passages of predictions, which have the order of the questions.
 
     Raises:
         InputError: a passage is not in the knowledge base.

@@ -1,8 +1,8 @@
-"""The probe: a health check of a model on held-out masked facts of its corpus, without labels.
+"""The probe: tests a model, without labels, on masked sentences of held-out passages of its corpus.
 
-A probe query is a masked sentence of a held-out passage, which no training query comes from; its span also occurs in another
-passage. Retrieval is right at k if one of the top k *other* passages holds the span. Reading is right if the reader predicts
-the span.
+A probe query is a sentence of a held-out passage with a masked span. No training query was cut from a held-out passage, and the
+span also occurs in another passage. Retrieval is right at k if the span is in one of the best k passages, apart from passages
+that repeat the text of the query. Reading is right if the reader predicts the whole span.
 
 Axis letters: B queries, K candidates with the null passage, M masked tokens, D embedding, V vocabulary.
 """
@@ -17,8 +17,9 @@ from torch import Tensor
 
 from realm.errors import InputError
 from realm.index.versions import load_index
-from realm.masking.candidates import choose_candidates, read_inputs
-from realm.masking.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds, repeats_text
+from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries, read_inputs
+from realm.masking.held_out import held_out_queries
+from realm.masking.masked_queries import MaskedQuery, SpanIndex, holds, repeats_text
 from realm.model.device import Precision, autocast, choose_device
 from realm.model.folder import Model, load_model
 from realm.model.losses import passage_utility, retrieval_utility
@@ -28,11 +29,9 @@ from realm.qa.metrics import recall_at
 from realm.search.bm25 import Bm25Index
 from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
-from realm.tokens.layouts import NULL_PASSAGE, query_inputs
+from realm.tokens.layouts import NULL_PASSAGE
 
 RANKS = (1, 5, 20)
-PROBE_SEED = 20_200_210
-"""Fixed, so that every run draws the same queries, and results of different models and dates are comparable."""
 
 
 @dataclass(frozen=True)
@@ -51,19 +50,19 @@ class ProbeConfig:
 
 @dataclass(frozen=True)
 class ReadingReport:
-    """Quality of reading with retrieved passages, over the `n` probe queries read."""
+    """Quality of the predictions of the reader with retrieved passages, on `n` probe queries."""
 
     n: int
     span_accuracy: float
-    """Percentage of spans with every wordpiece predicted, marginalised over the candidates."""
+    """Percentage of spans of which every wordpiece is predicted; probabilities are marginalised over the candidates."""
     span_accuracy_without: float
-    """The same with the null passage as the only candidate."""
+    """Percentage of spans of which every wordpiece is predicted with the null passage as the only candidate."""
     retrieval_utility: float
     """Gain in log-likelihood over the null passage, in nats per masked wordpiece."""
     null_probability: float
     """Mean p(z|x) of the null passage among the candidates."""
     positive_gap: float
-    """Mean utility of candidates that hold the span minus that of the remaining candidates, in nats per span."""
+    """Mean utility of passages that contain the span, minus the mean utility of all other passages read, in nats per span."""
 
 
 class ProbeJson(TypedDict):
@@ -79,7 +78,10 @@ class ProbeJson(TypedDict):
 
 
 class ProbeOutcome(TypedDict):
-    """The outcome of one query: the id of its passage, and the rank of the first positive, from 1, 0 for none."""
+    """The outcome of one query.
+
+    `passage` is the id of the query's passage. `rank` is the rank of the first positive, counted from 1; 0 if there is none.
+    """
 
     passage: str
     rank: int
@@ -93,18 +95,18 @@ class ProbeFile(ProbeJson):
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """`recall` in percent; `reading` in the units of its fields."""
+    """The result of the probe; `recall` is in percent."""
 
     n: int
     recall: dict[int, float]
     reading: ReadingReport
     ranks: np.ndarray
-    """Rank of each query's first positive, as `first_positives` returns it, for paired tests."""
+    """Rank of the first positive of each query (`first_positives`), for paired tests."""
     passages: list[str]
-    """Ids of the passages that the queries come from."""
+    """Ids of the passages from which the queries were cut."""
 
     def as_dict(self) -> ProbeJson:
-        """The report, rounded."""
+        """The report as JSON, with rounded numbers."""
         reading = self.reading
         return {
             "n": self.n,
@@ -122,42 +124,6 @@ class ProbeReport:
         return [{"passage": passage, "rank": int(rank)} for passage, rank in rows]
 
 
-def held_out_queries(
-    kb: KnowledgeBase, max_tokens: int, count: int, spans: SpanIndex | None = None
-) -> list[MaskedQuery]:
-    """The queries of the probe: masked spans of held-out passages that another passage also holds.
-
-    Every repeat of the span in the query is masked. At most one query per passage, and fewer than `count` if the corpus has
-    no more.
-    """
-    spans = spans or SpanIndex(kb.tokens)
-    rng = np.random.default_rng(PROBE_SEED)
-    queries = []
-    for passage in rng.permutation(np.flatnonzero(held_out(kb.ids, kb.config.held_out))):
-        drawn = draw_queries(
-            kb.tokens, np.array([passage]), 1, rng, kb.tokenizer.mask_id, max_tokens, repeats=True
-        )
-        if drawn and len(spans.passages(drawn[0].targets)) > 1:
-            queries += drawn
-            if len(queries) == count:
-                break
-    return queries
-
-
-@torch.no_grad()
-def embed_queries(model: Model, queries: Sequence[MaskedQuery], at_once: int = 128) -> Tensor:
-    """Vectors of masked queries, without dropout -> [B, D]."""
-    with evaluating(model.embedder):
-        return torch.cat(
-            [
-                model.embedder.query(
-                    query_inputs([q.ids for q in part], model.tokenizer, model.lengths).to(model.device)
-                )
-                for part in (queries[i : i + at_once] for i in range(0, len(queries), at_once))
-            ]
-        )
-
-
 def first_positives(
     queries: Sequence[MaskedQuery],
     query_BD: Tensor,
@@ -165,14 +131,17 @@ def first_positives(
     tokens: PassageTokens,
     depth: int = max(RANKS),
 ) -> np.ndarray:
-    """Rank, from 1, of the first other passage that holds the masked span; 0 if none of the top `depth` does -> [B]."""
+    """Rank, from 1, of the first passage that contains the masked span; 0 if none of the best `depth` passages does -> [B].
+
+    Passages that repeat the text of the query are left out of the ranking.
+    """
     return _ranks(queries, index.search(query_BD, depth + 8).number_BK.cpu().numpy(), tokens, depth)
 
 
 def first_positives_bm25(
     queries: Sequence[MaskedQuery], kb: KnowledgeBase, depth: int = max(RANKS)
 ) -> np.ndarray:
-    """The same ranks for a BM25 search with the unmasked words of each query -> [B]."""
+    """The ranks of `first_positives`, but for a BM25 search with the unmasked words of each query -> [B]."""
     visible = [kb.tokenizer.decode(q.ids[q.ids != kb.tokenizer.mask_id]) for q in queries]
     number_BK = Bm25Index(kb.titles, kb.texts()).search(visible, depth + 8).number_BK
     return _ranks(queries, number_BK, kb.tokens, depth)
@@ -209,7 +178,8 @@ def read_queries(
     candidates: int = 8,
     at_once: int = 16,
 ) -> ReadingReport:
-    """Reads each query with its candidates, which include up to two injected positives, and with the null passage alone."""
+    """Predicts the span of each query from its candidates, up to two of which are injected positives, and without passages."""
+    rule = CandidateRule(candidates, same_corpus=True, injected=2)
     right_with: list[bool] = []
     right_without: list[bool] = []
     gains: dict[bool, list[float]] = {True: [], False: []}
@@ -220,9 +190,7 @@ def read_queries(
     ):
         for start in range(0, len(queries), at_once):
             part = queries[start : start + at_once]
-            chosen = choose_candidates(
-                part, query_BD[start : start + at_once], index, tokens, candidates, True, 2, spans
-            )
+            chosen = choose_candidates(part, query_BD[start : start + at_once], index, tokens, rule, spans)
             batch = read_inputs(part, chosen.number_BK, tokens, model.tokenizer, model.lengths).to(
                 model.device
             )
@@ -263,10 +231,10 @@ def read_queries(
 def probe(
     kb: KnowledgeBase, model_path: str, config: ProbeConfig, method: Literal["dense", "bm25"] = "dense"
 ) -> ProbeReport:
-    """Runs the probe on a model folder and a knowledge base with the model's index; `method` ranks the passages for recall.
+    """Runs the probe on a model and a knowledge base with an index of this model; `method` ranks the passages for recall.
 
     Raises:
-        InputError: the parts do not belong together, the index is missing, or no passage can be probed.
+        InputError: the model and the knowledge base do not belong together, there is no index, or there is no probe query.
     """
     model = load_model(model_path)
     kb.check_tokenizer(model.tokenizer, model_path)
@@ -276,9 +244,9 @@ def probe(
     queries = held_out_queries(kb, model.lengths.query - 2, config.queries, spans)
     if not queries:
         raise InputError(
-            f"none of the {len(kb)} passages can be probed: no held-out passage has a salient span that another passage holds; "
-            f"held_out is {kb.config.held_out:g}: build a knowledge base of more text, or with a larger share "
-            "(`realm kb build ... --set held_out=SHARE`), and train on it"
+            f"none of the {len(kb)} passages can be probed: no held-out passage has a salient span that another passage "
+            f"contains; held_out is {kb.config.held_out:g}: build a knowledge base from more text, or with a larger share "
+            "(`realm kb build ... --set held_out=SHARE`), and train a model on this knowledge base"
         )
     with autocast(model.device, config.precision):
         query_BD = embed_queries(model, queries)

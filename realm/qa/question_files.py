@@ -23,9 +23,9 @@ class Question(NamedTuple):
     answers: tuple[str, ...]
     regex: bool = False
     gold_titles: tuple[str, ...] = ()
-    """Titles of documents that hold an answer, if the file has them; for recall by title."""
+    """Titles of documents that contain an answer, if the file has such titles; for recall by title."""
     passage_id: str = ""
-    """Id of a document that holds an answer, if the file has it; used by fine-tuning and by `evaluate --gold`."""
+    """Id of a document that contains an answer, if the file has such an id; for fine-tuning and for `evaluate --gold`."""
 
 
 def read_questions(
@@ -36,20 +36,21 @@ def read_questions(
     - JSON Lines or one JSON array of objects with `question` (or `qText`), `answers` (or `answer`; a text or a list of
       texts), and optionally `id` (or `qId`), `regex` (or `answers_are_regex`), `gold_titles` and `passage_id`. Other keys
       are ignored.
-      This covers NQ-Open, DPR, DrQA and WebQuestions.
+      NQ-Open, DPR, DrQA and WebQuestions have this format.
     - JSON Lines with only `question` and one `answer`, if at least a quarter of the answers are clearly patterns (DrQA's
-      CuratedTREC): all answers are patterns. A line on standard error reports this.
-    - SQuAD's nested JSON, whose answers must not be empty: questions without an answer (SQuAD 2.0) are left out. A line on
-      standard error reports how many.
-    - Tab-separated id, type, question, pattern (CuratedTREC): always patterns.
-    - Tab-separated question, answers: a list in Python or JSON syntax (DPR), or a single answer as plain text.
+      CuratedTREC). Then all answers are patterns, and a line on standard error reports this.
+    - SQuAD's nested JSON. Questions without an answer (SQuAD 2.0) are left out, and a line on standard error reports their
+      number.
+    - Tab-separated id, type, question and pattern (CuratedTREC).
+    - Tab-separated question and answers. The answers are a list in Python or JSON syntax (DPR), or a single answer as plain
+      text.
 
     Args:
         regex: True: all answers are patterns; False: only the answers that the file marks as patterns; None: as False, but
             DrQA's CuratedTREC is recognised, and another answer that looks like a pattern causes a warning on standard error.
-        need_answers: False also accepts questions without answers, and plain text with one question per line.
+        need_answers: with False, questions without answers are accepted too, and plain text with one question per line.
 
-    A question without an id gets its position in the file, from 1.
+    The id of a question without an id is its position in the file, counted from 1.
 
     Raises:
         InputError: the file cannot be used; the message has the file, the line and the problem.
@@ -65,7 +66,7 @@ def read_questions(
         question = _question(record, where, str(len(questions) + 1), bool(regex), need_answers)
         if question.id in seen:
             raise InputError(
-                f"{where}: id {question.id!r} is already at {seen[question.id]}: give each question its own id"
+                f"{where}: the id {question.id!r} is already used at {seen[question.id]}: give each question its own id"
             )
         seen[question.id] = where
         questions.append(question)
@@ -89,19 +90,19 @@ def _read_text(path: Path) -> str:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise InputError(f"no question file {path}") from None
+        raise InputError(f"there is no question file {path}") from None
     except IsADirectoryError:
-        raise InputError(f"{path} is a folder: name one question file in it") from None
+        raise InputError(f"{path} is a folder: give the path of a question file") from None
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
     if b"\0" in data:
-        raise InputError(f"{path} is binary or UTF-16: questions are UTF-8 text")
+        raise InputError(f"{path} is binary or UTF-16: questions must be UTF-8 text")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise InputError(
-            f"{path}:{line}: not UTF-8 (byte {data[error.start]:#04x}): save it as UTF-8"
+            f"{path}:{line} is not UTF-8 (byte {data[error.start]:#04x}): save the file as UTF-8"
         ) from None
 
 
@@ -117,9 +118,9 @@ def _json_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
         try:
             array = json.loads(text)
         except json.JSONDecodeError as error:
-            raise InputError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from None
+            raise InputError(f"{path}:{error.lineno} is not valid JSON: {error.msg}") from None
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{path}: not valid JSON: {error}") from None
+            raise InputError(f"{path} is not valid JSON: {error}") from None
         yield from ((f"{path} entry {number}", record) for number, record in enumerate(array, start=1))
         return
     for where, line in _lines(path, text):
@@ -127,11 +128,11 @@ def _json_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
             yield where, json.loads(line)
         except (ValueError, RecursionError) as error:
             message = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-            raise InputError(f"{where}: not valid JSON: {message}, in {shown(line)}") from None
+            raise InputError(f"{where} is not valid JSON: {message}, in {shown(line)}") from None
 
 
 _SQUAD = re.compile(r'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[')
-"""The start of SQuAD's nested JSON."""
+"""Pattern for the start of SQuAD's nested JSON."""
 
 
 def _squad_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
@@ -156,7 +157,7 @@ def _squad_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise InputError(f"{path}: not JSON Lines, and not SQuAD's nested JSON: {problem}") from None
+        raise InputError(f"{path} is neither JSON Lines nor SQuAD's nested JSON: {problem}") from None
     if unanswerable:
         print(f"realm: {path}: {unanswerable} questions without an answer are left out", file=sys.stderr)
     yield from ((f"{path} question {record['id']!r}", record) for record in records)
@@ -175,19 +176,19 @@ def _table_records(path: Path, text: str, regex: bool | None) -> Iterator[tuple[
                 yield where, {"id": identifier, "question": question, "answers": pattern, "regex": True}
             case _:
                 raise InputError(
-                    f"{where}: {len(cells)} columns: give question and answers, or id, type, question and pattern"
+                    f"{where} has {len(cells)} columns: give question and answers, or id, type, question and pattern"
                 )
 
 
 def _lines(path: Path, text: str) -> Iterator[tuple[str, str]]:
-    # Not splitlines(): JSON strings may hold U+2028 and other Unicode line ends.
+    # splitlines() would also split at U+2028 and other Unicode line ends, which JSON strings may contain.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield f"{path}:{number}", line.removesuffix("\r")
 
 
 def _unquoted(cell: str) -> str:
-    """The cell without the outer quotes that CSV adds to a cell with quotes in it."""
+    """The cell without the outer quotes that CSV adds to a cell that contains quotes."""
     cell = cell.strip()
     inner = cell[1:-1]
     quoted = len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' in inner
@@ -196,15 +197,17 @@ def _unquoted(cell: str) -> str:
 
 def _listed(cell: str, where: str) -> Any:
     """The answers in a cell: a list literal or one plain answer."""
-    if cell.startswith('"[') and cell.endswith(']"'):  # quoted, although the cell holds no quotes
+    if cell.startswith('"[') and cell.endswith(
+        ']"'
+    ):  # has outer quotes, although the list contains no quotes
         cell = cell[1:-1]
     if not cell.startswith("["):
         return cell
     try:
-        with warnings.catch_warnings(action="ignore"):  # about escapes that Python does not know
+        with warnings.catch_warnings(action="ignore"):  # warnings about invalid escape sequences
             return ast.literal_eval(cell)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        raise InputError(f"{where}: {shown(cell)} is no list: write it as ['first', 'second']") from None
+        raise InputError(f"{where}: {shown(cell)} is no list: write a list as ['first', 'second']") from None
 
 
 def _question(record: Any, where: str, position: str, regex: bool, need_answers: bool) -> Question:
@@ -212,13 +215,13 @@ def _question(record: Any, where: str, position: str, regex: bool, need_answers:
         raise InputError(f"{where}: {shown(record)} is no JSON object with question and answers")
     if "question" not in record and "qText" not in record:
         given = ", ".join(record)
-        raise InputError(f"{where}: no question, only {shortened(given, 63) or 'an empty object'}")
+        raise InputError(f"{where} has no question, only {shortened(given, 63) or 'an empty object'}")
     question = _text(_either(record, "question", "qText", where), "question", where).strip()
     if not question:
         raise InputError(f"{where}: the question is empty: write one, or remove the line")
     if len(question) > MAX_QUESTION_CHARACTERS:
         raise InputError(
-            f"{where}: a question of {len(question)} characters: the longest accepted has {MAX_QUESTION_CHARACTERS}"
+            f"{where}: the question has {len(question)} characters: at most {MAX_QUESTION_CHARACTERS} are allowed"
         )
     own_regex = _either(record, "regex", "answers_are_regex", where)
     if not isinstance(own_regex, bool | None):
@@ -228,7 +231,7 @@ def _question(record: Any, where: str, position: str, regex: bool, need_answers:
     answers = [_text(answer, "answer", where) for answer in listed]
     answers = [answer if regex else answer.strip() for answer in answers if answer.strip()]
     if need_answers and not answers:
-        raise InputError(f"{where}: no answers for {shown(question)}")
+        raise InputError(f"{where}: the question {shown(question)} has no answers")
     if regex:
         for pattern in answers:
             _check_pattern(pattern, where)
@@ -256,7 +259,7 @@ def _either(record: dict[str, Any], name: str, alias: str, where: str) -> Any:
 
 
 def _texts(value: Any) -> list[Any]:
-    """One value or a list of them, as a list."""
+    """A value or a list of values, as a list; None as an empty list."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
@@ -271,11 +274,14 @@ _PATTERN_MARK = re.compile(
     | \d\[[\d-]{2,}\]       # one of some digits""",
     re.VERBOSE,
 )
-"""Marks of a pattern: in two thirds of CuratedTREC's answers, but in few answers of NQ-Open, WebQuestions and SQuAD."""
+"""Matches two thirds of the patterns of CuratedTREC, but few of the plain answers of NQ-Open, WebQuestions and SQuAD."""
 
 
 def _are_patterns(path: Path, records: Sequence[tuple[str, Any]]) -> bool:
-    """Whether the file is DrQA's CuratedTREC; reports that, or warns of answers that look like patterns, on standard error."""
+    """Whether the file is DrQA's CuratedTREC.
+
+    A line on standard error reports this, or warns about answers that look like patterns.
+    """
     published = all(_is_curated_trec(record) for _, record in records)
     marked = [
         (where, answer)
@@ -289,14 +295,14 @@ def _are_patterns(path: Path, records: Sequence[tuple[str, Any]]) -> bool:
     where, answer = marked[0]
     if published and 4 * len(marked) >= len(records):
         print(
-            f"realm: {path} is read as CuratedTREC: all answers are regular expressions, as {shown(answer)} is; "
-            "if they are plain text, use --no-regex",
+            f"realm: {path} is read as CuratedTREC: all answers, such as {shown(answer)}, are regular expressions; "
+            "if the answers are plain text, use --no-regex",
             file=sys.stderr,
         )
         return True
     print(
-        f"realm: {where}: {shown(answer)} is compared as plain text and looks like a regular expression "
-        f"(such answers in {path}: {len(marked)}); choose with --regex or --no-regex",
+        f"realm: {where}: the answer {shown(answer)} looks like a regular expression, but is compared as plain text "
+        f"(number of such answers in {path}: {len(marked)}); use --regex or --no-regex",
         file=sys.stderr,
     )
     return False
@@ -311,11 +317,11 @@ def _is_curated_trec(record: Any) -> bool:
 
 def _text(value: Any, name: str, where: str) -> str:
     if not isinstance(value, str):
-        raise InputError(f"{where}: {name} is {shown(value)}: write it as text")
+        raise InputError(f"{where}: {name} is {shown(value)}, and must be a text")
     try:
         value.encode()
     except UnicodeEncodeError:  # JSON can hold half of a surrogate pair, which cannot be encoded
-        raise InputError(f"{where}: {name} {shown(value)} holds half a character") from None
+        raise InputError(f"{where}: {name} {shown(value)} has one half of a surrogate pair") from None
     return value
 
 
@@ -335,6 +341,6 @@ def _pattern_problem(pattern: str) -> str | None:
 
 @lru_cache(maxsize=1 << 14)
 def compiled(pattern: str) -> re.Pattern[str]:
-    """A compiled pattern for answers: case is ignored, and ^ and $ match at each line."""
-    with warnings.catch_warnings(action="ignore"):  # about patterns that a later Python may read differently
+    """Compiles a pattern for answers: case is ignored, and ^ and $ match at the start and end of each line."""
+    with warnings.catch_warnings(action="ignore"):  # warnings about changes in later versions of Python
         return re.compile(pattern, re.IGNORECASE | re.UNICODE | re.MULTILINE)

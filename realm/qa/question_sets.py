@@ -1,4 +1,4 @@
-"""Operations on a set of questions: retrieve passages into a file, score answers, calibrate probabilities.
+"""Operations on sets of questions: write retrieved passages to a file, score answers, calibrate probabilities.
 
 Axis letters: B questions, K passages retrieved, N passages.
 """
@@ -35,7 +35,7 @@ from realm.tokens.layouts import NULL_PASSAGE, query_inputs
 
 
 class HitJson(TypedDict):
-    """A retrieved passage, with its score by the retrieval method."""
+    """A retrieved passage; `score` is the score of the retrieval method."""
 
     id: str
     title: str
@@ -87,16 +87,17 @@ def evaluate(
     unanswerable: bool = False,
     gold: bool = False,
 ) -> evaluation.Report:
-    """Scores the passages that `method` retrieves, and the answers that the span reader finds in the first of them.
+    """Scores the passages that `method` retrieves, and the answers that the span reader finds in the best passages.
 
     Args:
-        method: how passages are retrieved; None: the default of the answerer.
+        method: how passages are ranked; None: the default of the answerer.
         unanswerable: also answer each question without its positives, to measure how often a wrong answer is declined.
-        gold: read all passages of the document that each question names, in their order, in place of retrieved passages.
+        gold: read all passages of the document that each question names (`passage_id`), in the order of the document, in place
+            of retrieved passages.
 
     Raises:
-        InputError: `gold`, and a question names no document or an unknown one; `gold` or `unanswerable`, and the model has no
-            span reader.
+        InputError: `gold` is set, and a question names no document or an unknown document; or `gold` or `unanswerable` is set,
+            and the model has no span reader.
     """
     if answerer.model.span_reader is None:
         if gold or unanswerable:
@@ -112,7 +113,7 @@ class Answered(NamedTuple):
     texts: list[list[str]]
     """Per question the texts of its passages."""
     without: list[Answers] | None
-    """The answers without the positives of each question; None if these were not computed."""
+    """The answers if the positives of each question are left out; None if these answers were not computed."""
     ids: list[tuple[str, ...]]
     """Per question the ids of its passages."""
     titles: list[list[str]]
@@ -195,7 +196,7 @@ class CalibrationJson(TypedDict):
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A fitted calibration, and the reports on the questions of the fit before and after it."""
+    """A fitted calibration, and two reports on the questions of the fit: without and with this calibration."""
 
     calibration: Calibration
     before: evaluation.Report
@@ -213,10 +214,12 @@ class Calibrated:
         assert was is not None
         return [
             *self.after.lines(),
-            f"the calibration error was {was['ece']:.1f} points before; all numbers are measured on the questions of the fit",
-            f"answers below {fitted.threshold:g} are guesses; weights: log-odds {fitted.slope:.3f}, inner product "
-            f"{fitted.inner:.3f}, hybrid score {fitted.ranking:.3f}, span {fitted.span:.3f}, constant {fitted.offset:.3f}",
-            f"the model's default method of retrieval is now {fitted.method}",
+            f"before the fit, the calibration error was {was['ece']:.1f} points; all numbers are measured on the questions of "
+            "the fit",
+            f"answers with a probability below {fitted.threshold:g} are guesses; log-odds of the probability = "
+            f"{fitted.slope:.3f} x log-odds of the share + {fitted.inner:.3f} x inner product + {fitted.ranking:.3f} x hybrid "
+            f"score + {fitted.span:.3f} x span score + {fitted.offset:.3f}",
+            f"the default retrieval method of the model is now {fitted.method}",
         ]
 
 
@@ -226,16 +229,17 @@ def calibrate(
     """Fits the calibration of a model folder, and writes it into the folder together with the retrieval method.
 
     Raises:
-        InputError: the model is not a local folder, has no span reader, or answers too few questions right or wrong.
+        InputError: the model is not a local folder, or has no span reader; the setting `reader` is used; or see
+            `realm.qa.calibration.fit`.
     """
     if ":" in model and not Path(model).is_dir():
         raise InputError(
-            f"{model} is not a local folder, and cannot be changed: copy its folder, and calibrate the copy"
+            f"{model} is not a local folder, and cannot be changed: copy the model, and calibrate the copy"
         )
     if config.reader is not None:
         raise InputError(
-            f"a calibration is saved in the model that has the reader: make one with `realm convert {config.reader} OUT "
-            f"--retriever {model}`, and calibrate it without the setting `reader`"
+            "a calibration is saved in the folder of the model that contains the reader: make such a model with `realm convert "
+            f"{config.reader} OUT --retriever {model}`, and calibrate OUT without the setting `reader`"
         )
     answerer = Answerer.load(kb, model, config)
     if answerer.model.span_reader is None:
@@ -257,22 +261,27 @@ def calibrate(
 
 
 class _OwnPassages:
-    """Looks up the passages of the documents that questions name."""
+    """Finds the passages of the documents that questions name (`passage_id`)."""
 
     def __init__(self, kb: KnowledgeBase):
         self._kb, self._by_document = kb, Lookup(kb.document_keys_N)
 
     def __call__(self, questions: Sequence[Question]) -> np.ndarray:
-        """Passage numbers [B, N], rows filled up with `NULL_PASSAGE`. Raises InputError if a question has no such passages."""
+        """Numbers of the passages [B, N]; rows are filled up with `NULL_PASSAGE`.
+
+        Raises:
+            InputError: a question names no document, or a document without passages in the knowledge base.
+        """
         found = [self._by_document.all(key_of(question.passage_id)) for question in questions]
         for question, numbers in zip(questions, found, strict=True):
-            if not len(numbers):
-                named = (
-                    f"document {question.passage_id!r}" if question.passage_id else "no document (passage_id)"
-                )
+            if not question.passage_id:
                 raise InputError(
-                    f"question {question.id} names {named}, and {self._kb.folder} has no passages of it: --gold needs the "
-                    "document's id and its passages"
+                    f"question {question.id} names no document: with --gold, each question needs a passage_id"
+                )
+            if not len(numbers):
+                raise InputError(
+                    f"question {question.id} names document {question.passage_id!r}, but {self._kb.folder} has no passages of "
+                    "this document"
                 )
         number_BN = np.full((len(questions), max(map(len, found))), NULL_PASSAGE)
         for row, numbers in zip(number_BN, found, strict=True):
@@ -283,7 +292,10 @@ class _OwnPassages:
 def _without_answers(
     questions: Sequence[Question], number_BN: np.ndarray, texts: Sequence[Sequence[str]], read: int
 ) -> np.ndarray:
-    """Each row's best `read` passages without an answer, in their places; `NULL_PASSAGE` at all remaining places -> [B, N]."""
+    """The first `read` passages of each row that contain no answer, in the same columns as in `number_BN` -> [B, N].
+
+    All other columns are `NULL_PASSAGE`.
+    """
     others_BN = np.full_like(number_BN, NULL_PASSAGE)
     for other_N, question, number_N, found in zip(others_BN, questions, number_BN, texts, strict=True):
         kept = [place for place, text in enumerate(found) if not has_answer(text, question)][:read]
@@ -302,7 +314,7 @@ def evaluate_words(
 def evaluate_retrieval(
     answerer: Answerer, questions: Sequence[Question], method: Method | None = None, scoring: Scoring = OURS
 ) -> evaluation.Report:
-    """Scores the passages that `method` retrieves, without reading them; None: the default of the answerer."""
+    """Scores the passages that `method` retrieves, without answers; `method` None: the default of the answerer."""
     return _evaluate_passages(answerer.kb, questions, partial(answerer.retrieve, method=method), scoring)
 
 
@@ -326,7 +338,7 @@ def _evaluate_passages(
 def question_ranks(
     model: Model, kb: KnowledgeBase, index: MipsIndex, questions: Sequence[Question], depth: int
 ) -> np.ndarray:
-    """Rank, from 1, of the first passage that holds an answer; 0 if none of the top `depth` does -> [B]."""
+    """Rank, from 1, of the first passage that contains an answer; 0 if none of the best `depth` passages does -> [B]."""
     ranks = []
     for start in range(0, len(questions), 64):
         part = questions[start : start + 64]

@@ -1,7 +1,7 @@
-"""Inputs of the span reader: a question beside a passage, and the characters of the passage behind each wordpiece.
+"""Inputs of the span reader: rows of a question and a passage, and for each wordpiece its characters in the passage.
 
-`joint_reading` cuts only the passage, and treats special pieces in a text as text. `reference_reading` reproduces transformers
-4.57.6 exactly (`AnswerConfig.reference_compat`).
+`joint_reading` cuts only the passage, and treats special wordpieces such as "[SEP]" in a text as text. `reference_reading`
+reproduces transformers 4.57.6 exactly (`AnswerConfig.reference_compat`).
 
 Axis letters: B rows, each with a question and a passage; W span widths; T tokens.
 """
@@ -19,11 +19,11 @@ from realm.tokens.tokenizer import Tokenizer
 
 
 class Reading(NamedTuple):
-    """Inputs of the span reader, and for each position the characters [start, end) of the passage."""
+    """Inputs of the span reader; `starts` and `ends` have, for each position, the characters [start, end) of the passage."""
 
     tokens: Tokens
     body_BT: Tensor
-    """True where an answer may stand."""
+    """True at positions that can be part of an answer."""
     starts: list[list[int]]
     ends: list[list[int]]
 
@@ -32,7 +32,7 @@ class Reading(NamedTuple):
         return self.starts[row][first], self.ends[row][last]
 
     def crossing_WT(self, row: int, text: str, widths: int) -> Tensor:
-        """True at spans, of up to `widths` wordpieces, that cross a paragraph break -> [W, T] bool."""
+        """True at spans of up to `widths` wordpieces that extend over the end of a paragraph -> [W, T] bool."""
         ends, starts = self.ends[row], self.starts[row]
         paragraph, paragraph_T = 0, torch.zeros(self.tokens.ids_BT.shape[1], dtype=torch.int64)
         read = min(len(starts), len(paragraph_T))  # a long text is cut at its end
@@ -47,7 +47,7 @@ class Reading(NamedTuple):
 def joint_reading(
     questions: Sequence[Sequence[int]], texts: Sequence[str], tokenizer: Tokenizer, lengths: Lengths
 ) -> Reading:
-    """A row for each pair of a tokenized question and a passage's text."""
+    """A row for each pair of a tokenized question and the text of a passage."""
     bodies = tokenizer.encode_with_offsets(texts)
     tokens = reading_inputs(questions, [body.ids for body in bodies], tokenizer, lengths)
     before = [[0] * body_start(question, lengths) for question in questions]
@@ -60,14 +60,17 @@ def joint_reading(
 
 
 def reference_question(question: str, tokenizer: Tokenizer) -> list[int]:
-    """A question's wordpieces as transformers makes them: the text "[SEP]" becomes the special piece."""
+    """The wordpieces of a question as in transformers, where the text "[SEP]" becomes the special wordpiece."""
     return list(tokenizer.as_huggingface().encode(question, add_special_tokens=False).ids)
 
 
 def reference_reading(
     questions: Sequence[Sequence[int]], texts: Sequence[str], tokenizer: Tokenizer, longest: int
 ) -> Reading:
-    """As transformers 4.57.6: the question is decoded and tokenized again, which loses [UNK]; the longer text is cut first."""
+    """Rows as in transformers 4.57.6.
+
+    The question is decoded and tokenized again, which removes [UNK]. The longer of question and passage is cut first.
+    """
     published = tokenizer.as_huggingface()
     published.enable_truncation(longest, strategy="longest_first")
     published.enable_padding(pad_id=tokenizer.pad_id)

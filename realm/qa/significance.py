@@ -1,11 +1,11 @@
 """Confidence intervals and paired tests on outcomes per question.
 
-Axis letters: N questions.
+Axis letters: N questions, S seeds.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -19,7 +19,7 @@ def percent(share: float) -> float:
 
 
 def wilson_interval(successes: int, n: int) -> tuple[float, float]:
-    """95 % interval of a share: Wilson's score interval (1927), which is valid near 0 and 1, too.
+    """95 % interval of a share: Wilson's score interval (1927), which is also valid for shares near 0 and 1.
 
     >>> [round(x, 4) for x in wilson_interval(8, 10)]
     [0.4902, 0.9433]
@@ -32,7 +32,7 @@ def wilson_interval(successes: int, n: int) -> tuple[float, float]:
 
 
 class McNemar(NamedTuple):
-    """Questions that only system a, or only system b, answers right; p of a split at least as uneven by chance."""
+    """Numbers of questions that only system a and only system b answers correctly, and the p-value of the difference."""
 
     only_a: int
     only_b: int
@@ -40,7 +40,9 @@ class McNemar(NamedTuple):
 
 
 def mcnemar(correct_a_N: Sequence[bool] | np.ndarray, correct_b_N: Sequence[bool] | np.ndarray) -> McNemar:
-    """Exact two-sided McNemar test of two systems on the same questions: a binomial test, p = 1/2, on the disagreements.
+    """Exact two-sided McNemar test of two systems on the same questions.
+
+    This is a binomial test with probability 1/2 on the questions that only one of the systems answers correctly.
 
     >>> mcnemar([True] * 6 + [False], [False] * 6 + [True])
     McNemar(only_a=6, only_b=1, p=0.125)
@@ -56,7 +58,7 @@ def mcnemar(correct_a_N: Sequence[bool] | np.ndarray, correct_b_N: Sequence[bool
 
 
 class Difference(NamedTuple):
-    """Mean of a minus mean of b, the 95 % interval of this difference, and the two-sided p of no difference."""
+    """Mean of a minus mean of b, the 95 % interval of this difference, and the two-sided p-value of no difference."""
 
     mean: float
     low: float
@@ -71,16 +73,17 @@ def paired_bootstrap(
     samples: int = 10_000,
     seed: int = 0,
 ) -> Difference:
-    """Paired bootstrap of the difference of two systems' mean scores on the same questions.
+    """Paired bootstrap of the difference between the mean scores of two systems on the same questions.
 
-    Works for any score per question: 0/1, F1, a reciprocal rank, or a mean over seeds. The interval is the percentile interval.
-    p is twice the smaller share of samples on either side of 0, and at least 2 / (samples + 1).
+    The score of a question can be any number: 0 or 1, F1, a reciprocal rank, or a mean over seeds. The interval is the
+    percentile interval. p is twice the smaller of two shares of the samples, those with a mean of at most 0 and those with a
+    mean of at least 0; p is at least 2 / (samples + 1).
     """
     a_N, b_N = _pair(a_N, b_N)
     difference_N = a_N - b_N
     n = len(difference_N)
     generator = np.random.default_rng(seed)
-    chunk = max(1, 2**22 // n)  # samples at a time: 32 MiB
+    chunk = max(1, 2**22 // n)  # number of samples that are drawn at a time, in 32 MiB
     means = np.concatenate(
         [
             difference_N[generator.integers(n, size=(min(chunk, samples - start), n))].mean(axis=1)
@@ -93,10 +96,45 @@ def paired_bootstrap(
     return Difference(float(difference_N.mean()), float(low), float(high), p)
 
 
+class PairedDifference(TypedDict):
+    """Percent of queries with a hit in the top `k`, system a minus system b: points, 95 % interval, McNemar's test."""
+
+    k: int
+    points: float
+    low: float
+    high: float
+    only_a: int
+    """Queries with a hit of system a alone."""
+    only_b: int
+    p: float
+
+
+def paired_difference(a_SN: np.ndarray, b_SN: np.ndarray, k: int = 5) -> PairedDifference:
+    """Compares two systems by the rank of each query's first hit, counted from 1 (0: no hit): is the rank at most k?
+
+    Arrays of [N] are one seed; seeds of system b are repeated if system b has only one. McNemar's test pools the seeds. The
+    interval resamples queries, each with its mean over the seeds.
+    """
+    a_SN = np.atleast_2d(a_SN)
+    hit_SN, other_SN = ((ranks >= 1) & (ranks <= k) for ranks in (a_SN, np.broadcast_to(b_SN, a_SN.shape)))
+    pair = mcnemar(hit_SN.ravel(), other_SN.ravel())
+    difference = paired_bootstrap(100 * hit_SN.mean(axis=0), 100 * other_SN.mean(axis=0))
+    points, low, high = (round(value, 2) for value in difference[:3])
+    return {
+        "k": k,
+        "points": points,
+        "low": low,
+        "high": high,
+        "only_a": pair.only_a,
+        "only_b": pair.only_b,
+        "p": pair.p,
+    }
+
+
 def _pair(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
     a_N, b_N = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if a_N.shape != b_N.shape or a_N.ndim != 1 or not len(a_N):
         raise ValueError(
-            f"a paired test needs one outcome per question and system, got {a_N.shape} and {b_N.shape}"
+            f"a paired test needs one outcome per question and system, but the shapes are {a_N.shape} and {b_N.shape}"
         )
     return a_N, b_N

@@ -1,4 +1,4 @@
-"""Finds the wordpieces of the answers in a passage, which label the correct spans.
+"""Finds the answers to a question among the wordpieces of a passage, and makes labels of the correct spans.
 
 Axis letters: B rows, W span widths, T tokens.
 """
@@ -17,7 +17,7 @@ from realm.tokens.tokenizer import Encoding
 
 
 def body_start(question_ids: Sequence[int], lengths: Lengths) -> int:
-    """The position of a passage's first wordpiece in a joint input: after [CLS], the question and a [SEP]."""
+    """The position of the first wordpiece of the passage in a row of [CLS], question, [SEP] and passage."""
     return 2 + min(len(question_ids), lengths.query - 2)
 
 
@@ -28,11 +28,11 @@ def answer_pieces(
     body: Encoding,
     max_width: int = SpanConfig.max_width,
 ) -> list[tuple[int, int]]:
-    """Every occurrence of an answer in a passage's body, as (first wordpiece, number of further wordpieces).
+    """All occurrences of answers in the body of a passage, as (first wordpiece, number of further wordpieces).
 
-    Overlapping answers all count (ORQA's span label). Answers are matched as sequences of wordpieces, so the tokenizer decides
-    about case and accents. Patterns are matched on the text; the span covers every wordpiece that a match touches. Answers of
-    more than `max_width` wordpieces are left out.
+    Occurrences can overlap (as in the span labels of ORQA). Answers are compared as sequences of wordpieces, so it depends on
+    the tokenizer whether case and accents make a difference. Patterns are compared with the text; the span has all wordpieces
+    that overlap with the match. Answers of more than `max_width` wordpieces are left out.
     """
     found = set()
     if question.regex:
@@ -60,7 +60,10 @@ def answer_pieces(
 def correct_mask(
     spans: Sequence[Sequence[tuple[int, int]]], starts: Sequence[int], shape: tuple[int, int, int]
 ) -> Tensor:
-    """True at the given spans of each row, whose bodies begin at `starts` -> [B, W, T] bool; cut spans are left out."""
+    """True at the given spans of each row -> [B, W, T] bool.
+
+    The passage of a row begins at the position in `starts`. Spans that are not completely in the row are left out.
+    """
     correct_BWT = torch.zeros(shape, dtype=torch.bool)
     for row, (pieces, start) in enumerate(zip(spans, starts, strict=True)):
         for first, width in pieces:

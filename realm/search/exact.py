@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from realm.model.scores import scores
-from realm.search import int8_prefilter, ranking
+from realm.search import int8_prefilter, threshold
 from realm.search.int8_prefilter import Int8Vectors, QuantizedQueries, Survivors, round_up
-from realm.search.ranking import above_threshold, scratch_buffer
+from realm.search.threshold import above_threshold, scratch_buffer
 
 QUERIES = 256
 """Queries that a CPU searches together."""
@@ -143,7 +143,7 @@ def _scored_chunk(query_BD: Tensor, vectors_ND: Tensor, floor_B: Tensor | None, 
     if query_BD.device.type != "cpu":
         return _top(scores(query_BD, vectors_ND), k)
     passages = len(vectors_ND)
-    width = -(-passages // ranking.GROUP) * ranking.GROUP
+    width = -(-passages // threshold.GROUP) * threshold.GROUP
     # int32 because the prefilter's scores use the same buffer.
     score_BN = scratch_buffer("scores", len(query_BD), width, torch.int32).view(torch.float32)
     score_BN[:, passages:] = -torch.inf

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realm.search.ranking import GROUP, above_threshold, scratch_buffer
+from realm.search.threshold import GROUP, above_threshold, scratch_buffer
 
 MULTIPLE = 256
 """The number of quantized passages is rounded up to a multiple of this, which `GROUP` divides."""

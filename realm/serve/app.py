@@ -30,7 +30,7 @@ from realm.serve.errors import documented, from_error, install
 from realm.serve.middleware import Middleware
 from realm.serve.runs import Run, read_metrics, runs
 from realm.serve.service import WORDS_AT_START, Kind, Service
-from realm.serve.settings import ServeConfig
+from realm.serve.settings import MOST_DOCUMENTS, MOST_READ, MOST_RETRIEVED, ServeConfig
 from realm.text.corpus import Document
 from realm.workspace.living import LivingKnowledge, UnknownDocument
 
@@ -129,7 +129,7 @@ def _add_questions(api: APIRouter, service: Service) -> None:
     )
     async def answer(body: schemas.AnswerRequest, request: Request) -> Response:
         """Answers questions with evidence. With `Accept: application/x-ndjson`, the response has a line per question."""
-        read = _check_limit(body.top_k or config.read, config.most_read, "top_k")
+        read = _check_limit(body.top_k or config.read, MOST_READ, "top_k")
         return await _respond(
             service, Kind("answer", body.method or service.knowledge.method, read), body, request, _answers
         )
@@ -141,7 +141,7 @@ def _add_questions(api: APIRouter, service: Service) -> None:
     )
     async def retrieve(body: schemas.RetrieveRequest, request: Request) -> Response:
         """Finds the best passages for questions, without searching the passages for answers."""
-        k = _check_limit(body.top_k, config.most_retrieved, "top_k")
+        k = _check_limit(body.top_k, MOST_RETRIEVED, "top_k")
         return await _respond(
             service, Kind("retrieve", body.method or service.knowledge.method, k), body, request, _hits
         )
@@ -280,7 +280,7 @@ def _add_changes(api: APIRouter, service: Service, token: str | None) -> None:
     @api.post("/documents", response_model=schemas.AddedOut, dependencies=only_writers, responses=refused)
     async def add(body: schemas.DocumentsRequest) -> Response:
         """Adds or replaces all documents or none. When the response arrives, the documents are on disk and can be found."""
-        _check_limit(len(body.documents), service.config.documents, "the number of documents")
+        _check_limit(len(body.documents), MOST_DOCUMENTS, "the number of documents")
         documents = [Document(one.title, one.text, _id_of(one)) for one in body.documents]
         result = await service.change(lambda: knowledge.add(documents))
         service.metrics.documents.labels("added").inc(result.added)
@@ -327,10 +327,10 @@ def _add_state(app: FastAPI, service: Service, writable: bool, shows_runs: bool,
                 "runs": shows_runs,
                 "limits": {
                     "read": config.read,
-                    "most_read": config.most_read,
-                    "most_retrieved": config.most_retrieved,
+                    "most_read": MOST_READ,
+                    "most_retrieved": MOST_RETRIEVED,
                     "questions": config.questions,
-                    "documents": config.documents,
+                    "documents": MOST_DOCUMENTS,
                     "body_bytes": config.body_bytes,
                     "seconds": config.seconds,
                     "question_characters": MAX_QUESTION_CHARACTERS,

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from realm.serve.errors import problem
 from realm.serve.logs import limited_logs
 from realm.serve.middleware import HEAD_BYTES, RAW_HEADERS
-from realm.serve.settings import ServeConfig
+from realm.serve.settings import WRITE_SECONDS, ServeConfig
 
 BACKLOG = 2048
 """Largest number of connections that the system queues until they are accepted."""
@@ -30,7 +30,7 @@ _AT_ONCE = 16
 def http_server(app: Any, config: ServeConfig) -> uvicorn.Server:
     """The uvicorn server of the app. When the server stops, it first answers the requests that it has received.
 
-    After `write_seconds`, clients that have not sent a whole request or not read a whole response are disconnected. Otherwise a
+    After `WRITE_SECONDS`, clients that have not sent a whole request or not read a whole response are disconnected. Otherwise a
     single client could prevent the end of the server.
     """
     connection = functools.partial(Connection, limits=config, most=most_connections(config))
@@ -46,7 +46,7 @@ def http_server(app: Any, config: ServeConfig) -> uvicorn.Server:
             lifespan="on",
             backlog=_AT_ONCE,
             h11_max_incomplete_event_size=HEAD_BYTES,
-            timeout_graceful_shutdown=math.ceil(config.write_seconds),
+            timeout_graceful_shutdown=math.ceil(WRITE_SECONDS),
         )
     )
 

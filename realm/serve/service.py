@@ -14,7 +14,7 @@ from realm.qa.filling import FilledJson
 from realm.serve import schemas
 from realm.serve.batching import Batcher, Busy, Done, NotReady, each
 from realm.serve.metrics import Metrics
-from realm.serve.settings import ServeConfig
+from realm.serve.settings import MOST_CHANGES, POLL_SECONDS, WRITE_SECONDS, ServeConfig
 from realm.tokens.layouts import NULL_PASSAGE
 from realm.workspace.living import LivingKnowledge, Snapshot
 
@@ -114,12 +114,12 @@ class Service:
         Raises:
             Busy: too many changes wait.
         """
-        if self._changes >= self.config.changes:
+        if self._changes >= MOST_CHANGES:
             raise Busy(float(self._changes))
         self._changes += 1
         running = asyncio.ensure_future(self._in_change_thread(change))
         running.add_done_callback(self._changed)
-        return await asyncio.wait_for(asyncio.shield(running), self.config.write_seconds)
+        return await asyncio.wait_for(asyncio.shield(running), WRITE_SECONDS)
 
     def _changed(self, running: "asyncio.Future[Any]") -> None:
         self._changes -= 1
@@ -129,11 +129,11 @@ class Service:
     async def watch(self) -> None:
         """Loads new versions from disk until this task is cancelled. Checks are rarer if the newest version cannot be used."""
         self._update_gauges()
-        pause = self.config.poll_seconds
+        pause = POLL_SECONDS
         while True:
             await asyncio.sleep(pause)
             unusable = self.knowledge.problem is not None
-            pause = min(2 * pause, 30 * self.config.poll_seconds) if unusable else self.config.poll_seconds
+            pause = min(2 * pause, 30 * POLL_SECONDS) if unusable else POLL_SECONDS
             try:
                 if await self._in_change_thread(self.knowledge.refresh):
                     self._count_swap()

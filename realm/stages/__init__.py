@@ -2,6 +2,5 @@
 
 runner     runs the commands that are not done yet, prints these commands, and records their time and memory
 memory     peak memory of a process and its children
-pairs      paired comparison of two systems on the same queries
 tables     formats tables, paragraphs and costs as plain text
 """

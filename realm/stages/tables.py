@@ -4,8 +4,7 @@ import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from realm.stages.pairs import Against
-from realm.workspace.report import DifferenceJson
+from realm.qa.significance import PairedDifference
 
 WIDEST = 100
 """Largest width of a paragraph, in columns."""
@@ -27,7 +26,7 @@ def aligned(rows: list[list[str]]) -> list[str]:
     ]
 
 
-def difference(found: Against | DifferenceJson) -> str:
+def difference(found: PairedDifference) -> str:
     """A difference in points, with its 95 % interval in brackets and its p value."""
     p = "<.001" if found["p"] < 0.001 else f"{found['p']:.3f}"
     return f"{found['points']:+.1f} ({found['low']:+.1f} to {found['high']:+.1f}) p {p}"

@@ -1,1 +1,1 @@
-"""The knowledge base on disk: passages, wordpieces and vectors in Lance tables that one process writes at a time."""
+"""The knowledge base on disk: passages, wordpieces and vectors in Lance tables. Only one process writes at a time."""

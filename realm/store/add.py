@@ -1,10 +1,10 @@
-"""Adding documents to a knowledge base: new documents are added, changed documents replace their earlier versions.
+"""Adds documents to a knowledge base. A changed document replaces the earlier document with the same id.
 
-Documents are compared by keys; a document with unchanged title and text is not tagged again. The passages of all other
-documents are written to new files, and one commit removes the old passages and adds the new ones. If another document was
-merged with a replaced one, the old passages stay, in the same commit, as passages of the merged document.
+Documents are compared by hashes of id, title and text, and an unchanged document is not tagged again. The passages of all other
+documents are written to new files, and one commit removes the old passages and adds the new passages. If a replaced document
+was merged with another document (`realm.store.merged`), the same commit gives the old passages to this other document.
 
-Takes about 60 bytes of memory per passage of the knowledge base, and the keys of the added documents.
+An addition needs about 60 bytes of memory per passage of the knowledge base, and memory for the keys of the added documents.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,12 +33,12 @@ class AddResult(NamedTuple):
     added: int
     replaced: int
     unchanged: int
-    """Number of documents that were unchanged, or whose passages other documents already have."""
+    """Number of documents that were unchanged, or whose passages all belong to other documents."""
     passages_added: int
     passages_removed: int
-    """Number of removed passages, without those that a merged document keeps."""
+    """Number of removed passages; passages that become passages of a merged document are not counted."""
     merged: Mapping[str, str] = MappingProxyType({})
-    """Unchanged or replaced documents whose title and text another document has: id -> id of that document."""
+    """Documents that were merged with another document of the same title and text: id -> id of the other document."""
 
 
 def add(
@@ -52,23 +52,22 @@ def add(
 ) -> tuple[lance.LanceDataset, AddResult]:
     """Adds documents in one commit -> (the table after the commit, the result).
 
-    `total`: expected number of documents, for the progress bar.
+    `total` is the expected number of documents, for the progress bar.
 
     Raises:
-        InputError: two of the documents have one id and different texts.
+        InputError: two of the documents have the same id and different texts.
         ChangedMeanwhile: another process changed the knowledge base.
     """
     standing = _Standing(table)
     removed_N = np.zeros(len(standing.keys_N), dtype=bool)
-    arrived: set[int] = set()  # keys of new rows
-    taken: set[int] = set()  # keys of documents that arrived
+    arrived: set[int] = set()  # keys of the passages in new rows
+    taken: set[int] = set()  # keys of new and changed documents
     rows: list[Row] = []
     fragments: list[FragmentMetadata] = []
     unchanged = replaced = 0
     new_states: set[int] = set()  # states of documents with new rows
-    elsewhere_too: dict[
-        str, int
-    ] = {}  # states by id, of documents whose passages all belong to other documents
+    # Id -> state of the documents whose passages all belong to other documents.
+    elsewhere_too: dict[str, int] = {}
     merged_no_longer: dict[str, None] = {}
 
     def news() -> Iterator[Document]:
@@ -112,7 +111,8 @@ def add(
                 write()
         if rows:
             write()
-        with one_writer(folder):  # another writer could delete the texts that documents are merged with
+        # Without the lock, another process could delete a text with which a document is merged here.
+        with one_writer(folder):
             check_newest(folder / TABLE, table)
             before = settle_merged(folder, table.version)
             heirs = {
@@ -145,7 +145,7 @@ def add(
 
 
 class _Standing:
-    """The current passages and documents by key."""
+    """The passages and documents of the table before the addition, found by their keys."""
 
     def __init__(self, table: lance.LanceDataset):
         columns = table.to_table(columns=["id", "document_key", "document_state", "document_passages"])
@@ -160,7 +160,7 @@ class _Standing:
         return self._by_document.all(key_of(document.id))
 
     def has(self, document: Document) -> bool:
-        """Whether the document is present with this title and text, and all passages are its own."""
+        """Whether the table has this document with the same title and text, and all of its passages belong to it."""
         own = self.numbers_of(document)
         same_N = self._states_N[own] == np.uint64(state_of(document))
         return len(own) > 0 and bool(same_N.all()) and len(own) == self._passages_N[own[0]]
@@ -168,7 +168,7 @@ class _Standing:
     def with_holder(
         self, states: Mapping[str, int], removed_N: np.ndarray, new_states: Iterable[int]
     ) -> dict[str, int]:
-        """The states, by document id, of documents that stay or are new."""
+        """The entries of `states` (document id -> state) whose state a new row has, or a row that is not removed."""
         held = np.concatenate([self._states_N[~removed_N], np.fromiter(new_states, dtype=np.uint64)])
         held_N = np.isin(np.fromiter(states.values(), dtype=np.uint64), held)
         return {
@@ -176,7 +176,7 @@ class _Standing:
         }
 
     def of_others(self, keys: Iterable[int], document_key: int, removed_N: np.ndarray) -> set[int]:
-        """The passages that belong to another document which stays."""
+        """The keys of passages that are not removed and belong to another document than `document_key`."""
         wanted = np.fromiter(keys, dtype=np.uint64)
         numbers, known = self._by_id.find(wanted)
         wanted, numbers = wanted[known], numbers[known]

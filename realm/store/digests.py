@@ -1,7 +1,9 @@
 """SHA-256 digests of the files of Lance tables, in `SHA256SUMS` beside the tables.
 
-Lance keeps no checksums: a flipped bit in a data file is read as other data, and one in a deletion file can abort the process.
-So every file gets a line in `SHA256SUMS`, in the format of `sha256sum`, before the commit that names the file."""
+Lance has no checksums: if a bit of a data file has changed, Lance reads wrong data, and a changed bit in a deletion file can
+abort the process. So every file has a line in `SHA256SUMS`, in the format of `sha256sum`. The digests of data files and
+deletion files are recorded before the commit, the digest of the manifest after the commit.
+"""
 
 import hashlib
 import io
@@ -18,7 +20,10 @@ _DIFFERS = "has changed since it was written (SHA-256 differs)"
 
 
 def changed_files(path: Path, files: Iterable[Path], must_be_known: bool = False) -> Iterator[str]:
-    """Messages on files that differ from their digest. The newest manifest may have none: it is recorded after its commit."""
+    """Messages about files that differ from their digest; with `must_be_known` also about files without a digest.
+
+    The newest manifest can be without a digest, because the digest of a manifest is recorded after the commit.
+    """
     known = recorded_digests(path)
     for file in files:
         name = file.relative_to(path.parent).as_posix()
@@ -36,20 +41,21 @@ def refuse_damaged(path: Path, problems: Iterable[str]) -> None:
 
 
 def record(folder: Path, files: Sequence[Path]) -> None:
-    """Appends the digests of files of a folder to the list in that folder."""
+    """Appends the digests of some files of a folder to `SHA256SUMS` in this folder."""
     lines = "".join(f"{_digest(file)}  {file.relative_to(folder).as_posix()}\n" for file in files)
     with one_writer(folder), writing(folder), (folder / CHECKSUMS).open("ab+") as listed:
         if listed.tell() and (listed.seek(-1, os.SEEK_END), listed.read(1))[1] != b"\n":
-            lines = "\n" + lines  # a full disk cut the last line short
+            lines = "\n" + lines  # the last line is incomplete, because the disk was full
         listed.write(lines.encode())
         listed.flush()
         os.fsync(listed.fileno())
 
 
 def add_lines(file: Path, lines: Iterable[str]) -> None:
-    """Appends lines to a file beside the tables, syncs it, and appends its new digest to the list.
+    """Appends lines to a file beside the tables, syncs the file to disk, and records the new digest of the file.
 
-    After a kill between the two the lines are valid. A line that a full disk cut short stays a line of its own.
+    If the process is killed before the digest is recorded, the lines are valid. The new lines do not continue an incomplete
+    line, which is at the end of the file if the disk was full.
     """
     with one_writer(file.parent):
         with writing(file), file.open("ab") as stream:
@@ -61,19 +67,19 @@ def add_lines(file: Path, lines: Iterable[str]) -> None:
 
 
 def lines_of(file: Path) -> list[bytes]:
-    """Lines of a file that grows by `add_lines`; empty without a file.
+    """The lines of a file that `add_lines` appends to. A missing file is read as an empty file.
 
     Raises:
-        DamagedError: the part of the file that its digest covers has changed.
+        DamagedError: the content whose digest was recorded has changed.
     """
     refuse_damaged(file, changed_lines(file))
     return _content(file).split(b"\n")
 
 
 def changed_lines(file: Path) -> Iterator[str]:
-    """Messages on a file that grows by `add_lines`, which must begin with the content that its recorded digest covers.
+    """Messages about a file that `add_lines` appends to: the file must begin with the content whose digest was recorded.
 
-    A file without a digest is accepted: an earlier version wrote it, or its writer was killed.
+    A file without a digest is accepted: it was written by an earlier version, or by a process that was killed.
     """
     known = recorded_digests(file).get(file.name)
     if known is None:
@@ -83,7 +89,7 @@ def changed_lines(file: Path) -> Iterator[str]:
         digest.update(line)
         if digest.hexdigest() == known:
             return
-    if recorded_digests(file).get(file.name) != known:  # the file was rewritten meanwhile
+    if recorded_digests(file).get(file.name) != known:  # another process has rewritten the file meanwhile
         yield from changed_lines(file)
     else:
         yield f"{file.name} {_DIFFERS if file.is_file() else 'is missing'}"
@@ -97,7 +103,7 @@ def _content(file: Path) -> bytes:
 
 
 def forget(folder: Path, files: Set[Path] = frozenset()) -> None:
-    """Removes the digests of these files and of missing files from the list: a later version may reuse a file name."""
+    """Removes the digests of these files and of missing files, because a later version can use the same file names."""
     there = {
         name: digest
         for name, digest in recorded_digests(folder / CHECKSUMS).items()
@@ -107,7 +113,7 @@ def forget(folder: Path, files: Set[Path] = frozenset()) -> None:
 
 
 def recorded_digests(path: Path) -> dict[str, str]:
-    """Digest of each file in the list beside `path`, by file name."""
+    """The digests in `SHA256SUMS` beside `path`: file name -> digest."""
     listed = path.parent / CHECKSUMS
     lines = listed.read_text(encoding="utf-8", errors="replace").splitlines() if listed.is_file() else []
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}

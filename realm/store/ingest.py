@@ -1,13 +1,13 @@
-"""Ingestion: documents become the passages of a new knowledge base. `realm.store.add` shares most steps.
+"""Builds a new knowledge base from documents. `realm.store.add` uses the first three steps too.
 
-1. `annotated`      the tagger finds sentences and salient spans, streaming
-2. `split`          sentences are packed into passages, identified by the hash of title and text
+1. `annotated`      the tagger finds sentences and salient spans, document by document
+2. `split`          sentences are joined to passages, whose ids are hashes of title and text
 3. `row_batches`    passages are tokenized (`realm.store.schema`)
-4. commit           every 512 to 8192 passages, together with the position in the documents
+4. `commit_rows`    every 512 to 8192 passages, a commit saves the passages and the position in the documents
 
-A build works in a folder beside the target, which is renamed at the end. After a kill the next build continues from the last
-commit. Memory: Python sets of two 64-bit hashes per document and one per passage (about 2 GB for 13.35 M passages of 6 M
-documents), and the passages of one commit.
+A build works in the folder TARGET.building, which is renamed at the end. After a kill the next build continues from the last
+commit. A build needs memory for Python sets with two 64-bit hashes per document and one per passage (about 2 GB for 13.35 M
+passages of 6 M documents), and for the passages of one commit.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ import lance
 import pyarrow as pa
 from lance import LanceOperation
 
-from realm.errors import ConflictError, InputError, RealmError
+from realm.errors import ConflictError, InputError, RealmError, at_least
 from realm.folders import LOCK, one_writer, replace_folder, restore
 from realm.progress import progress
 from realm.settings import config_from
@@ -46,7 +46,7 @@ from realm.tokens.tokenizer import Tokenizer
 TABLE = PASSAGES
 TOKENIZER = "tokenizer"
 FORMAT = 3
-"""Format of the passages on disk; formats 1 to this one can be read."""
+"""Format of the passages on disk. All formats from 1 to this number can be read."""
 _SETTINGS = b"realm"
 _READ = "realm.read"
 _log = logging.getLogger(__name__)
@@ -78,10 +78,7 @@ class KnowledgeBaseConfig:
         return self.tagger or "rules"
 
     def __post_init__(self) -> None:
-        least = {"passage_tokens": 16, "max_document_chars": 1, "commit_every": 1}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be {bound} or more")
+        at_least(self, passage_tokens=16, max_document_chars=1, commit_every=1)
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out is {self.held_out}: it must be 0 or more, and less than 1")
 
@@ -96,13 +93,13 @@ class SettingsJson(TypedDict):
 
 
 class Settings(NamedTuple):
-    """Description of a knowledge base, in the schema metadata of its passages."""
+    """Settings of a knowledge base, stored in the schema metadata of the table of passages."""
 
     config: KnowledgeBaseConfig
     tokenizer: str
     """Fingerprint of the tokenizer."""
     says_held_out: bool = True
-    """False for knowledge bases of an earlier version, in which each training stage had its own held-out share."""
+    """False if an earlier version of realm made the knowledge base: then each training stage had its own held-out share."""
 
     def to_json(self) -> str:
         saved: SettingsJson = {
@@ -114,28 +111,32 @@ class Settings(NamedTuple):
 
     @classmethod
     def of(cls, table: lance.LanceDataset, folder: Path) -> "Settings":
-        """Reads the settings of a table; raises InputError if it is no table of passages, or of an unknown format."""
+        """Reads the settings of a table.
+
+        Raises:
+            InputError: the table has no settings, or an unknown format.
+        """
         try:
             saved = json.loads(table.schema.metadata[_SETTINGS])
             known = saved["format"], saved["tokenizer"], saved["config"]
         except (TypeError, KeyError, ValueError):
             raise InputError(
-                f"{folder} is no knowledge base: its passages say nothing about themselves"
+                f"{folder} is no knowledge base: the table of passages has no settings"
             ) from None
         if known[0] not in range(1, FORMAT + 1):
             raise InputError(
-                f"{folder} has format {known[0]}, this version of realm reads 1 to {FORMAT}: build it anew"
+                f"{folder} has format {known[0]}, but this version of realm reads formats 1 to {FORMAT}: build the knowledge "
+                "base again"
             )
         fields = {field.name for field in dataclasses.fields(KnowledgeBaseConfig)}
-        values = {
-            name: value for name, value in known[2].items() if name in fields
-        }  # earlier versions had more settings
-        values.setdefault("tokenizer", "")  # formats 1 and 2 did not keep the name
+        # Earlier versions had more settings.
+        values = {name: value for name, value in known[2].items() if name in fields}
+        values.setdefault("tokenizer", "")  # formats 1 and 2 had no name of a tokenizer
         config = config_from(KnowledgeBaseConfig, values, str(folder))
         return cls(config, known[1], "held_out" in known[2])
 
     def same_result(self, other: "Settings") -> bool:
-        """Whether the same documents give the same knowledge base with both settings."""
+        """Whether a build from the same documents makes the same knowledge base with both settings."""
         mine, others = (
             (s.tokenizer, s.config.passage_tokens, s.config.held_out, s.config.tagger, s.config.sources)
             for s in (self, other)
@@ -144,11 +145,11 @@ class Settings(NamedTuple):
 
 
 class DocumentsChanged(ConflictError):
-    """An interrupted build cannot continue, because the documents that it had read have changed."""
+    """An interrupted build cannot continue, because the documents that were already read have changed."""
 
 
 class BuildResult(NamedTuple):
-    """Result of a build, including its work before an interruption."""
+    """Result of a build; work before an interruption is included."""
 
     documents: int
     passages: int
@@ -161,11 +162,11 @@ class BuildResult(NamedTuple):
 
 
 class ReadSoFar(NamedTuple):
-    """Position of a build in its documents; saved in each commit."""
+    """How many documents a build has read, saved in each commit."""
 
     documents: int = 0
     digest: str = ""
-    """Digest of all documents so far."""
+    """Digest of all documents that were read."""
     duplicates: int = 0
     empty: int = 0
 
@@ -185,12 +186,14 @@ def build(
 ) -> BuildResult:
     """Builds a knowledge base; an interrupted build of the same documents continues from its last commit.
 
-    `total`: number of documents, if known, for the progress bar. If the settings differ from those of the interrupted build,
-    the build starts over and logs that. With `replace` an existing knowledge base stays until the new one is complete.
+    `total` is the number of documents, if known, for the progress bar. If the interrupted build had other settings, the build
+    starts from the beginning, and a warning is logged. With `replace`, an existing knowledge base is replaced as soon as the
+    new knowledge base is complete.
 
     Raises:
-        InputError: the target exists; two documents have the same id; or there is no text.
-        DocumentsChanged: the documents that an interrupted build had read have changed.
+        InputError: the target exists and `replace` is not set; two documents have the same id and different texts; or the
+            documents contain no text.
+        DocumentsChanged: documents that an interrupted build had already read have changed.
     """
     target = Path(folder)
     restore(target)
@@ -220,7 +223,7 @@ def build(
         table = _commit(work, table, rows, tokenizer, settings, read)
     if table is None:
         raise InputError(
-            f"no text in {', '.join(config.sources) or 'the documents'}: nothing to build {target} from"
+            f"there is no text in {', '.join(config.sources) or 'the documents'}: {target} was not built"
         )
     if len(table.get_fragments()) > 1:
         table = _in_few_files(work, table, read)
@@ -235,9 +238,9 @@ def build(
 def annotated(
     documents: Iterable[Document], tagger: Tagger
 ) -> Iterator[Iterator[tuple[Document, Annotations]]]:
-    """Documents with their sentences and salient spans, in order; keeps the documents that the tagger has read ahead.
+    """A context with an iterator over the documents and their sentences and salient spans, in order.
 
-    Processes of the tagger end with the block.
+    Documents that the tagger has read in advance are held in memory. The processes of the tagger end with the block.
     """
     waiting: deque[Document] = deque()
 
@@ -251,7 +254,7 @@ def annotated(
             yield waiting.popleft(), found
 
     with warnings.catch_warnings(), closing(pairs()) as stream:
-        # Lance warns of every fork. This fork is safe: Lance is idle now, and the children never call it.
+        # Lance warns about every fork. The forks of the tagger are safe: Lance is idle now, and no child process calls Lance.
         warnings.filterwarnings("ignore", message="lance is not fork-safe")
         yield stream
 
@@ -268,14 +271,14 @@ def split(
 
 
 def rows_of(document: Document, passages: Sequence[Passage], kept: Iterable[Passage]) -> list[Row]:
-    """Rows of the passages of a document that are kept."""
+    """Rows for the passages in `kept`; `passages` are all passages of the document."""
     distinct = len({passage.id for passage in passages})
-    state = state_of(document)  # computed once per document, because it reads the whole text
+    state = state_of(document)  # computed only once, because `state_of` reads the whole text
     return [Row(passage, state, distinct) for passage in kept]
 
 
 def one_text_per_id(documents: Iterable[Document], again: dict[str, int] | None = None) -> Iterator[Document]:
-    """Yields the documents in order; adds to `again` the id and state of each copy of an earlier document under another id.
+    """Yields the documents in order; adds id and state of a copy of an earlier document under another id to `again`.
 
     Raises:
         InputError: two documents have the same id and different texts.
@@ -288,52 +291,61 @@ def one_text_per_id(documents: Iterable[Document], again: dict[str, int] | None 
             again[document.id] = state
         known.add(state)
         if states.setdefault(key, state) != state:
-            raise InputError(f"two documents have the id {document.id!r}: give each its own")
+            raise InputError(f"two documents have the id {document.id!r}: give each document its own id")
         yield document
 
 
 def check_target(target: Path, replace: bool) -> None:
-    """Raises InputError if the target is something else, or a knowledge base that may not be replaced."""
+    """Raises InputError unless the target does not exist, is an empty folder, or is a knowledge base and `replace` is set."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if newest_version(target / TABLE) is None:
-        raise InputError(f"{target} is there already, and no knowledge base: give another folder")
+        raise InputError(f"{target} exists already and is no knowledge base: choose another folder")
     if not replace:
         raise InputError(
-            f"{target} is a knowledge base already: add to it with `realm kb add`, or give another folder"
+            f"{target} is already a knowledge base: add documents with `realm kb add`, or choose another folder"
         )
 
 
 def interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
-    """The table of an interrupted build if this build can continue from it; otherwise it is removed."""
+    """The table of an interrupted build, if a build with these settings can continue that build; otherwise None.
+
+    The files of an interrupted build that cannot be continued are removed.
+    """
     if not work.exists():
         return None
     strange = [
         path.name for path in work.iterdir() if path.name not in (TABLE, TOKENIZER, CHECKSUMS, MERGED, LOCK)
     ]
     if strange:
-        raise InputError(f"{work} is where the build works, and holds {strange[0]}: move that away")
+        raise InputError(
+            f"the build needs the folder {work}, which contains {strange[0]}: move {strange[0]} to another folder"
+        )
     if newest_version(work / TABLE) is not None:
         try:
             table = open_table(work / TABLE)
             if settings.same_result(Settings.of(table, work)):
                 return table
-            _log.warning("%s: an interrupted build with other settings; starting over", work)
+            _log.warning("%s: the interrupted build had other settings; starting from the beginning", work)
         except RealmError as error:
-            _log.warning("%s; starting over", error)
+            _log.warning("%s; starting from the beginning", error)
     shutil.rmtree(work)
     return None
 
 
 def how_far(table: lance.LanceDataset | None) -> ReadSoFar:
-    """The position in the newest commit."""
+    """How many documents the build had read at its newest commit."""
     transaction = table and table.read_transaction(table.version)
     properties = (transaction and transaction.transaction_properties) or {}
     return ReadSoFar(**json.loads(properties.get(_READ, "{}")))
 
 
 def after(read: ReadSoFar, documents: Iterator[Document], work: Path) -> Iterator[Document]:
-    """The documents that an interrupted build has not read; earlier documents must be unchanged."""
+    """The documents that an interrupted build has not read.
+
+    Raises:
+        DocumentsChanged: earlier documents have changed.
+    """
     again = ReadSoFar()
     for document in progress(
         islice(documents, read.documents), total=read.documents, description="resume", unit="document"
@@ -341,15 +353,18 @@ def after(read: ReadSoFar, documents: Iterator[Document], work: Path) -> Iterato
         again = again.past(document)
     if (again.documents, again.digest) != (read.documents, read.digest):
         raise DocumentsChanged(
-            f"{work} was interrupted, and its documents have changed since: remove it to start over"
+            f"{work} is an interrupted build of documents that have changed since: remove this folder to build again"
         )
     if read.documents:
-        _log.info("%s: going on after %d documents", work, read.documents)
+        _log.info("%s: the build continues after %d documents", work, read.documents)
     return documents
 
 
 def _commit_size(table: lance.LanceDataset | None, most: int) -> int:
-    """Passages of the next commit: a sixteenth of the present passages. Few commits, because each commit lists all files."""
+    """Number of passages of the next commit: a sixteenth of the present passages, within limits.
+
+    So there are few commits. Each commit writes a list of all files.
+    """
     return min(most, max(most // 16, table.count_rows() // 16 if table else 0, 1))
 
 
@@ -361,7 +376,7 @@ def commit_rows(
     settings: Settings,
     read: Callable[[], ReadSoFar],
 ) -> lance.LanceDataset:
-    """Writes rows, and commits a version with them and with the position in the documents."""
+    """Writes rows, and commits a version with these rows and with the position in the documents."""
     if table is None:
         tokenizer.save(work / TOKENIZER)
     schema = SCHEMA.with_metadata({_SETTINGS: settings.to_json()})
@@ -382,7 +397,7 @@ def _commit(
 
 
 def _in_few_files(work: Path, table: lance.LanceDataset, read: ReadSoFar) -> lance.LanceDataset:
-    """Merges the rows into files of a million rows: random access costs about a millisecond per file."""
+    """Rewrites the table in files of a million rows, because random access takes about a millisecond per file."""
     size = 8192
     batches = progress(
         table.to_batches(batch_size=size),
@@ -396,6 +411,6 @@ def _in_few_files(work: Path, table: lance.LanceDataset, read: ReadSoFar) -> lan
 
 
 def put_in_place(work: Path, target: Path) -> None:
-    """Renames a finished knowledge base; waits for a writer of the knowledge base that it replaces."""
+    """Renames the finished knowledge base `work` to `target`; if `target` exists, waits until no process writes to `target`."""
     with one_writer(target) if target.exists() else nullcontext():
         replace_folder(work, target)

@@ -1,4 +1,4 @@
-"""The knowledge base on disk: passages that come and go with their documents.
+"""The knowledge base on disk: passages, which are added and deleted with their documents.
 
     KB/passages.lance    a row per passage (`realm.store.schema`); settings in the schema metadata
     KB/tokenizer/        the tokenizer of the passages
@@ -7,14 +7,14 @@
     KB/words/            the BM25 index, after its first use (`realm.search.stored_bm25`)
 
 The id of a passage is the hash of its title and text, so equal passages are stored once. A passage belongs to the first
-document that contained it, and is deleted with that document; another document with the same passage restores the passage when
-it is added again. Documents with equal title and text are merged: their ids are recorded (`KB/merged.jsonl`,
-`realm.store.merged`), and the text is deleted with the last of them. The number of a passage is its row among the rows that
-are not deleted: numbers change when earlier rows are deleted, ids do not.
+document that contained it, and is deleted with that document; if another document contains the passage too, the passage comes
+back when the other document is added again. Documents with equal title and text are merged: their ids are recorded
+(`KB/merged.jsonl`, `realm.store.merged`), and the text is deleted with the last of these documents. The number of a passage is
+its row among the rows that are not deleted: numbers change when earlier rows are deleted, ids do not change.
 
-An open knowledge base stays at the version that it was opened at, and holds nothing per passage until needed. Then it holds,
-per passage: `fingerprint` 8 bytes, `numbers_of` 16 bytes (by title also the titles), `ids` and `titles` a Python string each,
-`tokens` 4 bytes per wordpiece, about 1 kB.
+An open knowledge base stays at the version that was opened. Data about passages are loaded when they are first needed, and then
+stay in memory. Per passage, `fingerprint` needs 8 bytes, `numbers_of` 16 bytes (and the titles, if a title is looked up), `ids`
+and `titles` a Python string each, and `tokens` 4 bytes per wordpiece, which is about 1 kB.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -94,7 +94,7 @@ class DocumentEntry(NamedTuple):
     id: str
     title: str
     passages: int
-    """Number of its own passages; a passage that another document contained first counts there."""
+    """Number of passages that belong to the document; a passage belongs to the first document that contained it."""
 
 
 class CompactResult(NamedTuple):
@@ -104,11 +104,11 @@ class CompactResult(NamedTuple):
     bytes_after: int
     versions_removed: int
     versions_in_use: int
-    """Number of older versions that stay, with passages deleted since, because another process has them open."""
+    """Number of older versions that stay, together with deleted passages, because another process has these versions open."""
 
 
 class TrainingRecord(TypedDict):
-    """What a training stage saves about its knowledge base."""
+    """The data about its knowledge base that a training stage saves."""
 
     kb: str
     """Fingerprint of the knowledge base."""
@@ -117,7 +117,7 @@ class TrainingRecord(TypedDict):
 
 
 class KnowledgeBase:
-    """An open knowledge base at one version of its passages, until this object changes it."""
+    """A knowledge base that is open at one version; a method that changes it moves this object to the new version."""
 
     def __init__(self, folder: Path, table: lance.LanceDataset, settings: Settings, tokenizer: Tokenizer):
         self.folder = folder
@@ -131,7 +131,8 @@ class KnowledgeBase:
         """Opens the folder of a knowledge base.
 
         Raises:
-            RealmError: the folder is no knowledge base, of an unknown format, damaged, or has another tokenizer.
+            RealmError: the folder is no knowledge base, has an unknown format, is damaged, or has another tokenizer than the
+                tokenizer that made the passages.
         """
         folder = Path(folder)
         restore(folder)
@@ -144,8 +145,8 @@ class KnowledgeBase:
         tokenizer = Tokenizer.load(folder / TOKENIZER)
         if not tokenizer.goes_by(settings.tokenizer):
             raise InputError(
-                f"{folder / TOKENIZER} has fingerprint {tokenizer.fingerprint}, the passages were made with "
-                f"{settings.tokenizer}: put that tokenizer back, or build the knowledge base anew"
+                f"{folder / TOKENIZER} has fingerprint {tokenizer.fingerprint}, but the passages were made with tokenizer "
+                f"{settings.tokenizer}: restore tokenizer {settings.tokenizer}, or build the knowledge base again"
             )
         return cls(folder, table, settings, tokenizer)
 
@@ -153,24 +154,26 @@ class KnowledgeBase:
         return int(self.table.count_rows())
 
     def __iter__(self) -> Iterator[Passage]:
-        """All passages by number, read lazily."""
+        """All passages in the order of their numbers, read from disk as they are needed."""
         with reading(self.table):
             for batch in self.table.to_batches(columns=list(PASSAGE_COLUMNS), batch_size=1024):
                 yield from to_passages(batch)
 
     def passages(self, numbers: Iterable[int]) -> list[Passage]:
-        """The passages of these numbers, in this order."""
+        """The passages with these numbers, in the order of the numbers."""
         numbers = np.asarray(numbers if isinstance(numbers, np.ndarray) else list(numbers), dtype=np.int64)
         if not len(numbers):
             return []
         if not 0 <= numbers.min() <= numbers.max() < len(self):
-            raise IndexError(f"passage numbers {numbers.min()} to {numbers.max()}: there are {len(self)}")
+            raise IndexError(
+                f"passage numbers are {numbers.min()} to {numbers.max()}, not 0 to {len(self) - 1}"
+            )
         with reading(self.table):
             return to_passages(take_rows(self.table, numbers, PASSAGE_COLUMNS))
 
     @cached_property
     def keys_N(self) -> np.ndarray:
-        """Passage ids by number, as unsigned 64-bit numbers."""
+        """Passage ids by passage number, as unsigned 64-bit numbers."""
         return self._column("id").to_numpy()
 
     @cached_property
@@ -180,14 +183,14 @@ class KnowledgeBase:
 
     @cached_property
     def ids(self) -> list[str]:
-        """Passage ids by number: the first 16 hex digits of the SHA-1 of title and text."""
+        """Passage ids by passage number: the first 16 hex digits of the SHA-1 of title and text."""
         return [f"{key:016x}" for key in self.keys_N.tolist()]
 
     def passage_numbers(self, ids: Sequence[str]) -> np.ndarray:
-        """Numbers of the passages with these ids, in this order -> int64.
+        """Numbers of the passages with these ids, in the order of the ids -> int64.
 
         Raises:
-            InputError: a text is no id, or there is no such passage.
+            InputError: a text is not a passage id, or the knowledge base has no passage with this id.
         """
         try:
             keys = np.array([int(one, 16) for one in ids], dtype=np.uint64)
@@ -196,7 +199,9 @@ class KnowledgeBase:
         number_N, there_N = self._by_key.find(keys)
         if not there_N.all():
             missing = ids[int(np.argmin(there_N))]
-            raise InputError(f"{self.folder} has no passage {missing}: it belongs to another knowledge base")
+            raise InputError(
+                f"{self.folder} has no passage {missing}: the passage was deleted, or belongs to another knowledge base"
+            )
         return number_N
 
     @cached_property
@@ -216,12 +221,12 @@ class KnowledgeBase:
 
     @cached_property
     def tokens(self) -> PassageTokens:
-        """Wordpieces of all passages in memory, for training."""
+        """Wordpieces of all passages, loaded into memory for training."""
         with reading(self.table):
             return load_tokens(self.table, self.tokenizer)
 
     def tokens_of(self, numbers: np.ndarray) -> PassageTokens:
-        """Wordpieces of these passages, row n for the n-th number; read from disk at each call."""
+        """Wordpieces of these passages: row n belongs to the n-th number. Each call reads from disk."""
         with reading(self.table):
             rows = take_rows(self.table, numbers, SCHEMA.names)
             return to_tokens(rows.to_batches(max_chunksize=1024), self.tokenizer)
@@ -232,31 +237,32 @@ class KnowledgeBase:
         return fingerprint_of(self.keys_N, self.tokenizer)
 
     def check_tokenizer(self, tokenizer: Tokenizer, name: str) -> None:
-        """Raises InputError unless the tokenizer of `name` is this knowledge base's."""
+        """Raises InputError if `tokenizer`, the tokenizer of the model `name`, is not that of this knowledge base."""
         if tokenizer.behaviour != self.tokenizer.behaviour:
             raise InputError(
-                f"{name} has tokenizer {tokenizer.behaviour}, knowledge base {self.folder} has "
-                f"{self.tokenizer.behaviour}: build it with `realm kb build ... --tokenizer {name}`"
+                f"{name} has tokenizer {tokenizer.behaviour}, but knowledge base {self.folder} has tokenizer "
+                f"{self.tokenizer.behaviour}: build the knowledge base with `realm kb build ... --tokenizer {name}`"
             )
 
     @property
     def held_out(self) -> HeldOut:
-        """Rule of the held-out passages."""
+        """The rule by which passages are held out."""
         return HeldOut(self.config.held_out, self.config.passage_tokens)
 
     @property
     def training_record(self) -> TrainingRecord:
-        """What a training stage on this knowledge base saves with its model."""
+        """The data about this knowledge base that a training stage saves with its model."""
         share, longest = self.held_out
         return {"kb": self.fingerprint, "held_out": share, "passage_tokens": longest}
 
     def agree_on_held_out(self, others: Iterable[HeldOut], name: str) -> None:
-        """Checks that the training of `name` held out the held-out passages of this knowledge base.
+        """Checks that the training of the model `name` held out the held-out passages of this knowledge base.
 
-        A knowledge base of an earlier version has no held-out share and takes that of the training.
+        `others` are the rules by which the training stages held out passages. If an earlier version of realm made the knowledge
+        base, the knowledge base has no held-out share, and gets the share of the training.
 
         Raises:
-            InputError: other passages were held out.
+            InputError: the training held out other passages.
         """
         others = sorted(set(others))
         lengths = [other.passage_tokens for other in others]
@@ -265,15 +271,16 @@ class KnowledgeBase:
         for other in others:
             if other != self.held_out:
                 raise InputError(
-                    f"{name} has {other}, knowledge base {self.folder} has {self.held_out}: the passages held out here may "
-                    f"have been trained on; build a knowledge base with `--set held_out={other.held_out:g} --set "
-                    f"passage_tokens={other.passage_tokens}`, or take a model that was trained on this one"
+                    f"{name} has {other}, but knowledge base {self.folder} has {self.held_out}: {name} may have been trained "
+                    f"on held-out passages; build a knowledge base with `--set held_out={other.held_out:g} --set "
+                    f"passage_tokens={other.passage_tokens}`, or use a model that was trained on this knowledge base"
                 )
 
     def documents(self, start: int = 0, count: int | None = None, prefix: str = "") -> list[DocumentEntry]:
-        """The documents in the order of their first passages, from the `start`-th on, at most `count`.
+        """At most `count` documents from number `start` on; documents are numbered in the order of their first passages.
 
-        With a `prefix`, only documents whose id or title begins with it; then the ids and titles of all documents are read.
+        With a `prefix`, only documents whose id or title begins with the prefix are numbered; for this, the ids and titles of
+        all documents are read from disk.
         """
         _, first_N, counts_N = np.unique(self.document_keys_N, return_index=True, return_counts=True)
         order = np.argsort(first_N)
@@ -296,7 +303,7 @@ class KnowledgeBase:
         ][start:end]
 
     def numbers_of(self, documents: Sequence[str]) -> np.ndarray:
-        """Numbers of the passages of the documents with these ids, or titles if no id matches; ascending.
+        """Numbers, ascending, of the passages of these documents, given by id, or by title if no document has such an id.
 
         Raises:
             InputError: a name is neither an id nor a title.
@@ -316,35 +323,35 @@ class KnowledgeBase:
         return np.flatnonzero(found_N)
 
     def add(self, documents: Iterable[Document], tagger: Tagger, total: int | None = None) -> AddResult:
-        """Adds documents in one commit; a document with an existing id replaces the old one.
+        """Adds documents in one commit; a document with an existing id replaces the old document.
 
         A document with unchanged title and text, or unchanged passages, is skipped. If another document was merged with a
-        replaced one, the old text stays as that document's. `total`: expected number of documents, for the progress bar.
+        replaced document, the old text stays as the text of the other document. `total` is the expected number of documents,
+        for the progress bar.
 
         Raises:
-            InputError: two of the documents have one id and different texts.
+            InputError: two of the documents have the same id and different texts.
         """
         table, result = add(self.folder, self.table, documents, self.config, self.tokenizer, tagger, total)
         self._move_to(table)
         return result
 
     def merged(self) -> dict[str, str]:
-        """Merged documents: id -> id of the document that has their title and text."""
+        """Merged documents: id -> id of the document that has the same title and text."""
         return originals(self.table, read_merged(self.folder, self.table.version))
 
     def delete(self, documents: Sequence[str]) -> int:
-        """Deletes documents by id or title in one commit -> the number of deleted passages.
+        """Deletes documents, given by id or title, in one commit -> the number of deleted passages.
 
-        If another document was merged with a deleted one, the text stays as that document's.
+        If another document was merged with a deleted document, the text stays as the text of the other document.
 
         Raises:
             InputError: there is no such document; nothing is deleted.
             ChangedMeanwhile: another process changed the knowledge base.
         """
         path, table = self.folder / TABLE, self.table
-        with one_writer(
-            self.folder
-        ):  # another writer could merge a document with a text that is being deleted
+        # Without the lock, another process could merge a document with a text that is deleted here.
+        with one_writer(self.folder):
             check_newest(path, table)
             merged = settle_merged(self.folder, table.version)
             names = originals(table, {name: merged[name] for name in documents if name in merged})
@@ -366,14 +373,14 @@ class KnowledgeBase:
     def compact(self) -> CompactResult:
         """Rewrites passages and vectors without deleted rows, and removes all older versions.
 
-        A version that another process has open stays until a later call.
+        A version that another process has open is not removed; a later call can remove this version.
 
         Raises:
             ChangedMeanwhile: another process changed the knowledge base.
         """
         before = _size(self.folder)
         path = self.folder / TABLE
-        first = remove_versions(path, 1)  # first, because a full disk may have no room for the rewritten rows
+        first = remove_versions(path, 1)  # makes room for the rewritten rows, because the disk can be full
         with one_writer(self.folder):
             check_newest(path, self.table)
             states = settle_merged(self.folder, self.table.version)
@@ -387,11 +394,11 @@ class KnowledgeBase:
         return CompactResult(before, _size(self.folder), first.versions + versions, in_use)
 
     def verify(self) -> list[str]:
-        """Reads the whole knowledge base -> its problems, one line each."""
+        """Reads the whole knowledge base -> a line for each problem."""
         return problems(self.folder, self.table, self.tokenizer)
 
     def lagging(self) -> list[str]:
-        """Indexes without vectors of passages that were added later, one line each; they are no problem."""
+        """A line for each index that lacks the vectors of passages that were added later, which is not a problem."""
         return lagging(self.folder, self.keys_N, self.fingerprint)
 
     def _column(self, name: str) -> pa.ChunkedArray:
@@ -399,14 +406,14 @@ class KnowledgeBase:
             return self.table.to_table(columns=[name]).column(name)
 
     def _move_to(self, table: lance.LanceDataset) -> None:
-        self.table = table  # the earlier version is no longer in use here
+        self.table = table  # this object no longer uses the earlier version
         self.table = tidy(self.folder / TABLE, table)
         for name in [name for name in vars(self) if isinstance(vars(type(self)).get(name), cached_property)]:
             del self.__dict__[name]
 
 
 def changed(folder: Path, change: Callable[[KnowledgeBase], T]) -> T:
-    """Runs `change` on the newest version of a knowledge base, and repeats it if another process changed it meanwhile."""
+    """Runs `change` on the newest version of a knowledge base; if another process changes it meanwhile, runs `change` again."""
     return made_anew(folder, lambda: change(KnowledgeBase.open(folder)))
 
 

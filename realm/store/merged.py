@@ -1,15 +1,16 @@
-"""Merged documents: documents with the title and text of an earlier document, whose text is stored once.
+"""Merged documents: a document with the same title and text as an earlier document is merged with the earlier document.
 
-`KB/merged.jsonl` has one line per change, and the last line of an id counts: `{"document": id, "state": 16 hex digits,
-"version": number}`. The state is the hash of title and text, which the rows of `KB/passages.lance` also have. A line without a
-state ends the merge of an id. Lines whose text was deleted are ignored.
+The text of merged documents is stored once, and the ids of the later documents are in `KB/merged.jsonl`. This file has one line
+per change, `{"document": id, "state": 16 hex digits, "version": number}`, and for each id the last line counts. The state is
+the hash of title and text, which each row of `KB/passages.lance` has too. If the state is null, the document is no longer
+merged. If no row has the state, the text was deleted, and the line is ignored.
 
-A line is valid from a version of the table on, or always if it has no version. A change writes its lines before its commit,
-for the version that it is about to make. After a kill before the commit these lines belong to a version that does not exist,
-and are ignored; the next writer removes them (`settle_merged`) before it makes a version of that number. Writers hold the lock
-of the knowledge base from reading to writing, and are at the newest version.
+A line is valid from its version of the table on; a line without a version is always valid. A change writes its lines before the
+commit, with the number of the version that the commit will make. If the process is killed before the commit, this version does
+not exist, and the lines are ignored; the next writer removes these lines (`settle_merged`) before a commit makes a version with
+this number. A writer works on the newest version, and holds the lock of the knowledge base from reading to writing the file.
 
-The digest of the file is recorded with those of the tables (`realm.store.digests`).
+The digest of the file is recorded in the same list as the digests of the tables (`realm.store.digests`).
 """
 
 import json
@@ -32,7 +33,7 @@ MERGED = "merged.jsonl"
 
 
 def read_merged(folder: Path, version: int) -> dict[str, int]:
-    """State by document id at a version of the table; a last line that a full disk cut short is ignored.
+    """The merged documents at a version of the table: id -> state. Lines that are not valid JSON are ignored.
 
     Raises:
         InputError: the file is damaged.
@@ -42,8 +43,10 @@ def read_merged(folder: Path, version: int) -> dict[str, int]:
 
 
 def settle_merged(folder: Path, version: int) -> dict[str, int]:
-    """State by document id at the newest version, for the writer; removes lines of changes that were killed before their
-    commit."""
+    """Removes the lines of changes that were killed before their commit -> merged documents at the newest version: id -> state.
+
+    Only a writer that holds the lock may call this function.
+    """
     states = read_merged(folder, version)
     if any(since > version for _, _, since in _lines(folder)):
         write_merged(folder, states)
@@ -51,11 +54,10 @@ def settle_merged(folder: Path, version: int) -> dict[str, int]:
 
 
 def write_merged(folder: Path, states: Mapping[str, int]) -> None:
-    """Writes a new file with a line per merged document, or removes the file if there is none."""
+    """Writes a new file with a line per merged document; removes the file if there are no merged documents."""
     with writing(folder / MERGED):
-        if (
-            folder / MERGED
-        ).exists():  # a kill before the new digest leaves a file without a digest, which is valid
+        if (folder / MERGED).exists():
+            # If the process is killed before the new digest is recorded, the file has no digest, which is valid.
             forget(folder, {folder / MERGED})
         if states:
             write_json_lines(folder / MERGED, (_line(*one) for one in states.items()))
@@ -66,7 +68,7 @@ def write_merged(folder: Path, states: Mapping[str, int]) -> None:
 
 
 def change_merged(folder: Path, changes: Mapping[str, int | None], version: int) -> None:
-    """Appends lines that are valid from this version on, and syncs them to disk."""
+    """Appends lines that are valid from this version on, and syncs the file to disk."""
     if not changes:
         return
     lines = [json.dumps(_line(*change) | {"version": version}) for change in changes.items()]
@@ -99,7 +101,10 @@ def _line(document: str, state: int | None) -> MergedLine:
 
 
 def originals(table: lance.LanceDataset, states: Mapping[str, int]) -> dict[str, str]:
-    """For each merged id the document that has its text; ids whose text no document has completely are left out."""
+    """Id of each merged document -> id of the document that has the same text.
+
+    A merged document is left out if no document in the table has the complete text.
+    """
     if not states:
         return {}
     rows = table.to_table(columns=["document_state", "document_id"])
@@ -112,7 +117,7 @@ def originals(table: lance.LanceDataset, states: Mapping[str, int]) -> dict[str,
 
 
 def handed_over(table: lance.LanceDataset, numbers: np.ndarray, states: Mapping[str, int]) -> pa.Table:
-    """The rows of these numbers whose text a merged document has, changed into rows of that document."""
+    """The rows with these numbers whose text is also that of a merged document, changed into rows of the merged document."""
     heirs = {state: document for document, state in sorted(states.items(), reverse=True)}
     with reading(table):
         states_N = take_rows(table, numbers, ["document_state"]).column("document_state").to_numpy()

@@ -1,8 +1,8 @@
 """Passages as rows of a table, and as the arrays of wordpieces that training reads.
 
 A row holds a passage twice: in characters (title, text, sentences, salient spans) and in wordpieces (ids, the first wordpiece
-of each sentence, the wordpieces of each span). Passages are tokenized here when they enter the knowledge base; converted
-passages, of which there are millions with vectors of their own, are tokenized when their wordpieces are first needed.
+of each sentence, the wordpieces of each span). Passages are tokenized when they are added to a knowledge base. Only passages of
+a converted checkpoint, which are millions and already have vectors, are tokenized when their wordpieces are needed.
 
 Keys are unsigned 64-bit numbers: the 16 hex digits of a passage id, or the first 64 bits of the SHA-1 of a document id.
 """
@@ -29,20 +29,18 @@ SCHEMA = pa.schema(
         ("id", pa.uint64()),
         ("document_key", pa.uint64()),
         ("document_state", pa.uint64()),  # hash of the document's title and text
-        (
-            "document_passages",
-            pa.int32(),
-        ),  # number of passages of the document, including those that belong to other documents
+        # Number of passages of the document, including passages that belong to other documents.
+        ("document_passages", pa.int32()),
         ("document_id", pa.string()),
         ("title", pa.string()),
         ("text", pa.string()),
-        # Characters of `text`, ends exclusive.
+        # Positions of characters in `text`; ends are exclusive.
         ("sentence_starts", _NUMBERS),
         ("sentence_ends", _NUMBERS),
         ("span_starts", _NUMBERS),
         ("span_ends", _NUMBERS),
         ("span_labels", pa.list_(pa.string())),
-        # Wordpieces.
+        # Ids and positions of wordpieces.
         ("title_ids", _NUMBERS),
         ("body_ids", _NUMBERS),
         ("sentence_pieces", _NUMBERS),
@@ -73,13 +71,13 @@ class PassageTokens(NamedTuple):
     sentences: Ragged
     """First wordpiece of each sentence in the body."""
     span_starts: Ragged
-    """First wordpiece that lies completely inside each salient span; spans without one are left out."""
+    """First wordpiece that lies completely inside each salient span; spans without a complete wordpiece are left out."""
     span_ends: Ragged
-    """One past the last wordpiece of each salient span."""
+    """Position after the last wordpiece of each salient span."""
 
 
 class Row(NamedTuple):
-    """A passage with the table's columns about its document."""
+    """A passage, and the columns of the table that describe its document."""
 
     passage: Passage
     document_state: int
@@ -87,14 +85,14 @@ class Row(NamedTuple):
 
 
 class Lookup:
-    """Positions of 64-bit keys in an array, by bisection; 16 bytes per key."""
+    """Finds positions of 64-bit keys in an array by bisection; needs 16 bytes of memory per key."""
 
     def __init__(self, keys_N: np.ndarray):
         self._order_N = np.argsort(keys_N, kind="stable")
         self._sorted_N = keys_N[self._order_N]
 
     def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A position for each key, and whether the key occurs."""
+        """A position of each key, and whether the key occurs; the position of a key that does not occur has no meaning."""
         if len(self._sorted_N) == 0:
             return np.zeros(len(keys), dtype=np.int64), np.zeros(len(keys), dtype=bool)
         place = np.minimum(np.searchsorted(self._sorted_N, keys), len(self._sorted_N) - 1)
@@ -124,17 +122,17 @@ def fingerprint_of(keys_N: np.ndarray, tokenizer: Tokenizer) -> str:
 
 
 def row_batches(rows: Sequence[Row], tokenizer: Tokenizer | None, size: int = 512) -> list[pa.RecordBatch]:
-    """Rows as Arrow batches of `size` rows, tokenized if there is a tokenizer."""
+    """Rows as Arrow batches of `size` rows; without a tokenizer, the columns of wordpieces are null."""
     return [_batch(rows[start : start + size], tokenizer) for start in range(0, len(rows), size)]
 
 
 def to_passages(table: pa.Table | pa.RecordBatch) -> list[Passage]:
-    """Passages from rows of the table; needs `PASSAGE_COLUMNS`."""
+    """Passages from rows of the table that have at least the columns `PASSAGE_COLUMNS`."""
     return list(map(_passage, *(_python(table.column(name)) for name in PASSAGE_COLUMNS)))
 
 
 def load_tokens(table: lance.LanceDataset, tokenizer: Tokenizer) -> PassageTokens:
-    """The wordpieces of all passages in memory."""
+    """Loads the wordpieces of all passages into memory."""
     if table.count_rows(filter=_UNTOKENIZED):
         rows = progress(
             table.to_batches(columns=SCHEMA.names, batch_size=1024),
@@ -147,7 +145,7 @@ def load_tokens(table: lance.LanceDataset, tokenizer: Tokenizer) -> PassageToken
 
 
 def to_tokens(batches: Iterable[pa.RecordBatch], tokenizer: Tokenizer) -> PassageTokens:
-    """The wordpieces of rows of the table; needs the whole `SCHEMA`."""
+    """The wordpieces of rows of the table that have all columns of `SCHEMA`."""
     parts = [_tokenized(batch, tokenizer) for batch in batches]
     return PassageTokens(*(_ragged([part.column(name) for part in parts]) for name in TOKEN_COLUMNS))
 
@@ -156,7 +154,7 @@ _UNTOKENIZED = "body_ids IS NULL"
 
 
 def _tokenized(batch: pa.RecordBatch, tokenizer: Tokenizer) -> pa.RecordBatch:
-    """The `TOKEN_COLUMNS` of a batch, tokenized now if they are missing."""
+    """The `TOKEN_COLUMNS` of a batch; if these columns are null, the passages are tokenized now."""
     if batch.column("body_ids").null_count:
         facts = (batch.column(name).to_pylist() for name in ("document_state", "document_passages"))
         rows = list(map(Row, to_passages(batch), *facts))
@@ -171,7 +169,7 @@ def _ragged(parts: Sequence[pa.Array]) -> Ragged:
 
 
 def _load_ragged(table: lance.LanceDataset, column: str) -> Ragged:
-    # Read twice, first for the lengths, which halves the peak memory.
+    # The column is read twice, the first time for the lengths only: this halves the peak memory.
     offsets = np.zeros(table.count_rows() + 1, dtype=np.int64)
     row = 0
     for batch in table.to_batches(columns=[column]):
@@ -188,7 +186,7 @@ def _load_ragged(table: lance.LanceDataset, column: str) -> Ragged:
 
 
 def _python(column: pa.ChunkedArray | pa.Array) -> list[Any]:
-    """A column as Python values; lists are cut from one list of all values, which is faster than pyarrow."""
+    """A column as Python values. Lists are cut from one list of all values, which is faster than `to_pylist` on lists."""
     if not pa.types.is_list(column.type):
         return column.to_pylist()
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -237,7 +235,7 @@ def _batch(rows: Sequence[Row], tokenizer: Tokenizer | None) -> pa.RecordBatch:
 
 
 def _pieces(passages: Sequence[Passage], tokenizer: Tokenizer) -> dict[str, list[Any]]:
-    """The columns of wordpieces of a row."""
+    """The columns of wordpieces of some passages."""
     bodies = tokenizer.encode_with_offsets([passage.text for passage in passages])
     spans = [
         _span_pieces(body.starts, body.ends, passage.spans)

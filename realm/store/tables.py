@@ -1,15 +1,16 @@
-"""Lance datasets with atomic commits by one process at a time, safe readers and checksums.
+"""Tables (Lance datasets) with atomic commits by one process at a time, locks on versions that are read, and checksums.
 
-A change has two parts. Rows and lists of deleted rows are written to files that no version names yet; then `commit` makes a new
-version of them. After a kill before the commit the table is unchanged, and the left-over files are removed with old versions.
-Writers hold a shared lock on the table's folder until their commit (`uncommitted`), and no process removes their files before.
-Only one process commits at a time, and only on top of the version that its change was made for.
+A change has two parts. First, rows and lists of deleted rows are written to files that belong to no version; then `commit`
+makes a new version with these files. If the process is killed before the commit, the table is unchanged, and the files of the
+change are removed together with old versions. A writer holds a shared lock on the folder of the table until the commit
+(`uncommitted`), and no process removes the files of the change before the commit. Only one process commits at a time, and a
+change is committed only if the newest version is the version that the change was made for.
 
-An open table holds the manifest of its version open with a shared lock. No process removes a locked version, so a reader keeps
-the version that it opened until it closes the table or dies.
+An open table keeps the manifest of its version open, with a shared lock on the manifest. No process removes a locked version,
+so a version stays until all processes that read the version have closed the table or ended.
 
-`realm.store.digests` has a digest of every file. Opening a table compares the sizes of all files and the digests of the small
-ones, and refuses a table whose newest recorded version is missing; `damaged_files` reads every byte.
+`realm.store.digests` records a digest of every file. `open_table` compares the sizes of all files and the digests of small
+files, and refuses a table whose newest recorded version is missing; `damaged_files` compares the digests of all files.
 """
 
 import errno
@@ -40,22 +41,22 @@ _log = logging.getLogger(__name__)
 PASSAGES = "passages.lance"
 """The table of passages in a knowledge base."""
 TRIES = 5
-"""How often a change is repeated if another process changed the same tables."""
+"""Largest number of attempts at a change, if other processes change the same tables at the same time."""
 _LAST = 2**64 - 1
-"""The manifest of version v is named after this number minus v."""
+"""The file name of the manifest of version v is this number minus v."""
 
 _in_use: "weakref.WeakKeyDictionary[lance.LanceDataset, int]" = weakref.WeakKeyDictionary()
-"""The open, locked manifest of each open table, so that no process removes that version."""
+"""Open table -> file descriptor of the locked manifest; the lock prevents the removal of the version."""
 
 
 class ChangedMeanwhile(ConflictError):
-    """Another process changed the table that a change was made for; repeating the change may succeed."""
+    """Another process changed the table before the commit; a new attempt at the change can succeed."""
 
 
 def made_anew(folder: Path, change: Callable[[], T]) -> T:
-    """Runs `change()` on the tables of a folder, and repeats it if another process changed them before its commit.
+    """Runs `change()`, which changes tables in a folder, and runs it again if another process changed the tables meanwhile.
 
-    The last try excludes other writers from its beginning, so that it succeeds.
+    The last attempt holds the lock of the folder from the beginning, so no other process can change the tables.
     """
     for _ in range(TRIES - 1):
         try:
@@ -67,7 +68,7 @@ def made_anew(folder: Path, change: Callable[[], T]) -> T:
 
 
 def newest_version(path: Path) -> int | None:
-    """Number of the newest version, from file names alone; None before the first commit."""
+    """Number of the newest version, read from file names only; None before the first commit."""
     return max(versions_of(path), default=None)
 
 
@@ -82,10 +83,10 @@ def committed(path: Path, version: int) -> float:
 
 
 def open_table(path: Path, version: int | None = None) -> lance.LanceDataset:
-    """The table at one version, by default the newest; later commits do not change the opened table.
+    """Opens the table at a version, by default the newest version; later commits do not change the open table.
 
     Raises:
-        InputError: no table, no such version, or files that are missing, cut short or changed.
+        InputError: the table or the version does not exist, or a file is missing, cut short or changed.
     """
     newest = newest_version(path)
     if newest is None:
@@ -95,9 +96,8 @@ def open_table(path: Path, version: int | None = None) -> lance.LanceDataset:
     try:
         lease = _lease(path, number)
     except FileNotFoundError:
-        if (
-            version is None and newest_version(path) != newest
-        ):  # removed meanwhile, and there is a newer version
+        # Another process can have removed this version after a newer commit.
+        if version is None and newest_version(path) != newest:
             return open_table(path)
         raise InputError(f"{path} has no version {number}: the newest is {newest}") from None
     with _kept_open(lease):
@@ -106,7 +106,7 @@ def open_table(path: Path, version: int | None = None) -> lance.LanceDataset:
         try:
             table = lance.dataset(path, version=number)
             fragments = table.get_fragments()
-        except Exception as error:  # Rust raises many classes
+        except Exception as error:  # Lance raises exceptions of many classes
             raise InputError(f"{path} cannot be read: {reason(error)}") from error
         _in_use[table] = lease
     weakref.finalize(table, os.close, lease)
@@ -116,7 +116,7 @@ def open_table(path: Path, version: int | None = None) -> lance.LanceDataset:
 
 
 def history(path: Path, most: int) -> list[tuple[int, str]]:
-    """Number and date (ISO 8601) of the newest versions on disk, newest first."""
+    """Number and date (ISO 8601) of the newest versions on disk, at most `most`, newest first."""
     table = open_table(path)
     with reading(table):
         versions = sorted(table.versions(), key=lambda version: -version["version"])[:most]
@@ -129,7 +129,7 @@ def history(path: Path, most: int) -> list[tuple[int, str]]:
 
 
 def damaged_files(table: lance.LanceDataset, path: Path) -> list[str]:
-    """Problems of the files of a table, one line each; reads every file, decodes none."""
+    """A line for each problem of the files of a table. All files are read, but their rows are not decoded."""
     fragments = table.get_fragments()
     problems = list(_missing_or_cut(path, fragments))
     if problems:
@@ -143,13 +143,13 @@ def damaged_files(table: lance.LanceDataset, path: Path) -> list[str]:
 def write_rows(
     path: Path, rows: Iterable[pa.RecordBatch], schema: pa.Schema, new: bool = False
 ) -> list[FragmentMetadata]:
-    """Writes rows to data files that no version names yet; with `new` the schema may differ from that of the table."""
+    """Writes rows to data files that belong to no version yet; with `new`, the table can have another schema."""
     mode = "create" if newest_version(path) is None else "overwrite" if new else "append"
     reader = pa.RecordBatchReader.from_batches(schema, rows)
     with writing_table(path):
         fragments: list[FragmentMetadata] = write_fragments(reader, path, schema=schema, mode=mode)
     written = {path / "data" / file.path: file.file_size_bytes for one in fragments for file in one.files}
-    for file, size in written.items():  # Lance does not notice if the disk is full at the last file
+    for file, size in written.items():  # Lance raises no error if the disk is full at the last file
         if size is not None and file.stat().st_size != size:
             raise WriteFailed(f"{file} cannot be written: {file.stat().st_size} of {size} bytes are on disk")
     record(path.parent, list(written))
@@ -158,9 +158,9 @@ def write_rows(
 
 @contextmanager
 def uncommitted(path: Path) -> Iterator[None]:
-    """A block that writes files and commits them; until its end no process removes files that no version names.
+    """A context for writing and committing files: until its end, no process removes files that belong to no version.
 
-    If the block fails, its files are removed, unless they were committed or other processes are writing.
+    If the block fails, the files that belong to no version are removed, unless another process is writing.
     """
     with writing_table(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -181,11 +181,10 @@ def uncommitted(path: Path) -> Iterator[None]:
 def replace_rows(
     path: Path, table: lance.LanceDataset, numbers: np.ndarray, fragments: Sequence[FragmentMetadata]
 ) -> lance.LanceDataset:
-    """One commit that deletes the rows of these numbers and appends the rows of `fragments`."""
+    """Deletes the rows with these numbers and appends the rows of `fragments`, in one commit."""
     rows = table.scanner(columns=[], with_row_address=True).to_table()
-    addresses = np.sort(
-        rows.column("_rowaddr").to_numpy()[numbers]
-    )  # 32 bits for the fragment, 32 bits for the row in it
+    # An address has 32 bits for the fragment, and 32 bits for the row in the fragment.
+    addresses = np.sort(rows.column("_rowaddr").to_numpy()[numbers])
     emptied, changed, files = [], [], []
     for fragment in table.get_fragments():
         first, end = np.searchsorted(addresses >> 32, [fragment.fragment_id, fragment.fragment_id + 1])
@@ -211,12 +210,12 @@ def commit(
     table: lance.LanceDataset | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> lance.LanceDataset:
-    """Commits a new version atomically; `table` is the version that the operation was made for, if there is one.
+    """Commits a new version atomically; `table` is the version that the operation was made for, or None for a new table.
 
     Raises:
         ChangedMeanwhile: another process changed the table.
     """
-    # Check and commit under one lock: Lance would apply both of two concurrent changes.
+    # Check and commit need one lock, because Lance would commit both of two concurrent changes.
     with one_writer(path.parent):
         if table is not None:
             check_newest(path, table)
@@ -230,18 +229,18 @@ def commit(
                 raise _changed_meanwhile(path) from error
         try:
             record(path.parent, [manifest_of(path, committed.version)])
-        except WriteFailed as error:  # the version is committed, and valid without a digest
+        except WriteFailed as error:  # the version is already committed, and valid without a digest
             _log.warning("version %d is committed, but %s", committed.version, error)
-        with suppress(OSError):  # too many open files, for example: the version is committed in any case
+        with suppress(OSError):  # for example, too many open files; the version is already committed
             _in_use[committed] = _lease(path, committed.version)
             weakref.finalize(committed, os.close, _in_use[committed])
     return committed
 
 
 def check_newest(path: Path, table: lance.LanceDataset) -> None:
-    """Raises ChangedMeanwhile unless the table is at the newest version and its folder was not replaced since it was opened.
+    """Raises ChangedMeanwhile if there is a newer version, or if the folder was replaced after the table was opened.
 
-    For changes of more than one step, inside `one_writer`.
+    A change of several steps calls this function first, inside `one_writer`.
     """
     manifest = manifest_of(path, table.version)
     newest = newest_version(path) == table.version and manifest.exists()
@@ -256,7 +255,7 @@ def _changed_meanwhile(path: Path) -> ChangedMeanwhile:
 
 
 def remove_uncommitted(path: Path) -> None:
-    """Removes files that no version names, unless another process is writing."""
+    """Removes files that belong to no version, unless another process is writing."""
     newest = open_table(path)
     alone = os.open(path, os.O_RDONLY)
     try:
@@ -272,16 +271,15 @@ def remove_uncommitted(path: Path) -> None:
 
 
 def _unlock(descriptor: int) -> None:
-    fcntl.flock(
-        descriptor, fcntl.LOCK_UN
-    )  # a forked child may have the descriptor too, so closing is not enough
+    # A forked child process can have the descriptor too, so closing is not enough.
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
 def take_rows(table: lance.LanceDataset, numbers: np.ndarray, columns: Sequence[str]) -> pa.Table:
-    """The rows of these numbers in this order; numbers count the rows that are not deleted.
+    """The rows with these numbers, in the order of the numbers; deleted rows have no number.
 
-    Rows are taken fragment by fragment, because `LanceDataset.take` walks the deletions of a fragment once per number.
+    Rows are taken fragment by fragment, because `LanceDataset.take` goes through the deletions of a fragment once per number.
     """
     fragments = table.get_fragments()
     ends = np.cumsum([fragment.metadata.num_rows for fragment in fragments])
@@ -303,7 +301,9 @@ def reading(table: lance.LanceDataset) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, RuntimeError) as error:
-        raise InputError(f"{table.uri} cannot be read, see `realm kb verify`: {reason(error)}") from error
+        raise InputError(
+            f"{table.uri} cannot be read: {reason(error)}; `realm kb verify` checks all files"
+        ) from error
 
 
 @contextmanager
@@ -319,13 +319,17 @@ def manifest_of(path: Path, version: int) -> Path:
 
 
 def versions_of(path: Path) -> list[int]:
-    """Numbers of the versions on disk, oldest first, from file names alone."""
+    """Numbers of the versions on disk, oldest first, read from file names only."""
     names = [file.stem for file in (path / "_versions").glob("*.manifest")]
     return sorted(_LAST - int(name) for name in names if name.isdecimal())
 
 
 def _lease(path: Path, version: int) -> int:
-    """An open file descriptor that protects a version from removal until it is closed or the process ends."""
+    """An open file descriptor with a lock, which prevents the removal of a version until the descriptor is closed.
+
+    Raises:
+        FileNotFoundError: the version does not exist.
+    """
     manifest = manifest_of(path, version)
     lease = os.open(manifest, os.O_RDONLY)
     with _kept_open(lease):
@@ -345,7 +349,7 @@ def _lock_shared(descriptor: int) -> None:
 
 @contextmanager
 def _kept_open(descriptor: int) -> Iterator[None]:
-    """Closes the descriptor if the block fails."""
+    """A context that closes the descriptor if the block fails."""
     try:
         yield
     except BaseException:
@@ -354,13 +358,13 @@ def _kept_open(descriptor: int) -> Iterator[None]:
 
 
 def _lost(path: Path, newest: int | None) -> Iterator[str]:
-    """Messages on versions with a recorded digest that are missing."""
+    """A message if the newest version with a recorded digest is missing."""
     name = re.compile(rf"{re.escape(path.name)}/_versions/(\d{{20}})\.manifest")
     committed = [_LAST - int(found[1]) for found in map(name.fullmatch, recorded_digests(path)) if found]
     if committed and max(committed) > (newest or 0):
         there = f"version {newest}" if newest else "no version"
         yield (
-            f"{path.name} has {there}, and version {max(committed)} was committed{' after it' if newest else ''}: "
+            f"{path.name} has {there}, but version {max(committed)} was committed{' later' if newest else ''}: "
             f"{manifest_of(path, max(committed)).name} is missing"
         )
 

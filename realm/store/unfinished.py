@@ -1,9 +1,9 @@
-"""Vectors of an unfinished index build, so that after a kill the next build of the same index continues.
+"""Saves the vectors of an unfinished index build, so that the next build of the same index continues after a kill.
 
-    KB/indexes/<fingerprint>/unfinished-<model>-<share>    a record per passage: its key, its vector, their CRC-32
+    KB/indexes/<fingerprint>/unfinished-<model>-<share>    a record per passage: key, vector, CRC-32 of key and vector
 
-A build appends the records of each batch, and removes the file when it publishes its version. Records that a kill cut short or
-that a power cut damaged are ignored.
+A build appends the records of each batch, and removes the file after the version is published. Records that are incomplete or
+damaged, for example after a kill or a power failure, are ignored.
 
 Axis letters: n passages to embed, D embedding.
 """
@@ -22,11 +22,11 @@ from realm.store.schema import Lookup
 
 _NAME = "unfinished"
 WORTH_KEEPING = 1000
-"""Number of passages from which on vectors are saved; fewer passages take only seconds."""
+"""Smallest number of passages whose vectors are saved; fewer passages are embedded in seconds."""
 
 
 class Kept:
-    """A file of vectors of passages, by number in [0, n), that only this process writes."""
+    """A file with the vectors of n passages, which have the numbers 0 to n - 1. Only this process writes the file."""
 
     def __init__(self, file: BinaryIO, keys_n: np.ndarray, dim: int):
         self._file, self._keys_n = file, keys_n
@@ -39,7 +39,7 @@ class Kept:
         records: np.ndarray = np.frombuffer(
             there, dtype=self._record, count=len(there) // self._record.itemsize
         )
-        self._file.truncate(records.nbytes)  # new records follow complete ones
+        self._file.truncate(records.nbytes)  # removes an incomplete record at the end
         number, known = Lookup(self._keys_n).find(records["key"])
         good = known & (_sums(records) == records["sum"])
         return number[good], records["vector"][good]
@@ -61,9 +61,9 @@ def _sums(records: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def kept(folder: Path, model: str, share: str, keys_n: np.ndarray, dim: int) -> Iterator[Kept | None]:
-    """The file for vectors of these passages under this model.
+    """Opens the file with the vectors of these passages by this model.
 
-    None for few passages, or if another process is embedding the same passages.
+    The result is None if there are few passages, or if another process is embedding the same passages.
     """
     if len(keys_n) < WORTH_KEEPING:
         yield None
@@ -81,7 +81,7 @@ def kept(folder: Path, model: str, share: str, keys_n: np.ndarray, dim: int) -> 
 
 
 def forget(folder: Path) -> None:
-    """Removes the saved vectors in an index folder, after the build or if they are no longer needed."""
+    """Removes the saved vectors in an index folder, after the build or if the vectors are no longer needed."""
     for file in folder.glob(f"{_NAME}-*"):
         with suppress(OSError):
             file.unlink()

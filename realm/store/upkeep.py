@@ -1,4 +1,4 @@
-"""Upkeep of Lance tables: small files are merged, deleted rows and old versions are removed."""
+"""Upkeep of Lance tables: merges small files, and removes deleted rows and old versions."""
 
 import fcntl
 import logging
@@ -29,7 +29,7 @@ from realm.store.tables import (
 _log = logging.getLogger(__name__)
 
 TIDY_EVERY = 32
-"""Number of versions from which on small files are merged and old versions removed."""
+"""If a table has more versions than this number, small files are merged and old versions are removed."""
 
 
 class Removed(NamedTuple):
@@ -42,11 +42,12 @@ class Removed(NamedTuple):
 
 
 def tidy(path: Path, table: lance.LanceDataset) -> lance.LanceDataset:
-    """Merges small files at the end and removes old versions, after every `TIDY_EVERY` commits -> the newest version.
+    """If a table has more than `TIDY_EVERY` versions, merges small files and removes old versions -> the newest version.
 
-    The order of the rows stays. Files at the end are merged as long as the next file has at most twice as many rows as the
-    files after it, so that each row is rewritten O(log rows) times. A failure to write is only logged, because the change
-    before it is committed."""
+    The order of the rows stays. The last files of the table are merged: going backwards, a file is included if it has at most
+    twice as many rows as all later files together, so that each row is rewritten O(log rows) times. If the disk is full, the
+    failure is only logged, because the change before this upkeep is already committed.
+    """
     if len(versions_of(path)) <= TIDY_EVERY:
         return table
     counts = [fragment.count_rows() for fragment in table.get_fragments()]
@@ -64,7 +65,7 @@ def tidy(path: Path, table: lance.LanceDataset) -> lance.LanceDataset:
 
 
 def compacted(path: Path, table: lance.LanceDataset) -> lance.LanceDataset:
-    """A version with the same rows in few files and without deleted rows; older versions stay until they are removed.
+    """Commits a version with the same rows in few files, without deleted rows. Older versions stay until they are removed.
 
     Raises:
         ChangedMeanwhile: another process changed the table.
@@ -76,7 +77,7 @@ def compacted(path: Path, table: lance.LanceDataset) -> lance.LanceDataset:
 
 
 def _rewritten(path: Path, table: lance.LanceDataset, first: int) -> lance.LanceDataset:
-    """A version whose fragments from number `first` on are rewritten without deleted rows."""
+    """Commits a version in which the fragments from number `first` on are rewritten without deleted rows."""
     old = table.get_fragments()[first:]
     with uncommitted(path):
         with reading(table):
@@ -91,9 +92,10 @@ def _rewritten(path: Path, table: lance.LanceDataset, first: int) -> lance.Lance
 
 
 def remove_versions(path: Path, keep: int) -> Removed:
-    """Removes all versions but the newest `keep` ones and those that a process has open, with the files of no other version.
+    """Removes all versions except the newest `keep` versions and the versions that a process has open.
 
-    Files that killed writers left are removed too, unless another process is writing.
+    The files that only removed versions use are removed. Files that were left behind when a process was killed are removed
+    too, unless another process is writing.
     """
     in_use = 0
     with one_writer(path.parent):
@@ -107,7 +109,7 @@ def remove_versions(path: Path, keep: int) -> Removed:
 
 
 def _remove(path: Path, versions: Sequence[int]) -> int:
-    """Removes the versions that no process has open -> the number of open versions."""
+    """Removes those of the given versions that no process has open -> the number of versions that a process has open."""
     free, locked = [], []
     try:
         with writing_table(path):
@@ -128,19 +130,20 @@ def _remove(path: Path, versions: Sequence[int]) -> int:
 
 
 def forget_after(path: Path, version: int) -> None:
-    """Removes every version after `version`, and every file that no version names.
+    """Removes every version after `version`, and every file that belongs to no version.
 
-    Only for a table whose only writer is the caller. After a kill the table can be opened, and the call repeated.
+    No other process may write to the table. If the process is killed, the table can still be opened, and the call can be
+    repeated.
 
     Raises:
-        InputError: there is no such version, or it is damaged; nothing is removed.
+        InputError: the version does not exist or is damaged; nothing is removed.
     """
     open_table(path, version)
     newest = newest_version(path) or version
     later = {manifest_of(path, number) for number in range(version + 1, newest + 1)}
-    # First the list: a version with a digest and without a manifest counts as lost.
+    # The digests are removed first, because a version with a digest and without a manifest counts as lost.
     forget(path.parent, later)
-    for manifest in sorted(later):  # newest first, so that the newest version is complete at any moment
+    for manifest in sorted(later):  # newest first, so that the newest remaining version is always complete
         manifest.unlink(missing_ok=True)
     (path / "_versions" / "latest_version_hint.json").unlink(missing_ok=True)
     open_table(path).cleanup_old_versions(retain_versions=newest, delete_unverified=True)

@@ -1,14 +1,14 @@
-"""Vectors of passages on disk: a folder per model, with one version per index build, each a single atomic commit.
+"""Vectors of passages on disk: a folder per model. Each index build makes a new version with one atomic commit.
 
-    KB/indexes/<fingerprint>/vectors.lance    vectors by one model, keyed by passage id
+    KB/indexes/<fingerprint>/vectors.lance    the vectors that one model computed, keyed by passage id
     KB/indexes/<fingerprint>/SHA256SUMS       digests of the files (`realm.store.digests`)
 
-The schema metadata of a version names the model that made it (`VectorsInfo`). Vectors are keyed by passage id, not by row, so
-they are not rewritten when passages are added or deleted. Vectors of deleted passages are ignored by readers and left out of
-the next build.
+The schema metadata of a version has the fingerprint of the model, and more about the build (`VectorsInfo`). Vectors are keyed
+by passage id, not by row, so vectors are not rewritten when passages are added or deleted. Readers ignore the vectors of
+deleted passages, and the next build leaves these vectors out.
 
-Reading takes one [N, D] array of float16 (3.4 GB for 13.35 M passages of 128 numbers; released vectors may be float32) and 25
-bytes per passage. `mapped` leaves the array on disk, in a file of its own:
+`read` needs memory for one [N, D] array of float16 (3.4 GB for 13.35 M passages of 128 numbers; float32 for some released
+vectors), and 25 bytes per passage. `mapped` leaves the array on disk, in a separate file:
 
     KB/indexes/<fingerprint>/mapped-<version>-<ids>.npy    the vectors of a version in the order of the passages
 
@@ -58,7 +58,7 @@ class VectorsInfo:
     model: str
     """Fingerprint of the model."""
     model_path: str
-    """Folder of the model at that time."""
+    """Folder of the model at the time of the build."""
     step: int
     """Training step of the model."""
     dim: int
@@ -95,10 +95,11 @@ def folders(kb: Path) -> list[Path]:
 
 
 def publish(folder: Path, ids_N: np.ndarray, vectors_ND: np.ndarray, info: VectorsInfo) -> int:
-    """Writes a new version with exactly these vectors in `info.bits` bits -> its number.
+    """Writes a new version with exactly these vectors, in `info.bits` bits per number -> number of the version.
 
     Raises:
-        InputError: the array is not [N, info.dim] of floats, or has numbers that are not finite in `info.bits` bits.
+        InputError: the array does not have the shape [N, info.dim], is not float16 or float32, or has numbers that are not
+            finite in `info.bits` bits.
     """
     _check(ids_N, vectors_ND, info)
     schema = _schema(info)
@@ -110,13 +111,13 @@ def publish(folder: Path, ids_N: np.ndarray, vectors_ND: np.ndarray, info: Vecto
 def append(
     folder: Path, version: int, ids_N: np.ndarray, vectors_ND: np.ndarray, model: str, corpus: str
 ) -> int:
-    """Writes a version with the vectors of the newest version followed by these vectors -> its number.
+    """Adds vectors to those of `version`, which must be the newest version, in a new version -> number of the new version.
 
-    `corpus` is the fingerprint for its info.
+    `corpus` is the fingerprint of the knowledge base for the `VectorsInfo` of the new version.
 
     Raises:
-        InputError: as `publish`; or the version does not exist, or another model made it.
-        ChangedMeanwhile: the version is not the newest any more.
+        InputError: see `publish`; or `version` does not exist, or has vectors of another model.
+        ChangedMeanwhile: there is a newer version than `version`.
     """
     table = open_table(folder / TABLE, version)
     info = dataclasses.replace(_info(table, folder), corpus=corpus)
@@ -129,15 +130,15 @@ def append(
     old = [fragment.metadata for fragment in table.get_fragments()]
     with uncommitted(folder / TABLE):
         new = write_rows(folder / TABLE, _batches(ids_N, vectors_ND, info), schema)
-        # An overwrite with the old and new files, because an append could not change the info in the same commit.
+        # The operation is an overwrite with the old and the new files, because an append cannot change the metadata.
         table = commit(folder / TABLE, LanceOperation.Overwrite(schema, old + new), table)
     return int(tidy(folder / TABLE, table).version)
 
 
 def read(folder: Path, ids_N: np.ndarray, version: int | None = None) -> Vectors | None:
-    """The vectors of a version, row n for the passage `ids_N[n]`; None without any version.
+    """The vectors of a version, by default the newest; row n belongs to the passage `ids_N[n]`. None if there is no version.
 
-    If a passage has several vectors, the last one counts.
+    If a passage has several vectors, the last vector counts.
     """
     if newest_version(folder / TABLE) is None:
         return None
@@ -147,10 +148,10 @@ def read(folder: Path, ids_N: np.ndarray, version: int | None = None) -> Vectors
 
 
 def mapped(folder: Path, ids_N: np.ndarray) -> Vectors | None:
-    """As `read`, with an array that is mapped from a file beside the table.
+    """The vectors of the newest version, as `read` returns them, but in an array that is mapped from a file beside the table.
 
-    The first call writes the file, and removes files of other versions or passages. If passages lack a vector, the file has no
-    name: the caller fills in the array, and the file vanishes with the array.
+    The first call writes the file, and removes the files of other versions or of other passages. If a passage has no vector,
+    the file is removed as soon as the array is mapped: the caller can fill in the array, and a later call writes a new file.
     """
     if newest_version(folder / TABLE) is None:
         return None
@@ -179,7 +180,7 @@ def mapped(folder: Path, ids_N: np.ndarray) -> Vectors | None:
 
 
 def _read(table: lance.LanceDataset, info: VectorsInfo, ids_N: np.ndarray, vectors_ND: np.ndarray) -> Vectors:
-    """Fills the array, which is all zeros, with the table's vectors."""
+    """Copies the vectors of the table into the array, which must be all zeros."""
     found_N = np.zeros(len(ids_N), dtype=bool)
     lookup: Lookup | None = None
     row = left_over = 0
@@ -187,7 +188,7 @@ def _read(table: lance.LanceDataset, info: VectorsInfo, ids_N: np.ndarray, vecto
         for batch in table.to_batches(columns=["id", "vector"]):
             ids = batch.column("id").to_numpy()
             vectors = batch.column("vector").flatten().to_numpy().reshape(-1, info.dim)
-            if np.array_equal(ids, ids_N[row : row + len(ids)]):  # no passage was added or deleted: one copy
+            if np.array_equal(ids, ids_N[row : row + len(ids)]):  # no passage was added or deleted
                 vectors_ND[row : row + len(ids)] = vectors
                 found_N[row : row + len(ids)] = True
             else:
@@ -201,14 +202,14 @@ def _read(table: lance.LanceDataset, info: VectorsInfo, ids_N: np.ndarray, vecto
 
 
 def info_of(folder: Path, version: int | None = None) -> VectorsInfo | None:
-    """The info of a version; None without any version."""
+    """The `VectorsInfo` of a version, by default the newest; None if there is no version."""
     if newest_version(folder / TABLE) is None:
         return None
     return _info(open_table(folder / TABLE, version), folder)
 
 
 def newest(folder: Path) -> int | None:
-    """Number of the newest version; None without any version."""
+    """Number of the newest version; None if there is no version."""
     return newest_version(folder / TABLE)
 
 
@@ -218,9 +219,14 @@ def committed_at(folder: Path, version: int) -> float:
 
 
 def keep_versions(folder: Path, count: int, in_use: int | None = None) -> int:
-    """Removes all versions but the newest `count` ones, `in_use` and later ones -> the number of removed versions."""
+    """Removes old versions -> the number of removed versions.
+
+    The newest `count` versions stay. If `in_use` is given, version `in_use` and all later versions stay too.
+    """
     if count < 1:
-        raise InputError(f"keep {count} versions: the newest always stays, so say 1 or more")
+        raise InputError(
+            f"{count} versions cannot be kept: the newest version always stays, so give 1 or more"
+        )
     last = newest(folder)
     if last is None:
         return 0
@@ -271,23 +277,22 @@ def _info(table: lance.LanceDataset, folder: Path) -> VectorsInfo:
     except (TypeError, KeyError, ValueError) as error:
         if isinstance(error, RealmError):
             raise
-        raise InputError(f"{folder / TABLE} does not say what made it: run `realm index`") from None
+        raise InputError(f"{folder / TABLE} has no description of the model: run `realm index`") from None
 
 
 def _check(ids_N: np.ndarray, vectors_ND: np.ndarray, info: VectorsInfo) -> None:
     if info.bits not in _DTYPES:
-        raise InputError(f"vectors of {info.bits} bits: they must have 16 or 32")
+        raise InputError(f"vectors have {info.bits} bits per number: 16 and 32 are supported")
     if vectors_ND.dtype not in _DTYPES.values():
         raise InputError(f"vectors are {vectors_ND.dtype}: they must be float16 or float32")
     if vectors_ND.shape != (len(ids_N), info.dim):
-        raise InputError(
-            f"vectors are {vectors_ND.shape}: {len(ids_N)} passages of dimension {info.dim} were expected"
-        )
+        raise InputError(f"vectors have the shape {vectors_ND.shape}: {(len(ids_N), info.dim)} is expected")
     for start in range(0, len(vectors_ND), _ROWS_PER_BATCH):
         bad = not_finite(_in_bits(vectors_ND[start : start + _ROWS_PER_BATCH], info))
         if len(bad):
             raise InputError(
-                f"vector {start + bad[0]} has a NaN or an infinity: the model or its {info.bits}-bit range is broken"
+                f"vector {start + bad[0]} has a NaN or an infinity: the model is damaged, or a number is too large for "
+                f"{info.bits} bits"
             )
 
 
@@ -298,7 +303,7 @@ def _schema(info: VectorsInfo) -> pa.Schema:
 
 
 def _batches(ids_N: np.ndarray, vectors_ND: np.ndarray, info: VectorsInfo) -> Iterator[pa.RecordBatch]:
-    """The arrays as record batches; views if an array is contiguous and has the right type."""
+    """The arrays as record batches, which are views if an array is contiguous and has the right type."""
     for start in range(0, len(ids_N), _ROWS_PER_BATCH):
         rows = slice(start, start + _ROWS_PER_BATCH)
         flat = pa.array(_in_bits(vectors_ND[rows], info).reshape(-1))
@@ -307,5 +312,7 @@ def _batches(ids_N: np.ndarray, vectors_ND: np.ndarray, info: VectorsInfo) -> It
 
 
 def _in_bits(vectors_ND: np.ndarray, info: VectorsInfo) -> np.ndarray:
-    with np.errstate(over="ignore"):  # numbers beyond float16 become infinite, and `_check` finds them
+    with np.errstate(
+        over="ignore"
+    ):  # numbers too large for float16 become infinite, and `_check` finds these
         return np.ascontiguousarray(vectors_ND, dtype=_DTYPES[info.bits])

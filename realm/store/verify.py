@@ -1,6 +1,7 @@
-"""Verification of a whole knowledge base: every file against its digest, then the consistency of the rows.
+"""Verifies a whole knowledge base: compares every file with its digest, then checks the consistency of the rows.
 
-Takes one pass over the passages, about 20 bytes of memory per passage, and the newest vectors of one model at a time.
+The passages are read once. Verification needs about 20 bytes of memory per passage, and memory for the newest vectors of one
+model at a time.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from realm.tokens.tokenizer import Tokenizer
 
 
 def problems(folder: Path, table: lance.LanceDataset, tokenizer: Tokenizer) -> list[str]:
-    """Problems of a knowledge base, one line each; tables with damaged files are not decoded."""
+    """A line for each problem of a knowledge base. The rows of a table are not checked if files of the table are damaged."""
     keys_N = np.zeros(0, dtype=np.uint64)
     found = damaged_files(table, folder / TABLE)
     if not found:
@@ -37,30 +38,30 @@ def problems(folder: Path, table: lance.LanceDataset, tokenizer: Tokenizer) -> l
 
 
 def lagging(folder: Path, keys_N: np.ndarray, fingerprint: str) -> list[str]:
-    """Indexes without vectors of the newest passages, one line each; the next search embeds these passages."""
+    """A line for each index that lacks the vectors of passages that were added later; the next search embeds these passages."""
     found = []
     for index in vectors_table.folders(folder):
         try:
             info = vectors_table.info_of(index)
             vectors = vectors_table.read(index, keys_N) if info and info.corpus != fingerprint else None
-        except RealmError:  # damaged: reported by `problems`
+        except RealmError:  # the index is damaged, and `problems` reports the damage
             continue
         if vectors is not None and len(vectors.missing):
             found.append(
-                f"{index.relative_to(folder)} lags behind: {len(vectors.missing)} of {len(keys_N)} passages have no "
-                f"vector in version {vectors.version}; `realm index` embeds them"
+                f"{index.relative_to(folder)} is incomplete: {len(vectors.missing)} of {len(keys_N)} passages have no "
+                f"vector in version {vectors.version}; `realm index` embeds these passages"
             )
     return found
 
 
 def _passages(table: lance.LanceDataset, keys_N: np.ndarray, vocab_size: int) -> Iterator[str]:
     _, first, count = np.unique(keys_N, return_index=True, return_counts=True)
-    yield from _report("share their id with another one", first[count > 1], keys_N)
+    yield from _report("have the same id as another passage", first[count > 1], keys_N)
     checks: dict[str, Callable[[pa.RecordBatch], np.ndarray]] = {
         "have an id that is not the hash of their title and text": _wrong_id,
-        "have a document key that is not the hash of their document's id": _wrong_document_key,
+        "have a document key that is not the hash of their document id": _wrong_document_key,
         "have sentences or spans outside their text": _outside_text,
-        "have wordpieces that the tokenizer does not know": lambda batch: _unknown_pieces(batch, vocab_size),
+        "have wordpieces that are not in the vocabulary": lambda batch: _unknown_pieces(batch, vocab_size),
         "have sentences or spans outside their wordpieces": _outside_pieces,
     }
     failed: dict[str, list[int]] = {what: [] for what in checks}
@@ -85,12 +86,12 @@ def _vectors(folder: Path, keys_N: np.ndarray, fingerprint: str) -> Iterator[str
         yield str(error)
         return
     yield from damage
-    if vectors is None or len(keys_N) == 0:  # without readable passages, nothing to compare with
+    if vectors is None or len(keys_N) == 0:  # vectors or passages cannot be read
         return
     info, version = vectors.info, f"vectors version {vectors.version}"
     if not info.model:
-        yield f"{version} does not name the model that made it: run `realm index`"
-    if info.corpus == fingerprint:  # an index from before the passages were added is reported by `lagging`
+        yield f"{version} has no fingerprint of the model that computed the vectors: run `realm index`"
+    if info.corpus == fingerprint:  # an index of earlier passages is reported by `lagging`
         yield from _report(
             f"have no vector in version {vectors.version}: run `realm index`", vectors.missing, keys_N
         )
@@ -104,7 +105,7 @@ def _report(what: str, numbers: np.ndarray, keys_N: np.ndarray) -> Iterator[str]
         yield f"{len(numbers)} passages {what}: {examples}{', ...' if len(numbers) > 3 else ''}"
 
 
-# Each check maps a batch of B passages to [B], True where the check fails.
+# The result of each of the following checks is True for the passages of a batch that fail the check -> [B] bool.
 
 
 def _wrong_id(batch: pa.RecordBatch) -> np.ndarray:
@@ -136,7 +137,7 @@ def _unknown_pieces(batch: pa.RecordBatch, vocab_size: int) -> np.ndarray:
 
 
 def _outside(batch: pa.RecordBatch, starts: str, ends: str, length_B: np.ndarray) -> np.ndarray:
-    """True for rows with a range that violates 0 <= start <= end <= length, or a start without an end."""
+    """True for the rows in which a range violates 0 <= start <= end <= length, or a start has no end -> [B] bool."""
     first, last = batch.column(starts), batch.column(ends)
     counts_B = _lengths(first)
     failed_B = counts_B != _lengths(last)
@@ -149,5 +150,5 @@ def _outside(batch: pa.RecordBatch, starts: str, ends: str, length_B: np.ndarray
 
 
 def _lengths(column: pa.ListArray) -> np.ndarray:
-    """Lengths of lists; 0 for passages that are not tokenized yet."""
+    """Lengths of the lists in a column; 0 for passages that are not tokenized yet."""
     return column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)

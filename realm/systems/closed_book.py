@@ -20,14 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from realm.errors import InputError, first_line
-from realm.masking.masked_queries import held_out
+from realm.hub import from_hub
+from realm.masking.held_out import held_out
 from realm.model.device import choose_device
 from realm.model.modes import evaluating
 from realm.qa.question_files import Question, compiled
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.systems.system import Best, Found, Ground, SystemModel, read_system, read_weights
-from realm.tokens.hub import from_hub
 from realm.tokens.tokenizer import Tokenizer
 from realm.train.loop import TrainRun
 from realm.train.run_config import RunConfig, generator
@@ -35,6 +35,12 @@ from realm.train.run_config import RunConfig, generator
 NAME = "t5"
 IGNORED = -100
 """Target of padding, which has no loss."""
+HEADS = 4
+"""Attention heads of a network with random weights."""
+INPUT_TOKENS = 64
+"""Longest sentence or question in tokens; longer ones are cut."""
+ANSWER_TOKENS = 16
+"""Longest answer in tokens."""
 SEARCHED = 20
 """Passages in which an answer that is a pattern looks for its text."""
 PUBLISHED_SENTINEL, PUBLISHED_END = "<extra_id_0>", "</s>"
@@ -60,12 +66,6 @@ class Config(RunConfig):
     """Layers of the encoder, and of the decoder; unused with `init`."""
     width: int = 256
     """Width of the states; unused with `init`."""
-    heads: int = 4
-    """Attention heads; unused with `init`."""
-    input_tokens: int = 64
-    """Longest sentence or question in tokens; longer ones are cut."""
-    answer_tokens: int = 16
-    """Longest answer in tokens."""
     dev_every: int = 500
     """Steps between two evaluations on dev questions, after the first question; the best weights are kept."""
     dev_questions: int = 500
@@ -77,8 +77,8 @@ class Config(RunConfig):
             raise ValueError(
                 f"span_steps is {self.span_steps}: it must be 0 or more, and fewer than the {self.steps} steps"
             )
-        if self.width % self.heads:
-            raise ValueError(f"heads is {self.heads}: it must divide width, {self.width}")
+        if self.width % HEADS:
+            raise ValueError(f"width is {self.width}: it must be a multiple of {HEADS}, the attention heads")
 
 
 # -- words ----------------------------------------------------------------------------------------------------------
@@ -168,10 +168,10 @@ class Batch(NamedTuple):
         return Batch(*(part.to(device) for part in self))
 
 
-def padded(examples: Sequence[Example], words: Words, config: Config) -> Batch:
+def padded(examples: Sequence[Example], words: Words) -> Batch:
     """Examples as tensors; inputs and targets are cut, and end with the end token."""
-    inputs = [[*one.input[: config.input_tokens - 1], words.end_id] for one in examples]
-    targets = [[*one.target[: config.answer_tokens - 1], words.end_id] for one in examples]
+    inputs = [[*one.input[: INPUT_TOKENS - 1], words.end_id] for one in examples]
+    targets = [[*one.target[: ANSWER_TOKENS - 1], words.end_id] for one in examples]
     input_BT = torch.full((len(inputs), max(map(len, inputs))), words.pad_id)
     target_BM = torch.full((len(targets), max(map(len, targets))), IGNORED)
     for row, (ids, target) in enumerate(zip(inputs, targets, strict=True)):
@@ -271,18 +271,18 @@ def _start(ground: Ground, config: Config) -> tuple[SystemModel, Words]:
         sizes = T5Config(  # type: ignore[call-arg]
             vocab_size=words.size,
             d_model=config.width,
-            d_kv=config.width // config.heads,
+            d_kv=config.width // HEADS,
             d_ff=4 * config.width,
             num_layers=config.layers,
             num_decoder_layers=config.layers,
-            num_heads=config.heads,
+            num_heads=HEADS,
             pad_token_id=words.pad_id,
             eos_token_id=words.end_id,
             decoder_start_token_id=words.pad_id,
             tie_word_embeddings=True,
         )
         network = T5ForConditionalGeneration(sizes)
-        return SystemModel(NAME, network, _sizes(network, config, published=False), words), words
+        return SystemModel(NAME, network, _sizes(network, published=False), words), words
     folder = Path(config.init if Path(config.init).is_dir() else from_hub(config.init, FILES))
     if missing := [name for name in FILES if not (folder / name).is_file()]:
         raise InputError(f"{config.init} has no {' and no '.join(missing)}: other formats are not read")
@@ -293,16 +293,11 @@ def _start(ground: Ground, config: Config) -> tuple[SystemModel, Words]:
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise InputError(f"{config.init} does not load as a T5: {first_line(error)}") from None
     published = PublishedWords(folder / "tokenizer.json")
-    return SystemModel(NAME, network, _sizes(network, config, published=True), published), published
+    return SystemModel(NAME, network, _sizes(network, published=True), published), published
 
 
-def _sizes(network: Any, config: Config, published: bool) -> dict[str, Any]:
-    return {
-        "t5": network.config.to_dict(),
-        "published": published,
-        "input_tokens": config.input_tokens,
-        "answer_tokens": config.answer_tokens,
-    }
+def _sizes(network: Any, published: bool) -> dict[str, Any]:
+    return {"t5": network.config.to_dict(), "published": published}
 
 
 def train(ground: Ground, out: Path, config: Config) -> Path:
@@ -323,8 +318,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
         )
     names = {"kb": kb.fingerprint, "questions": len(questions)}
     with TrainRun("t5", out, config, model, {network: config.learning_rate}, names) as run:
-        system = ClosedBook(network, words, config.input_tokens, config.answer_tokens)
-        best = Best(run, network, ground.dev[: config.dev_questions], system)
+        best = Best(run, network, ground.dev[: config.dev_questions], ClosedBook(network, words))
         for step in run.steps():
             rng = generator(config.seed, step)
             if step < config.span_steps:
@@ -332,7 +326,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
             else:
                 examples = questions.draw(config.batch_size, rng)
             with run.autocast():
-                loss = loss_of(network, padded(examples, words, config).to(run.device))
+                loss = loss_of(network, padded(examples, words).to(run.device))
             run.update(loss, {})
             if run.step > config.span_steps and (
                 run.step % config.dev_every == 0 or run.step == config.steps
@@ -348,9 +342,8 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
 class ClosedBook:
     """Answers by greedy decoding; the score is the mean log-probability of the answer's tokens. There is no evidence."""
 
-    def __init__(self, network: Any, words: Words, input_tokens: int, answer_tokens: int):
+    def __init__(self, network: Any, words: Words):
         self._network, self._words = network, words
-        self._config = Config(steps=1, span_steps=0, input_tokens=input_tokens, answer_tokens=answer_tokens)
 
     @torch.no_grad()
     def answer(self, questions: Sequence[str]) -> list[Found]:
@@ -358,10 +351,10 @@ class ClosedBook:
         words, network = self._words, self._network
         examples = [Example(ids, []) for ids in words.encode(questions)]
         device = next(network.parameters()).device
-        batch = padded(examples, words, self._config).to(device)
+        batch = padded(examples, words).to(device)
         with evaluating(network):
             made = network.generate(
-                input_ids=batch.input_BT, attention_mask=batch.mask_BT, max_new_tokens=self._config.answer_tokens,
+                input_ids=batch.input_BT, attention_mask=batch.mask_BT, max_new_tokens=ANSWER_TOKENS,
                 num_beams=1, do_sample=False, return_dict_in_generate=True, output_scores=True,
             )  # fmt: skip
             logp_BM = network.compute_transition_scores(made.sequences, made.scores, normalize_logits=True)
@@ -391,4 +384,4 @@ def load(folder: Path, kb: KnowledgeBase) -> ClosedBook:
         if sizes["published"]
         else Wordpieces(Tokenizer.load(folder))
     )
-    return ClosedBook(network, words, sizes["input_tokens"], sizes["answer_tokens"])
+    return ClosedBook(network, words)

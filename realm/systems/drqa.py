@@ -41,6 +41,14 @@ READ_AT_ONCE = 64
 """Passages per forward pass."""
 SHORTEST, LONGEST = 25, 1500
 """Characters of a passage that trains the reader."""
+ARTICLES = 5
+"""Articles read per question (published: 5)."""
+MATCHES = 5
+"""Largest number of passages per training question (published: 5)."""
+VOCABULARY = 30_000
+"""Largest vocabulary: the commonest words of the passages and questions of training."""
+ANSWER_WORDS = 15
+"""Longest answer in words (published: 15)."""
 WINDOW = 20
 """Words around an answer that are compared with the question's, to choose among several occurrences."""
 
@@ -55,20 +63,12 @@ class Config(RunConfig):
     """Pairs of a question and a passage per step (published: 32)."""
     learning_rate: float = 2e-3
     """Peak learning rate (published: 2e-3)."""
-    articles: int = 5
-    """Articles read per question (published: 5)."""
-    matches: int = 5
-    """Largest number of passages per training question (published: 5)."""
-    words: int = 30_000
-    """Size of the vocabulary: the commonest words of the passages and questions of training."""
     width: int = 128
     """Width of word embeddings, which train (published: GloVe vectors of 300, mostly fixed)."""
     hidden: int = 128
     """Width of the LSTM states in each direction (published: 128)."""
     layers: int = 3
     """Layers of both LSTMs; the states of all layers are concatenated (published: 3)."""
-    answer_words: int = 15
-    """Longest answer in words (published: 15)."""
     dev_every: int = 500
     """Steps between two evaluations on dev questions; the best weights are kept."""
     dev_questions: int = 200
@@ -86,10 +86,11 @@ class Vocabulary:
         self._number = {word: number for number, word in enumerate(words, start=2)}
 
     @classmethod
-    def of(cls, texts: Iterator[list[Token]], most: int) -> "Vocabulary":
+    def of(cls, texts: Iterator[list[Token]]) -> "Vocabulary":
         """The commonest words of tokenized texts."""
         counts = Counter(token.text.lower() for tokens in texts for token in tokens)
-        return cls([word for word, _ in sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:most]])
+        ranked = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+        return cls([word for word, _ in ranked[:VOCABULARY]])
 
     def __len__(self) -> int:
         return len(self._words) + 2
@@ -201,12 +202,12 @@ class Reader(nn.Module):
         return start_BT, end_BT
 
 
-def best_span(start_T: Tensor, end_T: Tensor, longest: int) -> tuple[int, int, float]:
-    """First and last word of the span with the highest sum of scores, of at most `longest` words; and the sum."""
+def best_span(start_T: Tensor, end_T: Tensor) -> tuple[int, int, float]:
+    """First and last word of the span with the highest sum of scores, of at most `ANSWER_WORDS` words; and the sum."""
     sum_TT = start_T[:, None] + end_T[None]
     places = torch.arange(len(start_T))
     width_TT = places[None] - places[:, None]
-    sum_TT = sum_TT.masked_fill((width_TT < 0) | (width_TT >= longest), -torch.inf)
+    sum_TT = sum_TT.masked_fill((width_TT < 0) | (width_TT >= ANSWER_WORDS), -torch.inf)
     place = int(sum_TT.argmax())
     return place // len(start_T), place % len(start_T), float(sum_TT.flatten()[place])
 
@@ -243,10 +244,10 @@ def occurrences(question: Question, text: str, tokens: Sequence[Token]) -> list[
     return sorted(found)
 
 
-def example_of(question: Question, passage: Passage, longest: int) -> tuple[int, Example] | None:
+def example_of(question: Question, passage: Passage) -> tuple[int, Example] | None:
     """The example of a passage, and how many words around the answer the question has too.
 
-    None if the passage holds no answer of at most `longest` words, or shares no word with the question around it.
+    None if the passage holds no answer of at most `ANSWER_WORDS` words, or shares no word with the question around it.
     """
     if not SHORTEST <= len(passage.text) <= LONGEST:
         return None
@@ -256,14 +257,12 @@ def example_of(question: Question, passage: Passage, longest: int) -> tuple[int,
     for first, last in occurrences(question, passage.text, tokens):
         around = tokens[max(0, first - WINDOW) : first] + tokens[last + 1 : last + 1 + WINDOW]
         shared = len({token.text.lower() for token in around} & wanted)
-        if shared and last - first < longest:
+        if shared and last - first < ANSWER_WORDS:
             found.append((shared, Example(asked, tokens, first, last)))
     return max(found, key=lambda one: one[0], default=None)
 
 
-def examples_of(
-    kb: KnowledgeBase, ranking: Ranking, questions: Sequence[Question], config: Config
-) -> list[Example]:
+def examples_of(kb: KnowledgeBase, ranking: Ranking, questions: Sequence[Question]) -> list[Example]:
     """Distant supervision: the passages of the best articles that hold an answer, those with the most shared words first.
 
     Raises:
@@ -272,13 +271,13 @@ def examples_of(
     examples = []
     with progress(total=len(questions), description="find answers", unit="question") as bar:
         for question in questions:
-            numbers = ranking.passages(question.question, config.articles)
-            found = [example_of(question, passage, config.answer_words) for passage in kb.passages(numbers)]
+            numbers = ranking.passages(question.question, ARTICLES)
+            found = [example_of(question, passage) for passage in kb.passages(numbers)]
             best = sorted((one for one in found if one is not None), key=lambda one: -one[0])
-            examples += [example for _, example in best[: config.matches]]
+            examples += [example for _, example in best[:MATCHES]]
             bar.update(1)
     if not examples:
-        raise InputError(f"no training question has an answer in its {config.articles} best articles")
+        raise InputError(f"no training question has an answer in its {ARTICLES} best articles")
     return examples
 
 
@@ -295,21 +294,15 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
         InputError: no training question has an answer in its best articles.
     """
     kb, ranking = ground.kb, Ranking.open(ground.kb, out)
-    examples = examples_of(kb, ranking, ground.train, config)
-    vocabulary = Vocabulary.of(
-        (side for one in examples for side in (one.question, one.passage)), config.words
-    )
+    examples = examples_of(kb, ranking, ground.train)
+    vocabulary = Vocabulary.of(side for one in examples for side in (one.question, one.passage))
     torch.manual_seed(config.seed)
-    reader = Reader(len(vocabulary), config.width, config.hidden, config.layers)
-    sizes = {
-        "reader": [len(vocabulary), config.width, config.hidden, config.layers],
-        "articles": config.articles,
-        "answer_words": config.answer_words,
-    }
-    model = SystemModel(NAME, reader, sizes, vocabulary)
+    sizes = (len(vocabulary), config.width, config.hidden, config.layers)
+    reader = Reader(*sizes)
+    model = SystemModel(NAME, reader, {"reader": sizes}, vocabulary)
     names = {"kb": kb.fingerprint, "examples": len(examples)}
     with TrainRun(NAME, out, config, model, {reader: config.learning_rate}, names) as run:
-        system = DrQa(kb, ranking, reader, vocabulary, config.articles, config.answer_words)
+        system = DrQa(kb, ranking, reader, vocabulary)
         best = Best(run, reader, ground.dev[: config.dev_questions], system)
         for step in run.steps():
             drawn = generator(config.seed, step).integers(len(examples), size=config.batch_size)
@@ -339,11 +332,8 @@ class DrQa:
         ranking: Ranking,
         reader: Reader,
         vocabulary: Vocabulary,
-        articles: int,
-        answer_words: int,
     ):
         self._kb, self._ranking, self._reader, self._vocabulary = kb, ranking, reader, vocabulary
-        self._articles, self._answer_words = articles, answer_words
 
     def answer(self, questions: Sequence[str]) -> list[Found]:
         """The span with the highest unnormalised score; passages are ranked by their article, then by their place in it."""
@@ -352,7 +342,7 @@ class DrQa:
     @torch.no_grad()
     def _answer(self, question: str) -> Found:
         number_K = self._ranking.passages(question, DEPTH)[:DEPTH]
-        numbers = self._ranking.passages(question, self._articles)
+        numbers = self._ranking.passages(question, ARTICLES)
         asked, best = tokens_of(question), Found("", -np.inf, number_K=number_K)
         device = self._reader.weigh.weight.device
         for first in range(0, len(numbers), READ_AT_ONCE):
@@ -366,9 +356,7 @@ class DrQa:
                 length = len(tokens[row])
                 if not length:
                     continue
-                begin, last, score = best_span(
-                    start_BT[row, :length], end_BT[row, :length], self._answer_words
-                )
+                begin, last, score = best_span(start_BT[row, :length], end_BT[row, :length])
                 if score > best.score:
                     start, end = tokens[row][begin].start, tokens[row][last].end
                     best = Found(passage.text[start:end], score, number, start, end, number_K)
@@ -377,9 +365,7 @@ class DrQa:
 
 def load(folder: Path, kb: KnowledgeBase) -> DrQa:
     """The trained system; the matrix of TF-IDF is made again if it is missing or of another knowledge base."""
-    sizes = read_system(folder)["sizes"]
-    reader = Reader(*sizes["reader"])
+    reader = Reader(*read_system(folder)["sizes"]["reader"])
     reader.load_state_dict(read_weights(folder))
     reader.to(choose_device("auto")).eval()
-    vocabulary = Vocabulary.load(folder)
-    return DrQa(kb, Ranking.open(kb, folder), reader, vocabulary, sizes["articles"], sizes["answer_words"])
+    return DrQa(kb, Ranking.open(kb, folder), reader, Vocabulary.load(folder))

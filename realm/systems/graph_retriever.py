@@ -43,6 +43,17 @@ from realm.train.loop import TrainRun
 from realm.train.run_config import RunConfig, generator
 
 NAME = "graph"
+HEAD_RATE = 1e-3
+"""Peak learning rate of the fusion layers and the scores, which start at random."""
+SEEDS = 10
+"""Passages of BM25 that retrieval starts from."""
+HOPS = 2
+"""Edges from a seed to a passage, at most (published: 2)."""
+TRAIN_PASSAGES = 8
+"""Passages read per training question: one with an answer, the others the best of retrieval."""
+FUSION_LAYERS = 2
+ANSWER_TOKENS = 10
+"""Longest answer in wordpieces."""
 
 
 @dataclass(frozen=True)
@@ -55,20 +66,8 @@ class Config(RunConfig):
     """Questions per step."""
     learning_rate: float = 5e-5
     """Peak learning rate of the encoder."""
-    head_rate: float = 1e-3
-    """Peak learning rate of the fusion layers and the scores, which start at random."""
-    seeds: int = 10
-    """Passages of BM25 that retrieval starts from."""
-    hops: int = 2
-    """Edges from a seed to a passage, at most (published: 2)."""
     passages: int = 20
     """Passages read per question (published: 80 on Natural Questions)."""
-    train_passages: int = 8
-    """Passages read per training question: one with an answer, the others the best of retrieval."""
-    fusion: int = 2
-    """Fusion layers."""
-    answer_tokens: int = 10
-    """Longest answer in wordpieces."""
     dev_every: int = 250
     """Steps between two evaluations on dev questions; the best weights are kept."""
     dev_questions: int = 200
@@ -76,8 +75,8 @@ class Config(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.seeds <= self.passages:
-            raise ValueError(f"seeds is {self.seeds}: it must be 1 to {self.passages}, the passages read")
+        if self.passages < SEEDS:
+            raise ValueError(f"passages is {self.passages}: it must be {SEEDS} or more, the passages of BM25")
 
 
 # -- the reader -----------------------------------------------------------------------------------------------------
@@ -104,12 +103,12 @@ class Fusion(nn.Module):
 class GraphReader(nn.Module):
     """Scores of passages, and of the first and last wordpiece of an answer in each."""
 
-    def __init__(self, encoder: Bert, fusion: int):
+    def __init__(self, encoder: Bert):
         super().__init__()
         hidden = encoder.config.hidden_size
         self.encoder = encoder
         self.relation = nn.Embedding(RELATIONS, hidden)
-        self.fusion = nn.ModuleList(Fusion(hidden) for _ in range(fusion))
+        self.fusion = nn.ModuleList(Fusion(hidden) for _ in range(FUSION_LAYERS))
         self.select = nn.Linear(hidden, 1)
         self.ends = nn.Linear(hidden, 2)
 
@@ -147,20 +146,17 @@ def marginal_loss(
 class Retrieval:
     """Passages for questions: the seeds, then what the graph adds to them, by BM25 score."""
 
-    def __init__(self, kb: KnowledgeBase, graph: PassageGraph, seeds: int, hops: int, passages: int):
-        self._retriever, self._graph = Retriever(kb), graph
-        self._seeds, self._hops, self._passages = seeds, hops, passages
+    def __init__(self, kb: KnowledgeBase, graph: PassageGraph, passages: int):
+        self._retriever, self._graph, self._passages = Retriever(kb), graph, passages
 
     def passages(self, question: str) -> list[int]:
         """Numbers of the passages to read, best first."""
         (score_N,) = self._retriever.words.scores([question])
-        best = np.argsort(-score_N, kind="stable")[: self._seeds]
+        best = np.argsort(-score_N, kind="stable")[:SEEDS]
         seeds = [int(number) for number in best if score_N[number] > 0]
         seeds += [self._graph.articles.lead(one) for one in self._graph.titles.find(question, any_case=True)]
         seeds = list(dict.fromkeys(seeds))[: self._passages]
-        added = [
-            one for one in self._graph.expand(seeds, self._hops, 10 * self._passages) if one not in seeds
-        ]
+        added = [one for one in self._graph.expand(seeds, HOPS, 10 * self._passages) if one not in seeds]
         added.sort(key=lambda number: -score_N[number])
         return [*seeds, *added][: self._passages]
 
@@ -181,7 +177,6 @@ def examples_of(
     retrieval: Retrieval,
     tokenizer: Tokenizer,
     questions: Sequence[Question],
-    config: Config,
 ) -> list[Example]:
     """Questions with an answer in a retrieved passage.
 
@@ -195,7 +190,7 @@ def examples_of(
             texts = [passage.text for passage in kb.passages(numbers)]
             answers = [] if question.regex else tokenizer.encode(question.answers)
             places = [
-                answer_pieces(question, answers, text, body, config.answer_tokens)
+                answer_pieces(question, answers, text, body, ANSWER_TOKENS)
                 for text, body in zip(texts, tokenizer.encode_with_offsets(texts), strict=True)
             ]
             if any(places):
@@ -206,11 +201,11 @@ def examples_of(
     return examples
 
 
-def chosen(example: Example, most: int, rng: np.random.Generator) -> list[int]:
+def chosen(example: Example, rng: np.random.Generator) -> list[int]:
     """Places in `numbers` of the passages to train on: a random one with an answer, then the best of all others."""
     held = [place for place, spans in enumerate(example.places) if spans]
     first = held[int(rng.integers(len(held)))]
-    return [first, *(place for place in range(len(example.numbers)) if place != first)][:most]
+    return [first, *(place for place in range(len(example.numbers)) if place != first)][:TRAIN_PASSAGES]
 
 
 def train(ground: Ground, out: Path, config: Config) -> Path:
@@ -222,27 +217,25 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     kb, start = ground.kb, load_model(ground.encoder)
     kb.check_tokenizer(start.tokenizer, ground.encoder)
     graph = PassageGraph.open(kb, out)
-    retrieval = Retrieval(kb, graph, config.seeds, config.hops, config.passages)
-    examples = examples_of(kb, retrieval, start.tokenizer, ground.train, config)
+    retrieval = Retrieval(kb, graph, config.passages)
+    examples = examples_of(kb, retrieval, start.tokenizer, ground.train)
     torch.manual_seed(config.seed)
-    reader = GraphReader(start.reader.bert.bert, config.fusion)
+    reader = GraphReader(start.reader.bert.bert)
     sizes = {
         "encoder": asdict(reader.encoder.config),
         "lengths": asdict(start.lengths),
-        **{name: getattr(config, name) for name in ("seeds", "hops", "passages", "fusion", "answer_tokens")},
+        "passages": config.passages,
     }
     model = SystemModel(NAME, reader, sizes, start.tokenizer)
-    rates = {reader.encoder: config.learning_rate, **dict.fromkeys(reader.heads(), config.head_rate)}
+    rates = {reader.encoder: config.learning_rate, **dict.fromkeys(reader.heads(), HEAD_RATE)}
     names = {"kb": kb.fingerprint, "examples": len(examples), "init": ground.encoder}
     with TrainRun(NAME, out, config, model, rates, names) as run:
-        system = GraphRetriever(
-            kb, graph, retrieval, reader, start.tokenizer, start.lengths, config.answer_tokens
-        )
+        system = GraphRetriever(kb, graph, retrieval, reader, start.tokenizer, start.lengths)
         best = Best(run, reader, ground.dev[: config.dev_questions], system)
         for step in run.steps():
             rng = generator(config.seed, step)
             batch = [examples[int(place)] for place in rng.integers(len(examples), size=config.batch_size)]
-            kept = [chosen(one, config.train_passages, rng) for one in batch]
+            kept = [chosen(one, rng) for one in batch]
             most = min(map(len, kept))  # every question has as many passages
             numbers = [
                 [one.numbers[place] for place in own[:most]] for one, own in zip(batch, kept, strict=True)
@@ -304,10 +297,9 @@ class GraphRetriever:
         reader: GraphReader,
         tokenizer: Tokenizer,
         lengths: Lengths,
-        answer_tokens: int,
     ):
         self._kb, self._graph, self._retrieval, self._reader = kb, graph, retrieval, reader
-        self._tokenizer, self._lengths, self._answer_tokens = tokenizer, lengths, answer_tokens
+        self._tokenizer, self._lengths = tokenizer, lengths
 
     def read(self, questions: Sequence[str], numbers: Sequence[Sequence[int]]) -> Read:
         """Inputs for questions and their passages, as many for each."""
@@ -341,7 +333,7 @@ class GraphRetriever:
             passage_BK, end_2RT = (part.cpu() for part in self.score(read))
         start_RT, last_RT = end_2RT + passage_BK[0][None, :, None] / 2
         best = Found("", -np.inf, number_K=numbers[:DEPTH])
-        for width in range(min(self._answer_tokens, start_RT.shape[1])):
+        for width in range(min(ANSWER_TOKENS, start_RT.shape[1])):
             sum_RT = start_RT[:, : start_RT.shape[1] - width] + last_RT[:, width:]
             place = int(sum_RT.argmax())
             row, first = divmod(place, sum_RT.shape[1])
@@ -357,10 +349,9 @@ def load(folder: Path, kb: KnowledgeBase) -> GraphRetriever:
     """The trained system; the graph is made again if it is missing or of another knowledge base."""
     sizes, tokenizer = read_system(folder)["sizes"], Tokenizer.load(folder)
     kb.check_tokenizer(tokenizer, str(folder))
-    reader = GraphReader(Bert(bert_config(sizes["encoder"], str(folder))), sizes["fusion"])
+    reader = GraphReader(Bert(bert_config(sizes["encoder"], str(folder))))
     reader.load_state_dict(read_weights(folder))
     reader.to(choose_device("auto")).eval()
     graph = PassageGraph.open(kb, folder)
-    retrieval = Retrieval(kb, graph, sizes["seeds"], sizes["hops"], sizes["passages"])
-    lengths = Lengths(**sizes["lengths"])
-    return GraphRetriever(kb, graph, retrieval, reader, tokenizer, lengths, sizes["answer_tokens"])
+    retrieval = Retrieval(kb, graph, sizes["passages"])
+    return GraphRetriever(kb, graph, retrieval, reader, tokenizer, Lengths(**sizes["lengths"]))

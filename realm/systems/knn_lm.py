@@ -22,11 +22,12 @@ import torch
 from numpy.lib.format import open_memmap
 from torch import Tensor
 
-from realm.errors import InputError
-from realm.files import read_json, write_json
-from realm.folders import replace_folder
+from realm.errors import InputError, at_least
+from realm.files import write_json
+from realm.folders import make_once
 from realm.index.versions import load_index
-from realm.masking.candidates import choose_candidates, read_inputs
+from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries, read_inputs
+from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, each_span, repeats_text
 from realm.model.cpu.packed import states_at
 from realm.model.device import Precision, autocast, choose_device
@@ -34,7 +35,6 @@ from realm.model.folder import Model, load_model
 from realm.model.manifest import read_manifest
 from realm.model.modes import evaluating
 from realm.progress import progress
-from realm.qa.probe import embed_queries, held_out_queries
 from realm.search.exact import MipsIndex
 from realm.stages.tables import aligned
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
@@ -46,6 +46,10 @@ READ_AT_ONCE = 16
 """Masked sentences per forward pass with retrieved passages."""
 ENTRIES = 1 << 16
 """Entries compared at once with all queries."""
+NEIGHBOURS = 1024
+"""Entries per masked wordpiece (published: 1024)."""
+CANDIDATES = 8
+"""Passages that REALM reads, including the null passage."""
 SPARE = 64
 """Entries searched beyond the wanted number, in place of those from the query's own passage and its repeats."""
 LAMBDAS = tuple(round(0.05 * n, 2) for n in range(20))
@@ -58,19 +62,13 @@ class KnnConfig:
 
     queries: int = 2000
     """Largest number of masked sentences; half of them choose lambda and the temperature."""
-    neighbours: int = 1024
-    """Entries per masked wordpiece (published: 1024)."""
-    candidates: int = 8
-    """Passages that REALM reads, including the null passage."""
     device: str = "auto"
     """"auto": a GPU if there is one, else the CPU; or any torch device."""
     precision: Precision = "auto"
     """Precision of matrix products."""
 
     def __post_init__(self) -> None:
-        for name, least in (("queries", 2), ("neighbours", 1), ("candidates", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be {least} or more")
+        at_least(self, queries=2)
 
 
 class Predicted(TypedDict):
@@ -99,15 +97,6 @@ class KnnJson(TypedDict):
     """With retrieved passages."""
 
 
-class DatastoreJson(TypedDict):
-    """Content of datastore.json."""
-
-    kb: str
-    """Fingerprint of the knowledge base."""
-    encoder: str
-    """Checksum of the reader's weights."""
-
-
 class Datastore(NamedTuple):
     """Entries on disk, mapped into memory."""
 
@@ -125,13 +114,10 @@ def open_datastore(
 ) -> Datastore:
     """The datastore of a model and a knowledge base, made in `folder` unless it is there."""
     weights = read_manifest(model_path)["checksums"]["encoder/model.safetensors"]
-    made_of: DatastoreJson = {"kb": kb.fingerprint, "encoder": weights}
-    if not (folder / "datastore.json").is_file() or read_json(folder / "datastore.json") != made_of:
-        aside = folder.with_name(folder.name + ".writing")
-        aside.mkdir(parents=True, exist_ok=True)
-        _write_datastore(model, kb.tokens, aside, precision)
-        write_json(aside / "datastore.json", made_of)
-        replace_folder(aside, folder)
+    make_once(
+        folder, "datastore.json", {"kb": kb.fingerprint, "encoder": weights},
+        lambda aside: _write_datastore(model, kb.tokens, aside, precision),
+    )  # fmt: skip
     return Datastore(
         *(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("keys", "values", "passages"))
     )
@@ -317,7 +303,7 @@ def _read(
     with torch.no_grad():
         lm_PV = model.reader.bert.cls.predictions.decoder(state_PH).float().softmax(dim=1).cpu()
     query_P = [query for query in queries for _ in query.targets]
-    return lm_PV, nearest(store, state_PH, query_P, tokens, config.neighbours)
+    return lm_PV, nearest(store, state_PH, query_P, tokens, NEIGHBOURS)
 
 
 @torch.no_grad()
@@ -325,7 +311,7 @@ def realm_probability(
     model: Model, tokens: PassageTokens, index: MipsIndex, queries: Sequence[MaskedQuery], config: KnnConfig
 ) -> Tensor:
     """p(w|x), the sum over retrieved passages of p(z|x) p(w|z,x), at every masked position -> [P, V]."""
-    parts = []
+    rule, parts = CandidateRule(CANDIDATES, same_corpus=True), []
     with (
         evaluating(model.reader, model.embedder),
         progress(total=len(queries), description="read passages", unit="query") as bar,
@@ -333,7 +319,7 @@ def realm_probability(
         for start in range(0, len(queries), READ_AT_ONCE):
             part = queries[start : start + READ_AT_ONCE]
             query_BD = embed_queries(model, part)
-            chosen = choose_candidates(part, query_BD, index, tokens, config.candidates, same_corpus=True)
+            chosen = choose_candidates(part, query_BD, index, tokens, rule)
             batch = read_inputs(part, chosen.number_BK, tokens, model.tokenizer, model.lengths).to(
                 model.device
             )

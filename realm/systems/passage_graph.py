@@ -11,12 +11,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypedDict
+from typing import Self
 
 import numpy as np
 
-from realm.files import read_json, write_json
-from realm.folders import replace_folder
+from realm.folders import make_once
 from realm.progress import progress
 from realm.search.bm25 import STOP_WORDS
 from realm.store.knowledge_base import KnowledgeBase
@@ -49,9 +48,8 @@ class Titles:
                 or all(word in STOP_WORDS for word in words)
             ):
                 continue
-            if (
-                words not in self._document or bare == title
-            ):  # a title without explanation is the commonest meaning
+            # A title without an explanation is the commonest meaning.
+            if words not in self._document or bare == title:
                 self._document[words] = document
 
     def find(self, text: str, any_case: bool = False) -> Iterator[int]:
@@ -74,13 +72,6 @@ class Titles:
             place += step
 
 
-class GraphJson(TypedDict):
-    """Content of graph.json."""
-
-    kb: str
-    """Fingerprint of the knowledge base."""
-
-
 @dataclass(frozen=True)
 class PassageGraph:
     """The documents that each passage names, without its own."""
@@ -95,15 +86,14 @@ class PassageGraph:
     def open(cls, kb: KnowledgeBase, system: Path) -> Self:
         """The graph of a knowledge base; its edges are kept beside the folder of a system, in SYSTEM.graph."""
         articles, folder = Articles.of(kb), system.with_name(system.name + ".graph")
-        titles, made_of = Titles(kb, articles), GraphJson(kb=kb.fingerprint)
-        if not (folder / FILE).is_file() or read_json(folder / FILE) != made_of:
-            aside = folder.with_name(folder.name + ".writing")
-            aside.mkdir(parents=True, exist_ok=True)
+        titles = Titles(kb, articles)
+
+        def make(aside: Path) -> None:
             first_N, document_E = edges_of(kb, articles, titles)
             np.save(aside / "first.npy", first_N)
             np.save(aside / "documents.npy", document_E)
-            write_json(aside / FILE, made_of)
-            replace_folder(aside, folder)
+
+        make_once(folder, FILE, {"kb": kb.fingerprint}, make)
         return cls(articles, titles, *(np.load(folder / f"{name}.npy") for name in ("first", "documents")))
 
     def named(self, passage: int) -> list[int]:

@@ -43,6 +43,18 @@ from realm.train.loop import TrainRun
 from realm.train.run_config import RunConfig, generator
 
 NAME = "path"
+HEAD_RATE = 1e-3
+"""Peak learning rate of the recurrent layer and the scores, which start at random."""
+SEEDS = 10
+"""Passages of BM25 that a path can begin with (published: up to 500 of TF-IDF)."""
+NEGATIVES = 6
+"""Passages without an answer beside a training path (published: 50)."""
+PASSAGES = 2
+"""Most passages of a path."""
+BEAM = 4
+"""Paths kept (published: 8)."""
+ANSWER_TOKENS = 10
+"""Longest answer in wordpieces."""
 SEPARATOR = "\n\n"
 """Between the passages of a path, where the reader reads them together."""
 
@@ -57,28 +69,10 @@ class Config(RunConfig):
     """Questions per step."""
     learning_rate: float = 5e-5
     """Peak learning rate of both encoders (published: 3e-5)."""
-    head_rate: float = 1e-3
-    """Peak learning rate of the recurrent layer and the scores, which start at random."""
-    seeds: int = 10
-    """Passages of BM25 that a path can begin with (published: up to 500 of TF-IDF)."""
-    negatives: int = 6
-    """Passages without an answer beside a training path (published: 50)."""
-    passages: int = 2
-    """Most passages of a path."""
-    beam: int = 4
-    """Paths kept (published: 8)."""
-    answer_tokens: int = 10
-    """Longest answer in wordpieces."""
     dev_every: int = 250
     """Steps between two evaluations on dev questions; the best weights are kept."""
     dev_questions: int = 200
     """Dev questions in each evaluation."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("seeds", "negatives", "passages", "beam"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be 1 or more")
 
 
 # -- training -------------------------------------------------------------------------------------------------------
@@ -94,11 +88,7 @@ class Example(NamedTuple):
 
 
 def examples_of(
-    kb: KnowledgeBase,
-    graph: PassageGraph,
-    tokenizer: Tokenizer,
-    questions: Sequence[Question],
-    config: Config,
+    kb: KnowledgeBase, graph: PassageGraph, tokenizer: Tokenizer, questions: Sequence[Question]
 ) -> list[Example]:
     """Questions with an answer among the best passages of BM25: paths of one passage, and of two where another links to it.
 
@@ -108,20 +98,17 @@ def examples_of(
     examples, retriever = [], Retriever(kb)
     with progress(total=len(questions), description="find answers", unit="question") as bar:
         for question in questions:
-            _, number_BK = retriever.search([question.question], config.seeds, "bm25", None)
+            _, number_BK = retriever.search([question.question], SEEDS, "bm25", None)
             numbers = [int(number) for number in number_BK[0] if number >= 0]
-            held = {
-                place for place, spans in enumerate(_spans(kb, tokenizer, question, numbers, config)) if spans
-            }
+            held = {place for place, spans in enumerate(_spans(kb, tokenizer, question, numbers)) if spans}
             paths = [[place, END] for place in sorted(held)]
-            if config.passages > 1:
-                paths += [
-                    [before, place, END]
-                    for before, number in enumerate(numbers)
-                    if before not in held
-                    for place in sorted(held)
-                    if numbers[place] in links_of(graph, number)
-                ]
+            paths += [
+                [before, place, END]
+                for before, number in enumerate(numbers)
+                if before not in held
+                for place in sorted(held)
+                if numbers[place] in links_of(graph, number)
+            ]
             if held:
                 examples.append(Example(question, numbers, held, paths))
             bar.update(1)
@@ -136,13 +123,13 @@ def links_of(graph: PassageGraph, passage: int) -> list[int]:
 
 
 def _spans(
-    kb: KnowledgeBase, tokenizer: Tokenizer, question: Question, numbers: Sequence[int], config: Config
+    kb: KnowledgeBase, tokenizer: Tokenizer, question: Question, numbers: Sequence[int]
 ) -> list[list[tuple[int, int]]]:
     texts = [passage.text for passage in kb.passages(numbers)]
     answers = [] if question.regex else tokenizer.encode(question.answers)
     bodies = tokenizer.encode_with_offsets(texts)
     return [
-        answer_pieces(question, answers, text, body, config.answer_tokens)
+        answer_pieces(question, answers, text, body, ANSWER_TOKENS)
         for text, body in zip(texts, bodies, strict=True)
     ]
 
@@ -156,29 +143,25 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     kb, start = ground.kb, load_model(ground.encoder)
     kb.check_tokenizer(start.tokenizer, ground.encoder)
     graph = PassageGraph.open(kb, out)
-    examples = examples_of(kb, graph, start.tokenizer, ground.train, config)
+    examples = examples_of(kb, graph, start.tokenizer, ground.train)
     torch.manual_seed(config.seed)
     network = PathNetwork(start.reader.bert.bert)
-    sizes = {
-        "encoder": asdict(network.encoder.config),
-        "lengths": asdict(start.lengths),
-        **{name: getattr(config, name) for name in ("seeds", "passages", "beam", "answer_tokens")},
-    }
+    sizes = {"encoder": asdict(network.encoder.config), "lengths": asdict(start.lengths)}
     model = SystemModel(NAME, network, sizes, start.tokenizer)
     heads = nn.ModuleList([network.step, network.holds, network.ends])
     vectors = nn.ParameterList([network.begin, network.end, network.length, network.bias])
     rates: dict[nn.Module, float] = dict.fromkeys((network.encoder, network.reader), config.learning_rate)
-    rates |= dict.fromkeys((heads, vectors), config.head_rate)
+    rates |= dict.fromkeys((heads, vectors), HEAD_RATE)
     names = {"kb": kb.fingerprint, "examples": len(examples), "init": ground.encoder}
     with TrainRun(NAME, out, config, model, rates, names) as run:
-        system = PathRetriever(kb, graph, network, start.tokenizer, start.lengths, config)
+        system = PathRetriever(kb, graph, network, start.tokenizer, start.lengths)
         best = Best(run, network, ground.dev[: config.dev_questions], system)
         for step in run.steps():
             rng = generator(config.seed, step)
             losses = []
             with run.autocast():
                 for place in rng.integers(len(examples), size=config.batch_size):
-                    losses.append(system.loss(examples[int(place)], config.negatives, rng))
+                    losses.append(system.loss(examples[int(place)], rng))
             run.update(torch.stack(losses).mean(), {})
             if run.step % config.dev_every == 0 or run.step == config.steps:
                 best.evaluate()
@@ -199,12 +182,11 @@ class PathRetriever:
         network: PathNetwork,
         tokenizer: Tokenizer,
         lengths: Lengths,
-        config: Config,
     ):
         self._kb, self._graph, self._network, self._tokenizer = kb, graph, network, tokenizer
-        self._lengths, self._config, self._retriever = lengths, config, Retriever(kb)
+        self._lengths, self._retriever = lengths, Retriever(kb)
         positions = network.encoder.config.max_position_embeddings
-        together = min(positions, lengths.query + config.passages * (lengths.passage - 1))
+        together = min(positions, lengths.query + PASSAGES * (lengths.passage - 1))
         self._long = replace(lengths, reading=max(together, lengths.joint))
 
     def _inputs(self, question: str, texts: Sequence[str], lengths: Lengths) -> Reading:
@@ -215,14 +197,14 @@ class PathRetriever:
         texts = [passage.text for passage in self._kb.passages(numbers)]
         return self._network.encoded(self._inputs(question, texts, self._lengths))
 
-    def loss(self, example: Example, negatives: int, rng: np.random.Generator) -> Tensor:
+    def loss(self, example: Example, rng: np.random.Generator) -> Tensor:
         """The retriever's loss on a random path of a question, and the reader's on that path and on a wrong passage."""
         question = example.question
         path = example.paths[int(rng.integers(len(example.paths)))][:-1]
         wrong = [
             place for place in range(len(example.numbers)) if place not in example.held and place not in path
         ]
-        kept = [*path, *rng.permutation(wrong)[:negatives].tolist()]
+        kept = [*path, *rng.permutation(wrong)[:NEGATIVES].tolist()]
         numbers = [example.numbers[place] for place in kept]
         passage_KH = self._encode(question.question, numbers)
         allowed_K = torch.tensor([place not in example.held for place in kept], device=passage_KH.device)
@@ -236,7 +218,7 @@ class PathRetriever:
         places = [
             [
                 (begin + first, begin + first + width)
-                for first, width in answer_pieces(question, answers, text, body, self._config.answer_tokens)
+                for first, width in answer_pieces(question, answers, text, body, ANSWER_TOKENS)
                 if begin + first + width < longest - 1
             ]
             for text, body in zip(texts, bodies, strict=True)
@@ -253,15 +235,15 @@ class PathRetriever:
 
     @torch.no_grad()
     def _answer(self, question: str) -> Found:
-        config, network = self._config, self._network
+        network = self._network
         _, number_BK = self._retriever.search([question], DEPTH, "bm25", None)
         ranked = [int(number) for number in number_BK[0] if number >= 0]
         if not ranked:
             return Found("", 0.0)
         with evaluating(network):
             beams = beam_search(
-                network, ranked[: config.seeds], lambda pick: links_of(self._graph, pick),
-                lambda numbers: self._encode(question, numbers), config.passages, config.beam,
+                network, ranked[:SEEDS], lambda pick: links_of(self._graph, pick),
+                lambda numbers: self._encode(question, numbers), PASSAGES, BEAM,
             )  # fmt: skip
             reading = self._inputs(question, [self._text(one.path) for one in beams], self._long)
             holds_R, end_2RT = (part.cpu() for part in network.read(reading))
@@ -282,7 +264,7 @@ class PathRetriever:
         lengths = [len(passage.text) for passage in self._kb.passages(path)]
         begins = np.cumsum([0, *(length + len(SEPARATOR) for length in lengths)])
         best: tuple[int | None, int, int, float] = (None, 0, 0, -math.inf)
-        for width in range(min(self._config.answer_tokens, logp_2T.shape[1])):
+        for width in range(min(ANSWER_TOKENS, logp_2T.shape[1])):
             sum_T = logp_2T[0, : logp_2T.shape[1] - width] + logp_2T[1, width:]
             for first in sum_T.argsort(descending=True)[:2].tolist():
                 if not float(sum_T[first]) > best[3]:
@@ -301,7 +283,4 @@ def load(folder: Path, kb: KnowledgeBase) -> PathRetriever:
     network = PathNetwork(Bert(bert_config(sizes["encoder"], str(folder))))
     network.load_state_dict(read_weights(folder))
     network.to(choose_device("auto")).eval()
-    config = Config(**{name: sizes[name] for name in ("seeds", "passages", "beam", "answer_tokens")})
-    return PathRetriever(
-        kb, PassageGraph.open(kb, folder), network, tokenizer, Lengths(**sizes["lengths"]), config
-    )
+    return PathRetriever(kb, PassageGraph.open(kb, folder), network, tokenizer, Lengths(**sizes["lengths"]))

@@ -14,13 +14,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self, TypedDict
+from typing import NamedTuple, Self
 from zlib import crc32
 
 import numpy as np
 
-from realm.files import read_json, write_json
-from realm.folders import replace_folder
+from realm.folders import make_once
 from realm.progress import progress
 from realm.search.bm25 import STOP_WORDS
 from realm.store.knowledge_base import KnowledgeBase
@@ -54,13 +53,6 @@ def ngrams(text: str) -> Iterator[int]:
             yield crc32(word.encode()) % BINS
             if place + 1 < len(words) and keep[place + 1]:
                 yield crc32(f"{word} {words[place + 1]}".encode()) % BINS
-
-
-class TfidfJson(TypedDict):
-    """Content of tfidf.json."""
-
-    kb: str
-    """Fingerprint of the knowledge base."""
 
 
 class Tfidf(NamedTuple):
@@ -108,14 +100,12 @@ class Tfidf(NamedTuple):
 
 def open_tfidf(kb: KnowledgeBase, articles: Articles, folder: Path) -> Tfidf:
     """The matrix of a knowledge base, mapped into memory; it is made in `folder` unless it is there."""
-    made_of: TfidfJson = {"kb": kb.fingerprint}
-    if not (folder / FILE).is_file() or read_json(folder / FILE) != made_of:
-        aside = folder.with_name(folder.name + ".writing")
-        aside.mkdir(parents=True, exist_ok=True)
+
+    def make(aside: Path) -> None:
         for name, array in Tfidf.of(kb, articles)._asdict().items():
             np.save(aside / f"{name}.npy", array)
-        write_json(aside / FILE, made_of)
-        replace_folder(aside, folder)
+
+    make_once(folder, FILE, {"kb": kb.fingerprint}, make)
     return Tfidf(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in Tfidf._fields))
 
 

@@ -10,8 +10,6 @@ Offsets count characters of the text, and ends are exclusive.
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,8 +33,6 @@ from realm.text.tagger_processes import (
 if TYPE_CHECKING:
     from spacy.language import Language
     from spacy.tokens import Doc
-
-_log = logging.getLogger(__name__)
 
 DEFAULT_TAGGER = "spacy:en_core_web_sm"
 
@@ -231,9 +227,6 @@ class _SpacyTagger:
     def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
         groups = _groups(_in_pieces(texts))
         if self._processes == 1:
-            return _joined(self._annotate_groups(groups))
-        if "fork" not in multiprocessing.get_all_start_methods():
-            _log.warning("tagging in one process, not %d: this platform cannot fork", self._processes)
             return _joined(self._annotate_groups(groups))
         return _joined(self._annotate_in_processes(groups))
 

@@ -104,9 +104,7 @@ MOST_PROCESSES = 8
 
 
 def usable_cores() -> int:
-    """Default number of processes: 1 if the platform cannot fork, else the number of usable cores, up to `MOST_PROCESSES`."""
-    if "fork" not in multiprocessing.get_all_start_methods():
-        return 1
+    """Default number of processes: the number of usable cores, up to `MOST_PROCESSES`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, MOST_PROCESSES)
 

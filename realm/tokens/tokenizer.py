@@ -11,7 +11,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from realm.errors import DamagedError, InputError, RealmError, first_line
 from realm.files import read_json
-from realm.tokens.hub import encoder_folder
+from realm.hub import encoder_folder
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """BERT's special wordpieces; a vocabulary from `Tokenizer.train` begins with these wordpieces."""

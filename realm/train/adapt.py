@@ -35,10 +35,11 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from realm.errors import InputError
+from realm.errors import InputError, at_least
 from realm.index.versions import load_index
-from realm.masking.candidates import choose_candidates, read_inputs
-from realm.masking.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds
+from realm.masking.candidates import CandidateRule, choose_candidates, read_inputs
+from realm.masking.held_out import held_out
+from realm.masking.masked_queries import MaskedQuery, MaskingRule, SpanIndex, draw_queries, holds
 from realm.model.folder import Model, load_model
 from realm.model.losses import index_marginal_loss
 from realm.model.modes import evaluating
@@ -46,9 +47,9 @@ from realm.model.scores import scores
 from realm.progress import progress
 from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase
-from realm.tokens.layouts import NULL_PASSAGE, passage_inputs, query_inputs
+from realm.tokens.layouts import NULL_PASSAGE, query_inputs
 from realm.train.loop import StartedFrom, TrainRun
-from realm.train.pretrain import POSITIVE_GAIN
+from realm.train.pretrain import POSITIVE_GAIN, UNRETRIEVED_GAP
 from realm.train.run_config import RunConfig, generator
 
 JUDGED_AT_ONCE = 16
@@ -69,8 +70,8 @@ JUDGED_TYPES = {
 
 TITLED = 0.5
 """Share of sentences that begin with the title of their passage, as a question names what it asks about."""
-UNRETRIEVED_GAP = 1.5
-"""Nats per span by which a passage that was not retrieved is assumed to be worse than the null passage."""
+READ = 2
+"""Largest number of passages that the reader reads for a sentence, besides the null passage."""
 
 
 @dataclass(frozen=True)
@@ -92,17 +93,13 @@ class AdaptConfig(RunConfig):
     """Rounds of judging, evenly over the steps; each round judges passages that the current projection finds."""
     sentences: int = 400
     """Masked sentences judged in each round."""
-    read: int = 2
-    """Largest number of passages that the reader reads for a sentence, besides the null passage."""
     signal: Literal["reader", "entity"] = "reader"
     """Credit of passages that hold the span. "reader": the reader's gain, for as many sentences as the reader can read in its
     share of the minutes, and a fixed gain for all other sentences. "entity", a control: a fixed gain for all sentences."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("rounds", "sentences", "read"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be 1 or more")
+        at_least(self, rounds=1, sentences=1)
         if not self.minutes > 0:
             raise ValueError(f"minutes is {self.minutes:g}: it must be above 0")
 
@@ -132,7 +129,7 @@ def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
     names: StartedFrom = {"init": init, **kb.training_record}
     with TrainRun("adapt", out, config, model, {tower.projection: config.learning_rate}, names) as run:
         judge = Judge(kb, model, vectors_ND, run, config)
-        passage_ND = torch.cat([vectors_ND, null_vector(model).cpu()]).to(run.device)
+        passage_ND = torch.cat([vectors_ND, model.null_vector().cpu()]).to(run.device)
         judged: list[Judged] = []
         steps_made = config.steps
         for step in run.steps():
@@ -199,22 +196,19 @@ class Judge:
 
     def _judge_round(self) -> list[Judged]:
         config, model = self._config, self._model
+        rule = MaskingRule(model.tokenizer.mask_id, model.lengths.query - 2, repeats=True, titled=TITLED)
         judged: list[Judged] = []
         with progress(total=config.sentences, description="judge", unit="sentence") as bar:
             for batch in range(TRIES * -(-config.sentences // JUDGED_AT_ONCE)):
                 if len(judged) >= config.sentences or self.over or len(self._passages) == 0:
                     break
                 rng = generator(config.seed, config.steps + self.rounds, batch)
-                queries = draw_queries(
-                    self._kb.tokens, self._passages, JUDGED_AT_ONCE, rng, model.tokenizer.mask_id,
-                    model.lengths.query - 2, repeats=True, titled=TITLED,
-                )  # fmt: skip
+                queries = draw_queries(self._kb.tokens, self._passages, JUDGED_AT_ONCE, rng, rule)
                 found = self._judge(queries)
                 bar.update(min(len(found), config.sentences - len(judged)))
                 judged += found
-                if (
-                    self._run.stop_requested
-                ):  # the steps since the last checkpoint take only seconds to repeat
+                # The steps since the last checkpoint take only seconds to repeat.
+                if self._run.stop_requested:
                     raise KeyboardInterrupt
         return judged[: config.sentences]
 
@@ -225,9 +219,8 @@ class Judge:
         state_BH = self._states(queries)
         with torch.no_grad():
             query_BD = self._model.embedder.query.project(state_BH)
-        chosen = choose_candidates(
-            queries, query_BD, self._index, tokens, config.read + 1, True, config.read, self._spans
-        )
+        rule = CandidateRule(READ + 1, same_corpus=True, injected=READ)
+        chosen = choose_candidates(queries, query_BD, self._index, tokens, rule, self._spans)
         reads_BK = np.array(
             [
                 [number == NULL_PASSAGE or holds(tokens.body.row(number), query.targets) for number in row]
@@ -242,7 +235,7 @@ class Judge:
                 [queries[row] for row in helped], chosen.number_BK[helped], reads_BK[helped]
             )
         else:
-            gain_BK = np.full((len(helped), config.read + 1), POSITIVE_GAIN, dtype=np.float32)
+            gain_BK = np.full((len(helped), READ + 1), POSITIVE_GAIN, dtype=np.float32)
         read_BK = reads_BK & (chosen.number_BK != NULL_PASSAGE)
         return [
             Judged(
@@ -286,14 +279,6 @@ def gain_table(judged: Sequence[Judged], passages: int) -> Tensor:
         gain_N[torch.from_numpy(one.number_K)] = torch.from_numpy(one.gain_K)
         gain_N[torch.from_numpy(one.excluded)] = -torch.inf
     return gain_BN
-
-
-@torch.no_grad()
-def null_vector(model: Model) -> Tensor:
-    """Vector of the null passage, which has no title and no text -> [1, D]."""
-    nothing = passage_inputs([[]], [[]], model.tokenizer, model.lengths).to(model.device)
-    with evaluating(model.embedder):
-        return model.embedder.passage(nothing)
 
 
 def write_judged(judged: Sequence[Judged], file: Path) -> None:

@@ -24,12 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from realm import distributed
-from realm.errors import InputError
+from realm.errors import InputError, at_least
 from realm.index.versions import IndexVersion, load_index
 from realm.interop.span_readers import take_reader
 from realm.model.bert import Bert
 from realm.model.calibration import Calibration, Method
 from realm.model.device import choose_device
+from realm.model.embedder import freeze_input_embeddings
 from realm.model.folder import Model, load_model
 from realm.model.losses import any_correct_loss
 from realm.model.scores import own_scores
@@ -43,7 +44,6 @@ from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE, Lengths
 from realm.train.examples import Examples
 from realm.train.loop import TrainRun
-from realm.train.refresh.cached_states import freeze_input_embeddings
 from realm.train.refresh.refresher import IndexRefresher, RefreshConfig
 from realm.train.run_config import RunConfig, generator
 from realm.train.span_losses import SpanLoss, counted, joint_scores, read, sampled_reader_loss
@@ -127,11 +127,9 @@ class FinetuneConfig(RunConfig):
             )
         if self.update_passages and not self.retriever_rate > 0:
             raise ValueError("update_passages trains the embedder: retriever_rate must be above 0")
-        if self.hard_em_steps < 1:
-            raise ValueError(f"hard_em_steps is {self.hard_em_steps}: it must be 1 or more")
-        SpanConfig(
-            objective=self.objective, retrieval_score=self.retrieval_score
-        )  # refuses what does not fit
+        at_least(self, hard_em_steps=1)
+        # SpanConfig refuses what does not fit.
+        SpanConfig(objective=self.objective, retrieval_score=self.retrieval_score)
 
 
 class FinetunedFrom(TypedDict):
@@ -159,9 +157,8 @@ def train(
     """
     if not questions:
         raise InputError("there is no training question")
-    model = load_model(init).to(
-        choose_device(config.device)
-    )  # before the index, which goes where the model is
+    # The model moves before the index is loaded, which goes where the model is.
+    model = load_model(init).to(choose_device(config.device))
     kb.check_tokenizer(model.tokenizer, init)
     if config.reading_tokens:
         model.lengths = reading_lengths(model.lengths, config.reading_tokens)

@@ -18,15 +18,22 @@ from realm import distributed
 from realm.errors import DivergedError
 from realm.index.embedding import embed_passages
 from realm.index.versions import IndexVersion
+from realm.masking.candidates import embed_queries
+from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import SpanIndex
 from realm.model.folder import Model
 from realm.qa.metrics import recall_at
-from realm.qa.probe import RANKS, embed_queries, first_positives, held_out_queries, read_queries
+from realm.qa.probe import RANKS, first_positives, read_queries
 from realm.qa.question_files import Question
 from realm.qa.question_sets import question_ranks
 from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase
 from realm.train.loop import TrainRun
+
+GATE_EVERY = 25
+"""Steps between two measurements of the positive gap while it is below the gate."""
+PATIENCE = 3
+"""Refused versions after which the retriever stops training."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +42,10 @@ class HealthConfig:
 
     gate: float = 2.0
     """Positive gap in nats from which on the retriever trains; 0: from the first step."""
-    gate_every: int = 25
-    """Steps between two measurements of the positive gap while it is below the gate."""
     gate_limit: int = 500
     """Steps after which the run ends if the gap is still below the gate."""
     margin: float = 2.0
     """Points of probe recall@5 below the start from which on an index version is refused; negative: no version is refused."""
-    patience: int = 3
-    """Refused versions after which the retriever stops training."""
     queries: int = 1000
     """Probe queries for the recall of a version."""
     read: int = 96
@@ -90,7 +93,7 @@ class HealthWatch:
 
     def after_step(self, built: IndexVersion | None, current: IndexVersion) -> IndexVersion:
         """The version to search from now on: the new version if it is accepted, else the current one."""
-        if not self.reader_ready and self.run.step % self.config.gate_every == 0:
+        if not self.reader_ready and self.run.step % GATE_EVERY == 0:
             self._read(current)
         if self.config.freshness_every and self.run.step % self.config.freshness_every == 0 and self.queries:
             self.run.log({"candidate_freshness": round(self._freshness(current), 4)})
@@ -103,11 +106,10 @@ class HealthWatch:
             self._read(built)
             return built
         self.state["refused"] += 1
-        self.model.embedder.load_state_dict(
-            self.state["healthy"], strict=False
-        )  # a shared tower is saved once
+        # A shared tower is saved once, so names may be missing.
+        self.model.embedder.load_state_dict(self.state["healthy"], strict=False)
         self.run.optimizer.reset_averages(self.model.embedder)
-        frozen = self.state["refused"] >= self.config.patience
+        frozen = self.state["refused"] >= PATIENCE
         self.run.optimizer.scale_rate(self.model.embedder, 0.0 if frozen else 0.5)
         self.run.report(
             f"index of step {built.step} refused: probe recall@5 {recall:.1f} is below {bar:.1f}; embedder back to step "

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from realm import distributed
 from realm.errors import InputError
-from realm.masking.masked_queries import held_out
+from realm.masking.held_out import held_out
 from realm.model.folder import Model, load_model
 from realm.model.losses import in_batch_loss
 from realm.model.scores import scores

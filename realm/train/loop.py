@@ -235,9 +235,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         if distributed.is_main_process():
             logs = [self.folder / name for name in (METRICS, TENSORBOARD)]
             self.model.save(self.out, [log for log in logs if log.exists()])
-            shutil.rmtree(
-                self.folder
-            )  # while the lock is held: no run resumes from a complete run's checkpoint
+            # The lock is still held, so that no run resumes from a complete run's checkpoint.
+            shutil.rmtree(self.folder)
             took = f"{self.step:,} steps in {duration(self.seconds())}"
             print(f"{self.stage}: {took}; the model is in {self.out}", file=sys.stderr, flush=True)
         distributed.barrier()
@@ -289,9 +288,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 self._lock = (self.folder / "lock").open("ab")
                 undo.callback(self._lock.close)
                 self._take_lock()
-                if (
-                    os.fstat(self._lock.fileno()).st_nlink == 0
-                ):  # a run that ended meanwhile removed the folder
+                # A run that ended meanwhile has removed the folder.
+                if os.fstat(self._lock.fileno()).st_nlink == 0:
                     self._check_out()
                     raise ConflictError(f"{self.folder} was removed by somebody: repeat the command")
                 self._checkpoints.remove_unfinished()
@@ -332,9 +330,10 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                     f"{settings_file} cannot be read ({reason(error)}), so what the run's checkpoints belong to is unknown: "
                     f"put the file back, or remove {self.folder} to start anew"
                 ) from error
-            # A setting that an earlier version did not have had its default value.
-            defaults = json.loads(json.dumps(asdict(type(self.config)())))
-            before |= {k: defaults.get(k, settings[k]) for k in settings.keys() - before.keys()}
+            # A setting that an earlier version did not have had its default value. Settings that this version does not have
+            # are left out: the repeated command cannot name them, so the interrupted run had their defaults.
+            defaults = {**settings, **json.loads(json.dumps(asdict(type(self.config)())))}
+            before = _in_this_version(before, settings, defaults)
             if before != settings:
                 changed = sorted(
                     k for k in before.keys() | settings.keys() if before.get(k) != settings.get(k)
@@ -393,3 +392,15 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             },
         )
         self.after_checkpoint()
+
+
+def _in_this_version(
+    before: Mapping[str, Any], settings: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The values of `before` under the names of `settings`; a missing value is the default."""
+    return {
+        name: _in_this_version(before[name], value, defaults[name])
+        if isinstance(value, dict) and isinstance(before.get(name), dict)
+        else before.get(name, defaults[name])
+        for name, value in settings.items()
+    }

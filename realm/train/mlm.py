@@ -27,7 +27,8 @@ from torch import Tensor
 from realm import distributed
 from realm.errors import InputError
 from realm.index.embedding import pooled_states
-from realm.masking.masked_queries import MaskedQuery, SpanIndex, held_out
+from realm.masking.held_out import held_out, held_out_queries
+from realm.masking.masked_queries import MaskedQuery, SpanIndex
 from realm.model.copying import CopyHead
 from realm.model.embedder import BagOfWordsTower, EmbedderConfig, embedder_from, fit_projection, load_pooler
 from realm.model.folder import Model, load_model
@@ -35,7 +36,6 @@ from realm.model.manifest import encoder_held_out, is_model
 from realm.model.masked_reader import ROWS_AT_ONCE, EncoderConfig, MaskedReader, load_reader, new_reader
 from realm.model.modes import evaluating
 from realm.model.span_reader import SpanReader
-from realm.qa.probe import held_out_queries
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.text.corpus import HeldOut
 from realm.tokens.layouts import Lengths, Tokens, joint_inputs, passage_inputs
@@ -49,6 +49,12 @@ MASKED_SPANS = 0.3
 """Share of salient spans hidden whole in plain rows. Reading rows hide half of their spans, at least one."""
 VISIBLE = 0.1
 """Share of the targets of plain rows that stay visible, so that the states of ordinary words learn too."""
+OWN_PASSAGE = 0.3
+"""Share of reading rows with the sentence's own passage."""
+NEAR_PASSAGE = 0.2
+"""Share of reading rows with a passage close to the sentence's own, which teaches the reader when not to copy."""
+NO_PASSAGE = 0.1
+"""Share of reading rows without a passage. All other reading rows have another passage that holds a masked span."""
 CHECK_EVERY = 200
 """Steps between two checks of the reader on held-out sentences."""
 
@@ -68,12 +74,6 @@ class MlmConfig(RunConfig):
     text."""
     reading: float = 0.5
     """Share of reading rows in a batch."""
-    own_passage: float = 0.3
-    """Share of reading rows with the sentence's own passage."""
-    near_passage: float = 0.2
-    """Share of reading rows with a passage close to the sentence's own, which teaches the reader when not to copy."""
-    no_passage: float = 0.1
-    """Share of reading rows without a passage. All other reading rows have another passage that holds a masked span."""
     query_tokens: int = 64
     """Longest query of the model in wordpieces, including special tokens."""
     principal: bool = True
@@ -91,14 +91,6 @@ class MlmConfig(RunConfig):
     """Settings of the embedder."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     """Size of an encoder with random weights; unused with `init`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        shares = (self.own_passage, self.near_passage, self.no_passage)
-        if min(shares) < 0 or sum(shares) > 1:
-            raise ValueError(
-                f"own_passage, near_passage and no_passage are {shares}: shares of the reading rows, together at most 1"
-            )
 
 
 class Rows(NamedTuple):
@@ -274,8 +266,8 @@ def masked_rows(
     reading = round(config.reading * config.batch_size)
     chosen = rng.permutation(batch)
     parts = [
-        _reading_rows(tokens, spans, chosen[:reading], rng, tokenizer, lengths, config),
-        _plain_rows(tokens, chosen[reading:], rng, tokenizer, lengths, config),
+        _reading_rows(tokens, spans, chosen[:reading], rng, tokenizer, lengths),
+        _plain_rows(tokens, chosen[reading:], rng, tokenizer, lengths),
     ]
     return [rows for rows in parts if rows is not None]
 
@@ -286,7 +278,6 @@ def _plain_rows(
     rng: np.random.Generator,
     tokenizer: Tokenizer,
     lengths: Lengths,
-    config: MlmConfig,
 ) -> Rows | None:
     titles, bodies, hidden_rows, offsets = [], [], [], []
     for passage in passages:
@@ -313,15 +304,13 @@ def _reading_rows(
     rng: np.random.Generator,
     tokenizer: Tokenizer,
     lengths: Lengths,
-    config: MlmConfig,
 ) -> Rows | None:
     sentences, bodies, hidden_rows = [], [], []
     for passage in passages:
         body = tokens.body.row(passage)
         bounds = np.append(tokens.sentences.row(passage), len(body))
-        number = int(
-            rng.choice(np.flatnonzero(np.diff(bounds)))
-        )  # one of control characters has no wordpieces
+        # A sentence of control characters has no wordpieces.
+        number = int(rng.choice(np.flatnonzero(np.diff(bounds))))
         first, last = (
             int(bounds[number]),
             min(int(bounds[number + 1]), int(bounds[number]) + lengths.query - 2),
@@ -336,9 +325,7 @@ def _reading_rows(
             picked = rng.permutation(inside)[: max(1, (len(inside) + 1) // 2)]
             for pick in picked:
                 hidden[starts[pick] : ends[pick]] = True
-            beside = _beside(
-                tokens, spans, int(passage), sentence[starts[picked[0]] : ends[picked[0]]], rng, config
-            )
+            beside = _beside(tokens, spans, int(passage), sentence[starts[picked[0]] : ends[picked[0]]], rng)
         shown = sentence.copy()
         shown[hidden] = tokenizer.mask_id
         sentences.append(shown)
@@ -350,21 +337,16 @@ def _reading_rows(
 
 
 def _beside(
-    tokens: PassageTokens,
-    spans: SpanIndex,
-    own: int,
-    span: np.ndarray,
-    rng: np.random.Generator,
-    config: MlmConfig,
+    tokens: PassageTokens, spans: SpanIndex, own: int, span: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
     """Wordpieces of the passage beside a sentence: its own, a close one, no passage, or another one with the masked span."""
     draw = rng.random()
-    if draw < config.no_passage:
+    if draw < NO_PASSAGE:
         return tokens.body.row(own)[:0]
-    if draw < config.no_passage + config.near_passage:
+    if draw < NO_PASSAGE + NEAR_PASSAGE:
         near = [n for n in (own - 2, own - 1, own + 1, own + 2) if 0 <= n < len(tokens.body.lengths)]
         return tokens.body.row(int(rng.choice(near)) if near else own)
-    if draw < config.no_passage + config.near_passage + config.own_passage:
+    if draw < NO_PASSAGE + NEAR_PASSAGE + OWN_PASSAGE:
         return tokens.body.row(own)
     others = spans.passages(span)
     others = others[others != own]

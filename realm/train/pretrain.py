@@ -25,9 +25,17 @@ from torch import Tensor
 
 from realm import distributed
 from realm.errors import InputError
-from realm.masking.candidates import Candidates, RetrievalBatch, choose_candidates, read_inputs
-from realm.masking.masked_queries import MaskedQuery, Masking, SpanIndex, draw_queries, held_out, holds
-from realm.model.embedder import Embedder
+from realm.masking.candidates import (
+    CandidateRule,
+    Candidates,
+    RetrievalBatch,
+    choose_candidates,
+    embed_queries,
+    read_inputs,
+)
+from realm.masking.held_out import held_out
+from realm.masking.masked_queries import MaskedQuery, Masking, MaskingRule, SpanIndex, draw_queries, holds
+from realm.model.embedder import Embedder, freeze_input_embeddings, freeze_passage_encoder
 from realm.model.folder import Model, load_model
 from realm.model.losses import (
     in_batch_loss,
@@ -40,7 +48,6 @@ from realm.model.losses import (
 )
 from realm.model.masked_reader import MaskedReader
 from realm.model.modes import evaluating
-from realm.qa.probe import embed_queries
 from realm.qa.question_files import Question
 from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
@@ -48,17 +55,14 @@ from realm.tokens.layouts import Tokens
 from realm.train.health import HealthConfig, HealthWatch
 from realm.train.ict import IctConfig, cloze_vectors
 from realm.train.loop import StartedFrom, TrainRun
-from realm.train.refresh.cached_states import (
-    CachedPassageStates,
-    cached_passage_states,
-    freeze_input_embeddings,
-    freeze_passage_encoder,
-)
+from realm.train.refresh.cached_states import CachedPassageStates, cached_passage_states
 from realm.train.refresh.refresher import IndexRefresher, RefreshConfig
 from realm.train.run_config import RunConfig, generator
 
 POSITIVE_GAIN, NEGATIVE_GAIN = 6.2, -1.6
 """Gain in nats over the null passage that the entity control assigns to passages with and without the masked span."""
+UNRETRIEVED_GAP = 1.5
+"""Nats per span by which a passage that was not retrieved is assumed to be worse than the null passage."""
 NO_SCORE = -1e9
 """Score of the null passage if it is no candidate: p(null|x) and the gradient are 0."""
 
@@ -89,9 +93,6 @@ class PretrainConfig(RunConfig):
     """Peak learning rate of the reader (paper: 3e-5)."""
     normalise: Literal["index", "candidates"] = "index"
     """Passages over which p(z|x) is a softmax (paper: the candidates). "index": all passages, up to about 100,000."""
-    unretrieved_gap: float = 1.5
-    """Nats per span by which an unretrieved passage is assumed to be worse than the null passage; only with normalise
-    "index"."""
     marginal: Literal["span", "token"] = "span"
     """Whether the likelihood sums over passages for each whole span (paper) or for each token (released code)."""
     masking: Masking = "salient"
@@ -155,7 +156,6 @@ def train(
     source.agree_on_held_out([kb.held_out], f"--kb {kb.folder}")
     knowledge, spans = kb.tokens, SpanIndex(kb.tokens)
     known = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
-    same_corpus = source.fingerprint == kb.fingerprint
     passages = np.flatnonzero(~held_out(source.ids, kb.config.held_out))  # also passages of Z that X repeats
     if config.masking == "salient":
         passages = passages[source.tokens.span_starts.lengths[passages] > 0]
@@ -167,6 +167,13 @@ def train(
         freeze_passage_encoder(model.embedder)
     if config.input_embeddings == "frozen":
         freeze_input_embeddings(model.embedder)
+    masking = MaskingRule(
+        model.tokenizer.mask_id, model.lengths.query - 2, config.masking, config.mask_repeats, config.titled,
+        model.tokenizer.vocab_size,
+    )  # fmt: skip
+    candidates = CandidateRule(  # the null passage first, never the query's own text
+        config.candidates, source.fingerprint == kb.fingerprint, config.injected, config.exclude_own
+    )
     rates = {model.embedder: config.retriever_rate, model.reader: config.learning_rate}
     names: PretrainedFrom = {"init": init, **kb.training_record, "text": source.fingerprint}
     with (
@@ -183,17 +190,13 @@ def train(
         watch.start(version, needs_reader=config.signal != "entity")
         for step in run.steps():
             rng = generator(config.seed, step)
-            queries = draw_queries(                                        # one hidden span in each of B sentences
-                source.tokens, passages, config.batch_size, rng, model.tokenizer.mask_id,
-                model.lengths.query - 2, config.masking, config.mask_repeats, config.titled, model.tokenizer.vocab_size,
-            )  # fmt: skip
+            queries = draw_queries(
+                source.tokens, passages, config.batch_size, rng, masking
+            )  # one hidden span in each
             queries = distributed.shard(queries)
             with run.autocast():
                 search_BD = embed_queries(refresher.query_model(model, version), queries)
-            chosen = choose_candidates(                                    # null first, never the query's own text
-                queries, search_BD, version.index, knowledge, config.candidates, same_corpus, config.injected, spans,
-                config.exclude_own,
-            )  # fmt: skip
+            chosen = choose_candidates(queries, search_BD, version.index, knowledge, candidates, spans)
             batch = read_inputs(queries, chosen.number_BK, knowledge, model.tokenizer, model.lengths).to(
                 run.device
             )
@@ -213,9 +216,8 @@ def train(
             run.update(loss, seen | refresher.metrics(version, step))
             if watch.reader_ready:
                 refresher.request(model, run.step)  # starts a build if one is due
-            version = watch.after_step(
-                refresher.poll(run.step), version
-            )  # waits only where refresh.lag demands it
+            # `poll` waits only where refresh.lag demands it.
+            version = watch.after_step(refresher.poll(run.step), version)
             run.state["index"] = refresher.state_dict(version)  # for resuming
         if version.step < run.step:
             built = refresher.build_final(model, run.step)  # the saved weights are judged too
@@ -294,7 +296,7 @@ def loss_entries(
         return Entries(score_BK, logp_BKM, read_BK)
     left_out = [np.union1d(out, row[1:]) for out, row in zip(chosen.excluded, chosen.number_BK, strict=True)]
     rest_B = index.rest_logsumexp(query_BD, left_out)
-    score_BE, logp_BEM = with_unretrieved(score_BK, logp_BKM, batch.mask_BM, rest_B, config.unretrieved_gap)
+    score_BE, logp_BEM = with_unretrieved(score_BK, logp_BKM, batch.mask_BM, rest_B, UNRETRIEVED_GAP)
     return Entries(score_BE, logp_BEM, F.pad(read_BK, (0, 1), value=-1))
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from realm.errors import at_least
 from realm.model.device import Precision
 
 
@@ -44,12 +45,7 @@ class RunConfig:
     """Writes TensorBoard events beside metrics.jsonl (needs the package `tensorboard`)."""
 
     def __post_init__(self) -> None:
-        least_values = (
-            ("steps", 0), ("batch_size", 1), ("log_every", 1), ("cached_rows", 0), ("seed", 0),
-        )  # fmt: skip
-        for name, least in least_values:
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be {least} or more")
+        at_least(self, steps=0, batch_size=1, log_every=1, cached_rows=0, seed=0)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}: it must be 0 or more, and less than 1")
         if self.seed >= 2**31:

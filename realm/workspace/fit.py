@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from realm import __version__
-from realm.documents.readers import stamp
+from realm.documents.reading import stamp
 from realm.errors import InputError, shortened
 from realm.files import write_json, write_json_lines
 from realm.folders import LOCK, one_writer, remove, replace_folder, restore

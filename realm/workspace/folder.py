@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from realm.documents.readers import documents_of
+from realm.documents.reading import documents_of
 from realm.errors import InputError
 from realm.folders import restore
 from realm.model.calibration import Method

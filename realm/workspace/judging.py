@@ -15,18 +15,20 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from realm.index.versions import load_index
+from realm.masking.candidates import embed_queries
+from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import MaskedQuery
 from realm.model.device import autocast, choose_device
 from realm.model.folder import load_model
 from realm.progress import progress
 from realm.qa.metrics import recall_at
-from realm.qa.probe import embed_queries, first_positives, first_positives_bm25, held_out_queries
+from realm.qa.probe import first_positives, first_positives_bm25
 from realm.qa.question_files import Question
 from realm.qa.question_sets import evaluate_words, question_ranks
-from realm.qa.significance import mcnemar, paired_bootstrap
+from realm.qa.significance import PairedDifference, paired_difference
 from realm.questions import MadeQuestion
 from realm.store.knowledge_base import KnowledgeBase
-from realm.workspace.report import DifferenceJson, Recall, TestJson
+from realm.workspace.report import Recall, TestJson
 
 LEAST = 20
 """Smallest number of queries of each kind, because fewer queries cannot show a difference."""
@@ -112,27 +114,13 @@ def tests_of(words: Ranks, start: Ranks, adapted: Ranks | None) -> dict[str, Tes
             "bm25": _recall(words[name]),
             "start": _recall(start[name]),
             "adapted": None if adapted is None else _recall(adapted[name]),
-            "difference": None if adapted is None else difference(adapted[name], start[name]),
+            "difference": None if adapted is None else paired_difference(adapted[name], start[name], AT),
         }
         for name in start
     }
 
 
-def difference(adapted_N: np.ndarray, start_N: np.ndarray) -> DifferenceJson:
-    """The difference between the adapted model and the start model on the same queries."""
-    hits = [(ranks >= 1) & (ranks <= AT) for ranks in (adapted_N, start_N)]
-    pair, gain = mcnemar(*hits), paired_bootstrap(*(100.0 * hit_N for hit_N in hits))
-    return {
-        "points": round(gain.mean, 2),
-        "low": round(gain.low, 2),
-        "high": round(gain.high, 2),
-        "only_adapted": pair.only_a,
-        "only_start": pair.only_b,
-        "p": pair.p,
-    }
-
-
-def verdict(differences: Mapping[str, DifferenceJson]) -> tuple[bool, str]:
+def verdict(differences: Mapping[str, PairedDifference]) -> tuple[bool, str]:
     """Whether to keep the adapted model, and the reason. The keys of `differences` are the names of the kinds of queries."""
     better = [name for name, d in differences.items() if d["points"] > 0 and d["p"] < SIGNIFICANT]
     worse = [

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from realm import __version__
-from realm.documents.readers import stamp
+from realm.documents.reading import stamp
 from realm.files import read_json
+from realm.qa.significance import PairedDifference
 from realm.store.tables import PASSAGES, newest_version
 from realm.workspace.settings import FitConfig
 
@@ -22,17 +23,6 @@ TESTS = {"masked_facts": "masked facts", "made_questions": "made questions"}
 Recall = TypedDict("Recall", {"1": float, "5": float, "20": float})
 
 
-class DifferenceJson(TypedDict):
-    """Recall at 5 of the adapted model minus recall at 5 of the start model: points, 95 % interval, McNemar's counts and p."""
-
-    points: float
-    low: float
-    high: float
-    only_adapted: int
-    only_start: int
-    p: float
-
-
 class TestJson(TypedDict):
     """Recall of BM25, of the start model and of the adapted model on one kind of queries."""
 
@@ -41,7 +31,7 @@ class TestJson(TypedDict):
     start: Recall
     adapted: Recall | None
     """None if no model was adapted."""
-    difference: DifferenceJson | None
+    difference: PairedDifference | None
 
 
 class AdaptationJson(TypedDict):

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from realm.errors import at_least
+
 
 @dataclass(frozen=True)
 class FitConfig:
@@ -24,10 +26,6 @@ class FitConfig:
     """"auto": a GPU when there is one, else the CPU; or any torch device."""
 
     def __post_init__(self) -> None:
-        if not self.minutes >= 0:
-            raise ValueError(f"minutes is {self.minutes}: it must be 0 or more")
-        for name in ("questions", "max_document_chars"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be 1 or more")
+        at_least(self, minutes=0, questions=1, max_document_chars=1)
         if not 0 < self.held_out < 1:
             raise ValueError(f"held_out is {self.held_out}: it must be above 0, and less than 1")

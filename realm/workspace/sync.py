@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-from realm.documents.readers import ReadingReport, read_documents
+from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import ConflictError, InputError
 from realm.files import read_json, write_json
 from realm.folders import remove

@@ -210,8 +210,8 @@ def test_disagreements_name_questions_that_only_one_row_answers(home, compared) 
         "compare", str(home / "tiny.toml"), "--dir", str(home / "table1"), "--diff", "orqa", "realm"
     )
     counts = compared["rows"]["orqa"]["tests"]["made"]["less"]
-    assert f"REALM, X = Z is right, ORQA is wrong: {counts['only_realm']}" in text
-    assert f"ORQA is right, REALM, X = Z is wrong: {counts['only_other']}" in text
+    assert f"REALM, X = Z is right, ORQA is wrong: {counts['only_a']}" in text
+    assert f"ORQA is right, REALM, X = Z is wrong: {counts['only_b']}" in text
 
 
 # -- parts

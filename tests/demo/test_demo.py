@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from realm import cli, demo
-from realm.demo import results
+from realm.demo import results, stages
 from realm.demo.results import DemoReport
 from realm.demo.stages import QUESTIONS, DemoConfig, DemoRun
 from realm.errors import InputError
@@ -76,8 +76,7 @@ def finished(tagger: None, qa_folder: Path, tmp_path_factory: pytest.TempPathFac
     write_towns(home / "towns.jsonl", TOWNS)
     write_towns(home / "later.jsonl", NEW_TOWNS)
     (home / "settings.toml").write_text(
-        f"[demo]\nsource = '{home / 'towns.jsonl'}'\nlater = '{home / 'later.jsonl'}'\nlater_parts = ['History']\n"
-        f"start = '{qa_folder}'\nfill = 'Arden was founded in [MASK].'\n"
+        f"[demo]\nsource = '{home / 'towns.jsonl'}'\nlater = '{home / 'later.jsonl'}'\nstart = '{qa_folder}'\n"
         "[fit]\ntagger = 'tiny'\nheld_out = 0.3\ndevice = 'cpu'\n"
     )
     words = ["demo", "--dir", str(home / "work"), "--config", str(home / "settings.toml")]
@@ -223,18 +222,24 @@ def stopping_after(count: int, run: Callable[[Sequence[str]], None]) -> Callable
     return stopped
 
 
-def test_of_the_later_documents_those_of_the_named_parts_are_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("factbook", [True, False])
+def test_of_the_factbook_one_part_is_added_and_of_other_sources_everything(
+    factbook: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [
         {"id": f"ke/{part}", "title": "Kenya", "text": f"About its {part}."}
-        for part in ("Geography", "Energy")
+        for part in ("Introduction", "Energy")
     ]
     (tmp_path / "facts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     later = str(tmp_path / "facts.jsonl")
-    demo = DemoRun(DemoConfig(later=later, later_parts=("Geography",)), None, tmp_path / "work")
+    if factbook:
+        monkeypatch.setattr(stages, "FACTBOOK", later)
+    demo = DemoRun(DemoConfig(later=later), None, tmp_path / "work")
     (tmp_path / "work").mkdir()
     next(demo.adding())
-    (written,) = (json.loads(line) for line in demo.later.read_text().splitlines())
-    assert written == {"id": "facts/ke/Geography", "title": "Kenya", "text": "About its Geography."}
+    written = [json.loads(line) for line in demo.later.read_text().splitlines()]
+    assert written[0] == {"id": "facts/ke/Introduction", "title": "Kenya", "text": "About its Introduction."}
+    assert [row["id"] for row in written[1:]] == ([] if factbook else ["facts/ke/Energy"])
 
 
 def test_tables_fit_a_terminal_of_80_columns_and_say_which_model_was_kept() -> None:
@@ -261,6 +266,5 @@ def test_guesses_are_counted_apart_from_answers() -> None:
 
 
 def test_invalid_settings_are_refused() -> None:
-    for setting in ("minutes=0.0", "later_minutes=1.0", "questions=0"):
-        with pytest.raises(InputError, match=setting.split("=")[0]):
-            read_config(DemoConfig, None, "demo", [setting])
+    with pytest.raises(InputError, match="minutes is 0: it must be above 0"):
+        read_config(DemoConfig, None, "demo", ["minutes=0.0"])

@@ -17,8 +17,8 @@ from realm.demo.from_text import DemoRun, FromTextConfig, plots
 from realm.demo.from_text.results import FromTextReport
 from realm.errors import InputError
 from realm.model.manifest import read_manifest
+from realm.qa.significance import paired_difference
 from realm.settings import presets, read_config
-from realm.stages.pairs import against
 from realm.stages.runner import Costs
 from tests.schemas import assert_holds
 from tests.towns import TOWNS, write_corpus, write_encoder
@@ -85,7 +85,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     texts = write_corpus(home / "towns.jsonl")
     write_encoder(home / "encoder", texts)
     table = f"[from_text]\ncorpora = ['{home / 'towns.jsonl'}']\nencoder = '{home / 'encoder'}'\n"
-    (home / "settings.toml").write_text(SETTINGS + table + "fill = 'Aldora was founded in [MASK].'\n")
+    (home / "settings.toml").write_text(SETTINGS + table)
     words = ["demo", "--from-text", "--dir", str(home / "work"), "--config", str(home / "settings.toml")]
     return Finished(words, home / "work", *run_demo(words))
 
@@ -268,12 +268,12 @@ def test_without_matplotlib_the_demo_is_refused_before_it_begins(
 def test_pairs_are_compared_query_by_query_and_seed_by_seed() -> None:
     realm = np.array([[1, 5, 6, 0], [2, 3, 1, 0]])
     other = np.array([[6, 1, 0, 0], [1, 0, 0, 0]])
-    found = against(realm, other)
+    found = paired_difference(realm, other)
     assert found["points"] == pytest.approx(100 * (5 - 2) / 8)
-    assert (found["only_realm"], found["only_other"]) == (3, 0)
-    assert against(realm, realm)["p"] == 1
-    one_for_all_seeds = against(realm, other[:1])
-    assert one_for_all_seeds == against(realm, np.concatenate([other[:1], other[:1]]))
+    assert (found["only_a"], found["only_b"]) == (3, 0)
+    assert paired_difference(realm, realm)["p"] == 1
+    one_for_all_seeds = paired_difference(realm, other[:1])
+    assert one_for_all_seeds == paired_difference(realm, np.concatenate([other[:1], other[:1]]))
 
 
 def test_a_picture_is_drawn_of_runs_that_measured_little(tmp_path: Path) -> None:

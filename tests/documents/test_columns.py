@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from realm.documents.formats.columns import chunks_of
-from realm.documents.readers import ReadingReport, read_documents
+from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import InputError
 
 TABLE = pa.table({"title": ["A", "B", "C"], "text": ["One.", "Two.", "Three."]})
@@ -51,7 +51,7 @@ def test_every_way_to_write_strings_is_read(
 
 BOMB = """
 import resource, sys
-from realm.documents.readers import ReadingReport, read_documents
+from realm.documents.reading import ReadingReport, read_documents
 import pyarrow.parquet, pyarrow.ipc
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 report = ReadingReport()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from realm.documents.formats import compressed
-from realm.documents.readers import ReadingReport, read_documents
+from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import InputError
 from realm.text.corpus import Document
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm.documents.formats.encodings import decode
-from realm.documents.readers import LeftOut, ReadingReport, read_documents
+from realm.documents.reading import LeftOut, ReadingReport, read_documents
 from realm.errors import InputError
 from realm.text.corpus import Document
 

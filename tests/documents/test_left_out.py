@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from realm.documents.readers import ReadingReport, read_documents
+from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import InputError
 from realm.text.corpus import Document
 

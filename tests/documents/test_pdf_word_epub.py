@@ -12,7 +12,7 @@ from fpdf import FPDF
 from realm.documents import child_process
 from realm.documents.formats.pdf import read as read_pdf
 from realm.documents.formats.records import Limits, Record, Unreadable
-from realm.documents.readers import ReadingReport, read_documents
+from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import InputError
 from realm.text.corpus import Document
 from tests.documents import writers

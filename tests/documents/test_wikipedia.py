@@ -17,7 +17,7 @@ from libzim.writer import Creator, Hint, Item, StringProvider
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
-from realm.documents.readers import ReadingReport, read_documents
+from realm.documents.reading import ReadingReport, read_documents
 from realm.documents.wikipedia import dumps
 from realm.documents.wikipedia.wikitext import read_wikitext
 from realm.errors import InputError

@@ -20,14 +20,14 @@ from tests.train.refresh.refreshing import alive, expected, wait_for
 from tests.train.stages import children_of
 
 
-def config(device: str, folder: Path) -> IndexConfig:
-    return IndexConfig(device=device, precision="fp32", threads=1, folder=str(folder))
+def config(device: str) -> IndexConfig:
+    return IndexConfig(device=device, precision="fp32", threads=1)
 
 
 def test_two_devices_make_one_version_with_the_vectors_of_one(
     tiny_kb, tiny_model, tiny_model_folder, tmp_path
 ) -> None:
-    report = build_index(tiny_kb, str(tiny_model_folder), config("cpu, cpu", tmp_path))
+    report = build_index(tiny_kb, str(tiny_model_folder), config("cpu, cpu"), tmp_path)
     assert (report["version"], report["embedded"]) == (1, len(tiny_kb))
     found = vectors.read(tmp_path, tiny_kb.keys_N)
     assert found is not None and len(found.missing) == 0 and found.info.corpus == tiny_kb.fingerprint
@@ -48,7 +48,7 @@ def test_three_devices_say_together_how_far_they_are(
 
 def test_device_that_is_not_there_is_one_line_and_no_version(tiny_kb, tiny_model_folder, tmp_path) -> None:
     with pytest.raises(InputError, match="device 'cuda:77' cannot be used"):
-        build_index(tiny_kb, str(tiny_model_folder), config("cpu,cuda:77", tmp_path))
+        build_index(tiny_kb, str(tiny_model_folder), config("cpu,cuda:77"), tmp_path)
     assert vectors.newest(tmp_path) is None
 
 
@@ -56,7 +56,7 @@ def test_device_that_is_not_there_is_one_line_and_no_version(tiny_kb, tiny_model
 def test_device_that_fails_is_one_line_and_no_version(tiny_kb, tiny_model_folder, tmp_path) -> None:
     """A tensor of "meta" has no numbers."""
     with pytest.raises(InputError, match="the process that embeds on meta failed with exit code 1"):
-        build_index(tiny_kb, str(tiny_model_folder), config("cpu,meta", tmp_path))
+        build_index(tiny_kb, str(tiny_model_folder), config("cpu,meta"), tmp_path)
     assert vectors.newest(tmp_path) is None
 
 
@@ -96,7 +96,8 @@ def test_killed_process_is_one_line_and_takes_the_others_along(tiny_kb, tiny_mod
 def test_processes_end_when_the_one_that_started_them_is_killed(tiny_kb, tiny_model_folder, tmp_path) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-m", "realm", "index", "--kb", str(tiny_kb.folder), "--model", str(tiny_model_folder),
-         "--set", "device=cpu,cpu", "--set", f"folder={tmp_path}"]
+         "--set", "device=cpu,cpu", "--supervised", str(tmp_path)],
+        stdin=subprocess.PIPE,
     )  # fmt: skip
     wait_for(lambda: len(children_of(parent.pid)) >= 2)
     children = children_of(parent.pid)

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -209,10 +208,10 @@ def test_build_into_a_folder_of_its_own_leaves_the_knowledge_base_alone(
         return {path.relative_to(own_kb.folder) for path in own_kb.folder.rglob("*")}
 
     before = files()
-    config = IndexConfig(device="cpu", precision="fp32", folder=str(tmp_path / "run" / "index"))
-    assert build_index(own_kb, str(tiny_model_folder), config)["embedded"] == len(own_kb)
+    run = tmp_path / "run" / "index"
+    assert build_index(own_kb, str(tiny_model_folder), CONFIG, run)["embedded"] == len(own_kb)
     assert files() == before
-    found = vectors.read(tmp_path / "run" / "index", own_kb.keys_N)
+    found = vectors.read(run, own_kb.keys_N)
     assert found is not None and len(found.missing) == 0
 
 
@@ -265,13 +264,12 @@ def stops(monkeypatch) -> list[int]:
 def test_a_killed_build_goes_on_and_ends_as_if_it_never_was(
     damage, own_kb, tiny_model, tiny_model_folder, stops, tmp_path
 ) -> None:
-    config = replace(CONFIG, folder=str(tmp_path / "index"))
-    build_index(own_kb, str(tiny_model_folder), replace(CONFIG, folder=str(tmp_path / "whole")))
+    build_index(own_kb, str(tiny_model_folder), CONFIG, tmp_path / "whole")
     wanted, batches = vectors.read(tmp_path / "whole", own_kb.keys_N), 1000 - stops[0]
     assert wanted is not None and batches > 4
     stops[0] = 3
     with pytest.raises(KeyboardInterrupt):
-        build_index(own_kb, str(tiny_model_folder), config)
+        build_index(own_kb, str(tiny_model_folder), CONFIG, tmp_path / "index")
     assert vectors.newest(tmp_path / "index") is None
     (file,) = (tmp_path / "index").glob("unfinished-*")
     content, again = file.read_bytes(), batches - 3
@@ -285,7 +283,7 @@ def test_a_killed_build_goes_on_and_ends_as_if_it_never_was(
         file.rename(file.with_name("unfinished-0123456789abcdef-all"))
         again += 3
     stops[0] = 1000
-    build_index(own_kb, str(tiny_model_folder), config)
+    build_index(own_kb, str(tiny_model_folder), CONFIG, tmp_path / "index")
     assert 1000 - stops[0] == again
     found = vectors.read(tmp_path / "index", own_kb.keys_N)
     assert found is not None and np.array_equal(found.array, wanted.array) and len(found.missing) == 0

@@ -16,7 +16,7 @@ from realm.errors import RealmError
 from realm.interop import blocks as published_module
 from realm.interop.blocks import convert_checkpoint
 from realm.interop.checkpoint import open_checkpoint
-from realm.interop.parts import Conversion, convert
+from realm.interop.weight_names import Conversion, convert
 from realm.model.folder import load_model
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question
@@ -291,7 +291,7 @@ def test_blocks_that_were_not_tagged_are_not_taken_for_tagged_ones(nq: Path, tmp
     kb = shutil.copytree(nq / "kb", tmp_path / "nq" / "kb")
     assert KnowledgeBase.open(kb).config.tagger == ""
     words = ["convert", str(FIXTURES / "openqa" / "old"), str(tmp_path / "nq")]
-    with pytest.raises(RealmError, match="is a knowledge base already"):
+    with pytest.raises(RealmError, match="is already a knowledge base"):
         cli.run([*words, "--tagger", "rules"])
     cli.run(words)  # the same as before: nothing is left to do
     (tmp_path / "news.jsonl").write_text('{"title": "Bridge", "text": "Ada built it in 1903. It is old."}')
@@ -424,7 +424,7 @@ def test_weights_in_several_files_are_read_by_their_index(tmp_path: Path) -> Non
     mine, wanted = weights(converted(folder)), weights(converted(whole))
     assert all(torch.equal(value, wanted[key]) for key, value in mine.items())
     index.write_text(json.dumps({"weight_map": {"a": "../../secret.safetensors"}}))
-    with pytest.raises(RealmError, match=r"names .* which is not there"):
+    with pytest.raises(RealmError, match=r"lists .* but the folder has no such file"):
         open_checkpoint(str(folder))
 
 

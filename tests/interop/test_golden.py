@@ -13,7 +13,7 @@ from torch import Tensor
 
 from realm.interop.blocks import convert_checkpoint
 from realm.interop.checkpoint import open_checkpoint
-from realm.interop.parts import convert
+from realm.interop.weight_names import convert
 from realm.model.folder import Model
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.tokens.layouts import Tokens

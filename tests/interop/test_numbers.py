@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from realm.interop.checkpoint import open_checkpoint
-from realm.interop.parts import MASKED_READER, SPAN_READER, TOWER, convert, huggingface_names
+from realm.interop.weight_names import MASKED_READER, SPAN_READER, TOWER, convert, huggingface_names
 from realm.model.folder import Model
 from realm.model.losses import any_correct_loss
 from realm.qa.reading import reference_question, reference_reading

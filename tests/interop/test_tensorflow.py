@@ -21,8 +21,8 @@ from torch import Tensor
 from realm import cli
 from realm.errors import InputError
 from realm.interop.checkpoint import ENCODER_SETTINGS, open_checkpoint
-from realm.interop.parts import convert
 from realm.interop.tensorflow import read_bundle
+from realm.interop.weight_names import convert
 from realm.model.folder import Model, load_model
 from tests.interop.reference_environment import FIXTURES
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from realm.errors import InputError
-from realm.masking.candidates import choose_candidates, read_inputs
-from realm.masking.masked_queries import MaskedQuery, SpanIndex, draw_queries, repeats_text
+from realm.masking.candidates import CandidateRule, choose_candidates, read_inputs
+from realm.masking.masked_queries import MaskedQuery, MaskingRule, SpanIndex, draw_queries, repeats_text
 from realm.search.exact import MipsIndex
 from realm.store.schema import PassageTokens, Ragged
 from realm.tokens.layouts import NULL_PASSAGE, Lengths
@@ -62,7 +62,7 @@ def ranked(count: int) -> tuple[MipsIndex, torch.Tensor]:
 def test_null_passage_is_first_and_the_best_other_passages_follow() -> None:
     knowledge = corpus([SENTENCE, *(other(i) for i in range(1, 12))])
     index, vector = ranked(12)
-    chosen = choose_candidates([query()], vector, index, knowledge, 5, same_corpus=True)
+    chosen = choose_candidates([query()], vector, index, knowledge, CandidateRule(5, same_corpus=True))
     assert chosen.number_BK.tolist() == [[NULL_PASSAGE, 1, 2, 3, 4]]
     assert [e.tolist() for e in chosen.excluded] == [[0]]
 
@@ -71,12 +71,14 @@ def test_own_passage_is_a_candidate_like_others_where_nothing_is_excluded() -> N
     bodies = [SENTENCE, SENTENCE, *(other(i) for i in range(2, 12))]
     knowledge = corpus(bodies, [[], [(3, 5)], *([] for _ in range(10))])
     index, vector = ranked(12)
-    asked = [query()], vector, index, knowledge, 4, True
-    assert choose_candidates(*asked).number_BK.tolist() == [[NULL_PASSAGE, 2, 3, 4]]
-    chosen = choose_candidates(*asked, exclude_own=False)
+    asked = [query()], vector, index, knowledge
+    assert choose_candidates(*asked, CandidateRule(4, True)).number_BK.tolist() == [[NULL_PASSAGE, 2, 3, 4]]
+    chosen = choose_candidates(*asked, CandidateRule(4, True, exclude_own=False))
     assert chosen.number_BK.tolist() == [[NULL_PASSAGE, 0, 1, 2]]
     assert [e.tolist() for e in chosen.excluded] == [[]]
-    injected = choose_candidates(*asked, 2, SpanIndex(knowledge), exclude_own=False)
+    injected = choose_candidates(
+        *asked, CandidateRule(4, True, injected=2, exclude_own=False), SpanIndex(knowledge)
+    )
     assert injected.number_BK.tolist() == [[NULL_PASSAGE, 0, 1, 2]]
 
 
@@ -91,7 +93,7 @@ def test_duplicates_and_overlapping_windows_are_never_candidates() -> None:
         ]
     )
     index, vector = ranked(12)
-    chosen = choose_candidates([query()], vector, index, knowledge, 4, same_corpus=True)
+    chosen = choose_candidates([query()], vector, index, knowledge, CandidateRule(4, same_corpus=True))
     assert chosen.number_BK.tolist() == [[NULL_PASSAGE, 3, 4, 5]]
     assert chosen.excluded[0].tolist() == [0, 1, 2]
 
@@ -99,14 +101,18 @@ def test_duplicates_and_overlapping_windows_are_never_candidates() -> None:
 def test_own_passage_is_excluded_even_where_its_text_does_not_show_it() -> None:
     knowledge = corpus([other(i) for i in range(12)])  # the sentence is cut so that content would not tell
     index, vector = ranked(12)
-    chosen = choose_candidates([query(passage=2)], vector, index, knowledge, 4, same_corpus=True)
+    chosen = choose_candidates(
+        [query(passage=2)], vector, index, knowledge, CandidateRule(4, same_corpus=True)
+    )
     assert chosen.number_BK.tolist() == [[NULL_PASSAGE, 0, 1, 3]]
 
 
 def test_with_another_corpus_numbers_mean_nothing_but_content_does() -> None:
     knowledge = corpus([other(0), SENTENCE, *(other(i) for i in range(2, 12))])
     index, vector = ranked(12)
-    chosen = choose_candidates([query(passage=0)], vector, index, knowledge, 4, same_corpus=False)
+    chosen = choose_candidates(
+        [query(passage=0)], vector, index, knowledge, CandidateRule(4, same_corpus=False)
+    )
     assert chosen.number_BK.tolist() == [[NULL_PASSAGE, 0, 2, 3]]
     assert chosen.excluded[0].tolist() == [1]
 
@@ -114,7 +120,7 @@ def test_with_another_corpus_numbers_mean_nothing_but_content_does() -> None:
 def test_many_duplicates_make_the_search_look_deeper() -> None:
     knowledge = corpus([SENTENCE] * 100 + [other(i) for i in range(4)])
     index, vector = ranked(104)
-    chosen = choose_candidates([query()], vector, index, knowledge, 4, same_corpus=True)
+    chosen = choose_candidates([query()], vector, index, knowledge, CandidateRule(4, same_corpus=True))
     assert chosen.number_BK.tolist() == [[NULL_PASSAGE, 100, 101, 102]]
     assert chosen.excluded[0].tolist() == list(range(100))
 
@@ -123,18 +129,24 @@ def test_corpus_that_is_too_small_is_one_line() -> None:
     knowledge = corpus([SENTENCE, other(1), other(2)])
     index, vector = ranked(3)
     with pytest.raises(InputError, match="3 passages are too few: 4 candidates") as error:
-        choose_candidates([query()], vector, index, knowledge, 4, same_corpus=True)
+        choose_candidates([query()], vector, index, knowledge, CandidateRule(4, same_corpus=True))
     assert "\n" not in str(error.value)
-    assert choose_candidates([query()], vector, index, knowledge, 3, True).number_BK.tolist() == [[-1, 1, 2]]
+    assert choose_candidates(
+        [query()], vector, index, knowledge, CandidateRule(3, True)
+    ).number_BK.tolist() == [[-1, 1, 2]]
 
 
 def test_rules_hold_for_every_query_of_a_real_corpus(tiny_kb) -> None:
     tokens, draw = tiny_kb.tokens, np.random.default_rng(0)
-    queries = draw_queries(tokens, np.arange(len(tiny_kb)), 40, draw, tiny_kb.tokenizer.mask_id, 30)
+    queries = draw_queries(
+        tokens, np.arange(len(tiny_kb)), 40, draw, MaskingRule(tiny_kb.tokenizer.mask_id, 30)
+    )
     index = MipsIndex(draw.normal(size=(len(tiny_kb), 8)).astype(np.float16))
     vectors = torch.from_numpy(draw.normal(size=(40, 8)).astype(np.float32))
     for injected in (0, 2):
-        chosen = choose_candidates(queries, vectors, index, tokens, 6, True, injected, SpanIndex(tokens))
+        chosen = choose_candidates(
+            queries, vectors, index, tokens, CandidateRule(6, True, injected), SpanIndex(tokens)
+        )
         for one, row in zip(queries, chosen.number_BK, strict=True):
             assert row[0] == NULL_PASSAGE and len(set(row.tolist())) == 6
             assert one.passage not in row
@@ -157,7 +169,7 @@ def injected(positives, candidates: int, count: int) -> list[int]:
     knowledge = holder_corpus({0, *positives})
     index, vector = ranked(12)
     chosen = choose_candidates(
-        [HIDDEN], vector, index, knowledge, candidates, True, injected=count, spans=SpanIndex(knowledge)
+        [HIDDEN], vector, index, knowledge, CandidateRule(candidates, True, count), SpanIndex(knowledge)
     )
     return chosen.number_BK[0].tolist()
 
@@ -189,7 +201,9 @@ def test_guided_candidates_never_repeat_the_query() -> None:
         [[(3, 5)], *([] for _ in range(1, 40)), [(3, 5)], [(0, 2)]],
     )
     index, vector = ranked(42)
-    chosen = choose_candidates([HIDDEN], vector, index, knowledge, 4, True, 2, SpanIndex(knowledge))
+    chosen = choose_candidates(
+        [HIDDEN], vector, index, knowledge, CandidateRule(4, True, 2), SpanIndex(knowledge)
+    )
     assert chosen.number_BK.tolist() == [[NULL_PASSAGE, 1, 41, 2]]
 
 
@@ -238,7 +252,9 @@ def test_inputs_have_the_layouts_of_the_reference(tokenizer: Tokenizer) -> None:
 def test_masks_stand_at_their_positions_in_queries_and_joint_rows(tiny_kb) -> None:
     tokens, draw = tiny_kb.tokens, np.random.default_rng(0)
     lengths = Lengths(query=12, passage=20)  # so short that sentences and bodies are cut
-    queries = draw_queries(tokens, np.arange(len(tiny_kb)), 20, draw, tiny_kb.tokenizer.mask_id, 10)
+    queries = draw_queries(
+        tokens, np.arange(len(tiny_kb)), 20, draw, MaskingRule(tiny_kb.tokenizer.mask_id, 10)
+    )
     numbers = np.concatenate(
         [np.full((20, 1), NULL_PASSAGE), draw.integers(len(tiny_kb), size=(20, 3))], axis=1
     )

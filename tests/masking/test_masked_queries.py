@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realm.masking.held_out import held_out
 from realm.masking.masked_queries import (
     MaskedQuery,
+    MaskingRule,
     SpanIndex,
     draw_queries,
-    held_out,
     holds,
     mask_passage,
     repeats_text,
@@ -41,7 +42,7 @@ def tokens() -> PassageTokens:
 
 def draws(tokens, passage, count=60, **options):
     rng = np.random.default_rng(0)
-    return [mask_passage(tokens, passage, rng, MASK, 50, **options) for _ in range(count)]
+    return [mask_passage(tokens, passage, rng, MaskingRule(MASK, 50, **options)) for _ in range(count)]
 
 
 def test_one_span_of_one_sentence_is_hidden_whole(tokens):
@@ -76,7 +77,7 @@ def test_masking_reads_but_never_writes_the_corpus(tokens):
 def test_passage_without_spans_gives_no_query():
     empty = ragged([[]])
     tokens = PassageTokens(ragged([[1]]), ragged([[10, 11, 12]]), ragged([[0]]), empty, empty)
-    assert mask_passage(tokens, 0, np.random.default_rng(0), MASK, 50) is None
+    assert mask_passage(tokens, 0, np.random.default_rng(0), MaskingRule(MASK, 50)) is None
 
 
 @given(st.integers(0, 10_000), st.sampled_from(["salient", "token", "span"]), st.integers(4, 40))
@@ -87,7 +88,7 @@ def test_every_query_fits_its_window_and_can_be_undone(seed, masking, max_tokens
     tokens = PassageTokens(
         ragged([[1]]), ragged([body]), ragged([[0]]), ragged([[start]]), ragged([[start + 3]])
     )
-    query = mask_passage(tokens, 0, rng, MASK, max_tokens, masking)
+    query = mask_passage(tokens, 0, rng, MaskingRule(MASK, max_tokens, masking))
     assert query is not None
     assert len(query.ids) == len(query.original) <= max_tokens
     assert 1 <= len(query.positions) <= 10
@@ -97,10 +98,10 @@ def test_every_query_fits_its_window_and_can_be_undone(seed, masking, max_tokens
     assert (windows == query.original).all(axis=1).any()
 
 
-def test_token_masking_hides_about_fifteen_percent(tokens):
+def test_token_masking_hides_about_fifteen_percent():
     body = np.arange(10, 110)
     one = PassageTokens(ragged([[1]]), ragged([body]), ragged([[0]]), ragged([[]]), ragged([[]]))
-    query = mask_passage(one, 0, np.random.default_rng(0), MASK, 200, "token", max_masks=100)
+    query = mask_passage(one, 0, np.random.default_rng(0), MaskingRule(MASK, 200, "token", max_masks=100))
     assert query is not None and len(query.positions) == 15
 
 
@@ -110,7 +111,7 @@ def test_bert_masking_hides_eight_of_ten_predicted_wordpieces_and_keeps_one():
     kinds = np.zeros(3)
     for seed in range(400):
         rng = np.random.default_rng(seed)
-        query = mask_passage(one, 0, rng, MASK, 200, "bert", max_masks=100, vocab_size=1000)
+        query = mask_passage(one, 0, rng, MaskingRule(MASK, 200, "bert", max_masks=100, vocab_size=1000))
         assert query is not None and len(query.positions) == 15
         assert np.array_equal(query.targets, body[query.positions])
         shown = query.ids[query.positions]
@@ -124,7 +125,7 @@ def test_bert_masking_hides_eight_of_ten_predicted_wordpieces_and_keeps_one():
 
 def test_draws_follow_the_generator_alone(tokens):
     def draw():
-        return draw_queries(tokens, np.array([0, 1]), 8, np.random.default_rng(5), MASK, 50)
+        return draw_queries(tokens, np.array([0, 1]), 8, np.random.default_rng(5), MaskingRule(MASK, 50))
 
     assert all(np.array_equal(a.ids, b.ids) for a, b in zip(draw(), draw(), strict=True))
 
@@ -145,7 +146,7 @@ def test_title_that_is_too_long_or_tells_the_answer_is_left_out():
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_titles_stand_before_as_many_sentences_as_asked(tokens, share):
     rng = np.random.default_rng(0)
-    queries = draw_queries(tokens, np.array([0, 1]), 400, rng, MASK, 50, titled=share)
+    queries = draw_queries(tokens, np.array([0, 1]), 400, rng, MaskingRule(MASK, 50, titled=share))
     titled = [len(q.ids) > len(q.original) for q in queries]
     allowed = [not np.isin(tokens.title.row(q.passage), q.targets).any() for q in queries]
     assert abs(np.mean(titled) - share * np.mean(allowed)) < 0.06

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from realm import cli
+from realm import cli, hub
 from realm.errors import RealmError
 from realm.model import tensor_files
 from realm.model.bert import Bert
@@ -20,7 +20,6 @@ from realm.model.manifest import read_manifest
 from realm.model.masked_reader import MaskedReader, load_reader
 from realm.model.span_reader import SpanReader
 from realm.model.tensor_files import TAKEN, load_tensors
-from realm.tokens import hub
 from tests.model.test_damages import asked, trial
 
 BASE = "package:all-minilm-l6-v2"
@@ -107,7 +106,7 @@ def test_the_report_counts_every_byte(made, tmp_path: Path, capsys) -> None:
     assert cli.main(words) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["bytes"] == sum(path.stat().st_size for path in made.compact.rglob("*") if path.is_file())
-    assert cli.main(words) == 2 and "is there already" in capsys.readouterr().err
+    assert cli.main(words) == 2 and "exists already" in capsys.readouterr().err
 
 
 def test_the_manifest_names_the_weights_that_are_loaded(made) -> None:
@@ -181,7 +180,7 @@ def test_a_package_that_is_missing_or_has_other_weights_is_one_line(
     install(tmp_path / "tiny_other", other, monkeypatch)
     for reader in (True, False):
         with pytest.raises(
-            RealmError, match=r"has other weights .*: install the tiny-other that it"
+            RealmError, match=r"has other weights .*: install the version of tiny-other with which"
         ) as error:
             load_model(made.compact, reader=reader)
         assert "\n" not in str(error.value)
@@ -233,7 +232,7 @@ def test_a_weight_too_large_for_16_bits_is_refused_and_nothing_is_written(made, 
     model = load_model(made.model)
     with torch.no_grad():
         model.reader.bert.cls.predictions.bias[3] = 7e4
-    with pytest.raises(RealmError, match="a weight is 70000, and 16 bits end at 65504"):
+    with pytest.raises(RealmError, match="a weight is 70000, but float16 holds at most 65504"):
         save_model(model, tmp_path / "large", compact=True)
     assert not list(tmp_path.glob("large*"))
 

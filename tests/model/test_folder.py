@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BertForMaskedLM
 
-from realm import checksums, cli
+from realm import checksums, cli, hub
 from realm.checksums import CHECKSUMS, check_installed
 from realm.errors import RealmError
+from realm.hub import encoder_folder
 from realm.interop.sharing import write_sentence_transformers
 from realm.model import folder as folder_module
 from realm.model.bert import Bert
@@ -28,8 +29,6 @@ from realm.model.folder import Model, load_model, save_model
 from realm.model.manifest import read_manifest
 from realm.model.masked_reader import EncoderConfig, MaskedReader, load_reader, new_reader
 from realm.model.span_reader import SpanReader
-from realm.tokens import hub
-from realm.tokens.hub import encoder_folder
 from realm.tokens.layouts import Lengths, query_inputs
 from realm.tokens.tokenizer import Tokenizer
 from tests.damages import full_disk_at

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import realm
-from realm.masking.candidates import choose_candidates, read_inputs
-from realm.masking.masked_queries import SpanIndex, draw_queries
+from realm.masking.candidates import CandidateRule, choose_candidates, read_inputs
+from realm.masking.masked_queries import MaskingRule, SpanIndex, draw_queries
 from realm.model.device import autocast
 from realm.model.losses import in_batch_loss
 from realm.model.scores import own_scores, scores
@@ -65,7 +65,11 @@ def test_index_ranks_and_sums_in_bf16_autocast_as_in_float64() -> None:
 def test_embedder_scores_its_own_vectors_in_bf16_autocast_as_in_float64(tiny_kb, tiny_model) -> None:
     tokens, words, lengths = tiny_kb.tokens, tiny_model.tokenizer, tiny_model.lengths
     queries = draw_queries(
-        tokens, np.arange(len(tiny_kb)), 3, np.random.default_rng(0), words.mask_id, lengths.query - 2
+        tokens,
+        np.arange(len(tiny_kb)),
+        3,
+        np.random.default_rng(0),
+        MaskingRule(words.mask_id, lengths.query - 2),
     )
     number_BK = np.array([[-1, 0, 1, 2]] * 3)
     batch = read_inputs(queries, number_BK, tokens, words, lengths)
@@ -83,12 +87,18 @@ def test_guided_candidates_in_bf16_autocast_are_those_of_full_precision(tiny_kb,
     centre_D = 4 * torch.randn(16)
     index = MipsIndex(centre_D + 0.01 * torch.randn(len(tiny_kb), 16))
     queries = draw_queries(
-        tokens, np.arange(len(tiny_kb)), 12, np.random.default_rng(0), words.mask_id, lengths.query - 2
+        tokens,
+        np.arange(len(tiny_kb)),
+        12,
+        np.random.default_rng(0),
+        MaskingRule(words.mask_id, lengths.query - 2),
     )
     query_BD = centre_D + 0.01 * torch.randn(12, 16)
 
     def chosen() -> np.ndarray:
-        return choose_candidates(queries, query_BD, index, tokens, 5, True, 3, SpanIndex(tokens)).number_BK
+        return choose_candidates(
+            queries, query_BD, index, tokens, CandidateRule(5, True, 3), SpanIndex(tokens)
+        ).number_BK
 
     exact_BK = chosen()
     with autocast(*BF16):

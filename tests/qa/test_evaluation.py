@@ -186,7 +186,7 @@ def test_questions_without_answers_are_read_on_demand(tmp_path: Path) -> None:
         "who was first?",
         "who was second?",
     ]
-    with pytest.raises(InputError, match=r"q\.txt:1: no answers"):
+    with pytest.raises(InputError, match=r"q\.txt:1: the question .* has no answers"):
         read_questions(path)
 
 
@@ -198,34 +198,52 @@ def test_questions_without_answers_are_read_on_demand(tmp_path: Path) -> None:
         (b"[]", "holds no questions"),
         (b"\x00\x01", "binary or UTF-16"),
         ('{"question": "q"}'.encode("utf-16"), "binary or UTF-16"),
-        (b'{"question": "q", "answers": ["a"]}\n{"question": "caf\xe9"}', r":2: not UTF-8 \(byte 0xe9\)"),
-        (b'{"question": "q", "answers": ["a"]}\n{"question": "q", "ans', r":2: not valid JSON: Unterminated"),
-        (b'[{"question": "q",\n "answers": ["a"]},\n', r":3: not valid JSON"),
+        (b'{"question": "q", "answers": ["a"]}\n{"question": "caf\xe9"}', r":2 is not UTF-8 \(byte 0xe9\)"),
+        (
+            b'{"question": "q", "answers": ["a"]}\n{"question": "q", "ans',
+            r":2 is not valid JSON: Unterminated",
+        ),
+        (b'[{"question": "q",\n "answers": ["a"]},\n', r":3 is not valid JSON"),
         (b"[" * 100_000, "not valid JSON"),
         (b'["q"]', "entry 1: 'q' is no JSON object"),
-        (b'{"text": "q"}', "1: no question, only text"),
-        (b"{}", "no question, only an empty object"),
+        (b'{"text": "q"}', "1 has no question, only text"),
+        (b"{}", "has no question, only an empty object"),
         (b'{"question": "  ", "answers": ["a"]}', "the question is empty"),
-        (b'{"question": 3, "answers": ["a"]}', "question is 3: write it as text"),
-        (b'{"question": "q", "answers": []}', "no answers for 'q'"),
-        (b'{"question": "q", "answers": [" "]}', "no answers for 'q'"),
-        (b'{"question": "q"}', "no answers for 'q'"),
-        (b'{"question": "q", "answers": [1972]}', "answer is 1972: write it as text"),
+        (b'{"question": 3, "answers": ["a"]}', "question is 3, and must be a text"),
+        (b'{"question": "q", "answers": []}', "the question 'q' has no answers"),
+        (b'{"question": "q", "answers": [" "]}', "the question 'q' has no answers"),
+        (b'{"question": "q"}', "the question 'q' has no answers"),
+        (b'{"question": "q", "answers": [1972]}', "answer is 1972, and must be a text"),
         (b'{"question": "q", "answers": ["(a"], "regex": true}', "is no regular expression"),
         (b'{"question": "q", "answers": ["a"], "regex": "yes"}', "regex is 'yes': write true or false"),
-        (b'{"question": "\\ud800", "answers": ["a"]}', "holds half a character"),
-        (b'{"id": "\\ud800", "question": "q", "answers": ["a"]}', ":1: id '.ud800' holds half a character"),
-        (b'[{"id": "\\udfff", "question": "q", "answers": ["a"]}]', "entry 1: id .* holds half a character"),
-        (b'{"question": "q", "answers": ["a", "\\udfff"]}', "answer '.udfff' holds half a character"),
-        (b'{"question": "q", "answers": ["\\ud800"], "regex": true}', "holds half a character"),
-        (b'{"question": "q", "answers": ["a"], "gold_titles": ["\\ud800"]}', "title .* half a character"),
-        (b'{"\\ud800": "q", "answers": ["a"]}', "no question, only"),
-        (b'{"id": ["a"], "question": "q", "answers": ["a"]}', "id is ..a..: write it as text"),
-        (b'{"id": true, "question": "q", "answers": ["a"]}', "id is True: write it as text"),
+        (b'{"question": "\\ud800", "answers": ["a"]}', "has one half of a surrogate pair"),
+        (
+            b'{"id": "\\ud800", "question": "q", "answers": ["a"]}',
+            ":1: id '.ud800' has one half of a surrogate pair",
+        ),
+        (
+            b'[{"id": "\\udfff", "question": "q", "answers": ["a"]}]',
+            "entry 1: id .* has one half of a surrogate pair",
+        ),
+        (
+            b'{"question": "q", "answers": ["a", "\\udfff"]}',
+            "answer '.udfff' has one half of a surrogate pair",
+        ),
+        (b'{"question": "q", "answers": ["\\ud800"], "regex": true}', "has one half of a surrogate pair"),
+        (
+            b'{"question": "q", "answers": ["a"], "gold_titles": ["\\ud800"]}',
+            "title .* half of a surrogate pair",
+        ),
+        (b'{"\\ud800": "q", "answers": ["a"]}', "has no question, only"),
+        (b'{"id": ["a"], "question": "q", "answers": ["a"]}', "id is ..a.., and must be a text"),
+        (b'{"id": true, "question": "q", "answers": ["a"]}', "id is True, and must be a text"),
         (b'{"question": "q", "answers": ["a"], "answer": ["b"]}', "answers and answer mean the same"),
-        (b'{"question": "q", "answers": ["a"], "gold_titles": {"T": 1}}', "gold title is .*: write it as"),
-        (b'{"question": "' + b"q" * 2001 + b'", "answers": ["a"]}', "question of 2001 characters"),
-        (b'{"id": 1, "question": "q", "answers": ["a"]}\n' * 2, "id '1' is already at"),
+        (
+            b'{"question": "q", "answers": ["a"], "gold_titles": {"T": 1}}',
+            "gold title is .*, and must be a text",
+        ),
+        (b'{"question": "' + b"q" * 2001 + b'", "answers": ["a"]}', "question has 2001 characters"),
+        (b'{"id": 1, "question": "q", "answers": ["a"]}\n' * 2, "id '1' is already used at"),
     ],
 )
 def test_bad_input_is_one_line_with_the_place(tmp_path: Path, content: Any, message: str) -> None:

@@ -225,10 +225,10 @@ def test_passages_of_a_sentence_are_found_by_the_named_method_and_weighed_by_the
     ("sentence", "target", "message"),
     [
         (SENTENCE, "salt", r"one \[MASK\], the sentence has 2"),
-        ("wool " * 28 + "[MASK]", "x" * 3, r"3 wordpieces, the model reads 2"),
-        ("The [MASK]", "日本", "no pieces for the target"),
-        ("The [MASK]", " ", "no pieces for the target"),
-        ("[MASK] " * 9, None, "has 9 masks, at most 8"),
+        ("wool " * 28 + "[MASK]", "x" * 3, r"3 wordpieces, but the model can read only 2"),
+        ("The [MASK]", "日本", "no wordpieces for the target"),
+        ("The [MASK]", " ", "no wordpieces for the target"),
+        ("[MASK] " * 9, None, "has 9 masks, but at most 8"),
     ],
 )
 def test_targets_and_sentences_that_cannot_be_filled_are_one_line(filler, sentence, target, message) -> None:
@@ -251,7 +251,9 @@ def test_sentence_without_a_mask_is_one_line(filler, sentence) -> None:
 def test_mask_beyond_what_the_model_reads_is_one_line_not_left_out(filler) -> None:
     fits = "wool " * 28 + "[MASK] [MASK]"
     assert len(filler.fill(fits).masks) == 2
-    with pytest.raises(InputError, match=r"last .* is wordpiece 31, the model reads the first 30") as error:
+    with pytest.raises(
+        InputError, match=r"last .* is wordpiece 31, but the model reads only the first 30"
+    ) as error:
         filler.fill("wool " + fits)
     assert "\n" not in str(error.value)
 

@@ -6,19 +6,12 @@ import torch
 
 from realm.errors import InputError
 from realm.index.versions import load_index
-from realm.masking.candidates import choose_candidates
-from realm.masking.masked_queries import SpanIndex, held_out, holds, repeats_text
+from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries
+from realm.masking.held_out import held_out, held_out_queries
+from realm.masking.masked_queries import SpanIndex, holds, repeats_text
 from realm.model.folder import load_model
 from realm.qa.metrics import recall_at
-from realm.qa.probe import (
-    ProbeConfig,
-    embed_queries,
-    first_positives,
-    first_positives_bm25,
-    held_out_queries,
-    probe,
-    read_queries,
-)
+from realm.qa.probe import ProbeConfig, first_positives, first_positives_bm25, probe, read_queries
 from realm.search.bm25 import Bm25Index
 from realm.tokens.layouts import joint_inputs, passage_inputs, query_inputs
 from tests.store.tiny import holding_out
@@ -121,7 +114,7 @@ def test_reading_report_is_that_of_a_plain_loop(tiny_kb, model, index, queries) 
     tokens, spans = tiny_kb.tokens, SpanIndex(tiny_kb.tokens)
     vectors = embed_queries(model, queries)
     report = read_queries(model, queries, vectors, index, tokens, spans, candidates=5, at_once=4)
-    chosen = choose_candidates(queries, vectors, index, tokens, 5, True, 2, spans)
+    chosen = choose_candidates(queries, vectors, index, tokens, CandidateRule(5, True, 2), spans)
     plain = masked_twin(model.reader.bert)
     right, right_without, utility, null = [], [], [], []
     gains: dict[bool, list[float]] = {True: [], False: []}

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from realm.model.folder import load_model, save_model
+from realm.serve import service
 from realm.serve.app import create_app
 from realm.serve.client import Client
 from realm.serve.connections import http_server
@@ -22,7 +23,15 @@ from realm.workspace.living import LivingKnowledge
 from tests.store.tiny import TinyTagger
 
 TOKEN = "the towns' own token"
-CONFIG = ServeConfig(device="cpu", poll_seconds=0.05)
+CONFIG = ServeConfig(device="cpu")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _often() -> Iterator[None]:
+    """Servers in this process check for a new version twenty times a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service, "POLL_SECONDS", 0.05)
+        yield
 
 
 class Served(NamedTuple):

@@ -168,8 +168,8 @@ def test_targets_asked_at_once_are_each_scored_by_their_own_word(served) -> None
     ("sentence", "target", "status", "says"),
     [
         ("[MASK] and [MASK]", "salt", 400, r"one \[MASK\], the sentence has 2"),
-        ("The [MASK].", "日本", 400, "no pieces for the target"),
-        ("The [MASK].", "x" * 40, 400, "40 wordpieces, the model reads"),
+        ("The [MASK].", "日本", 400, "no wordpieces for the target"),
+        ("The [MASK].", "x" * 40, 400, "40 wordpieces, but the model can read"),
         ("The [MASK].", " ", 422, "target"),
         ("The [MASK].", "", 422, "target"),
         ("The [MASK].", "x" * 2001, 422, "target.*2000"),

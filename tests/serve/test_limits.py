@@ -15,6 +15,7 @@ import pytest
 
 from realm import cli
 from realm.qa.pipeline import Answerer
+from realm.serve import connections
 from realm.serve.client import ServerError
 from realm.workspace.living import LivingKnowledge
 from tests.serve.asking import QUESTION, assert_problem, metric, post, wait_for
@@ -102,9 +103,12 @@ def test_a_body_that_does_not_come_is_given_up(tiny_kb, qa_model) -> None:
         connection.close()
 
 
-def test_a_client_that_never_ends_does_not_keep_the_server_from_ending(tiny_kb, qa_model, caplog) -> None:
+def test_a_client_that_never_ends_does_not_keep_the_server_from_ending(
+    tiny_kb, qa_model, caplog, monkeypatch
+) -> None:
+    monkeypatch.setattr(connections, "WRITE_SECONDS", 0.5)
     with socket.socket() as client:
-        with running(tiny_kb.folder, qa_model, replace(CONFIG, seconds=60, write_seconds=0.5)) as served:
+        with running(tiny_kb.folder, qa_model, replace(CONFIG, seconds=60)) as served:
             address = urllib.parse.urlsplit(served.url)
             client.connect((address.hostname, address.port))
             client.sendall(
@@ -133,7 +137,7 @@ class Gate:
 
 
 def test_a_full_queue_is_429_with_a_time_and_the_client_comes_back(tiny_kb, qa_model, monkeypatch) -> None:
-    with running(tiny_kb.folder, qa_model, replace(CONFIG, queue=3, questions=3, batch=1)) as served:
+    with running(tiny_kb.folder, qa_model, replace(CONFIG, queue=3, batch=1)) as served:
         gate = Gate(served, monkeypatch)
         answers: list[int] = []
         ask = lambda: answers.append(post(served, "/v1/answer", {"question": "a"}).status_code)  # noqa: E731
@@ -183,10 +187,14 @@ def test_what_a_client_asked_that_has_gone_is_not_answered(tiny_kb, qa_model, mo
         assert metric(served, 'realm_batch_questions_sum{kind="answer"}') == 2
 
 
+def test_a_request_never_has_more_questions_than_may_wait(tiny_kb, qa_model) -> None:
+    with running(tiny_kb.folder, qa_model, replace(CONFIG, queue=3)) as served:
+        assert served.client().health()["limits"]["questions"] == 3
+        assert_problem(post(served, "/v1/answer", {"questions": ["a"] * 4}), 422, "4, the limit is 3")
+
+
 def test_questions_that_nobody_waits_for_leave_their_places(tiny_kb, qa_model, monkeypatch) -> None:
-    with running(
-        tiny_kb.folder, qa_model, replace(CONFIG, seconds=0.5, queue=3, questions=3, batch=1)
-    ) as served:
+    with running(tiny_kb.folder, qa_model, replace(CONFIG, seconds=0.5, queue=3, batch=1)) as served:
         gate = Gate(served, monkeypatch)
         for _ in range(3):  # taken in each time, and given up; a place that was kept would make it 429
             assert_problem(post(served, "/v1/answer", {"questions": ["a", "b", "c"]}), 503, "time limit")
@@ -258,7 +266,7 @@ def test_a_server_that_only_reads_prepares_words_from_its_start(tiny_kb, qa_mode
 def test_questions_that_wait_for_words_count_as_waiting(tiny_kb, qa_model, monkeypatch) -> None:
     gate = threading.Event()
     monkeypatch.setattr(LivingKnowledge, "read_words", lambda self: gate.wait(20))
-    with running(tiny_kb.folder, qa_model, replace(CONFIG, queue=8, questions=8)) as served:
+    with running(tiny_kb.folder, qa_model, replace(CONFIG, queue=8)) as served:
         statuses: list[int] = []
         ask = lambda: statuses.append(post(served, "/v1/answer", NEEDS_WORDS).status_code)  # noqa: E731
         first = threading.Thread(target=ask)

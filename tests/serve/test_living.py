@@ -11,8 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
+from realm.index import versions
 from realm.index.versions import IndexConfig, build_index
 from realm.qa.pipeline import Answerer
+from realm.serve import service
 from realm.serve.client import ServerError
 from realm.store import tables
 from realm.store.knowledge_base import KnowledgeBase
@@ -146,9 +148,10 @@ def test_damage_on_disk_leaves_the_old_version_answering(own_server, own_kb) -> 
     wait_for(lambda: client.health()["status"] == "ok")
 
 
-def test_writes_and_builds_under_load_lose_no_request_and_no_document(own_server) -> None:
+def test_writes_and_builds_under_load_lose_no_request_and_no_document(own_server, monkeypatch) -> None:
     """Four clients ask, one writes ten documents, another process's builds go on; all that was acknowledged is there."""
     stop, problems, asked = threading.Event(), [], []
+    monkeypatch.setattr(versions, "KEPT_VERSIONS", 50)
 
     def ask(number: int) -> None:
         client = own_server.client()
@@ -170,7 +173,7 @@ def test_writes_and_builds_under_load_lose_no_request_and_no_document(own_server
                 build_index(
                     KnowledgeBase.open(own_server.kb),
                     str(own_server.model),
-                    IndexConfig(device="cpu", keep=50),
+                    IndexConfig(device="cpu"),
                 )
             except ValueError as error:
                 if "another process" not in str(error):
@@ -207,7 +210,8 @@ def test_changes_that_wait_keep_no_reader_waiting_and_too_many_are_refused(
         return add(*args)
 
     monkeypatch.setattr(LivingKnowledge, "add", slow)
-    with running(own_kb.folder, qa_model, replace(CONFIG, changes=8)) as served:
+    monkeypatch.setattr(service, "MOST_CHANGES", 8)
+    with running(own_kb.folder, qa_model, CONFIG) as served:
         statuses: list[int] = []
 
         def write(number: int) -> None:

@@ -258,7 +258,7 @@ def test_an_interrupted_build_with_other_settings_starts_over_and_says_so(
     tagger = TinyTagger()
     build(tmp_path / "kb", DOCUMENTS, KnowledgeBaseConfig(passage_tokens=30), TOKENIZER, tagger)
     assert len(tagger.read) == len(DOCUMENTS)
-    assert "starting over" in caplog.text
+    assert "starting from the beginning" in caplog.text
     assert KnowledgeBase.open(tmp_path / "kb").config.passage_tokens == 30
 
 
@@ -278,7 +278,7 @@ def test_an_interrupted_build_that_is_damaged_starts_over(
     interrupt(tmp_path / "again")
     next((tmp_path / "again.building" / "passages.lance" / "data").iterdir()).write_bytes(b"")
     assert list(make(tmp_path / "again")) == list(kb)
-    assert "is damaged" in caplog.text and "starting over" in caplog.text
+    assert "is damaged" in caplog.text and "starting from the beginning" in caplog.text
 
 
 def test_a_folder_where_the_build_would_work_is_not_touched(tmp_path: Path) -> None:
@@ -511,7 +511,7 @@ def test_an_unknown_format_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(build_module, "FORMAT", 4)
         make(tmp_path / "kb")
-    with pytest.raises(RealmError, match="has format 4, this version of realm reads 1 to 3"):
+    with pytest.raises(RealmError, match="has format 4, but this version of realm reads formats 1 to 3"):
         KnowledgeBase.open(tmp_path / "kb")
 
 
@@ -536,7 +536,7 @@ def test_another_tokenizer_than_the_passages_were_made_with_is_refused(kb: Knowl
     with pytest.raises(RealmError, match="has tokenizer"):
         kb.check_tokenizer(other, "model")
     other.save(kb.folder / "tokenizer")
-    with pytest.raises(RealmError, match=f"fingerprint {other.fingerprint}, the passages were made with"):
+    with pytest.raises(RealmError, match=f"fingerprint {other.fingerprint}, but the passages were made with"):
         KnowledgeBase.open(kb.folder)
 
 

@@ -98,7 +98,7 @@ def test_damage_met_while_reading_is_said_in_one_line(folder: Path) -> None:
     for file in (folder / "passages.lance" / "data").iterdir():
         file.unlink()
     for read in (lambda: kb.passages([0]), lambda: kb.tokens, lambda: kb.titles, lambda: list(kb)):
-        with pytest.raises(RealmError, match=r"^.*cannot be read, see `realm kb verify`.*$"):
+        with pytest.raises(RealmError, match=r"^.*cannot be read: .*; `realm kb verify` checks all files$"):
             read()
 
 
@@ -147,13 +147,13 @@ def twice(rows: Rows) -> None:
     [
         (spoil("text", "Other."), "have an id that is not the hash of their title and text: {id} (number 5)"),
         (spoil("title", "Other"), "have an id that is not the hash of their title and text: {id} (number 5)"),
-        (spoil("document_id", "x"), "have a document key that is not the hash of their document's id"),
+        (spoil("document_id", "x"), "have a document key that is not the hash of their document id"),
         (spoil("sentence_ends", [999]), "have sentences or spans outside their text"),
         (spoil("span_starts", [1, 2, 3, 4]), "have sentences or spans outside their text"),
-        (spoil("body_ids", [10**6] * 20), "have wordpieces that the tokenizer does not know"),
+        (spoil("body_ids", [10**6] * 20), "have wordpieces that are not in the vocabulary"),
         (spoil("sentence_pieces", [-1]), "have sentences or spans outside their wordpieces"),
         (spoil("span_end_pieces", [77, 78]), "have sentences or spans outside their wordpieces"),
-        (twice, "share their id with another one"),
+        (twice, "have the same id as another passage"),
     ],
 )
 def test_rows_that_contradict_themselves_are_found(
@@ -177,7 +177,7 @@ def test_an_index_older_than_its_passages_lags_and_is_sound(folder: Path) -> Non
     kb.add([Document("Newer", "Two inns.", "newer")], TinyTagger())
     assert problems(folder) == []
     assert kb.lagging() == [
-        f"indexes/m1 lags behind: 1 of {len(kb)} passages have no vector in version 1; `realm index` embeds them"
+        f"indexes/m1 is incomplete: 1 of {len(kb)} passages have no vector in version 1; `realm index` embeds these passages"
     ]
 
 
@@ -199,7 +199,7 @@ def test_a_lost_newest_version_is_found_and_nothing_older_is_read_in_its_place(f
     kb.delete(["d4"])
     newest = min((folder / TABLE / "_versions").glob("*.manifest"))
     newest.unlink()
-    with pytest.raises(RealmError, match=f"was committed after it: {newest.name} is missing"):
+    with pytest.raises(RealmError, match=f"was committed later: {newest.name} is missing"):
         KnowledgeBase.open(folder)
 
 
@@ -207,7 +207,7 @@ def test_vectors_of_an_unknown_model_and_vectors_that_are_not_finite_are_found(f
     kb = KnowledgeBase.open(folder)
     publish(kb, model="")
     assert problems(folder) == [
-        "indexes/m1: vectors version 2 does not name the model that made it: run `realm index`"
+        "indexes/m1: vectors version 2 has no fingerprint of the model that computed the vectors: run `realm index`"
     ]
     path = folder / VECTORS
     schema = pa.schema([("id", pa.uint64()), ("vector", pa.list_(pa.float16(), 4))])
@@ -216,7 +216,7 @@ def test_vectors_of_an_unknown_model_and_vectors_that_are_not_finite_are_found(f
         [pa.array(kb.keys_N), pa.FixedSizeListArray.from_arrays(pa.array(bad), 4)], schema=schema
     )
     commit(path, lance.LanceOperation.Overwrite(schema, write_rows(path, [batch], schema, new=True)))
-    assert problems(folder) == [f"indexes/m1: {path} does not say what made it: run `realm index`"]
+    assert problems(folder) == [f"indexes/m1: {path} has no description of the model: run `realm index`"]
     info = schema.with_metadata(open_table(path, 1).schema.metadata)
     commit(path, lance.LanceOperation.Overwrite(info, write_rows(path, [batch], info, new=True)))
     assert f"{len(kb)} passages have a vector with a NaN or an infinity in version 4" in problems(folder)[0]

@@ -31,7 +31,6 @@ QUESTIONS = [
 TINY = {
     "layers": 1,
     "width": 32,
-    "heads": 2,
     "device": "cpu",
     "precision": "fp32",
     "dropout": 0.0,
@@ -55,10 +54,11 @@ def network(ground):
     return model.network.eval()
 
 
-def test_loss_is_the_mean_over_target_tokens(network, words) -> None:
+def test_loss_is_the_mean_over_target_tokens(network, words, monkeypatch) -> None:
+    monkeypatch.setattr(closed_book, "INPUT_TOKENS", 12)
+    monkeypatch.setattr(closed_book, "ANSWER_TOKENS", 5)
     examples = [Example([7, 8, 9], [10, 11]), Example([12], [13]), Example([5] * 80, [6] * 40)]
-    config = Config(input_tokens=12, answer_tokens=5, **TINY)
-    batch = padded(examples, words, config)
+    batch = padded(examples, words)
     assert batch.input_BT.shape == (3, 12)
     assert batch.target_BM.tolist()[0] == [10, 11, words.end_id, IGNORED, IGNORED]
     assert batch.input_BT[2, -1] == words.end_id
@@ -78,12 +78,13 @@ def test_loss_is_the_mean_over_target_tokens(network, words) -> None:
     assert float(found) == pytest.approx(total / count, rel=1e-4)
 
 
-def test_decoding_is_greedy_and_the_score_is_the_mean_log_probability(network, words) -> None:
+def test_decoding_is_greedy_and_the_score_is_the_mean_log_probability(network, words, monkeypatch) -> None:
+    monkeypatch.setattr(closed_book, "ANSWER_TOKENS", 6)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.mul_(3)
     asked = [question.question for question in QUESTIONS[:3]]
-    found = ClosedBook(network, words, 64, 6).answer(asked)
+    found = ClosedBook(network, words).answer(asked)
     for question, one in zip(asked, found, strict=True):
         ids = torch.tensor([[*words.encode([question])[0], words.end_id]])
         made, logp = [words.pad_id], []

@@ -9,10 +9,10 @@ import torch
 from realm import cli
 from realm.errors import InputError
 from realm.index.versions import load_index
-from realm.masking.candidates import choose_candidates
+from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries
+from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import each_span, repeats_text
 from realm.model.folder import load_model
-from realm.qa.probe import embed_queries, held_out_queries
 from realm.systems import knn_lm
 from realm.systems.knn_lm import (
     KnnConfig,
@@ -89,7 +89,8 @@ def test_an_entry_is_the_state_of_a_mask_before_the_output_layer(tiny_kb, model,
 
 def test_the_datastore_is_made_once(tiny_kb, model, tiny_model_folder, tmp_path, monkeypatch) -> None:
     first = open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", "fp32")
-    assert_holds(knn_lm.DatastoreJson, json.loads((tmp_path / "store" / "datastore.json").read_text()))
+    made_of = json.loads((tmp_path / "store" / "datastore.json").read_text())
+    assert made_of.keys() == {"kb", "encoder"} and made_of["kb"] == tiny_kb.fingerprint
     monkeypatch.setattr(knn_lm, "_write_datastore", lambda *_: pytest.fail("made again"))
     again = open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", "fp32")
     np.testing.assert_array_equal(first.key_NH, again.key_NH)
@@ -137,13 +138,18 @@ def test_probability_sums_neighbours_of_a_word_and_mixes_with_the_model() -> Non
     np.testing.assert_allclose(mixed.sum(dim=1), 1.0, rtol=1e-6)
 
 
-def test_realm_predicts_the_sum_over_passages(tiny_kb, model, tiny_model_folder, queries) -> None:
+def test_realm_predicts_the_sum_over_passages(
+    tiny_kb, model, tiny_model_folder, queries, monkeypatch
+) -> None:
+    monkeypatch.setattr(knn_lm, "CANDIDATES", 4)
     index, some = load_index(tiny_kb, model, str(tiny_model_folder)).index, queries[:4]
-    config = KnnConfig(candidates=4, device="cpu", precision="fp32")
+    config = KnnConfig(device="cpu", precision="fp32")
     found_PV = knn_lm.realm_probability(model, tiny_kb.tokens, index, some, config)
     place = 0
     for query in some:
-        chosen = choose_candidates([query], embed_queries(model, [query]), index, tiny_kb.tokens, 4, True)
+        chosen = choose_candidates(
+            [query], embed_queries(model, [query]), index, tiny_kb.tokens, CandidateRule(4, True)
+        )
         total = torch.zeros(len(query.targets), model.tokenizer.vocab_size)
         with torch.no_grad():
             query_D = model.embedder.query(query_inputs([query.ids], model.tokenizer, model.lengths))[0]
@@ -172,7 +178,7 @@ def test_the_command_reports_all_three_on_the_same_facts(own_kb, tiny_model_fold
         "--out",
         str(tmp_path / "store"),
     ]
-    assert cli.main([*words, "--set", "device=cpu", "--set", "neighbours=8", "--json"]) == 0
+    assert cli.main([*words, "--set", "device=cpu", "--json"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert_holds(KnnJson, report)
     assert report["n"] > 0

@@ -21,7 +21,7 @@ from tests.conftest import RIVERS, TOWNS
 QUESTIONS = [
     Question(str(n), f"on which river lies {town}?", (RIVERS[n % 4],)) for n, town in enumerate(TOWNS)
 ]
-TINY = {"device": "cpu", "precision": "fp32", "dropout": 0.0, "log_every": 5, "seeds": 6}
+TINY = {"device": "cpu", "precision": "fp32", "dropout": 0.0, "log_every": 5}
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +129,7 @@ def test_paths_repeat_no_passage_and_end_where_nothing_follows(network) -> None:
 def test_training_paths_end_in_an_answer_and_begin_where_another_names_it(ground, tiny_kb, tmp_path) -> None:
     start = load_model(ground.encoder)
     graph = path_retriever.PassageGraph.open(tiny_kb, tmp_path / "system")
-    config = Config(**TINY)
-    for one in path_retriever.examples_of(tiny_kb, graph, start.tokenizer, QUESTIONS, config):
+    for one in path_retriever.examples_of(tiny_kb, graph, start.tokenizer, QUESTIONS):
         texts = [passage.text for passage in tiny_kb.passages(one.numbers)]
         (answer,) = one.question.answers
         assert one.held == {place for place, text in enumerate(texts) if answer in text}
@@ -145,9 +144,7 @@ def test_training_paths_end_in_an_answer_and_begin_where_another_names_it(ground
 
 
 def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tmp_path) -> None:
-    config = Config(
-        steps=40, batch_size=4, learning_rate=1e-3, head_rate=1e-2, warmup=4, dev_every=20, **TINY
-    )
+    config = Config(steps=40, batch_size=4, learning_rate=1e-3, warmup=4, dev_every=20, **TINY)
     out = train(ground, tmp_path / "path", config)
     system = load_system(out, tiny_kb)
     found = list(predict(system, tiny_kb, QUESTIONS))

@@ -274,15 +274,6 @@ def test_a_process_that_is_killed_is_an_error(tagger) -> None:
         list(annotations)
 
 
-def test_a_platform_that_cannot_fork_tags_in_one_process(tagger, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
-    two = tagger({"Ada": "PERSON"}, 2)
-    annotations = two.annotate(["Ada."] * 9)
-    next(annotations)
-    assert not multiprocessing.active_children()
-    assert "cannot fork" in caplog.text
-
-
 def test_tagging_streams(tagger) -> None:
     taken = []
 

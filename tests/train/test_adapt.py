@@ -11,7 +11,8 @@ import torch
 
 from realm.errors import InputError
 from realm.index.versions import load_index
-from realm.masking.masked_queries import SpanIndex, draw_queries, held_out, holds
+from realm.masking.held_out import held_out
+from realm.masking.masked_queries import MaskingRule, SpanIndex, draw_queries, holds
 from realm.model.folder import load_model
 from realm.model.losses import index_marginal_loss, marginal_loss, with_unretrieved
 from realm.tokens.layouts import joint_inputs, query_inputs
@@ -95,10 +96,11 @@ def test_a_signal_that_comes_while_sentences_are_judged_does_not_wait_for_the_ro
 
 
 @pytest.fixture
-def judge(tiny_kb, tiny_model, tmp_path):
+def judge(tiny_kb, tiny_model, tmp_path, monkeypatch):
     """A judge of the towns, its knowledge base and its model."""
     vectors_ND = load_index(tiny_kb, tiny_model, "model").index.rows(np.arange(len(tiny_kb)))
-    config = settings("read=3")
+    monkeypatch.setattr(adapt, "READ", 3)
+    config = settings()
     with TrainRun("adapt", tmp_path / "out", config, tiny_model, {tiny_model.embedder: 1e-3}) as run:
         yield Judge(tiny_kb, tiny_model, vectors_ND, run, config), tiny_kb, tiny_model
 
@@ -107,7 +109,11 @@ def test_gains_are_those_of_each_passage_read_alone(judge) -> None:
     judge, kb, model = judge
     tokens = kb.tokens
     queries = draw_queries(
-        tokens, np.arange(len(kb)), 8, np.random.default_rng(1), kb.tokenizer.mask_id, 30, repeats=True
+        tokens,
+        np.arange(len(kb)),
+        8,
+        np.random.default_rng(1),
+        MaskingRule(kb.tokenizer.mask_id, 30, repeats=True),
     )
     spans = SpanIndex(tokens)
     queries = [query for query in queries if len(spans.passages(query.targets)) > 1]
@@ -235,7 +241,7 @@ def test_text_without_a_name_in_two_passages_is_refused(
         adapt.train(tiny_kb, tmp_path / "out", settings(), str(tiny_model_folder))
 
 
-@pytest.mark.parametrize("setting", ["rounds=0", "sentences=0", "read=0", "minutes=0", "minutes=nan"])
+@pytest.mark.parametrize("setting", ["rounds=0", "sentences=0", "minutes=0", "minutes=nan"])
 def test_settings_that_cannot_be_are_refused(setting) -> None:
     with pytest.raises(InputError, match=rf"{setting.split('=')[0]} is .*: it must be"):
         settings(setting)

@@ -10,9 +10,10 @@ import torch
 from realm.errors import RealmError
 from realm.index.embedding import embed_passages
 from realm.index.versions import IndexVersion
+from realm.masking.candidates import embed_queries
 from realm.masking.masked_queries import SpanIndex
 from realm.model.folder import load_model
-from realm.qa.probe import ReadingReport, embed_queries
+from realm.qa.probe import ReadingReport
 from realm.qa.question_files import Question
 from realm.search.exact import MipsIndex
 from realm.train import health
@@ -45,8 +46,13 @@ def see(monkeypatch) -> dict[str, float]:
 
 
 @pytest.fixture
-def start(tiny_kb, tiny_model, tmp_path) -> Callable[..., tuple[HealthWatch, TrainRun, IndexVersion]]:
+def start(
+    tiny_kb, tiny_model, tmp_path, monkeypatch
+) -> Callable[..., tuple[HealthWatch, TrainRun, IndexVersion]]:
     """A run of the tiny model and its watch, after its first look."""
+
+    monkeypatch.setattr(health, "GATE_EVERY", 2)
+    monkeypatch.setattr(health, "PATIENCE", 2)
 
     def make(share: float = 0.8, model=tiny_model, needs_reader=True, questions=None, **config):
         kb = holding_out(tiny_kb, share)
@@ -54,9 +60,7 @@ def start(tiny_kb, tiny_model, tmp_path) -> Callable[..., tuple[HealthWatch, Tra
         run = TrainRun(
             "pretrain", tmp_path / "out", settings, model, {model.embedder: 1e-2, model.reader: 1e-2}
         )
-        config = HealthConfig(
-            **{"gate": 2.0, "gate_every": 2, "gate_limit": 6, "margin": 4.0, "patience": 2, **config}
-        )
+        config = HealthConfig(**{"gate": 2.0, "gate_limit": 6, "margin": 4.0, **config})
         watch = HealthWatch(config, kb, SpanIndex(kb.tokens), model, run, questions)
         version = built(tiny_kb, model, 0)
         watch.start(version, needs_reader)
@@ -107,9 +111,10 @@ def test_healthy_version_is_taken_and_is_the_way_back_from_then_on(
 
 
 def test_refused_embedder_moves_at_half_the_rate_and_without_momentum(
-    start, see, tiny_kb, tiny_model
+    start, see, tiny_kb, tiny_model, monkeypatch
 ) -> None:
-    watch, run, first = start(patience=5)
+    watch, run, first = start()
+    monkeypatch.setattr(health, "PATIENCE", 5)
     bias = tiny_model.embedder.query.projection.bias
 
     def moved() -> float:

@@ -10,7 +10,7 @@ import pytest
 
 from realm.errors import RealmError
 from realm.index.versions import IndexConfig, build_index
-from realm.masking.masked_queries import held_out
+from realm.masking.held_out import held_out
 from realm.model.folder import load_model, save_model
 from realm.model.manifest import HELD_OUT, encoder_held_out
 from realm.qa import probe as probe_module
@@ -59,7 +59,7 @@ def test_model_trained_at_another_share_is_refused_in_one_line(tiny_kb, trained,
 
 
 def test_model_trained_on_passages_of_another_length_is_refused(tiny_kb, trained) -> None:
-    with pytest.raises(RealmError, match="passage_tokens=112, knowledge base"):
+    with pytest.raises(RealmError, match="passage_tokens=112, but knowledge base"):
         probe(tiny_kb, trained(held_out=0.2, passage_tokens=112), ProbeConfig(device="cpu"))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from realm.errors import InputError
-from realm.masking.masked_queries import held_out
+from realm.masking.held_out import held_out
 from realm.model.folder import load_model, save_model
 from realm.store.schema import PassageTokens, Ragged
 from realm.text.corpus import HeldOut

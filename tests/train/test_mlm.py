@@ -10,7 +10,8 @@ import torch
 
 from realm.errors import InputError
 from realm.index.embedding import pooled_states
-from realm.masking.masked_queries import SpanIndex, held_out
+from realm.masking.held_out import held_out
+from realm.masking.masked_queries import SpanIndex
 from realm.model.bert_files import save_bert
 from realm.model.calibration import Calibration
 from realm.model.folder import Model, load_model, save_model
@@ -245,15 +246,12 @@ def test_reading_rows_are_a_sentence_beside_its_passage_one_close_to_it_another_
                 away = (bodies.index(beside) - owners[0]) % len(bodies)
                 assert away in (1, 2, len(bodies) - 1, len(bodies) - 2) or set(targets.values()) & set(beside)
     total = sum(kinds.values())
-    assert abs(kinds["none"] / total - config.no_passage) < 0.08
-    assert abs(kinds["own"] / total - config.own_passage) < 0.12
+    assert abs(kinds["none"] / total - mlm.NO_PASSAGE) < 0.08
+    assert abs(kinds["own"] / total - mlm.OWN_PASSAGE) < 0.12
 
 
-@pytest.mark.parametrize(
-    "overrides", [(), ("own_passage=0.1", "near_passage=0.5", "no_passage=0.2"), ("near_passage=0.0",)]
-)
 @pytest.mark.parametrize("own", [5, 0])
-def test_passage_beside_a_sentence_is_of_each_kind_as_often_as_set(overrides, own) -> None:
+def test_passage_beside_a_sentence_is_of_each_kind_as_often_as_meant(own) -> None:
     """Twelve passages, of which three hold the span; the first one has neighbours on one side only."""
     span, count, draws = [7, 8], 12, 4000
     positives = [own, (own + 4) % count, (own + 7) % count]
@@ -264,15 +262,15 @@ def test_passage_beside_a_sentence_is_of_each_kind_as_often_as_set(overrides, ow
         span_starts=ragged([[1] if n in positives else [] for n in range(count)]),
         span_ends=ragged([[3] if n in positives else [] for n in range(count)]),
     )
-    config, spans, rng = settings(*overrides), SpanIndex(tokens), np.random.default_rng(0)
-    drawn = [mlm._beside(tokens, spans, own, np.array(span), rng, config) for _ in range(draws)]
+    spans, rng = SpanIndex(tokens), np.random.default_rng(0)
+    drawn = [mlm._beside(tokens, spans, own, np.array(span), rng) for _ in range(draws)]
     found = Counter(int(body[0]) - 100 if len(body) else None for body in drawn)
-    other = 1 - config.own_passage - config.near_passage - config.no_passage
+    other = 1 - mlm.OWN_PASSAGE - mlm.NEAR_PASSAGE - mlm.NO_PASSAGE
     near = [n for n in range(count) if 0 < abs(n - own) <= 2]
     expected = {
-        own: config.own_passage,
-        None: config.no_passage,
-        **{n: config.near_passage / len(near) for n in near},
+        own: mlm.OWN_PASSAGE,
+        None: mlm.NO_PASSAGE,
+        **{n: mlm.NEAR_PASSAGE / len(near) for n in near},
         **dict.fromkeys(positives[1:], other / 2),
     }
     assert found.keys() <= expected.keys()
@@ -280,7 +278,9 @@ def test_passage_beside_a_sentence_is_of_each_kind_as_often_as_set(overrides, ow
         assert abs(found[kind] / draws - share) < 4 * math.sqrt(share * (1 - share) / draws) + 1e-9
 
 
-def test_sentence_whose_span_stands_nowhere_else_gets_its_own_passage_instead_of_anothers() -> None:
+def test_sentence_whose_span_stands_nowhere_else_gets_its_own_passage_instead_of_anothers(
+    monkeypatch,
+) -> None:
     tokens = PassageTokens(
         title=ragged([[9]] * 3),
         body=ragged([[7, 8], [20], [21]]),
@@ -288,21 +288,19 @@ def test_sentence_whose_span_stands_nowhere_else_gets_its_own_passage_instead_of
         span_starts=ragged([[0], [], []]),
         span_ends=ragged([[2], [], []]),
     )
-    config, rng = settings("own_passage=0.0", "near_passage=0.0", "no_passage=0.0"), np.random.default_rng(0)
+    for name in ("OWN_PASSAGE", "NEAR_PASSAGE", "NO_PASSAGE"):
+        monkeypatch.setattr(mlm, name, 0.0)
+    rng = np.random.default_rng(0)
     for _ in range(20):
-        assert mlm._beside(tokens, SpanIndex(tokens), 0, np.array([7, 8]), rng, config).tolist() == [7, 8]
+        assert mlm._beside(tokens, SpanIndex(tokens), 0, np.array([7, 8]), rng).tolist() == [7, 8]
 
 
-def test_only_passage_of_a_corpus_stands_beside_its_own_sentences() -> None:
+def test_only_passage_of_a_corpus_stands_beside_its_own_sentences(monkeypatch) -> None:
     tokens = PassageTokens(*(ragged([row]) for row in ([9], [7, 8], [0], [0], [2])))
-    config, rng = settings("own_passage=0.0", "near_passage=1.0", "no_passage=0.0"), np.random.default_rng(0)
-    assert mlm._beside(tokens, SpanIndex(tokens), 0, np.array([7, 8]), rng, config).tolist() == [7, 8]
-
-
-@pytest.mark.parametrize("override", ["own_passage=0.9", "no_passage=1.5", "near_passage=-0.1"])
-def test_shares_that_are_none_are_one_line(override) -> None:
-    with pytest.raises(InputError, match="shares of the reading rows"):
-        settings(override)
+    monkeypatch.setattr(mlm, "NEAR_PASSAGE", 1.0)
+    monkeypatch.setattr(mlm, "NO_PASSAGE", 0.0)
+    rng = np.random.default_rng(0)
+    assert mlm._beside(tokens, SpanIndex(tokens), 0, np.array([7, 8]), rng).tolist() == [7, 8]
 
 
 def test_batch_mixes_both_kinds_in_their_share(tiny_kb) -> None:

@@ -15,8 +15,9 @@ from realm.errors import RealmError
 from realm.index.embedding import embed_passages
 from realm.index.versions import IndexConfig, build_index, load_index, publish
 from realm.masking import masked_queries
-from realm.masking.candidates import choose_candidates, read_inputs
-from realm.masking.masked_queries import MaskedQuery, SpanIndex, draw_queries, held_out, holds
+from realm.masking.candidates import CandidateRule, choose_candidates, read_inputs
+from realm.masking.held_out import held_out
+from realm.masking.masked_queries import MaskedQuery, MaskingRule, SpanIndex, draw_queries, holds
 from realm.model.folder import load_model, save_model
 from realm.model.losses import marginal_loss
 from realm.model.masked_reader import MaskedReader
@@ -98,14 +99,16 @@ def step(tiny_kb, tiny_model):
     def make(config: PretrainConfig, seed: int = 0):
         tokens, rng = tiny_kb.tokens, np.random.default_rng(seed)
         lengths, mask_id = tiny_model.lengths, tiny_kb.tokenizer.mask_id
-        queries = draw_queries(tokens, np.arange(len(tiny_kb)), 5, rng, mask_id, lengths.query - 2)
+        queries = draw_queries(
+            tokens, np.arange(len(tiny_kb)), 5, rng, MaskingRule(mask_id, lengths.query - 2)
+        )
         queries = [widened(q, more, mask_id) for q, more in zip(queries, (2, 0, 1, 0, 2), strict=True)]
         vectors = embed_passages(tiny_model, tokens, np.arange(len(tiny_kb)))
         index = MipsIndex(vectors)
         batch = read_inputs(queries, np.full((5, 1), -1), tokens, tiny_model.tokenizer, lengths)
         query_BD = tiny_model.embedder.query(batch.queries)
         chosen = choose_candidates(
-            queries, query_BD, index, tokens, 6, True, config.injected, SpanIndex(tokens)
+            queries, query_BD, index, tokens, CandidateRule(6, True, config.injected), SpanIndex(tokens)
         )
         batch = read_inputs(queries, chosen.number_BK, tokens, tiny_model.tokenizer, lengths)
         assert sorted(batch.mask_BM.sum(dim=1).tolist()) == [1, 1, 2, 3, 3]
@@ -134,7 +137,7 @@ def loss_of(made, settings: PretrainConfig) -> torch.Tensor:
 @pytest.mark.parametrize("marginal", ["span", "token"])
 def test_loss_over_the_whole_index_is_that_of_reading_every_passage(tiny_kb, step, marginal) -> None:
     """Every passage but the query's own is a candidate; unread ones have the null passage's likelihood, less the gap."""
-    settings = config(normalise="index", unretrieved_gap=1.5, marginal=marginal)
+    settings = config(normalise="index", marginal=marginal)
     made = step(settings)
     _, chosen, index, batch, query_BD, score_BK, logp_BKM = made
     loss = loss_of(made, settings)
@@ -277,10 +280,11 @@ SIGNALS, NORMALISED, MARGINALS = (
 @pytest.mark.parametrize("normalise", NORMALISED)
 @pytest.mark.parametrize("marginal", MARGINALS)
 def test_mean_of_all_draws_is_the_whole_gradient_under_every_setting(
-    tiny_kb, step, signal, normalise, marginal
+    tiny_kb, step, monkeypatch, signal, normalise, marginal
 ) -> None:
     """Every entry of the loss is drawn once, and its gradient weighed with its chance: in float64 nothing is left over."""
-    said = {"signal": signal, "normalise": normalise, "marginal": marginal, "unretrieved_gap": -2.0}
+    monkeypatch.setattr(pretrain, "UNRETRIEVED_GAP", -2.0)
+    said = {"signal": signal, "normalise": normalise, "marginal": marginal}
     every, some = (config(reader_gradient=how, **said) for how in ("all", "sampled"))
     queries, chosen, index, batch, query_BD, score_BK, _ = step(every)
     batch = batch._replace(mask_BM=batch.mask_BM.double())
@@ -318,7 +322,8 @@ def test_mean_of_all_draws_is_the_whole_gradient_under_every_setting(
 
 @pytest.mark.parametrize("marginal", MARGINALS)
 def test_entries_are_drawn_as_often_as_their_mean_credit_says(step, monkeypatch, marginal) -> None:
-    settings = config(reader_gradient="sampled", marginal=marginal, unretrieved_gap=-4.0)
+    monkeypatch.setattr(pretrain, "UNRETRIEVED_GAP", -4.0)
+    settings = config(reader_gradient="sampled", marginal=marginal)
     made = step(settings)
     entries, batch = entries_of(made, settings), made[3]
     drawn: list[torch.Tensor] = []
@@ -533,7 +538,8 @@ def test_embedder_does_not_move_before_the_reader_is_ready(
         )
 
     monkeypatch.setattr(TrainRun, "update", watch)
-    config = settings("health.gate=1e9", "health.gate_every=2", "health.gate_limit=4", "ict=1")
+    monkeypatch.setattr(health, "GATE_EVERY", 2)
+    config = settings("health.gate=1e9", "health.gate_limit=4", "ict=1")
     with pytest.raises(RealmError, match="after 4 steps, the gate is"):
         pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder))
     assert moved == [False] * 4
@@ -681,9 +687,9 @@ def test_masked_sentences_come_from_x_and_candidates_from_z(
     text = KnowledgeBase.open(tmp_path / "x")
     seen = []
 
-    def record(queries, vectors, index, knowledge, count, same_corpus, *rest):
-        chosen = choose_candidates(queries, vectors, index, knowledge, count, same_corpus, *rest)
-        seen.append((queries, knowledge, same_corpus, chosen.number_BK))
+    def record(queries, vectors, index, knowledge, rule, *rest):
+        chosen = choose_candidates(queries, vectors, index, knowledge, rule, *rest)
+        seen.append((queries, knowledge, rule.same_corpus, chosen.number_BK))
         return chosen
 
     monkeypatch.setattr(pretrain, "choose_candidates", record)

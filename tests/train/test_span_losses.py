@@ -349,7 +349,7 @@ def test_model_saved_before_these_settings_answers_as_it_did(tiny_kb, tiny_model
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (["objective=mixture", "retrieval_score=false"], 'objective "mixture" weighs passages'),
+        (["objective=mixture", "retrieval_score=false"], 'objective "mixture" weights passages'),
         (["hard_em_steps=0"], "hard_em_steps is 0: it must be 1 or more"),
         (["span_loss=hardest"], "span_loss"),
     ],

@@ -31,7 +31,7 @@ def test_changing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_training(home: Path, capsys) -> None:
     run("stages.py", "towns", "models", 2)
-    assert "held-out facts: " in capsys.readouterr().out
+    assert "held-out masked facts, found in the first 5 passages: " in capsys.readouterr().out
 
 
 def test_every_example_is_run_here() -> None:

@@ -20,6 +20,7 @@ from realm.model.folder import load_model
 from realm.model.manifest import read_manifest
 from realm.qa.question_files import read_questions
 from realm.qa.question_sets import evaluate_words
+from realm.qa.significance import PairedDifference, paired_difference
 from realm.store.knowledge_base import KnowledgeBase, build
 from realm.train import loop
 from realm.workspace import fit as fit_module
@@ -397,11 +398,11 @@ def test_from_python_sources_are_paths_and_settings_are_arguments(home: Path, co
     assert workspace.answer("when was arden founded?").text
 
 
-D = judging.DifferenceJson
+D = PairedDifference
 
 
 def difference(points: float, p: float) -> D:
-    return {"points": points, "low": 0.0, "high": 0.0, "only_adapted": 0, "only_start": 0, "p": p}
+    return {"k": 5, "points": points, "low": 0.0, "high": 0.0, "only_a": 0, "only_b": 0, "p": p}
 
 
 @pytest.mark.parametrize(
@@ -426,6 +427,6 @@ def test_differences_are_those_of_the_same_queries() -> None:
     import numpy as np
 
     adapted, start = np.array([1, 5, 6, 0, 2, 3, 1, 4]), np.array([6, 0, 1, 0, 2, 20, 7, 9])
-    found = judging.difference(adapted, start)
-    assert (found["only_adapted"], found["only_start"], found["points"]) == (5, 1, 50.0)
+    found = paired_difference(adapted, start)
+    assert (found["only_a"], found["only_b"], found["points"]) == (5, 1, 50.0)
     assert found["low"] <= 50 <= found["high"] and 0 < found["p"] < 1

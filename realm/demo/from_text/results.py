@@ -14,7 +14,7 @@ import numpy as np
 from realm.demo.from_text.stages import DemoRun
 from realm.model.manifest import last_record, read_manifest
 from realm.qa.metrics import recall_at
-from realm.stages.pairs import Against, against
+from realm.qa.significance import PairedDifference, paired_difference
 from realm.stages.tables import aligned, costs, difference
 from realm.store.knowledge_base import KnowledgeBase
 
@@ -75,7 +75,7 @@ class Results(TypedDict):
     made_questions: dict[str, int]
     seeds: list[int]
     recall: dict[str, dict[str, Recall]]
-    realm_against: dict[str, dict[str, Against]]
+    realm_against: dict[str, dict[str, PairedDifference]]
     reading: Reading
     exact_match: ExactMatch
     answers: dict[str, Answered]
@@ -107,7 +107,7 @@ def read(demo: DemoRun) -> Results:
         "seeds": list(demo.config.seeds),
         "recall": {test: {name: _recall(r_SN) for name, r_SN in by.items()} for test, by in ranks.items()},
         "realm_against": {
-            test: {other: against(by["realm"], by[other]) for other in by if other != "realm"}
+            test: {other: paired_difference(by["realm"], by[other]) for other in by if other != "realm"}
             for test, by in ranks.items()
         },
         "reading": _reading(demo),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from realm.demo.stages import SENTENCE
 from realm.errors import InputError
 from realm.model.manifest import last_record, read_manifest
 from realm.stages.runner import Section, Stage
@@ -31,10 +32,6 @@ class FromTextConfig:
     """Seeds of ICT, pre-training and the controls; the model of the first seed is fine-tuned."""
     controls: tuple[Control, ...] = ()
     """Control runs to compare REALM with."""
-    ask: tuple[str, ...] = ()
-    """Questions to answer in section 7; empty: five random dev questions."""
-    fill: str = "The [MASK] is the currency of the United Kingdom."
-    """The masked sentence of section 7."""
 
     def __post_init__(self) -> None:
         for name in ("corpora", "seeds"):
@@ -192,7 +189,7 @@ class DemoRun:
         for question, note in self._questions_to_ask():
             argv = self._command("answer", question, "--set", "answers=1", kb=kb, model=qa)
             yield Stage(ANSWER, "answer", argv, note=note)
-        yield Stage(ANSWER, "fill", self._command("fill", self.config.fill, kb=kb, model=realm))
+        yield Stage(ANSWER, "fill", self._command("fill", SENTENCE, kb=kb, model=realm))
 
     def _pretrain(self, section: Section, name: str, seed: int, *settings: str) -> Stage:
         out, start = self.model(name, seed), self.model("ict", seed)
@@ -239,9 +236,7 @@ class DemoRun:
         return (*verb.split(), *words, *named, "--config", self.preset)
 
     def _questions_to_ask(self) -> list[tuple[str, str]]:
-        """Questions with a note of the expected answer; made questions are drawn at random."""
-        if self.config.ask:
-            return [(question, "") for question in self.config.ask]
+        """Five random dev questions, each with a note of the expected answer."""
         lines = [json.loads(line) for line in self.dev.read_text(encoding="utf-8").splitlines()]
         drawn = random.Random(0).sample(lines, min(5, len(lines)))
         return [(line["question"], f"expected: {' or '.join(line['answers'])}") for line in drawn]

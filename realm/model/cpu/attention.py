@@ -1,8 +1,8 @@
-"""Attention on a CPU without padding: the tokens of all rows in one array, a few rows at a time.
+"""Attention on a CPU without padding: the tokens of all rows are in one array, and a few rows are computed at a time.
 
-A plain implementation moves the scores [B, A, T, T] to memory and back for the mask, the softmax and the dropout, and computes
-them in float32 if any row is padded. Here rows of the same length are multiplied together, as many as have scores that fit into
-the cache, and one number per score is kept for the backward pass.
+A plain implementation writes the scores [B, A, T, T] to memory and reads the scores again for the mask, for the softmax and for
+the dropout; if a row is padded, the scores are float32. This implementation multiplies rows of the same length together, and
+only as many rows at a time as have scores that fit into the cache. For the backward pass, one number per score is kept.
 
 Axis letters: B rows, T tokens of the longest row, N tokens of all rows, n tokens of one row, M query tokens of all rows, m
 query tokens of one row, H hidden, A heads, d hidden of a head, G heads of all rows that are multiplied together."""
@@ -20,9 +20,9 @@ from realm.model.cpu.dropout import clear, mark, new_seed, unmarked
 from realm.model.cpu.threads import thread_map
 
 SCORES = 1 << 18
-"""Attention scores that are computed together, if that is more than one row."""
+"""Largest number of attention scores that are computed together; a single row may have more."""
 EVEN = 32
-"""bf16 numbers in a vector register."""
+"""Number of bf16 values in a vector register of 512 bits."""
 
 
 def attend(
@@ -34,8 +34,10 @@ def attend(
     heads: int,
     dropout: float,
 ) -> Tensor:
-    """Attention within each row, softmax(q k / sqrt(d)) v -> [M, H]; `lengths` counts the tokens of a row, `asking` its
-    queries."""
+    """Attention within each row, softmax(q k / sqrt(d)) v -> [M, H].
+
+    `lengths` has the number of tokens of each row, `asking` the number of query tokens of each row.
+    """
     groups = list(_groups(asking, lengths, heads, query_MH.dtype))
     seed = new_seed() if dropout else 0
     mixed_MH: Tensor = _Attention.apply(
@@ -45,7 +47,7 @@ def attend(
 
 
 class _Part(NamedTuple):
-    """Tokens of some rows of one length, by heads, among the tokens of all rows [N, H]."""
+    """The place of some rows of equal length in an array with the tokens of all rows, and the number of heads."""
 
     start: int
     rows: int
@@ -55,14 +57,14 @@ class _Part(NamedTuple):
     """Padded length."""
 
     def of(self, all_NH: Tensor) -> Tensor:
-        """A copy of these tokens by heads, with zeros in the padding -> [G, n, d]."""
+        """A copy of the tokens of these rows, separated by heads, with zeros as padding -> [G, n, d]."""
         view = self._view(all_NH)
         if self.room > self.length:
             view = F.pad(view, (0, 0, 0, self.room - self.length))
         return view.reshape(self.rows * self.heads, self.room, view.shape[3])
 
     def put(self, part_Gnd: Tensor, all_NH: Tensor) -> None:
-        """Writes the values of these tokens."""
+        """Writes `part_Gnd` without its padding to the place of these rows in `all_NH`."""
         view = self._view(all_NH)
         view.copy_(part_Gnd.view(self.rows, self.heads, self.room, part_Gnd.shape[2])[:, :, : self.length])
 
@@ -75,7 +77,7 @@ class _Part(NamedTuple):
 def _groups(
     asking: Sequence[int], lengths: Sequence[int], heads: int, dtype: torch.dtype
 ) -> Iterator[tuple[_Part, _Part]]:
-    """Groups of rows that are multiplied together: their query tokens and their key tokens."""
+    """The groups of rows that are multiplied together: the places of the query tokens and of the key tokens of each group."""
     asking_start = start = 0
     for (wanted, length), alike in groupby(zip(asking, lengths, strict=True)):
         left, room, wanted_room = len(list(alike)), _room(length, dtype), _room(wanted, dtype)
@@ -89,8 +91,11 @@ def _groups(
 
 
 def _room(length: int, dtype: torch.dtype) -> int:
-    """The padded length. oneDNN compiles a kernel for each length of bf16 products, and torch's bf16 softmax is slow for the
-    rest of a row that fills no register; float32 needs no padding."""
+    """The padded length of a row: with bf16, lengths above `EVEN` are rounded up to a multiple of `EVEN`.
+
+    For bf16, oneDNN compiles a kernel for each length of a product, and torch's softmax is slow if the end of a row does not
+    fill a register.
+    """
     return -(-length // EVEN) * EVEN if dtype == torch.bfloat16 and length > EVEN else length
 
 

@@ -1,9 +1,10 @@
-"""Fast dropout on CPUs: random bits are drawn a word at a time, and kept as a seed instead of a mask.
+"""Fast dropout on CPUs: random bits are drawn 64 at a time, and a seed is stored in place of the mask.
 
-torch draws one element at a time from a Mersenne Twister. Here each word of SFC64 gives four 16-bit draws, and a bitwise "and"
-clears dropped elements, which is about ten times as fast. The backward pass draws the same bits again from the seed, so no mask
-is stored. The seed comes from torch's generator: equal seeds there give equal steps with the same number of threads. Numbers
-that are never negative can carry the mask in their signs instead.
+torch draws a number from a Mersenne Twister for one element at a time. `FastDropout` makes four draws of 16 bits from each
+64-bit word of SFC64, and clears dropped elements with a bitwise "and"; this is about ten times as fast as torch's dropout. The
+backward pass draws the same bits again from the seed, so no mask is stored. The seed is drawn from torch's generator, so
+training steps can be repeated exactly with the same `torch.manual_seed` and the same number of threads. In a tensor without
+negative numbers, the signs can store the mask (`mark`).
 """
 
 import threading
@@ -19,19 +20,19 @@ from torch.autograd.function import once_differentiable
 from realm.model.cpu.threads import thread_map
 
 DRAWS = 1 << 16
-"""Dropout probabilities are multiples of 1 / DRAWS."""
+"""Number of possible values of a draw; dropout probabilities are rounded to multiples of 1 / DRAWS."""
 
 PIECE = 1 << 18
-"""Elements for which one thread draws at a time."""
+"""Number of elements in a chunk; each chunk is computed by one thread."""
 
 SIGNED = {2: (np.int16, torch.int16), 4: (np.int32, torch.int32), 8: (np.int64, torch.int64)}
-"""Integer types by their size in bytes."""
+"""Integer types of NumPy and torch by size in bytes."""
 
 _OWN = threading.local()
 
 
 class FastDropout(nn.Dropout):
-    """`nn.Dropout` with a faster generator on CPUs; on other devices it is `nn.Dropout`."""
+    """`nn.Dropout` with a faster random generator on CPUs; on other devices the same as `nn.Dropout`."""
 
     def forward(self, values: Tensor) -> Tensor:
         if values.device.type != "cpu":
@@ -62,13 +63,13 @@ class _Dropped(torch.autograd.Function):
 
 
 def new_seed() -> int:
-    """A seed from torch's generator, or inside `drawing_from` from this thread's generator."""
+    """A seed from torch's generator, or, inside `drawing_from`, from the generator of this thread."""
     return int(torch.randint(2**62, (), generator=getattr(_OWN, "generator", None)))
 
 
 @contextmanager
 def drawing_from(seed: int) -> Iterator[None]:
-    """Inside, the seeds of this thread follow from `seed`, independent of other threads."""
+    """A context in which the results of `new_seed` in this thread depend only on `seed`, and not on other threads."""
     before = getattr(_OWN, "generator", None)
     _OWN.generator = torch.Generator().manual_seed(seed)
     try:
@@ -78,9 +79,10 @@ def drawing_from(seed: int) -> Iterator[None]:
 
 
 def kept(values: Tensor, seed: tuple[int, int], probability: float) -> Tensor:
-    """All bits set where an element is kept, none where it is dropped -> integers of the shape and width of `values`.
+    """A bit mask for each element: all bits are 1 for a kept element, and 0 for a dropped element.
 
-    The seed consists of the seed of all chunks and the number of this chunk.
+    The masks are integers with the shape of `values` and the bytes per element of `values`. `seed` consists of the seed of all
+    chunks and the number of the chunk.
     """
     stays_n = (_draws(values.numel(), seed) >= round(probability * DRAWS)).view(np.int8)
     bits_n = np.negative(stays_n, dtype=SIGNED[values.element_size()][0])
@@ -88,15 +90,15 @@ def kept(values: Tensor, seed: tuple[int, int], probability: float) -> Tensor:
 
 
 def clear(values: Tensor, bits: Tensor) -> Tensor:
-    """`values`, changed in place: zero where `bits` are zero."""
+    """Sets `values` to zero, in place, where `bits` are zero -> `values`."""
     values.view(bits.dtype).bitwise_and_(bits)
     return values
 
 
 def mark(values: Tensor, seed: tuple[int, int], probability: float) -> Tensor:
-    """Non-negative `values`, changed in place: negative where an element is dropped.
+    """Makes dropped elements of non-negative `values` negative, in place -> `values`.
 
-    Their `relu` is the (unscaled) result of dropout, their `abs` the original values.
+    Afterwards, `relu` of `values` is the result of dropout without scaling, and `abs` of `values` is the original tensor.
     """
     dropped_n = (_draws(values.numel(), seed) < round(probability * DRAWS)).view(np.int8)
     signed = SIGNED[values.element_size()]
@@ -106,7 +108,7 @@ def mark(values: Tensor, seed: tuple[int, int], probability: float) -> Tensor:
 
 
 def unmarked(marked: Tensor) -> Tensor:
-    """The bits of `kept`, from the signs that `mark` set."""
+    """The bit masks that `kept` makes, from the signs that `mark` has set."""
     sign = marked.view(SIGNED[marked.element_size()][1])
     return (sign >> 8 * marked.element_size() - 1).bitwise_not_()
 

@@ -1,10 +1,10 @@
-"""The layers of a BERT on a CPU without padding: the tokens of all rows in one array, attention a few rows at a time.
+"""Computes the layers of a BERT on a CPU without padding: the tokens of all rows are in one array.
 
-Weights and results are those of `Bert`, whose own forward pass is used on all other devices. If there are enough rows, each
-thread computes all layers of some rows, forward and backward: threads that share each matrix product would wait for each other
-after every product.
+The weights are those of a `Bert`, and the results are the same as those of `Bert.forward`, which is used on all other devices.
+If there are enough rows, each thread computes all layers of its own rows, forward and backward: if threads shared each matrix
+product, they would wait for each other after every product.
 
-Axis letters: B rows, T tokens of the longest row, N tokens of all rows, n tokens of a share of the rows, P requested tokens,
+Axis letters: B rows, T tokens of the longest row, N tokens of all rows, n tokens of one thread's rows, P requested tokens,
 H hidden.
 """
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from realm.model.bert import Bert  # which imports this folder
 
 SHARED = 1 << 8
-"""Number of tokens from which on it is faster to give each thread its own rows."""
+"""Smallest number of tokens that are divided among threads; with fewer tokens, division makes a pass slower."""
 EVENLY = 1.15
-"""Largest share of a thread, relative to an even share, up to which it is faster to give each thread its own rows."""
+"""Rows are divided among threads if the largest share has at most this many times the tokens of an even share."""
 MOST = 8
-"""Largest number of threads with rows of their own: in training each thread holds a copy of the layers' gradients."""
+"""With more threads than this, rows are not divided: in training each thread would have a copy of all gradients."""
 
 
 def hidden_states(bert: Bert, tokens: Tokens) -> Tensor:
@@ -51,13 +51,11 @@ def hidden_states(bert: Bert, tokens: Tokens) -> Tensor:
 def states_at(bert: Bert, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
     """States of the last layer at the given (row, position) pairs -> [P, H].
 
-    On a CPU the last layer computes only keys and values for all other tokens.
+    On a CPU the last layer computes only keys and values for the tokens that are not requested.
     """
+    # Packed rows have no states of padding.
     if tokens.ids_BT.device.type != "cpu" or not tokens.mask_BT[row_P, position_P].all():
-        states_BTH = _padded_states(
-            bert, tokens
-        )  # on a CPU only if states of padding are requested, which packed rows lack
-        return states_BTH[row_P, position_P]
+        return _padded_states(bert, tokens)[row_P, position_P]
     rows = _Rows.of(tokens, row_P)
     number_BT = torch.zeros_like(tokens.ids_BT)
     number_BT.view(-1)[rows.place_N] = torch.arange(len(rows.place_N))
@@ -72,16 +70,16 @@ def _padded_states(bert: Bert, tokens: Tokens) -> Tensor:
 
 
 class _Rows(NamedTuple):
-    """The packed order of the rows: rows of equal length and with equally many requested tokens follow one another."""
+    """The packed order of the rows, in which rows of equal length and with equally many requested tokens are neighbours."""
 
     place_N: Tensor
     """Position of each packed token among the padded rows."""
     rank_B: Tensor
     """Position of each row in the packed order."""
     lengths: list[int]
-    """Tokens of each packed row."""
+    """Number of tokens of each row, in packed order."""
     asking: list[int]
-    """Requested tokens of each packed row in the last layer."""
+    """Number of requested tokens of each row, in packed order."""
 
     @classmethod
     def of(cls, tokens: Tokens, wanted_row_P: Tensor | None = None) -> _Rows:
@@ -93,7 +91,7 @@ class _Rows(NamedTuple):
         return cls(place_N, order_B.argsort(), length_B[order_B].tolist(), asking_B[order_B].tolist())
 
     def shares(self, count: int, wanted_P: Tensor | None) -> Iterator[_Share]:
-        """The rows in at most `count` shares with about equally many tokens."""
+        """Divides the rows into at most `count` shares with about equally many tokens."""
         ends, asked = [0, *accumulate(self.lengths)], [0, *accumulate(self.asking)]
         even = [ends[-1] * part / count for part in range(count + 1)]
         cuts = sorted({min(range(len(ends)), key=lambda row: abs(ends[row] - cut)) for cut in even})
@@ -104,16 +102,16 @@ class _Rows(NamedTuple):
 
 
 class _Share(NamedTuple):
-    """Consecutive packed rows, the work of one thread."""
+    """Consecutive packed rows that one thread computes."""
 
     own: slice
-    """Their tokens among all packed tokens."""
+    """Place of the tokens of these rows among all packed tokens."""
     lengths: list[int]
-    """Tokens of each row."""
+    """Number of tokens of each row."""
     asking: list[int]
-    """Requested tokens of each row in the last layer."""
+    """Number of requested tokens of each row."""
     wanted_P: Tensor | None
-    """Numbers of the requested tokens in the share; None if all are requested."""
+    """Positions of the requested tokens among the tokens of the share; None if all tokens are requested."""
 
 
 _UNDIVIDED = threading.local()
@@ -121,8 +119,10 @@ _UNDIVIDED = threading.local()
 
 @contextmanager
 def undivided() -> Iterator[None]:
-    """Inside, rows are not divided among threads. Saved-tensor hooks, on which `recomputed` is built, belong to one thread;
-    graphs of other threads would ignore them."""
+    """A context in which rows are not divided among threads.
+
+    `realm.model.modes.recomputed` uses saved-tensor hooks, which have no effect on computations in other threads.
+    """
     before = getattr(_UNDIVIDED, "here", False)
     _UNDIVIDED.here = True
     try:
@@ -143,7 +143,7 @@ def _run(bert: Bert, tokens: Tokens, rows: _Rows, wanted_P: Tensor | None) -> Te
     largest = max((share.own.stop - share.own.start for share in shares), default=0)
     few = len(state_NH) < SHARED or largest * threads > EVENLY * len(state_NH)
     weights = [weight for weight in bert.encoder.parameters() if weight.requires_grad]
-    watched = any(weight._backward_hooks for weight in weights)  # hooks would be called once per share
+    watched = any(weight._backward_hooks for weight in weights)  # a hook would be called once per share
     if not 1 < threads <= MOST or few or watched or getattr(_UNDIVIDED, "here", False):
         return _layers(bert, state_NH, _Share(slice(None), rows.lengths, rows.asking, wanted_P))
     drops = any(p.training and p.p for p in bert.encoder.modules() if isinstance(p, nn.Dropout))
@@ -159,9 +159,9 @@ def _run(bert: Bert, tokens: Tokens, rows: _Rows, wanted_P: Tensor | None) -> Te
 
 
 class _Divided(torch.autograd.Function):
-    """The layers with a share of the rows per thread, forward and backward.
+    """Computes the layers, forward and backward, with a share of the rows in each thread.
 
-    Gradients of the weights are summed at the end, so until then there is a copy of them for each thread.
+    Each thread has a copy of the gradients of the weights; the copies are added up at the end of the backward pass.
     """
 
     @staticmethod
@@ -187,9 +187,8 @@ class _Divided(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         to_states = gradients[0].split([len(states_nH) for _, states_nH in ctx.found])
-        again = (
-            torch._C._autograd._get_current_graph_task_keep_graph()
-        )  # the value of `retain_graph` in this backward pass
+        # The value of `retain_graph` in this backward pass.
+        again = torch._C._autograd._get_current_graph_task_keep_graph()
 
         def one(part: tuple[tuple[Tensor, Tensor], Tensor]) -> tuple[Tensor | None, ...]:
             (given_nH, states_nH), to_states_nH = part
@@ -200,7 +199,7 @@ class _Divided(torch.autograd.Function):
             *thread_map(one, list(zip(ctx.found, to_states, strict=True))), strict=True
         )
         for total, *more in to_weights:
-            for gradient in more if total is not None else ():  # None for a weight that no layer uses
+            for gradient in more if total is not None else ():  # `total` is None if no layer uses the weight
                 total += gradient
         return None, None, None, torch.cat(to_given), *(total for total, *_ in to_weights)
 
@@ -209,7 +208,7 @@ def _layers(bert: Bert, state_NH: Tensor, share: _Share) -> Tensor:
     last = len(bert.encoder.layer) - 1
     for number, layer in enumerate(bert.encoder.layer):
         attention = layer.attention.self
-        # Cast once for the three products that read the states; the residual stream stays float32.
+        # The states are cast once for the products with three weights; the residual stream stays float32.
         read_NH = (
             state_NH.to(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else state_NH
         )

@@ -1,7 +1,7 @@
-"""A map over chunks of work with threads that each compute whole chunks.
+"""A map over chunks of work with several threads, each of which computes whole chunks.
 
-A second torch thread does not make a small matrix product faster, because waking the thread takes as long as the product. Here
-each thread takes the next chunk and computes it alone.
+A second torch thread does not make a small matrix product faster, because waking the thread takes as long as the product. In
+`thread_map` each thread takes the next chunk, and computes the whole chunk with one torch thread.
 """
 
 import os
@@ -20,11 +20,13 @@ R = TypeVar("R")
 
 
 def thread_map(work: Callable[[P], R], chunks: Sequence[P], autocast: bool = False) -> list[R]:
-    """`work(chunk)` for every chunk, in order, with as many threads as torch may use; without gradients.
+    """`work(chunk)` for every chunk, with as many threads as torch may use -> the results in the order of the chunks.
 
-    Autocast is off, or with `autocast` as in the calling thread. An exception of a chunk is raised after the chunks under way
-    have ended. A call from within a chunk, or while another thread uses the pool, computes its chunks in the calling thread,
-    so that no call waits for the work of another one. So does a call with a single chunk."""
+    Gradients are off, unless `work` turns gradients on. Autocast is off; with `autocast` it is as in the calling thread. If
+    `work` raises an exception, the exception is raised again when all chunks that have begun have ended. All chunks are
+    computed in the calling thread if there is only one chunk, if the call comes from within `work`, or if another thread uses
+    the pool: so no call waits for the work of another call.
+    """
     waiting, inference = iter(range(len(chunks))), torch.is_inference_mode_enabled()
     results: dict[int, R] = {}
     cast, dtype = autocast and torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
@@ -36,7 +38,7 @@ def thread_map(work: Callable[[P], R], chunks: Sequence[P], autocast: bool = Fal
             torch.autocast("cpu", dtype, cast, cache_enabled=False),
         ):
             try:
-                for number in waiting:  # one iterator for all threads: each takes the next free chunk
+                for number in waiting:  # an iterator that all threads share: each takes the next free chunk
                     results[number] = work(chunks[number])
             finally:
                 for _ in waiting:
@@ -54,9 +56,9 @@ def thread_map(work: Callable[[P], R], chunks: Sequence[P], autocast: bool = Fal
                 done.result()
         finally:
             try:
-                for _ in waiting:  # an interrupt of this thread stops the other threads too
+                for _ in waiting:  # after an interrupt of this thread, no other thread takes another chunk
                     pass
-                wait(begun)  # the caller may change the data of chunks under way after this
+                wait(begun)  # afterwards the caller may change the data of the chunks
             finally:
                 _pool_is_taken.release()
     return [results[number] for number in range(len(chunks))]
@@ -64,11 +66,11 @@ def thread_map(work: Callable[[P], R], chunks: Sequence[P], autocast: bool = Fal
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """A pool of threads in each of which torch is single-threaded."""
+    """A pool of threads; each of these threads uses one torch thread."""
     pool, all_here = ThreadPoolExecutor(threads, "torch alone"), Barrier(threads)
 
     def prepare() -> None:
-        torch.get_num_threads()  # first, because this call initialises torch in the thread, with the global number
+        torch.get_num_threads()  # initialises torch in the thread with the global number, so it has to come first
         torch.set_num_threads(1)
         all_here.wait()
 
@@ -79,7 +81,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
         all_here.abort()  # else the waiting threads would never end
         raise
     finally:
-        torch.set_num_threads(threads)  # part of the setting of each thread is global
+        torch.set_num_threads(threads)  # because `set_num_threads` in a thread also changes a global setting
     return pool
 
 

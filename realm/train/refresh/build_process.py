@@ -7,7 +7,7 @@
              started again, `restarts` times; after that the run ends
     stop     kills the build and every process that the build started
 
-A build ends when its trainer ends (`realm.index.watchdog`). `realm.train.refresh.refresher` decides when a build is due and
+A build ends when its trainer ends (`realm.watchdog`). `realm.train.refresh.refresher` decides when a build is due and
 when the new version is used.
 """
 
@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from realm.errors import RealmError
-from realm.index.watchdog import Child
+from realm.errors import RealmError, at_least
 from realm.model.device import Precision
 from realm.ray_actors import EngineConfig
 from realm.store import vectors
+from realm.watchdog import Child
 
 SILENCE = 300.0
 """Seconds without a new line in the log after which a build is taken to be stuck."""
@@ -47,11 +47,7 @@ class BuildConfig(EngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.threads < 1 or self.restarts < 0:
-            raise ValueError(
-                f"threads and restarts are {self.threads} and {self.restarts}: "
-                "the first must be 1 or more, the second 0 or more"
-            )
+        at_least(self, threads=1, restarts=0)
 
 
 class Builder(AbstractContextManager["Builder"]):
@@ -126,15 +122,13 @@ class Builder(AbstractContextManager["Builder"]):
 
     def _start(self) -> None:
         settings = {
-            "folder": self.folder.absolute(),
             "threads": self._config.threads,
             "precision": self._precision,
-            "keep": 0,  # the refresher removes versions, because checkpoints need some of them
             "device": self._device,
             "engine": self._config.engine,
             "ray_address": self._config.ray_address,
         }
-        command = [sys.executable, "-m", "realm", "index", "--supervised"]
+        command = [sys.executable, "-m", "realm", "index", "--supervised", str(self.folder.absolute())]
         command += ["--kb", str(self._kb.absolute()), "--model", str(self.snapshot.absolute())]
         for name, value in settings.items():
             command += ["--set", f"{name}={value}"]

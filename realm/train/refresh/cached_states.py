@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from realm import distributed
-from realm.errors import InputError
 from realm.index.embedding import pooled_states
 from realm.model.device import Precision, autocast
-from realm.model.embedder import Embedder, Tower, TransformerTower
+from realm.model.embedder import Tower
 from realm.model.folder import Model
 from realm.model.modes import evaluating
 from realm.store.knowledge_base import KnowledgeBase
@@ -47,34 +46,6 @@ class CachedPassageStates:
                 for start in range(0, len(numbers), ROWS_AT_ONCE)
             ]
         return np.concatenate(parts)
-
-
-def freeze_passage_encoder(embedder: Embedder) -> None:
-    """Gives the embedder a separate passage tower whose projection trains and whose encoder is frozen.
-
-    Raises:
-        InputError: a bag-of-words tower has no encoder to freeze.
-    """
-    embedder.untie()
-    _with_layers(embedder.passage, "passage_encoder").encoder.requires_grad_(False)
-
-
-def freeze_input_embeddings(embedder: Embedder) -> None:
-    """Freezes the word, position and segment embeddings of both towers.
-
-    Raises:
-        InputError: a bag-of-words tower has nothing else to train.
-    """
-    for tower in (embedder.query, embedder.passage):
-        _with_layers(tower, "input_embeddings").encoder.embeddings.requires_grad_(False)
-
-
-def _with_layers(tower: Tower, option: str) -> TransformerTower:
-    if not isinstance(tower, TransformerTower):
-        raise InputError(
-            f'{option} = "frozen" needs towers with layers, this model\'s embed words alone: leave it "trained"'
-        )
-    return tower
 
 
 def cached_passage_states(

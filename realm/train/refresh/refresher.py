@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 
 from realm import distributed
-from realm.errors import ConflictError, DamagedError, RealmError, reason
-from realm.index.versions import IndexVersion, index_folder, publish
+from realm.errors import ConflictError, DamagedError, RealmError, at_least, reason
+from realm.index.versions import KEPT_VERSIONS, IndexVersion, index_folder, publish
 from realm.model.device import Precision, autocast
 from realm.model.embedder import Embedder
 from realm.model.folder import Model, save_model
@@ -45,9 +45,6 @@ from realm.store import vectors
 from realm.store.knowledge_base import KnowledgeBase
 from realm.train.refresh.build_process import BuildConfig, Builder, StepTimes
 from realm.train.refresh.cached_states import CachedPassageStates
-
-KEPT_VERSIONS = 2
-"""Newest index versions of a run that stay on disk; a version that a checkpoint needs stays too."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +63,7 @@ class RefreshConfig(BuildConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("every", "lag"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be 0 or more")
+        at_least(self, every=0, lag=0)
         if self.every and self.lag >= self.every:
             raise ValueError(f"lag is {self.lag}: it must be smaller than every, {self.every}")
 
@@ -220,9 +215,8 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
 
     def metrics(self, version: IndexVersion, step: int) -> dict[str, float]:
         """Age of the index in steps, and whether a build runs, for the metrics of a step."""
-        running = (
-            distributed.world_size() * self._builder.running
-        )  # rank 0 alone has one, and metrics are means
+        # Rank 0 alone has a build, and metrics are means.
+        running = distributed.world_size() * self._builder.running
         return {"index_age": step - version.step, "building": float(running)}
 
     def __exit__(self, *_: object) -> None:

@@ -128,19 +128,30 @@ def test_build_runs_realm_index_on_the_snapshot_with_the_runs_settings(
         builds.request(tiny_model, 10)
         wait_for((tmp_path / "words").exists)
     words = (tmp_path / "words").read_text().splitlines()
-    assert words[:4] == ["-m", "realm", "index", "--supervised"]
+    assert words[:5] == ["-m", "realm", "index", "--supervised", str(tmp_path / folder / "index")]
     assert words[words.index("--model") + 1] == str(tmp_path / folder / "snapshot")
-    assert {f"folder={tmp_path / folder / 'index'}", "threads=3", "device=meta"} <= set(words)
+    assert {"threads=3", "device=meta"} <= set(words)
 
 
 def test_build_without_a_trainer_ends_before_it_does_anything() -> None:
     """Not after the seconds that torch takes to be imported: the next run may have begun by then."""
-    command = [sys.executable, "-m", "realm", "index", "--supervised", "--kb", "none", "--model", "none"]
+    command = [
+        sys.executable,
+        "-m",
+        "realm",
+        "index",
+        "--supervised",
+        "here",
+        "--kb",
+        "none",
+        "--model",
+        "none",
+    ]
     ended = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True
     )
     assert ended.returncode == -signal.SIGKILL
-    assert ended.stderr == "the process that started this one is gone\n"
+    assert ended.stderr == "the parent process has ended\n"
 
 
 class PowerCut(BaseException):

@@ -6,13 +6,9 @@ import torch
 
 from realm.errors import InputError
 from realm.index.embedding import embed_passages
-from realm.model.embedder import Embedder, EmbedderConfig
+from realm.model.embedder import Embedder, EmbedderConfig, freeze_input_embeddings, freeze_passage_encoder
 from realm.tokens.layouts import NULL_PASSAGE, passage_inputs
-from realm.train.refresh.cached_states import (
-    cached_passage_states,
-    freeze_input_embeddings,
-    freeze_passage_encoder,
-)
+from realm.train.refresh.cached_states import cached_passage_states
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
-"""A child process with a deadline and a heartbeat.
+"""A child process that is killed if it takes too long, or if it prints nothing for too long.
 
-The output of the child goes to a log. A child that has printed nothing for too long is taken to be stuck. The standard input of
-the child is a pipe that stays empty and ends when the parent dies, even by kill -9, so that the child can end too.
+The output of the child process goes to a log. The standard input of the child process is a pipe, which stays empty, and is
+closed when the parent process ends, even if the parent process is killed; the child process can then end too
+(`end_with_parent`).
 """
 
 import contextlib
@@ -20,10 +21,13 @@ class Child(AbstractContextManager["Child"]):
     """A running command; leaving the `with` block kills the command and its child processes."""
 
     def __init__(self, command: Sequence[str], log: Path, deadline: float, silence: float):
-        """Starts `command` with its output appended to `log`; `deadline` and `silence` are seconds."""
+        """Starts `command` and appends the output of the command to `log`.
+
+        The command is killed after `deadline` seconds, or after `silence` seconds without output.
+        """
         self._log, self._deadline, self._silence = log, deadline, silence
         self.failure = ""
-        """Reason of a failure after the end of the process; "" for success."""
+        """Reason of the failure; "" if the process is running or has succeeded."""
         self._started = self._heard = time.monotonic()
         self._printed = log.stat().st_size if log.exists() else 0
         self._ended: float | None = None
@@ -38,11 +42,11 @@ class Child(AbstractContextManager["Child"]):
 
     @property
     def seconds(self) -> float:
-        """Running time so far, or until the end."""
+        """Time since the start of the process, until now or until the end of the process."""
         return (self._ended or time.monotonic()) - self._started
 
     def running(self) -> bool:
-        """Whether the process is running; never waits. A process that is late or silent is killed here and has failed."""
+        """Whether the process is running. A process that exceeds `deadline` or `silence` is killed, and counts as failed."""
         if self._ended is not None:
             return False
         code = self._process.poll()
@@ -80,12 +84,12 @@ class Child(AbstractContextManager["Child"]):
 
 
 def end_with_parent() -> None:
-    """Called in the child: from now on the child and its child processes end when its standard input ends."""
+    """Makes this process, and its child processes, end when its standard input is closed; called in the child process."""
 
     def wait() -> None:
         while os.read(0, 1):
             pass
-        print("the process that started this one is gone", file=sys.stderr, flush=True)
+        print("the parent process has ended", file=sys.stderr, flush=True)
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)
         os._exit(1)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm.search.ranking import GROUP, above_threshold, scratch_buffer
+from realm.search.threshold import GROUP, above_threshold, scratch_buffer
 
 
 @given(

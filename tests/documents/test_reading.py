@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm.documents import demo_corpora
-from realm.documents.readers import read_documents
+from realm.documents.reading import read_documents
 from realm.errors import InputError
 from realm.text.corpus import Document
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from realm.index.watchdog import Child
+from realm.watchdog import Child
 from tests.train.refresh.refreshing import alive
 
 
@@ -77,14 +77,14 @@ def test_stopped_child_takes_what_it_started_with_it(start, tmp_path) -> None:
 PARENT = """
 import sys, time
 from pathlib import Path
-from realm.index.watchdog import Child
+from realm.watchdog import Child
 child = Child([sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]), 60, 60)
 print(child.pid, flush=True)
 time.sleep(60)
 """
 LOYAL = """
 import time
-from realm.index.watchdog import end_with_parent
+from realm.watchdog import end_with_parent
 end_with_parent()
 print("up", flush=True)
 time.sleep(60)
@@ -108,4 +108,4 @@ def test_child_dies_with_a_parent_that_was_killed(tmp_path) -> None:
     while alive(child):
         assert time.monotonic() < end
         time.sleep(0.02)
-    assert "the process that started this one is gone" in log.read_text()
+    assert "the parent process has ended" in log.read_text()
