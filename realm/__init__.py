@@ -9,9 +9,8 @@
 The import of this package is fast, because the modules of the names in `__all__` are imported when a name is first used.
 """
 
-TYPE_CHECKING = (
-    False  # type checkers assume True; an import of `typing` would take longer than the rest of this file
-)
+# Type checkers assume True. An import from `typing` would take longer than the rest of this file.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from realm.errors import RealmError
     from realm.workspace.fit import fit

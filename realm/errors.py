@@ -125,7 +125,7 @@ def writing(path: str | os.PathLike[str], *kinds: type[Exception]) -> Iterator[N
 
 
 def at_least(settings: object, **least: float) -> None:
-    """Raises ValueError if a setting of a dataclass is below its least value, or is not a number."""
+    """Raises ValueError if a setting is below its least value or is NaN. `least` has names of settings and least values."""
     for name, bound in least.items():
         if not getattr(settings, name) >= bound:
             raise ValueError(f"{name} is {getattr(settings, name)}: it must be {bound} or more")

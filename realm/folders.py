@@ -106,7 +106,10 @@ def replace_folder(new: Path, target: Path) -> None:
 
 
 def make_once(folder: Path, file: str, made_of: Mapping[str, str], make: Callable[[Path], None]) -> None:
-    """Makes a folder whose `file` holds `made_of`, unless it is there; `make` fills a folder that then gets the name."""
+    """Makes a folder, unless the folder exists and its JSON file `file` equals `made_of`.
+
+    `make` fills a temporary folder, which then replaces `folder`.
+    """
     if (folder / file).is_file() and read_json(folder / file) == made_of:
         return
     aside = folder.with_name(folder.name + ".writing")

@@ -84,7 +84,7 @@ class Child(AbstractContextManager["Child"]):
 
 
 def end_with_parent() -> None:
-    """Makes this process, and its child processes, end when its standard input is closed; called in the child process."""
+    """Ends this process and its child processes when the standard input of this process is closed. A child calls this."""
 
     def wait() -> None:
         while os.read(0, 1):

@@ -82,7 +82,7 @@ class Middleware:
             finally:
                 answering.cancel()
                 left.cancel()
-        except asyncio.CancelledError:  # the server stops, and `write_seconds` have passed
+        except asyncio.CancelledError:  # the server stops, and `WRITE_SECONDS` have passed
             if not status:
                 ends = problem(503, "the server is stopping", {"Connection": "close"})
                 await ends(scope, receive, send_with_headers)

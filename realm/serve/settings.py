@@ -6,7 +6,7 @@ from realm.errors import at_least
 from realm.qa.pipeline import AnswerConfig
 
 MOST_READ = 20
-"""Largest number of passages to read for a question."""
+"""Largest number of passages per question that are searched for answers."""
 MOST_RETRIEVED = 100
 """Largest number of passages that a request may retrieve."""
 MOST_QUESTIONS = 256
@@ -14,7 +14,7 @@ MOST_QUESTIONS = 256
 MOST_DOCUMENTS = 1000
 """Largest number of documents that a request may add."""
 MOST_CHANGES = 16
-"""Largest number of changes of the knowledge base that wait; the server refuses more with 429."""
+"""Largest number of changes of the knowledge base that wait; the server refuses further changes with 429."""
 WRITE_SECONDS = 600.0
 """Largest time in seconds to add or delete documents."""
 POLL_SECONDS = 1.0
@@ -26,20 +26,21 @@ class ServeConfig(AnswerConfig):
     """Settings of answers, as for `realm answer`, and limits of the server."""
 
     batch: int = 16
-    """Largest number of questions, of all clients together, in one batch."""
+    """Largest number of questions in a batch, which can contain questions of all clients."""
     queue: int = 1024
-    """Largest number of questions that wait; the server refuses more with 429."""
+    """Largest number of questions that wait; the server refuses further questions with 429."""
     body_bytes: int = 8_388_608
     """Largest size of a request body in bytes."""
     connections: int = 1024
-    """Largest number of open connections, and at most half of the files that the process may open. Beyond it, the connection
-    that has waited longest for its client is closed."""
+    """Largest number of open connections; it is never more than half of the number of files that the process may open. If a
+    further connection is opened, the server closes the connection that has waited longest for its client."""
     head_seconds: float = 10.0
-    """Largest time in seconds for the head of a request to arrive, and for a connection to be idle."""
+    """Largest time in seconds until the head of a request has arrived, and largest time that a connection may be idle."""
     seconds: float = 30.0
-    """Largest time in seconds for each of: receiving a body, making an answer, the client's reading of the answer."""
+    """Time limit in seconds of each of three steps: receiving a body, computing a response, and sending the response."""
     hosts: tuple[str, ...] = ()
-    """Accepted host names in addition to the server's own; if empty and the server is not on loopback, all are accepted."""
+    """Accepted host names in addition to those of the server. If `hosts` is empty, and the address of the server is not a
+    loopback address, all host names are accepted."""
 
     def __post_init__(self) -> None:
         at_least(self, read=1, answers=1, batch=1, queue=1, body_bytes=1, connections=1)
@@ -51,5 +52,5 @@ class ServeConfig(AnswerConfig):
 
     @property
     def questions(self) -> int:
-        """Largest number of questions in a request, which never exceeds the number that may wait."""
+        """Largest number of questions in a request, which is not larger than `queue`."""
         return min(MOST_QUESTIONS, self.queue)

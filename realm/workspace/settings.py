@@ -10,20 +10,20 @@ class FitConfig:
     """Settings of a fit."""
 
     start: str = "package:realm-small"
-    """The start model, which answers first and is then adapted: a folder, package:NAME or hf:OWNER/NAME."""
+    """The start model, which is adapted to the documents: a folder, package:NAME or hf:OWNER/NAME."""
     minutes: float = 10.0
-    """Time limit of the adaptation to the documents; 0: no adaptation."""
+    """Time limit of the adaptation to the documents in minutes. With 0, the model is not adapted."""
     tagger: str = "spacy:en_core_web_sm"
     """Tagger that finds sentences, names and dates: spacy:MODEL, hf:MODEL, or rules (dates only)."""
     held_out: float = 0.1
-    """Share of passages that the adaptation does not train on; they judge it. If the start model was trained with another
-    share, that share is used."""
+    """Share of passages that are not used to train the adapted model, but to compare it with the start model. If the start
+    model was trained with another share, the share of the start model is used."""
     max_document_chars: int = 1_000_000
-    """Longest document that is read, in characters; a longer one is most often a mistake."""
+    """Longest document that is read, in characters. A longer document is most often a mistake."""
     questions: int = 500
-    """Largest number of questions, made from the documents, that judge the models."""
+    """Largest number of questions, made from the documents, on which the models are compared."""
     device: str = "auto"
-    """"auto": a GPU when there is one, else the CPU; or any torch device."""
+    """"auto" (a GPU if there is one, else the CPU), or a torch device."""
 
     def __post_init__(self) -> None:
         at_least(self, minutes=0, questions=1, max_document_chars=1)
