@@ -132,7 +132,7 @@ class MadeBy(TypedDict):
 
 
 class TableJson(TypedDict):
-    """Content of report.json."""
+    """Content of table1.json or table2.json."""
 
     made_by: MadeBy
     rows: dict[str, RowJson]
@@ -453,7 +453,7 @@ class Deviation(TypedDict):
 
 
 def expected_scores(file: str) -> dict[str, float]:
-    """The scores of a report.json of an earlier run.
+    """The scores of a report of an earlier run.
 
     Raises:
         InputError: the file is no such report.
@@ -461,7 +461,9 @@ def expected_scores(file: str) -> dict[str, float]:
     try:
         return scores_of(read_json(file))
     except (KeyError, TypeError, AttributeError, RealmError):
-        raise InputError(f"{file} is no report.json of a table of this version: make it anew") from None
+        raise InputError(
+            f"{file} is no report of a table by this version: name a table1.json or table2.json"
+        ) from None
 
 
 def deviations(report: TableJson, expected: Mapping[str, float], tolerance: float) -> list[Deviation]:
