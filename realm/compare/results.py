@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self, TypedDict
 import numpy as np
 
 from realm.compare.plan import Plan
+from realm.compare.rows import STARTS
 from realm.errors import InputError, RealmError
 from realm.files import read_json
 from realm.model.manifest import read_manifest
@@ -288,6 +289,9 @@ def _seconds(plan: Plan, name: str, seed: int) -> float | None:
             records = [*read_manifest(start)["stages"], *records]
     else:
         records = read_manifest(folder)["stages"]
+        if encoder_of := STARTS[plan.table[name].start].encoder_of:
+            others = read_manifest(plan.start_model(encoder_of, seed))["stages"]
+            records = [*records, *(record for record in others if record not in records)]
     if any(record["stage"] == "published" for record in records):
         return None
     return round(sum(record.get("seconds", 0.0) for record in records), 1)

@@ -358,6 +358,24 @@ def test_ablations_differ_in_what_they_name_only(home, ablated) -> None:
     assert len(last["no-ict"]["stages"]) == len(last["realm"]["stages"]) - 1
 
 
+def test_training_time_is_that_of_all_models_that_a_row_started_from(home, compared, ablated) -> None:
+    def seconds(folder: Path) -> list[float]:
+        manifest = "realm.json" if (folder / "realm.json").exists() else "system.json"
+        return [one.get("seconds", 0.0) for one in json.loads((folder / manifest).read_text())["stages"]]
+
+    rows, models = home.table2 / "rows", home.table2 / "models"
+    for name in ("realm", "stale", "realm-retriever"):
+        assert ablated["rows"][name]["seconds"] == pytest.approx(sum(seconds(rows / name)), abs=0.06)
+    tuned = sum(seconds(models / "realm")) + seconds(rows / "realm-encoder")[-1]
+    assert ablated["rows"]["realm-encoder"]["seconds"] == pytest.approx(tuned, abs=0.06)
+    rows, encoder = home.table1 / "rows", sum(seconds(home.table1 / "models" / "encoder"))
+    for name in ("t5", "drqa", "graph", "path"):
+        before = encoder if name in ("graph", "path") else 0.0
+        assert compared["rows"][name]["seconds"] == pytest.approx(
+            before + sum(seconds(rows / name)), abs=0.06
+        )
+
+
 def test_retrieval_is_measured_before_any_question_for_every_seed(home, ablated, tmp_path) -> None:
     folder = tmp_path / "table2"
     shutil.copytree(home.table2, folder)
