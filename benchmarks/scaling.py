@@ -176,7 +176,7 @@ def tagged(folder: Path, size: int, tagger: str) -> list[shared.Row]:
 
 def tag(documents: str, tagger: str, processes: str) -> tuple[float, float]:
     """Seconds and CPU seconds of a tagger on all documents, without those that it takes to load."""
-    from realm.text.readers import read_documents
+    from realm.documents.readers import read_documents
     from realm.text.salient_spans import load_tagger
 
     loaded = load_tagger(tagger, int(processes))

@@ -14,6 +14,7 @@ from realm import cli
 from realm.checksums import CHECKSUMS
 from realm.cli import knowledge_base as kb_command
 from realm.cli.converting import CompactJson, MadeFolderJson
+from realm.documents.readers import LEFT_OUT, LeftOut
 from realm.index.versions import IndexReport
 from realm.interop.blocks import ConvertedJson, ExportedJson
 from realm.model.embedder import EmbedderConfig
@@ -30,7 +31,6 @@ from realm.store.knowledge_base import DocumentEntry
 from realm.store.merged import MERGED, MergedLine
 from realm.store.tables import open_table
 from realm.store.vectors import VectorsInfo
-from realm.text.readers import LEFT_OUT, LeftOut
 from realm.tokens.hub import encoder_folder
 from realm.tokens.layouts import Lengths
 from realm.train import loop
@@ -105,12 +105,14 @@ WRITERS = {
     "store/vectors.py _schema": ["what an index says about itself"],
     "serve/app.py _stream": ["answers and problems: tests/serve/test_schema.py, against OpenAPI"] * 2,
     "serve/client.py Client._open": ["requests: tests/serve/test_schema.py"],
-    "text/apart.py Apart.read": ["requests to its own child"],
-    "text/apart.py main.answer": ["the child's answers: tests/text/test_pdf_word_epub.py"],
-    "text/formats/dumps.py _Workers._record": ["a line to a process: tests/text/test_wikipedia.py"],
-    "text/formats/dumps.py main": ["a line from a process: tests/text/test_wikipedia.py"],
+    "documents/child_process.py ReaderProcess.read": ["requests to its own child"],
+    "documents/child_process.py main.answer": ["the child's answers: tests/documents/test_pdf_word_epub.py"],
+    "documents/wikipedia/dumps.py _Workers._record": [
+        "a line to a process: tests/documents/test_wikipedia.py"
+    ],
+    "documents/wikipedia/dumps.py main": ["a line from a process: tests/documents/test_wikipedia.py"],
     "tokens/tokenizer.py _behaviour": ["what a fingerprint is of: never written"],
-    "text/readers.py ReadingReport.keep": ["left_out.jsonl"],
+    "documents/readers.py ReadingReport.keep": ["left_out.jsonl"],
     "workspace/fit.py _Fit._judged": ["made questions: tests/workspace/test_fit.py reads them"],
     "workspace/fit.py _Fit._write": ["report.json: tests/workspace/test_fit.py"],
     "workspace/sync.py Sync._write_ids": ["documents.json: tests/workspace/test_fit.py"],

@@ -30,7 +30,7 @@ from realm.files import write_json_lines
 from realm.progress import progress
 
 if TYPE_CHECKING:
-    from realm.text.readers import ReadingReport
+    from realm.documents.readers import ReadingReport
 
 _log = logging.getLogger(__name__)
 
@@ -220,8 +220,8 @@ class MadeJson(TypedDict):
 
 
 def _build(args: argparse.Namespace) -> None:
+    from realm.documents.readers import ReadingReport, read_documents
     from realm.store.knowledge_base import KnowledgeBaseConfig, build
-    from realm.text.readers import ReadingReport, read_documents
     from realm.text.salient_spans import load_tagger
     from realm.tokens.tokenizer import Tokenizer
 
@@ -256,7 +256,7 @@ def _count(sources: Sequence[str], max_document_chars: int) -> int | None:
 
     None if there are no documents or they cannot be read; the caller reads them again and reports the error.
     """
-    from realm.text.readers import ReadingReport, read_documents
+    from realm.documents.readers import ReadingReport, read_documents
 
     counted = ReadingReport()
     with contextlib.suppress(RealmError):
@@ -267,8 +267,8 @@ def _count(sources: Sequence[str], max_document_chars: int) -> int | None:
 
 
 def _add(args: argparse.Namespace) -> None:
+    from realm.documents.readers import ReadingReport, read_documents
     from realm.store.knowledge_base import AddResult, KnowledgeBase, changed
-    from realm.text.readers import ReadingReport, read_documents
     from realm.text.salient_spans import load_tagger
 
     config = KnowledgeBase.open(args.kb).config
@@ -287,7 +287,7 @@ def _add(args: argparse.Namespace) -> None:
 
 def _report_sources(folder: str, reading: "ReadingReport | None", merged: Mapping[str, str]) -> SourcesJson:
     """Logs and counts merged and left-out documents, and writes the list of what was left out to the knowledge base."""
-    from realm.text.readers import ReadingReport
+    from realm.documents.readers import ReadingReport
 
     if merged:
         few = ", ".join(f"{one} (as {other})" for one, other in islice(merged.items(), 3))

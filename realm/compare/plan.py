@@ -20,6 +20,7 @@ from typing import NamedTuple
 from farmhash import fingerprint64
 
 from realm.compare.rows import PUBLISHED, STARTS, Row
+from realm.documents.sources import files_of
 from realm.errors import InputError
 from realm.model.manifest import read_manifest
 from realm.qa.metrics import normalise_answer
@@ -27,7 +28,6 @@ from realm.qa.question_files import Question, read_questions
 from realm.settings import read_config
 from realm.stages.runner import Section, Stage
 from realm.store.vectors import folder_of
-from realm.text.sources import files_of
 from realm.train.pretrain import PretrainConfig
 
 

@@ -12,6 +12,7 @@ from realm import __version__
 from realm.compare import plots, results
 from realm.compare.plan import DataConfig, Plan, Split, TableConfig, read_all, split_questions
 from realm.compare.rows import Row
+from realm.documents.readers import read_documents
 from realm.errors import InputError
 from realm.files import read_json, write_json, write_json_lines
 from realm.qa.official import digest_of, recognised
@@ -19,7 +20,6 @@ from realm.qa.question_files import Question, read_questions
 from realm.stages.memory import PeakMemory
 from realm.stages.runner import Record, run_stages
 from realm.store.knowledge_base import KnowledgeBase
-from realm.text.readers import read_documents
 
 
 def run(

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from realm.documents.readers import read_documents
 from realm.files import read_json, write_json_lines
 from realm.stages.runner import Section, Stage
-from realm.text.readers import read_documents
 from realm.workspace.report import KB, REPORT, FitJson
 from realm.workspace.settings import FitConfig
 

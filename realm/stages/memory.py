@@ -25,8 +25,8 @@ class PeakMemory(AbstractContextManager["PeakMemory"]):
     @property
     def mb(self) -> float:
         """Peak memory in megabytes; pages that several processes share count once."""
-        unit = 1e6 if sys.platform == "darwin" else 1e3  # bytes there, kilobytes elsewhere
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+        unit = 1 if sys.platform == "darwin" else 1024  # bytes
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
         return round(max(own, self._seen), 1)
 
     def __enter__(self) -> "PeakMemory":
@@ -59,7 +59,7 @@ def together_mb(pid: int) -> float:
 def _share_mb(pid: int) -> float:
     """Proportional set size of a process in megabytes: shared pages are divided among the processes that share them."""
     lines = _read(Path(f"/proc/{pid}/smaps_rollup")).splitlines()
-    return next((int(line.split()[1]) / 1e3 for line in lines if line.startswith("Pss:")), 0.0)
+    return next((int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("Pss:")), 0.0)
 
 
 def _read(file: Path) -> str:

@@ -1,1 +1,1 @@
-"""Files become documents, and documents become passages with their sentences, names and dates."""
+"""Documents become passages with their sentences, names and dates."""

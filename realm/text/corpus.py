@@ -1,6 +1,6 @@
 """Documents, passages and annotations, and the split of documents into passages.
 
-Tokenization (an argument) and file formats (`formats/`) are elsewhere. All offsets count characters, ends exclusive.
+Tokenization (an argument) and file formats (`realm.documents`) are elsewhere. All offsets count characters, ends exclusive.
 """
 
 import hashlib

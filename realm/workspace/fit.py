@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from realm import __version__
+from realm.documents.readers import stamp
 from realm.errors import InputError, shortened
 from realm.files import write_json, write_json_lines
 from realm.folders import LOCK, one_writer, remove, replace_folder, restore
@@ -42,7 +43,6 @@ from realm.questions import MadeQuestion, make_questions
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.tables import newest_version
-from realm.text.readers import stamp
 from realm.train import adapt
 from realm.train.loop import OtherSettings
 from realm.workspace import judging

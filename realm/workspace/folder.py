@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from realm.documents.readers import documents_of
 from realm.errors import InputError
 from realm.folders import restore
 from realm.model.calibration import Method
@@ -18,7 +19,6 @@ from realm.qa.filling import Filled
 from realm.qa.pipeline import AnswerConfig
 from realm.store.add import AddResult
 from realm.store.knowledge_base import DocumentEntry
-from realm.text.readers import documents_of
 from realm.workspace.living import LivingKnowledge, Snapshot
 from realm.workspace.report import KB, MODEL, FitJson, read_report
 

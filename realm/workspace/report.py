@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from realm import __version__
+from realm.documents.readers import stamp
 from realm.files import read_json
 from realm.store.tables import PASSAGES, newest_version
-from realm.text.readers import stamp
 from realm.workspace.settings import FitConfig
 
 KB = "kb"

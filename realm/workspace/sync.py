@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
+from realm.documents.readers import ReadingReport, read_documents
 from realm.errors import ConflictError, InputError
 from realm.files import read_json, write_json
 from realm.folders import remove
@@ -20,7 +21,6 @@ from realm.store.ingest import TABLE, DocumentsChanged, KnowledgeBaseConfig, bui
 from realm.store.knowledge_base import KnowledgeBase, changed
 from realm.store.tables import newest_version
 from realm.text.corpus import Document
-from realm.text.readers import ReadingReport, read_documents
 from realm.text.salient_spans import Tagger, load_tagger
 from realm.workspace.report import KB, read_report
 from realm.workspace.settings import FitConfig

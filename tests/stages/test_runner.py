@@ -107,10 +107,14 @@ def test_a_report_that_a_later_stage_writes_anew_is_copied(tmp_path: Path) -> No
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs /proc")
 def test_memory_of_children_counts_too() -> None:
-    code = "held = bytearray(b'x') * 100_000_000; print('ready', flush=True); input()"
-    alone = together_mb(os.getpid())
+    code = "print('small', flush=True); input(); held = bytearray(b'x') * 100_000_000; print('large', flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True) as child:
+        assert child.stdin is not None
         assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-        assert 100 < together_mb(os.getpid()) - alone < 140
+        assert child.stdout.readline() == "small\n"
+        before = together_mb(os.getpid())
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == "large\n"
+        assert 95 < together_mb(os.getpid()) - before < 105
         child.communicate("\n")

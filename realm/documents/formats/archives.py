@@ -1,0 +1,63 @@
+"""ZIP archives whose parts are read safely: declared sizes are checked before anything is decompressed.
+
+Python's `zipfile` gives no more bytes of a part than the archive declares for it.
+"""
+
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from realm.documents.formats.records import DAMAGED, ENCRYPTED, TOO_LONG, Limits, Unreadable
+from realm.errors import first_line
+
+_OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+"""First bytes of older Microsoft files, and of newer Microsoft files that are encrypted."""
+_MOST_PARTS = 100_000
+
+
+@contextmanager
+def archive(path: Path, limits: Limits, kind: str) -> Iterator[zipfile.ZipFile]:
+    """An archive whose markup decompresses to no more than `limits.file_bytes`; `kind` is for messages.
+
+    Pictures and sounds in it may be larger: they are not read.
+
+    Raises:
+        Unreadable: the file is not such an archive, is encrypted, or holds too much markup.
+    """
+    with path.open("rb") as file:
+        start = file.read(limits.file_bytes) if file.peek(8).startswith(_OLE) else b""
+    if "EncryptedPackage".encode("utf-16-le") in start:
+        raise Unreadable(path, ENCRYPTED, f"{path} is encrypted: save it without a password")
+    if start:
+        raise Unreadable(path, DAMAGED, f"{path} is an older Microsoft file and no {kind}: save it as {kind}")
+    try:
+        with zipfile.ZipFile(path) as parts:
+            _check(path, parts, limits)
+            yield parts
+    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+        raise Unreadable(
+            path, DAMAGED, f"{path} is no {kind} that can be read ({first_line(error)})"
+        ) from None
+
+
+def _check(path: Path, archive: zipfile.ZipFile, limits: Limits) -> None:
+    parts = archive.infolist()
+    if len(parts) > _MOST_PARTS:
+        raise Unreadable(path, TOO_LONG, f"{path}: {len(parts):,} parts, over the limit of {_MOST_PARTS:,}")
+    markup = [one for one in parts if one.filename.lower().endswith(MARKUP)]
+    for one in markup:
+        if one.flag_bits & 1:
+            raise Unreadable(path, ENCRYPTED, f"{path} is encrypted: save it without a password")
+        if one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise Unreadable(path, DAMAGED, f"{path}: a part is compressed in another way than by deflate")
+    size = sum(one.file_size for one in markup)
+    if size > limits.file_bytes:
+        raise Unreadable(
+            path,
+            TOO_LONG,
+            f"{path}: {size:,} bytes of markup, over the limit of {limits.file_bytes:,}: split it",
+        )
+
+
+MARKUP = (".xml", ".rels", ".opf", ".xhtml", ".html", ".htm")

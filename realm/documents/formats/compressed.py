@@ -1,0 +1,86 @@
+"""Compressed text files are read as their content: `.gz`, `.bz2`, `.xz` through Python's modules, `.zst` through pyarrow.
+
+A few bytes can stand for gigabytes, so decompressed bytes are counted as they are read, and only a part is in memory.
+"""
+
+import bz2
+import gzip
+import io
+import lzma
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from realm.documents.formats.records import DAMAGED, TOO_LONG, Unreadable
+from realm.errors import first_line, shortened
+
+_SMALL = 256 << 20
+"""Decompressed bytes that any file may hold; a larger file may decompress to 100 times its size."""
+
+
+def _zstd(file: io.BufferedReader) -> Any:
+    import pyarrow as pa
+
+    return pa.CompressedInputStream(file, "zstd")
+
+
+_OPENERS: dict[str, Callable[[io.BufferedReader], Any]] = {
+    ".gz": lambda file: gzip.GzipFile(fileobj=file),
+    ".bz2": bz2.BZ2File,
+    ".xz": lzma.LZMAFile,
+    ".zst": _zstd,
+}
+
+COMPRESSIONS = tuple(_OPENERS)
+
+
+def uncompressed(path: Path) -> Path:
+    """The name that a file has when it is not compressed.
+
+    >>> uncompressed(Path("notes.txt.gz")).name, uncompressed(Path("notes.txt")).name
+    ('notes.txt', 'notes.txt')
+    """
+    return path.with_suffix("") if path.suffix.lower() in _OPENERS else path
+
+
+@contextmanager
+def opened(path: Path) -> Iterator["io.BufferedReader[Any]"]:
+    """The bytes of a file, decompressed if its name ends in one of `COMPRESSIONS`.
+
+    Reading them raises Unreadable if the file is damaged, or decompresses to too much for its size.
+    """
+    with path.open("rb") as file:
+        opener = _OPENERS.get(path.suffix.lower())
+        if opener is None or not file.peek(1):  # a file without a byte is empty, not damaged
+            yield file
+        else:
+            with opener(file) as stream, io.BufferedReader(_Decompressed(path, stream), 1 << 16) as reader:
+                yield reader
+
+
+class _Decompressed(io.RawIOBase):
+    """Counts the decompressed bytes, and adds the name of the file to the errors of the library."""
+
+    def __init__(self, path: Path, stream: Any):
+        self._path, self._stream = path, stream
+        self._size = path.stat().st_size
+        self._left = self._most = max(_SMALL, 100 * self._size)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._stream.read(len(buffer))
+        except Exception as error:  # EOFError, OSError, and the library's own errors
+            if isinstance(error, OSError) and error.errno:  # the system's, not the library's
+                raise
+            reason = shortened(first_line(error))
+            raise Unreadable(self._path, DAMAGED, f"{self._path} cannot be decompressed ({reason})") from None
+        self._left -= len(data)
+        if self._left < 0:
+            message = f"{self._size:,} bytes decompress to over {self._most:,}: decompress and split it"
+            raise Unreadable(self._path, TOO_LONG, f"{self._path}: {message}")
+        buffer[: len(data)] = data
+        return len(data)

@@ -1,0 +1,159 @@
+"""Bytes become text: by a byte-order mark, else as UTF-8, else as Windows-1252 where that looks like text.
+
+Windows-1252 (cp1252) has all letters of Latin-1, and nearly every sequence of bytes is valid in it. Therefore it is assumed
+only for bytes that are mostly ASCII, have no control characters, and are not UTF-8 with a few damaged bytes.
+"""
+
+import codecs
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from realm.documents.formats.compressed import opened
+from realm.documents.formats.records import BINARY, EMPTY, ENCODING, TOO_LONG, Limits, Unreadable
+
+_MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+
+class Text(NamedTuple):
+    """Decoded text, and the encoding that was assumed for it, if one was."""
+
+    text: str
+    assumed: str | None
+
+
+def marked(start: bytes) -> str | None:
+    """The encoding that a byte-order mark at the start declares, or None."""
+    return next((encoding for mark, encoding in _MARKS if start.startswith(mark)), None)
+
+
+def decode(data: bytes, where: str | Path, declared: str | None = None) -> Text:
+    """The text of these bytes; `declared` is the encoding that the file itself names, if it does.
+
+    Raises:
+        Unreadable: binary data, or an unknown encoding.
+    """
+    if encoding := marked(data):
+        try:
+            return Text(data.decode(encoding), None)
+        except UnicodeDecodeError as error:
+            raise Unreadable(
+                where, ENCODING, f"{where}: {_name(encoding)} with damage ({error.reason})"
+            ) from None
+    if b"\0" in data:
+        raise Unreadable(where, BINARY, f"{where}: binary data, or UTF-16 without a byte-order mark")
+    for encoding in filter(None, (declared, "utf-8")):
+        try:
+            return Text(data.decode(encoding), None)
+        except UnicodeDecodeError as error:
+            problem = error
+    if _looks_like_cp1252(data):
+        return Text(data.decode("cp1252"), "cp1252")
+    line = data.count(b"\n", 0, problem.start) + 1
+    at = where if line == 1 else f"{where}:{line}"
+    byte = data[problem.start]
+    raise Unreadable(where, ENCODING, f"{at}: byte 0x{byte:02x} is not UTF-8: convert the file (with iconv)")
+
+
+def whole(path: Path, limits: Limits, html: bool = False) -> Text:
+    """The text of a file, with line feeds for line ends; `html`: the file may declare its encoding.
+
+    Raises:
+        Unreadable: the file is empty, too long, binary, or in an unknown encoding.
+    """
+    with opened(path) as file:
+        data = file.read(limits.file_bytes + 1)
+    if len(data) > limits.file_bytes:
+        raise Unreadable(
+            path, TOO_LONG, f"{path}: over {limits.file_bytes:,} bytes, too long for one document: split it"
+        )
+    text, assumed = decode(data, path, declared_encoding(data, path) if html else None)
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if not text.strip():
+        raise without_text(path, data)
+    return Text(text, assumed)
+
+
+def without_text(path: Path, start: bytes) -> Unreadable:
+    """The problem of a file without text, by its first five bytes: empty, or with white space only."""
+    if not start:
+        return Unreadable(path, EMPTY, f"{path} is empty")
+    what = "a byte-order mark" if start in dict(_MARKS) else "white space"
+    return Unreadable(path, EMPTY, f"{path} holds {what} alone")
+
+
+def _name(encoding: str) -> str:
+    return encoding.removesuffix("-sig").upper()
+
+
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
+_HIGH = re.compile(rb"[\x80-\xff]")
+
+
+def _looks_like_cp1252(data: bytes) -> bool:
+    if _CONTROL.search(data):
+        return False
+    try:
+        letters = [c for c in data.decode("cp1252") if ord(c) > 127]
+    except UnicodeDecodeError:
+        return False
+    if len(letters) > 0.3 * len(
+        data
+    ):  # no language that is written in Latin letters: Cyrillic, Chinese, noise
+        return False
+    lenient = data.decode("utf-8", errors="replace")
+    damaged = lenient.count("\N{REPLACEMENT CHARACTER}")
+    whole_sequences = sum(ord(c) > 127 for c in lenient) - damaged
+    return whole_sequences < damaged
+
+
+# --- what an HTML file declares ------------------------------------------------------------------
+
+_DECLARED = re.compile(
+    rb"""<(?:meta\b[^>]{0,500}?\bcharset|\?xml\b[^>]{0,100}?\bencoding)\s{0,9}=\s{0,9}["']?\s{0,9}([\w.:-]{1,40})""",
+    re.IGNORECASE,
+)
+_ENCODINGS = re.compile(  # text encodings only: Python has other codecs too
+    r"utf-?8|us-ascii|ascii|latin-?\d|(?:windows-|cp|x-cp)\d{3,4}|iso-?8859-\d{1,2}|koi8-[rut]|macintosh|mac-roman"
+    r"|big5(?:-hkscs)?|gb2312|gbk|gb18030|euc-(?:jp|kr)|shift[_-]jis|sjis|iso-2022-(?:jp|kr)|tis-620|johab"
+)
+_AS_BROWSERS = {  # browsers read these names as a superset
+    "us-ascii": "cp1252",
+    "ascii": "cp1252",
+    "latin1": "cp1252",
+    "latin-1": "cp1252",
+    "iso-8859-1": "cp1252",
+    "iso8859-1": "cp1252",
+    "iso-8859-9": "cp1254",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "shift_jis": "cp932",
+    "shift-jis": "cp932",
+    "sjis": "cp932",
+    "euc-kr": "cp949",
+    "macintosh": "mac-roman",
+}
+
+
+def declared_encoding(data: bytes, path: str | Path) -> str | None:
+    """The encoding that an HTML page declares, or None; raises Unreadable if there is no such encoding."""
+    match = _DECLARED.search(data, 0, 4096)
+    if match is None:
+        return None
+    name = match[1].decode("ascii", errors="replace").lower()
+    if name.startswith(("utf-16", "utf-32")):
+        return None  # it would have been unreadable as ASCII
+    encoding = _AS_BROWSERS.get(name, re.sub("^(?:windows-|x-cp)", "cp", name))
+    if _ENCODINGS.fullmatch(name):
+        try:
+            codecs.lookup(encoding)
+            return encoding
+        except LookupError:
+            pass
+    raise Unreadable(path, ENCODING, f"{path} declares the encoding {name}, which is not known")

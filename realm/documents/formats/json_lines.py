@@ -1,0 +1,88 @@
+"""JSON Lines files become records, line by line."""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from realm.documents.formats.compressed import opened
+from realm.documents.formats.encodings import decode, marked, without_text
+from realm.documents.formats.records import (
+    BINARY,
+    DAMAGED,
+    FIELDS,
+    NOT_JSON,
+    TOO_LONG,
+    Limits,
+    Record,
+    Unreadable,
+    record,
+)
+from realm.errors import first_line, shown
+
+
+def json_lines(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+    """A record for each line, or the problem with the line; blank lines are skipped.
+
+    Raises:
+        Unreadable: the file is empty, binary or damaged.
+    """
+    empty = True
+    with opened(path) as file:
+        start = file.peek(5)[:5]
+        for number, (raw, complete) in enumerate(_raw_lines(path, file, limits), start=1):
+            where = f"{path}:{number}"
+            if raw is None:
+                empty = False
+                yield Unreadable(where, TOO_LONG, f"{where}: a line of over {limits.file_bytes:,} bytes")
+                continue
+            try:
+                line, assumed = decode(raw, where)
+            except Unreadable as problem:
+                empty = False
+                yield problem
+                continue
+            if line.strip():
+                empty = False
+                found = _json_line(where, line.strip(), complete)
+                yield found if isinstance(found, Unreadable) else found._replace(assumed=assumed)
+    if empty:
+        raise without_text(path, start)
+
+
+def _raw_lines(path: Path, file: io.BufferedReader, limits: Limits) -> Iterator[tuple[bytes | None, bool]]:
+    """The bytes of each line, and whether a line end follows; None instead of the bytes if the line is too long."""
+    start = file.peek(1024)[:1024]
+    encoding = marked(start)
+    if encoding in ("utf-16", "utf-32"):
+        try:
+            for text in io.TextIOWrapper(file, encoding, newline="\n"):
+                yield text.encode(), text.endswith("\n")
+        except UnicodeDecodeError as error:
+            raise Unreadable(
+                path, DAMAGED, f"{path}: {encoding.upper()} with damage ({error.reason})"
+            ) from None
+        return
+    if b"\0" in start:
+        raise Unreadable(path, BINARY, f"{path}: binary data, or UTF-16 without a byte-order mark")
+    while line := file.readline(limits.file_bytes):
+        if complete := line.endswith(b"\n") or len(line) < limits.file_bytes:
+            yield line, line.endswith(b"\n")
+        while not complete:
+            rest = file.readline(1 << 20)
+            complete = rest.endswith(b"\n") or not rest
+            if complete:
+                yield None, True
+
+
+def _json_line(where: str, line: str, complete: bool) -> Record | Unreadable:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        message = error.msg if isinstance(error, json.JSONDecodeError) else first_line(error)
+        cut = "" if complete else ": the file ends here, cut off?"
+        return Unreadable(where, NOT_JSON, f"{where}: not JSON ({message}){cut}")
+    if not isinstance(fields, dict):
+        expected = f'{shown(fields)} where an object {{"title": ..., "text": ...}} should be'
+        return Unreadable(where, FIELDS, f"{where}: {expected}")
+    return record(where, fields)

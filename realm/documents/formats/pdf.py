@@ -1,0 +1,328 @@
+"""PDF becomes text: PDFium gives the characters with their positions, from which rows and paragraphs are derived.
+
+1. `_lines`             characters of a page -> lines, in the order of the file
+2. `_rows`              lines side by side on one baseline -> a row
+3. `_without_repeated`  leaves out headers, footers and page numbers, which have the same position on several pages
+4. `_joined`            rows of all pages -> paragraphs with a blank line between them; hyphenated words are joined
+
+The order of the file is kept, because programs write two columns one after the other.
+"""
+
+import ctypes
+import math
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from realm.documents.formats.records import (
+    DAMAGED,
+    ENCRYPTED,
+    NO_TEXT,
+    NOT_INSTALLED,
+    TOO_LONG,
+    Limits,
+    Pages,
+    Record,
+    Unreadable,
+    sensible_title,
+)
+from realm.errors import first_line
+
+
+class Row(NamedTuple):
+    """A line of text, its position (in points, upwards), and whether a hyphenated word continues on the next line."""
+
+    text: str
+    left: float
+    right: float
+    base: float
+    size: float
+    """Font size in points."""
+    divided: bool = False
+
+
+def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
+    """One record; its title is the title in the metadata if that is sensible, else the file name."""
+    try:
+        import pypdfium2 as pdfium
+    except ImportError:
+        raise Unreadable(
+            path, NOT_INSTALLED, f"{path}: PDF is read with pypdfium2: pip install 'realm-lm[documents]'"
+        ) from None
+    try:
+        document = pdfium.PdfDocument(path)
+    except pdfium.PdfiumError as error:
+        if "password" in str(error).lower():
+            raise Unreadable(path, ENCRYPTED, f"{path} is encrypted: save it without a password") from None
+        raise Unreadable(path, DAMAGED, f"{path} is no PDF that can be read ({first_line(error)})") from None
+    pages: list[list[Row]] = []
+    broken: list[int] = []
+    characters, total = 0, len(document)
+    with closing(document):
+        title = sensible_title(document.get_metadata_value("Title")) or path.stem
+        for number in range(total):
+            try:
+                with closing(document[number]) as page, closing(page.get_textpage()) as textpage:
+                    pages.append(_rows(_lines(textpage)))
+            except pdfium.PdfiumError:
+                broken.append(number + 1)
+                pages.append([])
+            characters += sum(len(row.text) for row in pages[-1])
+            if characters > limits.document_chars:
+                over = f"over {limits.document_chars:,} characters by page {number + 1:,} of {total:,}"
+                raise Unreadable(path, TOO_LONG, f"{path}: {over}: split it, or raise max_document_chars")
+            yield Pages(number + 1, total)
+    if broken:
+        some = ", ".join(map(str, broken[:5])) + (", ..." if len(broken) > 5 else "")
+        yield Unreadable(path, DAMAGED, f"{path}: {len(broken)} of {total} pages cannot be read ({some})")
+    if text := _joined(_without_repeated(pages)):
+        yield Record(str(path), title, text, path.as_posix())
+    elif not broken:
+        raise Unreadable(
+            path, NO_TEXT, f"{path} has no text (pages: {total}): scanned pages need OCR, as by ocrmypdf"
+        )
+
+
+# --- characters and lines ------------------------------------------------------------------------
+
+_DIVIDED = (0x02, 0xFFFE)
+"""Characters that PDFium gives for a hyphen and line break within a word: the first if the file contains the hyphen."""
+_WIDE = 1.5
+"""A gap of this many font sizes separates columns of a table."""
+
+
+def _lines(textpage: Any) -> Iterator[Row]:
+    """The lines of a page, with " | " in place of wide gaps."""
+    import pypdfium2.raw as pdfium
+
+    page = textpage.raw
+    codes = [pdfium.FPDFText_GetUnicode(page, index) for index in range(pdfium.FPDFText_CountChars(page))]
+    start = 0
+    for end, code in enumerate([*codes, 10]):
+        if code in (10, 13, *_DIVIDED):
+            if line := _line(page, codes, start, end, code in _DIVIDED):
+                yield line
+            start = end + 1
+
+
+def _line(page: Any, codes: Sequence[int], start: int, end: int, divided: bool) -> Row | None:
+    words: list[tuple[int, int]] = []  # first and last character of each
+    for index in range(start, end):
+        if codes[index] > 32 and codes[index] != 0xA0:
+            if words and words[-1][1] == index - 1:
+                words[-1] = words[-1][0], index
+            else:
+                words.append((index, index))
+    if not words:
+        return None
+    boxes = [(_sides(page, first)[0], _sides(page, last)[1]) for first, last in words]
+    first, last = words[0][0], words[-1][1]
+    size = statistics.median(_size(page, index) for index in (first, words[len(words) // 2][0], last))
+    text = ""
+    for number, (a, b) in enumerate(words):
+        if number:
+            text += " | " if boxes[number][0] - boxes[number - 1][1] > _WIDE * size else " "
+        text += _text(codes[a : b + 1])
+    return Row(_LEADERS.sub(" ... ", text), boxes[0][0], boxes[-1][1], _base(page, first), size, divided)
+
+
+_LEADERS = re.compile(r"(?:\s*[.·_…](?:\s\|)?){5,}\s*(?:\|\s)?")
+"""Dots that lead from a heading to its page number; lines to write on."""
+
+
+def _sides(page: Any, index: int) -> tuple[float, float]:
+    import pypdfium2.raw as pdfium
+
+    left, right, bottom, top = (ctypes.c_double() for _ in range(4))
+    pdfium.FPDFText_GetCharBox(page, index, left, right, bottom, top)
+    return left.value, right.value
+
+
+def _base(page: Any, index: int) -> float:
+    import pypdfium2.raw as pdfium
+
+    x, y = ctypes.c_double(), ctypes.c_double()
+    pdfium.FPDFText_GetCharOrigin(page, index, x, y)
+    return y.value
+
+
+def _size(page: Any, index: int) -> float:
+    import pypdfium2.raw as pdfium
+
+    matrix = pdfium.FS_MATRIX()
+    pdfium.FPDFText_GetMatrix(page, index, matrix)
+    scale = math.sqrt(abs(matrix.a * matrix.d - matrix.b * matrix.c)) or 1.0
+    return abs(pdfium.FPDFText_GetFontSize(page, index)) * scale or 1.0
+
+
+_SPECIAL = {
+    **dict(zip("ﬀﬁﬂﬃﬄﬅﬆ", ("ff", "fi", "fl", "ffi", "ffl", "st", "st"), strict=True)),
+    "\u00ad": "",  # soft hyphen
+    "\uf0b7": "•",  # the bullet of Microsoft's font Symbol
+}
+_LETTERS = {ord(character): letters for character, letters in _SPECIAL.items()}
+_NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ue000-\uf8ff\ufffe\uffff]")
+"""Control characters, lone surrogates, and private-use characters, whose meaning depends on the font."""
+
+
+def _text(codes: Sequence[int]) -> str:
+    units = "".join(chr(code) for code in codes if code <= 0x10FFFF).encode("utf-16-le", "surrogatepass")
+    return _NO_TEXT.sub("", units.decode("utf-16-le", "replace").translate(_LETTERS))
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+def _rows(lines: Iterator[Row]) -> list[Row]:
+    rows: list[Row] = []
+    for line in lines:
+        if not line.text.strip():
+            continue
+        before = rows[-1] if rows else None
+        size = max(line.size, before.size) if before else 0.0
+        if before and abs(line.base - before.base) < 0.5 * size and line.left > before.right - size:
+            between = " | " if line.left - before.right > _WIDE * size else " "
+            text = before.text + between + line.text
+            rows[-1] = Row(text, before.left, line.right, before.base, size, line.divided)
+        else:
+            rows.append(line)
+    return rows
+
+
+_NEAR = 4
+"""Number of pages before and after a page that are searched for the same row."""
+_NUMBER = re.compile(r"\d+")
+_ROMAN = re.compile(r"[ivxlc]+", re.IGNORECASE)
+
+
+def _without_repeated(pages: Sequence[list[Row]]) -> list[list[Row]]:
+    """The pages without headers, footers and page numbers; the first occurrence of a header without a number stays.
+
+    These are among the two highest and the two lowest rows, and recur at the same height on two pages nearby.
+    """
+    edges = [_edges(number, rows) for number, rows in enumerate(pages)]
+    seen: set[str] = set()
+    kept: list[list[Row]] = []
+    for number, rows in enumerate(pages):
+        near = [
+            edges[other]
+            for other in range(max(0, number - _NEAR), number + _NEAR + 1)
+            if other != number and other < len(edges)
+        ]
+        left_out: set[Row] = set()
+        for row, pattern in edges[number].items():
+            again = sum(
+                any(pattern == other and abs(row.base - there.base) < 3 for there, other in page.items())
+                for page in near
+            )
+            if again >= 2 and ("#" in pattern or pattern in seen):
+                left_out.add(row)
+            elif again >= 2:
+                seen.add(pattern)
+        kept.append([row for row in rows if row not in left_out])
+    return kept
+
+
+def _edges(page: int, rows: Sequence[Row]) -> dict[Row, str]:
+    """The highest and lowest rows, each with its text without the numbers, which differ from page to page."""
+    by_height = sorted(rows, key=lambda row: row.base)
+    patterns = {}
+    for row in [*by_height[:2], *by_height[-2:]]:
+        pattern = "#" if _ROMAN.fullmatch(row.text) else _NUMBER.sub("#", row.text)
+        if not any(map(str.isalpha, pattern)):
+            # A row of numbers only may belong to a table; a page number increases from page to page.
+            numbers = _NUMBER.findall(row.text)
+            if len(numbers) > 2:
+                continue
+            if numbers and len(numbers[0]) < 7:
+                pattern = f"{pattern} {int(numbers[0]) - page}"
+        patterns[row] = pattern
+    return patterns
+
+
+# --- paragraphs ----------------------------------------------------------------------------------
+
+_BULLET = re.compile(r"[•◦▪‣●○■□➢✓∗]")
+_LED = re.compile(r" \.\.\. \w+\Z")
+"""The end of a row of a table of contents."""
+_ENDS = tuple('.!?:;…”"»)')
+
+
+def _joined(pages: Sequence[Sequence[Row]]) -> str:
+    rows = [row for page in pages for row in page]
+    words = Counter(re.findall(r"[^\W\d_]+(?:-[^\W\d_]+)*", " ".join(row.text for row in rows)))
+    pitch = statistics.median(_pitches(pages) or [1.2])
+    parts: list[str] = []
+    before: Row | None = None
+    for page in pages:
+        margins = _margins(page)
+        for number, row in enumerate(page):
+            text = row.text
+            if before is not None and before.divided:
+                head = re.search(r"[^\W\d_]+\Z", parts[-1])
+                tail = re.match(r"[^\W\d_]+", text)
+                parts.append(_hyphen(head[0] if head else "", tail[0] if tail else "", words))
+            elif before is not None:
+                new_page = number == 0
+                parts.append(_between(before, row, new_page, pitch, margins))
+            parts.append(text)
+            before = row
+    return re.sub(r"[^\S\n]+", " ", "".join(parts)).strip()
+
+
+def _hyphen(head: str, tail: str, words: Counter[str]) -> str:
+    """What joins the halves of a hyphenated word: a hyphen if the document has the word with a hyphen elsewhere, or nothing."""
+    if words[head + tail] or words[(head + tail).lower()]:
+        return ""
+    return "-" if words[f"{head}-{tail}"] or tail[:1].isupper() else ""
+
+
+def _between(before: Row, row: Row, new_page: bool, pitch: float, margins: dict[int, float]) -> str:
+    """What joins two rows: a space within a paragraph, a line break after a short row, a blank line between paragraphs."""
+    size = max(before.size, row.size)
+    drop = before.base - row.base
+    goes_on = row.text[0].islower()
+    ended = before.text.endswith(_ENDS)
+    if before.text.endswith("-") and goes_on:
+        return ""
+    if abs(row.size - before.size) > 0.12 * size or _BULLET.match(row.text):
+        return "\n\n"
+    if new_page or drop < -0.5 * size:  # the next page, the next column
+        return " " if goes_on else "\n\n" if ended else "\n"
+    if _LED.search(before.text):
+        return "\n"
+    if drop > 1.3 * pitch * size and not goes_on:
+        return "\n\n"
+    if ended and row.left - before.left > 0.8 * size:  # an indented first row
+        return "\n\n"
+    margin = max(margins.get(_place(before) + side, 0.0) for side in (-1, 0, 1))
+    if before.right < before.left + 0.8 * (margin - before.left):
+        return "\n\n" if ended and not goes_on else "\n"
+    return " "
+
+
+def _place(row: Row) -> int:
+    return int(row.left // 24)
+
+
+def _margins(page: Sequence[Row]) -> dict[int, float]:
+    """The right margin of rows, by their left margin."""
+    margins: dict[int, float] = defaultdict(float)
+    for row in page:
+        margins[_place(row)] = max(margins[_place(row)], row.right)
+    return margins
+
+
+def _pitches(pages: Sequence[Sequence[Row]]) -> list[float]:
+    """Distances between rows and the next rows, in font sizes."""
+    return [
+        pitch
+        for page in pages
+        for before, row in pairwise(page)
+        if 0.8 < (pitch := (before.base - row.base) / row.size) < 3 and before.size == row.size
+    ]

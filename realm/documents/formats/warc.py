@@ -1,0 +1,65 @@
+"""WARC archives of web pages, such as those of Common Crawl and CC-News, become a record per page in HTML."""
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from realm.documents.formats.compressed import opened
+from realm.documents.formats.encodings import declared_encoding, decode
+from realm.documents.formats.pages import PageError, read_page
+from realm.documents.formats.records import (
+    DAMAGED,
+    NO_TEXT,
+    NOT_INSTALLED,
+    TOO_LONG,
+    Limits,
+    Record,
+    Unreadable,
+)
+from realm.errors import first_line
+
+
+def warc(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+    """A record for each page that was served with status 200, with the address as its id; other records are skipped.
+
+    Raises:
+        Unreadable: no WARC archive, damaged, or warcio is not installed. What comes before the damage is read.
+    """
+    if find_spec("warcio") is None:
+        raise Unreadable(path, NOT_INSTALLED, f"{path} needs warcio: pip install 'realm-lm[documents]'")
+    from warcio.archiveiterator import ArchiveIterator
+    from warcio.exceptions import ArchiveLoadFailed
+
+    with opened(path) as file:
+        try:
+            for one in ArchiveIterator(file):
+                kind = one.http_headers.get_header("Content-Type", "") if one.http_headers else ""
+                if (
+                    one.rec_type != "response"
+                    or "html" not in kind
+                    or one.http_headers.get_statuscode() != "200"
+                ):
+                    continue
+                address = one.rec_headers.get_header("WARC-Target-URI", "")
+                data = one.content_stream().read(limits.file_bytes + 1)
+                try:
+                    yield _record(f"{path}: {address}", address, data, limits)
+                except Unreadable as problem:
+                    yield problem
+        except Unreadable:
+            raise
+        except (ArchiveLoadFailed, EOFError, ValueError) as error:
+            raise Unreadable(path, DAMAGED, f"{path} is damaged ({first_line(error)})") from None
+
+
+def _record(where: str, address: str, data: bytes, limits: Limits) -> Record:
+    if len(data) > limits.file_bytes:
+        raise Unreadable(where, TOO_LONG, f"{where}: a page of over {limits.file_bytes:,} bytes")
+    text, assumed = decode(data, where, declared_encoding(data, where))
+    try:
+        page = read_page(text)
+    except PageError as error:
+        raise Unreadable(where, DAMAGED, f"{where}: {error}") from None
+    if not page.text:
+        raise Unreadable(where, NO_TEXT, f"{where} has no text")
+    return Record(where, page.title or page.heading or address, page.text, address or None, assumed)

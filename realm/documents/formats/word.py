@@ -1,0 +1,51 @@
+"""Word documents (.docx) become text: mammoth converts them to HTML with headings, lists, tables, text boxes and footnotes.
+
+Tracked deletions, comments, and page headers and footers are not part of that HTML.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from lxml import etree
+
+from realm.documents.formats.archives import archive
+from realm.documents.formats.pages import page_record, read_page
+from realm.documents.formats.records import (
+    DAMAGED,
+    NOT_INSTALLED,
+    Limits,
+    Record,
+    Unreadable,
+    sensible_title,
+)
+
+
+def read(path: Path, limits: Limits) -> Iterator[Record]:
+    """One record; its title is the title in the metadata if that is sensible, else the first heading, else the file name."""
+    try:
+        import mammoth
+    except ImportError:
+        raise Unreadable(
+            path, NOT_INSTALLED, f"{path}: .docx is read with mammoth: pip install 'realm-lm[documents]'"
+        ) from None
+    with archive(path, limits, ".docx") as parts, path.open("rb") as file:
+        names = set(parts.namelist())
+        if "[Content_Types].xml" not in names:
+            raise Unreadable(path, DAMAGED, f"{path} is a ZIP archive and no .docx")
+        title = ""
+        if (core := "docProps/core.xml") in names:
+            title = sensible_title(_title(parts.read(core)))
+        no_pictures = mammoth.images.img_element(lambda image: {})
+        html = mammoth.convert_to_html(
+            file, convert_image=no_pictures, style_map="p[style-name='Title'] => h1:fresh"
+        ).value
+    page = read_page(html)
+    yield page_record(path, title or page.heading, page.text)
+
+
+def _title(core: bytes) -> str | None:
+    with suppress(etree.XMLSyntaxError):
+        parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
+        return etree.fromstring(core, parser).findtext("{http://purl.org/dc/elements/1.1/}title")
+    return None

@@ -1,0 +1,243 @@
+"""Files, folders and packaged corpora become a stream of `Document`.
+
+A source is a file, a folder that is walked, or the name of a corpus that a package carries (`demo_corpora.py`). `sources.py`
+finds the files and the reader of each file, and readers yield records (`formats/records.py`). `read_documents` does what all
+formats have in common: unique ids, the limit on length, and the report on files that cannot be read.
+Nothing here splits text into passages.
+"""
+
+import hashlib
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from realm.documents import child_process
+from realm.documents.formats.records import (
+    DAMAGED,
+    EXPECTED,
+    FIELDS,
+    NOT_OPENED,
+    SAME_ID,
+    TOO_LONG,
+    Limits,
+    Record,
+    Unreadable,
+    printable,
+    record,
+)
+from realm.documents.sources import SourceFile, count_kinds, files_of
+from realm.errors import InputError, RealmError, first_line, shortened, shown
+from realm.files import write_json_lines
+from realm.text.corpus import Document
+
+logger = logging.getLogger(__name__)
+LEFT_OUT = "left_out.jsonl"
+"""File in a knowledge base that lists what the last reading of documents left out, as one JSON object per line."""
+
+
+class LeftOut(NamedTuple):
+    """A file, a line or a row that gave no document."""
+
+    where: str
+    reason: str
+    problem: str
+
+
+class ReadingReport:
+    """What was read and what was left out, filled in while documents are taken."""
+
+    MOST = 100_000
+    """Most files, lines and rows that are listed; all further ones are only counted."""
+
+    def __init__(self) -> None:
+        self.documents = 0
+        self.left_out: list[LeftOut] = []
+        self.reasons: Counter[str] = Counter()
+        self.assumed: dict[str, str] = {}
+        """Files and lines without a declared encoding that are not in UTF-8 -> the encoding they were read in."""
+        self._names: dict[str, list[str]] = {}
+
+    def leave_out(self, problem: Unreadable) -> None:
+        """Counts and lists a file, a line or a row."""
+        where = printable(problem.where)
+        self.reasons[problem.reason] += 1
+        names = self._names.setdefault(problem.reason, [])
+        if len(names) < 3:
+            names.append(where)
+        if len(self.left_out) < self.MOST:
+            self.left_out.append(LeftOut(where, problem.reason, printable(str(problem))))
+
+    def assume(self, where: str, encoding: str) -> None:
+        """Notes an encoding that was assumed."""
+        if len(self.assumed) < self.MOST:
+            self.assumed[printable(where)] = encoding
+
+    def keep(self, folder: Path) -> list[str]:
+        """Replaces the list of what was left out in a folder -> lines for the terminal. An empty list is not written."""
+        listed = folder / LEFT_OUT
+        if not self.left_out:
+            listed.unlink(missing_ok=True)
+            return self.lines()
+        write_json_lines(listed, (one._asdict() for one in self.left_out))
+        return [*self.lines(), f"all that was left out: {listed} (--strict ends at the first)"]
+
+    def lines(self) -> list[str]:
+        """A line for each reason and a line about assumed encodings, each with a count and the first names."""
+        lines = [
+            f"left out: {number:,} {reason}: {_few(self._names[reason], number)}"
+            for reason, number in self.reasons.most_common()
+        ]
+        if self.assumed:
+            names = _few(list(self.assumed)[:3], len(self.assumed))
+            lines.append(f"read as Windows-1252, being no UTF-8: {len(self.assumed):,}: {names}")
+        return lines
+
+
+def _few(names: Sequence[str], number: int) -> str:
+    return ", ".join(shortened(name, 100) for name in names) + (", ..." if number > len(names) else "")
+
+
+def read_documents(
+    sources: Sequence[str],
+    max_document_chars: int = 1_000_000,
+    report: ReadingReport | None = None,
+    but: Path | None = None,
+) -> Iterator[Document]:
+    """The documents of files, folders and packages, in order. Files of a folder are sorted; hidden files are skipped.
+
+    The id of a record (JSON Lines, Parquet, Arrow, ...) is its field "id". Without that field the title is the id, and a number
+    follows the title from its second use on. The id of a file that is one document is its path as given, so that a document
+    has the same id whether its folder or the file itself is the source.
+
+    Nothing in the folder `but` is read. Sources are looked up at once, and read while documents are taken. Whatever cannot be
+    read is left out and noted in the `report`; without a report, the first such problem is raised.
+
+    Raises:
+        InputError: one line that names the file, its line or row if it has any, and the problem. With a report: a source does
+            not exist, or no document could be read.
+    """
+    found = [one for source in sources for one in files_of(source, but)]
+    if report is None:
+        _refuse(found)
+    limits = Limits(max_document_chars)
+    return _documents(_read(found, limits), limits, report)
+
+
+def documents_of(
+    records: Iterable[Mapping[str, Any]], max_document_chars: int = 1_000_000
+) -> Iterator[Document]:
+    """The documents of records in memory, `{"title", "text", "id"?}`, with the same ids as from a JSON Lines file.
+
+    Raises:
+        InputError: a record has other fields or types; the message has the number of the record.
+    """
+    read = (
+        record(f"record {number}", one)
+        if isinstance(one, Mapping)
+        else Unreadable(f"record {number}", FIELDS, f"record {number} is {shown(one)}, not a mapping")
+        for number, one in enumerate(records, start=1)
+    )
+    return _documents(read, Limits(max_document_chars), None)
+
+
+def stamp(sources: Sequence[str], but: Path | None = None) -> str:
+    """Sixteen hex digits that change if a file of the sources is added, removed or written.
+
+    They are a hash of names, sizes and times; no file is opened.
+
+    Raises:
+        InputError: a source does not exist.
+    """
+    digest = hashlib.sha256()
+    for one in (one for source in sources for one in files_of(source, but)):
+        path = Path(one.where) if isinstance(one, Unreadable) else one[1]
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            try:
+                found = file.stat()
+                state = f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+            except OSError as error:
+                state = str(error.errno)
+            digest.update(os.fsencode(file) + b"\0" + state.encode() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _refuse(found: Sequence["SourceFile"]) -> None:
+    """Raises the first problem that was found in the folders; files of other types are only logged."""
+    passed = [one for one in found if isinstance(one, Unreadable)]
+    for one in passed:
+        if one.reason not in EXPECTED:
+            raise one
+    if passed:
+        logger.warning("%d files of other kinds left out (%s)", len(passed), count_kinds(passed))
+
+
+def _documents(
+    read: Iterable[Record | Unreadable], limits: Limits, report: ReadingReport | None
+) -> Iterator[Document]:
+    used: set[str] = set()
+    repeats: Counter[str] = Counter()
+    for one in read:
+        problem = one if isinstance(one, Unreadable) else _problem(one, used, limits)
+        if problem is not None:
+            if report is not None:
+                report.leave_out(problem)
+            elif problem.reason not in EXPECTED:
+                raise problem
+            continue
+        assert isinstance(one, Record)
+        name = one.title if one.title.strip() else one.where
+        document_id = name if one.id is None else one.id
+        while document_id in used:
+            repeats[name] += 1
+            document_id = f"{name} ({repeats[name] + 1})"
+        used.add(document_id)
+        if report is not None:
+            report.documents += 1
+            if one.assumed:
+                report.assume(one.where, one.assumed)
+        yield Document(one.title, one.text, document_id)
+    if report is not None and not report.documents and report.reasons:
+        if len(report.left_out) == 1:
+            raise InputError(report.left_out[0].problem)
+        raise InputError(f"nothing could be read; {'; '.join(report.lines())}")
+
+
+def _problem(one: Record, used: set[str], limits: Limits) -> Unreadable | None:
+    if len(one.text) > limits.document_chars:
+        over = f"{len(one.text):,} characters, over the limit of {limits.document_chars:,}"
+        message = f"{over}: split it, or raise max_document_chars"
+        return Unreadable(one.where, TOO_LONG, f"{one.where}: {message}")
+    if one.id in used:
+        message = f"a second document with the id {shown(one.id)}: ids must differ"
+        return Unreadable(one.where, SAME_ID, f"{one.where}: {message}")
+    return None
+
+
+def _read(found: Iterable["SourceFile"], limits: Limits) -> Iterator[Record | Unreadable]:
+    """The records and problems of all files, in order."""
+    with child_process.ReaderProcess() as child:
+        for one in found:
+            yield from _opened(one, limits, child)
+
+
+def _opened(
+    found: "SourceFile", limits: Limits, child: child_process.ReaderProcess
+) -> Iterator[Record | Unreadable]:
+    """The records of a file, and at the end the problem if its reader raises one; the message names the file."""
+    if isinstance(found, Unreadable):
+        yield found
+        return
+    reader, path = found
+    try:
+        yield from child.read(path, limits) if reader is None else reader(path, limits)
+    except Unreadable as problem:
+        yield problem
+    except RealmError:  # about the installation, not about a file
+        raise
+    except OSError as error:
+        yield Unreadable(path, NOT_OPENED, f"{path}: {error.strerror or first_line(error)}")
+    except Exception as error:  # of many classes: whatever a library could not read
+        yield Unreadable(path, DAMAGED, f"{path} cannot be read ({shortened(first_line(error))})")

@@ -1,0 +1,70 @@
+"""The output of WikiExtractor: files `wiki_00` in folders, with a JSON object per line or an element `<doc>` per article."""
+
+import html
+import re
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+from realm.documents.formats.compressed import opened
+from realm.documents.formats.encodings import decode
+from realm.documents.formats.json_lines import json_lines
+from realm.documents.formats.records import DAMAGED, NO_TEXT, TOO_LONG, Limits, Record, Unreadable
+from realm.documents.wikipedia.titles import not_an_article
+
+NAME = re.compile(r"wiki_\d+")
+_DOC = re.compile(r'<doc id="([^"]*)" .*?title="(.*)">')
+
+
+def wikiextractor(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+    """A record for each article. Titles are ids; lists and disambiguation pages are left out, as in ORQA.
+
+    Raises:
+        Unreadable: the file is in neither form, or ends within an article.
+    """
+    with opened(path) as file:
+        elements = file.peek(5)[:5].startswith(b"<doc ")
+    for found in _elements(path, limits) if elements else json_lines(path, limits):
+        if isinstance(found, Unreadable):
+            yield found
+            continue
+        # The title stands in the text too; entities are escaped.
+        title, text = html.unescape(found.title), html.unescape(found.text).strip()
+        text = text.removeprefix(title).strip() if text.split("\n", 1)[0].strip() == title else text
+        if reason := not_an_article(title):
+            yield Unreadable(found.where, reason, f"{found.where}: {title} is no article")
+        elif not text:
+            yield Unreadable(found.where, NO_TEXT, f"{found.where}: {title} has no text")
+        else:
+            yield found._replace(title=title, text=text, id=None)
+
+
+def _elements(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+    with opened(path) as file:
+        where, length = str(path), 0
+        title: str | None = None
+        lines: list[str] = []
+        for number in count(1):
+            raw = file.readline(limits.file_bytes)
+            if not raw:
+                break
+            line, _ = decode(raw, f"{path}:{number}")
+            if title is None:
+                if start := _DOC.fullmatch(line.strip()):
+                    where, title, lines, length = f"{path}:{number}", start[2], [], 0
+                elif line.strip():
+                    raise Unreadable(path, DAMAGED, f"{path}:{number}: <doc id=... title=...> was expected")
+            elif line.strip() == "</doc>":
+                if length > limits.file_bytes:
+                    yield Unreadable(
+                        where, TOO_LONG, f"{where}: an article of over {limits.file_bytes:,} bytes"
+                    )
+                else:
+                    yield Record(where, title, "".join(lines))
+                title = None
+            else:
+                length += len(raw)
+                if length <= limits.file_bytes:
+                    lines.append(line)
+        if title is not None:
+            raise Unreadable(path, DAMAGED, f"{path} ends within an article: cut off?")

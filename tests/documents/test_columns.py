@@ -1,0 +1,210 @@
+"""Parquet and Arrow files that are damaged, or stand for far more than their size."""
+
+import mmap
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from realm.documents.formats.columns import chunks_of
+from realm.documents.readers import ReadingReport, read_documents
+from realm.errors import InputError
+
+TABLE = pa.table({"title": ["A", "B", "C"], "text": ["One.", "Two.", "Three."]})
+
+
+def read(path: Path) -> tuple[list[str], ReadingReport]:
+    report = ReadingReport()
+    return [d.text for d in read_documents([str(path)], report=report)], report
+
+
+def write_arrow(path: Path, table: pa.Table, compression: str | None = None, stream: bool = False) -> Path:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    new = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with pa.OSFile(str(path), "wb") as sink, new(sink, table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=2)
+    return path
+
+
+def repeated(text: str, rows: int) -> pa.Table:
+    numbers = pa.array([0] * rows, pa.int32())
+    values = pa.DictionaryArray.from_arrays(numbers, pa.array([text]))
+    return pa.table({"title": ["A"] * rows, "text": values})
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
+def test_every_way_to_write_strings_is_read(
+    kind: pa.DataType, stream: bool, compression: str, tmp_path: Path
+) -> None:
+    table = TABLE.set_column(1, "text", TABLE["text"].cast(pa.string()).dictionary_encode().cast(kind))
+    path = write_arrow(tmp_path / "a.arrow", table, compression, stream)
+    assert read(path)[0] == ["One.", "Two.", "Three."]
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet")[0] == ["One.", "Two.", "Three."]
+
+
+BOMB = """
+import resource, sys
+from realm.documents.readers import ReadingReport, read_documents
+import pyarrow.parquet, pyarrow.ipc
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+report = ReadingReport()
+try:
+    print(sum(1 for _ in read_documents([sys.argv[1]], report=report)), end=" ")
+except ValueError as error:
+    print(str(error)[:300], end=" ")
+print(sum(report.reasons.values()), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+def documents_and_megabytes(path: Path) -> tuple[str, int]:
+    run = subprocess.run([sys.executable, "-c", BOMB, str(path)], capture_output=True, text=True, check=True)
+    said, _, megabytes = run.stdout.strip().rpartition(" ")
+    return said, int(megabytes)
+
+
+def test_a_long_text_that_every_row_repeats_takes_the_memory_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = repeated("x" * 20_000_000, 50)
+    pq.write_table(table, path, compression="zstd", dictionary_pagesize_limit=1 << 30)
+    assert path.stat().st_size < 10_000
+    said, megabytes = documents_and_megabytes(path)
+    assert "50 too long" in said and megabytes < 200
+    write_arrow(tmp_path / "b.arrow", table, "zstd")
+    said, megabytes = documents_and_megabytes(tmp_path / "b.arrow")
+    assert "50 too long" in said and megabytes < 200
+
+
+def test_a_part_that_stands_for_a_hundred_times_its_size_is_refused_undecoded(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr("realm.documents.formats.columns._SMALL", 1_000_000)
+    table = pa.table({"title": ["A"] * 3, "text": ["x" * 2_000_000] * 3})
+    pq.write_table(table, tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
+    paths = [tmp_path / "a.parquet", write_arrow(tmp_path / "b.arrow", table, "zstd")]
+    paths.append(write_arrow(tmp_path / "c.arrow", repeated("x" * 2_000_000, 3), "lz4", stream=True))
+    for path in paths:
+        with pytest.raises(InputError, match=r"stands for [246],000,\d+, over the limit of 1,000,000"):
+            read(path)
+
+
+@pytest.mark.parametrize("kind", ["data", "dictionary"])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_a_page_header_that_declares_more_than_its_column_is_refused_undecoded(
+    kind: str, version: str, tmp_path: Path, monkeypatch
+) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"title": ["A"] * 3, "text": ["x" * 30_000] * 3})
+    pq.write_table(
+        table, path, compression="zstd", use_dictionary=kind == "dictionary", data_page_version=version
+    )
+    monkeypatch.setattr("realm.documents.formats.columns._SMALL", 100_000)
+    assert len(read(path)[0]) == 3
+    column = pq.read_metadata(path).row_group(0).column(1)
+    start = column.dictionary_page_offset if kind == "dictionary" else column.data_page_offset
+    content = bytearray(path.read_bytes())
+    assert (
+        content[start] == content[start + 2] == 0x15
+    )  # the page's type, and the size of three bytes behind it
+    assert content[start + 3] & content[start + 4] & 0x80 and not content[start + 5] & 0x80
+    content[start + 3 : start + 6] = b"\xfe\xff\x7f"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"stands for 1,[\d,]+, over the limit of 100,000"):
+        read(path)
+
+
+def test_metadata_of_a_column_that_contradict_its_schema_are_one_line(tmp_path: Path) -> None:
+    """The schema has no nulls in the column, and the column's metadata count them: pyarrow may end the process."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(TABLE, path)
+    content = path.read_bytes()
+    nullable, required = b"\x25\x02\x18\x05title", b"\x25\x00\x18\x05title"
+    assert content.count(nullable) == 1
+    path.write_bytes(content.replace(nullable, required))
+    said, _ = documents_and_megabytes(path)  # in a process of its own
+    assert said == f"{path}: Definition level histogram size mismatch, size: 2, expected: 1 1"
+
+
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_sizes_of_columns_are_those_that_pyarrow_gives(dictionary: bool, tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = TABLE.append_column("of", pa.array([{"title": [1.5, None]}, None, {"title": []}]))
+    pq.write_table(table, path, row_group_size=2, use_dictionary=dictionary, write_statistics=dictionary)
+    metadata = pq.read_metadata(path)
+    wanted = []
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        columns = [group.column(number) for number in range(group.num_columns)]
+        wanted.append(
+            [
+                (
+                    one.path_in_schema,
+                    one.num_values,
+                    one.total_uncompressed_size,
+                    one.total_compressed_size,
+                    one.dictionary_page_offset if one.has_dictionary_page else one.data_page_offset,
+                )
+                for one in columns
+            ]
+        )
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        assert chunks_of(data) == wanted
+
+
+def test_more_rows_or_text_than_the_size_of_the_file_allows_is_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("realm.documents.formats.columns._FEW_ROWS", 1_000)
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"title": [""] * 500_000, "text": [""] * 500_000}), path)
+    with pytest.raises(InputError, match="500,000 rows in a file of this size"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        (pa.array([["a"], ["b"], []]), r"the column text holds 'list<.*', and must hold strings"),
+        (pa.nulls(3), "the column text holds 'null', and must hold strings"),
+        (pa.array([1, 2, 3]), "the column text holds 'int64', and must hold strings"),
+    ],
+)
+def test_columns_of_other_types_are_refused(column: pa.Array, says: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"title": ["A"] * 3, "text": column}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=says):
+        read(tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=says):
+        read(write_arrow(tmp_path / "a.arrow", pa.table({"title": ["A"] * 3, "text": column})))
+
+
+def test_a_bad_row_is_left_out_alone(tmp_path: Path) -> None:
+    bad = pa.array([b"One.", b"\xff", None], pa.binary())
+    text = pa.StringArray.from_buffers(
+        3, bad.buffers()[1], bad.buffers()[2], bad.buffers()[0], bad.null_count
+    )
+    pq.write_table(TABLE.set_column(1, "text", text), tmp_path / "a.parquet")
+    texts, report = read(tmp_path / "a.parquet")
+    assert texts == ["One."]
+    assert [one.problem.split(": ", 1)[1] for one in report.left_out] == [
+        "a text is not UTF-8",
+        '"text" is None, and must be a string',
+    ]
+
+
+@pytest.mark.parametrize("compression", [None, "lz4"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_damaged_arrow_file_is_documents_or_named(
+    stream: bool, compression: str | None, tmp_path: Path
+) -> None:
+    content = write_arrow(tmp_path / "a.arrow", TABLE, compression, stream).read_bytes()
+    for place in range(0, len(content), 5):
+        damaged = bytearray(content)
+        damaged[place] ^= 0xFF
+        (tmp_path / "b.arrow").write_bytes(damaged)
+        report = ReadingReport()
+        with suppress(InputError):
+            assert len(list(read_documents([str(tmp_path / "b.arrow")], report=report))) <= 3
+        assert all("b.arrow" in one.problem for one in report.left_out)

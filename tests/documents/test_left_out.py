@@ -1,0 +1,152 @@
+"""What people have in a folder: what can be read becomes documents, all else is listed by reason."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from realm.documents.readers import ReadingReport, read_documents
+from realm.errors import InputError
+from realm.text.corpus import Document
+
+
+def read(*sources: Path, most: int = 1_000_000) -> tuple[list[Document], ReadingReport]:
+    report = ReadingReport()
+    return list(read_documents(list(map(str, sources)), most, report)), report
+
+
+def lines(*titles: str) -> str:
+    return "".join(json.dumps({"title": title, "text": f"Text of {title}."}) + "\n" for title in titles)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "docs"
+    (folder / "deep" / "deeper").mkdir(parents=True)
+    (folder / "deep" / "deeper" / "a.txt").write_text("A town.")
+    (folder / "deep" / "loop").symlink_to(folder)
+    (folder / "circle.txt").symlink_to(folder / "circle.txt")
+    (folder / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
+    (folder / "picture.png").write_bytes(b"\x89PNG")
+    (folder / "~$report.docx").write_bytes(b"\x05user")
+    (folder / "Makefile").write_text("all:")
+    (folder / "empty.md").write_bytes(b"")
+    (folder / "blank.txt").write_text(" \n")
+    (folder / "latin.txt").write_bytes("Köln ist schön.".encode("latin-1"))
+    (folder / "notepad.txt").write_bytes("Zürich.".encode("utf-16"))
+    (folder / "program.txt").write_bytes(b"\x7fELF\0\0")
+    (folder / "long.txt").write_text("word " * 300)
+    (folder / "page.html").write_text("<title>Only a title</title>")
+    (folder / "table.parquet").write_bytes(b"PAR1")
+    (folder / "bad\nname.md").write_bytes(b"")
+    (folder / os.fsdecode(b"\xff.txt")).write_text("A town.")
+    os.mkfifo(folder / "pipe.txt")
+    records = lines("B", "C").splitlines()
+    half = json.dumps({"id": "\ud800", "title": "E", "text": "e"})
+    (folder / "lines.jsonl").write_text("\n".join([records[0], '{"title": "D', "[1]", half, records[1]]))
+    return folder
+
+
+def test_what_cannot_be_read_is_left_out_by_reason_and_the_rest_is_read(folder: Path) -> None:
+    documents, report = read(folder, most=1_000)
+    assert [d.text for d in documents] == [
+        "Köln ist schön.",
+        "Text of B.",
+        "Text of C.",
+        "Zürich.",
+        "A town.",
+    ]
+    found = {(Path(one.where).name, one.reason) for one in report.left_out}
+    assert found == {
+        ("loop", "links to folders"),
+        ("circle.txt", "not to be opened"),
+        ("picture.png", "of a type that is not read"),
+        ("~$report.docx", "of a type that is not read"),
+        ("Makefile", "of a type that is not read"),
+        ("empty.md", "empty"),
+        ("bad\\nname.md", "empty"),
+        ("blank.txt", "empty"),
+        ("program.txt", "binary"),
+        ("long.txt", "too long"),
+        ("page.html", "without text"),
+        ("table.parquet", "damaged"),
+        ("\\udcff.txt", "with a name that is not UTF-8"),
+        ("pipe.txt", "not to be opened"),
+        ("lines.jsonl:2", "not JSON"),
+        ("lines.jsonl:3", "without a usable title, text or id"),
+        ("lines.jsonl:4", "without a usable title, text or id"),
+    }
+    assert report.reasons.total() == len(report.left_out) == len(found)
+    assert report.lines()[0].startswith("left out: 3 ")
+    assert list(report.assumed) == [f"{folder}/latin.txt"]
+    assert all(line.isprintable() and len(line) < 500 for line in report.lines())
+    for one in report.left_out:
+        assert (
+            one.problem.isprintable()
+            and Path(one.where.rpartition(":")[0] or one.where).stem[:2] in one.problem
+        )
+
+
+@pytest.mark.parametrize(
+    "name", ["lines.jsonl", "empty.md", "program.txt", "page.html", "table.parquet", "circle.txt"]
+)
+def test_without_a_report_the_first_problem_is_an_error(name: str, folder: Path) -> None:
+    file = folder / name
+    if name == "circle.txt":
+        (folder / "only").mkdir()
+        file = file.rename(folder / "only" / name).parent
+    with pytest.raises(InputError, match=Path(name).stem):
+        list(read_documents([str(file)]))
+
+
+def test_where_nothing_can_be_read_it_is_an_error_that_says_why(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"empty\.md is empty$"):
+        read(folder / "empty.md")
+    with pytest.raises(
+        InputError, match=r"nothing could be read; left out: 2 empty: .*; left out: 1 binary: "
+    ):
+        read(folder / "empty.md", folder / "program.txt", folder / "blank.txt")
+
+
+def test_a_source_that_is_not_there_is_an_error_at_once(folder: Path) -> None:
+    with pytest.raises(InputError, match="no such file or folder"):
+        read(folder, folder / "gone.txt")
+
+
+def test_a_file_given_twice_is_read_once_and_said(folder: Path) -> None:
+    file = folder / "latin.txt"
+    documents, report = read(file, file)
+    assert len(documents) == 1
+    assert [one.reason for one in report.left_out] == ["with an id that an earlier document has"]
+
+
+def test_a_line_without_end_is_left_out_and_the_next_one_read(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("realm.documents.formats.records.Limits.file_bytes", 100)
+    file = tmp_path / "a.jsonl"
+    for end in ("\n" + lines("B"), ""):
+        file.write_text(lines("A") + "x" * 1_000 + end)
+        documents, report = read(file)
+        assert [d.title for d in documents] == ["A", "B"][: 1 + bool(end)]
+        assert [(one.where, one.reason) for one in report.left_out] == [(f"{file}:2", "too long")]
+    big = tmp_path / "a.txt"
+    big.write_text("x" * 101)
+    with pytest.raises(InputError, match=r"a\.txt: over 100 bytes"):
+        read(big)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_that_may_not_be_opened_is_listed(folder: Path) -> None:
+    (folder / "deep").chmod(0)
+    _, report = read(folder)
+    (folder / "deep").chmod(0o700)
+    assert (f"{folder}/deep", "not to be opened") in [(one.where, one.reason) for one in report.left_out]
+
+
+def test_whatever_a_library_raises_names_the_file(folder: Path, monkeypatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise SystemError("returned NULL\nwithout setting an exception")
+
+    monkeypatch.setattr("realm.documents.formats.text_files.read_page", broken)
+    _, report = read(folder / "page.html", folder / "latin.txt")
+    assert report.left_out[0].problem == f"{folder}/page.html cannot be read (returned NULL)"

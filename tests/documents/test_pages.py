@@ -1,0 +1,144 @@
+"""HTML: what a reader of the page sees, in time linear in the page."""
+
+import time
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm.documents.formats.pages import DEEPEST, Page, PageError, read_page
+
+
+@pytest.mark.parametrize("element", ["noscript", "button", "nav", "select", "svg", "textarea", "object"])
+def test_text_behind_an_element_that_was_never_closed_is_kept(element: str) -> None:
+    text = read_page(f"<p>One.</p><{element}>x<p>Two.</p><div>Three.</div>").text
+    for words in ("One.", "Two.", "Three."):
+        assert words in text
+
+
+@pytest.mark.parametrize("element", ["noscript", "button"])
+def test_bare_text_in_what_browsers_show_is_kept(element: str) -> None:
+    assert read_page(f"<div>One <{element}>two three</div> four").text.split() == [
+        "One",
+        "two",
+        "three",
+        "four",
+    ]
+
+
+@pytest.mark.parametrize("element", ["script", "style", "template", "iframe", "nav", "select", "svg"])
+def test_what_no_reader_of_the_page_reads_is_left_out(element: str) -> None:
+    page = read_page(f"<title>T</title><p>One.</p><{element}><h2>no</h2><li>no</{element}><h3>H</h3>Two.")
+    assert page == Page("T", "H", "One.\n\nH\n\nTwo.")
+
+
+@pytest.mark.parametrize(
+    "element",
+    ['ul class="docnav top"', 'div class="navheader"', "div role=navigation", 'ol class="breadcrumbs"'],
+)
+def test_what_is_called_navigation_is_left_out(element: str) -> None:
+    (tag, _) = element.split(maxsplit=1)
+    page = read_page(f"<p>One.</p><{element}><li><div>Prev</div><a href=x>Up</a></{tag}>Two.")
+    assert page.text == "One.\n\nTwo."
+    never_closed = read_page(f"<p>One.</p><{element}>x<p>Two.").text
+    assert never_closed == "One.\n\nx\n\nTwo."
+
+
+def test_a_page_whose_body_is_called_navigation_is_kept() -> None:
+    assert read_page('<body class="nav menu"><div class=navy>One.</div>Two.').text == "One.\n\nTwo."
+
+
+def test_a_paragraph_alone_in_a_cell_is_a_cell() -> None:
+    row = "<tr><td><p>Town</p></td><td>\n<p>River</p>\n</td></tr>"
+    assert read_page(f"<p>x</p><table>{row}{row}</table><p>y</p>").text.split("\n\n") == [
+        "x",
+        *["Town | River"] * 2,
+        "y",
+    ]
+    layout = "<table><tr><td>Zero<p>One.</p><p>Two.</p>Three.<td><p>Four.</p><p>Five.</table><p>Six."
+    assert read_page(layout).text.split("\n\n") == [
+        "Zero",
+        "One.",
+        "Two.",
+        "Three.",
+        "Four.",
+        "Five.",
+        "Six.",
+    ]
+
+
+def test_a_picture_has_a_title_of_its_own() -> None:
+    assert read_page("<svg><title>no</title></svg><h1>Yes</h1>x") == Page("", "Yes", "Yes\n\nx")
+
+
+def test_a_title_that_was_never_closed_is_text() -> None:
+    page = read_page("<title>T " + "word " * 500)
+    assert page.title == "" and page.text.split() == ["T", *["word"] * 500]
+
+
+def test_odd_markup_is_read_as_html5_says() -> None:
+    assert read_page("x<![5]>y").text == "xy"
+    assert (
+        read_page("a &lt; b &amp c &#xd800; &#0; é\U0001f600").text == "a < b & c \ufffd \ufffd é\U0001f600"
+    )
+    assert read_page("a < b<p>c</body>d</html>e").text.split() == ["a", "<", "b", "c", "de"]
+    assert read_page("<!-- <p> -- > -->a<!--b").text == "a"
+    assert read_page('<p title="a > b">c').text == "c"
+
+
+words = st.text(
+    st.characters(codec="utf-8", exclude_categories=["C", "Z"], exclude_characters="<&"), min_size=1
+)
+junk = st.lists(
+    st.sampled_from("<button> </b> <noscript> <b> </div> <div> <![x]> <!--x--> </p>".split()), max_size=4
+)
+
+
+@given(st.lists(st.tuples(words, junk), min_size=1, max_size=6))
+def test_paragraphs_between_any_markup_are_in_the_text(pieces: list[tuple[str, list[str]]]) -> None:
+    source = "".join(f"<p>{word}</p>{''.join(odd)}>" for word, odd in pieces)
+    text = read_page(source).text
+    for word, _ in pieces:
+        assert word.strip(">") in text
+
+
+SHAPES = [
+    "<a ",
+    "<div>x",
+    "<b>",
+    "<p><b>",
+    "</p>",
+    "<!--",
+    "<![",
+    "&amp",
+    "&",
+    "<li>",
+    "<table><a>",
+    "<",
+    'a="',
+    "<td>",
+]
+
+
+def seconds(source: str) -> float:
+    begin = time.process_time()
+    with suppress(PageError):
+        read_page(source)
+    return time.process_time() - begin
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_time_is_linear_in_hostile_pages(shape: str) -> None:
+    one, four = (shape * (size // len(shape)) for size in (20_000, 80_000))
+    if shape.startswith("a="):
+        one, four = (f"<p {' '.join(f'a{n}=1' for n in range(size // 6))}>" for size in (20_000, 80_000))
+    seconds(one)
+    assert min(seconds(four) for _ in range(2)) < 8 * min(seconds(one) for _ in range(2)) + 0.05
+
+
+def test_elements_nested_too_deeply_are_refused_before_the_page_was_read() -> None:
+    assert read_page("<div>" * (DEEPEST - 2) + "deep").text == "deep"
+    with pytest.raises(PageError, match="nested over 1,000 deep"):
+        read_page("<div>" * DEEPEST + "deep")
+    assert seconds("<div></p>" * 200_000) < 0.5  # with a tree or without, each end tag would look through all

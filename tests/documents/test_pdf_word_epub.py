@@ -1,0 +1,305 @@
+"""PDF, Word documents and EPUB: the text as it was written; what cannot be read is left out by reason, in bounded time."""
+
+import random
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from fpdf import FPDF
+
+from realm.documents import child_process
+from realm.documents.formats.pdf import read as read_pdf
+from realm.documents.formats.records import Limits, Record, Unreadable
+from realm.documents.readers import ReadingReport, read_documents
+from realm.errors import InputError
+from realm.text.corpus import Document
+from tests.documents import writers
+from tests.documents.test_damaged_files import damaged
+from tests.documents.writers import BOOK, BOOK_TEXT, WORD_BLOCKS, Manual, zipped
+
+
+def read(*sources: Path) -> tuple[list[Document], ReadingReport]:
+    report = ReadingReport()
+    return list(read_documents(list(map(str, sources)), report=report)), report
+
+
+def pdf_text(path: Path) -> str:
+    (found,) = (one for one in read_pdf(path, Limits()) if isinstance(one, Record))
+    return found.text
+
+
+# --- PDF ------------------------------------------------------------------------------------------
+
+
+def test_paragraphs_come_back_without_headers_page_numbers_and_line_breaks(tmp_path: Path) -> None:
+    written = ["# Towns", *writers.paragraphs(12), "# Rivers", *writers.paragraphs(24)[12:]]
+    text = pdf_text(writers.pdf(tmp_path / "a.pdf", written))
+    assert "Manual of towns" not in text
+    assert text.split("\n\n") == [block.removeprefix("# ") for block in written]
+
+
+def rows(path: Path, *texts: str) -> Path:
+    """A PDF with a row for each text."""
+    pdf = Manual()
+    pdf.add_page()
+    pdf.set_font("Times", size=11)
+    for text in texts:
+        pdf.cell(0, 5.5, text, new_x="LMARGIN", new_y="NEXT")
+    pdf.output(str(path))
+    return path
+
+
+def test_divided_words_are_whole_again_and_hyphens_of_their_own_stay(tmp_path: Path) -> None:
+    long = "the bridge of the old town over the broad river was of course at last recon-"
+    text = pdf_text(
+        rows(tmp_path / "a.pdf", long, "structed by well-known masons, whose names are not all for-",
+             "gotten here: they were said to be the most well-", "known men of the town for hundreds of years.")
+    )  # fmt: skip
+    for words in ("last reconstructed by well-known", "all forgotten here", "most well-known men"):
+        assert words in text
+
+
+def test_columns_are_read_one_after_the_other(tmp_path: Path) -> None:
+    written = " ".join(writers.paragraphs(40))
+    pdf = Manual()
+    pdf.add_page()
+    pdf.set_font("Times", size=11)
+    with pdf.text_columns(ncols=2, gutter=10, text_align="J") as columns:
+        columns.write(written)
+    pdf.output(str(tmp_path / "a.pdf"))
+    text = pdf_text(tmp_path / "a.pdf")
+    words = [
+        word for word in text.split() if word not in ("Manual", "of", "towns", "-") and not word.isdigit()
+    ]
+    assert words == [word for word in written.split() if word not in ("of", "towns") and not word.isdigit()]
+
+
+def test_cells_of_a_table_stand_beside_each_other(tmp_path: Path) -> None:
+    pdf = Manual()
+    pdf.add_page()
+    pdf.set_font("Times", size=11)
+    with pdf.table() as table:
+        for line in (("Town", "River"), ("Arden", "Ouse"), ("Halden", "Velka")):
+            table.row(line)
+    pdf.output(str(tmp_path / "a.pdf"))
+    assert "Arden | Ouse" in pdf_text(tmp_path / "a.pdf") and "Halden | Velka" in pdf_text(tmp_path / "a.pdf")
+
+
+def test_ligatures_become_letters_and_leading_dots_few(tmp_path: Path) -> None:
+    import matplotlib
+
+    pdf = Manual()
+    pdf.add_font("DejaVu", fname=Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf"))
+    pdf.add_page()
+    pdf.set_font("DejaVu", size=11)
+    pdf.cell(0, 6, "The ﬁnal oﬃce ﬂoor", new_x="LMARGIN", new_y="NEXT")
+    pdf.cell(0, 6, "1 Introduction . . . . . . . . . . . . . . 12", new_x="LMARGIN", new_y="NEXT")
+    pdf.output(str(tmp_path / "a.pdf"))
+    text = pdf_text(tmp_path / "a.pdf")
+    assert "The final office floor" in text and "1 Introduction ... 12" in text
+
+
+def test_a_title_in_the_metadata_counts_where_it_is_one(tmp_path: Path) -> None:
+    for title, expected in (
+        ("Towns of the Ouse", "Towns of the Ouse"),
+        ("Microsoft Word - x.doc", "a"),
+        ("", "a"),
+    ):
+        (found,) = (
+            one
+            for one in read_pdf(writers.pdf(tmp_path / "a.pdf", ["Text."], title), Limits())
+            if isinstance(one, Record)
+        )
+        assert (found.title, found.id) == (expected, f"{tmp_path}/a.pdf")
+
+
+def test_a_long_pdf_tells_its_pages_and_ends_at_the_limit(tmp_path: Path) -> None:
+    file = writers.pdf(tmp_path / "a.pdf", writers.paragraphs(60))
+    *pages, _ = read_pdf(file, Limits())
+    assert [page.done for page in pages] == list(range(1, pages[-1].total + 1)) and len(pages) > 5
+    with pytest.raises(
+        Unreadable, match=r"a\.pdf: over 5,000 characters by page \d of \d+: split it, or raise"
+    ):
+        list(read_pdf(file, Limits(5_000)))
+
+
+# --- Word, EPUB, and all of them in a folder ------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sound files, and every kind of one that cannot be read."""
+    folder = tmp_path_factory.mktemp("papers")
+    writers.word(folder / "titled.docx", "A title")
+    writers.word(folder / "untitled.DOCX", "Document1")
+    zipped(folder / "book.epub", BOOK)
+    encryption = (
+        '<encryption xmlns:e="http://www.w3.org/2001/04/xmlenc#"><e:CipherReference URI="{}"/></encryption>'
+    )
+    zipped(folder / "fonts.epub", {**BOOK, "META-INF/encryption.xml": encryption.format("OPS/font.otf")})
+    zipped(
+        folder / "locked.epub",
+        {**BOOK, "META-INF/encryption.xml": encryption.format("OPS/text/b%20two.xhtml")},
+    )
+    zipped(folder / "no_book.epub", {"a.txt": "a"})
+    zipped(folder / "no_word.docx", {"a.txt": "a"})
+    laughs = '<!DOCTYPE a [<!ENTITY a "ha">' + "".join(
+        f'<!ENTITY {b} "{f"&{a};" * 20}">' for a, b in zip("abcdefghi", "bcdefghij", strict=True)
+    )
+    zipped(folder / "laughs.epub", {**BOOK, "OPS/book.opf": f"{laughs}]><package>&j;</package>"})
+    (folder / "cut.docx").write_bytes((folder / "titled.docx").read_bytes()[:-2_000])
+    with zipfile.ZipFile(folder / "titled.docx") as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    zipped(folder / "laughs.docx", {**parts, "word/document.xml": f"{laughs}]><a>&j;</a>"})
+    zipped(folder / "bomb.docx", {**parts, "word/document.xml": b" " * (65 << 20)})
+    (folder / "old.docx").write_bytes(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600))
+    (folder / "locked.docx").write_bytes(
+        b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600) + "EncryptedPackage".encode("utf-16-le")
+    )
+    writers.pdf(folder / "sound.pdf", ["# Arden", "On the Ouse."])
+    writers.pdf(folder / "owned.pdf", ["On the Ouse."], owner_password="x")
+    writers.pdf(folder / "locked.pdf", ["Secret."], owner_password="x", user_password="y")
+    (folder / "noise.pdf").write_bytes(random.Random(0).randbytes(1_000))
+    (folder / "empty.pdf").write_bytes(b"")
+    scan = FPDF()
+    scan.add_page()
+    scan.rect(10, 10, 50, 50)
+    scan.output(str(folder / "scan.pdf"))
+    return folder
+
+
+def test_a_folder_is_read_but_for_what_is_left_out_by_reason(folder: Path) -> None:
+    documents, report = read(folder)
+    found = {Path(d.id).name: d for d in documents}
+    assert found["titled.docx"].title == "A title"
+    assert found["titled.docx"].text.split("\n\n") == ["Towns of the Ouse", *WORD_BLOCKS]
+    assert found["untitled.DOCX"].title == "Towns of the Ouse"
+    assert found["untitled.DOCX"].text.split("\n\n") == WORD_BLOCKS
+    assert found["book.epub"][:2] == found["fonts.epub"][:2] == ("Towns of the Ouse", BOOK_TEXT)
+    assert "On the Ouse." in found["owned.pdf"].text and "Arden\n\nOn the Ouse." in found["sound.pdf"].text
+    assert len(found) == 6
+    assert {(Path(one.where).name, one.reason) for one in report.left_out} == {
+        ("locked.epub", "encrypted"),
+        ("no_book.epub", "damaged"),
+        ("laughs.epub", "damaged"),
+        ("no_word.docx", "damaged"),
+        ("cut.docx", "damaged"),
+        ("laughs.docx", "damaged"),
+        ("bomb.docx", "too long"),
+        ("old.docx", "damaged"),
+        ("locked.docx", "encrypted"),
+        ("locked.pdf", "encrypted"),
+        ("noise.pdf", "damaged"),
+        ("empty.pdf", "empty"),
+        ("scan.pdf", "without text"),
+    }
+    assert all(Path(one.where).name in one.problem for one in report.left_out)
+
+
+def test_without_a_report_the_first_file_that_cannot_be_read_is_an_error(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"locked\.docx is encrypted: save it without a password$"):
+        list(read_documents([str(folder / "locked.docx")]))
+
+
+@pytest.mark.parametrize(("library", "name"), [("pypdfium2", "sound.pdf"), ("mammoth", "titled.docx")])
+def test_a_missing_library_is_one_line_with_the_command_that_installs_it(
+    folder: Path, library: str, name: str, monkeypatch
+) -> None:
+    from realm.documents.formats import pdf, word
+
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(Unreadable, match=r"is read with \w+: pip install 'realm-lm\[documents\]'$") as caught:
+        list((pdf if name.endswith("pdf") else word).read(folder / name, Limits()))
+    report = ReadingReport()
+    report.leave_out(caught.value)
+    assert "left out: 1 for want of a library (pip install 'realm-lm[documents]'): " in report.lines()[0]
+
+
+# --- the child ------------------------------------------------------------------------------------
+
+CHILD = """
+import tests.documents.misbehaving
+from realm.documents import child_process
+child_process.MODULES[".pdf"], child_process.MOST_SECONDS = "tests.documents.misbehaving", 0.3
+child_process.main()
+"""
+
+
+def test_a_reader_that_crashes_loops_or_takes_all_memory_loses_its_own_file_alone(
+    tmp_path: Path, monkeypatch
+) -> None:
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-c", CHILD],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    monkeypatch.setattr(child_process, "_start", start)
+    for name in ("a", "crash", "exit", "loop", "m", "memory", "z"):
+        (tmp_path / f"{name}.pdf").write_text(name)
+    documents, report = read(tmp_path)
+    assert [d.text for d in documents] == ["a", "m", "z"]
+    assert [(Path(one.where).stem, one.reason) for one in report.left_out] == [
+        ("crash", "damaged"),
+        ("exit", "damaged"),
+        ("loop", "too long"),
+        ("memory", "too long"),
+    ]
+    assert "its reader ended with SIGSEGV" in report.left_out[0].problem
+    assert "its reader ended with exit code 3" in report.left_out[1].problem
+
+
+def test_a_child_ends_with_what_is_read_even_where_reading_ends_early(tmp_path: Path, monkeypatch) -> None:
+    children = []
+    start = child_process._start
+    monkeypatch.setattr(child_process, "_start", lambda: children.append(start()) or children[-1])
+    for name in "abc":
+        zipped(tmp_path / f"{name}.epub", BOOK)
+    documents = read_documents([str(tmp_path)])
+    next(documents)
+    documents.close()  # type: ignore[attr-defined]
+    assert len(list(read_documents([str(tmp_path)]))) == 3
+    assert len(children) == 2 and all(child.poll() is not None for child in children)
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+def check_damaged(folder: Path, sound: Path, count: int, seed: int) -> None:
+    """Reads a folder of damaged files: each gives documents or is left out."""
+    draw = random.Random(seed)
+    files = [sound / name for name in ("sound.pdf", "titled.docx", "book.epub")]
+    folder.mkdir()
+    for number in range(count):
+        file, other = draw.choice(files), draw.choice(files)
+        target = folder / f"{number}{file.suffix}"
+        if file.suffix != ".pdf" and draw.random() < 0.5:  # a sound archive of damaged parts
+            with zipfile.ZipFile(file) as archive:
+                parts = {name: archive.read(name) for name in archive.namelist()}
+            name = draw.choice(list(parts))
+            zipped(target, {**parts, name: damaged(parts[name] or b" ", other.read_bytes(), draw)})
+        else:
+            target.write_bytes(damaged(file.read_bytes(), other.read_bytes(), draw))
+    documents, report = read(folder)
+    for document in documents:
+        "".join(document).encode()
+    left_out = [
+        one.where.partition(" ")[0] for one in report.left_out
+    ]  # a part of an archive stands behind its name
+    assert len({Path(d.id) for d in documents} | set(map(Path, left_out))) == count
+    assert all(one.problem.isprintable() and "Error" not in one.reason for one in report.left_out)
+
+
+def test_damaged_pdf_word_and_epub_files_are_documents_or_left_out(tmp_path: Path, folder: Path) -> None:
+    check_damaged(tmp_path / "damaged", folder, 20, 0)
+
+
+@pytest.mark.slow
+def test_many_damaged_pdf_word_and_epub_files_are_documents_or_left_out(
+    tmp_path: Path, folder: Path, trials
+) -> None:
+    check_damaged(tmp_path / "damaged", folder, trials.count(2000), trials.seed)

