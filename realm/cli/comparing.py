@@ -75,7 +75,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         table.add_argument(
             "--check",
             metavar="REPORT",
-            help="fail if a score differs from this report.json of an earlier run by more than --tolerance",
+            help="fail if a score differs from this table1.json or table2.json of an earlier run by more than --tolerance",
         )
         table.add_argument(
             "--tolerance",

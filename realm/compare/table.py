@@ -59,11 +59,12 @@ def run(
         run_stages(plan.training(), record, run_command)
         run_stages(plan.measuring(), record, run_command)
     report = results.read(plan, _made_by(plan, split))
-    write_json(folder / "report.json", report)
-    (folder / "table.md").write_text(results.markdown(report), encoding="utf-8")
-    plots.draw(report, folder / "table.png")
+    name = title.lower().replace(" ", "")  # both tables may share the folder
+    write_json(folder / f"{name}.json", report)
+    (folder / f"{name}.md").write_text(results.markdown(report), encoding="utf-8")
+    plots.draw(report, folder / f"{name}.png")
     print("", *results.lines(report), sep="\n")
-    print(f"All numbers are in {folder / 'report.json'}, the tables in table.md and table.png beside it.")
+    print(f"All numbers are in {folder / name}.json, the tables in {name}.md and {name}.png beside it.")
     return report
 
 
