@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -10,37 +10,27 @@ from typing import Any, TypedDict
 
 from realm import __version__
 from realm.compare import plots, results
-from realm.compare.plan import DataConfig, Plan, Split, TableConfig, read_all, split_questions
-from realm.compare.rows import Row
+from realm.compare.official import digest_of, recognised
+from realm.compare.plan import Plan, Split, read_all, split_questions
 from realm.documents.reading import read_documents
 from realm.errors import InputError
 from realm.files import read_json, write_json, write_json_lines
-from realm.qa.official import digest_of, recognised
 from realm.qa.question_files import Question, read_questions
 from realm.stages.memory import PeakMemory
 from realm.stages.runner import Record, run_stages
 from realm.store.knowledge_base import KnowledgeBase
 
 
-def run(
-    title: str,
-    table: Mapping[str, Row],
-    config: TableConfig,
-    data: DataConfig,
-    preset: str | None,
-    folder: Path,
-    run_command: Callable[[Sequence[str]], None],
-) -> results.TableJson:
+def run(title: str, plan: Plan, run_command: Callable[[Sequence[str]], None]) -> results.TableJson:
     """Makes a table -> its report, which is also written; stages that are done are skipped.
 
     Raises:
         InputError: a question file or a row cannot be used, or a stage refuses its input.
     """
-    plan = Plan(config, data, preset, folder, table)
     plan.check()
-    rows = plan.rows()
+    rows, folder = plan.rows(), plan.folder
     print(f"{title}: {len(rows)} rows ({', '.join(rows)}), in {folder}")
-    if not config.rows:
+    if not plan.config.rows:
         for name, needed in plan.left_out().items():
             print(f"The row {name} is left out: it needs {needed}.")
     print("Each line that begins with $ is a command that you can also run yourself.")
