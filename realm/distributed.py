@@ -6,7 +6,7 @@ rank 0 writes checkpoints, metrics and index versions.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -95,6 +95,31 @@ class _Gather(torch.autograd.Function):
 def all_gather(own_BD: Tensor, total: int) -> Tensor:
     """The `total` rows of a batch of which each rank has its `shard`, in the order of the batch; with gradients to the rows."""
     return own_BD if world_size() == 1 else _Gather.apply(own_BD.float(), total)
+
+
+def bounds(count: int) -> np.ndarray:
+    """Where the ranks' parts of `count` rows begin, and the end of the last -> [ranks + 1]; part r is from bound r to r + 1."""
+    return np.arange(world_size() + 1) * count // world_size()
+
+
+def exchange(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Sends part r to rank r -> the parts that all ranks sent to this one; parts differ at most in their number of rows."""
+    sent = torch.tensor([len(part) for part in parts])
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent)
+    rows = received.tolist()
+    result = parts[0].new_empty(sum(rows), *parts[0].shape[1:])
+    dist.all_to_all_single(result, torch.cat(list(parts)), rows, sent.tolist())
+    return list(result.split(rows))
+
+
+def any_rank(value: bool) -> bool:
+    """Whether the value is true on one rank or more."""
+    if world_size() == 1:
+        return value
+    total = torch.tensor(int(value))
+    dist.all_reduce(total)
+    return total.item() > 0
 
 
 def loss_weight(amount: Tensor) -> Tensor:

@@ -19,3 +19,9 @@ def own_scores(query_BD: Tensor, passage_BKD: Tensor) -> Tensor:
     """Scores of every query with its own candidates -> [B, K]."""
     with torch.autocast(query_BD.device.type, enabled=False):
         return (query_BD.float()[:, None] * passage_BKD.float()).sum(dim=-1)
+
+
+def weighted_sums(weight_BN: Tensor, passage_ND: Tensor) -> Tensor:
+    """Sums of the vectors of all passages, with weights of each query -> [B, D]."""
+    with torch.autocast(weight_BN.device.type, enabled=False):
+        return weight_BN.float() @ passage_ND.float()
