@@ -119,7 +119,7 @@ def step(folder: Path, rounds: int, way: str, queries: int, full: bool) -> dict[
 def our_loss(model: Model, batch: RetrievalBatch, sampled: bool) -> Tensor:
     """As `realm pretrain` computes it."""
     config = PretrainConfig(marginal="token", reader_gradient="sampled" if sampled else "all")
-    _, _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
+    _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
     logp_BKM = read(model.reader, batch, [], None, None, config)
     loss = marginal_loss(score_BK, logp_BKM, batch.mask_BM, "token")
     entries = Entries(score_BK, logp_BKM, torch.arange(K, device=score_BK.device).expand_as(score_BK))
@@ -182,7 +182,7 @@ def matmul_ceiling(device: torch.device, precision: str, seconds: float = 1.0) -
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
     best, end = 0.0, time.perf_counter() + seconds
     (a @ a)[0, 0].item()
-    while time.perf_counter() < end:
+    while not best or time.perf_counter() < end:
         start = time.perf_counter()
         for _ in range(products):
             product = a @ a
