@@ -6,7 +6,7 @@ rank 0 writes checkpoints, metrics and index versions.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from realm.errors import InputError
 
@@ -75,7 +76,7 @@ def shard(rows: Rows) -> Rows:
 class _Gather(torch.autograd.Function):
     """Forward: the rows of all ranks. Backward: this rank's part of the gradient, times the world size.
 
-    Gradients are averaged over ranks (`average_gradients`), and a loss over all rows has the same value on each.
+    Gradients are averaged over ranks (`averaging`), and a loss over all rows has the same value on each.
     """
 
     @staticmethod
@@ -143,22 +144,28 @@ def all_reduce_mean(values: list[float]) -> list[float]:
     return (total / world_size()).tolist()
 
 
-def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replaces gradients by their means over the ranks; a parameter without a gradient on every rank stays without one."""
+def averaging(parts: Iterable[nn.Module]) -> Callable[[Tensor], Tensor]:
+    """A function of a loss, whose backward pass then averages the gradients of the parts over the ranks -> the same loss.
+
+    Gradients are sent in buckets while the backward pass computes others. A parameter that no rank used stays without a
+    gradient.
+    """
     if world_size() == 1:
-        return
-    trained = list(parameters)
-    has_gradient = torch.tensor([p.grad is not None for p in trained], dtype=torch.uint8)
-    dist.all_reduce(has_gradient, dist.ReduceOp.MAX)
-    used = [p for p, one in zip(trained, has_gradient.tolist(), strict=True) if one]
-    if not used:
-        return
-    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in used]
-    flat = torch.cat([part.flatten() for part in parts])
-    dist.all_reduce(flat)
-    flat /= world_size()
-    for parameter, part in zip(used, flat.split([p.numel() for p in used]), strict=True):
-        parameter.grad = part.view_as(parameter)
+        return lambda loss: loss
+    return DistributedDataParallel(_Parts(parts), find_unused_parameters=True, gradient_as_bucket_view=True)
+
+
+class _Parts(nn.Module):
+    """The parts of a model that train, as one module: a step calls several of them, and this module is called with its loss."""
+
+    def __init__(self, parts: Iterable[nn.Module]):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        # DistributedDataParallel warns about `find_unused_parameters` if the first step uses all parameters.
+        self.unused = nn.Parameter(torch.zeros(0, device=next(self.parts.parameters()).device))
+
+    def forward(self, loss: Tensor) -> Tensor:
+        return loss
 
 
 def broadcast(value: T) -> T:
