@@ -307,7 +307,12 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         if not rewound:
             raise DamagedError(f"{self._folder} has no version {saved['newest']}")
         self._embedder = self._embedder_from(model, saved.get("searches"))
-        version = self._load(saved["version"])
+        version = None
+        with contextlib.suppress(RealmError):
+            version = self._load(saved["version"])
+        # All ranks resume, or all build a new index.
+        if distributed.any_rank(version is None) or version is None:
+            raise DamagedError(f"{self._folder} has no version {saved['version']}")
         self._embedder = self._embedder_from(model, saved.get("will_search")) or self._embedder
         if self._building is not None and not distributed.broadcast(self._built or self._has_snapshot()):
             self._building = None  # the next build is due `every` steps after it
