@@ -88,7 +88,7 @@ def scaled(job: str, processes: list[int], scale: float, folder: Path) -> Iterat
                 yield {
                     "job": job, "engine": engine, "processes": count, "scaling": scaling, "amount": amount,
                     "plain s": round(plain, 2), "start s": round(start, 2), "s": round(whole - start, 2),
-                    "efficiency": round(ideal / max(whole - start, 1e-3), 2),
+                    "efficiency": round(ideal / (whole - start), 2) if whole > start else None,
                 }  # fmt: skip
 
 
