@@ -149,7 +149,7 @@ class DemoRun:
         section = Section(
             "3. Add documents",
             f"{self.later} contains {self._description_of_later()}, one JSON object per line. `realm kb add` adds these "
-            "documents to the knowledge base without any training. Then questions that were made from the new documents are asked.",
+            "documents to the knowledge base without any training. Then questions made from the new documents are asked.",
         )
         inside, out = ("--in", str(self.workspace)), self.folder / "questions"
         yield Stage(section, "kb add", self._command("kb add", str(self.later), *inside), once=True)
