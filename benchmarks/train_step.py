@@ -58,6 +58,7 @@ from realm.model.device import autocast, choose_device, keep_freed_memory, multi
 from realm.model.embedder import Tower, TransformerTower
 from realm.model.folder import Model
 from realm.model.losses import marginal_loss
+from realm.plan.costs import TRAINED, head_work, layers_flop
 from realm.tokens.layouts import Tokens
 from realm.train.pretrain import Entries, PretrainConfig, read, sampled_reader_loss
 from tests.interop import reference_environment
@@ -174,19 +175,13 @@ def step_flops(model: Model, tokens: dict[str, Tokens], masked: int, sampled: bo
     only for positions whose states are used: [CLS] and masked words.
     """
     encoder = model.reader.config
-    hidden, wide, layers = encoder.hidden_size, encoder.intermediate_size, encoder.num_hidden_layers
 
     def forward(part: Tokens, read: int) -> float:
-        length = part.mask_BT.sum(dim=1).double()
-        asking = 2 * (2 * hidden**2 + 2 * hidden * wide) + 4 * hidden * length  # for each token of a row
-        asked = 4 * hidden**2
-        return float((layers * asked * length + ((layers - 1) * length + read) * asking).sum())
+        return sum(layers_flop(encoder, length, read) for length in part.mask_BT.sum(dim=1).tolist())
 
-    joint = forward(tokens["joint"], masked) + 2 * masked * len(tokens["joint"].ids_BT) * hidden * (
-        hidden + encoder.vocab_size
-    )
-    embedding = 3 * (forward(tokens["query"], 1) + forward(tokens["candidate"], 1))
-    return embedding, (1 + 3 / K if sampled else 3) * joint
+    head = head_work(encoder, masked * len(tokens["joint"].ids_BT)).flop
+    embedding = TRAINED * (forward(tokens["query"], 1) + forward(tokens["candidate"], 1))
+    return embedding, (1 + TRAINED / K if sampled else TRAINED) * (forward(tokens["joint"], masked) + head)
 
 
 def matmul_ceiling(device: torch.device, precision: str, seconds: float = 1.0) -> float:
@@ -196,7 +191,7 @@ def matmul_ceiling(device: torch.device, precision: str, seconds: float = 1.0) -
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
     best, end = 0.0, time.perf_counter() + seconds
     (a @ a)[0, 0].item()
-    while time.perf_counter() < end:
+    while not best or time.perf_counter() < end:
         start = time.perf_counter()
         for _ in range(products):
             product = a @ a

@@ -6,7 +6,7 @@ rank 0 writes checkpoints, metrics and index versions.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from realm.errors import InputError
 
@@ -75,7 +76,7 @@ def shard(rows: Rows) -> Rows:
 class _Gather(torch.autograd.Function):
     """Forward: the rows of all ranks. Backward: this rank's part of the gradient, times the world size.
 
-    Gradients are averaged over ranks (`average_gradients`), and a loss over all rows has the same value on each.
+    Gradients are averaged over ranks (`averaging`), and a loss over all rows has the same value on each.
     """
 
     @staticmethod
@@ -95,6 +96,31 @@ class _Gather(torch.autograd.Function):
 def all_gather(own_BD: Tensor, total: int) -> Tensor:
     """The `total` rows of a batch of which each rank has its `shard`, in the order of the batch; with gradients to the rows."""
     return own_BD if world_size() == 1 else _Gather.apply(own_BD.float(), total)
+
+
+def bounds(count: int) -> np.ndarray:
+    """Where the ranks' parts of `count` rows begin, and the end of the last -> [ranks + 1]; part r is from bound r to r + 1."""
+    return np.arange(world_size() + 1) * count // world_size()
+
+
+def exchange(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Sends part r to rank r -> the parts that all ranks sent to this one; parts differ at most in their number of rows."""
+    sent = torch.tensor([len(part) for part in parts])
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent)
+    rows = received.tolist()
+    result = parts[0].new_empty(sum(rows), *parts[0].shape[1:])
+    dist.all_to_all_single(result, torch.cat(list(parts)), rows, sent.tolist())
+    return list(result.split(rows))
+
+
+def any_rank(value: bool) -> bool:
+    """Whether the value is true on one rank or more."""
+    if world_size() == 1:
+        return value
+    total = torch.tensor(int(value))
+    dist.all_reduce(total)
+    return total.item() > 0
 
 
 def loss_weight(amount: Tensor) -> Tensor:
@@ -118,22 +144,28 @@ def all_reduce_mean(values: list[float]) -> list[float]:
     return (total / world_size()).tolist()
 
 
-def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Replaces gradients by their means over the ranks; a parameter without a gradient on every rank stays without one."""
+def averaging(parts: Iterable[nn.Module]) -> Callable[[Tensor], Tensor]:
+    """A function of a loss, whose backward pass then averages the gradients of the parts over the ranks -> the same loss.
+
+    Gradients are sent in buckets while the backward pass computes others. A parameter that no rank used stays without a
+    gradient.
+    """
     if world_size() == 1:
-        return
-    trained = list(parameters)
-    has_gradient = torch.tensor([p.grad is not None for p in trained], dtype=torch.uint8)
-    dist.all_reduce(has_gradient, dist.ReduceOp.MAX)
-    used = [p for p, one in zip(trained, has_gradient.tolist(), strict=True) if one]
-    if not used:
-        return
-    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in used]
-    flat = torch.cat([part.flatten() for part in parts])
-    dist.all_reduce(flat)
-    flat /= world_size()
-    for parameter, part in zip(used, flat.split([p.numel() for p in used]), strict=True):
-        parameter.grad = part.view_as(parameter)
+        return lambda loss: loss
+    return DistributedDataParallel(_Parts(parts), find_unused_parameters=True, gradient_as_bucket_view=True)
+
+
+class _Parts(nn.Module):
+    """The parts of a model that train, as one module: a step calls several of them, and this module is called with its loss."""
+
+    def __init__(self, parts: Iterable[nn.Module]):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        # DistributedDataParallel warns about `find_unused_parameters` if the first step uses all parameters.
+        self.unused = nn.Parameter(torch.zeros(0, device=next(self.parts.parameters()).device))
+
+    def forward(self, loss: Tensor) -> Tensor:
+        return loss
 
 
 def broadcast(value: T) -> T:

@@ -80,6 +80,11 @@ def read_config(cls: type[T], file: str | None, section: str, overrides: Sequenc
     return config_from(cls, values, where)
 
 
+def tables_of(file: str) -> set[str]:
+    """Names of the tables in a TOML file or preset; raises as `read_config` does."""
+    return set(_read_toml(_config_path(file)))
+
+
 def config_from(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """Fills the nested dataclass `cls` from nested mappings, as read from TOML or JSON. Error messages begin with `where`.
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,17 +40,19 @@ def test_one_process_is_left_as_it_is() -> None:
 def of_rank(rank: int, file: str, results: str) -> None:
     """What each of two ranks sees, as one JSON file."""
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-    one, two, none = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-    one.grad = torch.tensor([1.0, 3.0]) * (rank + 1)
+    one, two, none = (nn.Linear(width, 1, bias=False) for width in (2, 1, 1))
+    loss = one(torch.tensor([1.0, 3.0]) * (rank + 1)).sum()
     if rank == 1:
-        two.grad = torch.tensor([4.0])
-    distributed.average_gradients([one, two, none])
+        loss = loss + two(torch.tensor([4.0])).sum()
+    averaging = distributed.averaging([one, two, none])
+    averaging(loss).backward()
     # A batch of five rows of which this rank has its own; the loss is the same on both.
-    weight_DE = nn.Parameter(torch.eye(2))
-    own_BD = distributed.shard(torch.arange(10.0).view(5, 2))
-    rows_BD = distributed.all_gather(own_BD @ weight_DE, 5)
-    (rows_BD @ rows_BD.T).softmax(dim=1).square().sum().backward()
-    distributed.average_gradients([weight_DE])
+    turned = nn.Linear(2, 2, bias=False)
+    nn.init.eye_(turned.weight)
+    rows_BD = distributed.all_gather(turned(distributed.shard(torch.arange(10.0).view(5, 2))), 5)
+    loss = (rows_BD @ rows_BD.T).softmax(dim=1).square().sum()
+    averaging = distributed.averaging([turned])
+    averaging(loss).backward()
     try:
         distributed.check_batch(5)
         refused = ""
@@ -59,9 +62,9 @@ def of_rank(rank: int, file: str, results: str) -> None:
         "share": distributed.shard(list(range(5))),
         "weight": distributed.loss_weight(torch.tensor([3.0, 1.0][rank])).item(),
         "mean": distributed.all_reduce_mean([float(rank), 5.0]),
-        "grads": [one.grad.tolist(), two.grad.tolist(), none.grad],
+        "grads": [one.weight.grad.tolist(), two.weight.grad.tolist(), none.weight.grad],
         "rows": rows_BD.tolist(),
-        "gathered": weight_DE.grad.tolist(),
+        "gathered": turned.weight.grad.T.tolist(),
         "first": distributed.broadcast(f"said by {rank}"),
         "refused": refused,
     }
@@ -76,7 +79,7 @@ def test_two_ranks_share_rows_and_agree_on_means(tmp_path) -> None:
     assert (first.pop("weight"), second.pop("weight")) == (1.5, 0.5)  # 3 and 1 of 4, times 2
     assert first == second
     assert first["mean"] == [0.5, 5.0]
-    assert first["grads"] == [[1.5, 4.5], [2.0], None]
+    assert first["grads"] == [[[1.5, 4.5]], [[2.0]], None]
     weight_DE = nn.Parameter(torch.eye(2))
     rows_BD = torch.arange(10.0).view(5, 2) @ weight_DE
     (rows_BD @ rows_BD.T).softmax(dim=1).square().sum().backward()
@@ -90,9 +93,12 @@ def test_two_ranks_share_rows_and_agree_on_means(tmp_path) -> None:
 def start(tiny_kb, tiny_model_folder, tmp_path):
     """Starts a pre-training run in so many processes."""
 
-    def begin(name: str, processes: int) -> subprocess.Popen:
-        arguments = pretraining(tiny_kb, tiny_model_folder, SETTINGS)
+    def begin(
+        name: str, processes: int, *, settings: Sequence[str] = (), restarts: int = 0
+    ) -> subprocess.Popen:
+        arguments = pretraining(tiny_kb, tiny_model_folder, [*SETTINGS, *settings])
         launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)] if processes > 1 else []
+        launch += ["--max-restarts", str(restarts)] if restarts else []
         with (tmp_path / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, *launch, "-m", "realm", *arguments, "--out", str(tmp_path / name)],
@@ -113,6 +119,14 @@ def assert_same_curve(one: Path, other: Path) -> None:
         assert a.get("index_step") == b.get("index_step") and a.get("index_number") == b.get("index_number")
 
 
+def wait_for_checkpoint(folder: Path, name: str, process: subprocess.Popen) -> None:
+    """Waits for a checkpoint in the middle of a run."""
+    end = time.monotonic() + 900
+    while not list(folder.glob(f"{name}.training/checkpoint-0000000[5-9].pt")):
+        assert process.poll() is None and time.monotonic() < end, (folder / f"{name}.log").read_text()
+        time.sleep(0.01)
+
+
 @pytest.mark.slow
 def test_two_processes_train_as_one_and_a_run_goes_on_with_another_number(start, tmp_path) -> None:
     for name, processes in (("one", 1), ("two", 2)):
@@ -120,15 +134,37 @@ def test_two_processes_train_as_one_and_a_run_goes_on_with_another_number(start,
     assert_same_curve(tmp_path / "two", tmp_path / "one")
     for name, before, after in (("fewer", 2, 1), ("more", 1, 2)):
         process = start(name, before)
-        end = time.monotonic() + 900
-        while not list(tmp_path.glob(f"{name}.training/checkpoint-0000000[5-9].pt")):
-            assert process.poll() is None and time.monotonic() < end, (tmp_path / f"{name}.log").read_text()
-            time.sleep(0.01)
+        wait_for_checkpoint(tmp_path, name, process)
         for killed in (process.pid, *children_of(process.pid)):  # torchrun's workers live without it
             os.kill(killed, signal.SIGKILL)
         process.wait()
         assert start(name, after).wait() == 0, (tmp_path / f"{name}.log").read_text()
         assert_same_curve(tmp_path / name, tmp_path / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("killed", "after"), [(0, 1), (1, 3)])
+def test_run_whose_process_was_killed_goes_on_with_one_process_or_with_three(
+    killed, after, start, tmp_path
+) -> None:
+    settings = ["batch_size=6", "ict_batch=6"]
+    assert start("whole", 1, settings=settings).wait() == 0
+    process = start("run", 2, settings=settings)
+    wait_for_checkpoint(tmp_path, "run", process)
+    os.kill(workers_of(process)[killed], signal.SIGKILL)
+    assert process.wait(timeout=300) != 0  # torchrun ends the other process
+    assert start("run", after, settings=settings).wait() == 0, (tmp_path / "run.log").read_text()
+    assert_same_curve(tmp_path / "run", tmp_path / "whole")
+
+
+def workers_of(torchrun: subprocess.Popen) -> list[int]:
+    """The processes that torchrun started, by rank."""
+
+    def rank(process: int) -> int:
+        words = Path(f"/proc/{process}/environ").read_text().split("\0")
+        return next(int(word.removeprefix("RANK=")) for word in words if word.startswith("RANK="))
+
+    return sorted(children_of(torchrun.pid), key=rank)
 
 
 @pytest.mark.slow

@@ -88,13 +88,13 @@ WRITERS = {
         "what a folder was made of: test_graph.py, test_drqa.py, test_knn_lm.py of tests/systems"
     ],
     "systems/drqa.py Vocabulary.save": ["words.json: a list of words"],
-    "compare/table.py run": ["report.json: tests/compare/test_table.py"],
+    "compare/table.py run": ["table1.json: tests/compare/test_table.py"],
     "compare/table.py _keep_data": ["data.json: tests/compare/test_table.py"],
     "compare/table.py _write_documents": [
         "documents that `realm kb build` reads: tests/compare/test_table.py"
     ],
     "compare/table.py _write_questions": ["questions: tests/compare/test_table.py reads them"],
-    "cli/comparing.py _table": ["report.json, printed"],
+    "cli/comparing.py _table": ["table1.json, printed"],
     "systems/system.py SystemModel.save": ["system.json: tests/systems/test_system.py"],
     "store/ingest.py Settings.to_json": ["what a knowledge base says about itself"],
     "store/ingest.py _in_few_files": ["how far a build has read, in its commits"],

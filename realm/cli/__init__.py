@@ -13,7 +13,17 @@ import sys
 from collections.abc import Sequence
 
 from realm import __version__
-from realm.cli import answering, comparing, converting, demo, knowledge_base, serving, training, workspace
+from realm.cli import (
+    answering,
+    comparing,
+    converting,
+    demo,
+    knowledge_base,
+    planning,
+    serving,
+    training,
+    workspace,
+)
 from realm.cli.arguments import Parser
 from realm.environment import set_torch_environment
 from realm.errors import AlreadyDone, InputError, RealmError, way_out
@@ -89,7 +99,17 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
-    for group in (demo, workspace, knowledge_base, training, answering, comparing, converting, serving):
+    for group in (
+        demo,
+        workspace,
+        knowledge_base,
+        training,
+        planning,
+        answering,
+        comparing,
+        converting,
+        serving,
+    ):
         group.add_commands(commands)
     return parser
 

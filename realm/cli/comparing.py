@@ -79,8 +79,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
         table.add_argument(
             "--check",
             metavar="REPORT",
-            help="end with an error if a score differs by more than --tolerance from the score in this report.json of an "
-            "earlier run",
+            help="end with an error if a score differs by more than --tolerance from the score in this table1.json or "
+            "table2.json of an earlier run",
         )
         table.add_argument(
             "--tolerance",
@@ -181,16 +181,15 @@ def _table(args: argparse.Namespace, title: str, rows: "Mapping[str, Row]") -> N
     data, config = read_config(DataConfig, args.config, "data", of_data), settings(args, TableConfig)
     if args.rows:
         config = replace(config, rows=tuple(args.rows))
-    folder = Path(args.dir or args.called)
+    plan = Plan(config, data, args.config, Path(args.dir or args.called), rows)
     if args.diff:
-        for line in results.disagreements(Plan(config, data, args.config, folder, rows), *args.diff):
+        for line in results.disagreements(plan, *args.diff):
             print(line)
         return
-    expected = (
-        results.expected_scores(args.check) if args.check else None
-    )  # a wrong file is an error now, not after hours of training
+    # A wrong file is an error now, not after hours of training.
+    expected = results.expected_scores(args.check) if args.check else None
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
-        report = table.run(title, rows, config, data, args.config, folder, run)
+        report = table.run(title, plan, run)
     if args.json:
         print(json.dumps(report, ensure_ascii=False))
     if expected is not None:

@@ -5,4 +5,5 @@ plan         the commands that make and measure the rows
 results      scores, paired tests and costs; the tables
 plots        the tables as a picture
 table        runs all stages of a table
+official     recognises published question sets
 """

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self, TypedDict
 import numpy as np
 
 from realm.compare.plan import Plan
+from realm.compare.rows import STARTS
 from realm.errors import InputError, RealmError
 from realm.files import read_json
 from realm.model.manifest import read_manifest
@@ -137,7 +138,7 @@ class MadeBy(TypedDict):
 
 
 class TableJson(TypedDict):
-    """Content of report.json."""
+    """Content of table1.json or table2.json."""
 
     made_by: MadeBy
     rows: dict[str, RowJson]
@@ -293,6 +294,9 @@ def _seconds(plan: Plan, name: str, seed: int) -> float | None:
             records = [*read_manifest(start)["stages"], *records]
     else:
         records = read_manifest(folder)["stages"]
+        if encoder_of := STARTS[plan.table[name].start].encoder_of:
+            others = read_manifest(plan.start_model(encoder_of, seed))["stages"]
+            records = [*records, *(record for record in others if record not in records)]
     if any(record["stage"] == "published" for record in records):
         return None
     return round(sum(record.get("seconds", 0.0) for record in records), 1)
@@ -458,7 +462,7 @@ class Deviation(TypedDict):
 
 
 def expected_scores(file: str) -> dict[str, float]:
-    """The scores of a report.json of an earlier run.
+    """The scores of a report of an earlier run.
 
     Raises:
         InputError: the file is no such report.
@@ -466,7 +470,9 @@ def expected_scores(file: str) -> dict[str, float]:
     try:
         return scores_of(read_json(file))
     except (KeyError, TypeError, AttributeError, RealmError):
-        raise InputError(f"{file} is no report.json of a table of this version: make it anew") from None
+        raise InputError(
+            f"{file} is no report of a table by this version: name a table1.json or table2.json"
+        ) from None
 
 
 def deviations(report: TableJson, expected: Mapping[str, float], tolerance: float) -> list[Deviation]:

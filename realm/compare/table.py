@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -10,37 +10,27 @@ from typing import Any, TypedDict
 
 from realm import __version__
 from realm.compare import plots, results
-from realm.compare.plan import DataConfig, Plan, Split, TableConfig, read_all, split_questions
-from realm.compare.rows import Row
+from realm.compare.official import digest_of, recognised
+from realm.compare.plan import Plan, Split, read_all, split_questions
 from realm.documents.reading import read_documents
 from realm.errors import InputError
 from realm.files import read_json, write_json, write_json_lines
-from realm.qa.official import digest_of, recognised
 from realm.qa.question_files import Question, read_questions
 from realm.stages.memory import PeakMemory
 from realm.stages.runner import Record, run_stages
 from realm.store.knowledge_base import KnowledgeBase
 
 
-def run(
-    title: str,
-    table: Mapping[str, Row],
-    config: TableConfig,
-    data: DataConfig,
-    preset: str | None,
-    folder: Path,
-    run_command: Callable[[Sequence[str]], None],
-) -> results.TableJson:
+def run(title: str, plan: Plan, run_command: Callable[[Sequence[str]], None]) -> results.TableJson:
     """Makes a table -> its report, which is also written; stages that are done are skipped.
 
     Raises:
         InputError: a question file or a row cannot be used, or a stage refuses its input.
     """
-    plan = Plan(config, data, preset, folder, table)
     plan.check()
-    rows = plan.rows()
+    rows, folder = plan.rows(), plan.folder
     print(f"{title}: {len(rows)} rows ({', '.join(rows)}), in {folder}")
-    if not config.rows:
+    if not plan.config.rows:
         for name, needed in plan.left_out().items():
             print(f"The row {name} is left out: it needs {needed}.")
     print("Each line that begins with $ is a command that you can also run yourself.")
@@ -59,11 +49,12 @@ def run(
         run_stages(plan.training(), record, run_command)
         run_stages(plan.measuring(), record, run_command)
     report = results.read(plan, _made_by(plan, split))
-    write_json(folder / "report.json", report)
-    (folder / "table.md").write_text(results.markdown(report), encoding="utf-8")
-    plots.draw(report, folder / "table.png")
+    name = title.lower().replace(" ", "")  # both tables may share the folder
+    write_json(folder / f"{name}.json", report)
+    (folder / f"{name}.md").write_text(results.markdown(report), encoding="utf-8")
+    plots.draw(report, folder / f"{name}.png")
     print("", *results.lines(report), sep="\n")
-    print(f"All numbers are in {folder / 'report.json'}, the tables in table.md and table.png beside it.")
+    print(f"All numbers are in {folder / name}.json, the tables in {name}.md and {name}.png beside it.")
     return report
 
 

@@ -23,7 +23,7 @@ from realm.model.device import Precision, autocast, choose_device
 from realm.model.embedder import Embedder
 from realm.model.folder import Model, load_model
 from realm.ray_actors import EngineConfig
-from realm.search.exact import MipsIndex
+from realm.search.exact import MipsIndex, PassageIndex
 from realm.store import unfinished, vectors
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.store.tables import made_anew
@@ -52,7 +52,7 @@ class IndexConfig(EngineConfig):
 class IndexVersion:
     """An index that can be searched, and its origin."""
 
-    index: MipsIndex
+    index: PassageIndex
     number: int
     """Number of the version on disk; 0 if the index is only in memory."""
     step: int

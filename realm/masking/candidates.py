@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from realm import distributed
 from realm.errors import InputError
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, repeats_text
 from realm.model.folder import Model
 from realm.model.modes import evaluating
-from realm.model.scores import scores
-from realm.search.exact import Hits, MipsIndex
+from realm.search.exact import PassageIndex
 from realm.store.knowledge_base import PassageTokens
 from realm.tokens.layouts import NULL_PASSAGE, Lengths, Tokens, joint_inputs, passage_inputs, query_inputs
 from realm.tokens.tokenizer import Tokenizer
@@ -74,7 +74,7 @@ class CandidateRule:
 def choose_candidates(
     queries: Sequence[MaskedQuery],
     query_BD: Tensor,
-    index: MipsIndex,
+    index: PassageIndex,
     knowledge: PassageTokens,
     rule: CandidateRule,
     spans: SpanIndex | None = None,
@@ -87,35 +87,39 @@ def choose_candidates(
         InputError: the corpus is too small to give every query its candidates.
     """
     wanted, injected = rule.count - 1, rule.injected
-    hits = index.search(query_BD, wanted + 8)
-    numbers, excluded = [], []
-    for row, query in enumerate(queries):
-        own = (
-            np.array([query.passage] if rule.same_corpus else [], dtype=np.int64)
-            if rule.exclude_own
-            else None
-        )
-        hit, out = _allowed(query, hits, row, knowledge, own)
-        depth = wanted + 8
-        while len(hit) < wanted and depth < len(index):  # many hits repeat the text of the query
-            depth *= 4
-            hit, out = _allowed(query, index.search(query_BD[row : row + 1], depth), 0, knowledge, own)
-        if len(hit) < wanted:
-            raise InputError(
-                f"{len(index)} passages are too few: {rule.count} candidates per query need more"
-            )
-        chosen = hit[:wanted]
-        if injected and spans is not None:
-            positives = np.setdiff1d(
-                spans.passages(query.targets), np.concatenate([out, chosen[: wanted - injected]])
-            )
-            best = _best(positives, query_BD[row], index, injected * 2)
+    found: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))] * len(
+        queries
+    )
+    short, depth = list(range(len(queries))), wanted + 8
+    while True:
+        hits = index.search(query_BD[short], depth)
+        for place, row in enumerate(short):
+            query, own = queries[row], None
+            if rule.exclude_own:
+                own = np.array([query.passage] if rule.same_corpus else [], dtype=np.int64)
+            found[row] = _allowed(query, hits.number_BK[place].cpu().numpy(), knowledge, own)
+        short = [row for row in short if len(found[row][0]) < wanted]
+        if depth >= len(index) or not distributed.any_rank(bool(short)):
+            break
+        # Many hits repeat the text of a query. All ranks search deeper, because the index may be divided among them.
+        depth *= 4
+    if short:
+        raise InputError(f"{len(index)} passages are too few: {rule.count} candidates per query need more")
+    numbers = [hit[:wanted] for hit, _ in found]
+    excluded = [out for _, out in found]
+    if injected and spans is not None:
+        positives = [
+            np.setdiff1d(spans.passages(query.targets), np.concatenate([out, chosen[: wanted - injected]]))
+            for query, chosen, out in zip(queries, numbers, excluded, strict=True)
+        ]
+        best_BK = index.search_among(query_BD, positives, injected * 2).number_BK.tolist()
+        for row, (query, chosen) in enumerate(zip(queries, numbers, strict=True)):
+            best = [n for n in best_BK[row] if n != NULL_PASSAGE]
             best = [n for n in best if not (rule.exclude_own and _repeats(query, n, knowledge))][:injected]
             fill = [n for n in chosen[wanted - injected :] if n not in best][: injected - len(best)]
-            chosen = np.array([*chosen[: wanted - injected], *best, *fill], dtype=np.int64)
-        numbers.append(np.concatenate([[NULL_PASSAGE], chosen]))
-        excluded.append(out)
-    return Candidates(np.stack(numbers).astype(np.int64), excluded)
+            numbers[row] = np.array([*chosen[: wanted - injected], *best, *fill], dtype=np.int64)
+    number_BK = np.stack([np.concatenate([[NULL_PASSAGE], chosen]) for chosen in numbers])
+    return Candidates(number_BK.astype(np.int64), excluded)
 
 
 @torch.no_grad()
@@ -176,13 +180,12 @@ def _targets(queries: Sequence[MaskedQuery]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _allowed(
-    query: MaskedQuery, hits: Hits, row: int, knowledge: PassageTokens, own: np.ndarray | None
+    query: MaskedQuery, numbers: np.ndarray, knowledge: PassageTokens, own: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The allowed hits of a query, and the excluded passages: `own`, and the hits that repeat the text of the query.
 
     If `own` is None, all hits are allowed.
     """
-    numbers = hits.number_BK[row].cpu().numpy()
     if own is None:
         return numbers, numbers[:0]
     repeats = np.array([n in own or _repeats(query, n, knowledge) for n in numbers], dtype=bool)
@@ -191,10 +194,3 @@ def _allowed(
 
 def _repeats(query: MaskedQuery, number: int, knowledge: PassageTokens) -> bool:
     return repeats_text(query.original, knowledge.body.row(number))
-
-
-def _best(numbers: np.ndarray, query_D: Tensor, index: MipsIndex, count: int) -> list[int]:
-    if len(numbers) == 0:
-        return []
-    score = scores(query_D[None].detach().to(index.device), index.rows(numbers))[0]
-    return [int(n) for n in numbers[score.topk(min(count, len(numbers))).indices.cpu().numpy()]]

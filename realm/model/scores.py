@@ -31,3 +31,9 @@ def log_softmax_inside(score: Tensor, inside: Tensor) -> Tensor:
     """
     lowest = torch.finfo(score.dtype).min  # not -inf, of which an empty row would give NaN
     return score.masked_fill(~inside, lowest).log_softmax(dim=-1).masked_fill(~inside, -torch.inf)
+
+
+def weighted_sums(weight_BN: Tensor, passage_ND: Tensor) -> Tensor:
+    """Sums of the vectors of all passages, with weights of each query -> [B, D]."""
+    with torch.autocast(weight_BN.device.type, enabled=False):
+        return weight_BN.float() @ passage_ND.float()

@@ -27,7 +27,7 @@ from realm.model.modes import evaluating
 from realm.progress import progress
 from realm.qa.metrics import RANKS, recall_at
 from realm.search.bm25 import Bm25Index
-from realm.search.exact import MipsIndex
+from realm.search.exact import PassageIndex
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.tokens.layouts import NULL_PASSAGE
 
@@ -125,7 +125,7 @@ class ProbeReport:
 def first_positives(
     queries: Sequence[MaskedQuery],
     query_BD: Tensor,
-    index: MipsIndex,
+    index: PassageIndex,
     tokens: PassageTokens,
     depth: int = max(RANKS),
 ) -> np.ndarray:
@@ -169,7 +169,7 @@ def read_queries(
     model: Model,
     queries: Sequence[MaskedQuery],
     query_BD: Tensor,
-    index: MipsIndex,
+    index: PassageIndex,
     tokens: PassageTokens,
     spans: SpanIndex,
     *,

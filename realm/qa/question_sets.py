@@ -27,7 +27,7 @@ from realm.qa.metrics import OURS, Scoring, first_hit, has_answer
 from realm.qa.pipeline import NEEDS_READER, AnswerConfig, Answerer, hybrid_bonus
 from realm.qa.predictions import DEPTH, Prediction
 from realm.qa.question_files import Question
-from realm.search.exact import MipsIndex
+from realm.search.exact import PassageIndex
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.schema import Lookup, key_of
@@ -345,7 +345,7 @@ def _evaluate_passages(
 
 @torch.no_grad()
 def question_ranks(
-    model: Model, kb: KnowledgeBase, index: MipsIndex, questions: Sequence[Question], depth: int
+    model: Model, kb: KnowledgeBase, index: PassageIndex, questions: Sequence[Question], depth: int
 ) -> np.ndarray:
     """Rank, from 1, of the first passage that contains an answer; 0 if none of the best `depth` passages does -> [B]."""
     ranks = []

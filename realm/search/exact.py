@@ -6,20 +6,25 @@ Vectors are stored in float16; scores are float32. There are two ways to search:
 - Any other index is scored in chunks, so the matrix [B, N] never exists. On a CPU with int8 dot-product instructions the
   int8 prefilter (`int8_prefilter.py`) rules most passages of a chunk out before their vectors are read.
 
-Axis letters: B queries, K hits per query, N passages, D embedding, C survivors of all queries.
+Of passages with equal scores, those with smaller numbers come first, and are kept where only k can be. Therefore the hits of
+an index are those of its parts, merged (`merge_hits`), and so is its softmax (`add_rests`), however it is divided.
+
+Axis letters: B queries, K hits per query, N passages, D embedding, C survivors of all queries, R parts of an index.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from realm.model.scores import scores
+from realm.model.scores import scores, weighted_sums
 from realm.search import int8_prefilter, threshold
 from realm.search.int8_prefilter import Int8Vectors, QuantizedQueries, Survivors, round_up
 from realm.search.threshold import above_threshold, scratch_buffer
+from realm.tokens.layouts import NULL_PASSAGE
 
 QUERIES = 256
 """Queries that a CPU searches together."""
@@ -40,10 +45,37 @@ WARM_UP = 32
 
 
 class Hits(NamedTuple):
-    """The best passages per query, best first; passages with equal scores stand in any order."""
+    """The best passages per query, best first; of equal scores, the one of the smaller passage number comes first."""
 
     score_BK: Tensor
     number_BK: Tensor
+
+
+class Rest(NamedTuple):
+    """The softmax of each query's scores over some passages: its logarithmic sum, and the gradient of that in the query."""
+
+    logsumexp_B: Tensor
+    mean_BD: Tensor
+    """Mean of the passages' vectors, weighted by the softmax."""
+
+
+class PassageIndex(Protocol):
+    """Search over the vectors of all passages: in this process (`MipsIndex`), or divided over ranks (`realm.search.shards`)."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def rows(self, numbers: Sequence[int] | np.ndarray | Tensor) -> Tensor: ...
+
+    def prepare(self) -> None: ...
+
+    def search(self, query_BD: Tensor, k: int) -> Hits: ...
+
+    def search_among(self, query_BD: Tensor, among: Sequence[np.ndarray], k: int) -> Hits: ...
+
+    def rest_logsumexp(self, query_BD: Tensor, left_out: Sequence[np.ndarray]) -> Tensor: ...
 
 
 class MipsIndex:
@@ -86,33 +118,72 @@ class MipsIndex:
             self.prepare()
         if self._float32_ND is not None and len(query_BD) * len(self) <= FEW_SCORES:
             # MKL multiplies a tall matrix by a narrow one; the other way round, 4 to 30 queries take four times as long.
-            top = scores(self._float32_ND, query_BD).T.topk(min(k, len(self)), dim=1)
-            return Hits(top.values, top.indices)
+            return ranked(scores(self._float32_ND, query_BD).T, k)
         parts = query_BD.split(QUERIES) if self.device.type == "cpu" else [query_BD]
         return Hits(*map(torch.cat, zip(*(self._search(part_BD, k) for part_BD in parts), strict=True)))
+
+    @torch.no_grad()
+    def search_among(self, query_BD: Tensor, among: Sequence[np.ndarray], k: int) -> Hits:
+        """The k best of the passages that each query may find, which are numbered in rising order.
+
+        Rows with fewer than k passages end in `NULL_PASSAGE` with a score of minus infinity.
+        """
+        query_BD = query_BD.detach().float().to(self.device)
+        hits = Hits(
+            query_BD.new_full((len(query_BD), k), -torch.inf),
+            torch.full((len(query_BD), k), NULL_PASSAGE, device=self.device),
+        )
+        for row, number_n in enumerate(among):
+            if len(number_n):
+                best = ranked(scores(query_BD[row : row + 1], self.rows(number_n)), k)
+                width = best.score_BK.shape[1]
+                hits.score_BK[row, :width] = best.score_BK[0]
+                hits.number_BK[row, :width] = torch.as_tensor(number_n, device=self.device)[best.number_BK[0]]
+        return hits
 
     def rest_logsumexp(self, query_BD: Tensor, left_out: Sequence[np.ndarray]) -> Tensor:
         """logsumexp of each query's scores over all passages except those that the query leaves out -> [B].
 
-        The gradient reaches the queries; the index is constant. Costs one [B, N] matrix: for indexes up to about 100,000.
+        The gradient reaches the queries; the index is constant.
         """
-        score_BN = scores(query_BD, self._vectors_ND)
-        rows = np.concatenate([np.full(len(numbers), row) for row, numbers in enumerate(left_out)])
-        columns = np.concatenate([np.asarray(numbers) for numbers in left_out])
-        out = torch.zeros_like(score_BN, dtype=torch.bool)
-        out[torch.as_tensor(rows, dtype=torch.int64), torch.as_tensor(columns, dtype=torch.int64)] = True
-        return score_BN.masked_fill(out, -torch.inf).logsumexp(dim=1)
+        return with_gradient(query_BD, self.rest(query_BD, left_out))
+
+    @torch.no_grad()
+    def rest(self, query_BD: Tensor, left_out: Sequence[np.ndarray]) -> Rest:
+        """The softmax of each query's scores over all passages except those that the query leaves out."""
+        query_BD = query_BD.detach().float().to(self.device)
+        row_P = np.repeat(np.arange(len(left_out)), [len(numbers) for numbers in left_out])
+        number_P = np.concatenate([np.zeros(0, dtype=np.int64), *left_out])
+        nothing = Rest(query_BD.new_full((len(query_BD),), -torch.inf), torch.zeros_like(query_BD))
+
+        def parts() -> Iterator[Rest]:
+            for start, stop in self._chunks(len(query_BD)):
+                vectors_ND = self._vectors_ND[start:stop].float()
+                score_BN = scores(query_BD, vectors_ND)
+                inside_P = (number_P >= start) & (number_P < stop)
+                score_BN[
+                    torch.from_numpy(row_P[inside_P]), torch.from_numpy(number_P[inside_P] - start)
+                ] = -torch.inf
+                logsumexp_B = score_BN.logsumexp(dim=1)
+                weight_BN = score_BN.sub_(_finite(logsumexp_B)[:, None]).exp_()
+                yield Rest(logsumexp_B, weighted_sums(weight_BN, vectors_ND))
+
+        return reduce(lambda one, other: add_rests([one, other]), parts(), nothing)
+
+    def _chunks(self, queries: int) -> Iterator[tuple[int, int]]:
+        """Bounds of the passages that so many queries are compared with at a time."""
+        size = CHUNK
+        if self.device.type == "cpu":
+            size = min(CHUNK, round_up(SCORES // max(1, queries)))
+        for start in range(0, len(self), size):
+            yield start, min(start + size, len(self))
 
     def _search(self, query_BD: Tensor, k: int) -> Hits:
         queries = query_BD.shape[0]
         best = Hits(query_BD.new_empty(queries, 0), query_BD.new_empty((queries, 0), dtype=torch.int64))
         quantized = self._quantized(query_BD) if queries and k else None
         vectors_ND = self._vectors_ND if self._float32_ND is None else self._float32_ND
-        size = CHUNK
-        if self.device.type == "cpu":
-            size = min(CHUNK, round_up(SCORES // max(1, queries)))
-        for start in range(0, len(self), size):
-            stop = min(start + size, len(self))
+        for start, stop in self._chunks(queries):
             floor_B = best.score_BK[:, -1] if best.score_BK.shape[1] >= k > 0 else None
             found = quantized.survivors(start, stop, floor_B, k) if quantized else None
             if found is not None:
@@ -120,7 +191,7 @@ class MipsIndex:
             else:
                 more = _scored_chunk(query_BD, vectors_ND[start:stop], floor_B, k)
                 more = Hits(more.score_BK, more.number_BK + start)
-            best = _best([best, more], k)
+            best = merge_hits([best, more], k)
         return best
 
     def _quantized(self, query_BD: Tensor) -> QuantizedQueries | None:
@@ -141,7 +212,7 @@ class MipsIndex:
 def _scored_chunk(query_BD: Tensor, vectors_ND: Tensor, floor_B: Tensor | None, k: int) -> Hits:
     """At least the k best passages of a chunk, without those below `floor_B`, a score that k earlier passages reach."""
     if query_BD.device.type != "cpu":
-        return _top(scores(query_BD, vectors_ND), k)
+        return ranked(scores(query_BD, vectors_ND), k)
     passages = len(vectors_ND)
     width = -(-passages // threshold.GROUP) * threshold.GROUP
     # int32 because the prefilter's scores use the same buffer.
@@ -150,7 +221,7 @@ def _scored_chunk(query_BD: Tensor, vectors_ND: Tensor, floor_B: Tensor | None, 
     _fill(score_BN, query_BD, vectors_ND)
     place_C = above_threshold(score_BN, k, None if floor_B is None else floor_B.numpy(), 0.0)
     if place_C is None:
-        return _top(score_BN[:, :passages], k)
+        return ranked(score_BN[:, :passages], k)
     query_C = place_C // width
     score_C = torch.from_numpy(score_BN.view(-1).numpy().take(place_C))
     return _in_rows(Survivors(query_C, place_C - query_C * width), score_C, len(query_BD))
@@ -183,13 +254,49 @@ def _in_rows(found: Survivors, score_C: Tensor, queries: int) -> Hits:
     return hits
 
 
-def _best(found: Sequence[Hits], k: int) -> Hits:
-    """The k best hits of several searches; all hits where there are fewer."""
+def merge_hits(found: Sequence[Hits], k: int) -> Hits:
+    """The k best hits of the parts of an index, which follow each other; all hits where there are fewer."""
     score_BN, number_BN = (torch.cat(rows, dim=1) for rows in zip(*found, strict=True))
-    top = score_BN.topk(min(k, score_BN.shape[1]), dim=1)
-    return Hits(top.values, number_BN.gather(1, top.indices))
+    best = ranked(score_BN, k)  # of equal scores, columns are in the order of the passages' numbers
+    return Hits(best.score_BK, number_BN.gather(1, best.number_BK))
 
 
-def _top(score_BN: Tensor, k: int) -> Hits:
-    """The k largest scores and their columns; k is cut to N."""
-    return Hits(*score_BN.topk(min(k, score_BN.shape[1]), dim=1))
+def ranked(score_BN: Tensor, k: int) -> Hits:
+    """The k largest scores and their columns; of equal scores those of smaller columns. k is cut to N."""
+    count = score_BN.shape[1]
+    k = min(k, count)
+    # One more than asked for, so that equal scores on both sides of the end are noticed.
+    top = score_BN.topk(min(k + 1, count), dim=1)
+    column_BK, equal_BK = top.indices[:, :k], top.values[:, 1:] == top.values[:, :-1]
+    if not equal_BK.any():
+        return Hits(top.values[:, :k], column_BK)
+    if 0 < k < count:
+        column_BK = column_BK.clone()
+        for row in equal_BK[:, k - 1].nonzero().squeeze(1).tolist():
+            last = top.values[row, k - 1]
+            better = (score_BN[row] > last).nonzero().squeeze(1)
+            equal = (score_BN[row] == last).nonzero().squeeze(1)
+            column_BK[row] = torch.cat([better, equal[: k - len(better)]])
+    column_BK = column_BK.sort(dim=1).values
+    sorted_BK = score_BN.gather(1, column_BK).sort(dim=1, descending=True, stable=True)
+    return Hits(sorted_BK.values, column_BK.gather(1, sorted_BK.indices))
+
+
+def add_rests(parts: Sequence[Rest]) -> Rest:
+    """The softmax over the passages of all parts of an index."""
+    logsumexp_RB = torch.stack([part.logsumexp_B for part in parts])
+    total_B = logsumexp_RB.logsumexp(dim=0)
+    share_RB = (logsumexp_RB - _finite(total_B)).exp()
+    mean_RBD = torch.stack([part.mean_BD for part in parts])
+    return Rest(total_B, (share_RB[:, :, None] * mean_RBD).sum(dim=0))
+
+
+def with_gradient(query_BD: Tensor, rest: Rest) -> Tensor:
+    """The logarithmic sum of a softmax, with its gradient in the queries -> [B]."""
+    zero_BD = query_BD - query_BD.detach()
+    return rest.logsumexp_B.to(query_BD.device) + (zero_BD * rest.mean_BD.to(query_BD.device)).sum(dim=1)
+
+
+def _finite(logsumexp_B: Tensor) -> Tensor:
+    """The logarithmic sums, and 0 in place of minus infinity, the sum over no passage."""
+    return logsumexp_B.masked_fill(logsumexp_B == -torch.inf, 0.0)

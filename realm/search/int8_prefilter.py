@@ -40,6 +40,11 @@ def is_fast() -> bool:
     return bool(torch.cpu._is_vnni_supported())
 
 
+def int8_products(query_BD: Tensor, vector_ND: Tensor, product_BN: Tensor) -> None:
+    """Writes the int32 inner products of int8 vectors to `product_BN`. Kernels for other CPUs belong here and in `is_fast`."""
+    torch._int_mm(query_BD, vector_ND.T, out=product_BN)
+
+
 class Int8Vectors:
     """All vectors rotated and quantized to int8 with one common scale."""
 
@@ -98,7 +103,7 @@ class QuantizedQueries:
         if k > width // GROUP // 4:  # before anything is computed
             return None
         score_BN = scratch_buffer("scores", queries, width, torch.int32)
-        torch._int_mm(self.int8_BD, self._vectors.int8_ND[start : start + width].T, out=score_BN)
+        int8_products(self.int8_BD, self._vectors.int8_ND[start : start + width], score_BN)
         if stop - start < width:
             score_BN[:, stop - start :] = -(2**31)
         floor_in_units_B = None if floor_B is None else floor_B.numpy() / self.unit_B

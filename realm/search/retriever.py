@@ -11,7 +11,7 @@ from torch import Tensor
 from realm.model.calibration import Method
 from realm.model.scores import scores
 from realm.search.bm25 import Bm25Index, highest
-from realm.search.exact import MipsIndex
+from realm.search.exact import PassageIndex
 from realm.search.hybrid import Scored, fuse
 from realm.search.stored_bm25 import load_or_build_bm25
 from realm.store.knowledge_base import KnowledgeBase
@@ -24,7 +24,7 @@ FUSION_DEPTH = 100
 class Retriever:
     """Ranks passages for questions by any method; without an index, by "bm25" only."""
 
-    def __init__(self, kb: KnowledgeBase, index: MipsIndex | None = None):
+    def __init__(self, kb: KnowledgeBase, index: PassageIndex | None = None):
         self._kb, self._index = kb, index
         self._bm25: Bm25Index | None = None
 

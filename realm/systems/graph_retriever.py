@@ -276,7 +276,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
                 passage_BK, end_2RT = system.score(read)
             if not rows:
                 raise InputError(
-                    "all answers are in the parts of passages that the reader cuts off: use a model with a longer passage length"
+                    "the reader cuts off all parts of passages that contain answers: use a model with longer passages"
                 )
             whole = torch.tensor([row * most + k for row in rows for k in range(most)], device=run.device)
             loss = marginal_loss(passage_BK[rows], end_2RT[:, whole], [inside[row] for row in rows])

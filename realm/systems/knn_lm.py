@@ -35,7 +35,7 @@ from realm.model.folder import Model, load_model
 from realm.model.manifest import read_manifest
 from realm.model.modes import evaluating
 from realm.progress import progress
-from realm.search.exact import MipsIndex
+from realm.search.exact import PassageIndex
 from realm.stages.tables import aligned
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.tokens.layouts import joint_inputs
@@ -309,7 +309,11 @@ def _read(
 
 @torch.no_grad()
 def realm_probability(
-    model: Model, tokens: PassageTokens, index: MipsIndex, queries: Sequence[MaskedQuery], config: KnnConfig
+    model: Model,
+    tokens: PassageTokens,
+    index: PassageIndex,
+    queries: Sequence[MaskedQuery],
+    config: KnnConfig,
 ) -> Tensor:
     """p(w|x) at all masked positions, which is the sum of p(z|x) p(w|z,x) over retrieved passages -> [P, V]."""
     rule, parts = CandidateRule(CANDIDATES, same_corpus=True), []

@@ -133,6 +133,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             cache_rows(part, config.cached_rows)
         self.optimizer = Optimizer(rates, config)
         self._parts = list(rates)
+        self._averaging = distributed.averaging(self._parts)
         self.step = 0
         self.state: dict[str, Any] = {}
         """State of the stage that a checkpoint saves beside the weights; plain values and tensors."""
@@ -182,10 +183,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         self._stop_agreed = means.pop() > 0  # a signal reaches the ranks at different steps
         numbers = dict(zip(numbers, means, strict=True))
         self._check_finite("loss", numbers["loss"])
-        loss.backward()
-        parameters = self.optimizer.parameters
-        distributed.average_gradients(parameters)
-        norm = nn.utils.clip_grad_norm_(parameters, self.config.clip).item()
+        self._averaging(loss).backward()
+        norm = nn.utils.clip_grad_norm_(self.optimizer.parameters, self.config.clip).item()
         self._check_finite("gradient", norm)
         self.optimizer.step(self.step)
         self.step += 1

@@ -49,7 +49,7 @@ from realm.model.losses import (
 from realm.model.masked_reader import MaskedReader
 from realm.model.modes import evaluating
 from realm.qa.question_files import Question
-from realm.search.exact import MipsIndex
+from realm.search.exact import PassageIndex
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.tokens.layouts import Tokens
 from realm.train.health import HealthConfig, HealthWatch
@@ -283,7 +283,7 @@ def loss_entries(
     logp_BKM: Tensor,
     batch: RetrievalBatch,
     chosen: Candidates,
-    index: MipsIndex,
+    index: PassageIndex,
     rng: np.random.Generator,
     config: PretrainConfig,
 ) -> Entries:

@@ -111,13 +111,13 @@ def write_questions(folder: Path, texts: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def compared(home: Home) -> dict[str, Any]:
-    """The report of `realm compare`, which is also in table1/report.json."""
+    """The report of `realm compare`, which is also in table1/table1.json."""
     text = printed(*home.words("compare", home.table1))
     assert "REALM + BM25" in text
     assert "The row published is left out: it needs published weights: name a checkpoint" in text
     assert "realm-x is left out" not in text
     assert "Training questions that are left out because a test asks them too: 1." in text
-    return json.loads((home.table1 / "report.json").read_text())
+    return json.loads((home.table1 / "table1.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,8 @@ def ablated(home: Home, compared) -> dict[str, Any]:
     """The report of `realm ablate`, which continues from the starts of `realm compare`."""
     shutil.copytree(home.table1, home.table2)
     printed(*home.words("ablate", home.table2))
-    return json.loads((home.table2 / "report.json").read_text())
+    assert json.loads((home.table2 / "table1.json").read_text()) == compared  # both tables may share a folder
+    return json.loads((home.table2 / "table2.json").read_text())
 
 
 def test_every_row_is_trained_and_measured_on_the_same_questions(compared, ablated) -> None:
@@ -288,7 +289,7 @@ def test_saved_predictions_score_as_the_table(home, compared, capsys) -> None:
 
 
 def test_the_picture_shows_every_value_within_its_interval(home, compared) -> None:
-    assert (home.table1 / "table.png").read_bytes().startswith(b"\x89PNG")
+    assert (home.table1 / "table1.png").read_bytes().startswith(b"\x89PNG")
     drawn = plots.panels(compared)
     assert [len(panel.labels) for panel in drawn] == [len(compared["rows"]), len(compared["starts"])] * 2
     for panel in drawn:
@@ -299,7 +300,7 @@ def test_the_picture_shows_every_value_within_its_interval(home, compared) -> No
 def test_a_finished_table_is_only_read_again(home, compared) -> None:
     text = printed(*home.words("compare", home.table1))
     assert "$ realm" not in text
-    assert json.loads((home.table1 / "report.json").read_text()) == compared
+    assert json.loads((home.table1 / "table1.json").read_text()) == compared
 
 
 def test_a_folder_keeps_to_the_data_that_it_was_made_with(home, compared, tmp_path, capsys) -> None:
@@ -357,12 +358,30 @@ def test_ablations_differ_in_what_they_name_only(home, ablated) -> None:
     assert len(last["no-ict"]["stages"]) == len(last["realm"]["stages"]) - 1
 
 
+def test_training_time_is_that_of_all_models_that_a_row_started_from(home, compared, ablated) -> None:
+    def seconds(folder: Path) -> list[float]:
+        manifest = "realm.json" if (folder / "realm.json").exists() else "system.json"
+        return [one.get("seconds", 0.0) for one in json.loads((folder / manifest).read_text())["stages"]]
+
+    rows, models = home.table2 / "rows", home.table2 / "models"
+    for name in ("realm", "stale", "realm-retriever"):
+        assert ablated["rows"][name]["seconds"] == pytest.approx(sum(seconds(rows / name)), abs=0.06)
+    tuned = sum(seconds(models / "realm")) + seconds(rows / "realm-encoder")[-1]
+    assert ablated["rows"]["realm-encoder"]["seconds"] == pytest.approx(tuned, abs=0.06)
+    rows, encoder = home.table1 / "rows", sum(seconds(home.table1 / "models" / "encoder"))
+    for name in ("t5", "drqa", "graph", "path"):
+        before = encoder if name in ("graph", "path") else 0.0
+        assert compared["rows"][name]["seconds"] == pytest.approx(
+            before + sum(seconds(rows / name)), abs=0.06
+        )
+
+
 def test_retrieval_is_measured_before_any_question_for_every_seed(home, ablated, tmp_path) -> None:
     folder = tmp_path / "table2"
     shutil.copytree(home.table2, folder)
     more = ["--rows", "realm", "orqa", "--set", "seeds=[0, 1]", "--set", "answer_seeds=0"]
     printed(*home.words("ablate", folder, *more))
-    report = json.loads((folder / "report.json").read_text())
+    report = json.loads((folder / "table2.json").read_text())
     assert_holds(results.TableJson, report)
     assert report["rows"] == {}
     assert list(report["starts"]) == ["bm25", "encoder", "ict", "realm"]
@@ -373,7 +392,7 @@ def test_retrieval_is_measured_before_any_question_for_every_seed(home, ablated,
     ]
     one = report["starts"]["realm"]["tests"]["spans"]["all"]
     assert one["recall"]["5"] == pytest.approx(mean(reports), abs=0.006)
-    assert "seeds 0, 1, of which the first 0 answer questions" in (folder / "table.md").read_text()
+    assert "seeds 0, 1, of which the first 0 answer questions" in (folder / "table2.md").read_text()
 
 
 FIXTURES = Path(__file__).parent.parent / "interop" / "fixtures"
@@ -390,7 +409,7 @@ PRETRAINED = {"checkpoint": FIXTURES / "embedder" / "new", "encoder": FIXTURES /
 def test_a_published_model_answers_from_the_corpus_of_the_table(home, tmp_path, given) -> None:
     named = [word for key, path in given.items() for word in ("--set", f"data.published.{key}={path}")]
     printed(*home.words("compare", tmp_path, "--rows", "published", *named, asked=False))
-    report = json.loads((tmp_path / "report.json").read_text())
+    report = json.loads((tmp_path / "table1.json").read_text())
     assert_holds(results.TableJson, report)
     row = report["rows"]["published"]
     assert row["seconds"] is None  # its training time is not known
@@ -418,7 +437,7 @@ def test_a_published_model_answers_from_the_corpus_of_the_table(home, tmp_path, 
 
 def test_scores_are_checked_against_an_earlier_report(home, compared, capsys) -> None:
     words = home.words("compare", home.table1)
-    assert cli.main([*words, "--check", str(home.table1 / "report.json")]) == 0
+    assert cli.main([*words, "--check", str(home.table1 / "table1.json")]) == 0
     other = copy.deepcopy(compared)
     other["rows"]["realm"]["tests"]["spans"]["all"]["em"] += 50
     (home.folder / "other.json").write_text(json.dumps(other))
@@ -478,8 +497,8 @@ def test_rows_that_cannot_be_made_are_refused() -> None:
             ["--set", 'data.train=["q.jsonl"]', "--set", "data.tests.T=q.jsonl"],
             "no question is left for train",
         ),
-        (["--check", "absent.json"], "absent.json is no report.json"),
-        (["--check", "q.jsonl"], "q.jsonl is no report.json"),
+        (["--check", "absent.json"], "absent.json is no report"),
+        (["--check", "q.jsonl"], "q.jsonl is no report"),
         (["--diff", "orqa", "atlas"], "no row 'atlas'"),
         (["--diff", "orqa", "realm"], "tables has no answers of the row orqa to made"),
         (["--rows", "published"], "published needs published weights"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from realm.search.int8_prefilter import Int8Vectors, QuantizedQueries, is_fast
+from realm.search.int8_prefilter import Int8Vectors, QuantizedQueries, int8_products, is_fast
 
 needs_int8 = pytest.mark.skipif(not is_fast(), reason="this CPU has no int8 dot-product instructions")
 pytestmark = needs_int8
@@ -44,5 +44,5 @@ def test_products_of_the_largest_int8_numbers_do_not_saturate(queries, dim):
     draw = np.random.default_rng(0)
     left, right = (draw.choice([-127, 127], (n, dim), p=[0.1, 0.9]).astype(np.int8) for n in (queries, 256))
     score = torch.empty(queries, 256, dtype=torch.int32)
-    torch._int_mm(torch.from_numpy(left), torch.from_numpy(right).T, out=score)
+    int8_products(torch.from_numpy(left), torch.from_numpy(right), score)
     assert np.array_equal(score.numpy(), left.astype(np.int32) @ right.astype(np.int32).T)

@@ -40,7 +40,7 @@ from realm.model.device import Precision, autocast
 from realm.model.embedder import Embedder
 from realm.model.folder import Model, save_model
 from realm.model.manifest import read_manifest
-from realm.search.exact import MipsIndex
+from realm.search.shards import divided_index, own_passages
 from realm.store import vectors
 from realm.store.knowledge_base import KnowledgeBase
 from realm.train.refresh.build_process import BuildConfig, Builder, StepTimes
@@ -259,18 +259,19 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
             self._embedder = copy.deepcopy(model.embedder)
 
     def _load(self, number: int) -> IndexVersion:
-        found = vectors.read(self._folder, self._kb.keys_N, number)
+        keys_N = self._kb.keys_N[own_passages(len(self._kb))]
+        found = vectors.read(self._folder, keys_N, number)
         if found is None:
             raise DamagedError(f"{self._folder} holds no index")
         if found.info.corpus != self._kb.fingerprint or len(found.missing):
             raise ConflictError(
                 f"version {number} of {self._folder} was made of knowledge base {found.info.corpus}, this run reads "
-                f"{self._kb.fingerprint} ({len(found.missing)} of {len(self._kb)} passages have no vector): "
+                f"{self._kb.fingerprint} ({len(found.missing)} of {len(keys_N)} passages have no vector): "
                 f"{self._kb.folder} was changed while training; run the command again"
             )
         self._newest = max(self._newest, found.version)
         return IndexVersion(
-            MipsIndex(found.array, self._device),
+            divided_index(found.array, len(self._kb), self._device),
             found.version,
             found.info.step,
             found.info.created,
@@ -300,7 +301,12 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         if not rewound:
             raise DamagedError(f"{self._folder} has no version {saved['newest']}")
         self._embedder = self._embedder_from(model, saved.get("searches"))
-        version = self._load(saved["version"])
+        version = None
+        with contextlib.suppress(RealmError):
+            version = self._load(saved["version"])
+        # All ranks resume, or all build a new index.
+        if distributed.any_rank(version is None) or version is None:
+            raise DamagedError(f"{self._folder} has no version {saved['version']}")
         self._embedder = self._embedder_from(model, saved.get("will_search")) or self._embedder
         if self._building is not None and not distributed.broadcast(self._built or self._has_snapshot()):
             self._building = None  # the next build is due `every` steps after it

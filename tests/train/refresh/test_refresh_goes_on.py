@@ -1,9 +1,17 @@
 """A run that was killed finds its index as its checkpoint left it, and the build that was under way."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
+from realm import distributed
+from realm.errors import DamagedError
+from realm.model.folder import load_model
 from realm.store import vectors
+from realm.store.knowledge_base import KnowledgeBase
 from tests.train.refresh.refreshing import PYTHON, expected, move, refresher, rows, wait_for
 
 
@@ -70,3 +78,30 @@ def test_finished_build_that_the_checkpoint_was_waiting_for_is_taken_up(
         version = builds.poll(14)
         assert version is not None and (version.number, version.step) == (2, 10)
         assert vectors.newest(run_folder / "index") == 2
+
+
+def on_rank(rank: int, file: str, kb: Path, model: Path, run_folder: Path, place: dict) -> None:
+    """Resumes on one of two ranks; the second cannot read the version at first."""
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    read = vectors.read
+
+    def damaged(*_: object) -> None:
+        vectors.read = read
+        raise DamagedError("gone")
+
+    if rank == 1:
+        vectors.read = damaged
+    with refresher(KnowledgeBase.open(kb), run_folder) as builds:
+        version = builds.build_initial(load_model(model), 12, place)
+    assert version.step == 12
+    distributed.shutdown()
+
+
+@pytest.mark.slow
+def test_all_ranks_build_a_new_index_where_one_cannot_read_its_version(
+    tiny_kb, tiny_model, tiny_model_folder, run_folder, tmp_path
+) -> None:
+    with refresher(tiny_kb, run_folder) as builds:
+        place = builds.state_dict(builds.build_initial(tiny_model, 0))
+    arguments = str(tmp_path / "meet"), tiny_kb.folder, tiny_model_folder, run_folder, place
+    torch.multiprocessing.spawn(on_rank, arguments, nprocs=2)

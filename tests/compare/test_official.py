@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from realm.qa import official
+from realm.compare import official
 from realm.qa.question_files import Question, read_questions
 
 

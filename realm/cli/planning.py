@@ -1,0 +1,106 @@
+"""`realm plan`: computes the memory and the time that a preset needs on given hardware."""
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from realm.cli.arguments import Commands, Parser, add_command, positive, report
+from realm.errors import InputError
+
+
+def add_commands(commands: "Commands[Parser]") -> None:
+    """Declares the command."""
+    plan = add_command(
+        commands,
+        "plan",
+        _plan,
+        "compute the memory and the time that the stages of a preset need on given hardware",
+        "realm plan paper --hardware h100-x8",
+        reports=True,
+    )
+    plan.add_argument("preset", metavar="PRESET", help="preset, or TOML file of settings")
+    plan.add_argument(
+        "--hardware",
+        metavar="FILE",
+        help="TOML file with a table [hardware], or the name of known hardware: h100, h100-x8, h100-x64",
+    )
+    plan.add_argument(
+        "--measure",
+        action="store_true",
+        help="measure the speed of this machine with a few training steps, which take about ten seconds",
+    )
+    plan.add_argument(
+        "--kb",
+        metavar="KB",
+        help="knowledge base whose number of passages and lengths of texts are used",
+    )
+    plan.add_argument(
+        "--passages",
+        metavar="N",
+        type=positive,
+        help="number of passages of the corpus (default: that of --kb, else the 13,353,718 passages of the paper)",
+    )
+
+
+def _plan(args: argparse.Namespace) -> None:
+    from realm.plan.estimate import Plan, as_json, measured
+    from realm.plan.hardware import read_hardware
+    from realm.plan.preset import PASSAGES, Corpus, Preset
+    from realm.store.knowledge_base import KnowledgeBase
+
+    if (args.hardware is None) == (not args.measure):
+        raise InputError("give either --hardware FILE or --measure")
+    preset = Preset.read(args.preset)
+    if args.kb is not None:
+        corpus = Corpus.of(KnowledgeBase.open(args.kb))
+        corpus = corpus._replace(passages=args.passages or corpus.passages)
+    else:
+        corpus = Corpus.assumed(args.passages or PASSAGES, preset.kb.passage_tokens)
+    hardware = measured(preset, corpus) if args.measure else read_hardware(args.hardware)
+    values = {"preset": args.preset, **as_json(Plan(preset, corpus, hardware))}
+    report(args, values, list(_lines(values)))
+
+
+def _lines(plan: dict[str, Any]) -> Iterator[str]:
+    """The plan as lines for a terminal."""
+    hardware, corpus = plan["hardware"], plan["corpus"]
+    yield (
+        f"{hardware['devices']} devices of {hardware['memory_gb']:g} GB, {hardware['tflops']:.4g} TFLOP/s and "
+        f"{hardware['memory_gb_per_s']:.4g} GB/s each; {corpus['passages']:,} passages"
+    )
+    yield f"on disk: {corpus['text_gb']:.3g} GB of text, {corpus['vectors_gb']:.3g} GB of vectors"
+    yield (
+        f"to build the knowledge base: {corpus['tagging_core_hours']:.3g} core hours for the tagger, "
+        f"{corpus['rest_core_hours']:.3g} for all other work, {corpus['build_memory_gb']:.3g} GB of memory"
+    )
+    yield f"index: {_duration(plan['index_seconds'])} on one device"
+    yield f"each training process: {corpus['process_memory_gb']:.3g} GB of main memory, besides the memory of the device"
+    yield ""
+    rows = [["stage", "devices", "steps", "per step", "index builds", "total"]]
+    rows[0] += ["GB: weights", "optimizer", "activations", "index", "total"]
+    for stage in plan["stages"]:
+        builds = (
+            f"{stage['refreshes']} of {_duration(stage['refresh_seconds'])}" if stage["refreshes"] else "-"
+        )
+        row = [
+            stage["stage"],
+            str(stage["devices"]),
+            f"{stage['steps']:,}",
+            _duration(stage["step_seconds"]),
+            builds,
+        ]
+        row += [_duration(stage["seconds"]), *(f"{value:.3g}" for value in stage["memory_gb"].values())]
+        row[-1] += "" if stage["fits"] else ", too much"
+        rows.append(row)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+    yield f"all stages: {_duration(plan['seconds'])}"
+
+
+def _duration(seconds: float) -> str:
+    """A duration as text, with a unit in which the number is small but usually not below 2."""
+    for unit, size, least in (("days", 86_400, 2), ("h", 3600, 2), ("min", 60, 2), ("s", 1, 1)):
+        if seconds >= least * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1000:.3g} ms"

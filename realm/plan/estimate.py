@@ -1,0 +1,379 @@
+"""What the stages of a preset cost: memory per device, time per step, per index and in total.
+
+    time of a step     Python's work, FLOP / tflops and bytes / memory_gb_per_s of one device, and the exchange of gradients
+    memory             weights, gradients and averages, activations, this device's share of the index
+
+Left out: padding (it lowers the `tflops` that training reaches), the evaluations within a run, and the overlap of the exchange
+with the backward pass.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from realm.plan.costs import (
+    CANDIDATES_SECONDS,
+    QUERY_SECONDS,
+    RECOMPUTED,
+    RETRIEVED_SECONDS,
+    ROW_SECONDS,
+    SENTENCE_SECONDS,
+    STATE_BYTES,
+    TRAINED,
+    UPDATE_BYTES,
+    Parameters,
+    Work,
+    activation_bytes,
+    count_parameters,
+    layers_flop,
+    reading_work,
+    tower_work,
+)
+from realm.plan.hardware import Clock, Hardware, measure
+from realm.plan.preset import Corpus, Preset
+from realm.train.finetune import FinetuneConfig
+from realm.train.ict import IctConfig
+from realm.train.mlm import MlmConfig
+from realm.train.pretrain import PretrainConfig
+from realm.train.run_config import RunConfig
+
+MASKED = 3
+"""Mean masked wordpieces of a query."""
+MASKED_SHARE = 0.2
+"""Share of predicted wordpieces in a row of `mlm`."""
+TEXT_BYTES, VECTOR_KEY_BYTES = 6.5, 8
+"""Bytes on disk: per wordpiece, for text and wordpieces; per vector, for its key (docs/scaling.md)."""
+TAGGING_SECONDS, REST_SECONDS = 19e-3 / 215, 1.4e-3 / 215
+"""Seconds of a core per wordpiece of a build: finding names with en_core_web_sm, and everything else (docs/scaling.md)."""
+BUILD_BYTES, START_BYTES = 700, 5e8
+"""Memory of a build per passage, and of its start (docs/scaling.md)."""
+WORDPIECE_BYTES = 5.75
+"""Memory of a training process per wordpiece of the corpus, for wordpieces, sentences and spans (docs/scaling.md)."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one device."""
+
+    weights: float
+    optimizer: float
+    """Gradients and averages."""
+    activations: float
+    index: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.optimizer + self.activations + self.index
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """What a stage costs on each device."""
+
+    stage: str
+    devices: int
+    """Devices that train: the most that can share a batch evenly."""
+    steps: int
+    flop: float
+    """Of a step, on all devices."""
+    host_seconds: float
+    """Python's work in a step."""
+    compute_seconds: float
+    """Of a step on the device."""
+    exchange_seconds: float
+    memory: Memory
+    refreshes: int
+    """Index builds during the stage."""
+    refresh_seconds: float
+    """Of one build."""
+    refreshes_apart: bool
+    """Whether other devices build, so that training does not wait."""
+
+    @property
+    def step_seconds(self) -> float:
+        return self.host_seconds + self.compute_seconds + self.exchange_seconds
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole stage; with an index to begin with, and one of the finished model."""
+        waits = 2 if self.refreshes_apart and self.refreshes else self.refreshes
+        return self.steps * self.step_seconds + waits * self.refresh_seconds
+
+
+class _Share(NamedTuple):
+    """The work of one device in a step, and what of it stays in memory."""
+
+    work: Work
+    trained: int
+    weights: int
+    tokens: float
+    """Tokens whose activations are kept for the backward pass."""
+    index_bytes: float
+
+
+class Plan:
+    """The costs of a preset, for a corpus, on hardware."""
+
+    def __init__(self, preset: Preset, corpus: Corpus, hardware: Hardware):
+        self.preset, self.corpus, self.hardware = preset, corpus, hardware
+        self._encoder, self._embedder = preset.encoder, preset.embedder
+        self._parameters: Parameters = count_parameters(self._encoder, self._embedder, preset.copy_head)
+        self._query = min(preset.query_tokens, corpus.sentence + 2)
+        self._passage = min(preset.kb.passage_tokens, corpus.pieces)
+        self.joint = self._query + self._passage - corpus.title - 1
+        """Tokens of a query beside a passage."""
+
+    def stages(self) -> Iterator[StagePlan]:
+        """The plan of each stage, in order."""
+        for stage, config in self.preset.stages.items():
+            devices = math.gcd(config.batch_size, self.hardware.devices)
+            yield self._planned(stage, config, devices, self._share(config, devices))
+
+    def index(self) -> float:
+        """Seconds of `realm index` with one device."""
+        return self._seconds(self._index_work(frozen=False))
+
+    def corpus_costs(self) -> dict[str, float]:
+        """Disk, memory and core hours of the knowledge base."""
+        count = self.corpus.passages
+        pieces = count * self.corpus.pieces
+        return {
+            "passages": count,
+            "text_gb": pieces * TEXT_BYTES / 1e9,
+            "vectors_gb": count * (2 * self._embedder.dim + VECTOR_KEY_BYTES) / 1e9,
+            "tagging_core_hours": pieces * TAGGING_SECONDS / 3600,
+            "rest_core_hours": pieces * REST_SECONDS / 3600,
+            "build_memory_gb": (START_BYTES + count * BUILD_BYTES) / 1e9,
+            "process_memory_gb": (START_BYTES + pieces * WORDPIECE_BYTES) / 1e9,
+        }
+
+    def _planned(self, stage: str, config: RunConfig, devices: int, own: _Share) -> StagePlan:
+        hardware = self.hardware
+        update = Work(0, own.trained * UPDATE_BYTES)
+        # A ring sends every gradient, of 4 bytes, nearly twice.
+        sent = 2 * 4 * own.trained * (devices - 1) / devices
+        exchange = sent / (hardware.network_gb_per_s * 1e9) if sent else 0.0
+        host = own.work.host_seconds
+        compute = self._seconds(own.work + update) - host
+        refreshes, refresh = self._refreshes(config, host + compute + exchange)
+        return StagePlan(
+            stage=stage,
+            devices=devices,
+            steps=config.steps,
+            flop=own.work.flop * devices,
+            host_seconds=host,
+            compute_seconds=compute,
+            exchange_seconds=exchange,
+            memory=Memory(
+                weights=4 * own.weights,
+                optimizer=STATE_BYTES * own.trained,
+                activations=activation_bytes(self._encoder, own.tokens, hardware.bits),
+                index=own.index_bytes,
+            ),
+            refreshes=refreshes,
+            refresh_seconds=refresh,
+            refreshes_apart=hardware.build_devices > 0,
+        )
+
+    def _refreshes(self, config: RunConfig, step_seconds: float) -> tuple[int, float]:
+        """Index builds of a stage, and the seconds of one."""
+        frozen = False
+        if isinstance(config, PretrainConfig):
+            refresh, frozen = config.refresh, config.passage_encoder == "frozen"
+        elif isinstance(config, FinetuneConfig) and config.update_passages:
+            refresh = config.refresh
+        else:
+            return 0, 0.0
+        apart = self.hardware.build_devices
+        seconds = self._seconds(self._index_work(frozen)) / max(1, apart)
+        if not refresh.every:
+            return 2, seconds
+        between = max(refresh.every, math.ceil(seconds / step_seconds)) if apart else refresh.every
+        return config.steps // between + 1, seconds  # and one to begin with
+
+    def _seconds(self, work: Work) -> float:
+        hardware = self.hardware
+        device_seconds = work.flop / (hardware.tflops * 1e12) + work.traffic / (
+            hardware.memory_gb_per_s * 1e9
+        )
+        return work.host_seconds + device_seconds
+
+    def _index_work(self, frozen: bool) -> Work:
+        if frozen:
+            return Work(2 * self.corpus.passages * self._encoder.hidden_size * self._embedder.dim)
+        return tower_work(self._encoder, self._embedder, self.corpus.passages, self._passage)
+
+    # -- the stages -----------------------------------------------------------------------------------------------
+
+    def _share(self, config: RunConfig, devices: int) -> _Share:
+        """The work of one of so many devices in a step."""
+        match config:
+            case MlmConfig():
+                return self._mlm(config, devices)
+            case IctConfig():
+                return self._ict(config, devices)
+            case PretrainConfig():
+                return self._pretrain(config, devices)
+            case FinetuneConfig():
+                return self._finetune(config, devices)
+        raise TypeError(type(config))
+
+    def _mlm(self, config: MlmConfig, devices: int) -> _Share:
+        rows = config.batch_size / devices
+        reading, plain = rows * config.reading, rows * (1 - config.reading)
+        # Long passages are drawn more often.
+        passage = min(self.preset.kb.passage_tokens, 1.2 * self._passage)
+        read = reading_work(self._encoder, reading, self.joint, MASKED_SHARE * self._query)
+        read += reading_work(self._encoder, plain, passage, MASKED_SHARE * passage)
+        return _Share(
+            read.times(_cost(config)) + _python(config.batch_size * SENTENCE_SECONDS, rows),
+            self._parameters.reader,
+            self._parameters.reader + self._parameters.towers,
+            _kept(config, reading * self.joint + plain * passage, passage),
+            0.0,
+        )
+
+    def _ict(self, config: IctConfig, devices: int) -> _Share:
+        rows = config.batch_size / devices
+        work = (self._towers(rows, self._query) + self._towers(rows, self._passage)).times(_cost(config))
+        longest = self._passage
+        return _Share(
+            work + _python(config.batch_size * SENTENCE_SECONDS, 2 * rows),
+            self._parameters.towers,
+            self._parameters.towers + self._parameters.reader,
+            0.0
+            if self._embedder.pooling == "words"
+            else _kept(config, rows * (self._query + longest), longest),
+            0.0,
+        )
+
+    def _pretrain(self, config: PretrainConfig, devices: int) -> _Share:
+        encoder = self._encoder
+        queries, candidates = config.batch_size / devices, config.candidates
+        frozen = config.passage_encoder == "frozen"
+        passages = 0.0 if frozen else queries * (candidates - 1) + 1
+        trained = self._towers(queries, self._query) + self._towers(passages, self._passage)
+        work = (
+            self._towers(queries, self._query) + trained.times(_cost(config)) + self._search(config, devices)
+        )
+        chosen = config.batch_size * QUERY_SECONDS + queries * CANDIDATES_SECONDS
+        work += _python(chosen, queries * 2 * candidates)
+        beside = reading_work(encoder, queries * (candidates - 1), self.joint, MASKED)
+        all_rows = beside + reading_work(encoder, queries, self._query + 1, MASKED)
+        drawn = reading_work(encoder, queries, self.joint, MASKED)
+        tokens = (
+            0.0 if self._embedder.pooling == "words" else queries * self._query + passages * self._passage
+        )
+        if config.signal != "entity":
+            if config.reader_gradient == "all":
+                work += all_rows.times(_cost(config))
+                tokens += queries * ((candidates - 1) * self.joint + self._query)
+            else:
+                work += all_rows
+            if config.reader_gradient == "sampled":
+                work += drawn.times(_cost(config))
+                tokens += queries * self.joint
+        if config.ict:
+            rows = config.ict_batch / devices
+            cloze = self._towers(rows, self._query) + self._towers(rows, self._passage)
+            work += cloze.times(_cost(config)) + _python(config.ict_batch * SENTENCE_SECONDS, 2 * rows)
+            tokens += 0.0 if self._embedder.pooling == "words" else rows * (self._query + self._passage)
+        towers = self._parameters.towers + (self._parameters.tower if frozen and self._embedder.shared else 0)
+        moved = towers - (self._parameters.passage_encoder if frozen else 0)
+        return _Share(
+            work,
+            moved + self._parameters.reader,
+            towers + self._parameters.reader,
+            _kept(config, tokens, self.joint),
+            self._index_bytes(devices),
+        )
+
+    def _finetune(self, config: FinetuneConfig, devices: int) -> _Share:
+        questions = config.batch_size / devices
+        # Questions are about as long as sentences that are masked; passages are read without their titles.
+        rows, joint = questions * config.read, self.joint
+        read = Work(rows * layers_flop(self._encoder, joint, joint))
+        sampled = config.reader_gradient == "sampled"
+        # Of sampled rows, about one per question is read again.
+        reading = read + read.times(_cost(config) / config.read) if sampled else read.times(_cost(config))
+        work = reading + self._search(config, devices)
+        work += Work(host_seconds=questions * config.retrieved * RETRIEVED_SECONDS)
+        tokens = (questions if sampled else rows) * joint
+        trained, towers = self._parameters.encoder, self._parameters.towers
+        if config.retriever_rate:
+            work += self._towers(questions, self._query).times(_cost(config))
+            tokens += 0.0 if self._embedder.pooling == "words" else questions * self._query
+            trained += self._parameters.tower
+        if config.update_passages:
+            work += self._towers(rows, self._passage).times(_cost(config))
+        elif self._embedder.shared:
+            towers += self._parameters.tower  # the passage tower stays as it is
+        shares = devices if config.update_passages else 1  # of the index
+        return _Share(
+            work,
+            trained,
+            towers + self._parameters.reader + self._parameters.encoder,
+            _kept(config, tokens, joint),
+            self._index_bytes(shares),
+        )
+
+    def _towers(self, rows: float, length: float) -> Work:
+        return tower_work(self._encoder, self._embedder, rows, length)
+
+    def _search(self, config: PretrainConfig | FinetuneConfig, devices: int) -> Work:
+        """One device's share of the search, with `normalise` "index" also of the softmax over the index.
+
+        A divided index is searched for the queries of all devices, a whole one for those of one device: as many products.
+        """
+        products = 2.0 * config.batch_size / devices * self.corpus.passages * self._embedder.dim
+        divided = isinstance(config, PretrainConfig) or config.update_passages
+        index_bytes = self._index_bytes(devices if divided else 1)
+        search = Work(products, index_bytes)
+        if isinstance(config, PretrainConfig) and config.normalise == "index":
+            # Scores and the weighted mean of the vectors, which are made float32.
+            search += Work(2 * products, 3 * index_bytes)
+        return search
+
+    def _index_bytes(self, shares: int) -> float:
+        return 2.0 * self.corpus.passages * self._embedder.dim / shares
+
+
+def _cost(config: RunConfig) -> int:
+    """Forward passes that a step with gradient costs."""
+    return RECOMPUTED if config.cached_rows else TRAINED
+
+
+def _python(seconds: float, rows: float) -> Work:
+    """Python's work to draw a batch, which every process does for the whole batch, and to pack one device's rows."""
+    return Work(host_seconds=seconds + rows * ROW_SECONDS)
+
+
+def _kept(config: RunConfig, tokens: float, longest: float) -> float:
+    """Tokens whose activations are kept at a time."""
+    return min(tokens, config.cached_rows * longest) if config.cached_rows else tokens
+
+
+def measured(preset: Preset, corpus: Corpus, clock: Clock = time.perf_counter) -> Hardware:
+    """This machine, as fast as it trains a reader of the preset's size on texts of the corpus' lengths."""
+    plan = Plan(preset, corpus, Hardware(1, 1, 1, 1))
+    return measure(preset.encoder, preset.copy_head, round(plan.joint), MASKED, clock)
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """The whole plan, in GB and seconds."""
+    stages = []
+    for stage in plan.stages():
+        values = asdict(stage)
+        memory = {name: value / 1e9 for name, value in values.pop("memory").items()}
+        memory["all"] = stage.memory.total / 1e9
+        values |= {"step_seconds": stage.step_seconds, "seconds": stage.seconds, "memory_gb": memory}
+        stages.append(values | {"fits": memory["all"] <= plan.hardware.memory_gb})
+    return {
+        "hardware": asdict(plan.hardware),
+        "corpus": plan.corpus_costs(),
+        "index_seconds": plan.index(),
+        "stages": stages,
+        "seconds": sum(stage["seconds"] for stage in stages),
+    }

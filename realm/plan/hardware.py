@@ -1,0 +1,157 @@
+"""The machines that a plan is for: read from a TOML file, named, or measured here."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from realm.errors import InputError
+from realm.model.bert import BertConfig, MaskedBert
+from realm.model.device import autocast, choose_device, chosen, keep_freed_memory
+from realm.model.masked_reader import MaskedReader
+from realm.model.modes import set_dropout
+from realm.plan.costs import TRAINED, UPDATE_BYTES, reading_work
+from realm.settings import presets, read_config
+from realm.tokens.layouts import Tokens
+
+Clock = Callable[[], float]
+
+MEASURED = 3.0
+"""Seconds of each measurement, after one repetition to warm up."""
+ROWS = 32
+"""Rows of the measured step."""
+NUMBERS = 10_000_000
+"""Weights of the measured update: more than caches hold."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The table [hardware] of a file: devices that train, each with one process of `torchrun`."""
+
+    devices: int
+    """Devices that train."""
+    memory_gb: float
+    """Memory of one device in GB."""
+    tflops: float
+    """10^12 FLOP a second that training reaches on one device: about 45 % of a GPU's data sheet."""
+    memory_gb_per_s: float
+    """GB a second that one device reads from its memory."""
+    network_gb_per_s: float = 0.0
+    """GB a second that one device sends to others, over the slowest link; needed for two devices or more."""
+    build_devices: int = 0
+    """More devices of the same kind, which only embed passages for refreshes (`refresh.device`, or a Ray cluster). 0: one of
+    the training devices does that, and training waits."""
+    bits: int = 16
+    """Bits of an activation: 16 with bf16, 32 without."""
+
+    def __post_init__(self) -> None:
+        for name in ("devices", "memory_gb", "tflops", "memory_gb_per_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0")
+        if self.network_gb_per_s < 0 or self.build_devices < 0:
+            raise ValueError("network_gb_per_s and build_devices must be 0 or more")
+        if self.devices > 1 and not self.network_gb_per_s:
+            raise ValueError(f"{self.devices} devices exchange gradients: network_gb_per_s must be above 0")
+        if self.bits not in (16, 32):
+            raise ValueError(f"bits is {self.bits}: it must be 16 or 32")
+
+
+def machines() -> dict[str, Path]:
+    """Name -> file of each machine that the package describes."""
+    folders = {path.parent / "hardware" for path in presets().values()}
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
+
+
+def read_hardware(name: str) -> Hardware:
+    """The hardware of a TOML file, or of a machine that the package describes.
+
+    Raises:
+        InputError: there is no such file, or it does not describe hardware.
+    """
+    known = machines()
+    path = known.get(name, Path(name))
+    if not path.is_file():
+        raise InputError(f"no hardware file {name}: give a TOML file or a machine ({', '.join(known)})")
+    return read_config(Hardware, str(path), "hardware")
+
+
+def measure(
+    encoder: BertConfig, copy_head: bool, length: int, masked: int, clock: Clock = time.perf_counter
+) -> Hardware:
+    """This machine: the speed of a training step of a reader of this size, and of an update of many weights."""
+    device = choose_device("auto")
+    if device.type == "cpu":
+        keep_freed_memory()  # as a training run does
+    work = reading_work(encoder, ROWS, length, masked).times(TRAINED)
+    memory = (
+        torch.cuda.get_device_properties(device).total_memory
+        if device.type == "cuda"
+        else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    )
+    update = UPDATE_BYTES * NUMBERS / _update_seconds(device, clock)
+    # The softmax over words is counted as traffic, which the reading step includes.
+    compute = _reading_seconds(encoder, copy_head, length, masked, device, clock) - work.traffic / update
+    return Hardware(
+        devices=1,
+        memory_gb=round(memory / 1e9, 1),
+        tflops=work.flop / compute / 1e12,
+        memory_gb_per_s=update / 1e9,
+        bits=16 if chosen(device, "auto") == "bf16" else 32,
+    )
+
+
+def _reading_seconds(
+    encoder: BertConfig, copy_head: bool, length: int, masked: int, device: torch.device, clock: Clock
+) -> float:
+    """Seconds of forward and backward of a masked reader on `ROWS` rows."""
+    torch.manual_seed(0)
+    reader = MaskedReader(MaskedBert(encoder), copy=copy_head).to(device).train()
+    set_dropout(reader, 0.0)
+    shape = ROWS, length
+    segments_BT = torch.zeros(shape, dtype=torch.int64)
+    segments_BT[:, length // 4 :] = 1
+    tokens = Tokens(
+        torch.randint(1, encoder.vocab_size, shape), torch.ones(shape, dtype=torch.int64), segments_BT
+    )
+    row_P = torch.arange(ROWS).repeat_interleave(masked)
+    position_P = (1 + torch.arange(masked)).repeat(ROWS)
+    inputs = tokens.to(device), row_P.to(device), position_P.to(device), torch.ones_like(row_P).to(device)
+
+    def step() -> None:
+        with autocast(device, "auto"):
+            loss = -reader.target_logp(*inputs).sum()
+        loss.backward()
+        loss.item()  # waits for a GPU
+        reader.zero_grad()
+
+    return _median_seconds(step, clock)
+
+
+def _update_seconds(device: torch.device, clock: Clock) -> float:
+    """Seconds that the update of `NUMBERS` weights takes."""
+    weights = nn.Parameter(torch.zeros(NUMBERS // 1000, 1000, device=device))
+    optimizer = torch.optim.AdamW([weights], fused=True)
+
+    def step() -> None:
+        weights.grad = torch.ones_like(weights)
+        nn.utils.clip_grad_norm_([weights], 1.0).item()
+        optimizer.step()
+        weights[0, 0].item()
+
+    return _median_seconds(step, clock)
+
+
+def _median_seconds(step: Callable[[], None], clock: Clock) -> float:
+    step()
+    took: list[float] = []
+    end = time.monotonic() + MEASURED
+    while time.monotonic() < end or not took:
+        started = clock()
+        step()
+        took.append(clock() - started)
+    return statistics.median(took)

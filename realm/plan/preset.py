@@ -1,0 +1,97 @@
+"""What a plan is for: a corpus, given or assumed, and the stages and networks of a preset."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from realm.hub import encoder_folder
+from realm.model.bert import BertConfig
+from realm.model.bert_files import read_bert_config
+from realm.model.embedder import EmbedderConfig
+from realm.model.folder import load_model
+from realm.model.manifest import is_model
+from realm.settings import read_config, tables_of
+from realm.store.ingest import KnowledgeBaseConfig
+from realm.store.knowledge_base import KnowledgeBase
+from realm.train.finetune import FinetuneConfig
+from realm.train.ict import IctConfig
+from realm.train.mlm import MlmConfig
+from realm.train.pretrain import PretrainConfig
+from realm.train.run_config import RunConfig
+
+PASSAGES = 13_353_718
+"""Passages of the paper's Wikipedia."""
+FILLED, TITLE, SENTENCE = 0.75, 4, 30
+"""Mean wordpieces of text where no knowledge base is given: of a passage as a share of its longest, of a title, a sentence."""
+
+
+class Corpus(NamedTuple):
+    """How much text there is, in means over passages."""
+
+    passages: int
+    pieces: float
+    """Wordpieces of a passage with its title and special tokens."""
+    title: float
+    """Wordpieces of its title."""
+    sentence: float
+    """Wordpieces of a sentence."""
+
+    @classmethod
+    def assumed(cls, passages: int, passage_tokens: int) -> "Corpus":
+        """A corpus of which only the size is known."""
+        return cls(passages, FILLED * passage_tokens, TITLE, min(SENTENCE, FILLED * passage_tokens))
+
+    @classmethod
+    def of(cls, kb: KnowledgeBase) -> "Corpus":
+        """The corpus of a knowledge base."""
+        tokens = kb.tokens
+        body, title = (float(np.mean(part.lengths)) for part in (tokens.body, tokens.title))
+        return cls(len(kb), body + title + 3, title, body * len(kb) / max(1, len(tokens.sentences.values)))
+
+
+class Preset(NamedTuple):
+    """The stages of a preset that train, and the sizes of its networks."""
+
+    kb: KnowledgeBaseConfig
+    stages: dict[str, RunConfig]
+    encoder: BertConfig
+    embedder: EmbedderConfig
+    copy_head: bool
+    query_tokens: int
+
+    @classmethod
+    def read(cls, name: str) -> "Preset":
+        """Reads a preset, or a file of settings.
+
+        Raises:
+            InputError: there is no such preset or file, or its encoder is not at hand.
+        """
+        kb, mlm = read_config(KnowledgeBaseConfig, name, "kb"), read_config(MlmConfig, name, "mlm")
+        stages: dict[str, RunConfig] = {"mlm": mlm}
+        classes: dict[str, type[RunConfig]] = {
+            "ict": IctConfig, "pretrain": PretrainConfig, "finetune": FinetuneConfig,
+        }  # fmt: skip
+        stages |= {stage: read_config(made, name, stage) for stage, made in classes.items()}
+        there = tables_of(name)
+        stages = {stage: config for stage, config in stages.items() if stage in there and config.steps}
+        if mlm.init is not None and is_model(mlm.init):
+            model = load_model(mlm.init)
+            given = mlm.embedder_start == "given"
+            embedder = model.embedder.config if given else mlm.embedder
+            copies = mlm.copy_head or model.reader.copy_head is not None
+            return cls(kb, stages, model.reader.config, embedder, copies, mlm.query_tokens)
+        return cls(kb, stages, _encoder(mlm), mlm.embedder, mlm.copy_head, mlm.query_tokens)
+
+
+def _encoder(mlm: MlmConfig) -> BertConfig:
+    """The sizes of the encoder that a preset starts from."""
+    if mlm.init is None:
+        size = mlm.encoder
+        return BertConfig(
+            hidden_size=size.hidden, num_hidden_layers=size.layers, num_attention_heads=size.heads,
+            intermediate_size=4 * size.hidden, max_position_embeddings=size.positions,
+        )  # fmt: skip
+    if mlm.init == "bert-base-uncased":  # whose sizes are the defaults
+        return BertConfig()
+    return read_bert_config(Path(encoder_folder(mlm.init)), mlm.init)

@@ -1,0 +1,218 @@
+"""The arithmetic of `realm plan` against counters of torch, and its predictions against steps that are measured here."""
+
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from realm.cli import main
+from realm.model.bert import Bert, BertConfig, MaskedBert
+from realm.model.embedder import Embedder, EmbedderConfig
+from realm.model.masked_reader import MaskedReader
+from realm.model.modes import set_dropout
+from realm.plan.costs import TRAINED, activation_bytes, count_parameters, head_work, layers_flop
+from realm.plan.estimate import Plan, StagePlan, measured
+from realm.plan.hardware import Hardware, machines, read_hardware
+from realm.plan.preset import Corpus, Preset
+from realm.settings import presets, read_config
+from realm.store.knowledge_base import KnowledgeBase
+from realm.train import pretrain
+from realm.train.loop import TrainRun
+from realm.train.pretrain import PretrainConfig
+
+SMALL = BertConfig(
+    vocab_size=500, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=96
+)
+ROWS, LENGTH = 4, 40
+ONE = Hardware(devices=1, memory_gb=10, tflops=2, memory_gb_per_s=100)
+EIGHT = Hardware(devices=8, memory_gb=10, tflops=2, memory_gb_per_s=100, network_gb_per_s=10)
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ids_BT = torch.randint(1, 500, (ROWS, LENGTH))
+    return ids_BT, torch.ones_like(ids_BT), torch.zeros_like(ids_BT)
+
+
+def test_layers_have_the_flop_that_torch_counts() -> None:
+    bert = Bert(SMALL)
+    with FlopCounterMode(display=False) as forward:
+        states_BTH = bert(*inputs())
+    assert forward.get_total_flops() == ROWS * layers_flop(SMALL, LENGTH, LENGTH)
+    with FlopCounterMode(display=False) as backward:
+        states_BTH.sum().backward()
+    trained = forward.get_total_flops() + backward.get_total_flops()
+    assert trained == pytest.approx(TRAINED * ROWS * layers_flop(SMALL, LENGTH, LENGTH), rel=0.03)
+
+
+def test_head_has_the_flop_that_torch_counts() -> None:
+    head = MaskedBert(SMALL).cls
+    with FlopCounterMode(display=False) as counter:
+        head(torch.zeros(7, 32))
+    assert counter.get_total_flops() == head_work(SMALL, 7).flop
+
+
+def test_activations_are_about_those_that_autograd_keeps() -> None:
+    bert = Bert(SMALL).train()
+    set_dropout(bert, 0.0)
+    kept: dict[int, int] = {}
+    weights = {weight.untyped_storage().data_ptr() for weight in bert.parameters()}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        states_BTH = bert(*inputs())
+    assert sum(kept.values()) == pytest.approx(activation_bytes(SMALL, ROWS * LENGTH, 32), rel=0.25)
+    states_BTH.sum().backward()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "words"])
+def test_parameters_are_those_of_the_networks(pooling, shared) -> None:
+    config = EmbedderConfig(dim=16, pooling=pooling, shared=shared)
+    embedder, reader = Embedder(SMALL, config), MaskedReader(MaskedBert(SMALL), copy=True)
+    found = count_parameters(SMALL, config, copy_head=True)
+    assert found.towers == sum(p.numel() for p in embedder.parameters())
+    assert found.reader == sum(p.numel() for p in reader.parameters())
+    projection = sum(p.numel() for p in embedder.passage.projection.parameters())
+    assert found.passage_encoder == sum(p.numel() for p in embedder.passage.parameters()) - projection
+
+
+def planned(preset: str, hardware: Hardware, passages: int = 1_000_000) -> dict[str, StagePlan]:
+    read = Preset.read(preset)
+    corpus = Corpus.assumed(passages, read.kb.passage_tokens)
+    return {stage.stage: stage for stage in Plan(read, corpus, hardware).stages()}
+
+
+def test_eight_devices_divide_the_work_the_activations_and_the_index() -> None:
+    one, eight = planned("single-gpu", ONE)["pretrain"], planned("single-gpu", EIGHT)["pretrain"]
+    assert eight.flop == pytest.approx(one.flop, rel=0.01)
+    assert eight.compute_seconds == pytest.approx(one.compute_seconds / 8, rel=0.05)
+    assert (one.exchange_seconds, one.memory.index) == (0, 1_000_000 * 128 * 2)
+    assert eight.memory.index == one.memory.index / 8
+    assert eight.memory.activations == pytest.approx(one.memory.activations / 8, rel=0.01)
+    assert (eight.memory.weights, eight.memory.optimizer) == (one.memory.weights, one.memory.optimizer)
+    weights = eight.memory.optimizer / 12
+    assert eight.exchange_seconds == pytest.approx(weights * 4 * 2 * 7 / 8 / 10e9)
+
+
+def test_devices_that_cannot_share_a_batch_evenly_are_left_out() -> None:
+    paper = planned("paper", read_hardware("h100-x64"))
+    assert (paper["pretrain"].devices, paper["finetune"].devices) == (64, 1)
+
+
+def test_devices_of_their_own_build_beside_the_training() -> None:
+    waits, apart = (
+        planned("paper", read_hardware(name), 13_000_000)["pretrain"] for name in ("h100-x8", "h100-x64")
+    )
+    assert waits.seconds == pytest.approx(
+        waits.steps * waits.step_seconds + waits.refreshes * waits.refresh_seconds
+    )
+    assert apart.seconds == pytest.approx(apart.steps * apart.step_seconds + 2 * apart.refresh_seconds)
+    assert (apart.refreshes - 1) * apart.refresh_seconds <= apart.steps * apart.step_seconds
+
+
+def test_paper_needs_the_flop_that_its_rows_have() -> None:
+    """512 queries of 32 wordpieces, 8 candidates, passages of 216: by the rule of 2 FLOP per weight and wordpiece."""
+    stage = planned("paper", ONE)["pretrain"]
+    layer_weights = 12 * (4 * 768**2 + 2 * 768 * 3072)
+    tokens = 512 * (32 / 4 + 32 + 7 * 216 + 7 * (32 + 211) + 33)
+    assert stage.flop == pytest.approx(4 * 2 * layer_weights * tokens, rel=0.15)
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_every_preset_is_planned(preset, capsys) -> None:
+    if preset in ("realm-small", "minilm"):
+        pytest.skip("needs an encoder that is not in the package")
+    assert main(["plan", preset, "--hardware", "h100-x8", "--passages", "1000", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["seconds"] == pytest.approx(sum(stage["seconds"] for stage in plan["stages"]))
+    assert all(stage["memory_gb"]["all"] > 0 < stage["step_seconds"] for stage in plan["stages"])
+
+
+def test_plan_is_a_table_that_marks_what_does_not_fit(tmp_path, tiny_kb, capsys) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text("[hardware]\ndevices = 1\nmemory_gb = 0.001\ntflops = 1\nmemory_gb_per_s = 1\n")
+    assert main(["plan", "tiny", "--hardware", str(file), "--kb", str(tiny_kb.folder)]) == 0
+    printed = capsys.readouterr().out
+    assert f"{len(tiny_kb):,} passages" in printed and "too much" in printed
+    assert [line.split()[0] for line in printed.splitlines() if "too much" in line] == [
+        "mlm", "ict", "pretrain", "finetune",
+    ]  # fmt: skip
+
+
+def test_machines_of_the_package_are_read() -> None:
+    assert {"h100", "h100-x8", "h100-x64"} <= machines().keys()
+    assert all(read_hardware(name).devices > 0 for name in machines())
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("", "devices: field required"),
+        (
+            "[hardware]\ndevices = 2\nmemory_gb = 1\ntflops = 1\nmemory_gb_per_s = 1",
+            "network_gb_per_s must be above 0",
+        ),
+        (
+            "[hardware]\ndevices = 0\nmemory_gb = 1\ntflops = 1\nmemory_gb_per_s = 1",
+            "devices is 0: it must be above 0",
+        ),
+        ("[hardware]\ndevices = 'two'\nmemory_gb = 1\ntflops = 1\nmemory_gb_per_s = 1", "devices: "),
+        ("[hardware]\nspeed = 3", "unknown key speed"),
+        ("[machine]\ndevices = 3", "unknown table machine"),
+        ("hardware", "is not TOML"),
+        (None, "no hardware file"),
+    ],
+)
+def test_bad_hardware_file_is_one_line(text, wrong, tmp_path, capsys) -> None:
+    file = tmp_path / "bad.toml"
+    if text is not None:
+        file.write_text(text)
+    assert main(["plan", "tiny", "--hardware", str(file)]) == 2
+    printed = capsys.readouterr()
+    assert wrong in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+
+
+@pytest.mark.parametrize("flags", [[], ["--measure", "--hardware", "h100"]])
+def test_plan_wants_a_machine_or_a_measurement(flags, capsys) -> None:
+    assert main(["plan", "tiny", *flags]) == 2
+    assert "give either --hardware FILE or --measure" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_planned_step_takes_the_time_of_a_measured_one(tmp_path, monkeypatch) -> None:
+    """In CPU seconds of one thread, which other programs change little; steps and measurements take turns."""
+    kb, encoder = tmp_path / "kb", tmp_path / "encoder"
+    tables = ["--config", "tables", "--out"]
+    assert main(["kb", "build", "package:factbook", *tables, str(kb), "--set", "tagger=rules"]) == 0
+    assert main(["mlm", "--kb", str(kb), *tables, str(encoder)]) == 0
+    preset, opened = Preset.read("tables"), KnowledgeBase.open(kb)
+    corpus = Corpus.of(opened)
+    found, took, steps = [], [], TrainRun.steps
+
+    def timed(run: TrainRun) -> Iterator[int]:
+        for step in steps(run):
+            if step % 4 == 0:
+                found.append(measured(preset, corpus, time.process_time))
+            started = time.process_time()
+            yield step
+            took.append(time.process_time() - started)
+
+    monkeypatch.setattr(TrainRun, "steps", timed)
+    overrides = "steps=12 device=cpu refresh.every=0 health.gate=0 health.margin=-1 health.queries=1".split()
+    config = read_config(PretrainConfig, "tables", "pretrain", overrides)
+    pretrain.train(opened, tmp_path / "out", config, str(encoder))
+    speeds = ([getattr(one, name) for one in found] for name in ("tflops", "memory_gb_per_s"))
+    tflops, memory = map(statistics.median, speeds)
+    hardware = replace(found[0], tflops=tflops, memory_gb_per_s=memory)
+    plan = next(stage for stage in Plan(preset, corpus, hardware).stages() if stage.stage == "pretrain")
+    assert plan.step_seconds == pytest.approx(statistics.median(took), rel=0.25)
