@@ -82,14 +82,14 @@ def test_the_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None
         (["kb", "info", "--in", "x", "--kb", "y"], "--in x replaces --kb: leave out --kb"),
         (
             ["kb", "info", "--in", "absent"],
-            "absent is not a workspace, it has no folder kb: `realm fit SOURCE...",
+            "absent is not a workspace, because it has no folder kb: make a workspace with `realm fit SOURCE...",
         ),
         (["answer", "why?", "--in", ".", "--model", "y"], "replaces --kb and --model: leave out --model"),
         (
             ["retrieve", "--kb", "x", "--questions", "q", "--out", "o", "--top-k", "0"],
             "'0' is not a whole number",
         ),
-        (["retrieve", "--kb", "x", "--questions", "q", "--out", "o"], "--method dense needs a --model"),
+        (["retrieve", "--kb", "x", "--questions", "q", "--out", "o"], "--method dense needs --model"),
         (["answer", " ", "--kb", "x", "--model", "y"], "empty"),
         (["answer", "why " * 501, "--kb", "x", "--model", "y"], "2004 characters, the limit is 2000"),
         (["kb", "build", "x", "--out", "y", "--config", "absent.toml"], "no configuration file absent.toml"),
@@ -516,7 +516,7 @@ def test_merged_files_are_said_and_deleted_by_their_paths(
     assert json.loads(said.out)["merged"] == 2
     a, b, c = files
     assert said.err.splitlines() == [
-        f"merged: 2 with the title and text of another document: {b} (as {a}), {c} (as {a})",
+        f"merged: 2 with the same title and text as another document: {b} (as {a}), {c} (as {a})",
         f"kb build: the knowledge base is in {kb}",
     ]
     for file, removed in ((a, 0), (c, 0), (b, 1)):

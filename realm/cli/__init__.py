@@ -1,7 +1,7 @@
-"""The command line: `main` runs one command and turns errors into one line and an exit code.
+"""The command line: `main` runs one command, and turns an error into one line and an exit code.
 
-The commands are in the files beside this one, by group. Each command imports the rooms it needs when it runs, so that
-`realm --help` is fast.
+`arguments` contains what the commands share; each other file of this folder contains one group of commands. A command imports
+the modules that it needs only when it runs, so that `realm --help` is fast.
 """
 
 import atexit
@@ -29,23 +29,29 @@ from realm.environment import set_torch_environment
 from realm.errors import AlreadyDone, InputError, RealmError, way_out
 
 _DEFECTS = {None, errno.ENOENT, errno.EBADF, errno.EFAULT, errno.ECHILD}
-"""Error numbers that point to a defect of this program and keep their traceback: commands check that the user's files exist
-before they open them. All other error numbers concern the user's folders, disk and limits, and become one line."""
+"""Numbers of system errors that are printed with a traceback. They are defects of this program, because commands check that
+files exist before they open files. All other system errors concern the user's folders, disk and limits: one line is printed."""
 
 
 def program() -> int:
-    """Runs `main` in a process that has no other work: tunes the garbage collector for it -> exit code."""
-    # Importing torch creates hundreds of thousands of objects that live until the end. With the default thresholds, and a last
-    # collection at exit, scanning them takes a large part of a short command's time. Networks leave no cycles: memory does
-    # not grow.
+    """Tunes the garbage collector for a process that runs only `main`, and runs `main` -> exit code."""
+    # Importing torch creates hundreds of thousands of objects that live until the process ends. With the default thresholds and
+    # the collection at exit, scanning these objects takes a large part of the time of a short command. Networks create no
+    # reference cycles, so memory does not grow with fewer collections.
     gc.set_threshold(50_000)
     atexit.register(gc.freeze)
     return main()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command -> exit code: 0 success, 2 wrong usage or input (one line on standard error), 130 interrupted."""
-    if sys.platform == "win32":  # file locks, forked processes and resource limits are missing there
+    """Runs one command -> exit code.
+
+    0: success. 2: an error that one line on standard error explains. 130: interrupted. 141: the program that reads the output
+    has ended.
+    """
+    if (
+        sys.platform == "win32"
+    ):  # Windows lacks the file locks, forked processes and resource limits that realm uses
         return _print_error(
             "realm runs on Linux and macOS; on Windows, use the Windows Subsystem for Linux (WSL)", 2
         )
@@ -53,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _log_to_stderr()
     try:
         run(argv)
-        sys.stdout.flush()  # raises BrokenPipeError here rather than at the interpreter's exit
+        sys.stdout.flush()  # raises BrokenPipeError here, not when the interpreter exits
     except RealmError as error:
         return _print_error(str(error), 2)
     except AlreadyDone as done:
@@ -72,15 +78,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(argv: Sequence[str] | None) -> None:
-    """Runs one command; errors pass through unchanged."""
+    """Runs one command. Errors are raised, not printed."""
     for word in sys.argv[1:] if argv is None else argv:
-        if word != word.encode(errors="ignore").decode():  # the system could not decode all bytes
+        if word != word.encode(errors="ignore").decode():  # some bytes of the argument are not UTF-8
             raise InputError(
-                f"the argument {word!r} is not UTF-8: encode it as UTF-8, or rename the file that it names"
+                f"the argument {word!r} is not UTF-8: use UTF-8; if the argument is the name of a file, rename the file"
             )
     try:
         args = _parser().parse_args(argv)
-    except SystemExit:  # from --help and --version; errors raise InputError
+    except SystemExit:  # raised by --help and --version; wrong arguments raise InputError
         return
     args.run(args)
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from realm.qa.evaluation import Report
     from realm.qa.question_files import Question
 
-SCORED = "; p(z|x) always comes from the vectors"
-READS = "span reader to use in place of the model's"
+SCORED = "; the probability p(z|x) of a passage is always computed from vectors"
+READS = "span reader to use instead of that of the model"
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
@@ -37,7 +37,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "retrieve",
         _retrieve,
-        "find the best passages for each question of a file, without reading them",
+        "retrieve the best passages for each question of a file, without extracting answers",
         "realm retrieve --kb kb --model models/realm --questions q.jsonl --top-k 20 --out hits.jsonl",
         section="answer",
     )
@@ -54,7 +54,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "answer",
         _answer,
-        "answer a question and show the passages that the answers come from",
+        "answer a question, and show the passages from which the answers were extracted",
         'realm answer "Who wrote The Tempest?" --kb kb --model models/qa',
         section="answer",
         reports=True,
@@ -67,20 +67,20 @@ def add_commands(commands: "Commands[Parser]") -> None:
     answer.add_argument(
         "--server",
         metavar="URL",
-        help="send the question to `realm serve` at this address; replaces --kb and --model",
+        help="let the server at this address (`realm serve`) answer the question; replaces --kb and --model",
     )
 
     fill = add_command(
         commands,
         "fill",
         _fill,
-        "predict the word at [MASK] and show how each passage changed the prediction",
+        "predict the word at [MASK], and show the effect of each passage on the prediction",
         'realm fill "The [MASK] is the currency of the UK." --target pound --kb kb --model models/realm',
         section="answer",
         reports=True,
     )
     fill.add_argument(
-        "sentence", metavar="SENTENCE", type=_one_text, help="sentence with [MASK] in place of a whole word"
+        "sentence", metavar="SENTENCE", type=_one_text, help="sentence with [MASK] instead of a whole word"
     )
     add_kb(fill)
     add_model(fill)
@@ -88,7 +88,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "--target",
         metavar="WORD",
         type=_one_text,
-        help="also print p(WORD|x) with and without retrieval, and the effect of each passage on WORD",
+        help="also print the probability of WORD with and without retrieval, and the effect of each passage on this "
+        "probability",
     )
     _add_method(fill, SCORED, default="dense")
 
@@ -106,32 +107,36 @@ def add_commands(commands: "Commands[Parser]") -> None:
     add_reader(evaluate, READS)
     _add_questions(evaluate)
     add_regex(evaluate)
-    _add_method(evaluate, SCORED + "; without --model only bm25 works, and only recall is measured")
+    _add_method(evaluate, SCORED + "; without --model, only bm25 is possible, and only recall is measured")
     evaluate.add_argument(
         "--gold",
         action="store_true",
-        help="measure the reader without retrieval: read the passages of the document that each question names in passage_id",
+        help="measure the reader without retrieval: for each question, read the passages of the document given by passage_id "
+        "in the question file",
     )
     evaluate.add_argument(
         "--unanswerable",
         action="store_true",
-        help="also ask each question without the passages that hold an answer, and report how often the model finds none",
+        help="also answer each question without the passages that contain a right answer, and report how often the model "
+        "then finds no answer",
     )
     evaluate.add_argument(
         "--scoring",
         choices=("realm", "orqa", "dpr", "squad"),
         default="realm",
-        help="rules of a published script for exact match and for passages that hold an answer (default: realm)",
+        help="rules for exact match, and for whether a passage contains an answer: those of realm (default) or of a "
+        "published script",
     )
     evaluate.add_argument(
         "--predictions",
         metavar="FILE",
-        help="score the answers and passages of this JSON Lines file instead of answering; needs no --model",
+        help="score the answers and passages in this JSON Lines file instead of those of a model; needs no --model",
     )
     evaluate.add_argument(
         "--save-predictions",
         metavar="FILE",
-        help="write each best answer, its passage, and the ids of the retrieved passages to this JSON Lines file",
+        help="write the best answer to each question, the passage of this answer, and the ids of the retrieved passages to "
+        "this JSON Lines file",
     )
     _add_outcomes(evaluate, "question")
 
@@ -139,7 +144,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "calibrate",
         _calibrate,
-        "calibrate a model on questions with known answers: probabilities, and the threshold below which an answer is a guess",
+        "calibrate a model on questions with known answers: fit the probabilities of answers, and the threshold below which "
+        "an answer is a guess",
         "realm calibrate --kb kb --model models/qa --questions dev.jsonl",
         section="answer",
         reports=True,
@@ -154,7 +160,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "probe",
         _probe,
-        "measure a model on held-out masked facts of the knowledge base; needs no questions",
+        "measure a model on masked names and dates in held-out passages of the knowledge base; needs no questions",
         "realm probe --kb kb --model models/realm",
         section="probe",
         reports=True,
@@ -162,7 +168,10 @@ def add_commands(commands: "Commands[Parser]") -> None:
     add_kb(probe)
     add_model(probe)
     _add_method(
-        probe, "; affects recall only, the model always reads dense passages", ("dense", "bm25"), "dense"
+        probe,
+        "; changes only the recall, because the model always reads passages found by vectors",
+        ("dense", "bm25"),
+        "dense",
     )
     _add_outcomes(probe, "masked fact")
 
@@ -179,12 +188,17 @@ def _add_method(
     methods: Sequence[str] = ("dense", "bm25", "hybrid"),
     default: str | None = None,
 ) -> None:
-    unnamed = default or "the method that the model was calibrated with, else dense"
+    unnamed = default or "the method with which the model was calibrated, else dense"
+    ways = (
+        "vectors (dense), words (bm25) or both (hybrid)"
+        if "hybrid" in methods
+        else "vectors (dense) or words (bm25)"
+    )
     parser.add_argument(
         "--method",
         choices=methods,
         default=default,
-        help=f"find passages by vectors{', words, or both' if 'hybrid' in methods else ' or words'} (default: {unnamed}){note}",
+        help=f"find passages by {ways} (default: {unnamed}){note}",
     )
 
 
@@ -192,7 +206,7 @@ def _add_outcomes(parser: Parser, what: str) -> None:
     parser.add_argument(
         "--out",
         metavar="FILE",
-        help=f"also write the report and the outcome of each {what} to this JSON file",
+        help=f"also write the report, with the outcome of each {what}, to this JSON file",
     )
 
 
@@ -214,7 +228,9 @@ def _one_text(text: str) -> str:
 
 def _need_model_but_for_words(args: argparse.Namespace) -> None:
     if args.model is None and args.method != "bm25":
-        raise InputError(f"--method {args.method or 'dense'} needs a --model; without one, use --method bm25")
+        raise InputError(
+            f"--method {args.method or 'dense'} needs --model; without --model, use --method bm25"
+        )
 
 
 def _retrieve(args: argparse.Namespace) -> None:
@@ -226,7 +242,7 @@ def _retrieve(args: argparse.Namespace) -> None:
 
     out = Path(args.out)
     if out.is_dir():
-        raise InputError(f"--out {out} is a folder: name a file in it")
+        raise InputError(f"--out {out} is a folder: give the path of a file")
     questions = read_questions(args.questions, need_answers=False)
     config = settings(args, pipeline.AnswerConfig)
     kb = KnowledgeBase.open(args.kb)
@@ -240,7 +256,8 @@ def _answer(args: argparse.Namespace) -> None:
         here = (args.kb, args.model, args.reader, args.config)
         if any(given is not None for given in here) or args.set:
             raise InputError(
-                "--server uses its own knowledge base, model and settings: leave out --kb, --model, --reader, --config, --set"
+                "the server has its own knowledge base, model and settings: with --server, leave out --kb, --model, --reader, "
+                "--config and --set"
             )
         from realm.serve.client import Client
 
@@ -273,14 +290,14 @@ def _evaluate(args: argparse.Namespace) -> None:
         evaluated_by, only = _score_predictions, (args.model, args.reader, args.method, args.save_predictions)
         if any(one is not None for one in only) or args.gold or args.unanswerable or args.set:
             raise InputError(
-                "--predictions holds answers already: leave out --model, --method, --reader, --gold, --unanswerable, --set and "
-                "--save-predictions"
+                "the file of --predictions already contains the answers: leave out --model, --method, --reader, --gold, "
+                "--unanswerable, --set and --save-predictions"
             )
     elif args.model is not None and is_system(args.model):
         evaluated_by = _evaluate_system
         if args.method is not None or args.reader is not None or args.gold or args.unanswerable:
             raise InputError(
-                f"{args.model} is a compared system: leave out --method, --reader, --gold and --unanswerable"
+                f"{args.model} was trained by `realm baseline`: leave out --method, --reader, --gold and --unanswerable"
             )
     else:
         _need_model_but_for_words(args)
@@ -305,7 +322,7 @@ def _evaluate_model(args: argparse.Namespace, questions: "Sequence[Question]") -
     if args.model is None:
         if args.gold or args.unanswerable or args.reader is not None or args.save_predictions:
             raise InputError(
-                "--gold, --unanswerable, --reader and --save-predictions concern answers, which need a model: give --model"
+                "--gold, --unanswerable, --reader and --save-predictions need answers, and answers need a model: give --model"
             )
         return question_sets.evaluate_bm25(KnowledgeBase.open(args.kb), questions, SCORINGS[args.scoring])
     answerer = pipeline.Answerer.load(args.kb, args.model, config)

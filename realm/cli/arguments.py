@@ -1,4 +1,4 @@
-"""What all commands share: their declaration, common flags, and the printing of results."""
+"""Functions that all commands share: to declare a command, to add common flags, and to print results."""
 
 import argparse
 import json
@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser with one-line errors, and with --in WORKSPACE in place of the flags of a workspace's folders."""
+    """An argument parser with one-line errors, in which --in WORKSPACE can replace the flags for the folders of a workspace."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message} (see `{self.prog} --help`)")
 
     def add_part(self, flag: str, part: Part, metavar: str, help: str) -> None:
-        """Declares the flag of a folder, and --in, which also supplies that folder."""
+        """Declares the flag for a folder, and --in, which sets this flag to the folder of that name in a workspace."""
         if self._in is None:
             self._in = self.add_argument("--in", metavar="WORKSPACE", dest="workspace")
         needed = " (required without --in)" if part.required else ""
@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parses the arguments; with --in, sets the flags of the workspace's folders."""
+        """Parses the arguments; with --in, sets the flags for the folders of the workspace."""
         found, rest = super().parse_known_args(args, namespace)
         if self._in is not None:
             self._take_workspace(found)
@@ -68,8 +68,8 @@ class Parser(argparse.ArgumentParser):
             restore(folder)
             if not folder.is_dir():
                 raise InputError(
-                    f"{found.workspace} is not a workspace, it has no folder {part.name}: "
-                    f"`realm fit SOURCE... --out {found.workspace}` makes one"
+                    f"{found.workspace} is not a workspace, because it has no folder {part.name}: "
+                    f"make a workspace with `realm fit SOURCE... --out {found.workspace}`"
                 )
             setattr(found, flag, str(folder))
 
@@ -87,7 +87,7 @@ def add_command(
     section: str | None = None,
     reports: bool = False,
 ) -> Parser:
-    """Declares a command. `section` is the command's table in configuration files; `reports` adds --json."""
+    """Declares a command. `section` is the command's table in configuration files; `reports` adds the flag --json."""
     parser = commands.add_parser(
         name,
         help=does,
@@ -100,14 +100,14 @@ def add_command(
         parser.add_argument(
             "--config",
             metavar="FILE",
-            help=f"read settings from the table [{section}] of a TOML file or of a preset, given by name",
+            help=f"read settings from the table [{section}] of this TOML file, or of the preset with this name",
         )
         parser.add_argument(
             "--set",
             metavar="NAME=VALUE",
             action="append",
             default=[],
-            help="change one setting (repeatable); overrides --config",
+            help="change one setting; overrides --config; can be given several times",
         )
     if reports:
         parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
@@ -116,21 +116,22 @@ def add_command(
 
 
 def add_engine(parser: Parser, what: str) -> None:
-    """Adds --engine and --ray-address; `what` completes "where ..."."""
+    """Adds --engine and --ray-address. `what` is the end of the help text, after the word "where"."""
     parser.add_argument(
         "--engine",
         choices=("local", "ray"),
-        help=f"where {what}: on this machine (default), or on all machines of a Ray cluster",
+        help=f"where {what}: on this machine (local, the default), or on all machines of a Ray cluster (ray)",
     )
     parser.add_argument(
         "--ray-address",
         metavar="HOST:PORT",
-        help="address of the Ray cluster (default: RAY_ADDRESS, else a cluster on this machine, else a new one)",
+        help="address of the Ray cluster (default: the environment variable RAY_ADDRESS, else a running cluster on this "
+        "machine, else a new cluster)",
     )
 
 
 def engine_of(args: argparse.Namespace) -> EngineConfig:
-    """The engine that --engine and --ray-address name."""
+    """The engine given by --engine and --ray-address."""
     try:
         return EngineConfig(args.engine or "local", args.ray_address or "")
     except ValueError as error:
@@ -145,12 +146,12 @@ def add_kb(parser: Parser, required: bool = True) -> None:
 def add_model(parser: Parser, required: bool = True) -> None:
     """Adds --model, the model that a command uses."""
     parser.add_part(
-        "model", Part("model", required), "MODEL", "the model: a folder, package:NAME or hf:OWNER/NAME"
+        "model", Part("model", required), "MODEL", "model: a folder, package:NAME or hf:OWNER/NAME"
     )
 
 
 def add_reader(parser: Parser, does: str) -> None:
-    """Adds --reader, which sets the setting `reader`: a span reader other than the model's."""
+    """Adds --reader, a span reader to use instead of that of the model. The flag sets the setting `reader`."""
     parser.add_argument(
         "--reader",
         metavar="NAME",
@@ -164,7 +165,7 @@ def add_init(parser: Parser, required: bool, metavar: str, help: str) -> None:
 
 
 def add_out(parser: Parser, what: str) -> None:
-    """Adds --out, the file or folder that a command writes."""
+    """Adds --out, the file or folder that a command writes; `what` is the help text."""
     parser.add_argument("--out", metavar="OUT", required=True, help=what)
 
 
@@ -181,7 +182,8 @@ def add_sources(parser: Parser) -> None:
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="stop at the first file, line or row that cannot be read (default: leave it out and list it with the reason)",
+        help="end with an error at the first file, line or row that cannot be read (default: files, lines and rows that cannot "
+        "be read are left out, and listed with the reason)",
     )
 
 
@@ -190,27 +192,30 @@ def add_regex(parser: Parser) -> None:
     parser.add_argument(
         "--regex",
         action=argparse.BooleanOptionalAction,
-        help="treat all answers as regular expressions; --no-regex: only answers that the file marks with "
-        '"regex": true (default: like --no-regex, and also the lines of DrQA\'s CuratedTREC files)',
+        help="treat all answers as regular expressions; --no-regex: only the answers that the file marks with "
+        '"regex": true (default: the answers that the file marks, and all answers in CuratedTREC files of DrQA)',
     )
 
 
 def settings(args: argparse.Namespace, cls: type[T], *flags: str) -> T:
-    """Settings of the command, from --config, then --set, then --reader and the `flags` that have a setting's name."""
+    """Settings of the command: values from --config, replaced by those from --set, then by those from other flags.
+
+    These other flags are --reader and `flags`; each has the name of a setting.
+    """
     given = [(name, getattr(args, name, None)) for name in ("reader", *flags)]
     last = [f"{k}={json.dumps(v) if isinstance(v, str) else v}" for k, v in given if v is not None]
     return read_config(cls, args.config, args.section, [*args.set, *last])
 
 
 def positive(text: str) -> int:
-    """Converts a flag's value to a whole number of at least 1."""
+    """Converts the text of a flag to a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return int(text)
 
 
 def report(args: argparse.Namespace, result: Mapping[str, Any], lines: Sequence[str] | None = None) -> None:
-    """Prints a command's result: with --json as one JSON object, otherwise `lines`, or one value per line if None."""
+    """Prints the result of a command: with --json as one JSON object, else `lines`; if `lines` is None, one value per line."""
     if args.json:
         print(json.dumps(result, ensure_ascii=False))
         return
@@ -221,8 +226,8 @@ def report(args: argparse.Namespace, result: Mapping[str, Any], lines: Sequence[
 
 
 def say_where(args: argparse.Namespace, what: str, place: str | Path) -> None:
-    """Prints the last line of a command on standard error: what the command wrote ("the index is") and the place."""
-    sys.stdout.flush()  # so that the result comes first
+    """Prints on standard error where the command has written its result. `what` is, for example, "the index is"."""
+    sys.stdout.flush()  # so that the result is printed before this line
     print(f"{args.called}: {what} in {place}", file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""Commands that compare REALM with other systems and with itself: `compare`, `ablate`, `baseline`."""
+"""Commands that compare REALM with other systems and with variants of REALM: `compare`, `ablate`, `knn`, `baseline`."""
 
 import argparse
 import json
@@ -34,7 +34,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "compare",
         _compare,
-        "train and measure the systems of the paper's Table 1 on the same passages and questions",
+        "train and measure the systems in Table 1 of the REALM paper, on the same passages and questions",
         "realm compare tables --dir tables",
         reports=True,
     )
@@ -42,7 +42,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "ablate",
         _ablate,
-        "train and measure the ablations of the paper's Table 2",
+        "train and measure the ablations in Table 2 of the REALM paper",
         "realm ablate tables --dir tables",
         reports=True,
     )
@@ -51,67 +51,82 @@ def add_commands(commands: "Commands[Parser]") -> None:
         table.add_argument(
             "config",
             metavar="PRESET",
-            help=f"preset or TOML file: its [data] names documents and questions, [{section}] the rows, all others the stages",
+            help=f"preset or TOML file: the table [data] has the documents and questions, [{section}] the rows; the other "
+            "tables configure the training",
         )
         table.add_argument(
             "--set",
             metavar="NAME=VALUE",
             action="append",
             default=[],
-            help=f"change one setting of [{section}], or data.NAME=VALUE one of [data] (repeatable)",
+            help=f"change one setting of [{section}], or with data.NAME=VALUE of [data]; can be given several times",
         )
-        table.add_argument("--rows", metavar="ROW", nargs="+", help="only these rows (default: all)")
+        table.add_argument(
+            "--rows", metavar="ROW", nargs="+", help="make only these rows (default: all rows)"
+        )
         table.add_argument(
             "--dir",
             metavar="DIR",
-            help="folder for all files (default: the name of the command); both commands may share one",
+            help="folder for all files (default: the name of the command); compare and ablate can use the same folder",
         )
         table.add_argument(
             "--diff",
             metavar="ROW",
             nargs=2,
-            help="only show questions that one of two rows answers right and the other wrong, from files of an earlier run",
+            help="run no stage, but show the questions that one of these two rows answered right and the other row wrong in an "
+            "earlier run",
         )
         table.add_argument(
             "--check",
             metavar="REPORT",
-            help="fail if a score differs from this table1.json or table2.json of an earlier run by more than --tolerance",
+            help="end with an error if a score differs by more than --tolerance from the score in this table1.json or "
+            "table2.json of an earlier run",
         )
         table.add_argument(
             "--tolerance",
             metavar="POINTS",
             type=float,
             default=3.0,
-            help="for --check, in points (default: 3)",
+            help="largest difference that --check accepts, in percentage points (default: 3)",
         )
 
     knn = add_command(
         commands,
         "knn",
         _knn,
-        "predict held-out masked facts with kNN-LM, with the model alone, and with retrieved passages",
+        "predict masked names and dates of held-out passages with the model alone, with kNN-LM, and with retrieved passages",
         "realm knn --kb kb --model models/realm --out datastore",
         section="knn",
         reports=True,
     )
     add_kb(knn)
     add_model(knn)
-    add_out(knn, "folder that keeps the datastore, which is used again if it fits")
+    add_out(
+        knn,
+        "folder for the datastore of kNN-LM; a datastore of the same model and knowledge base is used again",
+    )
 
     baseline = add_command(
         commands,
         "baseline",
         _baseline,
-        "train a system that the paper compares REALM with; `realm evaluate --model` measures it",
+        "train a system with which the paper compares REALM; `realm evaluate --model` measures the trained system",
         "realm baseline drqa --kb kb --model models/encoder --train train.jsonl --dev dev.jsonl --out drqa",
         section="baseline",
     )
-    baseline.add_argument("system", metavar="SYSTEM", help="name of the system: docs/compare.md lists them")
+    baseline.add_argument(
+        "system", metavar="SYSTEM", help="name of the system, from the list in docs/compare.md"
+    )
     add_kb(baseline)
     add_model(baseline)
-    baseline.add_argument("--train", metavar="FILE", required=True, help="questions with answers to train on")
     baseline.add_argument(
-        "--dev", metavar="FILE", required=True, help="questions with answers to choose the best weights by"
+        "--train", metavar="FILE", required=True, help="file of training questions with answers"
+    )
+    baseline.add_argument(
+        "--dev",
+        metavar="FILE",
+        required=True,
+        help="file of questions with answers, by which the best weights are chosen",
     )
     add_regex(baseline)
     add_out(baseline, "folder of the trained system")
@@ -171,7 +186,8 @@ def _table(args: argparse.Namespace, title: str, rows: "Mapping[str, Row]") -> N
         for line in results.disagreements(plan, *args.diff):
             print(line)
         return
-    expected = results.expected_scores(args.check) if args.check else None  # refused now, not after hours
+    # A wrong file is an error now, not after hours of training.
+    expected = results.expected_scores(args.check) if args.check else None
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
         report = table.run(title, plan, run)
     if args.json:
@@ -183,6 +199,9 @@ def _table(args: argparse.Namespace, title: str, rows: "Mapping[str, Row]") -> N
                 f"{one['score']}: {one['found']:g}, expected {one['expected']:g}" for one in found
             )
             raise DivergedError(
-                f"scores differ from {args.check} by more than {args.tolerance:g} points: {listed}"
+                f"scores differ from those in {args.check} by more than {args.tolerance:g} points: {listed}"
             )
-        print(f"All scores are within {args.tolerance:g} points of {args.check}.", file=sys.stderr)
+        print(
+            f"All scores differ from those in {args.check} by at most {args.tolerance:g} points.",
+            file=sys.stderr,
+        )

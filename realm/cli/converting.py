@@ -1,4 +1,4 @@
-"""`realm convert`: turns published checkpoints into model folders, and model folders into published formats."""
+"""`realm convert`: converts published checkpoints to model folders, and model folders to published formats."""
 
 import argparse
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ ONLY_FOR = {
     "data": "hub",
     "numbers": "hub",
 }
-"""Flag -> the only --to target that accepts it."""
+"""Flag -> the only target of --to with which the flag can be used."""
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
@@ -36,85 +36,89 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "convert",
         _convert,
-        "turn a published checkpoint into a model (open QA: with its knowledge base), or a model into a published format",
+        "convert a published checkpoint to a model (an open-QA checkpoint to a model and a knowledge base), or a model to a "
+        "published format",
         "realm convert google/realm-orqa-nq-openqa ./nq",
         reports=True,
     )
     convert.add_argument(
         "source",
         metavar="FROM",
-        help="published checkpoint: a folder, a hub name, or the prefix of TensorFlow files; with --to, a model",
+        help="published checkpoint: a folder, a hub name, or the prefix of TensorFlow files; with --encoder-of, and with --to "
+        "other than realm, a model",
     )
     convert.add_argument(
         "out",
         metavar="OUT",
-        help="folder to make; for an open-QA checkpoint, OUT/model and OUT/kb are made in it",
+        help="new folder; an open-QA checkpoint is converted to the folders OUT/model and OUT/kb",
     )
     convert.add_argument(
         "--to",
         choices=TARGETS,
         default="realm",
-        help="realm: a model folder (default); huggingface-realm: what transformers 4.57.6 loads, one folder per class; "
-        "hub: a model folder with a model card; sentence-transformers: the embedder; compact: a model folder with 16-bit "
-        "weights, without the tensors that equal those of a packaged encoder",
+        help="format of OUT. realm (default): a model folder; huggingface-realm: one folder for each REALM class of "
+        "transformers 4.57.6; hub: a model folder with a model card; sentence-transformers: the query tower of the embedder; "
+        "compact: a model folder with 16-bit weights, without the tensors that are equal to those of a packaged encoder",
     )
     convert.add_argument("--encoder", metavar="NAME", help="published encoder to use as the masked-LM reader")
     convert.add_argument(
         "--embedder",
         metavar="NAME",
-        help="published embedder of passages; also of queries if FROM has no embedder",
+        help="published embedder to use for passages; also used for queries if FROM has no embedder",
     )
     convert.add_argument(
         "--retriever",
         metavar="MODEL",
-        help="copy this model to OUT, with FROM as its span reader; FROM needs BERT's question-answering head",
+        help="copy this model to OUT, with FROM as the span reader of the copy; FROM must have BERT's question-answering head",
     )
     convert.add_argument(
         "--encoder-of",
         metavar="MODEL",
-        help="copy the model FROM to OUT with the masked-LM reader of this model, and without a span reader",
+        help="copy the model FROM to OUT, with the masked-LM reader of MODEL and without a span reader",
     )
     convert.add_argument(
         "--model-only",
         action="store_true",
         default=None,
-        help="leave out the texts and vectors of an open-QA checkpoint, so that OUT is the model, for another corpus",
+        help="leave out the texts and vectors of an open-QA checkpoint: OUT is only the model, to use with another corpus",
     )
     convert.add_argument(
         "--bits",
         metavar="N",
         type=int,
         choices=(16, 32),
-        help="bits per number of the published vectors: 32, unchanged (default), or 16",
+        help="store the published vectors with 32 bits per number (default, unchanged) or with 16",
     )
     convert.add_argument(
         "--tagger",
         metavar="NAME",
-        help="tagger that marks names and dates in the published texts; only needed to pre-train on them (default: no tagger)",
+        help="tagger that marks names and dates in the published texts, which only pre-training on these texts needs (default: "
+        "no tagger)",
     )
     convert.add_argument(
         "--tokenizer",
         metavar="NAME",
-        help="tokenizer, if the checkpoint has none: a folder with tokenizer.json or vocab.txt, or a hub name",
+        help="tokenizer for a checkpoint that has no tokenizer: a folder with tokenizer.json or vocab.txt, or a hub name",
     )
     convert.add_argument(
         "--kb",
         metavar="KB",
-        help="with --to huggingface-realm: the knowledge base to put into the open-QA folder",
+        help="with --to huggingface-realm: also write an open-QA checkpoint with the texts and vectors of this knowledge base",
     )
     convert.add_argument(
-        "--licence", metavar="ID", help="with --to hub: the licence of the weights, such as apache-2.0"
+        "--licence", metavar="ID", help="with --to hub: licence of the weights, such as apache-2.0"
     )
     convert.add_argument(
         "--data",
         metavar="TEXT",
-        help="with --to hub: the text that the model was trained on, for the model card",
+        help="with --to hub: description of the training text, for the model card",
     )
     convert.add_argument(
         "--numbers",
         metavar="FILE",
         nargs="+",
-        help="with --to hub: reports of `realm evaluate --out` or `realm probe --out`, for the model card",
+        help="with --to hub: files written by `realm evaluate --out` or `realm probe --out`, whose numbers are added to the "
+        "model card",
     )
 
 
@@ -135,7 +139,7 @@ class CompactJson(TypedDict):
 def _convert(args: argparse.Namespace) -> None:
     for flag, target in ONLY_FOR.items():
         if getattr(args, flag) is not None and target != args.to:
-            raise InputError(f"{_flag(flag)} is for --to {target}, not for --to {args.to}")
+            raise InputError(f"{_flag(flag)} can only be used with --to {target}, not with --to {args.to}")
     out = Path(args.out)
     made: ConvertedJson | ExportedJson | MadeFolderJson | CompactJson
     match args.to:
@@ -179,10 +183,12 @@ def _convert(args: argparse.Namespace) -> None:
 
 
 def _refuse_others(args: argparse.Namespace, alone: str) -> None:
-    """Raises InputError if a flag for published checkpoints is given beside a flag that composes a model."""
+    """Raises InputError if a flag for published REALM checkpoints is given together with the flag `alone`."""
     for flag, target in ONLY_FOR.items():
         if flag != alone and target == args.to and getattr(args, flag) is not None:
-            raise InputError(f"{_flag(flag)} is for a published REALM checkpoint, not for {_flag(alone)}")
+            raise InputError(
+                f"{_flag(flag)} can only be used with a published REALM checkpoint, not with {_flag(alone)}"
+            )
 
 
 def _flag(name: str) -> str:
@@ -213,7 +219,7 @@ def _with_encoder(args: argparse.Namespace, out: Path) -> MadeFolderJson:
     model, other = load_model(args.source), load_model(args.encoder_of)
     if model.tokenizer.behaviour != other.tokenizer.behaviour or model.lengths != other.lengths:
         raise InputError(
-            f"{args.encoder_of} and {args.source} differ in tokenizer or lengths: their parts do not fit together"
+            f"{args.encoder_of} and {args.source} differ in tokenizer or lengths: parts of these models cannot be combined"
         )
     model.masked_reader, model.span_reader, model.calibration = other.masked_reader, None, Calibration()
     model.stages = [*model.stages, {"stage": "encoder", "name": args.encoder_of}]
@@ -247,7 +253,7 @@ def _to_hub(args: argparse.Namespace, out: Path) -> MadeFolderJson:
 
 
 def _numbers(files: Sequence[str]) -> dict[str, Any]:
-    """File name -> the single values of that report, and their confidence intervals."""
+    """Name of a report, without ".json" -> the values of the report that are not lists, and the confidence intervals."""
     numbers = {}
     for file in files:
         found = read_json(file)

@@ -26,12 +26,14 @@ def add_commands(commands: "Commands[Parser]") -> None:
     demo.add_argument(
         "--from-text",
         action="store_true",
-        help="another demo: train retriever and reader from plain text alone; table [from_text], default --config demo",
+        help="run another demo, which trains a retriever and a reader from plain text alone; the settings are in the table "
+        "[from_text], and the default of --config is demo",
     )
     demo.add_argument(
         "--full",
         action="store_true",
-        help="with --from-text: three seeds, a second corpus and control runs; takes hours; default --config demo-full",
+        help="with --from-text: train with three seeds, on two corpora, and with control runs; takes hours; the default of "
+        "--config is demo-full",
     )
     demo.add_argument(
         "--dir",
@@ -43,7 +45,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
         metavar="FILE",
         nargs="+",
         default=[],
-        help="with --from-text: more question files to measure every retriever on; never used for training",
+        help="with --from-text: further question files on which every retriever is measured; these questions are never used "
+        "for training",
     )
 
 

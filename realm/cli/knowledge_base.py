@@ -1,4 +1,4 @@
-"""`realm kb ...`, which builds and changes a knowledge base, and `realm questions`, which makes questions from one."""
+"""`realm kb` builds, changes and checks a knowledge base; `realm questions` makes questions from a knowledge base."""
 
 import argparse
 import contextlib
@@ -44,7 +44,7 @@ class QuestionsConfig:
     dev_share: float = 0.1
     """Share of documents whose questions are dev questions."""
     documents: str = ""
-    """Only make questions from documents whose id or title begins with this text; empty: from all documents."""
+    """Questions are made only from documents whose id or title begins with this text; if it is empty, from all documents."""
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
@@ -60,7 +60,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         verbs,
         "build",
         _build,
-        "make a knowledge base: split documents into passages, mark names and dates",
+        "make a knowledge base: split documents into passages, and mark names and dates",
         "realm kb build docs/ --out kb",
         section="kb",
         reports=True,
@@ -70,13 +70,14 @@ def add_commands(commands: "Commands[Parser]") -> None:
     build.add_argument(
         "--tokenizer",
         metavar="NAME",
-        help="model or encoder whose wordpieces to use, folder or name (default: the setting `tokenizer`, package:realm-mini)",
+        help="model or encoder whose wordpieces are used: a folder or a name (default: the setting `tokenizer`, which is "
+        "package:realm-mini)",
     )
     build.add_argument(
         "--vocab-size",
         metavar="N",
         type=positive,
-        help="make a new vocabulary of N wordpieces from the documents, to train an encoder from scratch",
+        help="make a new vocabulary of N wordpieces from the documents, for an encoder that is trained from random weights",
     )
     _add_tagger(build, default="spacy:en_core_web_sm")
     build.add_argument(
@@ -89,13 +90,13 @@ def add_commands(commands: "Commands[Parser]") -> None:
         verbs,
         "add",
         _add,
-        "add documents, and replace documents with the same id",
+        "add documents, and replace old documents that have the id of a new document",
         "realm kb add news.jsonl --kb kb",
         reports=True,
     )
     add_sources(add)
     add_kb(add)
-    _add_tagger(add, default="the tagger that KB was built with")
+    _add_tagger(add, default="the tagger with which KB was built")
 
     delete = add_command(
         verbs, "delete", _delete, "delete documents", "realm kb delete 'Angela Merkel' --kb kb", reports=True
@@ -107,7 +108,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         verbs,
         "compact",
         _compact,
-        "rewrite a knowledge base without deleted passages, and remove its older versions",
+        "rewrite a knowledge base without its deleted passages, and remove its older versions",
         "realm kb compact --kb kb",
         reports=True,
     )
@@ -116,7 +117,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         verbs,
         "list",
         _list,
-        "list the documents: number of passages, id, title",
+        "list the documents, with their numbers of passages, ids and titles",
         "realm kb list 'Ang' --kb kb",
     )
     listing.add_argument(
@@ -183,7 +184,7 @@ class SourcesJson(TypedDict):
     left_out: NotRequired[dict[str, int]]
     """Reason -> number of files, lines and rows left out; absent with --strict."""
     assumed_encodings: NotRequired[int]
-    """Number of files and lines that are not UTF-8 and declare no encoding; absent with --strict."""
+    """Number of files and lines that are not UTF-8 and do not declare an encoding; absent with --strict."""
 
 
 class DeletedJson(TypedDict):
@@ -209,7 +210,7 @@ class SoundJson(TypedDict):
     ok: bool
     problems: list[str]
     lagging: list[str]
-    """Indexes that lack the vectors of passages added later; not a problem."""
+    """Indexes without the vectors of passages that were added after the index was built. Such an index is not a problem."""
 
 
 class MadeJson(TypedDict):
@@ -252,9 +253,9 @@ def _build(args: argparse.Namespace) -> None:
 
 
 def _count(sources: Sequence[str], max_document_chars: int) -> int | None:
-    """Number of documents in the sources, for the display of the time left; reading takes a small part of the total time.
+    """Number of documents in the sources, to estimate the remaining time. Reading takes a small part of the total time.
 
-    None if there are no documents or they cannot be read; the caller reads them again and reports the error.
+    None if there are no documents. Errors are ignored, because the caller reads the sources again and reports the error.
     """
     from realm.documents.reading import ReadingReport, read_documents
 
@@ -286,13 +287,13 @@ def _add(args: argparse.Namespace) -> None:
 
 
 def _report_sources(folder: str, reading: "ReadingReport | None", merged: Mapping[str, str]) -> SourcesJson:
-    """Logs and counts merged and left-out documents, and writes the list of what was left out to the knowledge base."""
+    """Logs and counts the merged documents and everything that was left out; writes a list of the latter to the folder."""
     from realm.documents.reading import ReadingReport
 
     if merged:
         few = ", ".join(f"{one} (as {other})" for one, other in islice(merged.items(), 3))
         more = ", ..." if len(merged) > 3 else ""
-        _log.info("merged: %d with the title and text of another document: %s%s", len(merged), few, more)
+        _log.info("merged: %d with the same title and text as another document: %s%s", len(merged), few, more)
     for line in (reading or ReadingReport()).keep(Path(folder)):
         _log.warning("%s", line)
     if reading is None:
@@ -361,8 +362,8 @@ def _verify(args: argparse.Namespace) -> None:
     report(args, sound, problems or [f"{args.kb} is sound", *lagging])
     if problems:
         raise DamagedError(
-            f"{args.kb} has {len(problems)} problems: if an index is damaged, remove its folder and run `realm index`; "
-            "otherwise run `realm kb build --replace`"
+            f"{args.kb} has {len(problems)} problems: if an index is damaged, remove the folder of the index and run "
+            "`realm index`; otherwise run `realm kb build --replace`"
         )
 
 

@@ -1,4 +1,4 @@
-"""`realm plan`: what a preset costs on given hardware."""
+"""`realm plan`: computes the memory and the time that a preset needs on given hardware."""
 
 import argparse
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ from realm.errors import InputError
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
-    """Declares the group."""
+    """Declares the command."""
     plan = add_command(
         commands,
         "plan",
         _plan,
-        "compute the memory and time that a preset's stages need on given hardware",
+        "compute the memory and the time that the stages of a preset need on given hardware",
         "realm plan paper --hardware h100-x8",
         reports=True,
     )
@@ -22,23 +22,23 @@ def add_commands(commands: "Commands[Parser]") -> None:
     plan.add_argument(
         "--hardware",
         metavar="FILE",
-        help="TOML file with a table [hardware], or the name of a machine: h100, h100-x8, h100-x64",
+        help="TOML file with a table [hardware], or the name of known hardware: h100, h100-x8, h100-x64",
     )
     plan.add_argument(
         "--measure",
         action="store_true",
-        help="measure this machine, with a few training steps of ten seconds in all",
+        help="measure the speed of this machine with a few training steps, which take about ten seconds",
     )
     plan.add_argument(
         "--kb",
         metavar="KB",
-        help="take the size of the corpus and the lengths of its text from this knowledge base",
+        help="knowledge base whose number of passages and lengths of texts are used",
     )
     plan.add_argument(
         "--passages",
         metavar="N",
         type=positive,
-        help="size of the corpus (default: that of --kb, else the paper's 13,353,718 passages)",
+        help="number of passages of the corpus (default: that of --kb, else the 13,353,718 passages of the paper)",
     )
 
 
@@ -62,7 +62,7 @@ def _plan(args: argparse.Namespace) -> None:
 
 
 def _lines(plan: dict[str, Any]) -> Iterator[str]:
-    """The plan as text."""
+    """The plan as lines for a terminal."""
     hardware, corpus = plan["hardware"], plan["corpus"]
     yield (
         f"{hardware['devices']} devices of {hardware['memory_gb']:g} GB, {hardware['tflops']:.4g} TFLOP/s and "
@@ -70,14 +70,14 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
     )
     yield f"on disk: {corpus['text_gb']:.3g} GB of text, {corpus['vectors_gb']:.3g} GB of vectors"
     yield (
-        f"to build: {corpus['tagging_core_hours']:.3g} core hours for the tagger, {corpus['rest_core_hours']:.3g} for the "
-        f"rest, {corpus['build_memory_gb']:.3g} GB of memory"
+        f"to build the knowledge base: {corpus['tagging_core_hours']:.3g} core hours for the tagger, "
+        f"{corpus['rest_core_hours']:.3g} for all other work, {corpus['build_memory_gb']:.3g} GB of memory"
     )
     yield f"index: {_duration(plan['index_seconds'])} on one device"
-    yield f"each training process: {corpus['process_memory_gb']:.3g} GB of main memory beside the memory of its device"
+    yield f"each training process: {corpus['process_memory_gb']:.3g} GB of main memory, besides the memory of the device"
     yield ""
-    rows = [["stage", "devices", "steps", "a step", "index builds", "in all"]]
-    rows[0] += ["GB: weights", "optimizer", "activations", "index", "all"]
+    rows = [["stage", "devices", "steps", "per step", "index builds", "total"]]
+    rows[0] += ["GB: weights", "optimizer", "activations", "index", "total"]
     for stage in plan["stages"]:
         builds = (
             f"{stage['refreshes']} of {_duration(stage['refresh_seconds'])}" if stage["refreshes"] else "-"
@@ -99,7 +99,7 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
 
 
 def _duration(seconds: float) -> str:
-    """A duration in the unit that suits it."""
+    """A duration as text, with a unit in which the number is small but usually not below 2."""
     for unit, size, least in (("days", 86_400, 2), ("h", 3600, 2), ("min", 60, 2), ("s", 1, 1)):
         if seconds >= least * size:
             return f"{seconds / size:.3g} {unit}"

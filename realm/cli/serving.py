@@ -13,7 +13,7 @@ SHORTEST_TOKEN = 16
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
-    """Declares the group."""
+    """Declares the command."""
     serve = add_command(
         commands,
         "serve",
@@ -24,7 +24,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
     add_kb(serve)
     add_model(serve)
-    add_reader(serve, "span reader to use in place of the model's")
+    add_reader(serve, "span reader to use instead of that of the model")
     serve.add_argument(
         "--host", metavar="HOST", default="127.0.0.1", help="address to listen on (default: %(default)s)"
     )
@@ -39,20 +39,20 @@ def add_commands(commands: "Commands[Parser]") -> None:
     serve.add_argument(
         "--writable",
         action="store_true",
-        help=f"allow clients to add and delete documents; they must send the token given in {TOKEN} or --token-file",
+        help=f"allow clients that send the token in {TOKEN} or --token-file to add and delete documents",
     )
     serve.add_argument("--token-file", metavar="FILE", help="file with the token for --writable")
     serve.add_argument(
         "--private",
         action="store_true",
-        help=f"let only clients read that send the token given in {READ_TOKEN} or --read-token-file, or the --writable token",
+        help=f"answer only clients that send the token in {READ_TOKEN} or --read-token-file, or the token for --writable",
     )
     serve.add_argument("--read-token-file", metavar="FILE", help="file with the token for --private")
 
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 0 to 65535")
     return int(text)
 
 
@@ -74,7 +74,7 @@ def _serve(args: argparse.Namespace) -> None:
 
 
 def _token(flag: str, given: bool, file_flag: str, file: str | None, variable: str) -> str | None:
-    """The token that a flag requires, from a file or the environment; None without the flag."""
+    """The token that a flag requires, from a file or an environment variable; None if the flag is not given."""
     if not given:
         if file is not None:
             raise InputError(f"{file_flag} needs {flag}: add {flag}")

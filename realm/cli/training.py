@@ -26,7 +26,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "mlm",
         _mlm,
-        "train an encoder as a masked language model, from --init or from scratch",
+        "train an encoder as a masked language model, from --init or from random weights",
         "realm mlm --kb kb --init package:all-minilm-l6-v2 --out models/encoder",
         section="mlm",
     )
@@ -35,7 +35,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         mlm,
         False,
         "ENCODER",
-        "model or BERT-like encoder to start from, folder or name (default: the setting `init`, else from scratch)",
+        "model or BERT-like encoder to start from: a folder or a name (default: the setting `init`, else random weights)",
     )
     add_out(mlm, "folder of the new model")
 
@@ -43,19 +43,20 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "ict",
         _ict,
-        "warm up the embedder with the inverse cloze task: find the passage that a sentence was taken from",
+        "train the embedder with the inverse cloze task: to find the passage from which a sentence was taken",
         "realm ict --kb kb --init models/encoder --out models/ict",
         section="ict",
     )
     add_kb(ict)
-    add_init(ict, True, "MODEL", "the model to start from: a folder, package:NAME or hf:OWNER/NAME")
+    add_init(ict, True, "MODEL", "model to start from: a folder, package:NAME or hf:OWNER/NAME")
     add_out(ict, "folder of the new model")
 
     pretrain = add_command(
         commands,
         "pretrain",
         _pretrain,
-        "REALM pre-training: learn to retrieve passages that help to predict masked names and dates; leaves an index in KB",
+        "REALM pre-training: train retriever and reader to predict masked names and dates from retrieved passages; also "
+        "writes the index of the new model to KB",
         "realm pretrain --kb kb --model models/ict --out models/realm",
         section="pretrain",
     )
@@ -67,7 +68,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     pretrain.add_argument(
         "--questions",
         metavar="FILE",
-        help="questions to measure recall on at each index version; never used for training",
+        help="question file on which the recall of each index version is measured; these questions are never used for training",
     )
     add_regex(pretrain)
     add_out(pretrain, "folder of the new model")
@@ -76,7 +77,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "adapt",
         _adapt,
-        "adapt a model that already retrieves to a knowledge base, in minutes: REALM's loss, each sentence used once",
+        "adapt the retriever of a model to a knowledge base within minutes, with the loss of REALM; the reader reads each "
+        "sentence only once",
         "realm adapt --kb kb --model models/start --out models/adapted",
         section="adapt",
     )
@@ -86,7 +88,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "--minutes",
         metavar="N",
         type=float,
-        help="time limit in minutes (default: the setting `minutes`, 10)",
+        help="time limit in minutes (default: the setting `minutes`, which is 10)",
     )
     add_out(adapt, "folder of the new model")
 
@@ -106,32 +108,39 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "--supervised",
         metavar="FOLDER",
         type=Path,
-        help="used by training runs: write the index to this folder, print progress every few seconds, end when standard "
-        "input closes",
+        help="for training runs, which use this flag themselves: write the index to this folder, print progress every few "
+        "seconds, and end when standard input is closed",
     )
 
     finetune = add_command(
         commands,
         "finetune",
         _finetune,
-        "train on questions with answers; keeps the model that is best on the dev questions",
+        "train a model on questions with answers, and keep the weights that are best on the dev questions",
         "realm finetune --kb kb --model models/realm --train train.jsonl --dev dev.jsonl --out models/qa",
         section="finetune",
     )
     add_kb(finetune)
     add_model(finetune)
     add_reader(
-        finetune, "span reader to start from (default: the model's, or a new one if the model has none)"
+        finetune,
+        "span reader to start from (default: that of the model, or a new span reader if the model has none)",
     )
     finetune.add_argument(
         "--method",
         choices=("dense", "bm25", "hybrid"),
-        help="find the passages to train on by vectors, words, or both; the new model then also answers by this method "
-        "(default: the setting `method`, else the method that the model was calibrated with, else dense)",
+        help="retrieve the passages for training by vectors (dense), words (bm25) or both (hybrid); the new model uses the "
+        "same method to answer (default: the setting `method`, else the method with which the model was calibrated, else "
+        "dense)",
     )
-    finetune.add_argument("--train", metavar="FILE", required=True, help="questions with answers to train on")
     finetune.add_argument(
-        "--dev", metavar="FILE", required=True, help="questions with answers to choose the best model by"
+        "--train", metavar="FILE", required=True, help="file of training questions with answers"
+    )
+    finetune.add_argument(
+        "--dev",
+        metavar="FILE",
+        required=True,
+        help="file of questions with answers, by which the best weights are chosen",
     )
     add_regex(finetune)
     add_out(finetune, "folder of the new model")
@@ -175,7 +184,7 @@ def _index(args: argparse.Namespace) -> None:
     if args.supervised is not None:
         from realm.watchdog import end_with_parent
 
-        end_with_parent()  # before torch is imported, which takes seconds: the trainer may die during them
+        end_with_parent()  # called before the import of torch, which takes seconds in which the trainer may end
     from realm.index.versions import IndexConfig, build_index
     from realm.store.knowledge_base import KnowledgeBase
 

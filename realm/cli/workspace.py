@@ -23,12 +23,14 @@ def add_commands(commands: Commands) -> None:
         "--minutes",
         metavar="N",
         type=float,
-        help="time limit of the adaptation to the documents, in minutes; 0: no adaptation (default: the setting `minutes`, 10)",
+        help="time limit of the adaptation to the documents, in minutes; 0: no adaptation (default: the setting `minutes`, "
+        "which is 10)",
     )
     fit.add_argument(
         "--start",
         metavar="MODEL",
-        help="model to start from: a folder, package:NAME or hf:OWNER/NAME (default: the setting `start`, package:realm-small)",
+        help="model to start from: a folder, package:NAME or hf:OWNER/NAME (default: the setting `start`, which is "
+        "package:realm-small)",
     )
 
 

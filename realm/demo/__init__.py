@@ -1,10 +1,10 @@
-"""`realm demo`: makes a workspace that answers questions, by running `realm` commands and printing each one.
+"""`realm demo` prints and runs `realm` commands, which make a workspace that can answer questions.
 
-    stages      the stages in their order, each one `realm` command; the questions of section 5
-    results     reads the reports of the commands: recall, exact match, paired tests; the tables
-    from_text/  another demo: trains a retriever and a reader from plain text alone
+    stages      the stages of the demo in their order, each of which runs one command; the questions of section 5
+    results     reads the reports of the commands, and makes the tables of recall, exact match and paired tests
+    from_text/  another demo, which trains a retriever and a reader from plain text alone
 
-The demo's folder always contains: workspace (made by `realm fit`), questions/dev.jsonl, report.json.
+The folder of the demo contains the workspace made by `realm fit` in `workspace`, questions/dev.jsonl and report.json.
 """
 
 import dataclasses
@@ -31,20 +31,21 @@ __all__ = ["DemoConfig", "DemoRun", "run"]
 
 ANSWER = Section(
     "5. Questions that a person would ask",
-    "The questions were chosen before the model had answered any of them. [[ ]] marks the answer in the passage. The "
-    "probability estimates how likely the answer is right. p(z|x) is the retriever's probability of passage z for question x.",
+    "The questions were chosen before the model answered any of these questions. [[ ]] marks the answer in the passage. "
+    "The probability is an estimate of how likely the answer is right. p(z|x) is the retriever's probability of passage z "
+    "for question x.",
 )
 FILL = Section(
     "6. A masked sentence",
-    "The retriever is adapted on sentences like this one: the reader predicts the word at [MASK] from the sentence and a "
-    "passage. p(y|z,x) is the probability of word y given sentence x and passage z. Retrieval utility is the gain in log "
-    "probability over the prediction without a passage.",
+    "The retriever was adapted on sentences of this kind: the reader predicts the word at [MASK] from the sentence and a "
+    "passage. p(y|z,x) is the probability of word y given sentence x and passage z. The retrieval utility of a passage is the "
+    "log probability of the word with this passage, minus its log probability without a passage.",
 )
 
 
 HOW = (
-    "It takes about 8 minutes on two CPU cores, or 15 if they have no bf16 instructions. Each line that begins with $ is a "
-    "command that you can also run yourself. You can stop the demo at any time: the same command continues it."
+    "The demo takes about 8 minutes on two CPU cores, or 15 if the cores have no bf16 instructions. Each line that begins with "
+    "$ is a command that you can also run yourself. You can stop the demo at any time; the same command continues the demo."
 )
 
 
@@ -58,7 +59,7 @@ class SettingsJson(TypedDict):
 def run(
     config: DemoConfig, preset: str | None, folder: Path, run_command: Callable[[Sequence[str]], None]
 ) -> results.DemoReport:
-    """Runs the demo in a folder -> the demo's report. Stages that are already done are skipped.
+    """Runs the demo in a folder -> report of the demo. Stages that are already done are skipped.
 
     Raises:
         InputError: a stage refuses its input, or the folder was made with other settings.
@@ -66,7 +67,7 @@ def run(
     demo = DemoRun(config, preset, folder)
     print(
         paragraph(
-            f"realm demo: makes a workspace in {folder} that answers questions about {config.source}. {HOW}"
+            f"realm demo makes a workspace in {folder}, which can answer questions about {config.source}. {HOW}"
         )
     )
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,19 +104,22 @@ def run(
 
 
 def _check_settings(demo: DemoRun) -> None:
-    """Raises ConflictError if the folder was made with other settings: its results would mix both."""
+    """Raises ConflictError if the folder was made with other settings.
+
+    The report would then mix results of different settings.
+    """
     file = demo.folder / "settings.json"
     settings: SettingsJson = {"settings": dataclasses.asdict(demo.config), "config": demo.preset}
     settings = json.loads(json.dumps(settings))
     if file.exists() and read_json(file) != settings:
         raise ConflictError(
-            f"{demo.folder} was made with other settings: choose another --dir, or remove that folder"
+            f"{demo.folder} was made with other settings: use another --dir, or remove {demo.folder}"
         )
     write_json(file, settings)
 
 
 def _ask(demo: DemoRun) -> list[results.Answered]:
-    """Sections 5 and 6: answers with evidence to `QUESTIONS`, and predictions for a masked sentence."""
+    """Prints sections 5 and 6: answers with evidence to `QUESTIONS`, and predictions for a masked sentence."""
     workspace = Workspace(demo.workspace, AnswerConfig(answers=1))
     asked: list[results.Answered] = []
     _print_section(ANSWER)

@@ -1,6 +1,6 @@
-"""Results of the demo: recall and exact match of each retriever, paired tests, and their tables.
+"""Results of the demo and the tables that show them: recall and exact match of each retriever, and paired tests.
 
-All numbers come from files written by the commands of the stages, and are in percent of queries.
+All numbers come from files that the commands of the stages wrote. Recall and exact match are in percent of the queries.
 
 Axis letters: N questions.
 """
@@ -17,24 +17,24 @@ from realm.workspace.report import AdaptationJson, FitJson, Recall, TestJson
 
 RANKS = ("1", "5", "20")
 LABELS = {"bm25": "BM25"}
-"""System -> its label in tables, if that differs from the name."""
+"""Retriever -> label in the tables, if the label differs from the name."""
 
 
 class Scores(TypedDict):
     """Results of one retriever on questions, in percent."""
 
     found: Recall
-    """Questions with an answer in the first 1, 5 or 20 passages."""
+    """Share of questions with an answer in the first 1, 5 or 20 passages."""
     exact: float
-    """Questions whose answer is exactly right."""
+    """Share of questions with an exact match."""
     exact_ci95: list[float]
 
 
 class Compared(TypedDict):
-    """Difference between the last retriever before hybrid and another retriever."""
+    """The last retriever before "hybrid" minus another retriever: differences in percentage points."""
 
     found: PairedDifference
-    """Difference in questions with an answer in the first 5 passages."""
+    """Difference in the share of questions with an answer in the first 5 passages."""
     exact: PairedDifference
     """Difference in exact match."""
 
@@ -47,7 +47,7 @@ class Part(TypedDict):
     questions: int
     systems: dict[str, Scores]
     less: dict[str, Compared]
-    """System -> the last retriever before hybrid minus that system."""
+    """Retriever -> its comparison with the last retriever before "hybrid"."""
     adaptation: AdaptationJson | None
     masked_facts: NotRequired[TestJson]
 
@@ -60,9 +60,9 @@ class Answered(TypedDict):
     answer: str
     probability: float
     right: bool
-    """Whether the answer contains the words of `Asked.right`."""
+    """Whether the answer contains `Asked.right`."""
     found: bool
-    """Whether the probability reaches the model's threshold; otherwise the answer is a guess."""
+    """Whether the probability reaches the threshold of the model; an answer with a lower probability is a guess."""
     title: str
 
 
@@ -122,7 +122,7 @@ def _part(demo: DemoRun, part: str, names: tuple[str, ...], fit: FitJson) -> Par
 
 
 def articles_lines(part: Part) -> list[str]:
-    """Lines of section 2's tables, and how to read them."""
+    """Lines with the tables of section 2, and with an explanation of these tables."""
     facts = part.get("masked_facts")
     heads = [f"{part['questions']:,} made questions"]
     heads += [] if facts is None else [f"{facts['n']:,} masked facts"]
@@ -138,7 +138,7 @@ def articles_lines(part: Part) -> list[str]:
 
 
 def added_lines(part: Part) -> list[str]:
-    """Lines of section 4's tables."""
+    """Lines with the tables of section 4."""
     rows = [["", f"{part['questions']:,} made questions"]]
     rows.append(["% found in the first", "".join(f"{rank:>7}" for rank in RANKS) + "   exact"])
     for name, scores in part["systems"].items():
@@ -147,10 +147,11 @@ def added_lines(part: Part) -> list[str]:
 
 
 READ_IT = (
-    "found: one of the first 1, 5 or 20 passages contains the answer. exact: the reader, given the first 5 passages, answers "
-    "with exactly the expected words. masked facts: a name or date is masked in a sentence that was not used for training, and "
-    "is found if another passage contains it. vs: difference in percentage points, with the 95% interval in brackets and "
-    "the p value of the exact McNemar test on the same queries; below .05 the difference is unlikely to be chance."
+    "found in the first 1, 5, 20: % of questions for which one of these passages contains the answer. exact: % of questions "
+    "for which the reader extracts exactly the expected answer from the first 5 passages. masked facts: a name or date is "
+    "masked in a sentence that was not used for training; the fact is found if another passage that contains this name or "
+    "date is among the first passages. vs: difference in percentage points, with the 95% interval in brackets and the p value "
+    "of the exact McNemar test on the same queries; if p is below .05, the difference is unlikely to be chance."
 )
 
 
@@ -167,19 +168,23 @@ def _comparison(part: Part) -> list[str]:
 
 
 def _verdict(part: Part) -> list[str]:
-    """Whether the adapted retriever was kept and why, and its difference on masked facts."""
+    """Lines on whether the adapted retriever was kept and why, and on its difference from the start on masked facts."""
     done, facts = part["adaptation"], part.get("masked_facts")
     lines = []
     if facts is not None and facts["difference"] is not None:
         lines.append(f"masked facts, first 5, adapted minus start: {difference(facts['difference'])}")
     if done is not None:
-        kept = "The adapted retriever was kept" if done["kept"] else "The start was kept"
+        kept = "The adapted retriever was kept" if done["kept"] else "The start model was kept"
         lines += ["", paragraph(f"{kept}: {done['why']}.")]
     return lines
 
 
 def asked_line(asked: list[Answered]) -> str:
-    """Number of right answers to the questions of section 5."""
+    """A line with the numbers of right answers and of guesses to the questions of section 5."""
     guesses = sum(not one["found"] for one in asked)
-    right = f"Right: {sum(one['right'] for one in asked)} of {len(asked)}."
-    return f"{right} Answers below the model's threshold, which are guesses: {guesses}." if guesses else right
+    right = f"Right answers: {sum(one['right'] for one in asked)} of {len(asked)}."
+    return (
+        f"{right} Guesses, whose probability is below the threshold of the model: {guesses}."
+        if guesses
+        else right
+    )

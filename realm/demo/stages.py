@@ -1,4 +1,4 @@
-"""Stages of `realm demo`: the commands in their order, and the text of each section.
+"""Stages of `realm demo`: the commands in their order, and the explanation of each section.
 
 The stages make a workspace from documents, compare its retrievers, add more documents and adapt the workspace to them.
 """
@@ -16,7 +16,7 @@ from realm.workspace.settings import FitConfig
 
 
 class Asked(NamedTuple):
-    """A question of section 5."""
+    """A question of section 5, with its answer."""
 
     question: str
     expected: str
@@ -37,25 +37,25 @@ QUESTIONS = (
     Asked("How many people live in Iceland?", "roughly 395,000", "395,000"),
     Asked("What is the highest mountain in Kenya?", "Mount Kenya", "Mount Kenya"),
 )
-"""Questions of section 5, fixed before the model had answered any of them."""
+"""Questions of section 5. They were chosen before the model answered any of these questions."""
 SENTENCE = "The [MASK] is the currency of the United Kingdom."
 """The masked sentence of the last section."""
 FACTBOOK, FACTBOOK_PART = "package:factbook", "Introduction"
-"""Of the factbook only the documents of one part are added, those whose id ends with it; of other sources all documents."""
+"""From the factbook, only documents whose id ends with `FACTBOOK_PART` are added; from other sources, all documents."""
 MADE_QUESTIONS = 150
-"""Largest number of questions made from the first documents."""
+"""Largest number of questions that `realm fit` makes from the documents."""
 MORE_TIME = 1.25
-"""Time of the second adaptation as a multiple of the first; `realm fit` only adapts again with more time than before."""
+"""Time limit of the second adaptation divided by that of the first: `realm fit` adapts again only with a longer time limit."""
 
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """Settings of the demo. Each stage has its own table in the same configuration file."""
+    """Settings of the demo. The commands of the stages have their own tables in the same configuration file."""
 
     source: str = "package:vital-articles"
-    """The first documents."""
+    """Documents from which the workspace is made."""
     later: str = FACTBOOK
-    """The documents that are added later."""
+    """Documents that are added to the workspace later."""
     start: str = "package:realm-small"
     """The model to start from."""
     minutes: float = 1.0
@@ -70,20 +70,20 @@ FIT = Section(
     "1. Make a workspace from documents",
     "`realm fit` splits the documents into passages of about 80 words, marks names and dates in them, and computes a vector\n"
     "for each passage. The workspace can then answer questions. After that, `realm fit` adapts the retriever to the documents\n"
-    "without labels: it masks a name or date in a sentence, retrieves passages, and trains the retriever to rank those\n"
-    "passages higher that help the reader to predict the masked words. The adapted retriever replaces the start only if it\n"
-    "finds more.",
+    "without labels: it masks a name or date in a sentence, retrieves passages, and trains the retriever to rank passages\n"
+    "higher if they help the reader to predict the masked words. The adapted retriever replaces the start model only if\n"
+    "the adapted retriever finds more.",
 )
 MEASURE = Section(
     "2. Compare the retrievers",
     "The questions were made from the documents by rules. The same reader answers each question from the five best passages\n"
     "of each retriever: BM25 (words only), start (the model before adaptation; realm-small has the vectors of MiniLM),\n"
-    "adapted (if it was kept), and hybrid (BM25 and vectors together, the method by which the workspace answers).",
+    "adapted (only if the adapted retriever was kept), and hybrid (BM25 and vectors together, as the workspace answers).",
 )
 ADAPT = Section(
     "4. Adapt to the new documents",
-    "`realm fit` with both sources processes only the documents that changed, then adapts the retriever to all documents,\n"
-    "for longer than before. Then the same questions are asked again.",
+    "`realm fit` with both sources processes only the documents that changed, and then adapts the retriever to all documents,\n"
+    "with a longer time limit than before. After that, the questions of section 3 are asked again.",
 )
 
 
@@ -102,12 +102,12 @@ class DemoRun:
 
     @property
     def name(self) -> str:
-        """Short name of the later documents."""
+        """Short name for the documents that are added later."""
         return self.config.later.removeprefix("package:").rpartition("/")[2].partition(".")[0]
 
     @property
     def later(self) -> Path:
-        """File with the later documents."""
+        """File with the documents that are added later."""
         return self.folder / f"{self.name}.jsonl"
 
     @property
@@ -120,7 +120,7 @@ class DemoRun:
         return self.folder / "reports" / f"{name}.json"
 
     def retrievers(self) -> tuple[str, ...]:
-        """Retrievers of section 2; the adapted one only if the first fit kept it."""
+        """Retrievers of section 2, without "hybrid". "adapted" is included only if the first fit kept the adapted retriever."""
         fit: FitJson = read_json(self.first_fit)
         kept = fit["adaptation"] is not None and fit["adaptation"]["kept"]
         return ("bm25", "start", "adapted") if kept else ("bm25", "start")
@@ -148,8 +148,8 @@ class DemoRun:
             self._write_later()
         section = Section(
             "3. Add documents",
-            f"{self.later} contains {self._description_of_later()}, one JSON object per line. `realm kb add` adds them to the "
-            "knowledge base without any training. Then questions made only from the new documents are asked.",
+            f"{self.later} contains {self._description_of_later()}, one JSON object per line. `realm kb add` adds these "
+            "documents to the knowledge base without any training. Then questions made from the new documents are asked.",
         )
         inside, out = ("--in", str(self.workspace)), self.folder / "questions"
         yield Stage(section, "kb add", self._command("kb add", str(self.later), *inside), once=True)
@@ -160,7 +160,7 @@ class DemoRun:
         yield self._evaluate(section, "later-before", "dense", out / "dev.jsonl")
 
     def _write_later(self) -> None:
-        """Writes the later documents as JSON Lines."""
+        """Writes the documents that are added later as JSON Lines."""
         write_json_lines(
             self.later,
             (
@@ -185,11 +185,11 @@ class DemoRun:
         yield self._evaluate(ADAPT, "later-hybrid", "hybrid", asked)
 
     def answer(self, question: str) -> tuple[str, ...]:
-        """Command for one question of section 5, without `realm`."""
+        """Arguments of `realm` for one question of section 5."""
         return self._command("answer", question, "--in", str(self.workspace), "--set", "answers=1")
 
     def fill(self) -> tuple[str, ...]:
-        """Command for the masked sentence of section 6, without `realm`."""
+        """Arguments of `realm` for the masked sentence of section 6."""
         return self._command("fill", SENTENCE, "--in", str(self.workspace))
 
     def _fit(self, minutes: float, *sources: str) -> tuple[str, ...]:
@@ -199,13 +199,13 @@ class DemoRun:
         return self._command("fit", *words)
 
     def _evaluate(self, section: Section, name: str, method: str, asked: Path, *where: str) -> Stage:
-        """`realm evaluate` on the workspace, or on the knowledge base and model that the flags `where` name."""
+        """Stage that runs `realm evaluate` on the workspace, or on the knowledge base and model given by the flags `where`."""
         out, inside = self.outcome(name), where or ("--in", str(self.workspace))
         words = (*inside, "--method", method, "--questions", str(asked), "--out", str(out))
         argv = self._command("evaluate", *words, "--set", "precision=auto")
         return Stage(section, f"evaluate {name}", argv, out, once=True, quiet=True)
 
     def _command(self, verb: str, *words: str) -> tuple[str, ...]:
-        """Arguments of `realm` for a command, with --config if there is one."""
+        """Arguments of `realm` for a command, with --config if `preset` is not None."""
         config = () if self.preset is None else ("--config", self.preset)
         return (*verb.split(), *words, *(() if verb == "kb add" else config))

@@ -1,11 +1,13 @@
-"""The systems that the paper compares REALM with, behind one interface; `realm baseline` trains them.
+"""Systems with which the REALM paper compares REALM. They have one interface; `realm baseline` trains these systems.
 
-system            the interface, the registry, and the folder of a trained system
-closed_book       T5: answers from its weights alone
-drqa, tfidf       DrQA: a recurrent reader on the best documents of hashed bigrams
-graph_retriever   GraphRetriever: a reader with the relations between passages as input
-path_retriever    PathRetriever: paths of passages; path_network has its networks
-passage_graph     which documents a passage names
-articles          the documents of a knowledge base, with their passages
-knn_lm            kNN-LM: a datastore of masked-LM states, on masked facts only; `realm knn` runs it, outside the interface
+system            the interface, the list of systems, and the folder of a trained system
+closed_book       T5, which answers from its weights alone
+drqa, tfidf       DrQA: a recurrent reader, and retrieval of documents by TF-IDF of hashed unigrams and bigrams
+graph_retriever   GraphRetriever: a reader whose input includes the relations between passages
+path_retriever    PathRetriever: retrieval of paths of passages
+path_network      the networks of PathRetriever
+passage_graph     the graph of passages for GraphRetriever and PathRetriever
+articles          the documents of a knowledge base, with the passages of each document
+knn_lm            kNN-LM: a datastore of masked-LM states, which predicts masked words. It does not have the interface of the
+                  other systems; `realm knn` runs it
 """

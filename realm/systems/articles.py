@@ -1,4 +1,4 @@
-"""The documents of a knowledge base, numbered, each with its passages.
+"""The documents of a knowledge base with numbers, and the passages of each document.
 
 Axis letters: D documents, N passages.
 """
@@ -14,14 +14,14 @@ from realm.store.knowledge_base import KnowledgeBase
 
 @dataclass(frozen=True)
 class Articles:
-    """Which passages belong to which document."""
+    """Assignment of passages to documents."""
 
     document_N: np.ndarray
     """Document of each passage."""
     passage_N: np.ndarray
-    """Passage numbers, document by document, each document's in ascending order."""
+    """Passage numbers, ordered by document, and in ascending order within each document."""
     start_D: np.ndarray
-    """First place of each document in `passage_N`, and the number of passages at the end: [D + 1]."""
+    """Position in `passage_N` of the first passage of each document; the last element is the number of passages: [D + 1]."""
 
     @classmethod
     def of(cls, kb: KnowledgeBase) -> Self:
@@ -35,7 +35,7 @@ class Articles:
         return len(self.start_D) - 1
 
     def passages(self, documents: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Numbers of the passages of documents, in the order of the documents."""
+        """Numbers of all passages of the given documents, in the order of these documents."""
         parts = [self.passage_N[self.start_D[one] : self.start_D[one + 1]] for one in documents]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 

@@ -1,9 +1,10 @@
 """T5 closed-book (Roberts et al. 2020): an encoder-decoder answers from its weights alone, without retrieval.
 
-It first learns from the text of the knowledge base: a salient span of a sentence is replaced by a sentinel, and the decoder
-predicts the span. Then it trains on questions and answers. A published checkpoint, which has read more text, can be the start.
+Training has two parts. First, the network is trained on the text of the knowledge base: a salient span of a sentence is
+replaced by a sentinel, and the decoder predicts the span. Then the network is trained on questions and answers. Training can
+start from a published checkpoint, which was trained on more text.
 
-    input   sentence with [MASK] in place of a name or date, or a question      target   the span, or an answer
+    input   a sentence with [MASK] instead of a name or date, or a question     target   the span, or an answer
 
 Axis letters: B examples, T input tokens, M target tokens, V vocabulary.
 """
@@ -38,59 +39,61 @@ IGNORED = -100
 HEADS = 4
 """Attention heads of a network with random weights."""
 INPUT_TOKENS = 64
-"""Longest sentence or question in tokens; longer ones are cut."""
+"""Largest number of tokens of a sentence or question; longer texts are cut."""
 ANSWER_TOKENS = 16
-"""Longest answer in tokens."""
+"""Largest number of tokens of an answer."""
 SEARCHED = 20
-"""Passages in which an answer that is a pattern looks for its text."""
+"""Number of passages that are searched for a text which matches an answer, if the answer is a regular expression."""
 PUBLISHED_SENTINEL, PUBLISHED_END = "<extra_id_0>", "</s>"
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
 @dataclass(frozen=True)
 class Config(RunConfig):
-    """Settings of `realm baseline t5` (published: 11 billion weights, Adafactor; ours: AdamW)."""
+    """Settings of `realm baseline t5` (published: 11 billion weights and Adafactor; here: AdamW)."""
 
     steps: int = 3000
-    """Optimizer steps, those of salient spans first."""
+    """Optimizer steps on spans and on questions together; the steps on spans come first."""
     batch_size: int = 32
     """Sentences or questions per step (published: 128)."""
     learning_rate: float = 1e-3
     """Peak learning rate (published: 1e-3, constant)."""
     init: str | None = None
-    """Published T5 checkpoint to start from, by hub name or folder, such as google/t5-small-ssm; it must have
-    model.safetensors and tokenizer.json. None: random weights and the wordpieces of the knowledge base."""
+    """Published T5 checkpoint to start from: a hub name, such as google/t5-small-ssm, or a folder. The checkpoint must have the
+    files model.safetensors and tokenizer.json. None: random weights, and the wordpieces of the knowledge base."""
     span_steps: int = 2000
-    """Steps on masked salient spans of the text (published: 100,000 after 1,000,000 of random spans)."""
+    """Steps on masked salient spans of the text (published: 100,000, after 1,000,000 steps on random spans)."""
     layers: int = 4
-    """Layers of the encoder, and of the decoder; unused with `init`."""
+    """Number of layers of the encoder and of the decoder; not used with `init`."""
     width: int = 256
-    """Width of the states; unused with `init`."""
+    """Width of the states; not used with `init`."""
     dev_every: int = 500
-    """Steps between two evaluations on dev questions, after the first question; the best weights are kept."""
+    """Steps between two evaluations on dev questions, while questions are trained; the best weights are kept."""
     dev_questions: int = 500
-    """Dev questions in each evaluation."""
+    """Number of dev questions in each evaluation."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.span_steps < max(self.steps, 1):
             raise ValueError(
-                f"span_steps is {self.span_steps}: it must be 0 or more, and fewer than the {self.steps} steps"
+                f"span_steps is {self.span_steps}: it must be 0 or more, and less than steps, which is {self.steps}"
             )
         if self.width % HEADS:
-            raise ValueError(f"width is {self.width}: it must be a multiple of {HEADS}, the attention heads")
+            raise ValueError(
+                f"width is {self.width}: it must be a multiple of {HEADS}, the number of attention heads"
+            )
 
 
 # -- words ----------------------------------------------------------------------------------------------------------
 
 
 class Words(Protocol):
-    """Text to token ids and back."""
+    """Converts texts to token ids, and token ids to texts."""
 
     pad_id: int
     end_id: int
     sentinel_id: int
-    """Stands for the masked span."""
+    """Token that stands in the input where the masked span was."""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
 
@@ -114,9 +117,9 @@ _WRITTEN = tuple(
 
 
 def as_written(text: str) -> str:
-    """Text of wordpieces without the spaces that the wordpieces put around marks inside of words and numbers.
+    """Text of decoded wordpieces without the spaces around punctuation marks that belong to a word or a number.
 
-    Exact match compares answers without punctuation, so that "u. s." would not equal "U.S.".
+    With these spaces, "u. s." would not match "U.S.", because exact match removes punctuation marks but not spaces.
 
     >>> as_written("the queen ' s u. s. visit, july 4, 1976, cost 1, 000 - 2, 000 pounds")
     "the queen's u.s. visit, july 4, 1976, cost 1,000-2,000 pounds"
@@ -127,7 +130,7 @@ def as_written(text: str) -> str:
 
 
 class Wordpieces:
-    """The wordpieces of the knowledge base: [MASK] is the sentinel, [SEP] the end."""
+    """The wordpieces of the knowledge base. [MASK] is the sentinel, and [SEP] is the end token."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -154,14 +157,14 @@ class PublishedWords:
 
         try:
             self._tokenizer = FastTokenizer.from_file(str(file))
-        except Exception as error:  # the library raises Exception itself
-            raise InputError(f"{file} is no tokenizer: {first_line(error)}") from None
+        except Exception as error:  # the library raises Exception, not a class derived from Exception
+            raise InputError(f"{file} is not a tokenizer: {first_line(error)}") from None
         ids = {
             name: self._tokenizer.token_to_id(name) for name in ("<pad>", PUBLISHED_END, PUBLISHED_SENTINEL)
         }
         if None in ids.values():
             raise InputError(
-                f"{file} is no tokenizer of T5: it lacks {' or '.join(k for k, v in ids.items() if v is None)}"
+                f"{file} is not a tokenizer of T5: it has no token {' or '.join(k for k, v in ids.items() if v is None)}"
             )
         self.pad_id, self.end_id, self.sentinel_id = (one for one in ids.values() if one is not None)
 
@@ -179,14 +182,14 @@ class PublishedWords:
 
 
 class Example(NamedTuple):
-    """Token ids of an input and its target, without the end."""
+    """Token ids of an input and of its target, without the end tokens."""
 
     input: list[int]
     target: list[int]
 
 
 class Batch(NamedTuple):
-    """Padded examples."""
+    """Tensors of padded examples."""
 
     input_BT: Tensor
     mask_BT: Tensor
@@ -198,7 +201,7 @@ class Batch(NamedTuple):
 
 
 def padded(examples: Sequence[Example], words: Words) -> Batch:
-    """Examples as tensors; inputs and targets are cut, and end with the end token."""
+    """Tensors of examples. Inputs and targets that are too long are cut; all inputs and targets end with the end token."""
     inputs = [[*one.input[: INPUT_TOKENS - 1], words.end_id] for one in examples]
     targets = [[*one.target[: ANSWER_TOKENS - 1], words.end_id] for one in examples]
     input_BT = torch.full((len(inputs), max(map(len, inputs))), words.pad_id)
@@ -214,7 +217,7 @@ def padded(examples: Sequence[Example], words: Words) -> Batch:
 def span_examples(
     kb: KnowledgeBase, passages: np.ndarray, count: int, rng: np.random.Generator, words: Words
 ) -> list[Example]:
-    """Masked sentences of random passages: one salient span, drawn from all spans of a passage, gives way to the sentinel."""
+    """Masked sentences of random passages. A random salient span of each passage is replaced by the sentinel."""
     parts: list[tuple[str, str, str]] = []
     while len(parts) < count:
         for passage in kb.passages(rng.choice(passages, count)):
@@ -235,7 +238,10 @@ def span_examples(
 
 
 class QuestionExamples:
-    """Questions with the texts of their answers; a pattern stands for the text that it matches in the best passages."""
+    """Questions with the texts of their answers.
+
+    If the answers are regular expressions, the text is what one of these expressions matches in the best passages.
+    """
 
     def __init__(self, kb: KnowledgeBase, questions: Sequence[Question], words: Words):
         answers = [question.answers for question in questions]
@@ -247,7 +253,7 @@ class QuestionExamples:
         kept = [(q.question, texts) for q, texts in zip(questions, answers, strict=True) if texts]
         if not kept:
             raise InputError(
-                "no training question has an answer: patterns must match a passage of the knowledge base"
+                "no training question has an answer: answers that are regular expressions must match in a retrieved passage"
             )
         self._words = words
         self._questions = words.encode([question for question, _ in kept])
@@ -257,7 +263,7 @@ class QuestionExamples:
         return len(self._questions)
 
     def draw(self, count: int, rng: np.random.Generator) -> list[Example]:
-        """Random questions, each with a random one of its answers."""
+        """Random questions, and for each of these questions a random answer."""
         return [
             Example(
                 self._questions[place], self._answers[place][int(rng.integers(len(self._answers[place])))]
@@ -267,7 +273,7 @@ class QuestionExamples:
 
 
 def _matched(kb: KnowledgeBase, questions: Sequence[Question]) -> Iterator[tuple[str, ...]]:
-    """Per question the first text that one of its patterns matches in the best passages; empty without a match."""
+    """For each question, the first text in the best passages that matches an answer; an empty tuple if nothing matches."""
     _, number_BK = Retriever(kb).search([one.question for one in questions], SEARCHED, "bm25", None)
     for question, numbers in zip(questions, number_BK, strict=True):
         matches: Iterator[re.Match[str] | None] = (
@@ -291,7 +297,7 @@ def loss_of(network: Any, batch: Batch) -> Tensor:
 
 
 def _start(ground: Ground, config: Config) -> tuple[SystemModel, Words]:
-    """The network and its words before training."""
+    """The network and its tokens before training."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(config.seed)
@@ -314,13 +320,13 @@ def _start(ground: Ground, config: Config) -> tuple[SystemModel, Words]:
         return SystemModel(NAME, network, _sizes(network, published=False), words), words
     folder = Path(config.init if Path(config.init).is_dir() else from_hub(config.init, FILES))
     if missing := [name for name in FILES if not (folder / name).is_file()]:
-        raise InputError(f"{config.init} has no {' and no '.join(missing)}: other formats are not read")
+        raise InputError(f"{config.init} has no {' and no '.join(missing)}: realm reads no other formats")
     try:
         network = T5ForConditionalGeneration.from_pretrained(
             folder, use_safetensors=True, local_files_only=True
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise InputError(f"{config.init} does not load as a T5: {first_line(error)}") from None
+        raise InputError(f"{config.init} cannot be loaded as a T5 model: {first_line(error)}") from None
     published = PublishedWords(folder / "tokenizer.json")
     return SystemModel(NAME, network, _sizes(network, published=True), published), published
 
@@ -330,7 +336,7 @@ def _sizes(network: Any, published: bool) -> dict[str, Any]:
 
 
 def train(ground: Ground, out: Path, config: Config) -> Path:
-    """Trains on masked spans of the corpus, then on questions -> `out`.
+    """Trains a network on masked spans of the corpus, and then on questions -> `out`.
 
     Raises:
         InputError: no training question has an answer, no passage has a span, or `init` cannot be loaded.
@@ -369,7 +375,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
 
 
 class ClosedBook:
-    """Answers by greedy decoding; the score is the mean log-probability of the answer's tokens. There is no evidence."""
+    """Answers by greedy decoding, without a passage. The score is the mean log-probability of the tokens of the answer."""
 
     def __init__(self, network: Any, words: Words):
         self._network, self._words = network, words
@@ -400,7 +406,7 @@ class ClosedBook:
 
 
 def load(folder: Path, kb: KnowledgeBase) -> ClosedBook:
-    """The trained system; it reads nothing from the knowledge base."""
+    """The trained system. `kb` is not used."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     sizes = read_system(folder)["sizes"]

@@ -1,9 +1,10 @@
 """DrQA (Chen et al. 2017): TF-IDF over articles, and a bidirectional LSTM that reads every passage of the best articles.
 
-The reader sees each word of a passage as its embedding, three features (in the question as written, in lower case; frequency
-in the passage), and the question words aligned to it by attention. Start and end of the answer are scored by bilinear forms
-with the question. For an answer, the scores are not normalised, so that spans of different passages can be compared, and
-the score of the article is not used.
+The input of the reader has three parts for each word of a passage: the embedding of the word; three features (whether the
+question contains the word as written, whether the question contains the word in any case, and the frequency of the word in the
+passage); and the mean of the embeddings of the question words, weighted by attention. Bilinear forms of the states of the
+passage and the question give the scores of the start and the end of the answer. These scores are not normalised, so that
+spans of different passages can be compared. The score of the article is not used.
 
 Axis letters: B rows, T passage words, J question words, E embedding, H states.
 """
@@ -38,24 +39,25 @@ NAME = "drqa"
 PAD, UNKNOWN = 0, 1
 WORDS = "words.json"
 READ_AT_ONCE = 64
-"""Passages per forward pass."""
+"""Number of passages per forward pass."""
 SHORTEST, LONGEST = 25, 1500
-"""Characters of a passage that trains the reader."""
+"""Smallest and largest number of characters of a passage on which the reader is trained."""
 ARTICLES = 5
-"""Articles read per question (published: 5)."""
+"""Number of articles that are read for a question (published: 5)."""
 MATCHES = 5
 """Largest number of passages per training question (published: 5)."""
 VOCABULARY = 30_000
-"""Largest vocabulary: the commonest words of the passages and questions of training."""
+"""Largest number of words in the vocabulary, which has the most frequent words of training passages and questions."""
 ANSWER_WORDS = 15
-"""Longest answer in words (published: 15)."""
+"""Largest number of words of an answer (published: 15)."""
 WINDOW = 20
-"""Words around an answer that are compared with the question's, to choose among several occurrences."""
+"""Number of words on each side of an answer that are compared with the words of the question. If a passage contains answers at
+several places, the place with the most shared words is used."""
 
 
 @dataclass(frozen=True)
 class Config(RunConfig):
-    """Settings of `realm baseline drqa` (published: GloVe of 300, Adamax, dropout 0.4)."""
+    """Settings of `realm baseline drqa` (published: GloVe vectors of width 300, Adamax, dropout 0.4)."""
 
     steps: int = 2000
     """Optimizer steps."""
@@ -64,22 +66,22 @@ class Config(RunConfig):
     learning_rate: float = 2e-3
     """Peak learning rate (published: 2e-3)."""
     width: int = 128
-    """Width of word embeddings, which train (published: GloVe vectors of 300, mostly fixed)."""
+    """Width of the word embeddings, which are trained (published: GloVe vectors of width 300, mostly fixed)."""
     hidden: int = 128
     """Width of the LSTM states in each direction (published: 128)."""
     layers: int = 3
-    """Layers of both LSTMs; the states of all layers are concatenated (published: 3)."""
+    """Number of layers of both LSTMs; the states of all layers are concatenated (published: 3)."""
     dev_every: int = 500
     """Steps between two evaluations on dev questions; the best weights are kept."""
     dev_questions: int = 200
-    """Dev questions in each evaluation."""
+    """Number of dev questions in each evaluation."""
 
 
 # -- words ----------------------------------------------------------------------------------------------------------
 
 
 class Vocabulary:
-    """Words in lower case and their numbers."""
+    """Words in lower case, and their numbers."""
 
     def __init__(self, words: Sequence[str]):
         self._words = list(words)
@@ -87,7 +89,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, texts: Iterator[list[Token]]) -> "Vocabulary":
-        """The commonest words of tokenized texts."""
+        """The vocabulary with the most frequent words of tokenized texts."""
         counts = Counter(token.text.lower() for tokens in texts for token in tokens)
         ranked = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
         return cls([word for word, _ in ranked[:VOCABULARY]])
@@ -110,12 +112,12 @@ class Vocabulary:
 
 
 class Rows(NamedTuple):
-    """Questions beside passages, padded with `PAD`."""
+    """Word numbers of pairs of a question and a passage, padded with `PAD`."""
 
     question_BJ: Tensor
     passage_BT: Tensor
     feature_BTF: Tensor
-    """In the question as written; in the question in lower case; share of the passage's words."""
+    """Whether the question contains the word as written, and in any case; share of this word among the words of the passage."""
 
     def to(self, device: torch.device) -> "Rows":
         return Rows(*(part.to(device) for part in self))
@@ -142,7 +144,7 @@ def rows_of(pairs: Sequence[tuple[Sequence[Token], Sequence[Token]]], vocabulary
 
 
 class StackedLstm(nn.Module):
-    """Bidirectional LSTMs, each on the states of the one before; the output is the states of all layers, concatenated."""
+    """Several layers of bidirectional LSTMs. The output is the concatenation of the states of all layers."""
 
     def __init__(self, width: int, hidden: int, layers: int):
         super().__init__()
@@ -153,7 +155,7 @@ class StackedLstm(nn.Module):
         self.dropout = nn.Dropout(0.0)
 
     def forward(self, input_BTE: Tensor, mask_BT: Tensor) -> Tensor:
-        """States -> [B, T, 2 * layers * hidden]; those of padding are 0."""
+        """States -> [B, T, 2 * layers * hidden]; the states of padding are 0."""
         lengths = mask_BT.sum(dim=1).cpu()
         states, found = input_BTE, []
         for layer in self.layers:
@@ -166,7 +168,7 @@ class StackedLstm(nn.Module):
 
 
 class Reader(nn.Module):
-    """Scores of the first and the last word of the answer."""
+    """A network that scores the words of a passage as first word and as last word of the answer."""
 
     def __init__(self, words: int, width: int, hidden: int, layers: int):
         super().__init__()
@@ -181,7 +183,7 @@ class Reader(nn.Module):
         self.dropout = nn.Dropout(0.0)
 
     def forward(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Scores of starts and ends, -inf at padding -> two of [B, T] float32."""
+        """Scores of starts, and scores of ends; -inf at padding -> two tensors [B, T] float32."""
         there_BJ, there_BT = rows.question_BJ != PAD, rows.passage_BT != PAD
         question_BJE = self.dropout(self.embedding(rows.question_BJ))
         passage_BTE = self.dropout(self.embedding(rows.passage_BT))
@@ -203,7 +205,7 @@ class Reader(nn.Module):
 
 
 def best_span(start_T: Tensor, end_T: Tensor) -> tuple[int, int, float]:
-    """First and last word of the span with the highest sum of scores, of at most `ANSWER_WORDS` words; and the sum."""
+    """First word, last word and sum of scores of the span with the highest sum. Spans have at most `ANSWER_WORDS` words."""
     sum_TT = start_T[:, None] + end_T[None]
     places = torch.arange(len(start_T))
     width_TT = places[None] - places[:, None]
@@ -216,7 +218,7 @@ def best_span(start_T: Tensor, end_T: Tensor) -> tuple[int, int, float]:
 
 
 class Example(NamedTuple):
-    """A question beside a passage that holds an answer, from word `first` to word `last`."""
+    """A question, and a passage that contains an answer from word `first` to word `last`."""
 
     question: list[Token]
     passage: list[Token]
@@ -225,7 +227,7 @@ class Example(NamedTuple):
 
 
 def occurrences(question: Question, text: str, tokens: Sequence[Token]) -> list[tuple[int, int]]:
-    """First and last word of every place where an answer stands, as whole words and in any case."""
+    """First and last word of each occurrence of an answer in a text. Answers are compared as whole words, and in lower case."""
     found = set()
     if question.regex:
         for pattern in question.answers:
@@ -245,9 +247,9 @@ def occurrences(question: Question, text: str, tokens: Sequence[Token]) -> list[
 
 
 def example_of(question: Question, passage: Passage) -> tuple[int, Example] | None:
-    """The example of a passage, and how many words around the answer the question has too.
+    """Number of words around the answer that the question also contains, and the training example of the passage.
 
-    None if the passage holds no answer of at most `ANSWER_WORDS` words, or shares no word with the question around it.
+    None if the passage contains no answer of at most `ANSWER_WORDS` words, or if no word around an answer is in the question.
     """
     if not SHORTEST <= len(passage.text) <= LONGEST:
         return None
@@ -263,10 +265,12 @@ def example_of(question: Question, passage: Passage) -> tuple[int, Example] | No
 
 
 def examples_of(kb: KnowledgeBase, ranking: Ranking, questions: Sequence[Question]) -> list[Example]:
-    """Distant supervision: the passages of the best articles that hold an answer, those with the most shared words first.
+    """Training examples by distant supervision: passages of the best articles that contain an answer.
+
+    Of each question, the passages are used in which the most words around the answer are in the question.
 
     Raises:
-        InputError: no passage of the best articles holds an answer.
+        InputError: no passage of the best articles contains an answer.
     """
     examples = []
     with progress(total=len(questions), description="find answers", unit="question") as bar:
@@ -277,7 +281,9 @@ def examples_of(kb: KnowledgeBase, ranking: Ranking, questions: Sequence[Questio
             examples += [example for _, example in best[:MATCHES]]
             bar.update(1)
     if not examples:
-        raise InputError(f"no training question has an answer in its {ARTICLES} best articles")
+        raise InputError(
+            f"no training question has an answer in the {ARTICLES} best articles for the question"
+        )
     return examples
 
 
@@ -288,10 +294,10 @@ def loss_of(reader: Reader, rows: Rows, first_B: Tensor, last_B: Tensor) -> Tens
 
 
 def train(ground: Ground, out: Path, config: Config) -> Path:
-    """Trains the reader on passages that hold answers -> `out`; the matrix of TF-IDF is kept in `out`.tfidf.
+    """Trains the reader on passages that contain answers -> `out`. The TF-IDF matrix is stored in the folder `out`.tfidf.
 
     Raises:
-        InputError: no training question has an answer in its best articles.
+        InputError: no training question has an answer in the best articles for the question.
     """
     kb, ranking = ground.kb, Ranking.open(ground.kb, out)
     examples = examples_of(kb, ranking, ground.train)
@@ -324,7 +330,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
 
 
 class DrQa:
-    """Answers from all passages of the best articles."""
+    """The trained system, which reads all passages of the best articles."""
 
     def __init__(
         self,
@@ -336,7 +342,7 @@ class DrQa:
         self._kb, self._ranking, self._reader, self._vocabulary = kb, ranking, reader, vocabulary
 
     def answer(self, questions: Sequence[str]) -> list[Found]:
-        """The span with the highest unnormalised score; passages are ranked by their article, then by their place in it."""
+        """The span with the highest score of each question. Passages are ranked by article, then by position in the article."""
         return [self._answer(question) for question in questions]
 
     @torch.no_grad()
@@ -366,7 +372,7 @@ class DrQa:
 
 
 def load(folder: Path, kb: KnowledgeBase) -> DrQa:
-    """The trained system; the matrix of TF-IDF is made again if it is missing or of another knowledge base."""
+    """The trained system. If the TF-IDF matrix is missing, or if it was made from another knowledge base, it is made again."""
     reader = Reader(*read_system(folder)["sizes"]["reader"])
     reader.load_state_dict(read_weights(folder))
     reader.to(choose_device("auto")).eval()

@@ -1,12 +1,12 @@
-"""GraphRetriever (Min et al. 2019): passages along the edges of a graph, read together with their relations.
+"""GraphRetriever (Min et al. 2019): passages are retrieved along the edges of a graph, and read with their relations.
 
-Retrieval starts from the best passages of BM25 and the documents that the question names, and follows the edges of
-`passage_graph`. The reader encodes each passage beside the question; fusion layers exchange the passages' [CLS] states along
-the relations between them; then the reader scores passages, and the start and end of an answer within each passage:
+Retrieval starts from the best passages of BM25 and from the documents whose titles the question contains, and follows the edges
+of `passage_graph`. The reader encodes each passage together with the question. Fusion layers combine the [CLS] states of
+passages that have a relation. Then the reader scores the passages, and the start and the end of an answer within each passage:
 
-    p(span) = softmax over passages * softmax over starts of the passage * softmax over its ends
+    p(span) = softmax over passages * softmax over starts in the passage * softmax over ends in the passage
 
-Training maximises the sum over all places where an answer stands (distant supervision).
+Training maximises the sum of p(span) over all occurrences of an answer (distant supervision).
 
 Axis letters: B questions, K passages of a question, R rows (question, passage), T tokens, H hidden.
 """
@@ -45,16 +45,16 @@ from realm.train.run_config import RunConfig, generator
 
 NAME = "graph"
 HEAD_RATE = 1e-3
-"""Peak learning rate of the fusion layers and the scores, which start at random."""
+"""Peak learning rate of the fusion layers and of the layers that compute scores. These layers have random weights at first."""
 SEEDS = 10
-"""Passages of BM25 that retrieval starts from."""
+"""Number of passages of BM25 from which retrieval starts."""
 HOPS = 2
-"""Edges from a seed to a passage, at most (published: 2)."""
+"""Largest number of edges from a seed to a retrieved passage (published: 2)."""
 TRAIN_PASSAGES = 8
-"""Passages read per training question: one with an answer, the others the best of retrieval."""
+"""Number of passages per training question: one passage with an answer, and the best of the other retrieved passages."""
 FUSION_LAYERS = 2
 ANSWER_TOKENS = 10
-"""Longest answer in wordpieces."""
+"""Largest number of wordpieces of an answer."""
 
 
 @dataclass(frozen=True)
@@ -64,27 +64,32 @@ class Config(RunConfig):
     steps: int = 1000
     """Optimizer steps."""
     batch_size: int = 4
-    """Questions per step."""
+    """Number of questions per step."""
     learning_rate: float = 5e-5
     """Peak learning rate of the encoder."""
     passages: int = 20
-    """Passages read per question (published: 80 on Natural Questions)."""
+    """Number of passages that are read for a question (published: 80 on Natural Questions)."""
     dev_every: int = 250
     """Steps between two evaluations on dev questions; the best weights are kept."""
     dev_questions: int = 200
-    """Dev questions in each evaluation."""
+    """Number of dev questions in each evaluation."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.passages < SEEDS:
-            raise ValueError(f"passages is {self.passages}: it must be {SEEDS} or more, the passages of BM25")
+            raise ValueError(
+                f"passages is {self.passages}: it must be {SEEDS} or more, because BM25 alone finds {SEEDS}"
+            )
 
 
 # -- the reader -----------------------------------------------------------------------------------------------------
 
 
 class Fusion(nn.Module):
-    """A layer in which each passage receives the greatest of its neighbours' messages, made of state and relation."""
+    """A layer that updates the state of each passage with the elementwise maximum of messages from its neighbours.
+
+    A message is computed from the state of the neighbour and from the relation to the neighbour.
+    """
 
     def __init__(self, hidden: int):
         super().__init__()
@@ -93,7 +98,10 @@ class Fusion(nn.Module):
         self.norm = nn.LayerNorm(hidden)
 
     def forward(self, state_BKH: Tensor, relation_BKKH: Tensor, linked_BKK: Tensor) -> Tensor:
-        """New states; row k of the relations holds those of passage k to all others. 0 is the message without neighbours."""
+        """New states -> [B, K, H]. Row k of the relations has the relations of passage k to all passages.
+
+        If a passage has no neighbours, the maximum is 0.
+        """
         other_BKKH = state_BKH[:, None].expand_as(relation_BKKH)
         message_BKKH = F.relu(self.message(torch.cat([other_BKKH, relation_BKKH], dim=3)))
         best_BKH = message_BKKH.masked_fill(~linked_BKK[..., None], 0.0).amax(dim=2)
@@ -102,7 +110,7 @@ class Fusion(nn.Module):
 
 
 class GraphReader(nn.Module):
-    """Scores of passages, and of the first and last wordpiece of an answer in each."""
+    """A network that scores passages, and the first and last wordpieces of answers in each passage."""
 
     def __init__(self, encoder: Bert):
         super().__init__()
@@ -114,11 +122,11 @@ class GraphReader(nn.Module):
         self.ends = nn.Linear(hidden, 2)
 
     def heads(self) -> list[nn.Module]:
-        """The parts that start at random."""
+        """The layers that have random weights before training."""
         return [self.relation, self.fusion, self.select, self.ends]
 
     def forward(self, tokens: Tokens, body_RT: Tensor, relation_BKK: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(passage) [B, K], and log p(start) and log p(end) within the passage [2, R, T]; rows are B times K."""
+        """log p(passage) [B, K], and log p(start) and log p(end) within each passage [2, R, T]; R = B K."""
         state_RTH = hidden_states(self.encoder, tokens).float()
         questions, most, _ = relation_BKK.shape
         state_BKH = state_RTH[:, 0].view(questions, most, -1)
@@ -131,7 +139,7 @@ class GraphReader(nn.Module):
 def marginal_loss(
     passage_BK: Tensor, end_2RT: Tensor, places: Sequence[Sequence[tuple[int, int, int]]]
 ) -> Tensor:
-    """Mean over questions of -log of the sum over places (passage k, first token, last token) of p(span)."""
+    """Mean over questions of -log sum p(span), where the sum is over `places` (passage k, first token, last token)."""
     most, losses = passage_BK.shape[1], []
     for row, own in enumerate(places):
         k, first, last = (torch.tensor(part, device=passage_BK.device) for part in zip(*own, strict=True))
@@ -144,7 +152,7 @@ def marginal_loss(
 
 
 class Retrieval:
-    """Passages for questions: the seeds, then what the graph adds to them, by BM25 score."""
+    """Retrieval of passages for questions: first the seeds, then the passages that the graph adds, ordered by BM25 score."""
 
     def __init__(self, kb: KnowledgeBase, graph: PassageGraph, passages: int):
         self._retriever, self._graph, self.read = Retriever(kb), graph, passages
@@ -154,7 +162,7 @@ class Retrieval:
         return self.ranking(question)[: self.read]
 
     def ranking(self, question: str) -> list[int]:
-        """Numbers of the passages to read, best first, and then the numbers of the other passages that BM25 finds."""
+        """Numbers of the passages to read, best first, followed by the numbers of other passages that BM25 finds."""
         (score_N,) = self._retriever.load_bm25().scores([question])
         best = np.argsort(-score_N, kind="stable")[:DEPTH]
         found = [int(number) for number in best if score_N[number] > 0]
@@ -170,7 +178,10 @@ class Retrieval:
 
 
 class Example(NamedTuple):
-    """A training question: the passages retrieved, and for each of these the places of answers, as wordpieces of the body."""
+    """A training question, its retrieved passages, and the places of answers in each passage.
+
+    A place is the position of the first wordpiece in the body, and the number of further wordpieces.
+    """
 
     question: str
     numbers: list[int]
@@ -183,10 +194,10 @@ def examples_of(
     tokenizer: Tokenizer,
     questions: Sequence[Question],
 ) -> list[Example]:
-    """Questions with an answer in a retrieved passage.
+    """Examples for the questions that have an answer in a retrieved passage.
 
     Raises:
-        InputError: there is none.
+        InputError: no question has an answer in a retrieved passage.
     """
     examples = []
     with progress(total=len(questions), description="find answers", unit="question") as bar:
@@ -202,12 +213,12 @@ def examples_of(
                 examples.append(Example(question.question, numbers, places))
             bar.update(1)
     if not examples:
-        raise InputError("no training question has an answer in its retrieved passages")
+        raise InputError("no training question has an answer in the passages retrieved for the question")
     return examples
 
 
 def chosen(example: Example, rng: np.random.Generator) -> list[int]:
-    """Places in `numbers` of the passages to train on: a random one with an answer, then the best of all others."""
+    """Positions in `numbers` of the passages to train on: a random passage with an answer, then the best other passages."""
     held = [place for place, spans in enumerate(example.places) if spans]
     first = held[int(rng.integers(len(held)))]
     return [first, *(place for place in range(len(example.numbers)) if place != first)][:TRAIN_PASSAGES]
@@ -217,7 +228,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     """Trains the reader on retrieved passages -> `out`.
 
     Raises:
-        InputError: no training question has an answer in its retrieved passages.
+        InputError: no training question has an answer in the passages retrieved for the question.
     """
     kb, start = ground.kb, load_model(ground.encoder)
     kb.check_tokenizer(start.tokenizer, ground.encoder)
@@ -241,7 +252,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
             rng = generator(config.seed, step)
             batch = [examples[int(place)] for place in rng.integers(len(examples), size=config.batch_size)]
             kept = [chosen(one, rng) for one in batch]
-            most = min(map(len, kept))  # every question has as many passages
+            most = min(map(len, kept))  # every question needs the same number of passages
             numbers = [
                 [one.numbers[place] for place in own[:most]] for one, own in zip(batch, kept, strict=True)
             ]
@@ -265,7 +276,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
                 passage_BK, end_2RT = system.score(read)
             if not rows:
                 raise InputError(
-                    "the passages are cut before every answer: give the model a longer passage length"
+                    "the reader cuts off all parts of passages that contain answers: use a model with longer passages"
                 )
             whole = torch.tensor([row * most + k for row in rows for k in range(most)], device=run.device)
             loss = marginal_loss(passage_BK[rows], end_2RT[:, whole], [inside[row] for row in rows])
@@ -280,19 +291,19 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
 
 
 class Read(NamedTuple):
-    """Inputs of the reader: as many passages for each question."""
+    """Inputs of the reader. Every question has the same number of passages."""
 
     reading: Reading
     relation_BKK: Tensor
     starts: list[int]
-    """Position of the first wordpiece of the body of each row."""
+    """For each row, the position of the first wordpiece of the body."""
 
     def body_start(self, row: int) -> int:
         return self.starts[row]
 
 
 class GraphRetriever:
-    """Answers from the passages that the graph adds to those of BM25."""
+    """The trained system, which reads passages of BM25 and passages that the graph adds."""
 
     def __init__(
         self,
@@ -307,7 +318,7 @@ class GraphRetriever:
         self._tokenizer, self._lengths = tokenizer, lengths
 
     def read(self, questions: Sequence[str], numbers: Sequence[Sequence[int]]) -> Read:
-        """Inputs for questions and their passages, as many for each."""
+        """Inputs of the reader for questions and their passages. Every question has the same number of passages."""
         ids = self._tokenizer.encode(questions)
         asked = [one for one, own in zip(ids, numbers, strict=True) for _ in own]
         texts = [passage.text for own in numbers for passage in self._kb.passages(own)]
@@ -316,7 +327,7 @@ class GraphRetriever:
         return Read(reading, relation_BKK, [body_start(one, self._lengths) for one in asked])
 
     def score(self, read: Read) -> tuple[Tensor, Tensor]:
-        """The reader's log-probabilities."""
+        """Log-probabilities of passages, and of starts and ends (`GraphReader.forward`)."""
         device = self._reader.select.weight.device
         reading = read.reading
         scored: tuple[Tensor, Tensor] = self._reader(
@@ -325,7 +336,7 @@ class GraphRetriever:
         return scored
 
     def answer(self, questions: Sequence[str]) -> list[Found]:
-        """The span with the highest probability; passages are ranked as retrieved, then as BM25 ranks all others."""
+        """The span with the highest score of each question. Retrieved passages are ranked before the other passages of BM25."""
         return [self._answer(question) for question in questions]
 
     @torch.no_grad()
@@ -354,7 +365,7 @@ class GraphRetriever:
 
 
 def load(folder: Path, kb: KnowledgeBase) -> GraphRetriever:
-    """The trained system; the graph is made again if it is missing or of another knowledge base."""
+    """The trained system. If the graph is missing, or if it was made from another knowledge base, it is made again."""
     sizes, tokenizer = read_system(folder)["sizes"], Tokenizer.load(folder)
     kb.check_tokenizer(tokenizer, str(folder))
     reader = GraphReader(Bert(bert_config(sizes["encoder"], str(folder))))

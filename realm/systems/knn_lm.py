@@ -1,13 +1,13 @@
-"""kNN-LM (Khandelwal et al. 2020) for masked spans: the words that stood at similar masks, beside the model's own guess.
+"""kNN-LM (Khandelwal et al. 2020) for masked spans: predictions of the model, mixed with the words at similar masks.
 
-The datastore has one entry for each masked wordpiece of the corpus: each salient span of each sentence is masked in turn, the
-key is the state of the [MASK] before the output layer, the value is the wordpiece. A query's distribution is
+Each salient span of each sentence in the corpus is masked in turn. The datastore has one entry for each masked wordpiece: the
+key is the state of the [MASK] before the output layer, and the value is the wordpiece. The distribution for a query is
 
     p(w) = lambda * sum over neighbours with value w of softmax(-squared distance / temperature) + (1 - lambda) * p_LM(w)
 
-Entries from passages that repeat the query's text are left out, as REALM leaves out a query's own passage. Lambda and the
-temperature are chosen on half of the queries, and everything is reported on the other half. The same model predicts the same
-queries with retrieved passages, as REALM does, for comparison.
+Entries from passages that repeat the text of the query are excluded, as REALM excludes the passage of a query. Lambda and the
+temperature are chosen on half of the queries, and all results are reported on the other half. For comparison, the same model
+also predicts the masked words of the same queries with retrieved passages, as in REALM.
 
 Axis letters: B queries, K candidates or neighbours, P masked positions, N entries, H hidden, V vocabulary.
 """
@@ -41,17 +41,17 @@ from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.tokens.layouts import joint_inputs
 
 ROWS = 256
-"""Masked sentences per forward pass of the datastore."""
+"""Number of masked sentences per forward pass without passages."""
 READ_AT_ONCE = 16
-"""Masked sentences per forward pass with retrieved passages."""
+"""Number of masked sentences per forward pass with retrieved passages."""
 ENTRIES = 1 << 16
-"""Entries compared at once with all queries."""
+"""Number of entries that are compared with all queries at once."""
 NEIGHBOURS = 1024
-"""Entries per masked wordpiece (published: 1024)."""
+"""Number of neighbours of a masked wordpiece (published: 1024)."""
 CANDIDATES = 8
-"""Passages that REALM reads, including the null passage."""
+"""Number of passages that REALM reads for a query, including the null passage."""
 SPARE = 64
-"""Entries searched beyond the wanted number, in place of those from the query's own passage and its repeats."""
+"""Number of entries that are searched beyond the wanted number. They replace excluded entries."""
 LAMBDAS = tuple(round(0.05 * n, 2) for n in range(20))
 TEMPERATURES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
@@ -61,7 +61,7 @@ class KnnConfig:
     """Settings of `realm knn`."""
 
     queries: int = 2000
-    """Largest number of masked sentences; half of them choose lambda and the temperature."""
+    """Largest number of masked sentences. Lambda and the temperature are chosen on half of these sentences."""
     device: str = "auto"
     """"auto": a GPU if there is one, else the CPU; or any torch device."""
     precision: Precision = "auto"
@@ -75,7 +75,7 @@ class Predicted(TypedDict):
     """Quality of predictions of masked spans."""
 
     span_accuracy: float
-    """Percentage of spans with every wordpiece predicted."""
+    """Percentage of spans of which all wordpieces were predicted."""
     nats: float
     """Mean negative log-likelihood per wordpiece."""
 
@@ -84,17 +84,17 @@ class KnnJson(TypedDict):
     """The output of `realm knn`."""
 
     n: int
-    """Queries that everything is reported on."""
+    """Number of queries on which the results are reported."""
     entries: int
-    """Entries of the datastore."""
+    """Number of entries of the datastore."""
     knn_weight: float
     """Lambda."""
     temperature: float
     model: Predicted
-    """Without passages and without neighbours."""
+    """Predictions without passages and without neighbours."""
     knn_lm: Predicted
     realm: Predicted
-    """With retrieved passages."""
+    """Predictions with retrieved passages."""
 
 
 class Datastore(NamedTuple):
@@ -112,7 +112,7 @@ class Datastore(NamedTuple):
 def open_datastore(
     model: Model, model_path: str, kb: KnowledgeBase, folder: Path, precision: Precision
 ) -> Datastore:
-    """The datastore of a model and a knowledge base, made in `folder` unless it is there."""
+    """The datastore of a model and a knowledge base. It is made in `folder`, unless the folder already contains it."""
     weights = read_manifest(model_path)["checksums"]["encoder/model.safetensors"]
     make_once(
         folder, "datastore.json", {"kb": kb.fingerprint, "encoder": weights},
@@ -126,7 +126,7 @@ def open_datastore(
 def _write_datastore(model: Model, tokens: PassageTokens, folder: Path, precision: Precision) -> None:
     count = sum(len(query.targets) for query in _every_query(model, tokens))
     if not count:
-        raise InputError("no passage has a salient span: there is nothing to put into a datastore")
+        raise InputError("no passage has a salient span, so the datastore would be empty: use another tagger")
     width = model.reader.config.hidden_size
     keys = open_memmap(folder / "keys.npy", mode="w+", dtype=np.float16, shape=(count, width))
     values = open_memmap(folder / "values.npy", mode="w+", dtype=np.int32, shape=(count,))
@@ -164,7 +164,7 @@ def _chunks(queries: Iterator[MaskedQuery], size: int) -> Iterator[list[MaskedQu
 
 @torch.no_grad()
 def mask_states(model: Model, queries: Sequence[MaskedQuery], precision: Precision = "fp32") -> Tensor:
-    """States before the output layer at the masked positions, query by query, read without a passage -> [P, H] float32."""
+    """States before the output layer at the masked positions of all queries, read without a passage -> [P, H] float32."""
     nothing = np.zeros(0, dtype=np.int64)
     joint = joint_inputs(
         [query.ids for query in queries], [nothing] * len(queries), model.tokenizer, model.lengths
@@ -182,7 +182,7 @@ def mask_states(model: Model, queries: Sequence[MaskedQuery], precision: Precisi
 
 
 class Neighbours(NamedTuple):
-    """The nearest entries of each masked position, nearest first; missing ones have an infinite distance."""
+    """The nearest entries of each masked position, nearest first. If there are too few, the others have infinite distance."""
 
     distance_PK: Tensor
     """Squared Euclidean distance."""
@@ -192,9 +192,10 @@ class Neighbours(NamedTuple):
 def nearest(
     store: Datastore, state_PH: Tensor, query_P: Sequence[MaskedQuery], tokens: PassageTokens, count: int
 ) -> Neighbours:
-    """The `count` nearest entries of each position by exact search, among the `count + SPARE` nearest those allowed.
+    """The nearest entries of each position, by exact search.
 
-    Entries from passages that repeat the text of a position's query are not allowed.
+    The result has the `count` nearest of the `count + SPARE` nearest entries that are not excluded. Entries from passages that
+    repeat the text of the query are excluded.
     """
     state_PH = state_PH.cpu()
     depth = min(count + SPARE, len(store.value_N))
@@ -219,7 +220,7 @@ def nearest(
 
 
 def _allowed(passage_PK: np.ndarray, query_P: Sequence[MaskedQuery], tokens: PassageTokens) -> Tensor:
-    """False at passages that repeat the text of the position's query -> [P, K] bool."""
+    """False at passages that repeat the text of the query of the position -> [P, K] bool."""
     allowed_PK = np.ones(passage_PK.shape, dtype=bool)
     refused: dict[int, list[int]] = {}
     for row, query in enumerate(query_P):
@@ -234,7 +235,7 @@ def _allowed(passage_PK: np.ndarray, query_P: Sequence[MaskedQuery], tokens: Pas
 
 
 def knn_probability(found: Neighbours, temperature: float, vocabulary: int) -> Tensor:
-    """p(w) of the neighbours -> [P, V]; a position without neighbours has zeros."""
+    """p(w) computed from the neighbours -> [P, V]; all 0 for a position without neighbours."""
     share_PK = (-found.distance_PK / temperature).softmax(dim=1).nan_to_num()
     return torch.zeros(len(share_PK), vocabulary).scatter_add_(1, found.value_PK, share_PK)
 
@@ -245,10 +246,10 @@ def knn_probability(found: Neighbours, temperature: float, vocabulary: int) -> T
 def measure(kb: KnowledgeBase, model_path: str, folder: Path, config: KnnConfig) -> KnnJson:
     """Predicts held-out masked spans with the model alone, with kNN-LM, and with retrieved passages.
 
-    `folder` keeps the datastore, and report.json with what is returned.
+    The datastore and the report (report.json) are saved in `folder`.
 
     Raises:
-        InputError: the parts do not belong together, the index is missing, or no passage can be probed.
+        InputError: the model and the knowledge base do not belong together, the index is missing, or there are too few queries.
     """
     model = load_model(model_path)
     kb.check_tokenizer(model.tokenizer, model_path)
@@ -259,7 +260,7 @@ def measure(kb: KnowledgeBase, model_path: str, folder: Path, config: KnnConfig)
     dev, test = queries[::2], queries[1::2]
     if not test:
         raise InputError(
-            f"{kb.folder} has {len(queries)} held-out masked facts that another passage holds: at least 2 are needed"
+            f"{kb.folder} has {len(queries)} held-out masked facts that another passage contains: at least 2 are needed"
         )
     store = open_datastore(model, model_path, kb, folder, config.precision)
     lm_PV, found = _read(model, kb.tokens, store, dev, config)
@@ -286,7 +287,7 @@ def measure(kb: KnowledgeBase, model_path: str, folder: Path, config: KnnConfig)
 
 
 def mix(lm_PV: Tensor, knn_PV: Tensor, weight: float) -> Tensor:
-    """lambda p_kNN + (1 - lambda) p_LM, with `weight` as lambda -> [P, V]; p_LM alone where there are no neighbours."""
+    """lambda p_kNN + (1 - lambda) p_LM, where lambda is `weight` -> [P, V]; p_LM for positions without neighbours."""
     weight_P1 = weight * (knn_PV.sum(dim=1, keepdim=True) > 0)
     return weight_P1 * knn_PV + (1 - weight_P1) * lm_PV
 
@@ -294,7 +295,7 @@ def mix(lm_PV: Tensor, knn_PV: Tensor, weight: float) -> Tensor:
 def _read(
     model: Model, tokens: PassageTokens, store: Datastore, queries: Sequence[MaskedQuery], config: KnnConfig
 ) -> tuple[Tensor, Neighbours]:
-    """p_LM(w) at every masked position [P, V], and the neighbours of the position."""
+    """p_LM(w) at all masked positions [P, V], and the neighbours of these positions."""
     states = [
         mask_states(model, queries[start : start + ROWS], config.precision)
         for start in range(0, len(queries), ROWS)
@@ -314,7 +315,7 @@ def realm_probability(
     queries: Sequence[MaskedQuery],
     config: KnnConfig,
 ) -> Tensor:
-    """p(w|x), the sum over retrieved passages of p(z|x) p(w|z,x), at every masked position -> [P, V]."""
+    """p(w|x) at all masked positions, which is the sum of p(z|x) p(w|z,x) over retrieved passages -> [P, V]."""
     rule, parts = CandidateRule(CANDIDATES, same_corpus=True), []
     with (
         evaluating(model.reader, model.embedder),
@@ -358,9 +359,9 @@ def _scored(probability_PV: Tensor, queries: Sequence[MaskedQuery]) -> Predicted
 
 
 def table(report: KnnJson) -> list[list[str]]:
-    """The report as rows of cells, the first row being the heading."""
+    """The report as rows of cells; the first row is the heading."""
     named = (("the model alone", "model"), ("kNN-LM", "knn_lm"), ("REALM", "realm"))
-    rows = [[f"{report['n']:,} masked facts", "spans predicted, %", "nats per wordpiece"]]
+    rows = [[f"{report['n']:,} masked facts", "spans predicted completely, %", "nats per wordpiece"]]
     for label, key in named:
         one: Predicted = report[key]  # type: ignore[literal-required]
         rows.append([label, f"{one['span_accuracy']:.1f}", f"{one['nats']:.3f}"])
@@ -368,9 +369,9 @@ def table(report: KnnJson) -> list[list[str]]:
 
 
 def lines(report: KnnJson) -> list[str]:
-    """The report for a terminal."""
+    """The report as lines for a terminal."""
     return [
         *aligned(table(report)),
-        f"{report['entries']:,} entries; lambda {report['knn_weight']:g} and temperature "
-        f"{report['temperature']:g} chosen on as many other facts",
+        f"The datastore has {report['entries']:,} entries. Lambda ({report['knn_weight']:g}) and the temperature "
+        f"({report['temperature']:g}) were chosen on as many other masked facts.",
     ]

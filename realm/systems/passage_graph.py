@@ -1,8 +1,8 @@
-"""A graph of passages: which documents a passage names by title, and which passages belong to one document.
+"""A graph of passages. Its edges are the documents that a passage names by title, and the passages of one document.
 
-It stands for the hyperlinks of PathRetriever, and for TAGME and Wikidata of GraphRetriever. A passage names a document if the
-words of the document's title stand in the passage, with a capital letter or digit first, and no longer title stands there. An
-explanation in brackets is no part of a title, as in "Mercury (planet)".
+This graph replaces the hyperlinks of PathRetriever, and TAGME and Wikidata of GraphRetriever. A passage names a document if the
+passage contains the words of the title of the document, the first word begins with a capital letter or a digit, and these words
+are not part of a longer title. An explanation in brackets, as in "Mercury (planet)", does not belong to the title.
 
 Axis letters: E edges, N passages.
 """
@@ -23,10 +23,10 @@ from realm.systems.articles import Articles
 from realm.systems.tfidf import tokens_of
 
 LONGEST_TITLE = 8
-"""Titles of more words are not looked for."""
+"""Largest number of words of a title that is searched in passages."""
 NONE, MENTIONS, MENTIONED, PARENT, CHILD = range(5)
-"""Relation of a passage to another: none; it names the other's document; the other names its document; it is the first passage
-of the other's document; the other is the first passage of its document."""
+"""Relation of a passage a to a passage b. NONE: no relation. MENTIONS: a names the document of b. MENTIONED: b names the
+document of a. PARENT: a is the first passage of the document of b. CHILD: b is the first passage of the document of a."""
 RELATIONS = 5
 FILE = "graph.json"
 _EXPLANATION = re.compile(r"\s*\([^()]*\)\s*$")
@@ -48,14 +48,14 @@ class Titles:
                 or all(word in STOP_WORDS for word in words)
             ):
                 continue
-            # A title without an explanation is the commonest meaning.
+            # If several documents have the same title, a title without an explanation is probably the most common meaning.
             if words not in self._document or bare == title:
                 self._document[words] = document
 
     def find(self, text: str, any_case: bool = False) -> Iterator[int]:
-        """Documents named in a text, in the order of the text; the longest title at each place.
+        """Documents that a text names, in the order of the text. At each place, the longest title counts.
 
-        `any_case` also finds titles without a capital letter, as in questions.
+        With `any_case`, titles in lower case are found too, because questions are often written in lower case.
         """
         tokens = tokens_of(text)
         words = [token.text.lower() for token in tokens]
@@ -74,17 +74,17 @@ class Titles:
 
 @dataclass(frozen=True)
 class PassageGraph:
-    """The documents that each passage names, without its own."""
+    """The documents that each passage names, other than the document of the passage."""
 
     articles: Articles
     titles: Titles
     first_N: np.ndarray
-    """First edge of each passage, and the number of edges at the end: [N + 1]."""
+    """Position in `document_E` of the first edge of each passage; the last element is the number of edges: [N + 1]."""
     document_E: np.ndarray
 
     @classmethod
     def open(cls, kb: KnowledgeBase, system: Path) -> Self:
-        """The graph of a knowledge base; its edges are kept beside the folder of a system, in SYSTEM.graph."""
+        """The graph of a knowledge base. The edges are stored in the folder SYSTEM.graph, beside the folder of the system."""
         articles, folder = Articles.of(kb), system.with_name(system.name + ".graph")
         titles = Titles(kb, articles)
 
@@ -97,18 +97,21 @@ class PassageGraph:
         return cls(articles, titles, *(np.load(folder / f"{name}.npy") for name in ("first", "documents")))
 
     def named(self, passage: int) -> list[int]:
-        """Documents that a passage names, each once, in the order of the text."""
+        """Documents that a passage names, in the order of the text, without repetitions."""
         return list(self.document_E[self.first_N[passage] : self.first_N[passage + 1]].tolist())
 
     def neighbours(self, passage: int) -> Iterator[int]:
-        """First passages of the named documents, the first passage of its own document, or all others of its document."""
+        """First passages of the documents that a passage names, then neighbours in the document of the passage.
+
+        The neighbour in the document is its first passage. The neighbours of the first passage are all other passages.
+        """
         own = int(self.articles.document_N[passage])
         yield from (self.articles.lead(document) for document in self.named(passage))
         lead = self.articles.lead(own)
         yield from [lead] if passage != lead else self.articles.passages([own])[1:].tolist()
 
     def expand(self, seeds: Sequence[int], hops: int, most: int) -> list[int]:
-        """The seeds, then their neighbours, then the neighbours of these, up to `hops` edges away and `most` passages."""
+        """The seeds, followed by all passages that are at most `hops` edges away, nearest first; at most `most` passages."""
         found = dict.fromkeys(seeds)
         frontier = list(found)
         for _ in range(hops):
@@ -120,7 +123,7 @@ class PassageGraph:
         return list(found)[:most]
 
     def relations(self, passages: Sequence[int]) -> np.ndarray:
-        """The relation of each passage to each other -> [K, K]; a mention wins over parent and child."""
+        """The relation of each passage to each other passage -> [K, K]. MENTIONS and MENTIONED precede PARENT and CHILD."""
         document = [int(self.articles.document_N[passage]) for passage in passages]
         lead = [self.articles.lead(one) for one in document]
         named = [set(self.named(passage)) for passage in passages]
@@ -141,7 +144,7 @@ class PassageGraph:
 
 
 def edges_of(kb: KnowledgeBase, articles: Articles, titles: Titles) -> tuple[np.ndarray, np.ndarray]:
-    """`first_N` and `document_E` of the graph; passages are read one by one."""
+    """`first_N` and `document_E` of the graph. Passages are read one after the other."""
     counts, documents = [], []
     with progress(total=len(kb), description="graph", unit="passage") as bar:
         for number, passage in enumerate(kb):

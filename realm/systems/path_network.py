@@ -1,4 +1,4 @@
-"""The networks of PathRetriever: a recurrent retriever with beam search, and a reader of paths, with their losses.
+"""The networks of PathRetriever and their losses: a recurrent retriever with beam search, and a reader of paths.
 
 Axis letters: K passages of a question, R paths, T tokens, H hidden.
 """
@@ -18,9 +18,9 @@ from realm.model.scores import log_softmax_inside
 from realm.qa.reading import Reading
 
 END = -1
-"""The end of a path, in place of a passage."""
+"""Stands for the end of a path, instead of a passage."""
 CARRIED = 2
-"""Best candidates of a step that are candidates of the next step too (published: 2)."""
+"""Number of best candidates of a step that are also candidates of the next step (published: 2)."""
 
 
 class PathNetwork(nn.Module):
@@ -39,11 +39,11 @@ class PathNetwork(nn.Module):
         self.ends = nn.Linear(hidden, 2)
 
     def first(self) -> Tensor:
-        """The state before the first pick -> [H]."""
+        """The state before the first passage of a path -> [H]."""
         return self.length * F.normalize(self.begin, dim=0)
 
     def next(self, state_H: Tensor, picked_H: Tensor) -> Tensor:
-        """The state after a pick -> [H]."""
+        """The state after a passage was picked -> [H]."""
         return self.length * F.normalize(self.step(torch.cat([state_H, picked_H])), dim=0)
 
     def logits(self, state_H: Tensor, passage_KH: Tensor) -> Tensor:
@@ -51,12 +51,12 @@ class PathNetwork(nn.Module):
         return passage_KH @ state_H + self.bias
 
     def encoded(self, reading: Reading) -> Tensor:
-        """w of passages beside questions -> [K, H]."""
+        """w of pairs of a question and a passage -> [K, H]."""
         tokens = reading.tokens.to(self.bias.device)
         return hidden_states(self.encoder, tokens)[:, 0].float()
 
     def read(self, reading: Reading) -> tuple[Tensor, Tensor]:
-        """Logits that paths hold an answer [R]; log p of the first and the last token of an answer [2, R, T]."""
+        """Logits that paths contain an answer [R]; log p of the first and the last token of an answer [2, R, T]."""
         device = self.bias.device
         state_RTH = hidden_states(self.reader, reading.tokens.to(device)).float()
         end_2RT = log_softmax_inside(self.ends(state_RTH).permute(2, 0, 1), reading.body_BT.to(device))
@@ -64,10 +64,10 @@ class PathNetwork(nn.Module):
 
 
 def path_loss(network: PathNetwork, passage_KH: Tensor, path: Sequence[int], allowed_K: Tensor) -> Tensor:
-    """Mean binary cross-entropy over the steps of a path and their candidates.
+    """Mean binary cross-entropy over the steps of a path and the candidates of each step.
 
-    Candidates of a step are the passages and the end; `path` holds places in `passage_KH` and closes with the end. Other
-    passages that hold an answer are neither right nor wrong: only those of `allowed_K` are negatives.
+    The candidates of a step are all passages and the end. `path` contains positions in `passage_KH`, and ends with `END`. Only
+    passages in `allowed_K` are negatives, because other passages may contain an answer.
     """
     every_KH = torch.cat([passage_KH, network.end[None]])
     state_H, losses = network.first(), []
@@ -84,7 +84,10 @@ def path_loss(network: PathNetwork, passage_KH: Tensor, path: Sequence[int], all
 
 
 def reading_loss(holds_R: Tensor, end_2RT: Tensor, places: Sequence[Sequence[tuple[int, int]]]) -> Tensor:
-    """Binary cross-entropy of "holds an answer", plus for paths that do -log of the sum over places of p(first) p(last)."""
+    """Binary cross-entropy of whether paths contain an answer, plus the loss of the answer in paths that contain it.
+
+    The loss of the answer is the mean over these paths of -log sum p(first) p(last), where the sum is over `places`.
+    """
     right_R = torch.tensor([float(bool(own)) for own in places], device=holds_R.device)
     losses = [F.binary_cross_entropy_with_logits(holds_R, right_R)]
     for row, own in enumerate(places):
@@ -95,7 +98,7 @@ def reading_loss(holds_R: Tensor, end_2RT: Tensor, places: Sequence[Sequence[tup
 
 
 class Beam(NamedTuple):
-    """A path, the state of the network after it, and the log-probability of its steps."""
+    """A path, the state of the network after the path, and the log-probability of the path."""
 
     path: tuple[int, ...]
     state_H: Tensor
@@ -110,7 +113,11 @@ def beam_search(
     passages: int,
     beam: int,
 ) -> list[Beam]:
-    """The best paths that have ended, best first; `encode` gives w of passages, `links` the candidates after a pick."""
+    """The best complete paths, best first.
+
+    `encode` computes w of passages. `links` returns the passages to which a passage links. `passages` is the largest number of
+    passages of a path, and `beam` the number of paths that are kept after each step.
+    """
     ended: list[Beam] = []
     open_paths = [(Beam((), network.first(), 0.0), list(seeds))]
     for _ in range(passages):

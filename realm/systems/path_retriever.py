@@ -1,11 +1,12 @@
 """PathRetriever (Asai et al. 2020): a recurrent network follows links from passage to passage, and a reader ranks the paths.
 
-A passage is encoded beside the question: w = BERT([question, passage])[CLS]. A path has a state h, from which each candidate
-gets the probability sigmoid(w . h + b). After a pick, the state becomes W [h; w] + c, scaled to a learned length. A learned
-vector in place of w stands for the end of the path. The first candidates are the best passages of BM25; later candidates are
-the first passages of the documents that the last pick names (`passage_graph`), and the two best candidates of the step
-before. The probability of a path is the product over its steps, and beam search keeps the best paths. The reader encodes the
-passages of a path together, and predicts whether the path holds an answer, and where.
+A passage is encoded together with the question: w = BERT([question, passage])[CLS]. A path has a state h. The probability that
+a candidate is the next passage of the path is sigmoid(w . h + b). After a passage was picked, the state becomes W [h; w] + c,
+scaled to a learned length. The end of a path is a candidate with a learned vector instead of w. The first candidates are the
+best passages of BM25. Later candidates are the first passages of the documents that the last picked passage names
+(`passage_graph`), and the two best candidates of the previous step. The probability of a path is the product of the
+probabilities of its steps. Beam search keeps the best paths. The reader encodes the passages of a path together, and predicts
+whether the path contains an answer, and the position of the answer.
 
 Axis letters: K passages of a question, R paths, T tokens, H hidden.
 """
@@ -44,43 +45,47 @@ from realm.train.run_config import RunConfig, generator
 
 NAME = "path"
 HEAD_RATE = 1e-3
-"""Peak learning rate of the recurrent layer and the scores, which start at random."""
+"""Peak learning rate of the recurrent layer and of the layers that compute scores, which have random weights at first."""
 SEEDS = 10
-"""Passages of BM25 that a path can begin with (published: up to 500 of TF-IDF)."""
+"""Number of passages of BM25 with which a path can begin (published: up to 500 passages of TF-IDF)."""
 NEGATIVES = 6
-"""Passages without an answer beside a training path: at most this number of passages that BM25 finds, and at most this number
-of passages to which the path links (published: 50 of both together)."""
+"""Negatives of a training path are passages without an answer: at most this number of passages of BM25, and at most this
+number of passages to which the path links (published: 50 of both kinds together)."""
 PASSAGES = 2
-"""Most passages of a path."""
+"""Largest number of passages of a path."""
 BEAM = 4
-"""Paths kept (published: 8)."""
+"""Number of paths that beam search keeps (published: 8)."""
 ANSWER_TOKENS = 10
-"""Longest answer in wordpieces."""
+"""Largest number of wordpieces of an answer."""
 SEPARATOR = "\n\n"
-"""Between the passages of a path, where the reader reads them together."""
+"""Text between two passages of a path in the input of the reader."""
 
 
 @dataclass(frozen=True)
 class Config(RunConfig):
-    """Settings of `realm baseline path` (published: BERT-base as retriever, BERT-large as reader, hyperlinks)."""
+    """Settings of `realm baseline path` (published: BERT-base as retriever, BERT-large as reader, links from hyperlinks)."""
 
     steps: int = 1000
     """Optimizer steps."""
     batch_size: int = 4
-    """Questions per step."""
+    """Number of questions per step."""
     learning_rate: float = 5e-5
     """Peak learning rate of both encoders (published: 3e-5)."""
     dev_every: int = 250
     """Steps between two evaluations on dev questions; the best weights are kept."""
     dev_questions: int = 200
-    """Dev questions in each evaluation."""
+    """Number of dev questions in each evaluation."""
 
 
 # -- training -------------------------------------------------------------------------------------------------------
 
 
 class Example(NamedTuple):
-    """A training question: passages, the places in them of those that hold an answer, and paths that end in one of these."""
+    """A training question with passages and paths.
+
+    `numbers` are the passages. `held` has the positions in `numbers` of the passages that contain an answer. A path has
+    the positions of its passages in `numbers`; the last passage contains an answer, and `END` follows.
+    """
 
     question: Question
     numbers: list[int]
@@ -91,10 +96,12 @@ class Example(NamedTuple):
 def examples_of(
     kb: KnowledgeBase, graph: PassageGraph, tokenizer: Tokenizer, questions: Sequence[Question]
 ) -> list[Example]:
-    """Questions with an answer among the best passages of BM25: paths of one passage, and of two where another links to it.
+    """Examples for the questions that have an answer in the best passages of BM25.
+
+    A path is a passage with an answer, or a passage without an answer and a passage with an answer to which it links.
 
     Raises:
-        InputError: there is none.
+        InputError: no question has an answer in the best passages of BM25.
     """
     examples, retriever = [], Retriever(kb)
     with progress(total=len(questions), description="find answers", unit="question") as bar:
@@ -114,7 +121,7 @@ def examples_of(
                 examples.append(Example(question, numbers, held, paths))
             bar.update(1)
     if not examples:
-        raise InputError("no training question has an answer in its best passages")
+        raise InputError("no training question has an answer in the best passages of BM25 for the question")
     return examples
 
 
@@ -136,10 +143,10 @@ def _spans(
 
 
 def train(ground: Ground, out: Path, config: Config) -> Path:
-    """Trains retriever and reader together -> `out`.
+    """Trains the retriever and the reader together -> `out`.
 
     Raises:
-        InputError: no training question has an answer in its best passages.
+        InputError: no training question has an answer in the best passages of BM25 for the question.
     """
     kb, start = ground.kb, load_model(ground.encoder)
     kb.check_tokenizer(start.tokenizer, ground.encoder)
@@ -174,7 +181,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
 
 
 class PathRetriever:
-    """Answers from the path that the reader ranks first."""
+    """The trained system, which answers from the path that the reader ranks first."""
 
     def __init__(
         self,
@@ -199,7 +206,7 @@ class PathRetriever:
         return self._network.encoded(self._inputs(question, texts, self._lengths))
 
     def linked_negatives(self, example: Example, path: Sequence[int]) -> list[int]:
-        """Passages without an answer that a path links to, and that BM25 did not find."""
+        """Passages without an answer to which a path links, except passages that BM25 found."""
         if PASSAGES == 1:
             return []
         links = [one for place in path for one in links_of(self._graph, example.numbers[place])]
@@ -208,7 +215,7 @@ class PathRetriever:
         return [one for one, held in zip(others, spans, strict=True) if not held]
 
     def loss(self, example: Example, rng: np.random.Generator) -> Tensor:
-        """The retriever's loss on a random path of a question, and the reader's on that path and on a wrong passage."""
+        """Loss of the retriever on a random path of a question, plus loss of the reader on this path and on a negative."""
         question = example.question
         path = example.paths[int(rng.integers(len(example.paths)))][:-1]
         wrong = [
@@ -242,7 +249,7 @@ class PathRetriever:
         return SEPARATOR.join(passage.text for passage in self._kb.passages(numbers))
 
     def answer(self, questions: Sequence[str]) -> list[Found]:
-        """The best span of the best path; passages are ranked by the paths that they are on, then as BM25 ranks them."""
+        """The best span in the best path of each question. The passages of paths precede the other passages of BM25."""
         return [self._answer(question) for question in questions]
 
     @torch.no_grad()
@@ -272,7 +279,11 @@ class PathRetriever:
     def _best_span(
         self, reading: Reading, row: int, path: Sequence[int], end_2T: Tensor
     ) -> tuple[int | None, int, int, float]:
-        """Place of the passage in the path, characters in that passage, and log-probability of the best span within one."""
+        """The best span that lies within one passage of a path.
+
+        Returns the position of the passage in the path (None if there is no such span), the first character of the span in the
+        passage, the end of the span (exclusive), and the log-probability of the span.
+        """
         lengths = [len(passage.text) for passage in self._kb.passages(path)]
         begins = np.cumsum([0, *(length + len(SEPARATOR) for length in lengths)])
         best: tuple[int | None, int, int, float] = (None, 0, 0, -math.inf)
@@ -289,7 +300,7 @@ class PathRetriever:
 
 
 def load(folder: Path, kb: KnowledgeBase) -> PathRetriever:
-    """The trained system; the graph is made again if it is missing or of another knowledge base."""
+    """The trained system. If the graph is missing, or if it was made from another knowledge base, it is made again."""
     sizes, tokenizer = read_system(folder)["sizes"], Tokenizer.load(folder)
     kb.check_tokenizer(tokenizer, str(folder))
     network = PathNetwork(Bert(bert_config(sizes["encoder"], str(folder))))

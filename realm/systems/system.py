@@ -1,9 +1,9 @@
-"""The interface that all compared systems share, and the folder of a trained system.
+"""The interface of all systems with which REALM is compared, and the folder of a trained system.
 
 The module of a system has three names:
 
     Config                       settings of training, a `RunConfig`
-    train(ground, out, config)   trains the system -> the folder `out`; a repeated command resumes
+    train(ground, out, config)   trains the system -> the folder `out`; an interrupted training resumes
     load(folder, kb)             the trained system, which answers questions
 
 SYSTEM/system.json               name, sizes for `load`, settings of training, a checksum of every file
@@ -47,21 +47,21 @@ SYSTEMS: dict[str, str] = {
     "graph": "graph_retriever",
     "path": "path_retriever",
 }
-"""Name of a system -> its module in this room."""
+"""Name of a system -> module in this folder."""
 BATCH = 16
-"""Questions answered at once."""
+"""Number of questions that are answered at once."""
 
 
 @dataclass(frozen=True)
 class Ground:
-    """What every system of a comparison gets: the same passages, start and questions."""
+    """Input of the training of a system. All systems of a comparison have the same passages, encoder and questions."""
 
     kb: KnowledgeBase
     encoder: str
-    """Model folder whose encoder a transformer system starts from."""
+    """Model folder with the encoder from which the systems "graph" and "path" start."""
     train: Sequence[Question]
     dev: Sequence[Question]
-    """Questions that choose between checkpoints and settings; no test question."""
+    """Questions by which the best weights are chosen; none of these questions is a test question."""
 
 
 class Found(NamedTuple):
@@ -70,10 +70,10 @@ class Found(NamedTuple):
     answer: str
     score: float
     passage: int = NULL_PASSAGE
-    """Number of the passage that the answer was read from."""
+    """Number of the passage from which the answer was extracted."""
     start: int = 0
     end: int = 0
-    """Characters of the answer in the passage's text, end exclusive."""
+    """`start` and `end` are the positions of the answer in the text of the passage, in characters; `end` is exclusive."""
     number_K: Sequence[int] | np.ndarray = ()
     """Numbers of the retrieved passages, best first."""
     read: int = 0
@@ -102,7 +102,7 @@ class SystemJson(TypedDict):
 
     system: str
     sizes: dict[str, Any]
-    """What `load` needs to build the network."""
+    """Values that `load` needs to build the network."""
     step: int
     stages: list[dict[str, Any]]
     checksums: dict[str, str]
@@ -116,7 +116,7 @@ class Saved(Protocol):
 
 @dataclass
 class SystemModel:
-    """The network of a system while it trains (`realm.train.trainable`)."""
+    """The network of a system during training, with the interface of `realm.train.trainable`."""
 
     system: str
     network: nn.Module
@@ -151,12 +151,12 @@ class SystemModel:
 
     @staticmethod
     def saved_stages(folder: Path) -> list[dict[str, Any]]:
-        """The stages of a system's folder; empty if it is none."""
+        """The stages in the folder of a system; empty if the folder does not contain a system."""
         return read_system(folder)["stages"] if is_system(folder) else []
 
 
 def _distinct(states: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors without further names of a tensor that has another name, which a safetensors file cannot hold."""
+    """The tensors with one name each. (A safetensors file cannot contain one tensor under several names.)"""
     named: dict[tuple[int, tuple[int, ...]], str] = {}
     for name, value in states.items():
         named.setdefault((value.data_ptr(), tuple(value.shape)), name)
@@ -164,7 +164,7 @@ def _distinct(states: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def is_system(folder: str | Path) -> bool:
-    """Whether the folder holds a compared system."""
+    """Whether the folder contains a system trained by `realm baseline`."""
     return (Path(folder) / SYSTEM).is_file()
 
 
@@ -172,16 +172,18 @@ def read_system(folder: str | Path) -> SystemJson:
     """The content of system.json.
 
     Raises:
-        InputError: the folder holds no system, or a system of an unknown name.
+        InputError: the folder contains no system, or a system with an unknown name.
         DamagedError: a file is damaged.
     """
     path = Path(folder)
     if not is_system(path):
-        raise InputError(f"{folder} holds no compared system (it has no {SYSTEM})")
+        raise InputError(f"{folder} is not a system trained by `realm baseline`: it has no {SYSTEM}")
     try:
         saved = cast(SystemJson, read_json(path / SYSTEM))
         if saved["system"] not in SYSTEMS:
-            raise InputError(f"{folder} holds the system {saved['system']!r}; known are {', '.join(SYSTEMS)}")
+            raise InputError(
+                f"{folder} contains the unknown system {saved['system']!r}: systems are {', '.join(SYSTEMS)}"
+            )
         if problem := changed(path, saved["checksums"], ()):
             raise DamagedError(f"{folder} is damaged: {problem}")
         return saved
@@ -190,7 +192,7 @@ def read_system(folder: str | Path) -> SystemJson:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a system's network."""
+    """The tensors of the network of a system."""
     try:
         return load_tensors(folder / WEIGHTS)
     except (SafetensorError, OSError) as error:
@@ -201,10 +203,10 @@ def module_of(name: str) -> SystemModule:
     """The module of a system.
 
     Raises:
-        InputError: there is no such system, or a package that it needs is not installed.
+        InputError: there is no system with this name, or a package that the system needs is not installed.
     """
     if name not in SYSTEMS:
-        raise InputError(f"there is no system {name!r}: known are {', '.join(SYSTEMS)}")
+        raise InputError(f"there is no system {name!r}: systems are {', '.join(SYSTEMS)}")
     try:
         return cast(SystemModule, import_module(f"realm.systems.{SYSTEMS[name]}"))
     except ImportError as error:
@@ -212,7 +214,7 @@ def module_of(name: str) -> SystemModule:
 
 
 def load_system(folder: str | Path, kb: KnowledgeBase) -> System:
-    """The trained system of a folder."""
+    """The trained system in a folder."""
     saved = read_system(folder)
     try:
         return module_of(saved["system"]).load(Path(folder), kb)
@@ -223,14 +225,14 @@ def load_system(folder: str | Path, kb: KnowledgeBase) -> System:
 
 
 class Best(BestWeights):
-    """The best weights of the network of a compared system."""
+    """The best weights of the network of a system."""
 
     def __init__(self, run: TrainRun, network: nn.Module, dev: Sequence[Question], system: System):
         super().__init__(run, [network])
         self._dev, self._system = dev, system
 
     def evaluate(self) -> None:
-        """Answers the dev questions, logs exact match, and keeps the weights if they are the best."""
+        """Answers the dev questions, logs exact match, and stores the weights if their exact match is the best so far."""
         if not self._dev:
             return
         right = 0
@@ -244,7 +246,7 @@ class Best(BestWeights):
 
 
 def predict(system: System, kb: KnowledgeBase, questions: Sequence[Question]) -> Iterator[Prediction]:
-    """The predictions of a system, in the order of the questions; shows progress."""
+    """The predictions of a system, in the order of the questions. Shows a progress bar."""
     with progress(total=len(questions), description="answer", unit="question") as bar:
         for first in range(0, len(questions), BATCH):
             part = questions[first : first + BATCH]
@@ -257,7 +259,7 @@ def predict(system: System, kb: KnowledgeBase, questions: Sequence[Question]) ->
 
 
 def prediction(kb: KnowledgeBase, question: Question, found: Found, ms: float) -> Prediction:
-    """What a system found for a question, with passage numbers replaced by ids."""
+    """The prediction of a system for a question, with ids instead of numbers of passages."""
     read = found.passage != NULL_PASSAGE
     return Prediction(
         id=question.id,

@@ -1,10 +1,10 @@
-"""TF-IDF over articles, DrQA's retriever (Chen et al. 2017, section 3.1): hashed unigrams and bigrams.
+"""TF-IDF of articles with hashed unigrams and bigrams, the retriever of DrQA (Chen et al. 2017, section 3.1).
 
     weight of n-gram g in document d     log(1 + tf(g, d)) * idf(g)
     idf(g)                               log((D - df(g) + 0.5) / (df(g) + 0.5)), at least 0
     score of d for a question q          sum over g in q of weight(g, q) * weight(g, d)
 
-An article is the passages of one document. N-grams are hashed into 2**24 bins by CRC-32 (published: MurmurHash3).
+An article consists of the passages of one document. N-grams are hashed into 2**24 bins by CRC-32 (published: MurmurHash3).
 
 Axis letters: D documents, E entries of the matrix, G n-grams of the corpus, N passages.
 """
@@ -32,7 +32,7 @@ FILE = "tfidf.json"
 
 
 class Token(NamedTuple):
-    """A word or a punctuation mark, and its characters [start, end)."""
+    """A word or a punctuation mark, with the positions of its characters: [start, end)."""
 
     text: str
     start: int
@@ -40,12 +40,12 @@ class Token(NamedTuple):
 
 
 def tokens_of(text: str) -> list[Token]:
-    """Runs of letters and digits, and single other characters, as DrQA's simple tokenizer cuts them."""
+    """Sequences of letters and digits, and all other characters one by one, as in the simple tokenizer of DrQA."""
     return [Token(match.group(), match.start(), match.end()) for match in _WORD.finditer(text)]
 
 
 def ngrams(text: str) -> Iterator[int]:
-    """The bins of all unigrams and bigrams of a text, without those that begin or end with a stop word or a mark."""
+    """The bins of all unigrams and bigrams of a text that contain neither a stop word nor a punctuation mark."""
     words = [token.text.lower() for token in tokens_of(text)]
     keep = [word not in _STOPPED and any(map(str.isalnum, word)) for word in words]
     for place, word in enumerate(words):
@@ -56,19 +56,19 @@ def ngrams(text: str) -> Iterator[int]:
 
 
 class Tfidf(NamedTuple):
-    """The sparse matrix of weights, by n-gram."""
+    """The sparse matrix of weights, ordered by n-gram."""
 
     bin_G: np.ndarray
-    """Bins that occur, ascending."""
+    """Bins of the n-grams that occur in the corpus, in ascending order."""
     first_G: np.ndarray
-    """First entry of each n-gram, and the number of entries at the end: [G + 1]."""
+    """First entry of each n-gram; the last element is the number of entries: [G + 1]."""
     document_E: np.ndarray
     weight_E: np.ndarray
     idf_G: np.ndarray
 
     @classmethod
     def of(cls, kb: KnowledgeBase, articles: Articles) -> Self:
-        """Counts the n-grams of all passages; memory grows with the number of distinct n-grams of each document."""
+        """Counts the n-grams of all passages. The needed memory grows with the number of distinct n-grams in each document."""
         documents = articles.count
         entries, counts = [], []
         with progress(total=len(kb), description="tf-idf", unit="passage") as bar:
@@ -87,7 +87,11 @@ class Tfidf(NamedTuple):
         return cls(bin_G, np.append(first_G, len(entry_E)), document_E, weight_E, idf_G)
 
     def best(self, question: str, count: int, documents: int) -> np.ndarray:
-        """Of `documents`, those with the highest scores above 0, best first, at most `count`; ties in their order."""
+        """The `count` documents with the highest scores, best first.
+
+        Documents with a score of 0 are left out. Documents with the same score are in ascending order. `documents` is the
+        number of documents in the corpus.
+        """
         score_D = np.zeros(documents, dtype=np.float32)
         for ngram, tf in Counter(ngrams(question)).items():
             place = int(np.searchsorted(self.bin_G, ngram))
@@ -99,7 +103,7 @@ class Tfidf(NamedTuple):
 
 
 def open_tfidf(kb: KnowledgeBase, articles: Articles, folder: Path) -> Tfidf:
-    """The matrix of a knowledge base, mapped into memory; it is made in `folder` unless it is there."""
+    """The matrix of a knowledge base, mapped into memory. It is made in `folder`, unless the folder already contains it."""
 
     def make(aside: Path) -> None:
         for name, array in Tfidf.of(kb, articles)._asdict().items():
@@ -118,10 +122,13 @@ class Ranking:
 
     @classmethod
     def open(cls, kb: KnowledgeBase, system: Path) -> Self:
-        """The matrix beside the folder of a system, SYSTEM.tfidf, is made if it is missing or of another knowledge base."""
+        """The ranking with the matrix in SYSTEM.tfidf, beside the folder of the system.
+
+        If the matrix is missing, or if it was made from another knowledge base, it is made again.
+        """
         articles = Articles.of(kb)
         return cls(open_tfidf(kb, articles, system.with_name(system.name + ".tfidf")), articles)
 
     def passages(self, question: str, articles: int) -> np.ndarray:
-        """Numbers of the passages of the best articles, best article first."""
+        """Numbers of all passages of the best articles, best article first."""
         return self.articles.passages(self.index.best(question, articles, self.articles.count))

@@ -162,9 +162,7 @@ def test_a_second_run_only_asks_and_with_json_prints_its_report_alone(
 
 def test_other_settings_need_another_folder(finished: Finished, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*finished.words, "--set", "minutes=0.9"]) == 2
-    assert (
-        "was made with other settings: choose another --dir, or remove that folder" in capsys.readouterr().err
-    )
+    assert "was made with other settings: use another --dir, or remove" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--full"], ["--questions", "q.jsonl"]])
@@ -253,15 +251,15 @@ def test_tables_fit_a_terminal_of_80_columns_and_say_which_model_was_kept() -> N
     part["masked_facts"] = {"n": 1000, "difference": less} | {n: systems[n]["found"] for n in systems}
     lines = "\n".join(results.articles_lines(part)).split("\n")
     assert [line for line in lines if len(line) > 80] == []
-    assert "The start was kept: made it worse." in lines
+    assert "The start model was kept: made it worse." in lines
     assert sum("-10.2 (-12.8 to +11.5) p <.001" in line for line in lines) == 3
 
 
 def test_guesses_are_counted_apart_from_answers() -> None:
     asked: list[Any] = [{"found": True, "right": True}, {"found": False, "right": True}]
-    assert results.asked_line(asked[:1]) == "Right: 1 of 1."
+    assert results.asked_line(asked[:1]) == "Right answers: 1 of 1."
     assert results.asked_line(asked) == (
-        "Right: 2 of 2. Answers below the model's threshold, which are guesses: 1."
+        "Right answers: 2 of 2. Guesses, whose probability is below the threshold of the model: 1."
     )
 
 

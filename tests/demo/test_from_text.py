@@ -242,7 +242,7 @@ def test_question_files_of_one_name_are_distinguished_by_their_folders(tmp_path:
     ]
     demo = DemoRun(FromTextConfig(), "demo", "x", tmp_path, tuple(files))
     assert list(demo.tests()) == ["probe", "dev", "wiki-train", "factbook-train", "trec", "mine-dev"]
-    with pytest.raises(InputError, match="two question files have the name"):
+    with pytest.raises(InputError, match="both have the name"):
         DemoRun(FromTextConfig(), "demo", "x", tmp_path, (files[2], files[2])).tests()
 
 

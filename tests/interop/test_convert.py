@@ -439,11 +439,17 @@ def test_weights_in_several_files_are_read_by_their_index(tmp_path: Path) -> Non
     ("words", "says"),
     [
         (["absent-folder/x/y", "out"], "is not a model folder"),
-        (["FIX/embedder/new", "out", "--kb", "kb"], "--kb is for --to huggingface-realm"),
+        (["FIX/embedder/new", "out", "--kb", "kb"], "--kb can only be used with --to huggingface-realm"),
         (["absent", "out", "--to", "huggingface-realm"], "no model at absent"),
-        (["x", "out", "--to", "huggingface-realm", "--encoder", "y"], "--encoder is for --to realm"),
-        (["x", "out", "--to", "hub", "--bits", "16"], "--bits is for --to realm"),
-        (["x", "out", "--to", "sentence-transformers", "--numbers", "y"], "--numbers is for --to hub"),
+        (
+            ["x", "out", "--to", "huggingface-realm", "--encoder", "y"],
+            "--encoder can only be used with --to realm",
+        ),
+        (["x", "out", "--to", "hub", "--bits", "16"], "--bits can only be used with --to realm"),
+        (
+            ["x", "out", "--to", "sentence-transformers", "--numbers", "y"],
+            "--numbers can only be used with --to hub",
+        ),
         (["absent", "out", "--to", "hub", "--licence", "y", "--data", "z"], "no model at absent"),
         (["FIX/embedder/new", "out", "--bits", "8"], "invalid choice"),
     ],

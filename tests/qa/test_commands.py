@@ -80,7 +80,7 @@ def test_evaluation_by_words_needs_no_model_and_reports_no_answers(
     for outcome in json.loads(out.read_text())["outcomes"]:
         assert outcome["correct"] is outcome["f1"] is None and outcome["rank"] >= 0
     assert cli.main([*words[:-1], "hybrid"]) == 2
-    assert "--method hybrid needs a --model" in capsys.readouterr().err
+    assert "--method hybrid needs --model" in capsys.readouterr().err
 
 
 def test_retrieval_by_words_needs_neither_model_nor_index(tiny_kb, asked, tmp_path, monkeypatch) -> None:

@@ -104,7 +104,7 @@ def test_a_damaged_index_is_sound_after_what_verify_advises(
             min((index / "vectors.lance" / "_versions").glob("*.manifest")).unlink()
     verify = ["kb", "verify", "--kb", str(kb)]
     assert cli.main(verify) == 2
-    advice = "if an index is damaged, remove its folder and run `realm index`"
+    advice = "if an index is damaged, remove the folder of the index and run `realm index`"
     assert advice in capsys.readouterr().err
     shutil.rmtree(index)
     arguments = ["--kb", str(kb), "--model", str(tiny_model_folder), "--set", "device=cpu"]

@@ -97,7 +97,7 @@ def test_a_finished_run_is_not_trained_again(folder, tiny_kb, tmp_path) -> None:
 def test_an_unknown_system_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no system 'nobody'"):
         system.module_of("nobody")
-    with pytest.raises(InputError, match="no compared system"):
+    with pytest.raises(InputError, match="is not a system"):
         read_system(tmp_path)
 
 

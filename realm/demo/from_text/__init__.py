@@ -1,11 +1,11 @@
-"""`realm demo --from-text`: trains a retriever and a reader from plain text alone, by running and printing `realm` commands.
+"""`realm demo --from-text` prints and runs `realm` commands, which train a retriever and a reader from plain text alone.
 
-    stages     the stages in their order, each one `realm` command
-    results    reads the reports of the commands: recall of each retriever, paired tests, accuracy; the tables
+    stages     the stages of the demo in their order, each of which runs one command
+    results    reads the reports of the commands, and makes the tables of recall, paired tests and accuracy
     plots      draws the training curves
 
-The demo's folder always contains: kb, questions/{train,dev}.jsonl, models/{encoder,ict,realm,qa}, report.json, curves.png.
-With several corpora, the folder of the first corpus contains a folder of the same form for each further corpus.
+The folder of the demo contains kb, questions/{train,dev}.jsonl, models/{encoder,ict,realm,qa}, report.json and curves.png.
+With several corpora, this is the folder of the first corpus; it contains a folder with the same files for each other corpus.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,9 +30,10 @@ def run(
     question_files: Sequence[str],
     run_command: Callable[[Sequence[str]], None],
 ) -> dict[str, results.FromTextReport]:
-    """Runs the demo of each corpus -> report by name of the corpus. Stages that are already done are skipped.
+    """Runs the demo for each corpus -> name of the corpus -> report. Stages that are already done are skipped.
 
-    `preset` is the configuration file of every stage. `question_files` are measured in addition to the made questions.
+    `preset` is the configuration file or preset of every stage. Each retriever is measured on the questions made from the
+    corpus, and on the `question_files`.
 
     Raises:
         InputError: a stage refuses its input, or matplotlib is missing.
@@ -40,23 +41,23 @@ def run(
     if find_spec("matplotlib") is None:
         raise InputError("the demo draws its curves with matplotlib: pip install 'realm-lm[demo]'")
     for file in question_files:
-        read_questions(file)  # so that a bad file is refused now, not after hours
+        read_questions(file)  # a file that cannot be used is an error now, not after hours of training
     reports = {}
     for number, source in enumerate(config.corpora):
         name = source.removeprefix("package:").rpartition("/")[2].partition(".")[0]
         here = folder if number == 0 else folder / name
         demo = DemoRun(config, preset, source, here, tuple(map(Path, question_files)))
-        demo.tests()  # refuses question files with the same name
+        demo.tests()  # raises an error if two question files have the same name
         reports[name] = _run_corpus(demo, run_command)
     return reports
 
 
 def _run_corpus(demo: DemoRun, run_command: Callable[[Sequence[str]], None]) -> results.FromTextReport:
     print(
-        f"realm demo: trains a retriever and a reader from the plain text of {demo.source}, in {demo.folder}"
+        f"realm demo trains a retriever and a reader from the plain text of {demo.source}, in {demo.folder}."
     )
     print("Each line that begins with $ is a command that you can also run yourself.")
-    print("You can stop the demo at any time: the same command continues it.")
+    print("You can stop the demo at any time; the same command continues the demo.")
     demo.folder.mkdir(parents=True, exist_ok=True)
     with PeakMemory() as memory:
         record = Record(demo.folder / "stages.json", memory)
@@ -68,6 +69,6 @@ def _run_corpus(demo: DemoRun, run_command: Callable[[Sequence[str]], None]) -> 
     metrics = [demo.model("realm", seed) / "metrics.jsonl" for seed in demo.config.seeds]
     plots.draw_if_new(metrics, demo.curves)
     print("", *results.lines(report), sep="\n")
-    print(f"Training curves are in {demo.curves}, all numbers in {demo.folder / 'report.json'}.")
+    print(f"Training curves are in {demo.curves}, and all numbers are in {demo.folder / 'report.json'}.")
     run_stages(demo.answering(), record, run_command)
     return report

@@ -1,4 +1,4 @@
-"""Draws the training curves of metrics.jsonl, one panel per metric."""
+"""Draws the training curves in metrics.jsonl as a picture with several panels."""
 
 import json
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ class Panel(NamedTuple):
     title: str
     unit: str
     keys: dict[str, str]
-    """Metric -> label of its line; empty for a panel with one metric."""
+    """Metric -> label of its line; the label is empty if the panel has only one metric."""
     by_version: bool = False
-    """Whether the metric is measured once per index version, not at every logged step."""
+    """Whether the metric is measured once per index version, and not at every logged step."""
     from_start: bool = False
     """Whether to draw a dotted line at the first value, for comparison."""
     floor: float | None = None
-    """Lowest value of the axis; None: chosen by matplotlib."""
+    """Lowest value of the vertical axis; None: matplotlib chooses the value."""
 
 
 PANELS = (
     Panel("Loss", "nats per hidden wordpiece", {"loss": ""}),
-    Panel("Retrieval utility", "nats gained over no passage", {"retrieval_utility": ""}),
-    Panel("Gap of positives in the reader", "nats", {"positive_gap": ""}, by_version=True),
+    Panel("Retrieval utility", "nats gained by passages", {"retrieval_utility": ""}),
+    Panel("Positive gap of the reader", "nats", {"positive_gap": ""}, by_version=True),
     Panel("Null passage, p(z|x)", "probability", {"null_probability": ""}, floor=0),
     Panel(
         "Masked facts found",
@@ -50,7 +50,7 @@ GREY = "#6b6b6b"
 
 
 def draw_if_new(metrics: Sequence[Path], out: Path) -> None:
-    """Draws the curves of several runs, one line per run, unless the picture is newer than their metrics."""
+    """Draws the curves of several runs, one line per run, unless the picture is newer than the files of metrics."""
     if out.exists() and all(file.stat().st_mtime <= out.stat().st_mtime for file in metrics):
         return
     runs = [[json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] for file in metrics]
@@ -58,7 +58,7 @@ def draw_if_new(metrics: Sequence[Path], out: Path) -> None:
 
 
 def draw(runs: Sequence[Sequence[dict[str, Any]]], out: Path) -> None:
-    """Draws one panel per entry of PANELS, with one line per run and metric, to the image file `out`."""
+    """Draws one panel per entry of PANELS, with one line per run and metric, and saves the picture as `out`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -69,7 +69,7 @@ def draw(runs: Sequence[Sequence[dict[str, Any]]], out: Path) -> None:
     FigureCanvasAgg(figure)
     figure.suptitle("REALM pre-training", fontsize=15, x=0.008, ha="left", fontweight="bold")
     notes = [f"one line for each of {len(runs)} seeds"] * (len(runs) > 1)
-    notes += ["points: index versions", "dotted: the start"]
+    notes += ["points: index versions", "dotted lines: values at the start"]
     figure.text(0.992, 0.985, "; ".join(notes), ha="right", va="top", color=GREY)
     last = max((line["step"] for run in runs for line in run), default=0)
     for axes, panel in zip(figure.subplots(2, 4).flat, PANELS, strict=True):
@@ -78,7 +78,7 @@ def draw(runs: Sequence[Sequence[dict[str, Any]]], out: Path) -> None:
                 points = [(line["step"], line[key]) for line in run if line.get(key) is not None]
                 if points:
                     _line(axes, points, colour, label, panel, thin=len(runs) > 1)
-                    label = ""  # label only the first run: the lines of all runs end close to each other
+                    label = ""  # only the line of the first run has a label, because the lines of all runs end close together
         if not axes.lines:
             axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=GREY)
         axes.set_title(panel.title, loc="left", fontsize=11)

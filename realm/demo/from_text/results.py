@@ -1,6 +1,6 @@
-"""Results of the demo from text: recall of each retriever, paired tests of REALM, accuracy, and their tables.
+"""Results of the demo from text and the tables that show them: recall of each retriever, paired tests, and accuracy.
 
-All numbers come from files written by the commands of the stages. Recall and accuracy are in percent.
+All numbers come from files that the commands of the stages wrote. Recall and accuracy are in percent.
 
 Axis letters: S seeds, N queries.
 """
@@ -28,18 +28,21 @@ LABELS = {
     "entity": "span match, no reader",
 }
 VERBS = ("kb build", "evaluate", "probe", "index", "ict", "pretrain", "finetune")
-"""Stages whose names begin with the same entry here are added up."""
+"""The times of stages whose names begin with the same entry of this tuple are added up."""
 TESTS = {"probe": "masked facts", "dev": "made questions"}
 
 
 Recall = TypedDict(
     "Recall", {"n": int, "1": float, "5": float, "20": float, "spread": NotRequired[dict[str, float]]}
 )
-"""Percent of queries with a hit in the top 1, 5 and 20, mean over seeds; `spread`: standard deviation over several seeds."""
+"""Percentage of queries with a hit in the top 1, 5 and 20, as the mean over the seeds.
+
+`spread` is the standard deviation over the seeds, if there are several seeds.
+"""
 
 
 class Reading(TypedDict):
-    """Effect of retrieved passages on REALM's reader, mean over seeds; keys as in `ProbeJson`."""
+    """Effect of retrieved passages on the reader of REALM, as means over the seeds. The keys are those of `ProbeJson`."""
 
     span_accuracy: float
     span_accuracy_without: float
@@ -57,7 +60,7 @@ class ExactMatch(TypedDict):
 
 
 class Answered(TypedDict):
-    """Results of the fine-tuned model on one question file; keys as in `ReportJson`."""
+    """Results of the fine-tuned model on one question file. The keys are those of `ReportJson`."""
 
     n: int
     em: float
@@ -66,7 +69,7 @@ class Answered(TypedDict):
 
 
 class Results(TypedDict):
-    """Content of report.json without the costs; nested dictionaries are by test, then by retriever."""
+    """Content of report.json without the costs. The keys of nested dictionaries are tests, then retrievers."""
 
     source: str
     documents: int
@@ -141,16 +144,16 @@ def _table(report: FromTextReport) -> list[str]:
 
 
 def _comparisons(report: FromTextReport) -> list[str]:
-    """Table of REALM minus each other retriever: one row per retriever, one column per test."""
+    """Table of the differences REALM minus another retriever: one row per retriever, one column per test."""
     compared = report["realm_against"]
-    rows = [["points @5, REALM vs", *(TESTS.get(test, test) for test in compared)]]
+    rows = [["found @5, REALM vs", *(TESTS.get(test, test) for test in compared)]]
     for other in compared["probe"]:
         found = [by[other] for by in compared.values()]
         cells = [difference(one) for one in found]
         rows.append([LABELS[other], *cells])
     return [
         *aligned(rows),
-        "(in brackets: 95% interval; p: exact McNemar test on the same queries, with several seeds paired bootstrap)",
+        "(percentage points; in brackets: 95% interval; p: exact McNemar test, or paired bootstrap if there are several seeds)",
     ]
 
 
@@ -161,16 +164,16 @@ def _accuracy(report: FromTextReport) -> list[str]:
         for test, found in report["answers"].items()
     )
     return [
-        f"Masked spans that REALM's reader predicts exactly: {reading['span_accuracy']:.1f}% with retrieval, "
-        f"{reading['span_accuracy_without']:.1f}% without.",
+        f"Masked spans that the reader of REALM predicts exactly: {reading['span_accuracy']:.1f}% with retrieval, "
+        f"{reading['span_accuracy_without']:.1f}% without retrieval.",
         f"Exact answers to {match['n']:,} dev questions: {match['before']:.1f}% before fine-tuning, "
         f"{match['after']:.1f}% after.",
-        f"Exact answers after fine-tuning, by test: {answered}.",
+        f"Exact answers after fine-tuning, on each test: {answered}.",
     ]
 
 
 def _recall(rank_SN: np.ndarray) -> Recall:
-    """Mean over seeds, and the standard deviation if there are several seeds."""
+    """Recall as the mean over the seeds, with the standard deviation if there are several seeds."""
     by_seed = {k: [recall_at(rank_N, k) for rank_N in rank_SN] for k in RANKS}
     shares = {str(k): round(float(np.mean(v)), 2) for k, v in by_seed.items()}
     found = cast(Recall, {"n": rank_SN.shape[1]} | shares)
@@ -180,7 +183,7 @@ def _recall(rank_SN: np.ndarray) -> Recall:
 
 
 def _reading(demo: DemoRun) -> Reading:
-    """Effect of retrieved passages on the reader, mean over seeds."""
+    """Effect of retrieved passages on the reader, as means over the seeds."""
     probes = [_outcome(demo, name, "probe") for name in demo.retrievers()["realm"]]
     names = (
         "span_accuracy",
@@ -203,7 +206,7 @@ def _exact_match(demo: DemoRun) -> ExactMatch:
 
 
 def _answers(demo: DemoRun) -> dict[str, Answered]:
-    """What the fine-tuned model answers, by question file."""
+    """Test -> results of the fine-tuned model, for the tests that are question files."""
     outcomes = {test: _outcome(demo, "qa", test) for test, file in demo.tests().items() if file is not None}
     return {
         test: {"n": o["n"], "em": o["em"], "em_ci95": o["em_ci95"], "f1": o["f1"]}

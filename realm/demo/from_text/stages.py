@@ -1,7 +1,7 @@
-"""Stages of `realm demo --from-text` for one corpus: the commands in their order, and the text of each section.
+"""Stages of `realm demo --from-text` for one corpus: the commands in their order, and the explanation of each section.
 
-Stages are generated one at a time, because some depend on earlier ones: an index is named after its model, and the control
-`ict-same-seconds` needs the time that pre-training took.
+Stages are generated one at a time, because some stages need the results of earlier stages: the name of an index depends on
+the trained model, and the control `ict-same-seconds` needs the training time of the earlier stages.
 """
 
 import json
@@ -22,16 +22,16 @@ Control = Literal["ict-same-seconds", "shuffled", "entity"]
 
 @dataclass(frozen=True)
 class FromTextConfig:
-    """Settings of the demo from plain text. Each stage has its own table in the same configuration file."""
+    """Settings of the demo from plain text. The commands of the stages have their own tables in the same configuration file."""
 
     corpora: tuple[str, ...] = ("package:vital-articles",)
-    """Sources of documents; the demo runs once for each, with its own knowledge base."""
+    """Sources of documents. The demo runs once for each source, with a separate knowledge base."""
     encoder: str = "package:realm-mini"
-    """The encoder that every model starts from; its tokenizer is used for the text."""
+    """Encoder from which every model starts. The tokenizer of this encoder is used for the text."""
     seeds: tuple[int, ...] = (0,)
     """Seeds of ICT, pre-training and the controls; the model of the first seed is fine-tuned."""
     controls: tuple[Control, ...] = ()
-    """Control runs to compare REALM with."""
+    """Control runs with which REALM is compared."""
 
     def __post_init__(self) -> None:
         for name in ("corpora", "seeds"):
@@ -41,45 +41,48 @@ class FromTextConfig:
 
 CORPUS = Section(
     "1. Build a knowledge base",
-    "Documents are split at sentence ends into passages. Names and dates are marked: pre-training will mask them.\n"
+    "Documents are split into passages at ends of sentences. Names and dates are marked, because pre-training masks them.\n"
     "Questions are made from the same text by rules: train questions for fine-tuning, dev questions for measuring.",
 )
 ENCODER = Section(
     "2. Make the encoder",
     "All models start from this masked language model (package:realm-mini was trained on plain text only, without labels).\n"
-    "Its embedder, which computes a vector for a text, is not trained yet. The tables call it the untrained start.",
+    'The embedder, which computes a vector for a text, is not trained yet. In the tables this model is the row "untrained\n'
+    'start".',
 )
 ICT = Section(
     "3. Warm up the embedder: inverse cloze task (ICT)",
-    "The embedder learns to find the passage that a sentence was taken from.\n"
+    "The embedder is trained to find the passage from which a sentence was taken.\n"
     "Then `realm index` computes the vectors of all passages, so that the best passages for a query can be found.",
 )
 PRETRAIN = Section(
     "4. REALM pre-training",
     "A name or date is masked in a sentence, passages are retrieved, and the reader predicts the masked words from the\n"
-    "sentence and each passage. Training raises the scores of passages that help. The index is rebuilt in the background\n"
-    "during training; the last index, of the saved model, stays in the knowledge base.",
+    "sentence and each passage. Training raises the scores of passages that help the reader. The index is rebuilt in the\n"
+    "background during training. At the end, the index of the saved model is in the knowledge base.",
 )
 CONTROLS = Section(
     "4b. Train the controls",
-    "The controls test other explanations of a gain. ict-same-seconds: ICT for as many seconds as REALM took. shuffled: the\n"
-    "reader's likelihoods are shuffled among the passages. entity: passages count as helpful if they contain the masked\n"
-    "words, without a reader.",
+    "The controls test other explanations of an improvement by REALM. ict-same-seconds: ICT for as many seconds as making\n"
+    "the encoder, ICT and REALM pre-training took together. shuffled: REALM, with the reader's likelihoods shuffled among the\n"
+    "passages. entity: REALM without a reader; all passages that contain the masked words count as equally helpful.",
 )
 FINETUNE = Section(
     "5. Fine-tune on questions",
-    "On the train questions, the reader learns to find the answer in the best passages, and the embedder to find those\n"
-    "passages. The dev questions are about other documents; the model that answers most dev questions is kept.",
+    "On the train questions, the reader is trained to find the answer in the best retrieved passages, and the embedder is\n"
+    "trained to find passages that contain the answer. The dev questions are about other documents; the weights with which\n"
+    "the model answers most dev questions exactly are kept.",
 )
 MEASURE = Section(
     "6. Measure each retriever",
-    "Masked facts: a name or date is masked in a sentence that no training used; found if another passage contains it.\n"
-    "Questions: found if a passage contains the answer. All retrievers get the same queries.",
+    "Masked facts: a name or date is masked in a sentence that was not used in training. The fact is found if another\n"
+    "passage with this name or date is retrieved. A question is found if a passage that contains the answer is retrieved. All\n"
+    "retrievers get the same queries.",
 )
 ANSWER = Section(
     "7. Answers with evidence",
-    "[[ ]] marks the answer in the passage. p(z|x) is the retriever's probability of passage z for question x,\n"
-    "p(y|z,x) the reader's probability of words y given question x and passage z.",
+    "[[ ]] marks the answer in the passage. p(z|x) is the retriever's probability of passage z for question x, and p(y|z,x)\n"
+    "is the reader's probability of words y given question x and passage z.",
 )
 
 
@@ -93,7 +96,7 @@ class DemoRun:
     source: str
     folder: Path
     question_files: tuple[Path, ...] = ()
-    """Question files to measure in addition to the made dev questions."""
+    """Question files on which retrievers are measured, in addition to the dev questions made from the corpus."""
 
     @property
     def kb(self) -> Path:
@@ -108,7 +111,7 @@ class DemoRun:
         return self.folder / "curves.png"
 
     def model(self, name: str, seed: int | None = None) -> Path:
-        """Folder of a model; for a seed other than the first, the name ends with the seed."""
+        """Folder of a model. For every seed except the first, the name of the folder ends with the seed."""
         first = seed is None or seed == self.config.seeds[0]
         return self.folder / "models" / (name if first else f"{name}-{seed}")
 
@@ -117,7 +120,7 @@ class DemoRun:
         return self.folder / "reports" / f"{model}.{test}.json"
 
     def retrievers(self) -> dict[str, list[str]]:
-        """Retriever -> names of its models, one per seed."""
+        """Retriever -> names of the folders of its models, one per seed."""
         trained = {
             name: [self.model(name, seed).name for seed in self.config.seeds]
             for name in ("ict", "realm", *self.config.controls)
@@ -125,10 +128,10 @@ class DemoRun:
         return {"bm25": ["bm25"], "encoder": ["encoder"], **trained}
 
     def tests(self) -> dict[str, Path | None]:
-        """Test -> its question file; None for the probe.
+        """Test -> question file; None for the probe, which needs no question file.
 
         Raises:
-            InputError: two question files have the same name, in folders of the same name.
+            InputError: two question files have the same name, and their folders have the same name too.
         """
         named: dict[str, Path | None] = {"probe": None, "dev": self.dev}
         stems = [*named, *(file.stem for file in self.question_files)]
@@ -136,7 +139,9 @@ class DemoRun:
             alone = stems.count(file.stem) == 1
             name = file.stem if alone else f"{file.resolve().parent.name}-{file.stem}"
             if name in named:
-                raise InputError(f"two question files have the name {name}, {file} is the second: rename it")
+                raise InputError(
+                    f"{file} and another question file both have the name {name}: rename one of these files"
+                )
             named[name] = file
         return named
 
@@ -168,7 +173,7 @@ class DemoRun:
         yield self._train(FINETUNE, "finetune", qa, first, kb=kb, model=start, train=train, dev=self.dev)
 
     def measuring(self) -> Iterator[Stage]:
-        """Stages of section 6: every retriever on every test, and the fine-tuned model on all question files."""
+        """Stages of section 6, which measure every retriever on every test, and the fine-tuned model on all question files."""
         asked = {test: file for test, file in self.tests().items() if file is not None}
         for retriever, models in self.retrievers().items():
             for name in models:
@@ -184,7 +189,7 @@ class DemoRun:
             yield self._evaluate("qa", self.model("qa"), test, file)
 
     def answering(self) -> Iterator[Stage]:
-        """Stages of section 7: a few questions, and a masked sentence."""
+        """Stages of section 7, which answer a few questions and fill in a masked sentence."""
         kb, qa, realm = self.kb, self.model("qa"), self.model("realm")
         for question, note in self._questions_to_ask():
             argv = self._command("answer", question, "--set", "answers=1", kb=kb, model=qa)
@@ -198,7 +203,7 @@ class DemoRun:
         )
 
     def _longer_ict(self, seed: int) -> Iterator[Stage]:
-        """ICT from the same encoder, for as many seconds as mlm, ict and pretrain took together."""
+        """Stages that train and index `ict-same-seconds`: ICT for as many seconds as mlm, ict and pretrain took together."""
         stages = read_manifest(self.model("realm", seed))["stages"]
         seconds = sum(last_record(stages, stage)["seconds"] for stage in ("mlm", "ict", "pretrain"))
         ict = last_record(stages, "ict")
@@ -231,12 +236,12 @@ class DemoRun:
         return Stage(MEASURE, f"evaluate {name} {test}", argv, out, (model / "realm.json", file), quiet=True)
 
     def _command(self, verb: str, *words: str, **flags: str | Path) -> tuple[str, ...]:
-        """Arguments of `realm` for a command, with --config."""
+        """Arguments of `realm` for a command."""
         named = [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
         return (*verb.split(), *words, *named, "--config", self.preset)
 
     def _questions_to_ask(self) -> list[tuple[str, str]]:
-        """Five random dev questions, each with a note of the expected answer."""
+        """At most five random dev questions, each with a line that shows the expected answer."""
         lines = [json.loads(line) for line in self.dev.read_text(encoding="utf-8").splitlines()]
         drawn = random.Random(0).sample(lines, min(5, len(lines)))
         return [(line["question"], f"expected: {' or '.join(line['answers'])}") for line in drawn]
