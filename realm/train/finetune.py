@@ -302,8 +302,8 @@ def reading_lengths(lengths: Lengths, tokens: int) -> Lengths:
     """
     if not lengths.query < tokens <= lengths.joint:
         raise InputError(
-            f"reading_tokens is {tokens}: it must be more than the {lengths.query} wordpieces of the longest question, and at "
-            f"most {lengths.joint}, the length of the longest question and the longest passage"
+            f"reading_tokens is {tokens}: it must be more than {lengths.query} wordpieces, the length of the longest question, "
+            f"and at most {lengths.joint}, the length of the longest question and the longest passage together"
         )
     return replace(lengths, reading=tokens)
 

@@ -272,9 +272,9 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
             raise DamagedError(f"{self._folder} holds no index")
         if found.info.corpus != self._kb.fingerprint or len(found.missing):
             raise ConflictError(
-                f"version {number} of {self._folder} was made from passages with fingerprint {found.info.corpus}, but the "
-                f"passages of this run have fingerprint {self._kb.fingerprint} ({len(found.missing)} of {len(self._kb)} "
-                f"passages have no vector): {self._kb.folder} was changed while training; run the command again"
+                f"version {number} of {self._folder} was made of knowledge base {found.info.corpus}, this run reads "
+                f"{self._kb.fingerprint} ({len(found.missing)} of {len(self._kb)} passages have no vector): "
+                f"{self._kb.folder} was changed while training; run the command again"
             )
         self._newest = max(self._newest, found.version)
         return IndexVersion(
