@@ -47,7 +47,7 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """Number of this process among the processes that train together, from 0."""
+    """Number of this process among the processes that train together; the first number is 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -69,7 +69,10 @@ def check_batch(size: int) -> None:
 
 
 def shard(rows: Rows) -> Rows:
-    """The rows of a batch that belong to this rank: one row in `world_size()` rows. Every rank has the whole batch."""
+    """The rows of a batch that belong to this rank: of n ranks, rank r has the rows r, r + n, r + 2n and so on.
+
+    Every rank must pass the whole batch.
+    """
     return rows if world_size() == 1 else rows[rank() :: world_size()]
 
 

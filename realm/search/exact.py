@@ -71,8 +71,8 @@ class MipsIndex:
         return self._vectors_ND.index_select(0, number_n).float()
 
     def prepare(self) -> None:
-        """Makes the float32 copy or the int8 vectors now. If `prepare` is not called, `search` makes these after `WARM_UP`
-        queries."""
+        """Makes the float32 copy or the int8 vectors now. If `prepare` is not called, `search` makes them after
+        `WARM_UP` queries."""
         passages, dim = self._vectors_ND.shape
         if self.device.type != "cpu":
             return

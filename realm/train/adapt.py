@@ -2,8 +2,8 @@
 
 `realm pretrain` reads every candidate in every step, and trains the reader and both towers. Differences of `realm adapt`:
 
-- A masked sentence is *judged* once: the reader computes its gain from a few passages, log p(y|z,x) - log p(y|null,x). Nearly
-  all of the time is needed for this.
+- A masked sentence is *judged* once: the reader computes the gain from a few passages, log p(y|z,x) - log p(y|null,x). The
+  reader needs nearly all of the time.
 - Only the projection of the query tower is trained, on cached states of the sentences.
 - Passages without the masked span count as unretrieved.
 - Passage vectors do not change, so the adapted model uses the index of the start model.
@@ -195,7 +195,7 @@ class Judge:
             judged = self._judge_round()
             if not judged and not self.over:
                 raise InputError(
-                    f"{self._kb.folder} has no salient span that two passages contain, so the model cannot be adapted to it: "
+                    f"{self._kb.folder} has no salient span that two passages contain, so the model cannot be adapted: "
                     "use another tagger, or more text"
                 )
             write_judged(judged, file)
@@ -285,7 +285,7 @@ class Judge:
 def gain_table(judged: Sequence[Judged], passages: int) -> Tensor:
     """Gain from every passage -> [B, N]; -inf for excluded passages. The last column is the null passage, whose gain is 0.
 
-    The gain from passages that were not judged is -`UNRETRIEVED_GAP`.
+    The gain from passages that were not read is -`UNRETRIEVED_GAP`.
     """
     gain_BN = torch.full((len(judged), passages + 1), -UNRETRIEVED_GAP)
     gain_BN[:, -1] = 0.0

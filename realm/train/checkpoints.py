@@ -95,7 +95,8 @@ class Checkpoints:
 
 
 def _read(file: Path, device: torch.device) -> dict[str, Any]:
-    """Reads a checkpoint; raises an exception if the file is incomplete, if a byte has changed, or if the step is another."""
+    """Reads a checkpoint; raises an exception if the file is incomplete, if a byte has changed, or if the step is not that of
+    the file name."""
     with zipfile.ZipFile(file) as archive:  # torch writes checksums, but does not compare them
         if damaged := archive.testzip():
             raise ValueError(f"{damaged} differs from its checksum")

@@ -40,8 +40,8 @@ class Rows(NamedTuple):
     def that_teach(self, reader: SpanReader) -> tuple["Rows", Tensor]:
         """The rows of the questions that can train the reader, and the numbers of these questions -> [b], at least one.
 
-        A question whose passages contain no answer can only train a reader that can find "no answer". If no question can train
-        the reader, the result has the first question.
+        A question whose passages contain no answer can train a reader only if the reader can find "no answer". If no question
+        can train the reader, the result has the first question.
         """
         passages = len(self.body_RT) // self.questions
         readable_B = self.correct_RWT.flatten(1).any(dim=1).view(self.questions, passages).any(dim=1)
@@ -130,7 +130,9 @@ class Examples:
                 if own is not None and own not in number_N:
                     number_N[-1], holds_N[-1] = own, True
                 first = np.flatnonzero(holds_N if own is None else number_N == own)[:1]
-            if len(first) or without_B[row]:  # then passages without an answer, positives, missing passages
+            if (
+                len(first) or without_B[row]
+            ):  # `first`, then passages without an answer, positives, no passages
                 missing_N = number_N == NULL_PASSAGE
                 rest = (~holds_N & ~missing_N, holds_N, missing_N)
                 order = np.concatenate([first, *map(np.flatnonzero, rest)])

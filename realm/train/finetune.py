@@ -160,7 +160,7 @@ def train(
     """Fine-tunes the model folder `init` -> `out`.
 
     The knowledge base must have the index of `init`; the new model uses the same index. With `update_passages`, the knowledge
-    base needs no index, and the index of the new model is published in it.
+    base needs no index, and the run writes the index of the new model into the knowledge base.
     """
     if not questions:
         raise InputError("there is no training question")
@@ -275,9 +275,10 @@ def train(
 
 
 def own_share(logit_BX: Tensor, correct_BX: Tensor) -> Tensor:
-    """Factor for `any_correct_loss` of this rank, which is a mean over its questions with a correct entry -> scalar.
+    """Factor for the `any_correct_loss` of this rank -> scalar.
 
-    The mean over ranks of the losses with this factor is the mean over the questions of all ranks.
+    `any_correct_loss` is a mean over the questions that have a correct entry. With this factor, the mean of the losses over the
+    ranks is the mean over all such questions of all ranks.
     """
     usable_B = (correct_BX & logit_BX.isfinite()).any(dim=1)
     return distributed.loss_weight(usable_B.sum().float())

@@ -52,9 +52,9 @@ class HealthConfig:
     """An index version is refused if its recall@5 on the probe is more than this number of points below that of the first
     version. Negative: no version is refused."""
     queries: int = 1000
-    """Queries of the probe on which the recall of a version is measured."""
+    """Largest number of queries in the probe, on which the recall of a version is measured."""
     read: int = 96
-    """Queries of the probe on which the positive gap is measured."""
+    """Number of queries of the probe on which the positive gap is measured."""
     freshness_every: int = 0
     """Steps between two measurements of `candidate_freshness` that compare the version in use with a new index of the model
     that is being trained. 0: `candidate_freshness` is measured only when there is a new version."""
@@ -124,7 +124,7 @@ class HealthWatch:
         """Logs the recall of `version` on the probe and on the questions -> recall@5 on the probe in percent, top 20 per query.
 
         If `old` is given, two more metrics are logged. `churn` is the share of the top 20 that changed since the last accepted
-        version was measured. `candidate_freshness`: of the top 20 that `old` finds now, the share that `version` also finds."""
+        version was measured. `candidate_freshness` is the share of the current top 20 of `old` that `version` also finds."""
         if not self.queries:
             return 0.0, np.zeros((0, 0))
         query_BD = self._embed(self.model)
@@ -141,7 +141,7 @@ class HealthWatch:
         return distributed.broadcast(recall_at(ranks, 5)), top
 
     def _read(self, version: IndexVersion) -> None:
-        """Logs the positive gap and the accuracy of the reader. `reader_ready` is set if the positive gap reaches the gate.
+        """Logs the positive gap and the accuracy of the reader; `reader_ready` becomes True if the gap reaches the gate.
 
         Raises:
             DivergedError: the positive gap is below the gate after `gate_limit` steps.

@@ -116,7 +116,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         self._checkpoints = Checkpoints(self.folder)
         self.device = distributed.initialize(choose_device(config.device))
         self.settings = {"stage": stage, **asdict(config), **(settings or {})}
-        # On another machine "auto" may mean another precision.
+        # The precision that "auto" stands for is saved, because it may be another precision on another machine.
         self.settings["precision"] = chosen(self.device, config.precision)
         if distributed.world_size() > 1 and not shares:
             raise InputError(

@@ -51,8 +51,8 @@ class MetricsLog:
     """
 
     def __init__(self, folder: Path, length: int, step: int, tensorboard: bool):
-        """`length` is the length of the file, and `step` the step, at the checkpoint from which the run resumes; 0 if there is
-        no checkpoint."""
+        """`length`, the length of metrics.jsonl, and `step` are from the checkpoint from which the run resumes; both are 0 if
+        there is no checkpoint."""
         self.file = folder / METRICS
         self._stream = self.file.open("a", encoding="utf-8")
         size = self.file.stat().st_size
@@ -96,6 +96,6 @@ def _event_writer(folder: Path, step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise InputError(
-            "tensorboard is not installed: `pip install realm-lm[tensorboard]`, or leave the setting tensorboard false"
+            "tensorboard is not installed: `pip install realm-lm[tensorboard]`, or set tensorboard to false"
         ) from None
     return SummaryWriter(str(folder), purge_step=step + 1)

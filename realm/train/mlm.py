@@ -8,8 +8,8 @@ Every batch has two kinds of rows:
                                                  another passage with a masked span, or empty
 
 The reading rows are needed for pre-training on a small machine: as long as the reader does not copy from passages, no passage
-raises the likelihood of a masked span, and the retriever is trained on noise. After masked-LM training, the embedder gets the
-weights of the encoder or its word embeddings, and a projection onto the principal components of the corpus.
+raises the likelihood of a masked span, and the retriever is trained on noise. After masked-LM training, the embedder gets a
+copy of the encoder, or only of the word embeddings, and a projection onto the principal components of the corpus.
 
 Axis letters: B rows, P predicted wordpieces, T tokens, H hidden, N passages.
 """
@@ -52,11 +52,11 @@ VISIBLE = 0.1
 OWN_PASSAGE = 0.3
 """Share of reading rows with the passage that contains the sentence."""
 NEAR_PASSAGE = 0.2
-"""Share of reading rows with a passage next to the passage of the sentence. From these rows the reader learns when not to
-copy."""
+"""Share of reading rows with a neighbouring passage, at most two passages before or after the passage of the sentence. From
+these rows the reader learns when not to copy."""
 NO_PASSAGE = 0.1
 """Share of reading rows without a passage. All remaining reading rows have another passage that contains a masked span; if no
-other passage contains the span, they have the passage of the sentence."""
+other passage contains the span, these rows have the passage of the sentence."""
 CHECK_EVERY = 200
 """Steps between two checks of the reader on held-out sentences."""
 
@@ -72,8 +72,8 @@ class MlmConfig(RunConfig):
     learning_rate: float = 5e-4
     """Peak learning rate; 1e-3 suits a small encoder with random weights."""
     input_embeddings: Literal["trained", "frozen"] = "trained"
-    """Word, position and segment embeddings of the reader. "frozen": these embeddings are not trained; for an `init` that was
-    trained on much text."""
+    """Word, position and segment embeddings of the reader. "frozen": these embeddings are not trained. Use "frozen" if
+    `init` was trained on much text."""
     reading: float = 0.5
     """Share of the rows of a batch that are reading rows: a sentence with masked words, and a passage."""
     query_tokens: int = 64

@@ -62,8 +62,8 @@ from realm.train.run_config import RunConfig, generator
 POSITIVE_GAIN, NEGATIVE_GAIN = 6.2, -1.6
 """Fixed gains in nats from passages with and without the masked span, for the control "entity"."""
 UNRETRIEVED_GAP = 1.5
-"""The log-likelihood of a span with an unretrieved passage is assumed to be that with the null passage minus this number of
-nats."""
+"""The log-likelihood of a span with an unretrieved passage is assumed to be the log-likelihood with the null passage minus this
+number of nats."""
 NO_SCORE = -1e9
 """Score of the null passage if `null_passage` is False; p(null|x) and the gradient are then 0."""
 
@@ -345,7 +345,7 @@ def drawn_reader_loss(
     share_BE: Tensor,
     drawn_B: Tensor,
 ) -> Tensor:
-    """Mean over masked tokens of -log p(y_m|z,x) for the drawn entries -> scalar.
+    """Weighted mean over the masked tokens of -log p(y_m|z,x) for the drawn entries -> scalar.
 
     The weight of a token is the credit of the drawn entry at this token, divided by the probability of the draw.
     """

@@ -19,7 +19,7 @@ class RunConfig:
     warmup: int | None = None
     """Steps of linear warm-up. None: a tenth of `steps`, at least 100 and at most 10,000 (BERT's released rule)."""
     decay: bool = True
-    """Linear decay of the learning rate to 0, measured from step 0 (BERT's released rule). False: constant after warm-up."""
+    """Linear decay of the learning rate to 0, measured from step 0 (BERT's rule). False: constant rate after warm-up."""
     weight_decay: float = 0.01
     """Decoupled weight decay of matrices; biases and norms have no weight decay."""
     clip: float = 1.0
@@ -39,7 +39,7 @@ class RunConfig:
     precision: Precision = "auto"
     """Precision of matrix products; weights, norms and losses stay float32."""
     log_every: int = 10
-    """Steps averaged into one line of metrics.jsonl."""
+    """Steps per line of metrics.jsonl; a line has the means over these steps."""
     checkpoint_seconds: float = 60.0
     """Least time in seconds between two checkpoints. Checkpoints are written only after steps that write a line of
     metrics.jsonl."""

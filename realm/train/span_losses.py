@@ -16,7 +16,7 @@ from realm.train.examples import Rows
 SpanLoss = Literal["marginal", "first", "hard-em"]
 
 SURE = 0.5
-"""A row is always read again if the size of its gradient is at least `SURE`. A larger value saves time and adds noise."""
+"""A row is always read again if its size is at least `SURE` (`sampled_reader_loss`). A larger value saves time, adds noise."""
 
 
 def read(reader: SpanReader, rows: Rows, sampled: bool) -> Tensor:

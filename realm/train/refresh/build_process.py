@@ -44,7 +44,7 @@ class BuildConfig(EngineConfig):
     """Device of the build, such as "cuda:1", or several devices, such as "cuda:1,cuda:2". "": the device of the training
     process; on a Ray cluster the GPUs, or the CPU cores if the cluster has no GPUs."""
     restarts: int = 3
-    """How often a failed build is started again; then the run ends."""
+    """How often a failed build is started again. If the last of these builds fails too, the run ends."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,7 @@ This file decides which version the trainer searches, when the trainer waits (fo
 interrupted run resumes. It also publishes the index of the finished model. `realm.train.refresh.build_process` runs the builds.
 With several ranks, rank 0 runs the builds, and all ranks change to the new version at the same step.
 
-A checkpoint contains `state_dict`: the version in use, and the build that is running. With these a run resumes exactly.
+A checkpoint contains `state_dict`, that is, the version in use and the build that is running, so that a run resumes exactly.
 `build_initial` removes the versions that the interrupted run built after the checkpoint.
 
 The model that is being trained scores the candidates again, so an old index changes which candidates are found, but not the
@@ -107,11 +107,12 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         saved: dict[str, Any] | None = None,
         states: CachedPassageStates | None = None,
     ) -> IndexVersion:
-        """The first index version: the version in use of `saved` if this version is still on disk, else a new build.
+        """The index version with which a run starts or resumes.
 
-        `saved` is the `state_dict` in a checkpoint. Versions that the interrupted run built after this checkpoint are removed,
-        and the build that was running at this checkpoint is started again. If the caller passes `states`, the cached passage
-        states, every build is one matrix product in this process.
+        `saved` is the `state_dict` in the checkpoint of an interrupted run. The version that was in use at this checkpoint is
+        loaded, later versions are removed, and the build that was running at this checkpoint is started again. If `saved` is
+        None, or if the version is not on disk, a new version is built. If `states` (cached passage states) are given, every
+        build is one matrix product in this process.
         """
         self._device, self._states = model.device, states
         if saved is not None:
