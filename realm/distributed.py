@@ -1,8 +1,8 @@
-"""Several processes that train one model, started by `torchrun`; in a single process every function here is a no-op.
+"""Training of one model by several processes (ranks), which `torchrun` starts. In a single process these functions do nothing.
 
-Every rank holds the model, the optimizer and the index, and draws the same batch from (seed, step). A rank computes its
-shard of the rows; gradients and metrics are averaged, so the same global batch gives the same step at every world size. Only
-rank 0 writes checkpoints, metrics and index versions.
+Every rank has the model, the optimizer and the index, and draws the same batch from (seed, step). A rank computes its shard of
+the rows of the batch. Gradients and metrics are averaged over the ranks, so a step with the same batch is the same for every
+number of ranks. Only rank 0 writes checkpoints, metrics and index versions.
 """
 
 import os
@@ -22,7 +22,8 @@ T = TypeVar("T")
 Rows = TypeVar("Rows", list[Any], np.ndarray, Tensor)
 
 TIMEOUT = timedelta(hours=12)
-"""How long a rank waits for the others: rank 0 may be building an index. The death of a rank is noticed at once."""
+"""Longest time that a rank waits for another rank, such as rank 0 while it builds an index. If a rank dies, waiting ends at
+once."""
 
 
 def initialize(device: torch.device) -> torch.device:
@@ -47,29 +48,32 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """Number of this process among them."""
+    """Number of this process among the processes that train together; the first number is 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def is_main_process() -> bool:
-    """Whether this process is rank 0, the one that writes."""
+    """Whether this process is rank 0; only rank 0 writes files."""
     return rank() == 0
 
 
 def check_batch(size: int) -> None:
-    """Refuses a batch that the ranks cannot share evenly.
+    """Checks that the ranks can share a batch evenly.
 
     Raises:
-        InputError: `size` is no multiple of the world size.
+        InputError: `size` is not a multiple of the number of ranks.
     """
     if size % world_size():
         raise InputError(
-            f"batch_size is {size}: {world_size()} processes share it evenly, so make it a multiple of {world_size()}"
+            f"batch_size is {size}: it must be a multiple of {world_size()}, the number of processes that share a batch"
         )
 
 
 def shard(rows: Rows) -> Rows:
-    """This rank's rows of a batch that every rank has."""
+    """The rows of a batch that belong to this rank: of n ranks, rank r has the rows r, r + n, r + 2n and so on.
+
+    Every rank must pass the whole batch.
+    """
     return rows if world_size() == 1 else rows[rank() :: world_size()]
 
 
@@ -94,7 +98,8 @@ class _Gather(torch.autograd.Function):
 
 
 def all_gather(own_BD: Tensor, total: int) -> Tensor:
-    """The `total` rows of a batch of which each rank has its `shard`, in the order of the batch; with gradients to the rows."""
+    """All `total` rows of a batch, in the order of the batch, on every rank. `own_BD` is the `shard` of this rank; the gradient
+    reaches these rows."""
     return own_BD if world_size() == 1 else _Gather.apply(own_BD.float(), total)
 
 
@@ -124,9 +129,9 @@ def any_rank(value: bool) -> bool:
 
 
 def loss_weight(amount: Tensor) -> Tensor:
-    """Factor for a loss that this rank divided by its own `amount` -> scalar.
+    """Factor for a loss that this rank has divided by its own `amount`, such as the number of its masked tokens -> scalar.
 
-    With this factor the mean of the losses over ranks is the loss of the whole batch divided by the sum of the amounts.
+    The mean over ranks of the losses with this factor is the loss of the whole batch divided by the sum of the amounts.
     """
     if world_size() == 1:
         return torch.ones_like(amount)
@@ -136,7 +141,7 @@ def loss_weight(amount: Tensor) -> Tensor:
 
 
 def all_reduce_mean(values: list[float]) -> list[float]:
-    """Means of numbers over the ranks."""
+    """The mean of each number over the ranks."""
     if world_size() == 1:
         return values
     total = torch.tensor(values, dtype=torch.float64)
@@ -169,7 +174,7 @@ class _Parts(nn.Module):
 
 
 def broadcast(value: T) -> T:
-    """Rank 0's value, on every rank."""
+    """Sends the value of rank 0 to all ranks -> this value, on every rank."""
     if world_size() == 1:
         return value
     box = [value]
@@ -178,6 +183,6 @@ def broadcast(value: T) -> T:
 
 
 def barrier() -> None:
-    """Waits until every rank has called this."""
+    """Waits until every rank has called `barrier`."""
     if world_size() > 1:
         dist.barrier()

@@ -1,4 +1,6 @@
-"""BM25 over title and text, on top of the bm25s library: the lexical baseline, and one half of hybrid retrieval.
+"""BM25 search over the titles and texts of passages, with the library bm25s.
+
+BM25 is the lexical baseline, and one of the two rankings that hybrid search fuses.
 
 Axis letters: B queries, K passages per query, N passages.
 """
@@ -16,25 +18,25 @@ from realm.tokens.layouts import NULL_PASSAGE
 
 QUESTION_WORDS = "who whom whose what which when where why how do does did were has have had".split()
 STOP_WORDS = [*STOPWORDS_EN, *QUESTION_WORDS]
-"""Lucene's English stop words and question words, which passages seldom hold and which are never an answer."""
+"""Lucene's English stop words, and question words. Passages seldom contain a question word, and no answer is one."""
 
 _PATTERN = r"(?u)\b\w+\b"
 RULES = f"lucene k1=1.5 b=0.75, {_PATTERN}, lower case, no accents, without {' '.join(STOP_WORDS)}"
-"""The rules of `Bm25Index`, as text. An index saved under other rules may differ in words or scores."""
+"""The rules of `Bm25Index`, as text. An index that was made by other rules may have other words or scores."""
 
 
 class Ranking(NamedTuple):
-    """Passages per query, best first; a row with fewer than K passages ends in `NULL_PASSAGE` with score 0."""
+    """The best passages of each query, best first. A row with fewer than K passages ends with `NULL_PASSAGE` and score 0."""
 
     score_BK: np.ndarray
     number_BK: np.ndarray
 
 
 class Bm25Index:
-    """A BM25 index of passages, in the given order (Robertson and Zaragoza 2009, with Lucene's idf).
+    """A BM25 index of passages, which are numbered in the given order (Robertson and Zaragoza 2009, with Lucene's idf).
 
     A word is a run of letters and digits, in lower case and without accents. Stop words are left out, and words are not
-    stemmed. k1 = 1.5 and b = 0.75 are common values, not tuned on any corpus.
+    stemmed. k1 = 1.5 and b = 0.75 are common values; they were not tuned on any corpus.
     """
 
     def __init__(self, titles: Sequence[str], texts: Sequence[str], *, k1: float = 1.5, b: float = 0.75):
@@ -50,17 +52,17 @@ class Bm25Index:
 
     @property
     def has_words(self) -> bool:
-        """Whether any passage has a word other than stop words."""
+        """Whether any passage contains a word that is not a stop word."""
         return self._bm25 is not None
 
     def save(self, folder: Path) -> None:
-        """Writes the index into a folder. Requires `has_words`."""
+        """Writes the index into a folder. `has_words` must be True."""
         assert self._bm25 is not None
         self._bm25.save(folder, show_progress=False)
 
     @classmethod
     def load(cls, folder: Path, count: int) -> Self:
-        """The index of `count` passages that `save` wrote, mapped into memory."""
+        """Maps an index that `save` wrote into memory; `count` is the number of passages of this index."""
         loaded = cls([], [])
         loaded._count, loaded._bm25 = count, bm25s.BM25.load(folder, mmap=True, show_progress=False)
         return loaded
@@ -68,7 +70,8 @@ class Bm25Index:
     def search(self, questions: Sequence[str], k: int) -> Ranking:
         """The k passages with the highest scores for each question; equal scores are ordered by passage number.
 
-        k is cut to the size of the index. Only passages that share a word with the question are ranked.
+        If the index has fewer than k passages, k is the number of passages. Only passages that contain a word of the question
+        are ranked.
         """
         k = min(k, len(self))
         score_BK = np.zeros((len(questions), k), dtype=np.float32)
@@ -80,7 +83,7 @@ class Bm25Index:
         return Ranking(score_BK, number_BK)
 
     def scores(self, questions: Sequence[str]) -> Iterator[np.ndarray]:
-        """Yields for each question the scores of all passages -> [N]."""
+        """Yields the scores of all passages for each question -> [N] per question."""
         for words in _words(questions):
             known = self._bm25.get_tokens_ids(words) if self._bm25 is not None else []
             if self._bm25 is not None and known:
@@ -104,7 +107,7 @@ def _without_accents(text: str) -> str:
 
 
 def highest(score_N: np.ndarray, k: int) -> np.ndarray:
-    """Numbers of the k highest scores above zero, best first; equal scores in the order of their numbers."""
+    """Passage numbers of the k highest scores above 0, best first; equal scores are ordered by passage number."""
     number = np.flatnonzero(score_N)
     if len(number) > k:
         bound = np.partition(score_N[number], len(number) - k)[len(number) - k]

@@ -1,10 +1,11 @@
-"""Exact maximum inner product search: vectors in, the best passage numbers out.
+"""Exact maximum inner product search: finds the passages whose vectors have the largest inner products with a query vector.
 
 Vectors are stored in float16; scores are float32. There are two ways to search:
 
-- A small index on a CPU keeps a float32 copy. A search is one matrix product and `topk`.
-- Any other index is scored in chunks, so the matrix [B, N] never exists. On a CPU with int8 dot-product instructions the
-  int8 prefilter (`int8_prefilter.py`) rules most passages of a chunk out before their vectors are read.
+- A small index on a CPU has a float32 copy of its vectors. A search for a few queries is one matrix product and `topk`.
+- All other searches score the passages in chunks, so that the whole matrix [B, N] is never in memory. On a CPU with int8
+  dot-product instructions, the int8 prefilter (`int8_prefilter.py`) excludes most passages of a chunk before their vectors
+  are read.
 
 Of passages with equal scores, those with smaller numbers come first, and are kept where only k can be. Therefore the hits of
 an index are those of its parts, merged (`merge_hits`), and so is its softmax (`add_rests`), however it is divided.
@@ -29,19 +30,21 @@ from realm.tokens.layouts import NULL_PASSAGE
 QUERIES = 256
 """Queries that a CPU searches together."""
 SCORES = 1 << 22
-"""Scores that a CPU ranks at a time: 16 MB, about the size of its last cache."""
+"""Scores that a CPU ranks at a time: 16 MB, about the size of the last-level cache."""
 CHUNK = 1 << 18
 """Largest number of passages that are scored at a time."""
 BLOCK = 1 << 12
-"""Passages that a CPU converts to float32 at a time: 2 MB at D = 128, so that the block is multiplied while in the cache."""
+"""Passages that a CPU converts to float32 at a time. The block has 2 MB if D is 128, so it is still in the cache when it is
+multiplied."""
 FLOAT32_NUMBERS = 1 << 21
 """Largest number of vector components for which a CPU keeps a float32 copy: 8 MB."""
 FEW_SCORES = 1 << 18
-"""Up to this many scores (queries x passages), one matmul and `topk` are faster than the int8 prefilter."""
+"""Largest number of scores (queries x passages) for which one matrix product and `topk` are faster than the int8 prefilter."""
 MIN_PASSAGES = 1 << 12
-"""Passages from which on the int8 prefilter is faster than scoring everything."""
+"""Smallest number of passages for which the int8 prefilter is faster than scoring all passages."""
 WARM_UP = 32
-"""Queries after which a CPU prepares the index for faster searches; fewer queries cost less than the preparation."""
+"""Number of queries after which a CPU prepares the index for faster searches. For fewer queries the preparation takes longer
+than the searches."""
 
 
 class Hits(NamedTuple):
@@ -100,7 +103,8 @@ class MipsIndex:
         return self._vectors_ND.index_select(0, number_n).float()
 
     def prepare(self) -> None:
-        """Makes the float32 copy or the int8 vectors now; otherwise `search` does so after `WARM_UP` queries."""
+        """Makes the float32 copy or the int8 vectors now. If `prepare` is not called, `search` makes them after
+        `WARM_UP` queries."""
         passages, dim = self._vectors_ND.shape
         if self.device.type != "cpu":
             return
@@ -195,12 +199,12 @@ class MipsIndex:
         return best
 
     def _quantized(self, query_BD: Tensor) -> QuantizedQueries | None:
-        """The queries for the prefilter; None where there are no int8 vectors or numbers are not finite."""
+        """The queries for the prefilter; None if there are no int8 vectors, or if a vector is not finite."""
         usable = self._int8 is not None and self._int8.finite and bool(query_BD.isfinite().all())
         return QuantizedQueries(self._int8, query_BD) if self._int8 is not None and usable else None
 
     def _scored(self, query_BD: Tensor, found: Survivors) -> Hits:
-        """Exact scores of the survivors, one row per query, filled up with minus infinity."""
+        """Exact scores of the survivors, one row per query; short rows are filled with scores of minus infinity."""
         query_C, number_C = torch.from_numpy(found.query_C), torch.from_numpy(found.number_C)
         if query_BD.shape[0] == 1:
             return Hits(scores(query_BD, self.rows(number_C)), number_C[None])
@@ -210,7 +214,8 @@ class MipsIndex:
 
 
 def _scored_chunk(query_BD: Tensor, vectors_ND: Tensor, floor_B: Tensor | None, k: int) -> Hits:
-    """At least the k best passages of a chunk, without those below `floor_B`, a score that k earlier passages reach."""
+    """The k best passages of a chunk, and possibly others; without passages whose score is below `floor_B`, a score that k
+    earlier passages reach."""
     if query_BD.device.type != "cpu":
         return ranked(scores(query_BD, vectors_ND), k)
     passages = len(vectors_ND)
@@ -239,7 +244,7 @@ def _fill(score_BN: Tensor, query_BD: Tensor, vectors_ND: Tensor) -> None:
 
 
 def _in_rows(found: Survivors, score_C: Tensor, queries: int) -> Hits:
-    """The survivors, one row per query, filled up with minus infinity."""
+    """The survivors and their scores, one row per query; short rows are filled with scores of minus infinity."""
     number_C = torch.from_numpy(found.number_C)
     if queries == 1:
         return Hits(score_C[None], number_C[None])

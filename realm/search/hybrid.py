@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 DENSE_WEIGHT = 2.0
-"""Weight of dense scores; BM25 scores have weight 1. Chosen on dev questions of four corpora: experiments of 2026-11-23."""
+"""Weight of dense scores; BM25 scores have weight 1. It was chosen on dev questions of four corpora (docs/experiments)."""
 
 
 class Scored(NamedTuple):
@@ -22,9 +22,10 @@ class Scored(NamedTuple):
 def fuse(scored: Scored) -> tuple[np.ndarray, np.ndarray]:
     """Fused scores [N] and passage numbers [N], best first.
 
-    Both score vectors are divided by their standard deviation over the N passages, then added with weights (a convex
-    combination of normalised scores: Bruch, Gai and Ingber 2023). So the scale of either vector does not matter. A vector of
-    equal scores adds nothing. Equal sums are ordered by dense score, then by passage number.
+    The dense scores and the BM25 scores are each divided by their standard deviation over the N passages, so that the scale of
+    the scores does not matter. Then the scaled scores are added with weights (a convex combination of normalised scores:
+    Bruch, Gai and Ingber 2023). If all dense scores are equal, or all BM25 scores, the equal scores are replaced by 0. Equal
+    sums are ordered by dense score, then by passage number.
 
     >>> dense, bm25 = np.array([4.0, 1.0, 1.0]), np.array([0.0, 2.0, 2.0])
     >>> fuse(Scored(np.array([3, 7, 9]), dense, bm25))[0].round(2)

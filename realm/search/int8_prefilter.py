@@ -1,13 +1,15 @@
-"""The int8 prefilter: which passages can be among the best, decided with 8 bits per number.
+"""The int8 prefilter: excludes passages that cannot be among the best, by scores of vectors with 8 bits per number.
 
-An int8 dot product costs a quarter of a float32 one on CPUs that have instructions for it, and reads half the bytes of
-float16. The quantization error of a vector has a known length, so by Cauchy and Schwarz the error of a score is bounded:
+On CPUs that have instructions for int8 dot products, an int8 dot product costs a quarter of a float32 dot product, and it reads
+half as many bytes as a float16 dot product. The length of the quantization error of each vector is known, so the
+Cauchy-Schwarz inequality bounds the error of a score (v is a passage vector, q a query vector, v' and q' are quantized):
 
     q v - q' v' = q (v - v') + (q - q') v'  <=  |q| |v - v'| + |q - q'| |v'|
 
-A passage whose approximate score lies further than this bound below the k-th best score cannot be among the k best. The
-survivors, a few times k passages, are scored exactly. Vectors and queries are rotated before quantization: the rotation keeps
-inner products and spreads each vector evenly over the dimensions, which makes the error small.
+If the approximate score of a passage is further below the k-th best score than these bounds allow, the passage cannot be among
+the k best, and is excluded. The *survivors* are the passages that are not excluded, a few times k passages. Their exact scores
+are computed. Passage vectors and query vectors are rotated before quantization: a rotation does not change inner products, and
+spreads each vector evenly over the dimensions, which makes the quantization error small.
 
 Axis letters: B queries, N passages, D embedding, n passages of a block, C survivors of all queries.
 """
@@ -22,13 +24,13 @@ from torch import Tensor
 from realm.search.threshold import GROUP, above_threshold, scratch_buffer
 
 MULTIPLE = 256
-"""The number of quantized passages is rounded up to a multiple of this, which `GROUP` divides."""
+"""The number of quantized passages is rounded up to a multiple of `MULTIPLE`, which is itself a multiple of `GROUP`."""
 BLOCK = 1 << 11
-"""Passages quantized at a time: 1 MB in float32 at D = 128."""
+"""Passages that are quantized at a time; in float32 their vectors have 1 MB if D is 128."""
 
 
 class Survivors(NamedTuple):
-    """Passages that can be among the best of a query, in rising order of the query."""
+    """Pairs of a query and a passage that can be among the best of this query, ordered by the row of the query."""
 
     query_C: np.ndarray
     number_C: np.ndarray
@@ -36,7 +38,7 @@ class Survivors(NamedTuple):
 
 @cache
 def is_fast() -> bool:
-    """Whether this CPU has int8 dot-product instructions (VNNI); without them sums may also saturate at 16 bits."""
+    """Whether this CPU has int8 dot-product instructions (VNNI). On other CPUs, sums may also saturate at 16 bits."""
     return bool(torch.cpu._is_vnni_supported())
 
 
@@ -46,7 +48,7 @@ def int8_products(query_BD: Tensor, vector_ND: Tensor, product_BN: Tensor) -> No
 
 
 class Int8Vectors:
-    """All vectors rotated and quantized to int8 with one common scale."""
+    """The vectors of all passages, rotated, and quantized to int8 with one scale for all vectors."""
 
     def __init__(self, vectors_ND: Tensor):
         count, dim = vectors_ND.shape
@@ -57,47 +59,49 @@ class Int8Vectors:
         sample_ND = vectors_ND[:: max(1, count // BLOCK)].double() @ self.rotation_DD
         self.scale = max(1.1 * float(sample_ND.abs().max()) / 127, 1e-30)
         self.length = self.error = 0.0
-        """The largest |v'| and |v - v'|."""
+        """`length` is the largest |v'|, and `error` the largest |v - v'|."""
         for start in range(0, count, BLOCK):
             with torch.autocast("cpu", enabled=False):
                 rotated_nD = vectors_ND[start : start + BLOCK].float() @ rotation_DD
-            # A number beyond the scale is clipped, which makes the error larger.
+            # A number outside the int8 range is clipped; `error` includes the error of clipping.
             int8_nD = (rotated_nD / self.scale).round_().clamp_(-127, 127)
             self.int8_ND[start : start + len(int8_nD)] = int8_nD.to(torch.int8)
-            # NumPy's maximum keeps NaN, so that `finite` notices it.
+            # np.maximum propagates NaN, so `finite` is False if a vector contains NaN.
             self.length = float(np.maximum(self.length, int8_nD.mul_(self.scale).norm(dim=1).max().item()))
             self.error = float(np.maximum(self.error, rotated_nD.sub_(int8_nD).norm(dim=1).max().item()))
 
     @property
     def finite(self) -> bool:
-        """Whether the bounds are finite, as they are for finite vectors."""
+        """Whether `length` and `error` are finite; True if all vectors are finite."""
         return bool(np.isfinite(self.length) and np.isfinite(self.error))
 
 
 class QuantizedQueries:
-    """Some queries rotated and quantized to int8, each with its own scale."""
+    """Query vectors, rotated, and quantized to int8 with one scale per query."""
 
     def __init__(self, vectors: Int8Vectors, query_BD: Tensor):
-        rotated_BD = (query_BD.double() @ vectors.rotation_DD).numpy()  # autocast leaves float64 alone
+        rotated_BD = (query_BD.double() @ vectors.rotation_DD).numpy()  # autocast does not change float64
         scale_B = np.maximum(np.abs(rotated_BD).max(1), 1e-30) / 127
         int8_BD = np.rint(rotated_BD / scale_B[:, None])
         lost_BD = rotated_BD - int8_BD * scale_B[:, None]
         length_B, lost_B = (np.sqrt(np.einsum("bd,bd->b", rows, rows)) for rows in (rotated_BD, lost_BD))
-        # 2 % and one unit more than exact arithmetic needs, and the float32 error of the rotation.
+        # The bound is larger than exact arithmetic needs, to cover rounding errors: by 2 % here, by the float32 error of the
+        # rotation in the next line, and by one unit in `self.error_B`.
         error_B = 1.02 * (length_B * vectors.error + lost_B * vectors.length)
         error_B += 1e-5 * length_B * vectors.length
         self._vectors = vectors
-        # A new array has the strides of its shape also where the shape is 1, as _int_mm demands (pytorch issue 195066).
+        # np.array makes a new array, because _int_mm needs contiguous strides even in axes of size 1 (pytorch issue 195066).
         self.int8_BD = torch.from_numpy(np.array(int8_BD, dtype=np.int8, order="C"))
         self.unit_B = scale_B * vectors.scale
-        """Factor from an int8 score to an inner product."""
+        """Inner product that corresponds to an int8 score of 1."""
         self.error_B = error_B / self.unit_B + 1
-        """Largest difference between the two, in units of the int8 score."""
+        """Largest difference between an int8 score and the inner product divided by `unit_B`."""
 
     def survivors(self, start: int, stop: int, floor_B: Tensor | None, k: int) -> Survivors | None:
-        """Passages from `start` up to `stop` that can be among the k best of a query.
+        """Passages from `start` to before `stop` that can be among the k best of a query.
 
-        `floor_B` is a score that k earlier passages reach, if known. None where too few passages are ruled out to be worth it.
+        `floor_B` has for each query a score that k earlier passages reach, or is None if no such scores are known. The result
+        is None if so few passages are excluded that scoring all passages is faster.
         """
         queries, width = self.int8_BD.shape[0], round_up(stop - start)
         if k > width // GROUP // 4:  # before anything is computed

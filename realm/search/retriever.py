@@ -18,20 +18,20 @@ from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE
 
 FUSION_DEPTH = 100
-"""A hybrid search fuses at least this many passages from dense search and from BM25, so that the top few do not depend on k."""
+"""Least number of passages of dense search and of BM25 that are fused, so that the best passages do not depend on k."""
 
 
 class Retriever:
-    """Ranks passages for questions by any method; without an index, by "bm25" only."""
+    """Ranks passages for questions. If `index` is None, the only possible method is "bm25"."""
 
     def __init__(self, kb: KnowledgeBase, index: PassageIndex | None = None):
         self._kb, self._index = kb, index
         self._bm25: Bm25Index | None = None
 
     def load_bm25(self) -> Bm25Index:
-        """The BM25 index. The first call loads the index from disk, or builds and stores the index if there is none.
+        """The BM25 index. The first call loads the index from disk, or builds and saves the index if it is not on disk.
 
-        Building reads all passages into memory.
+        To build the index, all passages are read into memory.
         """
         if self._bm25 is None:
             self._bm25 = load_or_build_bm25(self._kb)
@@ -47,8 +47,8 @@ class Retriever:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Scores [B, K] and passage numbers [B, K], best first; K is k, or the number of passages if that is smaller.
 
-        A row with fewer passages ends in `NULL_PASSAGE`. Hybrid scores are those of `fuse`. `query_BD` holds the vectors of
-        the questions; only "bm25" accepts None.
+        A row with fewer than K passages is filled with `NULL_PASSAGE`. Hybrid scores are the scores that `fuse` computes.
+        `query_BD` has the vectors of the questions; it may be None only with the method "bm25".
         """
         if method == "bm25":
             ranking = self.load_bm25().search(questions, k)
@@ -67,7 +67,7 @@ class Retriever:
         return score_BK, number_BK
 
     def _scored(self, questions: Sequence[str], depth: int, query_BD: Tensor) -> Iterator[Scored]:
-        """Yields for each question the best `depth` passages of dense search and of BM25, with both scores of each passage."""
+        """Yields for each question the best `depth` passages of dense search and of BM25, each passage with both scores."""
         assert self._index is not None
         hits = self._index.search(query_BD, depth)
         for row, bm25_N in enumerate(self.load_bm25().scores(questions)):

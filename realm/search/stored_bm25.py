@@ -1,8 +1,9 @@
-"""The BM25 index of a knowledge base on disk, so that only the first process builds it.
+"""Stores the BM25 index of a knowledge base on disk, so that only the first process has to build the index.
 
-    KB/words/NAME/    the files of bm25s, and checksums; NAME identifies the passages and the rules for words
+    KB/words/NAME/    the files of bm25s, and checksums; NAME identifies the passages and the rules of `Bm25Index`
 
-The index holds nothing but what the passages hold. If it is missing, damaged or of other passages, it is built again.
+The index is computed from the passages alone. So if the index is missing or damaged, or was made from other passages, it is
+built again.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ WORDS = "words"
 
 
 def load_or_build_bm25(kb: KnowledgeBase) -> Bm25Index:
-    """The BM25 index from disk, mapped into memory; if there is none, it is built in memory and written to disk."""
+    """The BM25 index, mapped into memory from disk; if no valid index is on disk, it is built in memory and written to disk."""
     folder = kb.folder / WORDS / _name(kb)
     if (folder / CHECKSUMS).is_file():
         with contextlib.suppress(RealmError, OSError, ValueError, LookupError, TypeError):
@@ -28,7 +29,7 @@ def load_or_build_bm25(kb: KnowledgeBase) -> Bm25Index:
             return Bm25Index.load(folder, len(kb))
     made = Bm25Index(kb.titles, kb.texts())
     if made.has_words:
-        with contextlib.suppress(OSError):  # a folder that is read-only: the index stays in memory
+        with contextlib.suppress(OSError):  # if the folder is read-only, the index exists only in memory
             _write(made, folder)
     return made
 

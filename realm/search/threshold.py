@@ -1,8 +1,8 @@
-"""Threshold selection: which of many scores can be among the k best of a query.
+"""Threshold selection: finds the scores that can be among the k best of a query.
 
-On a CPU, ranking a row of scores costs more than computing them; comparing each score with a threshold costs less. Passages
-are divided into groups. The k groups with the best maxima hold at least k passages that reach the k-th best maximum, so a
-score below that maximum is not among the k best.
+On a CPU, it takes longer to rank a row of scores than to compute these scores, but comparing each score with a threshold is
+fast. For the threshold, the passages are divided into groups, and the largest score of each group is computed. At least k
+passages reach the k-th largest of these group maxima, so a score below this threshold is not among the k best.
 
 Axis letters: B queries, N passages, G groups of passages, C survivors of all queries.
 """
@@ -20,7 +20,10 @@ _BUFFERS = threading.local()
 
 
 def scratch_buffer(name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """A reused buffer of this thread, not cleared -> [rows, columns]. Allocating new memory costs more than filling it."""
+    """A buffer that this thread reuses, with arbitrary content -> [rows, columns].
+
+    The buffer is reused because allocating memory takes longer than filling the buffer.
+    """
     count = rows * columns
     buffer: Tensor | None = getattr(_BUFFERS, name, None)
     if buffer is None or buffer.dtype != dtype or len(buffer) < count:
@@ -33,17 +36,17 @@ def scratch_buffer(name: str, rows: int, columns: int, dtype: torch.dtype) -> Te
 def above_threshold(
     score_BN: Tensor, k: int, floor_B: np.ndarray | None, slack_B: np.ndarray | float
 ) -> np.ndarray | None:
-    """Flat positions of the scores that can be among the k best of their query, in rising order of the query -> [C].
+    """Positions, in the flattened `score_BN`, of the scores that can be among the k best of a query, ordered by query -> [C].
 
-    `floor_B` is a score that k other passages of each query reach, if known; `slack_B` bounds the error of a score. Both are
-    in the unit of the scores. N is a multiple of `GROUP`. Returns None where too few passages are ruled out to be worth it,
-    and where floating-point scores are not finite.
+    `floor_B` has for each query a score that k other passages reach, or is None if no such scores are known. `slack_B` is a
+    bound of the error of each score, in the unit of the scores. N must be a multiple of `GROUP`. The result is None if so few
+    scores are excluded that ranking all scores is faster, or if floating-point scores are not finite.
     """
     queries, width = score_BN.shape
     groups = width // GROUP
     if not queries or not 1 <= k <= groups // 4:
         return None
-    # The passages of a group stand `groups` apart.
+    # The positions of the passages of a group differ by multiples of `groups`.
     top_BG = score_BN.view(queries, GROUP, groups).amax(1).numpy()
     if score_BN.is_floating_point() and not np.isfinite(top_BG).all():
         return None
@@ -64,7 +67,10 @@ def above_threshold(
 
 
 def _kth_best(top_BG: np.ndarray, k: int) -> np.ndarray:
-    """A score that at least k passages reach, each the best of a different set of groups -> [B]."""
+    """For each query, a score that at least k passages reach: the k-th largest group maximum -> [B].
+
+    If there are many groups, groups are first united, because fewer maxima are ranked faster.
+    """
     queries, groups = top_BG.shape
     while groups % 2 == 0 and groups >= 8 * k:
         groups //= 2
@@ -72,7 +78,7 @@ def _kth_best(top_BG: np.ndarray, k: int) -> np.ndarray:
 
 
 def _threshold(least_B: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A threshold in the type of the scores -> [B, 1]. As an integer it moves by less than one unit."""
+    """The thresholds in the data type of the scores -> [B, 1]. Rounding to an integer changes a threshold by less than 1."""
     if dtype.kind == "i":
         least_B = np.maximum(least_B, -(2.0**30))
     return least_B.astype(dtype)[:, None]

@@ -3,12 +3,12 @@
 mlm, ict, pretrain, adapt, finetune   one file per stage
 loop           the training loop: steps, checkpoints, logs, signals, the best weights
 run_config     the settings that all stages share
-optimizer      AdamW with a learning rate per part of the model
-checkpoints    checkpoints of a run, and the end of a run
-metrics        metrics.jsonl and TensorBoard
-health         checks of pre-training: when the retriever trains, and which index versions are used
+optimizer      AdamW with one learning rate per part of the model
+checkpoints    checkpoints of a run
+metrics        metrics.jsonl and TensorBoard events
+health         checks of pre-training: when the retriever is trained, and which index versions are used
 examples       questions with their passages and labels, for finetune and the compared systems
 span_losses    losses of span readers
-trainable      what a run needs of the model that it trains
-refresh/       the index during training
+trainable      the interface of a model that can be trained
+refresh/       rebuilds the index during training
 """

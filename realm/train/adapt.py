@@ -1,23 +1,25 @@
-"""Adapting a retriever to a corpus within minutes: REALM's loss with likelihoods that the reader computes only once.
+"""Adapts a retriever to a corpus within minutes, by REALM's loss with likelihoods that the reader computes only once.
 
-`realm pretrain` reads every candidate in every step and trains whole towers. Here the reader judges the passages of a masked
-sentence once, and only the projection of the query tower trains, on cached states of the sentences. Nearly all of the time
-goes into judging. Passage vectors do not change, so the adapted model uses the index of the start model.
+`realm pretrain` reads every candidate in every step, and trains the reader and both towers. Differences of `realm adapt`:
 
-`train(kb, out, config, init)` takes a knowledge base that has the index of the model `init`, a folder or a packaged name, and
-writes the model folder `out` within about `config.minutes`. Each of `config.rounds` rounds has three parts:
+- A masked sentence is *judged* once: the reader computes the gain from a few passages, log p(y|z,x) - log p(y|null,x). The
+  reader needs nearly all of the time.
+- Only the projection of the query tower is trained, on cached states of the sentences.
+- Passages without the masked span count as unretrieved.
+- Passage vectors do not change, so the adapted model uses the index of the start model.
 
-1. draw    masked sentences of passages that are not held out, half of them with their title, and embed them
-2. judge   the reader reads each sentence with the null passage and with the best passages that hold the masked span; its gain
-           from each passage is saved in OUT.training/judged-*.parquet. After the round's share of the minutes sentences are no
-           longer read, and every passage that holds the span gets the same gain
-3. train   steps over all judged sentences so far; p(z|x) is a softmax over the whole index
+`train(kb, out, config, init)` writes the model folder `out` within about `config.minutes`. The knowledge base must have the
+index of the start model `init`. Each of the `config.rounds` rounds has three parts:
 
-The projection of a round selects the passages that the next round judges, as a refreshed index would. A killed run resumes
-from its last checkpoint with the rounds that were judged before.
+1. draw    masked sentences are drawn from passages that are not held out, and embedded; half of the sentences begin with the
+           title of their passage
+2. judge   the reader reads each sentence with the null passage, and with the best passages that contain the masked span; the
+           gains are saved in OUT.training/judged-*.parquet. When the reader has used its share of the time, the remaining
+           sentences of the round are not read, and every passage that contains the masked span gets the same fixed gain
+3. train   optimizer steps on the sentences that were judged so far; p(z|x) is a softmax over the whole index
 
-Unlike `realm pretrain`, encoder and reader do not train, passages without the span count as unretrieved, and passage vectors
-are constant. docs/recipe.md has measurements.
+The projection at the end of a round selects the passages that are read in the next round. A killed run resumes from its last
+checkpoint, and uses the judged sentences that are already saved. docs/recipe.md has measurements.
 
 Axis letters: B sentences, N passages including the null passage, H hidden, D embedding, K passages read for a sentence,
 P passages read for all sentences, M masked tokens.
@@ -53,11 +55,12 @@ from realm.train.pretrain import POSITIVE_GAIN, UNRETRIEVED_GAP
 from realm.train.run_config import RunConfig, generator
 
 JUDGED_AT_ONCE = 16
-"""Sentences that the reader judges together; the time is checked between two such batches."""
+"""Sentences that are judged as one batch; the time is checked between two batches."""
 READING = 0.75
-"""Share of the minutes in which the reader may read; drawing sentences and training use the rest."""
+"""Share of the time limit in which the reader may read; the rest is for drawing sentences and for training."""
 TRIES = 20
-"""Sentences drawn at most per judged sentence. In most corpora another passage holds about every second span."""
+"""Largest number of drawn sentences per judged sentence. A sentence can be judged only if another passage contains its masked
+span; in most corpora this is so for about half of the sentences."""
 JUDGED_TYPES = {
     "state_H": pa.list_(pa.float32()),
     "number_K": pa.list_(pa.int64()),
@@ -65,13 +68,13 @@ JUDGED_TYPES = {
     "excluded": pa.list_(pa.int64()),
     "by_reader": pa.bool_(),
 }
-"""Column types of the file of a round."""
+"""Column types of the files judged-*.parquet."""
 
 
 TITLED = 0.5
-"""Share of sentences that begin with the title of their passage, as a question names what it asks about."""
+"""Share of sentences that begin with the title of their passage; the title is similar to the subject of a question."""
 READ = 2
-"""Largest number of passages that the reader reads for a sentence, besides the null passage."""
+"""Largest number of passages that the reader reads with a sentence, not counting the null passage."""
 
 
 @dataclass(frozen=True)
@@ -79,23 +82,26 @@ class AdaptConfig(RunConfig):
     """Settings of `realm adapt`."""
 
     minutes: float = 10.0
-    """Time limit in minutes, including judging; the model at that time is the result."""
+    """Time limit in minutes for reading and training. If the limit is reached before the last step, the model at this time is
+    the result."""
     steps: int = 300
-    """Optimizer steps, if the minutes allow them. With the defaults each judged sentence is used about five times; few
-    sentences used often make the retriever worse."""
+    """Largest number of optimizer steps. With the defaults each judged sentence is used about five times; using few sentences
+    many times makes the retriever worse."""
     batch_size: int = 64
-    """Judged sentences per step."""
+    """Judged sentences per step. A *judged* sentence is a masked sentence for which the gains from passages are known."""
     warmup: int | None = 10
     """Steps of linear warm-up."""
     learning_rate: float = 3e-4
-    """Peak learning rate of the query tower's projection."""
+    """Peak learning rate of the projection of the query tower."""
     rounds: int = 10
-    """Rounds of judging, evenly over the steps; each round judges passages that the current projection finds."""
+    """Rounds of judging, evenly distributed over the steps. In each round, the reader reads the passages that the current
+    projection ranks first."""
     sentences: int = 400
-    """Masked sentences judged in each round."""
+    """Masked sentences that are judged in each round."""
     signal: Literal["reader", "entity"] = "reader"
-    """Credit of passages that hold the span. "reader": the reader's gain, for as many sentences as the reader can read in its
-    share of the minutes, and a fixed gain for all other sentences. "entity", a control: a fixed gain for all sentences."""
+    """Gain from passages that contain the masked span. "reader": the gain of the reader for as many sentences as the reader can
+    read in three quarters of the time limit, and a fixed gain for all other sentences. "entity", a control: a fixed gain for
+    all sentences."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,17 +111,18 @@ class AdaptConfig(RunConfig):
 
 
 class Judged(NamedTuple):
-    """A masked sentence and the reader's gain from passages that hold the masked span."""
+    """A masked sentence, and the gains from passages that contain the masked span."""
 
     state_H: np.ndarray
-    """Pooled state of the sentence in the query tower; the projection turns it into a vector."""
+    """Pooled state of the sentence in the query tower, from which the projection computes the vector of the sentence."""
     number_K: np.ndarray
+    """Numbers of the passages that contain the masked span."""
     gain_K: np.ndarray
-    """log p(y|z,x) - log p(y|null,x) of the whole span."""
+    """Gain from each of these passages: log p(y|z,x) - log p(y|null,x) of the whole span."""
     excluded: np.ndarray
-    """Passages that repeat the text of the sentence, including its own; they are no candidates."""
+    """Passages that are not candidates: the passage of the sentence, and the hits that repeat the text of the sentence."""
     by_reader: bool
-    """Whether the reader computed the gains; otherwise all gains are equal."""
+    """Whether the reader computed the gains; otherwise all gains have the same fixed value."""
 
 
 def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
@@ -146,20 +153,20 @@ def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
             null = score_BN.detach().softmax(dim=1)[:, -1].mean().item()
             run.update(loss, {"retrieval_utility": -loss.item(), "null_probability": null})
         run.report(
-            f"{steps_made:,} of {config.steps:,} steps were made in {config.minutes:g} min; the reader read "
+            f"{steps_made:,} of {config.steps:,} steps were made within the limit of {config.minutes:g} min; the reader read "
             f"{sum(one.by_reader for one in judged):,} of {len(judged):,} sentences"
         )
         return run.finish()
 
 
 class Judge:
-    """Judges masked sentences round by round; rounds of an interrupted run are read from the folder of the run."""
+    """Judges masked sentences, one round at a time. Rounds that an interrupted run has saved are read from disk."""
 
     def __init__(
         self, kb: KnowledgeBase, model: Model, vectors_ND: Tensor, run: TrainRun, config: AdaptConfig
     ):
         self.rounds = 0
-        """Finished rounds."""
+        """Number of finished rounds."""
         self._kb, self._model, self._run, self._config = kb, model, run, config
         self._index, self._spans = MipsIndex(vectors_ND.half(), run.device), SpanIndex(kb.tokens)
         passages = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
@@ -172,22 +179,23 @@ class Judge:
 
     @property
     def _has_read(self) -> bool:
-        """Whether the reader has used its time of all rounds up to this one."""
+        """Whether the reader has used the time of this round and of all earlier rounds."""
         share = (self.rounds + 1) / self._config.rounds
         return self._run.seconds() > 60 * self._config.minutes * READING * share
 
     def next_round(self) -> list[Judged]:
-        """The judged sentences of one more round; fewer than `sentences` if the time limit is reached.
+        """The judged sentences of the next round; fewer than `sentences` if the time limit is reached, or if too few of the
+        drawn sentences can be judged.
 
         Raises:
-            InputError: the corpus has no salient span that stands in two passages.
+            InputError: none of the drawn sentences can be judged, because no other passage contains the masked span.
         """
         file = self._run.folder / f"judged-{self.rounds:04d}.parquet"
         if not file.exists():
             judged = self._judge_round()
             if not judged and not self.over:
                 raise InputError(
-                    f"{self._kb.folder} has no salient span that stands in two passages, so there is nothing to adapt to: "
+                    f"{self._kb.folder} has no salient span that two passages contain, so the model cannot be adapted: "
                     "use another tagger, or more text"
                 )
             write_judged(judged, file)
@@ -207,13 +215,13 @@ class Judge:
                 found = self._judge(queries)
                 bar.update(min(len(found), config.sentences - len(judged)))
                 judged += found
-                # The steps since the last checkpoint take only seconds to repeat.
+                # No checkpoint is saved here, because repeating the steps since the last checkpoint takes only seconds.
                 if self._run.stop_requested:
                     raise KeyboardInterrupt
         return judged[: config.sentences]
 
     def _judge(self, queries: list[MaskedQuery]) -> list[Judged]:
-        """The queries whose span another passage holds, judged."""
+        """Judges the queries whose masked span is contained in another passage; leaves out all other queries."""
         config, tokens = self._config, self._kb.tokens
         by_reader = config.signal == "reader" and not self._has_read
         state_BH = self._states(queries)
@@ -257,7 +265,10 @@ class Judge:
 
     @torch.no_grad()
     def _gains(self, queries: list[MaskedQuery], number_BK: np.ndarray, reads_BK: np.ndarray) -> np.ndarray:
-        """log p(y|z,x) - log p(y|null,x) per span where `reads_BK` is True, else 0; column 0 is the null passage -> [B, K]."""
+        """Gains, log p(y|z,x) - log p(y|null,x) per span -> [B, K]. Column 0 is the null passage.
+
+        Only the candidates for which `reads_BK` is True are read. The values of all other candidates have no meaning.
+        """
         model, (row_P, column_P) = self._model, torch.from_numpy(reads_BK).to(self._run.device).nonzero().T
         batch = read_inputs(queries, number_BK, self._kb.tokens, model.tokenizer, model.lengths).to(
             self._run.device
@@ -272,7 +283,10 @@ class Judge:
 
 
 def gain_table(judged: Sequence[Judged], passages: int) -> Tensor:
-    """Gain of every passage over the null passage, the last column -> [B, N]; -inf for excluded passages."""
+    """Gain from every passage -> [B, N]; -inf for excluded passages. The last column is the null passage, whose gain is 0.
+
+    The gain from passages that were not read is -`UNRETRIEVED_GAP`.
+    """
     gain_BN = torch.full((len(judged), passages + 1), -UNRETRIEVED_GAP)
     gain_BN[:, -1] = 0.0
     for gain_N, one in zip(gain_BN, judged, strict=True):
@@ -282,7 +296,7 @@ def gain_table(judged: Sequence[Judged], passages: int) -> Tensor:
 
 
 def write_judged(judged: Sequence[Judged], file: Path) -> None:
-    """Writes the judged sentences of a round; a kill leaves the whole file or none."""
+    """Writes the judged sentences of a round. The file appears only when it is complete."""
     aside = file.with_name(file.name + ".writing")
     columns = {name: [getattr(one, name) for one in judged] for name in Judged._fields}
     pq.write_table(
@@ -292,7 +306,7 @@ def write_judged(judged: Sequence[Judged], file: Path) -> None:
 
 
 def read_judged(file: Path) -> list[Judged]:
-    """The judged sentences in a file of `write_judged`."""
+    """The judged sentences in a file that `write_judged` wrote."""
     columns = [pq.read_table(file)[name] for name in Judged._fields]
     return [
         Judged(

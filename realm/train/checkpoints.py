@@ -1,4 +1,7 @@
-"""The checkpoints of a training run: written aside and renamed, read with their checksums compared."""
+"""Writes and reads the checkpoints of a training run.
+
+A checkpoint is written under a temporary name and then renamed. When a checkpoint is read, its checksums are compared.
+"""
 
 import contextlib
 import os
@@ -12,7 +15,7 @@ from realm.errors import DamagedError, WriteFailed, reason, way_out
 from realm.files import sync_folder
 
 KEPT = 2
-"""Newest checkpoints that stay on disk; a damaged checkpoint is skipped for the one before it."""
+"""Number of checkpoints that stay on disk. If the newest checkpoint is damaged, the checkpoint before it is used."""
 
 
 class Checkpoints:
@@ -26,46 +29,46 @@ class Checkpoints:
         return sorted(self._folder.glob("checkpoint-*.pt"))
 
     def remove_unfinished(self) -> None:
-        """Removes what a killed run was writing."""
+        """Removes the incomplete checkpoint of a killed run."""
         for aside in self._folder.glob("checkpoint-*.writing"):
             aside.unlink()
 
     def load_newest(self, device: torch.device, may_remove: bool) -> tuple[dict[str, Any] | None, str]:
-        """The newest checkpoint that can be read, None before the first, and a note on newer ones that are damaged.
+        """The newest checkpoint that can be read, and a note if newer checkpoints are damaged, else "".
 
-        Damaged checkpoints that are newer are removed if this process `may_remove` them.
+        The checkpoint is None if there is no checkpoint. If `may_remove` is True, the damaged newer checkpoints are removed.
 
         Raises:
-            DamagedError: there are checkpoints, and none can be read.
+            DamagedError: there are checkpoints, but no checkpoint can be read.
         """
         problem, files = "", self.files()
         for number in reversed(range(len(files))):
             try:
                 saved = _read(files[number], device)
-            except Exception as error:  # a torn file makes the unpickler raise exceptions of many classes
+            except Exception as error:  # the unpickler raises many classes of exceptions for damaged files
                 problem = f"{files[number]} cannot be read: {reason(error)}"
                 continue
             if problem and may_remove:
                 for newer in files[number + 1 :]:
                     newer.unlink()
-            return saved, f"{problem}; going on from {files[number].name}" if problem else ""
+            return saved, f"{problem}; continuing from {files[number].name}" if problem else ""
         if problem:
-            raise DamagedError(f"{problem}: remove {self._folder} to start anew")
+            raise DamagedError(f"{problem}: remove {self._folder} to start again")
         return None, ""
 
     def states(self, name: str) -> list[Any]:
         """The value of `state[name]` in each checkpoint on disk, oldest first."""
         found = []
         for file in self.files():
-            with contextlib.suppress(Exception):  # damaged: no run will resume from it
+            with contextlib.suppress(Exception):  # no run can resume from a damaged checkpoint
                 found.append(torch.load(file, mmap=True, weights_only=True)["state"])
         return [state[name] for state in found if name in state]
 
     def save(self, step: int, values: dict[str, Any]) -> None:
-        """Writes a checkpoint aside, renames it, and removes the oldest ones.
+        """Writes the checkpoint of a step under a temporary name, renames it, and removes old checkpoints.
 
         Raises:
-            WriteFailed: the file system refused; earlier checkpoints stay.
+            WriteFailed: the checkpoint cannot be written; earlier checkpoints stay.
         """
         file = self._folder / _name(step)
         aside = file.with_name(file.name + ".writing")
@@ -83,22 +86,23 @@ class Checkpoints:
             old.unlink()
 
     def write_failed(self, file: Path, error: Exception) -> WriteFailed:
-        """The error for a file of the run that cannot be written; names the checkpoint to resume from."""
-        last = next((f"{kept.name} stays" for kept in reversed(self.files())), "there is none yet")
+        """The error for a file of the run that cannot be written; the message has the name of the checkpoint to resume from."""
+        last = next((f"{kept.name} stays" for kept in reversed(self.files())), "there is no checkpoint yet")
         return WriteFailed(
-            f"{file} cannot be written: {reason(error)}{way_out(file, error)}; of earlier checkpoints {last}: "
-            "then repeat the command"
+            f"{file} cannot be written: {reason(error)}{way_out(file, error)}; {last}: repeat the command when the file can be "
+            "written"
         )
 
 
 def _read(file: Path, device: torch.device) -> dict[str, Any]:
-    """A checkpoint; raises if it is torn, if a byte has changed, or if it belongs to another step."""
+    """Reads a checkpoint; raises an exception if the file is incomplete, if a byte has changed, or if the step is not that of
+    the file name."""
     with zipfile.ZipFile(file) as archive:  # torch writes checksums, but does not compare them
         if damaged := archive.testzip():
             raise ValueError(f"{damaged} differs from its checksum")
     saved: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
     if file.name != _name(saved["step"]):
-        raise ValueError(f"it is of step {saved['step']}")
+        raise ValueError(f"the checkpoint in it is of step {saved['step']}")
     return saved
 
 

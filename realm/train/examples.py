@@ -1,4 +1,4 @@
-"""Fine-tuning examples: training questions, the passages that a step reads, and where the answers stand.
+"""Fine-tuning examples: training questions, the passages that a step reads, and the positions of answers in these passages.
 
 Axis letters: B questions, N retrieved passages, K passages read, U distinct passages, W span widths, T tokens, D embedding,
 R rows (a question and a passage each)."""
@@ -22,23 +22,26 @@ from realm.tokens.layouts import NULL_PASSAGE, Tokens, passage_inputs, query_inp
 from realm.train.run_config import generator
 
 PASSAGES_KEPT = 50_000
-"""Passages whose texts stay in memory, about 3 kB each: 150 MB. A step that retrieves more keeps its own passages."""
+"""Number of passages whose texts stay in memory; a text needs about 3 kB, so all texts need 150 MB. If a step retrieves more
+passages, all passages of this step stay in memory."""
 
 
 class Rows(NamedTuple):
-    """Inputs of the span reader: each question beside each of its passages, the passages of a question one after another."""
+    """Inputs of the span reader. A row is a question and one of its passages; the rows of one question follow each other."""
 
     tokens: Tokens
     body_RT: Tensor
-    """True at tokens that an answer may contain."""
+    """True at the tokens of the passage that may be part of an answer."""
     correct_RWT: Tensor
-    """True at the spans that are answers."""
+    """True at the spans that are answers; a span is identified by its width and its first token."""
     questions: int
+    """Number of questions."""
 
     def that_teach(self, reader: SpanReader) -> tuple["Rows", Tensor]:
-        """The rows of questions whose passages train the reader, and the numbers of these questions -> [b], at least one.
+        """The rows of the questions that can train the reader, and the numbers of these questions -> [b], at least one.
 
-        If no passage of a question holds an answer, only a reader that can find "no answer" learns from the question.
+        A question whose passages contain no answer can train a reader only if the reader can find "no answer". If no question
+        can train the reader, the result has the first question.
         """
         passages = len(self.body_RT) // self.questions
         readable_B = self.correct_RWT.flatten(1).any(dim=1).view(self.questions, passages).any(dim=1)
@@ -51,7 +54,7 @@ class Rows(NamedTuple):
         return self.of(row_bK.flatten())._replace(questions=len(asked_b)), asked_b
 
     def of(self, rows: Tensor) -> "Rows":
-        """The given rows, cut to the longest of them."""
+        """The rows with the given numbers, cut to the length of the longest of these rows."""
         tokens = self.tokens.rows(rows)
         length = tokens.ids_BT.shape[1]
         return Rows(
@@ -60,7 +63,7 @@ class Rows(NamedTuple):
 
 
 class Examples:
-    """Training questions with their wordpieces and the positions of their answers in passages."""
+    """Training questions, and the inputs of embedder and reader that are made from questions and passages."""
 
     def __init__(
         self,
@@ -71,7 +74,7 @@ class Examples:
     ):
         self._kb, self._model, self._questions, self._contains = kb, model, questions, contains
         self._ids = model.tokenizer.encode([q.question for q in questions])
-        self._answer_ids = [  # an [UNK] would match every unknown word
+        self._answer_ids = [  # without answers that contain [UNK], which would match every unknown word
             [
                 ids
                 for ids in model.tokenizer.encode(q.answers)
@@ -83,7 +86,7 @@ class Examples:
         self._by_document = Lookup(kb.document_keys_N)
 
     def batch(self, seed: int, step: int, size: int) -> np.ndarray:
-        """Numbers of the questions of a step -> [B]: each question once per epoch, in an order drawn for the epoch."""
+        """Numbers of the questions of a step -> [B]. Each question is used once per epoch; each epoch has a random order."""
         places = np.arange(step * size, (step + 1) * size)
         count = len(self._questions)
         orders = {
@@ -98,7 +101,7 @@ class Examples:
         return [self._questions[q].question for q in batch]
 
     def holds(self, batch: np.ndarray, number_BN: np.ndarray) -> np.ndarray:
-        """Whether each retrieved passage holds an answer -> [B, N] bool."""
+        """Whether each retrieved passage contains an answer -> [B, N] bool."""
         self._load(number_BN.ravel())
         return np.array(
             [[self._has(int(q), int(n)) for n in row] for q, row in zip(batch, number_BN, strict=True)]
@@ -112,11 +115,11 @@ class Examples:
         contrast: bool,
         without_B: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Reorders the retrieved passages so that the passages to read come first -> two of [B, N].
+        """Reorders the retrieved passages, so that the passages to read come first -> `number_BN` and `holds_BN`, reordered.
 
-        The first passages of a question in `without_B` hold no answer. With `contrast` the first passage of any other question
-        is a positive from its own document, which replaces the last passage if it was not retrieved; the best passages without
-        an answer follow.
+        If `without_B` is True for a question, the passages without an answer come first. Otherwise the order changes only with
+        `contrast`: a positive comes first, then the passages without an answer. If the question file names the document of the
+        question, the positive is from this document; a positive that was not retrieved replaces the last passage.
         """
         number_BN, holds_BN = number_BN.copy(), holds_BN.copy()
         for row, question in enumerate(batch.tolist()):
@@ -127,7 +130,9 @@ class Examples:
                 if own is not None and own not in number_N:
                     number_N[-1], holds_N[-1] = own, True
                 first = np.flatnonzero(holds_N if own is None else number_N == own)[:1]
-            if len(first) or without_B[row]:  # the best passages without an answer, then all others
+            if (
+                len(first) or without_B[row]
+            ):  # `first`, then passages without an answer, positives, no passages
                 missing_N = number_N == NULL_PASSAGE
                 rest = (~holds_N & ~missing_N, holds_N, missing_N)
                 order = np.concatenate([first, *map(np.flatnonzero, rest)])
@@ -136,7 +141,7 @@ class Examples:
         return number_BN, holds_BN
 
     def _own(self, question: int) -> int | None:
-        """The first passage of the question's own document that holds an answer, or None."""
+        """The first passage that contains an answer, from the document that the question file names; None if there is none."""
         name = self._questions[question].passage_id
         if not name:
             return None
@@ -145,7 +150,7 @@ class Examples:
         return next((int(n) for n in numbers if self._has(question, int(n))), None)
 
     def vectors(self, number_BK: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Vectors of the distinct passages under the live embedder [U, D], with gradient, and each passage's row [B, K]."""
+        """Vectors of the distinct passages, with gradient [U, D], and for each passage the row of its vector [B, K]."""
         model, tokens = self._model, self._kb.tokens
         distinct, place = np.unique(number_BK, return_inverse=True)
         inputs = passage_inputs(
@@ -158,7 +163,7 @@ class Examples:
         return passage_UD, torch.from_numpy(place.reshape(number_BK.shape)).to(model.device)
 
     def rows(self, reader: SpanReader, batch: np.ndarray, number_BK: np.ndarray) -> Rows:
-        """The questions of a batch beside their passages, on the model's device."""
+        """The rows of a batch of questions with their passages, on the device of the model."""
         model = self._model
         self._load(number_BK.ravel())
         texts = ["" if n == NULL_PASSAGE else self._passages[int(n)].text for n in number_BK.ravel()]
@@ -179,11 +184,11 @@ class Examples:
         return Rows(tokens, body_mask(tokens, model.tokenizer.sep_id), correct_RWT, len(batch))
 
     def _load(self, numbers: np.ndarray) -> None:
-        """Reads passages into memory; of earlier passages the most recently used ones stay, `PASSAGES_KEPT` in all."""
+        """Reads passages into memory, and removes the passages that were not used for the longest time (`PASSAGES_KEPT`)."""
         asked = np.unique(numbers[numbers != NULL_PASSAGE]).tolist()
         new = [n for n in asked if n not in self._passages]
         found = dict(zip(new, self._kb.passages(new), strict=True))
-        for number in asked:  # moved to the end: the order of the last use
+        for number in asked:  # the dictionary is ordered by the last use of each passage
             self._passages[number] = found[number] if number in found else self._passages.pop(number)
         for number in list(self._passages)[: -max(PASSAGES_KEPT, len(asked))]:
             del self._passages[number]

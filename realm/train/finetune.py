@@ -1,13 +1,17 @@
 """Fine-tuning on questions and answers (ORQA, Lee et al. 2019, section 3; REALM section 3.3).
 
-The loss is the sum of two losses of equal weight. The retriever's loss is taken over the best few hundred passages: at least
-one of them should hold an answer. It teaches the retriever before the reader finds any answer. The reader's loss is taken over
-every span of the best five passages; the score of a span includes the retrieval score of its passage. Two settings give other
-losses of the reader: `objective` (REALM eq. 1) and `span_loss` (Min et al. 2019).
+The loss is the sum of two losses of equal weight:
 
-Passage vectors are constant and only the query tower trains, unless `update_passages` is set. Then the passages that are read
-are embedded with gradient, and the index is refreshed as in pre-training (`realm.train.refresh.refresher`), from which later
-work gained most (Sachan et al. 2021, EMDR2, section 4).
+- The loss of the retriever is -log of the total p(z|x) of the passages that contain an answer, among the best few hundred
+  passages. This loss trains the retriever even if the reader does not find any answer yet.
+- The loss of the reader is -log of the total probability of the correct spans, among all spans of the best five passages. The
+  score of a span includes the retrieval score of its passage. With the settings `objective` (REALM eq. 1) and `span_loss`
+  (Min et al. 2019), the reader has other losses.
+
+Without `update_passages`, passage vectors are constant, and the query tower is the only tower that is trained. With
+`update_passages`, the passages that are read are embedded with gradient, and the index is refreshed as in pre-training
+(`realm.train.refresh.refresher`). In later work, training the passage tower was the largest improvement (Sachan et al. 2021,
+EMDR2, section 4).
 
 Axis letters: B questions, b questions whose passages train the reader, N retrieved passages, K passages read, U distinct
 passages, W span widths, T tokens, D embedding, X spans of all passages of a question.
@@ -49,9 +53,9 @@ from realm.train.run_config import RunConfig, generator
 from realm.train.span_losses import SpanLoss, counted, joint_scores, read, sampled_reader_loss
 
 NOT_THERE = -1e9
-"""Retrieval score of a missing passage, if a method finds too few: p(z|x) and the gradient are 0."""
+"""Retrieval score of a missing passage, if a search finds fewer passages than requested; p(z|x) and the gradient are then 0."""
 MOST_HARD = 0.8
-"""Largest probability of a hard step of "hard-em" (Min et al. 2019)."""
+"""Largest probability with which a step of "hard-em" is a hard step (Min et al. 2019)."""
 
 
 @dataclass(frozen=True)
@@ -63,59 +67,62 @@ class FinetuneConfig(RunConfig):
     learning_rate: float = 1e-5
     """Peak learning rate of the reader."""
     head_rate: float | None = None
-    """Peak learning rate of the reader's span head; None: `learning_rate`. A fresh head needs about ten times that rate."""
+    """Peak learning rate of the span head of the reader. None: `learning_rate`. A new head needs about ten times the learning
+    rate of the reader."""
     retriever_rate: float = 1e-5
-    """Peak learning rate of the query tower, and with `update_passages` of the passage tower; 0: the embedder is frozen."""
+    """Peak learning rate of the query tower, with `update_passages` of both towers. 0: the embedder is not trained."""
     read: int = 5
-    """Passages read per question."""
+    """Passages that are read per question."""
     method: Method | None = None
     """Search method in training and in answers of the new model: "dense" (vectors, paper), "bm25" (words) or "hybrid" (both).
     None: the method of the start model. p(z|x) is always computed from vectors."""
     reader: str | None = None
     """Span reader to start from: a checkpoint with BERT's question-answering head, by folder or hub name, or a model folder.
-    None: the start model's span reader, or a fresh span head if the model has none (paper)."""
+    None: the span reader of the start model; if the start model has no span reader, a new span head (paper)."""
     input_embeddings: Literal["trained", "frozen"] = "trained"
-    """Word, position and segment embeddings of the reader, and of the embedder if it trains. "frozen": they do not train."""
+    """Word, position and segment embeddings of reader and embedder. "frozen": these embeddings are not trained."""
     passages: Literal["retrieved", "contrast"] = "retrieved"
-    """Which passages train the reader. "retrieved": the best of the index, as for an answer (paper). "contrast": one positive,
-    from the question's own document if the question file names it, and the best passages without an answer."""
+    """Passages that train the reader. "retrieved": the best passages of the search, as for an answer (paper). "contrast": one
+    positive and the best passages without an answer; the positive is from the document of the question, if the question file
+    names this document."""
     reader_gradient: Literal["all", "sampled"] = "sampled"
-    """"all": through every passage read (paper). "sampled": all passages are read without gradient and dropout; some are then
-    read again with gradient, drawn in proportion to their share of the loss's gradient and weighted so that the expected
-    gradient is the same. "sampled" is faster if most passages read teach nothing."""
+    """Passages through which the reader is trained. "all": all passages that are read (paper). "sampled": all passages are read
+    without gradient and dropout; then passages with large gradients, and a random choice of the others, are read again with
+    gradient. The expected gradient is the same. "sampled" is faster if most passages have small gradients."""
     objective: Objective = "joint"
-    """p(y|x) of the reader's loss, and of the answers of the new model. "joint": one softmax over the spans of all passages
-    read, of span score plus retrieval score (ORQA, released code). "mixture": the sum over passages of p(z|x) p(y|z,x), each a
-    softmax of its own (paper, eq. 1)."""
+    """p(y|x) in the loss of the reader, and in answers of the new model. "joint": one softmax over the spans of all passages
+    that are read; the logit is the span score plus the retrieval score (ORQA, released code). "mixture": the sum of
+    p(z|x) p(y|z,x) over passages, where p(z|x) is a softmax over passages, and p(y|z,x) over the spans of a passage (paper,
+    eq. 1)."""
     span_loss: SpanLoss = "marginal"
-    """Which correct spans the reader's loss counts (Min et al. 2019). "marginal": the sum over all (paper). "first": the first
-    in the best passage that has one. "hard-em": with probability min(step / `hard_em_steps`, 0.8) the one with the highest
-    score alone, else all."""
+    """Correct spans whose total probability the loss of the reader maximizes (Min et al. 2019). "marginal": all correct spans
+    (paper). "first": the first correct span in the best passage that contains one. "hard-em": with probability
+    min(step / `hard_em_steps`, 0.8) only the correct span with the highest score, else all correct spans."""
     hard_em_steps: int = 1000
     """tau of "hard-em" (Min et al. 2019: 8,000 for NaturalQuestions, 4,000 for TriviaQA)."""
     retrieval_score: bool = True
-    """False: the score of a span does not include the retrieval score of its passage, neither in training nor in answers of
-    the new model; then the reader's loss does not train the retriever. For baselines; only with "joint"."""
+    """False: the score of a span does not include the retrieval score of its passage, neither in training nor in answers of the
+    new model. Then the loss of the reader does not train the retriever. For baselines; only with the objective "joint"."""
     unanswerable: float = 0.0
-    """Share of questions that are read with passages without an answer. Above 0 the reader learns "no answer", which has the
-    score 0 beside the scores of spans and is right if no passage read holds an answer."""
+    """Share of questions for which only passages without an answer are read. If above 0, the reader can also find "no answer",
+    which has the span score 0, and which is correct if no passage that is read contains an answer."""
     retrieved: int = 500
-    """Retrieved passages in the retriever's loss."""
+    """Retrieved passages in the loss of the retriever."""
     contains: Containment = "tokens"
-    """How a retrieved passage must hold an answer to be a positive: as whole "tokens", or as a raw "substring" (ORQA)."""
+    """When a retrieved passage is a positive: if it contains an answer as whole "tokens", or as a "substring" (ORQA)."""
     reading_tokens: int = 0
-    """Longest input of the span reader in wordpieces, question and passage together (ORQA's code: 320). 0: the length of the
-    start model, which by default holds a whole passage."""
+    """Longest input of the span reader in wordpieces, question and passage together (ORQA's code: 320). 0: as in the start
+    model; the default there is long enough for a question and a whole passage."""
     whole_words: bool = True
-    """Answers begin and end at word boundaries (released code: anywhere)."""
+    """Answers begin and end at word boundaries. False: anywhere (released code)."""
     dev_every: int = 200
-    """Steps between two evaluations on dev questions; the model with the best exact match is kept."""
+    """Steps between two evaluations on dev questions. The weights with the best exact match are kept."""
     dev_questions: int = 500
     """Dev questions in each evaluation."""
     update_passages: bool = False
-    """Trains the passage tower too (paper: no). The new model then gets an index of its own."""
+    """The passage tower is trained too (paper: no). The new model then has an index of its own."""
     refresh: RefreshConfig = field(default_factory=RefreshConfig)
-    """When and where the index is rebuilt; only with `update_passages`."""
+    """When and where the index is rebuilt; used only with `update_passages`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,17 +130,17 @@ class FinetuneConfig(RunConfig):
             raise ValueError(f"unanswerable is {self.unanswerable}: it must be 0 or more, and below 1")
         if self.retrieved < self.read:
             raise ValueError(
-                f"retrieved is {self.retrieved}: it must be {self.read} or more, as many as are read"
+                f"retrieved is {self.retrieved}: it must be at least {self.read}, the number of passages that are read"
             )
         if self.update_passages and not self.retriever_rate > 0:
             raise ValueError("update_passages trains the embedder: retriever_rate must be above 0")
         at_least(self, hard_em_steps=1)
-        # SpanConfig refuses what does not fit.
+        # SpanConfig raises an error if `retrieval_score` does not fit `objective`.
         SpanConfig(objective=self.objective, retrieval_score=self.retrieval_score)
 
 
 class FinetunedFrom(TypedDict):
-    """What fine-tuning saves with the model beside its settings."""
+    """What fine-tuning saves with the model, in addition to the settings."""
 
     init: str
     kb: str
@@ -152,12 +159,12 @@ def train(
 ) -> Path:
     """Fine-tunes the model folder `init` -> `out`.
 
-    The knowledge base must have an index of `init`, which the new model uses too. With `update_passages` no index is needed,
-    and the new model's index is published in the knowledge base.
+    The knowledge base must have the index of `init`; the new model uses the same index. With `update_passages`, the knowledge
+    base needs no index, and the run writes the index of the new model into the knowledge base.
     """
     if not questions:
         raise InputError("there is no training question")
-    # The model moves before the index is loaded, which goes where the model is.
+    # The model is moved to its device first, because the index is loaded onto the device of the model.
     model = load_model(init).to(choose_device(config.device))
     kb.check_tokenizer(model.tokenizer, init)
     if config.reading_tokens:
@@ -170,8 +177,8 @@ def train(
     reader = model.span_reader or start_reader(model, config.seed, config.whole_words, finds_none)
     if finds_none and not reader.config.finds_none:
         raise InputError(
-            f"the span reader of {config.reader or init} always finds an answer: unanswerable = 0 trains it further, a model "
-            "without a span reader gets one that may find none"
+            f"the span reader of {config.reader or init} always finds an answer, so it cannot be trained with unanswerable = "
+            f"{config.unanswerable:g}: set unanswerable to 0, or start from a model without a span reader"
         )
     reader.config = replace(reader.config, objective=config.objective, retrieval_score=config.retrieval_score)
     method = config.method or model.calibration.method
@@ -222,7 +229,7 @@ def train(
                 read_BK = number_BN[:, : config.read]
                 there_BN = number_BN != NULL_PASSAGE
                 passage_BND = version.index.rows((number_BN * there_BN).ravel()).view(*number_BN.shape, -1)
-                if moves:  # the live model scores the passages that are read
+                if moves:  # the passages that are read are scored with the weights that are being trained
                     passage_UD, place_BK = examples.vectors(read_BK)
                     passage_BND = torch.cat([passage_UD[place_BK], passage_BND[:, config.read :]], dim=1)
                 score_BN = own_scores(query_BD, passage_BND)
@@ -268,34 +275,42 @@ def train(
 
 
 def own_share(logit_BX: Tensor, correct_BX: Tensor) -> Tensor:
-    """Factor of this rank's `any_correct_loss`, which is a mean over its questions with a correct entry -> scalar."""
+    """Factor for the `any_correct_loss` of this rank -> scalar.
+
+    `any_correct_loss` is a mean over the questions that have a correct entry. With this factor, the mean of the losses over the
+    ranks is the mean over all such questions of all ranks.
+    """
     usable_B = (correct_BX & logit_BX.isfinite()).any(dim=1)
     return distributed.loss_weight(usable_B.sum().float())
 
 
 def unanswerable(config: FinetuneConfig, step: int) -> np.ndarray:
-    """Which questions of a step are read with passages that hold no answer -> [B] bool."""
+    """Whether each question of a step is read only with passages without an answer -> [B] bool."""
     return generator(config.seed, 8, step).random(config.batch_size) < config.unanswerable
 
 
 def is_hard(config: FinetuneConfig, step: int) -> bool:
-    """Whether a step of "hard-em" counts the best correct span alone."""
+    """Whether a step of "hard-em" is a hard step, in which only the best correct span counts."""
     drawn = generator(config.seed, 10, step).random()
     return bool(drawn < min(step / config.hard_em_steps, MOST_HARD))
 
 
 def reading_lengths(lengths: Lengths, tokens: int) -> Lengths:
-    """`lengths` with inputs of `tokens` wordpieces for the span reader; raises InputError if a question leaves no room."""
+    """`lengths`, but with inputs of at most `tokens` wordpieces for the span reader.
+
+    Raises:
+        InputError: `tokens` is not more than the query length, or is more than a question and a whole passage need.
+    """
     if not lengths.query < tokens <= lengths.joint:
         raise InputError(
-            f"reading_tokens is {tokens}: it must be more than a question's {lengths.query} wordpieces, and at most "
-            f"{lengths.joint}, which hold a whole passage too"
+            f"reading_tokens is {tokens}: it must be more than {lengths.query} wordpieces, the length of the longest question, "
+            f"and at most {lengths.joint}, the length of the longest question and the longest passage together"
         )
     return replace(lengths, reading=tokens)
 
 
 def start_reader(model: Model, seed: int, whole_words: bool = True, finds_none: bool = False) -> SpanReader:
-    """Gives the model a span reader: a copy of the masked reader's encoder with a fresh span head."""
+    """Adds a span reader to the model: a copy of the encoder of the masked reader, with a new span head -> the span reader."""
     torch.manual_seed(seed)
     encoder = Bert(model.reader.config)
     encoder.load_state_dict(model.reader.bert.bert.state_dict())
@@ -307,7 +322,7 @@ def start_reader(model: Model, seed: int, whole_words: bool = True, finds_none: 
 
 
 class Best(BestWeights):
-    """The best weights of the query tower and the span reader; with `update_passages`, also of the passage tower."""
+    """Keeps the best weights of the query tower and the span reader; with `update_passages`, of the passage tower too."""
 
     def __init__(
         self,
@@ -331,7 +346,7 @@ class Best(BestWeights):
         )
 
     def search_in(self, version: IndexVersion) -> None:
-        """Uses another index in later evaluations."""
+        """Uses the index `version` in later evaluations."""
         before = self._answerer
         self._answerer = Answerer(before.kb, before.model, version, before.config)
 

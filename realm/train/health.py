@@ -1,11 +1,15 @@
 """Health checks of a pre-training run.
 
-There are two rules. First, the reader trains alone until passages that hold the masked span help it clearly more than other
-passages (the positive gap): a retriever that follows an untrained reader gets worse. Second, each new index version is judged
-on held-out masked facts before it is used. If its recall is more than `margin` points below that of the start, the version is
-refused, the embedder is set back to the last accepted version, and its learning rate is halved.
+There are two checks. The first check: only the reader is trained until the positive gap reaches `gate`. The *positive gap* is
+the mean gain in log-likelihood of the masked span from passages that contain the span, minus the mean gain from other
+passages. A retriever that is trained by the likelihoods of an untrained reader gets worse.
 
-Mean retrieval utility and training loss are logged but not used: both can look good while recall collapses.
+The second check: before a new index version is used, its recall@5 is measured on the *probe*, a set of masked queries from
+held-out passages. If the recall is more than `margin` points below that of the first version, the new version is refused, the
+embedder is set back to the weights of the last accepted version, and the learning rate of the embedder is halved.
+
+The mean retrieval utility and the training loss are logged, but they are not checked, because both can improve while the recall
+collapses.
 """
 
 from dataclasses import dataclass, replace
@@ -31,35 +35,34 @@ from realm.store.knowledge_base import KnowledgeBase
 from realm.train.loop import TrainRun
 
 GATE_EVERY = 25
-"""Steps between two measurements of the positive gap while it is below the gate."""
+"""Steps between two measurements of the positive gap, as long as the gap is below the gate."""
 PATIENCE = 3
-"""Refused versions after which the retriever stops training."""
+"""Number of refused versions after which the retriever is no longer trained."""
 
 
 @dataclass(frozen=True)
 class HealthConfig:
-    """When the retriever may train, and when an index version is refused."""
+    """When the retriever is trained, and when an index version is refused."""
 
     gate: float = 2.0
-    """Positive gap in nats from which on the retriever trains; 0: from the first step."""
+    """The retriever is trained as soon as the positive gap, in nats, is at least this large. 0: from the first step."""
     gate_limit: int = 500
-    """Steps after which the run ends if the gap is still below the gate."""
+    """Steps after which the run ends if the positive gap is still below the gate."""
     margin: float = 2.0
-    """Points of probe recall@5 below the start from which on an index version is refused; negative: no version is refused."""
+    """An index version is refused if its recall@5 on the probe is more than this number of points below that of the first
+    version. Negative: no version is refused."""
     queries: int = 1000
-    """Probe queries for the recall of a version."""
+    """Largest number of queries in the probe, on which the recall of a version is measured."""
     read: int = 96
-    """Probe queries for the positive gap."""
+    """Number of queries of the probe on which the positive gap is measured."""
     freshness_every: int = 0
-    """Steps between two measurements of `candidate_freshness` against a new index of the live model; 0: only at new
-    versions."""
+    """Steps between two measurements of `candidate_freshness` that compare the version in use with a new index of the model
+    that is being trained. 0: `candidate_freshness` is measured only when there is a new version."""
 
 
 class HealthWatch:
-    """Judges index versions; owns the probe and the last accepted embedder.
-
-    Its state is part of the run's state, so that an interrupted run resumes with it.
-    """
+    """Checks index versions and the reader. The state, with the weights of the last accepted embedder, is part of the state of
+    the run, so that a resumed run has the same state."""
 
     def __init__(
         self,
@@ -77,11 +80,11 @@ class HealthWatch:
 
     @property
     def reader_ready(self) -> bool:
-        """Whether the retriever trains; once True, it stays True."""
+        """Whether the reader has passed the gate, so that the retriever is trained. True does not change to False later."""
         return bool(self.state["reader_ready"])
 
     def start(self, version: IndexVersion, needs_reader: bool) -> None:
-        """Measures the first version of the run, which later versions are compared with."""
+        """Measures the recall of the first version of the run, with which later versions are compared."""
         if self.state:  # resumed
             return
         recall, top = self._look(version)
@@ -92,7 +95,7 @@ class HealthWatch:
             self._read(version)
 
     def after_step(self, built: IndexVersion | None, current: IndexVersion) -> IndexVersion:
-        """The version to search from now on: the new version if it is accepted, else the current one."""
+        """The version to search from now on: the new version `built` if `built` is accepted, else the version `current`."""
         if not self.reader_ready and self.run.step % GATE_EVERY == 0:
             self._read(current)
         if self.config.freshness_every and self.run.step % self.config.freshness_every == 0 and self.queries:
@@ -106,23 +109,22 @@ class HealthWatch:
             self._read(built)
             return built
         self.state["refused"] += 1
-        # A shared tower is saved once, so names may be missing.
+        # If the two towers are one network, its weights are saved only once, and the names of the second tower are missing.
         self.model.embedder.load_state_dict(self.state["healthy"], strict=False)
         self.run.optimizer.reset_averages(self.model.embedder)
         frozen = self.state["refused"] >= PATIENCE
         self.run.optimizer.scale_rate(self.model.embedder, 0.0 if frozen else 0.5)
         self.run.report(
-            f"index of step {built.step} refused: probe recall@5 {recall:.1f} is below {bar:.1f}; embedder back to step "
-            f"{current.step}, its learning rate {'0 from here on' if frozen else 'halved'}"
+            f"index of step {built.step} refused: its recall@5 on the probe is {recall:.1f}, below {bar:.1f}; the embedder is "
+            f"set back to step {current.step}, and its learning rate is {'0 from now on' if frozen else 'halved'}"
         )
         return current
 
     def _look(self, version: IndexVersion, old: IndexVersion | None = None) -> tuple[float, np.ndarray]:
-        """Logs the recall of a version on the probe and the questions -> recall@5 in percent, the top 20 of the probe.
+        """Logs the recall of `version` on the probe and on the questions -> recall@5 on the probe in percent, top 20 per query.
 
-        Two more metrics compare it with the `old` version: `churn`, the share of the top 20 that changed since the last
-        accepted version, and `candidate_freshness`, the share of the old version's current hits that the new version finds
-        too."""
+        If `old` is given, two more metrics are logged. `churn` is the share of the top 20 that changed since the last accepted
+        version was measured. `candidate_freshness` is the share of the current top 20 of `old` that `version` also finds."""
         if not self.queries:
             return 0.0, np.zeros((0, 0))
         query_BD = self._embed(self.model)
@@ -139,7 +141,11 @@ class HealthWatch:
         return distributed.broadcast(recall_at(ranks, 5)), top
 
     def _read(self, version: IndexVersion) -> None:
-        """Logs the positive gap and the accuracy of the reader, and opens the gate if the gap is large enough."""
+        """Logs the positive gap and the accuracy of the reader; `reader_ready` becomes True if the gap reaches the gate.
+
+        Raises:
+            DivergedError: the positive gap is below the gate after `gate_limit` steps.
+        """
         if not self.queries:
             return
         queries = self.queries[: self.config.read]
@@ -160,8 +166,8 @@ class HealthWatch:
         self.state["reader_ready"] = distributed.broadcast(report.positive_gap >= self.config.gate)
         if not self.reader_ready and self.run.step >= self.config.gate_limit:
             raise DivergedError(
-                f"the reader gains only {report.positive_gap:.2f} nats from passages that hold the masked span after "
-                f"{self.run.step} steps, the gate is {self.config.gate}: train it longer with `realm mlm`, or lower health.gate"
+                f"the positive gap of the reader is {report.positive_gap:.2f} nats after {self.run.step} steps, but the gate "
+                f"is {self.config.gate}: train the reader longer with `realm mlm`, or lower health.gate"
             )
 
     def _embed(self, model: Model) -> Tensor:
@@ -169,13 +175,16 @@ class HealthWatch:
             return embed_queries(model, self.queries)
 
     def _found(self, version: IndexVersion, query_BD: Tensor) -> np.ndarray:
-        """Top 20 of the probe under this version -> [B, 20]; `query_BD` are the vectors of the live query tower."""
+        """Top 20 of each query of the probe in this version -> [B, 20].
+
+        `query_BD` has the query vectors of the embedder that is being trained. If `version.embedder` is not None, the queries
+        are embedded with `version.embedder` instead."""
         if version.embedder is not None:
             query_BD = self._embed(replace(self.model, embedder=version.embedder))
         return version.index.search(query_BD, max(RANKS)).number_BK.cpu().numpy()
 
     def _freshness(self, version: IndexVersion) -> float:
-        """Share of this version's hits that a new index of the live model, built here, finds too."""
+        """Share of the hits in `version` that are also hits in a new index of the model that is being trained."""
         model = self.model
         with self.run.autocast():
             vectors = embed_passages(model, self.kb.tokens, np.arange(len(self.kb)))
@@ -190,5 +199,5 @@ class HealthWatch:
 
 
 def overlap(one_BK: np.ndarray, other_BK: np.ndarray) -> float:
-    """Share of the entries of `one_BK` that are also in `other_BK`, mean over rows."""
+    """Share of the numbers in a row of `one_BK` that are also in the same row of `other_BK`, mean over the rows."""
     return float(np.mean([len(np.intersect1d(a, b)) / len(a) for a, b in zip(one_BK, other_BK, strict=True)]))

@@ -1,7 +1,7 @@
-"""Inverse cloze task: the embedder's warm start (Lee et al. 2019, section 4; REALM section 3.4).
+"""Trains the embedder on the inverse cloze task, before pre-training (Lee et al. 2019, section 4; REALM section 3.4).
 
-A sentence of a passage is the query; the rest of the passage must be found among the passages of the batch. For one sentence in
-ten the passage keeps the sentence, so that the retriever also learns to match exact words.
+A sentence of a passage is the query. The task is to find the passage among all passages of the batch. The sentence is removed
+from the passage in 9 of 10 cases, and stays in 1 of 10 cases, so that the retriever also learns to match exact words.
 
 Axis letters: B passages per batch, D embedding.
 """
@@ -30,13 +30,14 @@ class IctConfig(RunConfig):
     """Settings of `realm ict` (paper: batch 4096, 100k steps, rate 1e-4)."""
 
     batch_size: int = 64
-    """Passages per step; each passage is a negative for every other sentence of the batch."""
+    """Passages per step. Each passage is a negative for the sentences of all other passages of the batch."""
     learning_rate: float = 1e-4
-    """Peak rate of the embedder."""
+    """Peak learning rate of the embedder."""
     removal: float = 0.9
     """Share of sentences that are removed from their passage."""
     titled: float = 0.0
-    """Share of sentences that begin with the title of their passage, as a question names its subject (paper: 0)."""
+    """Share of sentences that begin with the title of their passage (paper: 0); a title is similar to the subject of a
+    question."""
     query_tokens: int = 0
     """Longest sentence in wordpieces, including special tokens (ORQA's code: 64). 0: the query length of the model."""
 
@@ -44,7 +45,7 @@ class IctConfig(RunConfig):
         super().__post_init__()
         if self.query_tokens and self.query_tokens < 3:
             raise ValueError(
-                f"query_tokens is {self.query_tokens}: it must be 3 or more, or 0 for the model's own"
+                f"query_tokens is {self.query_tokens}: it must be 3 or more, or 0 for the query length of the model"
             )
 
 
@@ -88,11 +89,10 @@ def cloze_vectors(
     titled: float,
     query_tokens: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Vectors of `count` sentences and of the passages that they come from -> two of [B, D], on every rank.
+    """Vectors of `count` sentences, and of the passages of these sentences -> two tensors [B, D], the same on every rank.
 
-    Each rank embeds its share of both; a softmax over the passages of all ranks follows.
-
-    Sentences are cut to `query_tokens` wordpieces, or to the query length of the model if that is 0.
+    Each rank embeds its share of the sentences and passages, and receives the vectors of the other ranks. Sentences are cut to
+    `query_tokens` wordpieces; if `query_tokens` is 0, to the query length of the model.
     """
     lengths = replace(model.lengths, query=query_tokens or model.lengths.query)
     drawn = rng.choice(passages, min(4 * count, len(passages)), replace=False)
@@ -116,10 +116,10 @@ def cloze_pairs(
     count: int,
     titled: float = 0.0,
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
-    """Sentences of the first `count` usable passages, and the titles and bodies that the sentences must find.
+    """One sentence of each of the first `count` usable passages, and the titles and bodies of these passages.
 
-    A share `titled` of the sentences begins with the title. A passage of one sentence is usable only if the draw does not
-    remove the sentence.
+    The sentence is removed from the body with the probability `removal`; the title is put before the sentence with the
+    probability `titled`. A passage with only one sentence is usable only if the sentence is not removed.
 
     Raises:
         InputError: no passage is usable.
@@ -144,6 +144,6 @@ def cloze_pairs(
             break
     if not sentences:
         raise InputError(
-            f"none of {len(passages)} passages has two sentences: ICT removes one sentence from its passage"
+            f"none of {len(passages)} passages has two sentences: the inverse cloze task removes one sentence of a passage"
         )
     return sentences, titles, bodies

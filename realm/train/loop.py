@@ -7,17 +7,17 @@ resuming. A stage owns its data, its forward pass and its loss:
         for step in run.steps():
             loss = ...
             run.update(loss, {"accuracy": ...})
-    run.finish()
+        run.finish()
 
-Everything random in a step is drawn from (seed, step), so a checkpoint needs no generator states: weights, optimizer and step
-are enough, and a repeated command continues the run exactly. What a killed run wrote after its last checkpoint is removed:
-metrics are cut back, and so are index versions (`realm.train.refresh.refresher`).
+All random numbers of a step are computed from (seed, step), so a checkpoint contains no states of random generators, and a
+repeated command continues the run exactly. What a killed run wrote after its last checkpoint is removed: lines of
+metrics.jsonl, and index versions (`realm.train.refresh.refresher`).
 
     OUT.training/settings.json               settings that must match on resume
     OUT.training/checkpoint-00000120.pt      weights, optimizer, step, length of the metrics, state of the stage
-    OUT.training/metrics.jsonl               cut back to the checkpoint's length on resume
-    OUT.training/tensorboard/                the same numbers as events, if asked for
-    OUT.training/lock                        held while the run lives: two runs cannot share a folder
+    OUT.training/metrics.jsonl               truncated on resume to the length at the checkpoint
+    OUT.training/tensorboard/                the same numbers as events, if `tensorboard` is set
+    OUT.training/lock                        held during the run, so that no other run can use the folder
 """
 
 import contextlib
@@ -66,18 +66,18 @@ SHOWN = (
 )  # fmt: skip
 """Numbers that the progress bar shows, if a stage logs them."""
 LOCK_PATIENCE = 10.0
-"""Seconds that a run waits for the lock of its folder: a killed run may take a moment to end."""
+"""Seconds that a run waits for the lock of its folder, because a killed run may need some seconds to end."""
 
 
 class StartedFrom(TrainingRecord):
-    """What a stage saves in settings.json and with its model, beside its settings."""
+    """What a stage saves in settings.json and with the model, in addition to the settings."""
 
     init: str | None
     """The model or encoder that the stage started from."""
 
 
 class StageRecord(TypedDict):
-    """What `TrainRun` adds to the settings of a stage."""
+    """Entries that `TrainRun` adds to the settings of a stage."""
 
     stage: str
     seconds: NotRequired[float]
@@ -89,7 +89,8 @@ class OtherSettings(ConflictError):
 
 
 class TrainRun(AbstractContextManager["TrainRun"]):
-    """A run of one stage into the folder `out`, which appears when the run is complete; until then `out`.training holds it."""
+    """A run of one stage. The folder `out` appears when the run is complete; until then the files of the run are in
+    `out`.training."""
 
     def __init__(
         self,
@@ -101,14 +102,13 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         settings: Mapping[str, Any] | None = None,
         shares: bool = False,
     ):
-        """`rates` maps each part that trains to its learning rate; `settings` must match on resume, beside the config.
-
-        `shares`: the stage splits its batch between ranks (`realm.distributed`).
+        """`rates` maps each part of the model that is trained to its learning rate. A run can be resumed only with the same
+        `config` and `settings`. `shares` is True if the stage divides its batch among the ranks (`realm.distributed`).
 
         Raises:
-            InputError: several ranks run a stage that does not split its batch, or `out` exists.
-            ConflictError: `out`.training holds a run with other settings, or one that is still running.
-            DamagedError: `out`.training holds no checkpoint that can be read.
+            InputError: there are several ranks, and the stage does not divide its batch, or the ranks cannot share it evenly.
+            ConflictError: `out` exists, or `out`.training contains a run with other settings or a run that is still running.
+            DamagedError: the files in `out`.training cannot be read.
             AlreadyDone: this run was complete, and was killed while it removed `out`.training.
         """
         self.stage, self.out, self.config, self.model = stage, out, config, model
@@ -116,7 +116,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         self._checkpoints = Checkpoints(self.folder)
         self.device = distributed.initialize(choose_device(config.device))
         self.settings = {"stage": stage, **asdict(config), **(settings or {})}
-        # On another machine "auto" may mean another precision.
+        # The precision that "auto" stands for is saved, because it may be another precision on another machine.
         self.settings["precision"] = chosen(self.device, config.precision)
         if distributed.world_size() > 1 and not shares:
             raise InputError(
@@ -138,7 +138,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         self.state: dict[str, Any] = {}
         """State of the stage that a checkpoint saves beside the weights; plain values and tensors."""
         self.after_checkpoint: Callable[[], None] = lambda: None
-        """Called when a checkpoint is on disk: what only older checkpoints needed may be removed."""
+        """Called after a checkpoint was written; may remove files that only older checkpoints needed."""
         self._means = StepMeans()
         self._shown: dict[str, float] = {}
         self._stop_signal: int | None = None
@@ -149,7 +149,10 @@ class TrainRun(AbstractContextManager["TrainRun"]):
     # -- the loop -------------------------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[int]:
-        """The steps still to do. The parts that train are in training mode; dropout is seeded by (seed, step)."""
+        """Yields the numbers of the remaining steps.
+
+        In each step, the parts that are trained are in training mode, and torch's generator is seeded with (seed, step).
+        """
         self._checkpointed = time.monotonic()
         self._bar = progress(
             total=self.config.steps, description=self.stage, unit="step", done=self.step,
@@ -159,12 +162,13 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             while self.step < self.config.steps:
                 for part in self._parts:
                     part.train()
-                # Without dropout all ranks draw alike, as one process would; with dropout each rank has masks of its own.
+                # Without dropout, all ranks draw the same numbers as a single process. With dropout, each rank draws its own
+                # dropout masks.
                 own = distributed.rank() << 26 if self.config.dropout else 0
                 torch.manual_seed((self.config.seed << 32) + own + self.step)
                 yield self.step
                 self._bar.update(1)
-                # Not in `update`: a checkpoint includes what the stage does afterwards, an evaluation or a new index.
+                # Not in `update`, because a checkpoint includes what the stage does after `update`: an evaluation, a new index.
                 due = time.monotonic() - self._checkpointed > self.config.checkpoint_seconds
                 stop = self._stop_agreed if distributed.world_size() > 1 else self.stop_requested
                 if stop or (due and self.step % self.config.log_every == 0):
@@ -173,7 +177,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                     raise KeyboardInterrupt
 
     def update(self, loss: Tensor, metrics: Mapping[str, float]) -> None:
-        """One optimizer step on `loss`; `metrics` are averaged over `log_every` steps into metrics.jsonl.
+        """Makes one optimizer step on `loss`. The means of `metrics` over `log_every` steps are written to metrics.jsonl.
 
         Raises:
             DivergedError: the loss or its gradient is not finite; the last checkpoint stays.
@@ -210,11 +214,11 @@ class TrainRun(AbstractContextManager["TrainRun"]):
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a signal asked the run to stop: it saves a checkpoint after the step, and ends."""
+        """Whether the process has received SIGINT or SIGTERM; the run then saves a checkpoint after the step, and ends."""
         return self._stop_signal is not None
 
     def report(self, text: str) -> None:
-        """Shows one line to the user."""
+        """Prints one line on standard error, above the progress bar."""
         if not distributed.is_main_process():
             return
         self._bar.write(f"{self.stage}, step {self.step}: {text}", file=sys.stderr)
@@ -224,7 +228,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         return self._seconds_before + time.monotonic() - self._started
 
     def finish(self) -> Path:
-        """Saves the model as `out`, with its metrics, and removes the working folder."""
+        """Saves the model and the metrics in `out`, and removes `out`.training -> `out`."""
         self.model.step = self.step
         record = {**self.settings, "seconds": round(self.seconds(), 1)}
         self.model.stages = [*self.model.stages, record]
@@ -234,7 +238,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         if distributed.is_main_process():
             logs = [self.folder / name for name in (METRICS, TENSORBOARD)]
             self.model.save(self.out, [log for log in logs if log.exists()])
-            # The lock is still held, so that no run resumes from a complete run's checkpoint.
+            # The lock is still held, so that no other run can resume from a checkpoint of this complete run.
             shutil.rmtree(self.folder)
             took = f"{self.step:,} steps in {duration(self.seconds())}"
             print(f"{self.stage}: {took}; the model is in {self.out}", file=sys.stderr, flush=True)
@@ -274,11 +278,11 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 json.loads(json.dumps(self.settings))
             ]:
                 shutil.rmtree(self.folder)
-                raise AlreadyDone(f"{self.out} is complete; the leftovers of its run are gone now")
+                raise AlreadyDone(f"{self.out} is complete; {self.folder} was removed")
         raise ConflictError(f"{self.out} exists: name another --out, or remove it first")
 
     def _open_folder(self) -> None:
-        """Locks the working folder, and resumes from the newest checkpoint."""
+        """Locks the folder of the run, and resumes from the newest checkpoint."""
         self._seconds_before, self._started = 0.0, time.monotonic()
         main = distributed.is_main_process()
         with contextlib.ExitStack() as undo:
@@ -287,10 +291,12 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 self._lock = (self.folder / "lock").open("ab")
                 undo.callback(self._lock.close)
                 self._take_lock()
-                # A run that ended meanwhile has removed the folder.
+                # If another run has ended while this run was waiting for the lock, the folder no longer exists.
                 if os.fstat(self._lock.fileno()).st_nlink == 0:
                     self._check_out()
-                    raise ConflictError(f"{self.folder} was removed by somebody: repeat the command")
+                    raise ConflictError(
+                        f"{self.folder} was removed while this command was starting: repeat the command"
+                    )
                 self._checkpoints.remove_unfinished()
                 write_json(self.folder / "settings.json", json.loads(json.dumps(self.settings)))
             distributed.barrier()
@@ -303,13 +309,13 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 if self._metrics.lost_lines:
                     file = self._metrics.file
                     print(
-                        f"{self.stage}: {file} has lost its end: lines are missing in the metrics",
+                        f"{self.stage}: {file} is shorter than at the last checkpoint: lines of metrics are missing",
                         file=sys.stderr,
                     )
             undo.pop_all()
 
     def _resume(self, saved: dict[str, Any]) -> int:
-        """Takes up a checkpoint -> the length of the metrics at that step."""
+        """Loads a checkpoint into the parts and the optimizer -> length of metrics.jsonl at the checkpoint."""
         for part, states in zip(self._parts, saved["parts"], strict=True):
             part.load_state_dict(states)
         self.optimizer.load_state_dict(saved["optimizer"])
@@ -318,7 +324,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         return int(saved["metrics_offset"])
 
     def _check_settings(self) -> None:
-        """Compares the settings with those of an interrupted run, and makes the folder."""
+        """Compares the settings with those of an interrupted run, and creates the folder."""
         settings_file = self.folder / "settings.json"
         settings = json.loads(json.dumps(self.settings))
         if settings_file.exists() or self._checkpoints.files():
@@ -326,11 +332,12 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 before = dict(read_json(settings_file))
             except (RealmError, TypeError, ValueError) as error:
                 raise DamagedError(
-                    f"{settings_file} cannot be read ({reason(error)}), so what the run's checkpoints belong to is unknown: "
-                    f"put the file back, or remove {self.folder} to start anew"
+                    f"{settings_file} cannot be read ({reason(error)}), so the settings of the checkpoints are not known: "
+                    f"put the file back, or remove {self.folder} to start again"
                 ) from error
-            # A setting that an earlier version did not have had its default value. Settings that this version does not have
-            # are left out: the repeated command cannot name them, so the interrupted run had their defaults.
+            # The interrupted run may be of an earlier version of this package. A setting that is missing there had its default
+            # value. A setting that this version does not have is ignored: it had its default value, because the command does
+            # not contain it.
             defaults = {**settings, **json.loads(json.dumps(asdict(type(self.config)())))}
             before = _in_this_version(before, settings, defaults)
             if before != settings:
@@ -338,8 +345,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                     k for k in before.keys() | settings.keys() if before.get(k) != settings.get(k)
                 )
                 raise OtherSettings(
-                    f"{self.folder} holds an interrupted run with other settings ({', '.join(changed)}): "
-                    "repeat its command to go on, or remove the folder to start anew"
+                    f"{self.folder} contains an interrupted run with other settings ({', '.join(changed)}): "
+                    "repeat the command of that run to continue it, or remove the folder to start again"
                 )
         self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -351,7 +358,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             except BlockingIOError:
                 if time.monotonic() > end:
                     raise ConflictError(
-                        f"{self.folder} is in use by another run: wait for it, or name another --out"
+                        f"{self.folder} is in use by another run: wait until that run has ended, or name another --out"
                     ) from None
                 time.sleep(0.1)
 
@@ -362,14 +369,14 @@ class TrainRun(AbstractContextManager["TrainRun"]):
     def _check_finite(self, what: str, value: float) -> None:
         if not math.isfinite(value):
             raise DivergedError(
-                f"{what} is {value} at step {self.step}: lower the learning rate; {self.folder} holds the last checkpoint"
+                f"{what} is {value} at step {self.step}: lower the learning rate; the last checkpoint is in {self.folder}"
             )
 
     def _save_checkpoint(self) -> None:
         """Saves weights, optimizer and state.
 
         Raises:
-            WriteFailed: the file system refused; earlier checkpoints stay.
+            WriteFailed: the checkpoint cannot be written; earlier checkpoints stay.
         """
         self._checkpointed = time.monotonic()
         if not distributed.is_main_process():
@@ -396,7 +403,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
 def _in_this_version(
     before: Mapping[str, Any], settings: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The values of `before` under the names of `settings`; a missing value is the default."""
+    """`before` with exactly the names in `settings`; the values that `before` does not have are those of `defaults`."""
     return {
         name: _in_this_version(before[name], value, defaults[name])
         if isinstance(value, dict) and isinstance(before.get(name), dict)
@@ -406,13 +413,14 @@ def _in_this_version(
 
 
 class BestWeights:
-    """The weights with the highest exact match on dev questions, in the state of a run, which checkpoints save."""
+    """Keeps the weights with the highest exact match on dev questions. The weights are part of the state of the run, so that
+    checkpoints contain them."""
 
     def __init__(self, run: TrainRun, networks: Sequence[nn.Module]):
         self._run, self._networks = run, networks
 
     def keep(self, em: float) -> None:
-        """Keeps the current weights if no kept weights have a higher exact match than `em`, in percent."""
+        """Keeps the current weights if their exact match `em`, in percent, is at least that of the weights kept before."""
         state = self._run.state
         if em >= state.get("best_em", -1.0):
             state["best_em"], state["best_step"] = em, self._run.step

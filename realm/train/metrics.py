@@ -1,4 +1,4 @@
-"""The metrics of a training run: metrics.jsonl, its means over steps, and TensorBoard events."""
+"""The metrics of a training run: metrics.jsonl, means over steps, and TensorBoard events."""
 
 import contextlib
 import json
@@ -12,11 +12,11 @@ from realm.errors import InputError
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 REQUIRED = ("loss", "retrieval_utility", "null_probability", "index_age")
-"""Keys of every line of metrics.jsonl; null if a stage or a line has no such number."""
+"""Keys of every line of metrics.jsonl; the value is null if a stage or a line has no such number."""
 
 
 class MetricsLine(TypedDict):
-    """Keys that every line of metrics.jsonl has; stages add numbers."""
+    """Keys that every line of metrics.jsonl has; each stage adds numbers of its own."""
 
     step: int
     seconds: float
@@ -27,42 +27,46 @@ class MetricsLine(TypedDict):
 
 
 class StepMeans:
-    """Numbers of several steps that become one line of their means."""
+    """Collects the numbers of several steps and computes their means for one line of metrics.jsonl."""
 
     def __init__(self) -> None:
         self.sums: dict[str, list[float]] = {}
-        """The numbers since the last line; part of a checkpoint."""
+        """The numbers since the last line; a checkpoint contains these numbers."""
 
     def add(self, numbers: Mapping[str, float]) -> None:
         for name, number in numbers.items():
             self.sums.setdefault(name, []).append(number)
 
     def take(self) -> dict[str, float]:
-        """The means since the last call."""
+        """The means of the numbers since the last call."""
         means = {name: sum(values) / len(values) for name, values in self.sums.items()}
         self.sums = {}
         return means
 
 
 class MetricsLog:
-    """metrics.jsonl in the folder of a run, cut back to a checkpoint's length, and TensorBoard events if asked for."""
+    """Writes metrics.jsonl in the folder of a run, and TensorBoard events if `tensorboard` is set.
+
+    Lines that an interrupted run wrote after its last checkpoint are removed.
+    """
 
     def __init__(self, folder: Path, length: int, step: int, tensorboard: bool):
-        """`length` and `step` are those of the checkpoint that the run resumes from, or 0."""
+        """`length`, the length of metrics.jsonl, and `step` are from the checkpoint from which the run resumes; both are 0 if
+        there is no checkpoint."""
         self.file = folder / METRICS
         self._stream = self.file.open("a", encoding="utf-8")
         size = self.file.stat().st_size
         self.lost_lines = size < length
         """Whether the file is shorter than at the checkpoint."""
         self._stream.truncate(min(size, length))
-        self._stream.seek(0, os.SEEK_END)  # truncating leaves the position
+        self._stream.seek(0, os.SEEK_END)  # truncating does not change the position
         self._events = _event_writer(folder / TENSORBOARD, step) if tensorboard else None
 
     def write(self, line: Mapping[str, Any]) -> dict[str, Any]:
         """Appends a line, with floats rounded to six digits -> the line.
 
         Raises:
-            OSError: the file system refused.
+            OSError: the line cannot be written.
         """
         rounded = {k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in line.items()}
         self._stream.write(json.dumps(rounded) + "\n")
@@ -74,24 +78,24 @@ class MetricsLog:
         return rounded
 
     def sync(self) -> int:
-        """Makes all lines survive a power cut -> the length of the file, for a checkpoint."""
+        """Syncs all lines to the disk, so that a power cut does not lose lines -> length of the file, for a checkpoint."""
         self._stream.flush()
         os.fsync(self._stream.fileno())
         return self._stream.tell()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # lines that did not fit raised an error when they were written
+        with contextlib.suppress(OSError):  # `write` has already raised the error
             self._stream.close()
         if self._events is not None:
             self._events.close()
 
 
 def _event_writer(folder: Path, step: int) -> Any:
-    """TensorBoard's writer, which hides events of an interrupted run from `step` on."""
+    """A writer of TensorBoard events; TensorBoard then does not show events of an interrupted run after `step`."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise InputError(
-            "tensorboard is not installed: `pip install realm-lm[tensorboard]`, or leave it off"
+            "tensorboard is not installed: `pip install realm-lm[tensorboard]`, or set tensorboard to false"
         ) from None
     return SummaryWriter(str(folder), purge_step=step + 1)

@@ -1,15 +1,15 @@
-"""Masked language modelling: trains an encoder as BERT is trained, and teaches it to read a passage beside a sentence.
+"""Masked language modelling: trains an encoder as BERT is trained, and also to predict masked words from a passage.
 
-Every batch mixes two kinds of rows:
+Every batch has two kinds of rows:
 
     plain      [CLS] title [SEP] body [SEP]      wordpieces and whole salient spans of the body are masked
-    reading    [CLS] sentence [SEP] body [SEP]   half of the sentence's salient spans and some wordpieces are masked; the body
-                                                 is the sentence's own passage, a passage close to it, another passage that
-                                                 holds a masked span, or empty
+    reading    [CLS] sentence [SEP] body [SEP]   half of the salient spans and some wordpieces of the sentence are masked; the
+                                                 body is the passage that contains the sentence, a neighbouring passage,
+                                                 another passage with a masked span, or empty
 
-REALM needs the reading rows to start on a small machine: until the reader copies from passages, no passage helps, and the
-retriever is trained on noise. The embedder starts with a copy of the encoder or of its word embeddings, and a projection onto
-the principal components of the corpus.
+The reading rows are needed for pre-training on a small machine: as long as the reader does not copy from passages, no passage
+raises the likelihood of a masked span, and the retriever is trained on noise. After masked-LM training, the embedder gets a
+copy of the encoder, or only of the word embeddings, and a projection onto the principal components of the corpus.
 
 Axis letters: B rows, P predicted wordpieces, T tokens, H hidden, N passages.
 """
@@ -44,17 +44,19 @@ from realm.train.loop import StartedFrom, TrainRun
 from realm.train.run_config import RunConfig, generator
 
 MASKED_TOKENS = 0.12
-"""Share of single wordpieces hidden, in both kinds of rows."""
+"""Share of single wordpieces that are masked, in both kinds of rows."""
 MASKED_SPANS = 0.3
-"""Share of salient spans hidden whole in plain rows. Reading rows hide half of their spans, at least one."""
+"""Share of salient spans that are masked in plain rows. In reading rows, half of the salient spans are masked, at least one."""
 VISIBLE = 0.1
-"""Share of the targets of plain rows that stay visible, so that the states of ordinary words learn too."""
+"""Share of the targets of plain rows that are not replaced by [MASK], so that the states of visible words are trained too."""
 OWN_PASSAGE = 0.3
-"""Share of reading rows with the sentence's own passage."""
+"""Share of reading rows with the passage that contains the sentence."""
 NEAR_PASSAGE = 0.2
-"""Share of reading rows with a passage close to the sentence's own, which teaches the reader when not to copy."""
+"""Share of reading rows with a neighbouring passage, at most two passages before or after the passage of the sentence. From
+these rows the reader learns when not to copy."""
 NO_PASSAGE = 0.1
-"""Share of reading rows without a passage. All other reading rows have another passage that holds a masked span."""
+"""Share of reading rows without a passage. All remaining reading rows have another passage that contains a masked span; if no
+other passage contains the span, these rows have the passage of the sentence."""
 CHECK_EVERY = 200
 """Steps between two checks of the reader on held-out sentences."""
 
@@ -64,33 +66,35 @@ class MlmConfig(RunConfig):
     """Settings of `realm mlm`."""
 
     init: str | None = None
-    """Start: a model or BERT-like encoder, by folder or name. None: random weights."""
+    """Folder or name of the model or BERT-like encoder to start from. None: random weights."""
     batch_size: int = 64
     """Rows per step."""
     learning_rate: float = 5e-4
     """Peak learning rate; 1e-3 suits a small encoder with random weights."""
     input_embeddings: Literal["trained", "frozen"] = "trained"
-    """Word, position and segment embeddings of the reader. "frozen": they do not train; for an `init` that has read much
-    text."""
+    """Word, position and segment embeddings of the reader. "frozen": these embeddings are not trained. Use "frozen" if
+    `init` was trained on much text."""
     reading: float = 0.5
-    """Share of reading rows in a batch."""
+    """Share of the rows of a batch that are reading rows: a sentence with masked words, and a passage."""
     query_tokens: int = 64
     """Longest query of the model in wordpieces, including special tokens."""
     principal: bool = True
-    """Starts the embedder's projection at the principal components of the corpus; False: at random weights (paper)."""
+    """The projection of the embedder starts from the principal components of the corpus. False: from random weights (paper)."""
     whiten: bool = True
     """Scales the principal components to unit variance."""
     sample: int = 20_000
-    """Passages whose pooled states determine the principal components."""
+    """Number of passages from whose pooled states the principal components are computed."""
     copy_head: bool = False
-    """Adds a copy head to a reader without one, so that the reader learns to copy in minutes (paper: no copy head)."""
+    """Adds a copy head to the reader if the reader has no copy head (paper: no copy head). With a copy head, the reader learns
+    to copy in minutes."""
     embedder_start: Literal["trained", "given"] = "trained"
-    """Weights that the embedder starts with. "trained": those of the trained encoder. "given": those of `init`, for an encoder
-    that retrieves already; a model folder keeps its embedder, as two equal towers if `embedder.shared` is false."""
+    """Weights of the embedder. "trained": the weights of the encoder after masked-LM training. "given": the weights of `init`,
+    for an `init` that can already retrieve; if `init` is a model folder, its whole embedder is kept, and becomes two equal
+    towers if `embedder.shared` is false."""
     embedder: EmbedderConfig = field(default_factory=EmbedderConfig)
     """Settings of the embedder."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
-    """Size of an encoder with random weights; unused with `init`."""
+    """Size of an encoder with random weights; not used if `init` is given."""
 
 
 class Rows(NamedTuple):
@@ -105,16 +109,16 @@ class Rows(NamedTuple):
         return Rows._make(part.to(device) for part in self)
 
     def rows(self, index: Tensor) -> "Rows":
-        """The given rows, in ascending order, with their targets."""
+        """The rows with the numbers `index`, which must be ascending, and the targets of these rows."""
         own_P = torch.isin(self.row_P, index)
         row_P = torch.searchsorted(index, self.row_P[own_P])
         return Rows(self.tokens.rows(index), row_P, self.position_P[own_P], self.target_P[own_P])
 
 
 def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = None) -> Path:
-    """Trains an encoder on the text of a knowledge base, fits the start of the embedder, and saves both -> `out`.
+    """Trains an encoder on the text of a knowledge base, and makes the embedder from this encoder -> the model folder `out`.
 
-    `init` replaces the setting of that name. A span reader of `init` stays unchanged.
+    `init` replaces the setting `init`. If `init` has a span reader, the new model has the same span reader.
     """
     init = init or config.init
     model = start_model(kb, config, init)
@@ -126,7 +130,7 @@ def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = No
     if config.input_embeddings == "frozen":
         if init is None:
             raise InputError(
-                'input_embeddings = "frozen" needs an init: embeddings from random weights have to train'
+                'input_embeddings = "frozen" needs an init, because random embeddings have to be trained'
             )
         reader.bert.bert.embeddings.requires_grad_(False)
     with TrainRun("mlm", out, config, model, {reader: config.learning_rate}, names, True) as run:
@@ -150,7 +154,7 @@ def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = No
 
 
 def own_rows(parts: Sequence[Rows]) -> list[Rows]:
-    """This rank's rows of the parts of a batch; each rank has the same number."""
+    """The rows of this rank, from each part of a batch; all ranks have the same number of rows."""
     size = distributed.world_size()
     if size == 1:
         return list(parts)
@@ -165,13 +169,13 @@ def own_rows(parts: Sequence[Rows]) -> list[Rows]:
 
 
 def fit_embedder(model: Model, kb: KnowledgeBase, config: MlmConfig) -> None:
-    """Fits the start of the embedder to the knowledge base: the encoder's weights, word importances and the projection."""
+    """Sets the first weights of the embedder: the weights of the encoder, the importances of words, and the projection."""
     sample = generator(config.seed, 1).permutation(len(kb))[: config.sample]
     for tower in {model.embedder.query, model.embedder.passage}:
         if config.embedder_start == "trained":
             tower.start_from(model.reader.bert.bert)
         if isinstance(tower, BagOfWordsTower):
-            # Above 0 for special tokens: the null passage consists of them, and a zero vector has no direction.
+            # The null passage has only special tokens. With importance 0 its vector would be 0, which has no direction.
             tower.fit_importance(inverse_frequency(kb.tokens, kb.tokenizer).clamp_min(0.01))
         if config.principal:
             pooled_NH = pooled_states(tower, kb.tokens, sample, kb.tokenizer, model.lengths)
@@ -179,7 +183,7 @@ def fit_embedder(model: Model, kb: KnowledgeBase, config: MlmConfig) -> None:
 
 
 def keeps_embedder(config: MlmConfig, init: str | None) -> bool:
-    """Whether the new model keeps the weights of the embedder of the model folder `init`."""
+    """Whether the new model has the embedder of the model folder `init`."""
     return config.embedder_start == "given" and init is not None and is_model(init)
 
 
@@ -199,7 +203,7 @@ def inverse_frequency(tokens: PassageTokens, tokenizer: Tokenizer) -> Tensor:
 
 
 def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model:
-    """The model before its first step: from a model folder, from a BERT by name, or from random weights."""
+    """The model before the first step: made from a model folder, from a BERT-like encoder, or with random weights."""
     lengths = Lengths(query=config.query_tokens, passage=kb.config.passage_tokens)
     stages: list[dict[str, Any]] = []
     held_out_by_init: set[HeldOut] = set()
@@ -226,9 +230,9 @@ def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model
     kb.agree_on_held_out(held_out_by_init, init or "the encoder")
     if lengths.joint > reader.config.max_position_embeddings:
         raise InputError(
-            f"a query of {lengths.query} wordpieces beside a passage of {lengths.passage} is longer than the "
-            f"{reader.config.max_position_embeddings} that the encoder takes: lower query_tokens, or build {kb.folder} "
-            "with a smaller passage_tokens"
+            f"a query of {lengths.query} wordpieces and a passage of {lengths.passage} wordpieces are together longer than "
+            f"{reader.config.max_position_embeddings} wordpieces, the longest input of the encoder: lower query_tokens, or "
+            f"build {kb.folder} with a smaller passage_tokens"
         )
     if config.copy_head and reader.copy_head is None:
         reader = MaskedReader(reader.bert, copy=True)
@@ -255,10 +259,10 @@ def masked_rows(
     lengths: Lengths,
     config: MlmConfig,
 ) -> list[Rows]:
-    """The plain rows and the reading rows of a batch, of similar lengths to limit padding.
+    """The plain rows and the reading rows of a batch. Their passages have similar lengths, to limit padding.
 
-    A passage is drawn in proportion to the square of its length: long passages teach reading, and most batches of a dictionary
-    would otherwise consist of one-liners.
+    The probability of a passage is proportional to the square of its length. Otherwise most batches of a corpus such as a
+    dictionary would consist of very short passages, from which the reader does not learn to use passages.
     """
     weight = tokens.body.lengths[passages].astype(np.float64) ** 2
     drawn = rng.choice(passages, config.batch_size * 4, p=weight / weight.sum())
@@ -341,7 +345,8 @@ def _reading_rows(
 def _beside(
     tokens: PassageTokens, spans: SpanIndex, own: int, span: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Wordpieces of the passage beside a sentence: its own, a close one, no passage, or another one with the masked span."""
+    """Wordpieces of the passage in a reading row: the passage `own` of the sentence, a neighbouring passage, another passage
+    with the masked span, or no passage."""
     draw = rng.random()
     if draw < NO_PASSAGE:
         return tokens.body.row(own)[:0]
@@ -356,8 +361,8 @@ def _beside(
 
 
 def _rows(inputs: Tokens, hidden_rows: list[tuple[np.ndarray, np.ndarray]], offsets: list[int]) -> Rows:
-    """Rows with their targets. The masked text of a row starts `offset` tokens into the input; truncated tokens are no
-    targets."""
+    """Rows with their targets. For each row, `offsets` has the position in the input at which the masked text starts. Tokens
+    that were cut off are not targets."""
     longest = inputs.mask_BT.sum(dim=1).tolist()
     row, position, target = [], [], []
     for number, ((original, hidden), offset) in enumerate(zip(hidden_rows, offsets, strict=True)):
@@ -372,7 +377,8 @@ def _rows(inputs: Tokens, hidden_rows: list[tuple[np.ndarray, np.ndarray]], offs
 def reading_check(
     model: Model, tokens: PassageTokens, queries: list[MaskedQuery], run: TrainRun
 ) -> dict[str, float]:
-    """Nats per wordpiece and accuracy on held-out masked sentences, with their own passage and without a passage."""
+    """Loss in nats per wordpiece, and accuracy, on held-out masked sentences: with the passage that contains the sentence, and
+    without a passage."""
     nats, right, total = np.zeros(2), np.zeros(2), sum(len(q.positions) for q in queries)
     for start in range(0, len(queries), ROWS_AT_ONCE):
         part = queries[start : start + ROWS_AT_ONCE]

@@ -1,4 +1,5 @@
-"""AdamW with BERT's schedule, one learning rate per part of a model, and the released optimizer without bias correction."""
+"""AdamW with BERT's schedule and one learning rate per part of a model; bias correction can be off, as in BERT's released
+optimizer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,11 +12,11 @@ from realm.train.run_config import RunConfig
 BETAS, EPSILON = (0.9, 0.999), 1e-6
 """Adam's constants in BERT's released optimizer."""
 UNCORRECTED = 1e9
-"""A step count at which both bias corrections are 1 in float32, and stay 1: adding 1 to it gives the same float32 number."""
+"""A step count at which both bias corrections are 1 in float32. AdamW adds 1 per step, but 1e9 + 1 is 1e9 in float32."""
 
 
 class Optimizer:
-    """AdamW over parts of a model that have their own learning rates."""
+    """AdamW for several parts of a model, each with a learning rate of its own."""
 
     def __init__(self, rates: Mapping[nn.Module, float], config: RunConfig):
         """`rates` maps each part that trains to its peak learning rate."""
@@ -27,10 +28,10 @@ class Optimizer:
         return [parameter for group in self.adamw.param_groups for parameter in group["params"]]
 
     def step(self, number: int) -> None:
-        """Updates the weights with their gradients at the rates of step `number`, and clears the gradients."""
+        """Updates the weights with the learning rates of step `number`, and clears the gradients."""
         for group in self.adamw.param_groups:
             group["lr"] = group["base_lr"] * group["scale"] * self.rate_factor(number)
-            # Checkpoints of earlier versions had other values.
+            # Checkpoints of earlier versions of this package contain other values.
             group["weight_decay"], group["eps"] = group["decay"], EPSILON
         if not self._config.bias_correction:
             self._leave_out_bias_correction()
@@ -38,7 +39,7 @@ class Optimizer:
         self.adamw.zero_grad(set_to_none=True)
 
     def rate_factor(self, number: int) -> float:
-        """Factor of every learning rate at step `number`."""
+        """Factor by which the learning rates are multiplied at step `number`."""
         config = self._config
         warmup = config.warmup if config.warmup is not None else min(10_000, max(100, config.steps // 10))
         factor = 1 - number / config.steps if config.decay else 1.0
@@ -47,14 +48,14 @@ class Optimizer:
         return factor
 
     def scale_rate(self, part: nn.Module, factor: float) -> None:
-        """Multiplies the learning rate of one part from now on."""
+        """Multiplies the learning rate of one part by `factor`, from now on."""
         own = {id(p) for p in part.parameters()}
         for group in self.adamw.param_groups:
             if id(group["params"][0]) in own:
                 group["scale"] *= factor
 
     def reset_averages(self, part: nn.Module) -> None:
-        """Forgets Adam's averages of one part, after its weights were set back."""
+        """Deletes Adam's averages of one part; needed after the weights of this part were set back."""
         for parameter in part.parameters():
             self.adamw.state.pop(parameter, None)
 
@@ -63,15 +64,17 @@ class Optimizer:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.adamw.load_state_dict(saved)
-        if not self._config.bias_correction:  # a checkpoint of an earlier version counts from 0
+        if (
+            not self._config.bias_correction
+        ):  # in checkpoints of earlier versions of this package, steps count from 0
             for state in self.adamw.state.values():
                 state["step"].fill_(UNCORRECTED)
 
     def _leave_out_bias_correction(self) -> None:
-        """Starts the averages of parameters without averages at a step count whose bias correction is 1.
+        """Initializes Adam's averages of parameters that have none, with a step count at which the bias correction is 1.
 
-        AdamW counts the steps of each parameter from its first gradient, so one factor per run step could not undo the
-        correction of all parameters.
+        AdamW counts the steps of each parameter from the first gradient of this parameter, so one factor for all parameters
+        could not undo the bias correction.
         """
         for parameter in self.parameters:
             if parameter.grad is not None and not self.adamw.state[parameter]:

@@ -1,17 +1,17 @@
-"""REALM pre-training: a retriever and a reader from text alone (Guu et al. 2020, sections 3.1-3.4).
+"""REALM pre-training: trains a retriever and a reader from text alone (Guu et al. 2020, sections 3.1-3.4).
 
-One step, as the data sees it:
+One step has these parts:
 
     sentence - salient span -> MaskedQuery - embed (no gradient) -> search -> two rules -> candidates
     candidates - read_inputs -> RetrievalBatch -> score_BK, token_logp_BKM -> marginal likelihood -> update
-    (with `ict`: the inverse cloze task is added to the loss)
-    every `refresh.every` steps: snapshot -> index build in another process -> a new version, judged on the probe, swapped in
-    at the end: the index of the saved model is published in the knowledge base
+    (with `ict`: the loss of the inverse cloze task is added)
+    every `refresh.every` steps: snapshot -> index build in another process -> new version, measured on the probe, then used
+    after the last step: the index of the saved model is published in the knowledge base
 
-`configs/paper.toml` undoes every departure from the paper that has a setting; docs/paper_map.md lists all departures.
+docs/paper_map.md lists all differences from the paper; `configs/paper.toml` has the published values of the settings.
 
-Axis letters: B queries, K candidates including the null passage, E entries of the loss, M masked tokens, D embedding, R queries
-that read a passage with gradient.
+Axis letters: B queries, K candidates including the null passage, E entries of the loss (`Entries`), M masked tokens, D
+embedding, R queries for which the reader computes a gradient.
 """
 
 from dataclasses import dataclass, field, replace
@@ -60,79 +60,86 @@ from realm.train.refresh.refresher import IndexRefresher, RefreshConfig
 from realm.train.run_config import RunConfig, generator
 
 POSITIVE_GAIN, NEGATIVE_GAIN = 6.2, -1.6
-"""Gain in nats over the null passage that the entity control assigns to passages with and without the masked span."""
+"""Fixed gains in nats from passages with and without the masked span, for the control "entity"."""
 UNRETRIEVED_GAP = 1.5
-"""Nats per span by which a passage that was not retrieved is assumed to be worse than the null passage."""
+"""The log-likelihood of a span with an unretrieved passage is assumed to be the log-likelihood with the null passage minus this
+number of nats."""
 NO_SCORE = -1e9
-"""Score of the null passage if it is no candidate: p(null|x) and the gradient are 0."""
+"""Score of the null passage if `null_passage` is False; p(null|x) and the gradient are then 0."""
 
 
 @dataclass(frozen=True)
 class PretrainConfig(RunConfig):
-    """Settings of `realm pretrain`; defaults are the small-scale recipe, `configs/paper.toml` has the paper's values."""
+    """Settings of `realm pretrain`. The defaults are the small-scale recipe; `configs/paper.toml` has the paper's values."""
 
     batch_size: int = 16
     """Masked sentences per step (paper: 512)."""
     candidates: int = 8
     """Passages per sentence, including the null passage (paper: 8)."""
     injected: int = 2
-    """Injected positives: candidates that are chosen because they hold the masked span (paper: 0)."""
+    """Injected positives: candidates that are chosen because they contain the masked span (paper: 0)."""
     null_passage: bool = True
-    """False: p(null|x) is 0. The null passage is still read, and counted in `candidates`, because metrics compare with it."""
+    """False: p(null|x) is 0. The null passage is still read, and counted in `candidates`, because metrics need the likelihood
+    with the null passage."""
     exclude_own: bool = True
-    """Excludes passages that repeat the text of the query, of which its own passage is one. False: trivial candidates."""
+    """A passage that repeats the text of the query, such as the passage of the query itself, is not a candidate. False: such
+    passages can be candidates."""
     retriever_rate: float = 3e-5
     """Peak learning rate of the embedder (paper: 3e-5)."""
     passage_encoder: Literal["trained", "frozen"] = "trained"
-    """Encoder of the passage tower (paper: trained). "frozen": only the projection of the passage tower trains, on cached
-    passage states, so that an index costs one matrix product. For an encoder that retrieves already, on a CPU."""
+    """Encoder of the passage tower (paper: trained). "frozen": only the projection of the passage tower is trained, on cached
+    passage states, so that an index costs one matrix product. Use "frozen" on a CPU, if the encoder can already retrieve."""
     input_embeddings: Literal["trained", "frozen"] = "trained"
-    """Word, position and segment embeddings of the towers (paper: trained). "frozen": they do not train, so that rare words
-    keep the embeddings that were learnt from much text."""
+    """Word, position and segment embeddings of the towers (paper: trained). "frozen": these embeddings are not trained, so that
+    the embeddings of rare words do not change."""
     learning_rate: float = 1e-4
     """Peak learning rate of the reader (paper: 3e-5)."""
     normalise: Literal["index", "candidates"] = "index"
-    """Passages over which p(z|x) is a softmax (paper: the candidates). "index": all passages, up to about 100,000."""
+    """Passages over which p(z|x) is a softmax. "candidates": the candidates (paper). "index": all passages; for at most about
+    100,000 passages."""
     marginal: Literal["span", "token"] = "span"
-    """Whether the likelihood sums over passages for each whole span (paper) or for each token (released code)."""
+    """The likelihood is a sum over passages, for each whole span ("span", paper) or for each token ("token", released code)."""
     masking: Masking = "salient"
-    """"token", "bert" and "span" are the paper's ablation: random wordpieces, all hidden or as BERT hides them, and random
-    spans."""
+    """What is masked. "salient": a salient span (paper). The other values are for the paper's ablation. "token": random
+    wordpieces. "bert": random wordpieces, some of which are replaced or not changed, as in BERT. "span": random spans."""
     mask_repeats: bool = True
-    """Masks other occurrences of the span in the sentence too (released code: no)."""
+    """Other occurrences of the masked span in the sentence are masked too (released code: no)."""
     titled: float = 0.0
-    """Share of sentences that begin with the title of their passage, as a question names its subject (paper: 0)."""
+    """Share of sentences that begin with the title of their passage (paper: 0); a title is similar to the subject of a
+    question."""
     reader_gradient: Literal["all", "sampled", "none"] = "sampled"
-    """"all": the reader trains on every candidate (paper). "sampled": on one entry of the loss per query, drawn in proportion
-    to its credit, which is computed without dropout. Without dropout the expected gradient is the same."""
+    """Candidates through which the reader is trained. "all": all candidates (paper). "sampled": at most one candidate per
+    query, which is drawn with a probability proportional to its credit p(z|x,y); without dropout the expected gradient is the
+    same. "none": the reader is not trained."""
     signal: Literal["reader", "shuffled", "entity"] = "reader"
-    """Source of the credit that passages get. Two controls: "shuffled" permutes the reader's credits, "entity" gives a fixed
-    credit to passages that hold the span, without a reader."""
+    """Likelihoods that train the retriever. "reader": those of the reader. Two controls: "shuffled" permutes the reader's
+    likelihoods among the passages of a query; "entity" replaces them by fixed likelihoods for passages with and without the
+    masked span, and does not use the reader."""
     ict: float = 0.0
-    """Weight of the inverse cloze task beside the marginal likelihood, against forgetting the warm start (paper: 0)."""
+    """Weight of the loss of the inverse cloze task, which is added to the loss of masked spans (paper: 0)."""
     ict_batch: int = 128
     """Sentences of the inverse cloze task per step."""
     ict_titled: float = 0.0
-    """Share of these sentences that begin with the title of their passage, as in `ict.titled`."""
+    """Share of the sentences of the inverse cloze task that begin with the title of their passage."""
     refresh: RefreshConfig = field(default_factory=RefreshConfig)
     """When and where the index is rebuilt."""
     health: HealthConfig = field(default_factory=HealthConfig)
-    """Checks of the run, and what the run does if one fails."""
+    """Health checks of the run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.injected < self.candidates:
             raise ValueError(
-                f"injected is {self.injected}: of {self.candidates} candidates the null one is taken, so at most "
+                f"injected is {self.injected}: one of {self.candidates} candidates is the null passage, so at most "
                 f"{self.candidates - 1} can be injected"
             )
 
 
 class PretrainedFrom(StartedFrom):
-    """What pre-training saves with the model beside its settings."""
+    """What pre-training saves with the model, in addition to the settings."""
 
     text: str
-    """Fingerprint of the corpus X, which masked sentences come from."""
+    """Fingerprint of the corpus X, from which the masked sentences are taken."""
 
 
 def train(
@@ -145,8 +152,8 @@ def train(
 ) -> Path:
     """Pre-trains the model folder `init` on the knowledge base Z -> `out`.
 
-    `text` is the corpus X of the masked sentences if it differs from Z. The recall of `questions` is logged at every index
-    version; training does not use them.
+    `text` is the corpus X of the masked sentences; None: the corpus is Z. The recall on `questions` is logged for every index
+    version; training does not use the questions.
     """
     model = load_model(init)
     kb.check_tokenizer(model.tokenizer, init)
@@ -156,12 +163,13 @@ def train(
     source.agree_on_held_out([kb.held_out], f"--kb {kb.folder}")
     knowledge, spans = kb.tokens, SpanIndex(kb.tokens)
     known = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
-    passages = np.flatnonzero(~held_out(source.ids, kb.config.held_out))  # also passages of Z that X repeats
+    # A held-out passage of Z is also held out if X contains the same passage.
+    passages = np.flatnonzero(~held_out(source.ids, kb.config.held_out))
     if config.masking == "salient":
         passages = passages[source.tokens.span_starts.lengths[passages] > 0]
     if len(passages) == 0:
         raise InputError(
-            f"{source.folder} has no passage with a salient span to hide: use another tagger, or set masking"
+            f"{source.folder} has no passage with a salient span to mask: use another tagger, or set masking"
         )
     if config.passage_encoder == "frozen":
         freeze_passage_encoder(model.embedder)
@@ -182,7 +190,7 @@ def train(
     ):
         frozen = config.passage_encoder == "frozen"
         states = cached_passage_states(kb, model, run.folder, config.precision) if frozen else None
-        # A reader that does not train cannot improve: it passes the gate at once, or the run ends.
+        # A reader that is not trained cannot improve, so the run ends at once if this reader does not pass the gate.
         health = replace(config.health, gate_limit=0) if config.reader_gradient == "none" else config.health
         watch = HealthWatch(health, kb, spans, model, run, questions)
         version = refresher.build_initial(model, run.step, run.state.get("index"), states)
@@ -192,7 +200,7 @@ def train(
             rng = generator(config.seed, step)
             queries = draw_queries(
                 source.tokens, passages, config.batch_size, rng, masking
-            )  # one hidden span in each
+            )  # one masked span in each query
             queries = distributed.shard(queries)
             with run.autocast():
                 search_BD = embed_queries(refresher.query_model(model, version), queries)
@@ -208,7 +216,7 @@ def train(
                 )
                 reader_loss = sampled_reader_loss(model.reader, batch, entries, config)
                 ict_loss = warm_start_loss(model, knowledge, known, rng, config)
-            if not watch.reader_ready:  # the retriever waits until the reader copies from passages
+            if not watch.reader_ready:  # the retriever is not trained until the reader uses passages
                 entries, ict_loss = entries.without_retriever(), ict_loss.detach()
             loss = marginal_loss(entries.score_BE, entries.logp_BEM, batch.mask_BM, config.marginal)
             loss = distributed.loss_weight(batch.mask_BM.sum()) * (loss + reader_loss) + config.ict * ict_loss
@@ -216,11 +224,11 @@ def train(
             run.update(loss, seen | refresher.metrics(version, step))
             if watch.reader_ready:
                 refresher.request(model, run.step)  # starts a build if one is due
-            # `poll` waits only where refresh.lag demands it.
+            # `poll` waits only for a build whose index must be used now (refresh.lag).
             version = watch.after_step(refresher.poll(run.step), version)
             run.state["index"] = refresher.state_dict(version)  # for resuming
         if version.step < run.step:
-            built = refresher.build_final(model, run.step)  # the saved weights are judged too
+            built = refresher.build_final(model, run.step)  # the last weights are checked too
             version = watch.after_step(built, version)
         refresher.publish_final(model, run.step, version, out)  # into the knowledge base
         return run.finish()
@@ -233,7 +241,10 @@ def score(
     states: CachedPassageStates | None,
     null_passage: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Vectors of the queries [B, D] and scores of their candidates [B, K]; cached `states` replace the passages' layers."""
+    """Vectors of the queries [B, D], and scores of the candidates of each query [B, K].
+
+    If `states` are given, passage vectors are computed from these cached states, without the layers of the passage tower.
+    """
     passages: Tokens | Tensor = batch.passages
     if states is not None:
         passages = states.vectors(embedder.passage, np.unique(chosen.number_BK))
@@ -251,7 +262,7 @@ def read(
     knowledge: PassageTokens,
     config: PretrainConfig,
 ) -> Tensor:
-    """log p(y_m|z_k,x) -> [B, K, M]; with gradient only if every candidate trains the reader."""
+    """log p(y_m|z_k,x) -> [B, K, M]; with gradient only if `reader_gradient` is "all"."""
     if config.signal == "entity":
         return _entity_table(queries, chosen.number_BK, knowledge, batch.mask_BM)
     inputs = batch.joint, batch.position_BM, batch.target_BM, batch.mask_BM
@@ -262,18 +273,18 @@ def read(
 
 
 class Entries(NamedTuple):
-    """The terms that the loss sums per query: the candidates, and with `normalise = "index"` all unretrieved passages as
-    one."""
+    """The entries (terms) of the loss of each query: one entry per candidate, and with `normalise = "index"` one more entry for
+    all unretrieved passages together."""
 
     score_BE: Tensor
     logp_BEM: Tensor
-    """log p(y_m|z_e,x), with the reader's gradient if every candidate trains the reader."""
+    """log p(y_m|z_e,x); with gradient in the reader only if `reader_gradient` is "all"."""
     read_BE: Tensor
-    """Column of the candidate that gives an entry its likelihood; -1 for the unretrieved passages, whose likelihood is
-    imputed."""
+    """Column of the candidate whose likelihood an entry has; -1 for the entry of the unretrieved passages, whose likelihood is
+    assumed (`UNRETRIEVED_GAP`)."""
 
     def without_retriever(self) -> "Entries":
-        """The same entries with a gradient into the reader only."""
+        """The same entries, but without gradient in the retriever."""
         return self._replace(score_BE=self.score_BE.detach())
 
 
@@ -287,7 +298,7 @@ def loss_entries(
     rng: np.random.Generator,
     config: PretrainConfig,
 ) -> Entries:
-    """Scores and likelihoods whose marginal is p(y|x) (REALM eq. 1)."""
+    """The entries of the loss; the marginal likelihood p(y|x) is a sum over the entries (REALM eq. 1)."""
     read_BK = torch.arange(score_BK.shape[1], device=score_BK.device).expand_as(score_BK)
     if config.signal == "shuffled":
         read_BK = _shuffled(read_BK, rng)
@@ -303,21 +314,25 @@ def loss_entries(
 def sampled_reader_loss(
     reader: MaskedReader, batch: RetrievalBatch, entries: Entries, config: PretrainConfig
 ) -> Tensor:
-    """A loss whose expected gradient in the reader is that of the whole loss -> scalar.
+    """A loss whose expected gradient in the reader is the gradient of the whole loss -> scalar.
 
-    One entry is drawn per query, and its candidate is read with gradient. If the unretrieved passages are drawn, the query
-    reads nothing, because their likelihood does not depend on the reader."""
+    One entry is drawn for each query, and the candidate of this entry is read with gradient. If the entry of the unretrieved
+    passages is drawn, nothing is read for this query, because the likelihood of this entry does not depend on the reader."""
     if config.reader_gradient != "sampled" or config.signal == "entity":
         return entries.score_BE.new_zeros(())
     credit_BEM, share_BE = draw_chances(entries, batch.mask_BM, config)
-    # Drawn as `multinomial` draws, but for the whole batch, so that each rank gets the draws of a single process for its rows.
+    # As in `torch.multinomial`, but with random numbers for the whole batch, so that the draws do not depend on the number of
+    # ranks.
     chance = share_BE.new_empty(len(share_BE) * distributed.world_size(), share_BE.shape[1]).exponential_()
     drawn_B = (share_BE / distributed.shard(chance)).argmax(dim=1)
     return drawn_reader_loss(reader, batch, entries, credit_BEM, share_BE, drawn_B)
 
 
 def draw_chances(entries: Entries, mask_BM: Tensor, config: PretrainConfig) -> tuple[Tensor, Tensor]:
-    """Credit of each entry at each masked token [B, E, M], and the probability to draw each entry, its mean credit [B, E]."""
+    """Credit of each entry at each masked token [B, E, M], and the probability to draw each entry [B, E].
+
+    The probability of an entry is the mean of its credit over the masked tokens.
+    """
     credit_BEM = token_credit(entries.score_BE.detach(), entries.logp_BEM.detach(), mask_BM, config.marginal)
     return credit_BEM, credit_BEM.sum(dim=2) / mask_BM.sum(dim=1, keepdim=True)
 
@@ -330,14 +345,17 @@ def drawn_reader_loss(
     share_BE: Tensor,
     drawn_B: Tensor,
 ) -> Tensor:
-    """-log p(y|z,x) of the drawn entries, each token weighted by its credit divided by the draw probability -> scalar."""
+    """Weighted mean over the masked tokens of -log p(y_m|z,x) for the drawn entries -> scalar.
+
+    The weight of a token is the credit of the drawn entry at this token, divided by the probability of the draw.
+    """
     row_B = torch.arange(len(drawn_B), device=drawn_B.device)
     candidate_B = entries.read_BE[row_B, drawn_B]
     reads_B = candidate_B >= 0
     weight_BM = reads_B[:, None] * credit_BEM[row_B, drawn_B] / share_BE[row_B, drawn_B][:, None]
     reads_R = reads_B.nonzero().squeeze(1)
     if len(reads_R) == 0:
-        reads_R = row_B[:1]  # with weight 0, so that the reader has a gradient, of 0
+        reads_R = row_B[:1]  # with weight 0: the gradient of the reader is then 0 and not None
     candidates = len(batch.joint.ids_BT) // len(drawn_B)
     joint = batch.joint.rows(reads_R * candidates + candidate_B[reads_R].clamp_min(0))
     asked = batch.position_BM[reads_R], batch.target_BM[reads_R], batch.mask_BM[reads_R]
@@ -361,7 +379,11 @@ def warm_start_loss(
 
 @torch.no_grad()
 def describe(score_BK: Tensor, logp_BKM: Tensor, batch: RetrievalBatch) -> dict[str, float]:
-    """Metrics of a step: retrieval utility in nats, p(null|x), log p(y|x), entropy of p(z|x), rate of changed best passages."""
+    """Metrics of a step: retrieval utility in nats, p(null|x), log p(y|x), entropy of p(z|x), and the flip rate.
+
+    The flip rate is the share of queries for which the passage with the largest p(z|x,y) is not the passage with the largest
+    p(z|x).
+    """
     prior_BK = score_BK.log_softmax(dim=1)
     credit_BK = posterior(score_BK, logp_BKM, batch.mask_BM)
     return {
@@ -377,7 +399,7 @@ def describe(score_BK: Tensor, logp_BKM: Tensor, batch: RetrievalBatch) -> dict[
 
 
 def _shuffled(read_BK: Tensor, rng: np.random.Generator) -> Tensor:
-    """For the control "shuffled": a random permutation of each query's candidates, the null passage fixed."""
+    """For the control "shuffled": a random permutation of the candidates of each query; the null passage stays first."""
     order_BK = np.stack([np.concatenate([[0], 1 + rng.permutation(read_BK.shape[1] - 1)]) for _ in read_BK])
     return torch.from_numpy(order_BK).to(read_BK.device)
 
@@ -385,7 +407,7 @@ def _shuffled(read_BK: Tensor, rng: np.random.Generator) -> Tensor:
 def _entity_table(
     queries: list[MaskedQuery], number_BK: np.ndarray, knowledge: PassageTokens, mask_BM: Tensor
 ) -> Tensor:
-    """For the control "entity": fixed likelihoods of passages with and without the span, in place of the reader's."""
+    """For the control "entity": fixed log-likelihoods for passages with and without the masked span -> [B, K, M]."""
     gain_BK = np.zeros(number_BK.shape, dtype=np.float32)
     for row, query in enumerate(queries):
         for column, number in enumerate(number_BK[row][1:], start=1):

@@ -19,28 +19,30 @@ class RunConfig:
     warmup: int | None = None
     """Steps of linear warm-up. None: a tenth of `steps`, at least 100 and at most 10,000 (BERT's released rule)."""
     decay: bool = True
-    """Linear decay of the learning rate to 0, measured from step 0 (BERT's released rule). False: constant after warm-up."""
+    """Linear decay of the learning rate to 0, measured from step 0 (BERT's rule). False: constant rate after warm-up."""
     weight_decay: float = 0.01
-    """Decoupled weight decay of matrices; biases and norms have none."""
+    """Decoupled weight decay of matrices; biases and norms have no weight decay."""
     clip: float = 1.0
     """Largest global gradient norm; larger gradients are scaled down."""
     bias_correction: bool = True
-    """Adam's bias correction. The released optimizer has none."""
+    """Adam's bias correction. False: no bias correction, as in BERT's released optimizer."""
     dropout: float = 0.1
     """Dropout of every network during training; 0 suits runs of a few hundred steps."""
     cached_rows: int = 0
-    """Gradient-cache rows: towers and masked reader keep the activations of this many rows and compute all other activations
-    again for the backward pass. A batch of any size fits, at the cost of one more forward pass. 0: all activations are kept."""
+    """Rows of the gradient cache: towers and masked reader keep the activations of at most this number of rows, and compute all
+    other activations again in the backward pass. So a batch of any size fits in memory, at the cost of one more forward pass.
+    0: all activations are kept."""
     seed: int = 0
     """Seed of all random numbers."""
     device: str = "auto"
-    """"auto": a GPU if there is one, else the CPU; or any torch device."""
+    """"auto": a GPU if the machine has one, else the CPU. Any torch device can be given."""
     precision: Precision = "auto"
     """Precision of matrix products; weights, norms and losses stay float32."""
     log_every: int = 10
-    """Steps averaged into one line of metrics.jsonl."""
+    """Steps per line of metrics.jsonl; a line has the means over these steps."""
     checkpoint_seconds: float = 60.0
-    """Least time between two checkpoints. Checkpoints are written only after logged steps."""
+    """Least time in seconds between two checkpoints. Checkpoints are written only after steps that write a line of
+    metrics.jsonl."""
     tensorboard: bool = False
     """Writes TensorBoard events beside metrics.jsonl (needs the package `tensorboard`)."""
 
@@ -53,5 +55,5 @@ class RunConfig:
 
 
 def generator(*key: int) -> np.random.Generator:
-    """The random numbers of a key such as (seed, step): the same for the same key, whatever was drawn before."""
+    """A generator of random numbers that depend only on the key, such as (seed, step), and not on earlier draws."""
     return np.random.default_rng(key)

@@ -1,7 +1,7 @@
-"""The span reader's forward pass and losses in fine-tuning.
+"""The forward pass and the losses of the span reader in fine-tuning.
 
 Axis letters: B questions, N retrieved passages, K passages read, W span widths, T tokens, R rows (a question and a passage
-each), X spans of all passages of a question."""
+each), r rows that are read again, X spans of all passages of a question."""
 
 from typing import Literal
 
@@ -16,13 +16,14 @@ from realm.train.examples import Rows
 SpanLoss = Literal["marginal", "first", "hard-em"]
 
 SURE = 0.5
-"""Size of a row's gradient from which on the row is always read again. A larger value saves time and adds noise."""
+"""A row is always read again if its size is at least `SURE` (`sampled_reader_loss`). A larger value saves time, adds noise."""
 
 
 def read(reader: SpanReader, rows: Rows, sampled: bool) -> Tensor:
     """Scores of all spans -> [R, W, T].
 
-    With `sampled` the scores are a leaf: the gradient stops there, and `sampled_reader_loss` brings it to the reader.
+    With `sampled` the scores are computed without gradient and dropout, and are a new leaf of the autograd graph;
+    `sampled_reader_loss` computes the gradient in the reader.
     """
     if not sampled:
         scores_RWT: Tensor = reader(rows.tokens, rows.body_RT)
@@ -33,10 +34,11 @@ def read(reader: SpanReader, rows: Rows, sampled: bool) -> Tensor:
 
 
 def joint_scores(reader: SpanReader, span_RWT: Tensor, rows: Rows, score_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores of the spans of all passages read, of which a softmax makes probabilities, and which are answers -> two of [B, X].
+    """Logits of the spans of all passages read [B, X], and whether each span is an answer [B, X].
 
-    They are span scores plus retrieval scores, or in a mixture log p(z|x) p(span|z,x). X is K * W * T; a reader that can find
-    "no answer" has one more entry at the end.
+    The softmax of the logits of a question is the probability of each span. With the objective "joint" a logit is the span
+    score plus the retrieval score; with "mixture" it is log p(z|x) p(span|z,x). X is K * W * T. For a reader that can find "no
+    answer", the last of X + 1 columns is "no answer".
     """
     passages = len(span_RWT) // rows.questions
     log_partition_BK = reader.log_partition(span_RWT).view(rows.questions, passages)
@@ -53,10 +55,11 @@ def joint_scores(reader: SpanReader, span_RWT: Tensor, rows: Rows, score_BN: Ten
 def counted(
     logit_BX: Tensor, correct_BX: Tensor, span_RWT: Tensor, span_loss: SpanLoss, hard: bool = False
 ) -> Tensor:
-    """The correct entries whose total probability the loss takes (Min et al. 2019, section 3) -> [B, X] bool.
+    """The correct spans whose total probability the loss maximizes (Min et al. 2019, section 3) -> [B, X] bool.
 
-    "marginal": all. "first": in the first passage that has any, the one that begins first, the shortest of several. "hard-em":
-    in a `hard` step the one with the highest score, else all. Only entries that the reader can score are chosen.
+    "marginal": all correct spans. "first": the first correct span in the first passage that contains one; the shortest span, if
+    several begin at the same token. "hard-em": in a `hard` step the correct span with the highest logit, else all correct
+    spans. A single span is chosen only among spans with a finite logit.
     """
     if span_loss == "marginal" or (span_loss == "hard-em" and not hard):
         return correct_BX
@@ -80,11 +83,11 @@ def counted(
 def sampled_reader_loss(
     reader: SpanReader, rows: Rows, span_RWT: Tensor, loss: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, int]:
-    """A loss of value 0 whose expected gradient in the reader is that of `loss` -> scalar, and the number of rows read again.
+    """A loss with value 0 whose expected gradient in the reader is the gradient of `loss` -> scalar, number of rows read again.
 
-    The size of a row is the sum of the absolute gradients of `loss` in the row's span scores, at most 2. Rows of size `SURE` or
-    more are read again with gradient. A smaller row is read again with a probability in proportion to its size, and its
-    gradient is divided by that probability.
+    The size of a row is the sum of the absolute gradients of `loss` with respect to the span scores of the row, times
+    the number of questions; the size is at most 2. Rows whose size is at least `SURE` are read again with gradient. Any other
+    row is read again with the probability size / `SURE`, and the gradient of this row is divided by this probability.
     """
     (gradient_RWT,) = torch.autograd.grad(loss, span_RWT, retain_graph=True)
     # The loss is a mean over questions.
@@ -93,7 +96,7 @@ def sampled_reader_loss(
     weight_R = torch.where(drawn_R.to(chance_R.device) < chance_R, 1 / chance_R, 0)
     again_r = weight_R.nonzero().squeeze(1)
     if len(again_r) == 0:
-        again_r = again_r.new_zeros(1)  # with weight 0, so that the reader has a gradient, of 0
+        again_r = again_r.new_zeros(1)  # with weight 0: the gradient of the reader is then 0 and not None
     again = rows.of(again_r)
     score_rWT = reader(again.tokens, again.body_RT)
     weight_rWT = (

@@ -1,4 +1,4 @@
-"""What a training run needs of the model that it trains."""
+"""The interface of a model that `TrainRun` can train."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,10 +8,10 @@ import torch
 
 
 class Trainable(Protocol):
-    """What a run trains and saves: a REALM model, or the network of a compared system."""
+    """A model that a run can train and save: a REALM model, or the network of a compared system."""
 
     step: int
-    """Optimizer steps of the last stage."""
+    """Number of optimizer steps of the last stage."""
     stages: list[dict[str, Any]]
     """Settings of each stage, oldest first."""
 
@@ -19,8 +19,9 @@ class Trainable(Protocol):
         """Moves all weights to a device."""
 
     def save(self, folder: Path, extra: Sequence[Path]) -> None:
-        """Writes the folder, with copies of the `extra` files and folders, completely or not at all."""
+        """Writes the model into `folder`, with copies of the `extra` files and folders. The folder appears only when it is
+        complete."""
 
     @staticmethod
     def saved_stages(folder: Path) -> list[dict[str, Any]]:
-        """The stages of a saved folder; empty if it is none."""
+        """The `stages` of the model in `folder`; empty if `folder` does not contain a model."""

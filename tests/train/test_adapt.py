@@ -206,7 +206,7 @@ def test_a_run_whose_minutes_are_over_keeps_what_it_learnt(
     monkeypatch.setattr(TrainRun, "seconds", lambda run: 61.0 if run.step >= steps else begins)
     out = adapt.train(tiny_kb, tmp_path / "out", settings("minutes=1"), str(tiny_model_folder))
     assert load_model(out).step == steps
-    assert f"{steps} of 6 steps were made in 1 min" in capsys.readouterr().err
+    assert f"{steps} of 6 steps were made within the limit of 1 min" in capsys.readouterr().err
 
 
 def test_a_slow_reader_reads_its_share_of_the_minutes_and_every_step_is_made(
@@ -227,7 +227,7 @@ def test_a_slow_reader_reads_its_share_of_the_minutes_and_every_step_is_made(
     assert load_model(out).step == 6
     assert clock == [50]
     said = capsys.readouterr().err
-    assert "6 of 6 steps were made in 1 min; the reader read " in said
+    assert "6 of 6 steps were made within the limit of 1 min; the reader read " in said
     read = int(said.split("the reader read ")[1].split(" of ")[0])
     assert 5 < read <= 5 * adapt.JUDGED_AT_ONCE
 
@@ -237,7 +237,7 @@ def test_text_without_a_name_in_two_passages_is_refused(
 ) -> None:
     monkeypatch.setattr(SpanIndex, "passages", lambda spans, ids: np.zeros(0, dtype=np.int64))
     monkeypatch.setattr(adapt, "holds", lambda body, ids: False)
-    with pytest.raises(InputError, match="no salient span that stands in two passages"):
+    with pytest.raises(InputError, match="no salient span that two passages contain"):
         adapt.train(tiny_kb, tmp_path / "out", settings(), str(tiny_model_folder))
 
 

@@ -296,7 +296,7 @@ def test_reader_reads_as_many_wordpieces_as_asked(tiny_kb, tiny_model_folder, tm
     out = train(tiny_kb, tmp_path / "out", tiny_model_folder, "steps=1", "reading_tokens=36", dev=[])
     assert max(longest) == 36 and load_model(out).lengths == Lengths(query=32, passage=48, reading=36)
     for wrong in (32, 81):
-        with pytest.raises(RealmError, match=f"reading_tokens is {wrong}: .* 32 wordpieces, and at most 80"):
+        with pytest.raises(RealmError, match=f"reading_tokens is {wrong}: .* 32 wordpieces, .* at most 80"):
             train(tiny_kb, tmp_path / "no", tiny_model_folder, f"reading_tokens={wrong}")
 
 

@@ -106,8 +106,8 @@ def test_healthy_version_is_taken_and_is_the_way_back_from_then_on(
     assert watch.after_step(built(tiny_kb, tiny_model, 2), second) is second
     assert same(weights(tiny_model), healthy)
     said = capsys.readouterr().err
-    assert "index of step 2 refused: probe recall@5 40.0 is below 44.0" in said
-    assert "back to step 1, its learning rate halved" in said
+    assert "index of step 2 refused: its recall@5 on the probe is 40.0, below 44.0" in said
+    assert "set back to step 1, and its learning rate is halved" in said
 
 
 def test_refused_embedder_moves_at_half_the_rate_and_without_momentum(
@@ -138,7 +138,7 @@ def test_patience_at_its_end_freezes_the_embedder_but_not_the_reader(
     for _ in range(2):
         run.advance()
         assert watch.after_step(built(tiny_kb, tiny_model, run.step), first) is first
-    assert "learning rate 0 from here on" in capsys.readouterr().err
+    assert "learning rate is 0 from now on" in capsys.readouterr().err
     before = weights(tiny_model)
     for _ in range(3):
         run.advance()
@@ -199,7 +199,7 @@ def test_gate_that_never_opens_ends_the_run_in_one_line(start, see) -> None:
         run.advance()
         watch.after_step(None, first)
     run.advance()
-    with pytest.raises(RealmError, match=r"gains only 0.50 nats .* after 6 steps, the gate is 2.0") as error:
+    with pytest.raises(RealmError, match=r"is 0.50 nats after 6 steps, but the gate is 2.0") as error:
         watch.after_step(None, first)
     assert "\n" not in str(error.value)
 

@@ -540,14 +540,14 @@ def test_embedder_does_not_move_before_the_reader_is_ready(
     monkeypatch.setattr(TrainRun, "update", watch)
     monkeypatch.setattr(health, "GATE_EVERY", 2)
     config = settings("health.gate=1e9", "health.gate_limit=4", "ict=1")
-    with pytest.raises(RealmError, match="after 4 steps, the gate is"):
+    with pytest.raises(RealmError, match="after 4 steps, but the gate is"):
         pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder))
     assert moved == [False] * 4
 
 
 def test_frozen_reader_below_the_gate_ends_the_run_at_once(tiny_kb, tiny_model_folder, tmp_path) -> None:
     config = settings("health.gate=1e9", "reader_gradient=none")
-    with pytest.raises(RealmError, match="after 0 steps, the gate is"):
+    with pytest.raises(RealmError, match="after 0 steps, but the gate is"):
         pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder))
 
 

@@ -123,7 +123,7 @@ def test_damaged_checkpoint_is_passed_over_for_the_one_before_it(
     train(load_model(tiny_model_folder), out, settings)
     assert_same_result(out, plain)
     said = capsys.readouterr().err
-    assert f"{newest} cannot be read" in said and "going on from checkpoint-00000003.pt" in said
+    assert f"{newest} cannot be read" in said and "continuing from checkpoint-00000003.pt" in said
 
 
 def flip_in_the_middle(file: Path) -> None:
@@ -141,7 +141,7 @@ def test_checkpoint_with_a_flipped_bit_is_passed_over(tiny_model_folder, tmp_pat
     flip_in_the_middle(tmp_path / "out.training" / "checkpoint-00000006.pt")
     train(load_model(tiny_model_folder), out, settings)
     assert_same_result(out, plain)
-    assert "differs from its checksum; going on from checkpoint-00000003.pt" in capsys.readouterr().err
+    assert "differs from its checksum; continuing from checkpoint-00000003.pt" in capsys.readouterr().err
 
 
 def test_checkpoint_under_the_name_of_another_is_passed_over(
@@ -154,7 +154,7 @@ def test_checkpoint_under_the_name_of_another_is_passed_over(
     shutil.copy(folder / "checkpoint-00000003.pt", folder / "checkpoint-00000006.pt")
     train(load_model(tiny_model_folder), out, settings)
     assert_same_result(out, plain)
-    assert "it is of step 3; going on from checkpoint-00000003.pt" in capsys.readouterr().err
+    assert "is of step 3; continuing from checkpoint-00000003.pt" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_metrics_that_lost_their_end_are_said_and_not_filled_up(tiny_model_folde
     os.truncate(tmp_path / "out.training" / "metrics.jsonl", 0)
     train(load_model(tiny_model_folder), out, settings)
     assert [line["step"] for line in lines(out)] == [8, 9, 12, 12]
-    assert "has lost its end" in capsys.readouterr().err
+    assert "is shorter than at the last checkpoint" in capsys.readouterr().err
 
 
 def test_run_whose_checkpoints_are_all_damaged_says_so(tiny_model_folder, tmp_path) -> None:
@@ -232,7 +232,7 @@ def test_run_whose_checkpoints_are_all_damaged_says_so(tiny_model_folder, tmp_pa
         train(load_model(tiny_model_folder), out, settings, after_update=at(8, crash))
     for name in checkpoints(out):
         (tmp_path / "out.training" / name).write_bytes(b"torn")
-    with pytest.raises(RealmError, match=r"cannot be read.*remove .*out\.training to start anew") as error:
+    with pytest.raises(RealmError, match=r"cannot be read.*remove .*out\.training to start again") as error:
         train(load_model(tiny_model_folder), out, settings)
     assert "\n" not in str(error.value)
 

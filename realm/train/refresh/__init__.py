@@ -1,6 +1,6 @@
-"""The index during training: built again by another process or between two steps, or computed from cached passage states.
+"""Rebuilds the index during training: in another process, between two steps, or from cached passage states.
 
-refresher        when a build starts, and when a new version is used
-build_process    the process of a build: starts, failures, restarts
-cached_states    states of passages whose encoder does not train
+refresher        decides when a build starts, and when a new version is used
+build_process    starts and monitors the process of a build, and starts a failed build again
+cached_states    caches the pooled states of passages if the passage encoder is frozen
 """

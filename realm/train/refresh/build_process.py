@@ -1,13 +1,14 @@
-"""The index build of a training run, in a process of its own.
+"""Builds an index during training, in another process.
 
     begin    starts `realm index` on RUN/snapshot; the output goes to RUN/index.log
-    status   "running": the log grows and the deadline has not passed
+    poll     "running": the build has not ended, or was started again
              "done": the new version is on disk
-             a build that died, printed nothing for `SILENCE` seconds or ran longer than `DEADLINE` seconds is killed and
-             started again, `restarts` times; after that the run ends
     stop     kills the build and every process that the build started
 
-A build ends when its trainer ends (`realm.watchdog`). `realm.train.refresh.refresher` decides when a build is due and
+A build fails if its process dies, ends without a new version, prints nothing for `SILENCE` seconds, or runs longer than
+`DEADLINE` seconds. A failed build is started again. After `restarts` such repetitions the training run ends.
+
+A build ends when the training process ends (`realm.watchdog`). `realm.train.refresh.refresher` decides when a build is due and
 when the new version is used.
 """
 
@@ -28,9 +29,9 @@ from realm.store import vectors
 from realm.watchdog import Child
 
 SILENCE = 300.0
-"""Seconds without a new line in the log after which a build is taken to be stuck."""
+"""Seconds without output after which a build counts as failed."""
 DEADLINE = 86400.0
-"""Seconds that a build may take."""
+"""Longest duration of a build, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,12 @@ class BuildConfig(EngineConfig):
     """Where a background build runs, and how often a failed build is repeated."""
 
     threads: int = 1
-    """CPU threads of the build, on each device."""
+    """CPU threads of each process of the build; a build has one process per device."""
     device: str = ""
-    """Device of the build: "cuda:1", or several, "cuda:1,cuda:2"; "": the device of the trainer, or on a Ray cluster
-    the GPUs, if it has any."""
+    """Device of the build, such as "cuda:1", or several devices, such as "cuda:1,cuda:2". "": the device of the training
+    process; on a Ray cluster the GPUs, or the CPU cores if the cluster has no GPUs."""
     restarts: int = 3
-    """How often a failed build is started again before the run ends."""
+    """How often a failed build is started again. If the last of these builds fails too, the run ends."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,30 +72,30 @@ class Builder(AbstractContextManager["Builder"]):
 
     @property
     def running(self) -> bool:
-        """Whether a build process exists."""
+        """Whether `begin` has started a build whose end `poll` has not reported yet."""
         return self._child is not None
 
     def begin(self, step: int, after: int, device: str) -> None:
-        """Starts to build the snapshot of `step`; the version of this build will have a number above `after`."""
+        """Starts to build the index of the snapshot of `step`. The number of the new version will be above `after`."""
         self._step, self._after = step, after
         self._device = self._config.device or ("auto" if self._config.engine == "ray" else device)
         self._failures = 0
         self._start()
 
     def poll(self) -> Literal["running", "done"]:
-        """State of the build that `begin` started; never waits.
+        """State of the build that `begin` started; returns without waiting.
 
         Raises:
-            RealmError: the build failed more than `restarts` times; the message names the log.
+            RealmError: the build failed more than `restarts` times; the message has the path of the log.
         """
         assert self._child is not None
         if self._child.poll():
             return "running"
         child, self._child = self._child, None
         self.seconds = child.seconds
-        if self._committed():  # the version is all that is needed, even if the process failed afterwards
+        if self._committed():  # only the version is needed, so a later failure of the process does not matter
             return "done"
-        self._restart(child.failure or "ended well, but its version is not there")
+        self._restart(child.failure or "ended without an error, but did not write its version")
         return "running"
 
     def stop(self) -> None:
@@ -115,9 +116,9 @@ class Builder(AbstractContextManager["Builder"]):
         what = f"the index build of step {self._step} {failure}: see {self.log}"
         if self._failures > self._config.restarts:
             raise RealmError(
-                f"{what}; it was tried {self._failures} times, the run stops at its last checkpoint"
+                f"{what}; the build failed {self._failures} times, so the run ends; its last checkpoint stays"
             )
-        self._report(f"{what}; starting it again")
+        self._report(f"{what}; the build is started again")
         self._start()
 
     def _start(self) -> None:
@@ -136,7 +137,7 @@ class Builder(AbstractContextManager["Builder"]):
 
 
 class StepTimes:
-    """Durations of steps, with and without a build beside them."""
+    """Durations of training steps, separately for steps during a build and for steps without a build."""
 
     def __init__(self) -> None:
         self._seconds: dict[bool, deque[float]] = {b: deque(maxlen=100) for b in (False, True)}
@@ -147,11 +148,11 @@ class StepTimes:
         self._began = time.monotonic(), beside_build
 
     def end(self, beside_build: bool) -> None:
-        """Marks the end of a step. The step counts if a build ran during all of it, or during none of it."""
+        """Marks the end of a step. The step counts if a build was running during the whole step, or if none was running."""
         if self._began is not None and self._began[1] == beside_build:
             self._seconds[beside_build].append(time.monotonic() - self._began[0])
 
     def slowdown(self) -> float | None:
-        """Median duration of a step beside a build over that of a step alone; None until both were seen."""
+        """Median duration of a step during a build, divided by that of a step without a build; None until both are known."""
         alone, beside = self._seconds[False], self._seconds[True]
         return statistics.median(beside) / statistics.median(alone) if alone and beside else None

@@ -1,7 +1,7 @@
-"""Cached passage states: pooled states computed once, for a passage tower whose encoder does not train.
+"""Cached passage states: the pooled states of all passages, computed once for a passage tower whose encoder is frozen.
 
-Only the projection turns states into vectors, so a new index costs one matrix product instead of a pass of the encoder over
-the corpus. On a CPU that takes seconds instead of minutes.
+The projection of the tower computes vectors from the pooled states. So a new index costs one matrix product instead of a
+forward pass of the encoder over the corpus: on a CPU, seconds instead of minutes.
 
 Axis letters: N passages, H hidden, D embedding, n requested passages.
 """
@@ -23,11 +23,11 @@ from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import passage_inputs
 
 ROWS_AT_ONCE = 1 << 15
-"""States projected at a time."""
+"""States that are projected at a time."""
 
 
 class CachedPassageStates:
-    """Pooled states [N + 1, H] in float16; the last row is the null passage's, so that its number, -1, selects it."""
+    """Pooled states [N + 1, H] in float16. The last row is of the null passage, whose number is -1."""
 
     def __init__(self, states_NH: np.ndarray, device: torch.device):
         self._states_NH, self._device = states_NH, device
@@ -38,7 +38,7 @@ class CachedPassageStates:
 
     @torch.no_grad()
     def index(self, tower: Tower) -> np.ndarray:
-        """Vectors of all passages but the null one -> [N, D] float16."""
+        """Vectors of all passages except the null passage -> [N, D] float16."""
         numbers = np.arange(len(self._states_NH) - 1)
         with evaluating(tower):
             parts = [
@@ -51,7 +51,7 @@ class CachedPassageStates:
 def cached_passage_states(
     kb: KnowledgeBase, model: Model, folder: Path, precision: Precision
 ) -> CachedPassageStates:
-    """The states that an interrupted run saved in `folder`; otherwise they are computed and saved there."""
+    """Loads the states that an interrupted run saved in `folder`; if there are none, computes and saves the states."""
     file = folder / "states.npy"
     if distributed.is_main_process() and not file.exists():
         states_NH = _compute(kb, model, precision)

@@ -1,22 +1,22 @@
-"""Keeping the index fresh while training goes on (REALM section 3.3, "asynchronous MIPS refreshes").
+"""Refreshes the index during training (REALM section 3.3, "asynchronous MIPS refreshes").
 
 A refresh runs `realm index` on a snapshot of the model, and writes into the folder of the run:
 
     trainer                                   build (another process)
     snapshot -> RUN/snapshot  ------------->  embeds every passage, writes its progress to RUN/index.log
-    goes on training with the old index       commits a new version of RUN/index, ends with exit code 0
-    looks between two steps   <-------------
-    swaps to the new version
+    trains with the old version               commits a new version of RUN/index, ends with exit code 0
+    polls between two steps   <-------------
+    loads the new version
 
-This file decides which version the trainer searches, when the trainer waits (for the first index, and for `lag`), how an
-interrupted run resumes, and that the finished model finds its index. `realm.train.refresh.build_process` runs the builds.
-With several ranks, rank 0 runs the builds and all ranks swap at the same step.
+This file decides which version the trainer searches, when the trainer waits (for the first index, and for `lag`), and how an
+interrupted run resumes. It also publishes the index of the finished model. `realm.train.refresh.build_process` runs the builds.
+With several ranks, rank 0 runs the builds, and all ranks change to the new version at the same step.
 
-`state_dict` holds what a checkpoint needs to resume exactly: the version in use and the build under way. `build_initial`
-removes what the interrupted run built after that checkpoint.
+A checkpoint contains `state_dict`, that is, the version in use and the build that is running, so that a run resumes exactly.
+`build_initial` removes the versions that the interrupted run built after the checkpoint.
 
-Candidates found by an index that is some steps old are scored anew by the live model, so their age alone does no harm.
-docs/refresh.md shows the timeline.
+The model that is being trained scores the candidates again, so an old index changes which candidates are found, but not the
+scores of the candidates. docs/refresh.md shows the timeline.
 """
 
 import contextlib
@@ -52,14 +52,16 @@ class RefreshConfig(BuildConfig):
     """When and where the index is rebuilt during training."""
 
     every: int = 500
-    """Steps between two builds (paper: about 500); a build starts later if the last one still runs. 0: never."""
+    """Steps between two builds (paper: about 500). A build starts later if the previous build is still running. 0: the index
+    is not rebuilt."""
     in_background: bool = True
-    """False: training waits for each build. For runs that must repeat exactly, and for a single GPU."""
+    """False: training waits for each build. Use False for runs that must be repeatable exactly, and for a single GPU."""
     lag: int = 0
-    """Steps from a snapshot to the use of its index; training waits for the build if necessary. 0: the index is used as soon
-    as it is built. With a lag, runs with background builds repeat exactly too."""
+    """Steps from a snapshot to the use of the index of this snapshot; training waits for the build if necessary. 0: the index
+    is used as soon as it is built. With a lag, runs with background builds are repeatable exactly too."""
     search: Literal["live", "snapshot"] = "live"
-    """Query tower that searches: "live", the one that trains, or "snapshot", the one of the index (released code)."""
+    """Query tower that embeds the queries for a search. "live": the query tower that is being trained. "snapshot": the query
+    tower of the snapshot from which the index was built (released code)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,15 +87,15 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         self._builder = Builder(kb.folder, run_folder, config, precision, report)
         self._folder = self._builder.folder
         self._requested = 0
-        """Step of the last snapshot."""
+        """Step at which the last build was requested."""
         self._building: int | None = None
-        """Step of the snapshot whose index is not in use yet."""
+        """Step of the snapshot whose index is being built or is not in use yet; None if there is no such snapshot."""
         self._built = False
         """Whether the index of `_building` is on disk."""
         self._newest = 0
-        """Number of the last version that the trainer has loaded."""
+        """Largest number of a version that the trainer has loaded."""
         self._embedder: Embedder | None = None
-        """The embedder of the last snapshot, if `search` is "snapshot"."""
+        """The embedder of the last snapshot if `search` is "snapshot", else None."""
         self._times = StepTimes()
 
     # -- between two steps ----------------------------------------------------------------------------------------
@@ -105,14 +107,17 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         saved: dict[str, Any] | None = None,
         states: CachedPassageStates | None = None,
     ) -> IndexVersion:
-        """The index to start from: the version of a checkpoint's `state_dict` if it is still on disk, else a new build.
+        """The index version with which a run starts or resumes.
 
-        Versions that the interrupted run built after the checkpoint are removed, and the build that was under way then is
-        started again. With `states` every build is one matrix product in this process.
+        `saved` is the `state_dict` in the checkpoint of an interrupted run. The version that was in use at this checkpoint is
+        loaded, later versions are removed, and the build that was running at this checkpoint is started again. If `saved` is
+        None, or if the version is not on disk, a new version is built. If `states` (cached passage states) are given, every
+        build is one matrix product in this process.
         """
         self._device, self._states = model.device, states
         if saved is not None:
-            with contextlib.suppress(RealmError):  # the version was removed or is damaged: build a new one
+            # If the version was removed or is damaged, a new version is built.
+            with contextlib.suppress(RealmError):
                 return self._resume(model, saved)
         if distributed.is_main_process():
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -121,7 +126,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         return self._load(distributed.broadcast(self._build_here(model, step)))
 
     def request(self, model: Model, step: int) -> None:
-        """Starts a build from the current weights if a build is due after `step` steps and none is under way."""
+        """Starts a build from the current weights if a build is due after `step` steps and no build is running."""
         every = self._config.every
         if not every or step - self._requested < every or self._building is not None:
             return
@@ -137,10 +142,10 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
             self._builder.begin(step, self._newest, str(self._device))
 
     def poll(self, step: int) -> IndexVersion | None:
-        """A new version to use after `step` steps, or None; waits only where `lag` demands it.
+        """The new version to use after `step` steps, or None. Waits only for a build whose index must be used now (`lag`).
 
         Raises:
-            RealmError: a build failed more than `restarts` times; the message names the log.
+            RealmError: a build failed more than `restarts` times; the message has the path of the log.
         """
         self._times.end(self._builder.running)
         number = distributed.broadcast(self._ready_version(step)) if self._building is not None else None
@@ -152,7 +157,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         return version
 
     def state_dict(self, version: IndexVersion) -> dict[str, Any]:
-        """What `build_initial` needs to resume with `version` in use; plain values and tensors."""
+        """The state from which `build_initial` resumes, as plain values and tensors; `version` is the version in use."""
         state: dict[str, Any] = {
             "version": version.number,
             "newest": self._newest,
@@ -166,7 +171,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         return state
 
     def build_final(self, model: Model, step: int) -> IndexVersion:
-        """The index of the finished model, built in this process; a running build is killed."""
+        """Kills a running build, and builds the index of the finished model in this process -> the new version."""
         self._builder.stop()
         self._requested, self._building = step, None
         self._copy_embedder(model)
@@ -174,10 +179,11 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
 
     @torch.no_grad()
     def publish_final(self, model: Model, step: int, version: IndexVersion, out: Path) -> None:
-        """Publishes the finished model's index in the knowledge base, as `realm index` would for the model at `out`.
+        """Publishes the index of the finished model in the knowledge base, as `realm index` would for the model at `out`.
 
-        Vectors of `version` are reused if these very weights made them. Otherwise (the embedder was set back, or moved since)
-        passages are embedded now. If the knowledge base cannot be written, the run reports that and goes on.
+        The vectors of `version` are reused if they were computed with the weights of the finished model. Otherwise (the
+        embedder was set back or trained after the build of `version`) the passages are embedded now. If the knowledge base
+        cannot be written, a line with the reason is printed, and no error is raised.
         """
         model.step = step
         if not distributed.is_main_process():
@@ -186,7 +192,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         try:
             existing = vectors.info_of(folder)
             if existing is not None and existing.corpus == self._kb.fingerprint:
-                return  # an interrupted run published it, or the passage tower did not change
+                return  # an interrupted run published the index, or the passage tower did not change
             folder.mkdir(parents=True, exist_ok=True)
             made = vectors.read(self._folder, self._kb.keys_N, version.number)
             if made is not None and made.info.model == model.compute_passage_fingerprint():
@@ -197,12 +203,15 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
                 publish(self._kb, model, str(out), folder, array_ND)
         except (RealmError, OSError) as error:
             self._report(
-                f"the model's index could not be published: {reason(error)}; run `realm index --kb {self._kb.folder} "
-                f"--model {out}`"
+                f"the index of the model could not be written to the knowledge base: {reason(error)}; run "
+                f"`realm index --kb {self._kb.folder} --model {out}`"
             )
 
     def prune(self, saved: Sequence[dict[str, Any]]) -> None:
-        """Removes old versions from disk, except the newest ones and those of the checkpoints' `state_dict`s."""
+        """Removes old versions from disk, except the newest versions and the versions that checkpoints need.
+
+        `saved` has the `state_dict` of each checkpoint.
+        """
         vectors.keep_versions(
             self._folder, KEPT_VERSIONS, min((state["version"] for state in saved), default=None)
         )
@@ -210,12 +219,12 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
     # -- within a step --------------------------------------------------------------------------------------------
 
     def query_model(self, model: Model, version: IndexVersion) -> Model:
-        """The model whose query tower searches `version`."""
+        """The model whose query tower embeds the queries for a search of `version`."""
         return model if version.embedder is None else replace(model, embedder=version.embedder)
 
     def metrics(self, version: IndexVersion, step: int) -> dict[str, float]:
-        """Age of the index in steps, and whether a build runs, for the metrics of a step."""
-        # Rank 0 alone has a build, and metrics are means.
+        """Age of the index in steps, and whether a build is running, for the metrics of a step."""
+        # Only rank 0 has a build process, and metrics are means over the ranks.
         running = distributed.world_size() * self._builder.running
         return {"index_age": step - version.step, "building": float(running)}
 
@@ -225,7 +234,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
     # -- builds ---------------------------------------------------------------------------------------------------
 
     def _ready_version(self, step: int) -> int | None:
-        """On rank 0, the number of a version to swap in, or None while it is not ready."""
+        """On rank 0, the number of the new version if the version is ready for use; None otherwise."""
         if not distributed.is_main_process():
             return None
         assert self._building is not None
@@ -254,7 +263,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         return number
 
     def _copy_embedder(self, model: Model) -> None:
-        """Keeps the current embedder if the snapshot's query tower is to search."""
+        """Keeps a copy of the current embedder if `search` is "snapshot"."""
         if self._config.search == "snapshot":
             self._embedder = copy.deepcopy(model.embedder)
 
@@ -280,9 +289,10 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         )
 
     def _cost(self, number: int) -> dict[str, float]:
-        """Cost of a version: build seconds, passages per second, seconds from commit to swap, slowdown of training steps."""
+        """Cost of a version: seconds of the build, passages per second, seconds from the commit to the first use, and how many
+        times longer a training step takes during a build."""
         seconds, slowdown = self._builder.seconds, self._times.slowdown()
-        if not seconds:  # built before an interruption, or by another rank
+        if not seconds:  # the version was built before an interruption, or by another rank
             return {}
         cost = {
             "build_seconds": seconds,
@@ -309,13 +319,17 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
             raise DamagedError(f"{self._folder} has no version {saved['version']}")
         self._embedder = self._embedder_from(model, saved.get("will_search")) or self._embedder
         if self._building is not None and not distributed.broadcast(self._built or self._has_snapshot()):
-            self._building = None  # the next build is due `every` steps after it
+            # The snapshot is lost. The next build is due `every` steps after the lost snapshot.
+            self._building = None
         if self._building is not None and not self._built and distributed.is_main_process():
             self._builder.begin(self._building, self._newest, str(self._device))
         return version
 
     def _rewind(self, number: int) -> bool:
-        """Makes `number` the newest version, or `number + 1` if that is the finished build that was under way."""
+        """Makes `number` the newest version -> whether this was possible.
+
+        If the build that was running at the checkpoint is finished, its version `number + 1` is made the newest.
+        """
         with contextlib.suppress(RealmError):
             self._built = self._building is not None and self._finished_after(number)
             vectors.go_back(self._folder, number + self._built)
@@ -323,7 +337,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         return False
 
     def _finished_after(self, number: int) -> bool:
-        """Whether the interrupted run finished, after its last checkpoint, the build that was under way then."""
+        """Whether the build that was running at the last checkpoint was finished before the interruption."""
         newest = vectors.newest(self._folder)
         if newest is None or newest <= number:
             return False
@@ -333,7 +347,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         return False
 
     def _has_snapshot(self) -> bool:
-        """Whether the snapshot of the build under way is still on disk."""
+        """Whether the snapshot that was being built is still on disk."""
         try:
             return bool(read_manifest(self._builder.snapshot)["step"] == self._building)
         except RealmError:

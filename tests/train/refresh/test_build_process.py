@@ -65,7 +65,11 @@ def test_failed_build_is_started_again_and_then_ends_the_run(
         builds.build_initial(tiny_model, 0)
         builds.request(tiny_model, 10)
         error = until_it_gives_up(builds)
-    assert "tried 4 times" in error and "step 10 failed with exit code 7" in error and "index.log" in error
+    assert (
+        "the build failed 4 times" in error
+        and "step 10 failed with exit code 7" in error
+        and "index.log" in error
+    )
     assert counted(tmp_path) == 4 and len(reported) == 3
     assert all(str(run_folder / "index.log") in text for text in reported)
 
@@ -113,7 +117,7 @@ def test_build_that_ends_well_without_its_version_has_failed(
         builds.build_initial(tiny_model, 0)
         builds.request(tiny_model, 10)
         error = until_it_gives_up(builds)
-    assert "step 10 ended well, but its version is not there" in error and "index.log" in error
+    assert "step 10 ended without an error, but did not write its version" in error and "index.log" in error
 
 
 def test_build_runs_realm_index_on_the_snapshot_with_the_runs_settings(
