@@ -1,8 +1,8 @@
-"""`realm compare` and `realm ablate`: the paper's Table 1 and Table 2 on one corpus.
+"""`realm compare` and `realm ablate`: Table 1 and Table 2 of the REALM paper on one corpus.
 
-rows         the rows of both tables, as data
+rows         definitions of the rows of both tables
 plan         the commands that make and measure the rows
-results      scores, paired tests and costs; the tables
+results      scores, paired tests and costs, as tables of text
 plots        the tables as a picture
 table        runs all stages of a table
 official     recognises published question sets

@@ -1,4 +1,4 @@
-"""Recognises published question sets by their questions and answers, in any file format."""
+"""Recognises published question sets by their questions and answers. The format of the files has no effect."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ PUBLISHED = {
     "e0273bd39867bdb8": "CuratedTREC train",
     "d9707b3d59827d77": "NQ dev of DPR and of ORQA's resplit",
 }
-"""Digest of a set -> its name."""
+"""Digest of a set -> name of the set."""
 
 
 def digest_of(questions: Sequence[Question]) -> str:
-    """Digest of questions and their answers. Order, ids, the case of questions, and space at the ends have no effect."""
+    """Digest of questions and their answers. Order, ids, case of questions, and spaces around texts have no effect."""
     lines = sorted(
         "\t".join([one.question.strip().lower(), *sorted(answer.strip() for answer in one.answers)])
         for one in questions

@@ -2,13 +2,13 @@
 
 DIR/data.json                         the data that the folder was made with
 DIR/kb, DIR/text-kb                   the corpora Z and X
-DIR/documents/{kb,text-kb}.jsonl      their documents, if only the first ones of each corpus are used
+DIR/documents/{kb,text-kb}.jsonl      the first documents of each corpus, if only these are used
 DIR/published-kb                      Z in the wordpieces of a published model
 DIR/questions/{train,dev}.jsonl       questions for training and for choosing the best weights
-DIR/models/START[-SEED]               the starts: no question has been seen
-DIR/rows/ROW[-SEED]                   the trained systems
-DIR/predictions/ROW[-SEED].TEST.jsonl the answers, with evidence
-DIR/reports/ROW[-SEED].TEST.json      scores, with the outcome of each question
+DIR/models/START[-SEED]               the starts, which are not trained on questions
+DIR/rows/ROW[-SEED]                   the systems trained on questions
+DIR/predictions/ROW[-SEED].TEST.jsonl answers with evidence
+DIR/reports/ROW[-SEED].TEST.json      scores, and the outcome of each question
 """
 
 import re
@@ -33,49 +33,54 @@ from realm.train.pretrain import PretrainConfig
 
 @dataclass(frozen=True)
 class PublishedConfig:
-    """The checkpoints of the row `published`, as `realm convert` names them: folders, hub names, TensorFlow prefixes."""
+    """The checkpoints of the row `published`.
+
+    A checkpoint is a folder, a hub name, or the prefix of TensorFlow files, as in `realm convert`.
+    """
 
     checkpoint: str = ""
-    """An open-QA checkpoint, which answers as it is, or a pre-trained embedder, which is trained on the questions first.
-    Empty: the row is left out."""
+    """An open-QA checkpoint, which answers without further training, or a pre-trained embedder, which is first trained on the
+    questions. Empty: the row is left out."""
     embedder: str = ""
-    """Embedder of the passages; needed by an open-QA checkpoint, whose own embedder has been trained on questions only."""
+    """Embedder of passages. An open-QA checkpoint needs this setting, because its own embedder was fine-tuned for questions."""
     encoder: str = ""
-    """Masked-LM reader that fine-tuning starts from; needed by an embedder."""
+    """Masked-LM reader from which fine-tuning starts, if `checkpoint` is an embedder."""
     tokenizer: str = ""
-    """Tokenizer, if the checkpoint has none."""
+    """Tokenizer to use if the checkpoint has no tokenizer."""
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The documents and questions of both tables: the table `[data]` of a preset."""
+    """The documents and questions of both tables of the paper, which are the table `[data]` of a preset."""
 
     corpus: tuple[str, ...] = ("package:vital-articles",)
     """Documents of the knowledge base (Z)."""
     text: tuple[str, ...] = ()
-    """Documents of the other corpus of masked sentences (X), for the row realm-x; empty: the row is left out."""
+    """Documents of the corpus of masked sentences (X) of the row realm-x; empty: the row is left out."""
     documents: int = 0
-    """Only so many documents of each corpus, the first ones, to try a preset; 0: all."""
+    """Number of documents of each corpus to use, to try a preset. The first documents are used. 0: all documents."""
     encoder: str = "package:realm-mini"
-    """Encoder or model that `realm mlm` starts from; its tokenizer is used for the text."""
+    """Encoder or model from which `realm mlm` starts. The tokenizer of this encoder is used for the text."""
     train: tuple[str, ...] = ()
-    """Question files to train on; empty: questions made from the corpus."""
+    """Question files for training; empty: questions made from the corpus."""
     dev: tuple[str, ...] = ()
-    """Question files to choose the best weights by; empty: those of the training questions that ORQA's resplit chose."""
+    """Question files by which the best weights are chosen; empty: the part of the training questions in `is_dev`."""
     tests: Mapping[str, str] = field(default_factory=dict)
-    """Column -> question file to measure on; empty: made questions about documents without training questions."""
+    """Name of a test -> question file of the test; empty: questions made from documents that have no training questions."""
 
     published: PublishedConfig = field(default_factory=PublishedConfig)
-    """Published REALM to compare with."""
+    """Published REALM model to compare with."""
 
     def __post_init__(self) -> None:
         if not self.corpus:
-            raise ValueError("corpus is empty: give at least one")
+            raise ValueError("corpus is empty: give at least one source of documents")
         if self.documents < 0:
             raise ValueError(f"documents is {self.documents}: it must be 0 or more")
         for name in self.tests:
             if not re.fullmatch(r"[A-Za-z0-9-]+", name):
-                raise ValueError(f"tests: {name!r} is no name of a column: use letters, digits and hyphens")
+                raise ValueError(
+                    f"tests: {name!r} is not a valid name of a test: use only letters, digits and hyphens"
+                )
 
 
 @dataclass(frozen=True)
@@ -83,40 +88,43 @@ class TableConfig:
     """Settings of `realm compare` and `realm ablate`."""
 
     rows: tuple[str, ...] = ()
-    """Rows of the table; empty: all."""
+    """Rows to make; empty: all rows."""
     seeds: tuple[int, ...] = (0,)
     """Seeds of ICT, pre-training and fine-tuning."""
     answer_seeds: int = 1
-    """The first so many seeds are also trained on questions and answer them; 0: only retrieval before that is measured."""
+    """Number of seeds, the first ones, with which systems are trained on questions and answer the tests. 0: only the retrieval
+    of the starts is measured."""
 
     def __post_init__(self) -> None:
         if not self.seeds:
-            raise ValueError("seeds is empty: give at least one")
+            raise ValueError("seeds is empty: give at least one seed")
         if not 0 <= self.answer_seeds <= len(self.seeds):
             raise ValueError(
                 f"answer_seeds is {self.answer_seeds}: it must be 0 to {len(self.seeds)}, the number of seeds"
             )
 
 
-CORPUS = Section("Corpus", "Documents are split at sentence ends into passages; names and dates are marked.")
-QUESTIONS = Section("Questions", "Every row trains on the same questions.")
+CORPUS = Section(
+    "Corpus", "Documents are split into passages at ends of sentences, and names and dates are marked."
+)
+QUESTIONS = Section("Questions", "The questions are the same for every row.")
 STARTING = Section(
-    "Models before any question",
-    "The encoder; the embedder after the inverse cloze task; and pre-training, once for each variant. Then the vectors of all "
-    "passages.",
+    "Models before training on questions",
+    "These commands make the encoder, train the embedder with the inverse cloze task, pre-train each variant of REALM, and "
+    "compute the vectors of all passages.",
 )
 ROWS = Section(
     "Training on questions",
-    "Each row trains on the same questions, and keeps the weights that are best on dev.",
+    "Each row is trained on the same questions. The weights that are best on the dev questions are kept.",
 )
 MEASURING = Section(
-    "Measuring", "Each row answers the test questions; its answers, passages and scores are kept in files."
+    "Measuring", "Each row answers the test questions. Answers, passages and scores are saved in files."
 )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A table in its folder."""
+    """The stages and files of a table in a folder."""
 
     config: TableConfig
     data: DataConfig
@@ -131,29 +139,29 @@ class Plan:
         """The rows to make, in the order of the table.
 
         Raises:
-            InputError: a named row does not exist, or the data lack what it needs.
+            InputError: a row in `config.rows` does not exist, or needs data that are not given.
         """
         wanted = self.config.rows or tuple(name for name in self.table if name not in self.left_out())
         for name in wanted:
             if name not in self.table:
-                raise InputError(f"there is no row {name!r}: known are {', '.join(self.table)}")
+                raise InputError(f"there is no row {name!r}: rows are {', '.join(self.table)}")
             if name in self.left_out():
                 raise InputError(f"the row {name} needs {self.left_out()[name]}")
         with_models = {*wanted, *(self.table[name].of for name in wanted)}
         return {name: row for name, row in self.table.items() if name in with_models}
 
     def left_out(self) -> dict[str, str]:
-        """The rows that cannot be made -> what each needs."""
+        """Name of a row that cannot be made -> what the row needs."""
         lacking = {}
         for name, row in self.table.items():
             if STARTS[row.start].other_text and not self.data.text:
-                lacking[name] = "another corpus: name its documents in data.text"
+                lacking[name] = "another corpus: give the documents of this corpus in data.text"
             if row.start == PUBLISHED and not self.data.published.checkpoint:
-                lacking[name] = "published weights: name a checkpoint in data.published.checkpoint"
+                lacking[name] = "published weights: give a checkpoint in data.published.checkpoint"
         return lacking
 
     def starts(self) -> list[str]:
-        """The starts that the rows need, each after the starts that it is made from."""
+        """The starts that the rows need. A start comes after the starts from which it is made."""
         needed: list[str] = []
 
         def need(name: str) -> None:
@@ -169,27 +177,27 @@ class Plan:
         return needed
 
     def before_questions(self) -> list[str]:
-        """The starts without those that were published after training on questions; known once these are converted."""
+        """The starts, without a published model that was trained on questions. A published model must already be converted."""
         return [name for name in self.starts() if not self._is_published_reader(name)]
 
     def _is_published_reader(self, start: str) -> bool:
-        """Whether the start is a published model that answers questions as it is."""
+        """Whether the start is a published model that answers questions without further training."""
         if start != PUBLISHED:
             return False
         return read_manifest(self.start_model(start, self.config.seeds[0]))["span_reader"]
 
     def tests(self) -> dict[str, Path]:
-        """Column -> question file."""
+        """Name of a test -> question file."""
         if not self.data.tests:
             return {"made": self.folder / "questions" / "test.jsonl"}
         return {name: Path(file) for name, file in self.data.tests.items()}
 
     def check(self) -> None:
-        """Refuses now what would fail after hours.
+        """Finds errors before the first stage that would otherwise end a later stage after hours.
 
         Raises:
-            InputError: a row, a corpus or a question file cannot be used, or an index that is 30 times stale would never be
-                refreshed.
+            InputError: a row, a corpus or a question file cannot be used, or the index of the row `stale`, which is rebuilt 30
+                times less often, would never be rebuilt.
         """
         self.rows()
         for source in (*self.data.corpus, *(self.data.text if self.uses_text else ())):
@@ -199,8 +207,8 @@ class Plan:
         every, steps = self._pretrain.refresh.every, self._pretrain.steps
         if any(STARTS[name].stale * every >= steps for name in self.starts() if STARTS[name].stale > 1):
             raise InputError(
-                f"pretrain.refresh.every is {every}, of {steps} steps, so a 30 times stale index would never be refreshed: "
-                "pre-train for more steps, refresh more often, or leave out the row stale"
+                f"pretrain.refresh.every is {every} and pretrain.steps is {steps}, so a 30 times stale index would never be "
+                "rebuilt: use more steps, rebuild more often, or leave out the row stale"
             )
 
     @property
@@ -223,7 +231,7 @@ class Plan:
         return self.folder / "text-kb"
 
     def cut(self) -> dict[Path, tuple[str, ...]]:
-        """Files to write with the first documents of the corpora -> the corpora; none if all documents are used."""
+        """File for the first documents of a corpus -> sources of the corpus; empty if all documents are used."""
         if not self.data.documents:
             return {}
         corpora = {self.kb: self.data.corpus} | ({self.text_kb: self.data.text} if self.uses_text else {})
@@ -233,22 +241,22 @@ class Plan:
         return self.folder / "documents" / f"{kb.name}.jsonl"
 
     def _sources(self, kb: Path) -> tuple[str, ...]:
-        """What `realm kb build` reads for a knowledge base."""
+        """Sources from which `realm kb build` makes a knowledge base."""
         if self.data.documents:
             return (str(self._documents(self.text_kb if kb == self.text_kb else self.kb)),)
         return self.data.text if kb == self.text_kb else self.data.corpus
 
     def questions(self, part: str) -> Path:
-        """The training questions, "train" or "dev"."""
+        """File with the questions for training ("train"), or for choosing the best weights ("dev")."""
         return self.folder / "questions" / f"{part}.jsonl"
 
     @property
     def datastore(self) -> Path:
-        """Folder of kNN-LM's datastore and report."""
+        """Folder of the datastore and the report of kNN-LM."""
         return self.folder / "datastore"
 
     def named(self, name: str, seed: int) -> str:
-        """A name for a seed: the first seed has none."""
+        """The name, followed by the seed unless it is the first seed."""
         return name if seed == self.config.seeds[0] else f"{name}-{seed}"
 
     def start_model(self, name: str, seed: int) -> Path:
@@ -260,7 +268,7 @@ class Plan:
         return STARTS[start].made_by not in ("mlm", "published")
 
     def kb_of(self, start: str) -> Path:
-        """The knowledge base that a start retrieves from."""
+        """The knowledge base from which a start retrieves."""
         return self.folder / "published-kb" if start == PUBLISHED else self.kb
 
     def row_model(self, name: str, seed: int) -> Path:
@@ -270,7 +278,7 @@ class Plan:
         return self.folder / "rows" / self.named(self.table[name].of or name, seed)
 
     def report(self, name: str, seed: int, test: str) -> Path:
-        """Report of a row on a test; `retrieval-START` names the report on a start, `retrieval-bm25` that on BM25."""
+        """Report on a row in a test. The name of a start is `retrieval-START`, and the name of BM25 is `retrieval-bm25`."""
         return self.folder / "reports" / f"{self.named(name, seed)}.{test}.json"
 
     def predictions(self, name: str, seed: int, test: str) -> Path:
@@ -279,7 +287,7 @@ class Plan:
     # -- the commands ---------------------------------------------------------------------------------------------
 
     def preparing(self) -> Iterator[Stage]:
-        """Stages that convert a published model, and make the corpora, and questions if there are none."""
+        """Stages that convert a published model, make the knowledge bases, and make questions if no files are given."""
         if PUBLISHED in self.starts():
             model = self.start_model(PUBLISHED, self.config.seeds[0])
             given = {flag: word for flag, word in asdict(self.data.published).items() if word}
@@ -298,12 +306,12 @@ class Plan:
             yield Stage(QUESTIONS, "questions", argv, made / "dev.jsonl")
 
     def starting(self) -> Iterator[Stage]:
-        """Stages that make the starts and the vectors of their passages."""
+        """Stages that make the starts, and compute the vectors of passages with each start."""
         for name in self.starts():
             for seed in self.config.seeds if self._has_seeds(name) else self.config.seeds[:1]:
                 if name != PUBLISHED:
                     yield self._make_start(name, seed)
-                if STARTS[name].made_by != "convert":  # the vectors of its passages are those of `init`
+                if STARTS[name].made_by != "convert":  # "convert" copies the embedder of `init`
                     yield self._index(name, seed)
 
     def _make_start(self, name: str, seed: int) -> Stage:
@@ -344,7 +352,7 @@ class Plan:
                 yield Stage(ROWS, f"{verb} {out.name}", argv, out)
 
     def measuring(self) -> Iterator[Stage]:
-        """Stages that measure BM25, the starts without fine-tuning, and each row."""
+        """Stages that measure the retrieval of BM25 and of the starts, and the answers of each row."""
         for test, file in self.tests().items():
             out = self.report("retrieval-bm25", self.config.seeds[0], test)
             argv = self._command("evaluate", kb=self.kb, questions=file, method="bm25", out=out)
@@ -382,7 +390,7 @@ class Plan:
 
     @property
     def predicts_spans(self) -> bool:
-        """Whether kNN-LM is compared with REALM, which needs REALM before any question."""
+        """Whether kNN-LM is compared with REALM. This comparison needs the start "realm"."""
         return "realm" in self.starts()
 
     def _build(self, kb: Path, tokenizer: str | Path) -> tuple[str, ...]:
@@ -405,21 +413,21 @@ class Plan:
 
 
 class Split(NamedTuple):
-    """Questions to train on and to choose the best weights by."""
+    """Questions for training, and questions for choosing the best weights."""
 
     train: list[Question]
     dev: list[Question]
     dropped: int
-    """Number of questions that were left out because a test asks them too."""
+    """Number of questions that were left out because they are also in a test."""
 
 
 def split_questions(
     train: Sequence[tuple[str, Question]], dev: Sequence[tuple[str, Question]], tests: Sequence[Question]
 ) -> Split:
-    """Training and dev questions from several files, each id with the name of its file in front.
+    """Training and dev questions from several files. The name of the file is added before the id of each question.
 
-    Questions that a test asks too are left out, compared as normalised texts. Without dev questions, those training questions
-    become dev questions that ORQA's resplit chose (`is_dev`).
+    Questions that are also in a test are left out; questions are compared as normalised texts. If there are no dev questions,
+    the training questions with `is_dev` become dev questions.
     """
     asked = {normalise_answer(question.question) for question in tests}
 
@@ -439,10 +447,10 @@ def split_questions(
 
 
 def is_dev(question: str) -> bool:
-    """Whether ORQA's resplit makes the training question a dev question, about one in ten (`create_data_splits.py`)."""
+    """Whether the rule of ORQA makes a training question a dev question, as for one in ten (`create_data_splits.py`)."""
     return bool(fingerprint64(question) % 100_000 % 10 == 0)
 
 
 def read_all(files: Sequence[str]) -> list[tuple[str, Question]]:
-    """The questions of several files, each with the name of its file."""
+    """Pairs of the name of a file and a question, for all questions of several files."""
     return [(Path(file).stem, question) for file in files for question in read_questions(file)]

@@ -1,4 +1,4 @@
-"""Draws the tables: exact match of each row, and share found by each start, with 95 % intervals, and what made them."""
+"""Draws a table as a picture: exact match of each row, recall of each start, 95 % intervals, and what the numbers depend on."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from realm.qa.significance import percent, wilson_interval
 
 
 class Panel(NamedTuple):
-    """One panel: a value with its interval for each row."""
+    """One panel of the picture: a value and its interval for each row."""
 
     title: str
     labels: list[str]
@@ -17,7 +17,7 @@ class Panel(NamedTuple):
 
 
 def panels(report: TableJson) -> list[Panel]:
-    """A panel per test for the rows, and one for the starts."""
+    """The panels: for each test a panel with the rows, if any row was measured, and a panel with the starts."""
     found = []
     for test in next(iter(report["starts"].values()))["tests"]:
         if report["rows"]:
@@ -32,7 +32,10 @@ def panels(report: TableJson) -> list[Panel]:
         ]
         found.append(
             Panel(
-                f"{test}: before any question, answer in the first 5, %", list(retrieved), shares, intervals
+                f"{test}: before training on questions, answer in the first 5, %",
+                list(retrieved),
+                shares,
+                intervals,
             )
         )
     return found
@@ -44,7 +47,7 @@ def _interval(share: float, n: int) -> tuple[float, float]:
 
 
 def draw(report: TableJson, out: Path) -> None:
-    """Draws all panels below each other into an image file."""
+    """Draws all panels below each other, and saves the picture as `out`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

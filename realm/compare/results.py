@@ -1,6 +1,6 @@
-"""Results of a table: scores of every row on every test, paired tests, costs; as lines, Markdown and JSON.
+"""Results of a table as lines, Markdown and JSON: scores of every row on every test, paired tests, and costs.
 
-All numbers come from files that the commands of the stages have written. Shares are in percent of questions.
+All numbers come from files that the commands of the stages wrote. Shares are in percent of the questions.
 
 Axis letters: S seeds, N questions.
 """
@@ -34,15 +34,20 @@ from realm.systems.system import WEIGHTS, is_system, read_system
 
 DASH = "-"
 WORDS = "bm25"
-"""BM25 beside the starts."""
+"""Name of BM25 in the table of the starts."""
 WITH_INTERVAL = "(95% interval)"
-FOUND = ("in the first 1 / 5 / 20 / 100", "reciprocal rank", "if answerable", "its reciprocal rank")
-"""Headings: shares of questions with an answer among the first passages, and mean reciprocal rank, of all and of answerable
-questions."""
+FOUND = (
+    "first 1 / 5 / 20 / 100",
+    "reciprocal rank",
+    "first 1 / 5 / 20 / 100, answerable",
+    "reciprocal rank, answerable",
+)
+"""Headings of columns: share of questions with an answer in the first 1, 5, 20 and 100 passages, and mean reciprocal rank; for
+all questions and for answerable questions."""
 
 
 class Answered(TypedDict):
-    """Answers of a row to some questions: exact match and token F1, each with its 95 % interval."""
+    """Scores of the answers of a row to some questions: exact match and token F1, and the 95 % interval of each score."""
 
     n: int
     em: float
@@ -52,7 +57,7 @@ class Answered(TypedDict):
 
 
 class Retrieved(TypedDict):
-    """Passages of a system for some questions: answer among the first k, and mean reciprocal rank."""
+    """Scores of the passages of a system for some questions: recall at k passages, and mean reciprocal rank."""
 
     n: int
     recall: dict[str, float]
@@ -60,27 +65,27 @@ class Retrieved(TypedDict):
 
 
 class Found(TypedDict):
-    """Passages of a system on one test."""
+    """Scores of the passages of a system on one test."""
 
     all: Retrieved
     answerable: Retrieved
-    """Only questions for which any ranking of the table has an answer in its first 100 passages."""
+    """Only questions for which at least one ranking of the table has an answer in the first 100 passages."""
 
 
 class Tested(TypedDict):
-    """A row on one test."""
+    """Results of a row on one test."""
 
     all: Answered
     answerable: Answered
-    """The same questions as in `Found`."""
+    """Only the questions of `Found.answerable`."""
     seen: Answered
-    """Only questions with an answer that is an answer of a training question."""
+    """Only questions with an answer that is also an answer of a training question."""
     unseen: Answered
     """All questions that are not in `seen`."""
     retrieved: Found | None
-    """None for a system without passages."""
+    """None for a system that retrieves no passages."""
     less: PairedDifference | None
-    """Exact match of the first row named realm minus this row; None for that row, and in a table without it."""
+    """Exact match of the row realm minus exact match of this row; None for the row realm, and in a table without that row."""
     ms: float
     """Milliseconds per question."""
 
@@ -90,20 +95,20 @@ class RowJson(TypedDict):
 
     label: str
     parameters: int
-    """Numbers in the networks that answer a question."""
+    """Number of parameters of the networks that answer a question."""
     seconds: float | None
-    """Training time of the system and of all models that it started from; None for a published model."""
+    """Training time of the system and of all models from which the system was made; None for a published model."""
     read: float
-    """Mean number of passages read per question."""
+    """Mean number of passages that are read for a question."""
     tests: dict[str, Tested]
 
 
 class StartJson(TypedDict):
-    """Retrieval of BM25 or of a start, before any question was seen."""
+    """Retrieval of BM25 or of a start, without training on questions."""
 
     tests: dict[str, Found]
     less: dict[str, PairedDifference]
-    """Test -> share found in the first 5, of the start realm minus this start."""
+    """Test -> recall@5 of the start realm minus recall@5 of this start."""
 
 
 class QuestionsJson(TypedDict):
@@ -113,28 +118,28 @@ class QuestionsJson(TypedDict):
     digest: str
     """Digest of the questions with their answers."""
     name: str | None
-    """Name of the published set that it is; None for all other questions."""
+    """Name of the published set with exactly these questions; None if there is no such set."""
 
 
 class MadeBy(TypedDict):
-    """What the numbers depend on."""
+    """Version, settings and data on which the numbers depend."""
 
     realm: str
-    """Version."""
+    """Version of realm."""
     commit: str | None
-    """Commit of a checkout, with "-dirty" if files have changed since; None for an installed package."""
+    """Commit of the checkout of realm, with "-dirty" if files differ from the commit; None for an installed package."""
     preset: str | None
     seeds: list[int]
     answer_seeds: int
     settings: dict[str, Any]
-    """The tables [compare] or [ablate], and [data]."""
+    """The settings of [compare] or [ablate], and of [data] under the key "data"."""
     passages: int
     corpus: str
     """Fingerprint of the knowledge base."""
     questions: dict[str, QuestionsJson]
-    """The tests, "train" and "dev"."""
+    """Name of a test, "train" or "dev" -> set of questions."""
     dropped: int
-    """Questions that were left out of "train" and "dev" because a test asks them too."""
+    """Number of questions that were left out of "train" and "dev" because they are also in a test."""
 
 
 class TableJson(TypedDict):
@@ -144,7 +149,7 @@ class TableJson(TypedDict):
     rows: dict[str, RowJson]
     starts: dict[str, StartJson]
     masked_facts: KnnJson | None
-    """kNN-LM and REALM on masked facts; None without REALM."""
+    """Results of kNN-LM and REALM on masked facts; None in a table without the start realm."""
 
 
 def read(plan: Plan, made_by: MadeBy) -> TableJson:
@@ -159,18 +164,18 @@ def read(plan: Plan, made_by: MadeBy) -> TableJson:
 
 
 class _Test(NamedTuple):
-    """What all systems did with the questions of a test. Arrays are [S, N], with one seed for BM25."""
+    """Results of all systems on the questions of a test. Arrays are [S, N]; for BM25, S is 1."""
 
     questions: list[Question]
     correct: dict[str, np.ndarray]
     """Row -> bool."""
     f1: dict[str, np.ndarray]
     rank: dict[str, np.ndarray]
-    """Row -> rank of the first passage with an answer, 0 for none."""
+    """Row -> rank of the first passage with an answer; 0 if no passage has an answer."""
     start_rank: dict[str, np.ndarray]
-    """The same of BM25 and of the starts."""
+    """BM25 or start -> rank of the first passage with an answer."""
     answerable_N: np.ndarray
-    """bool: a ranking, of the first seed, has an answer in its first 100 passages."""
+    """bool: whether at least one ranking with the first seed has an answer in the first 100 passages."""
 
     @classmethod
     def read(cls, plan: Plan, test: str, file: Path) -> Self:
@@ -197,7 +202,7 @@ class _Test(NamedTuple):
 
 
 def _outcomes(plan: Plan, name: str, test: str, seeds: Sequence[int], key: str) -> np.ndarray:
-    """A value of each question -> [S, N]."""
+    """Values of `key` in the outcomes of all questions -> [S, N]."""
     reports = [read_json(plan.report(name, seed, test)) for seed in seeds]
     return np.array([[one[key] for one in report["outcomes"]] for report in reports])
 
@@ -253,7 +258,7 @@ def _is_seen(question: Question, trained: set[str]) -> bool:
 
 
 def _answered(correct_SN: np.ndarray, f1_SN: np.ndarray, chosen_N: np.ndarray) -> Answered:
-    """Means over seeds and the chosen questions. The intervals are those of as many questions, whatever the number of seeds."""
+    """Means over the seeds and the chosen questions. The intervals are computed from the number of questions, not of seeds."""
     n = int(chosen_N.sum())
     if not n:
         return {"n": 0, "em": 0.0, "em_ci95": [0.0, 100.0], "f1": 0.0, "f1_ci95": [0.0, 100.0]}
@@ -286,7 +291,7 @@ def _retrieved(rank_SN: np.ndarray) -> Retrieved:
 
 
 def _seconds(plan: Plan, name: str, seed: int) -> float | None:
-    """Training time of a row's system and of the models that it started from."""
+    """Training time of the system of a row, and of all models from which the system was made."""
     folder = plan.row_model(name, seed)
     if is_system(folder):
         start, records = plan.start_model(plan.table[name].start, seed), read_system(folder)["stages"]
@@ -303,7 +308,7 @@ def _seconds(plan: Plan, name: str, seed: int) -> float | None:
 
 
 def _parameters(folder: Path, words: bool) -> int:
-    """Numbers in the networks that answer; `words`: passages are found by words, without the embedder."""
+    """Number of parameters of the networks that answer. With `words`, passages are found by BM25, without the embedder."""
     if is_system(folder):
         files = [folder / WEIGHTS]
     else:
@@ -333,7 +338,10 @@ def _starts(tests: dict[str, _Test]) -> dict[str, StartJson]:
 
 
 def tables(report: TableJson) -> list[list[list[str]]]:
-    """The tables as rows of cells, the first row being the heading: answers and passages by test, costs, starts by test."""
+    """The tables as rows of cells; the first row of each table is the heading.
+
+    The order is: answers and passages for each test, costs, starts for each test, and masked facts.
+    """
     found, rows, starts = [], report["rows"], report["starts"]
     tests = list(next(iter(starts.values()))["tests"])
     if rows:
@@ -359,7 +367,10 @@ def _answers_table(rows: dict[str, RowJson], test: str) -> list[list[str]]:
 def _parts_table(rows: dict[str, RowJson], test: str) -> list[list[str]]:
     parts = next(iter(rows.values()))["tests"][test]
     n = parts["answerable"]["n"]
-    heading = [f"exact if the answer is seen ({parts['seen']['n']:,})", f"unseen ({parts['unseen']['n']:,})"]
+    heading = [
+        f"exact, seen answers ({parts['seen']['n']:,})",
+        f"exact, unseen answers ({parts['unseen']['n']:,})",
+    ]
     table = [
         [f"{test}, {n:,} answerable questions", f"exact {WITH_INTERVAL}", f"F1 {WITH_INTERVAL}", *heading]
     ]
@@ -388,7 +399,7 @@ def _passages_table(rows: dict[str, RowJson], test: str) -> list[list[str]]:
 
 
 def _costs_table(rows: dict[str, RowJson]) -> list[list[str]]:
-    table = [["costs", "million numbers", "training, seconds", "passages read", "ms per question"]]
+    table = [["costs", "million parameters", "training, seconds", "passages read", "ms per question"]]
     for row in rows.values():
         ms = np.mean([one["ms"] for one in row["tests"].values()])
         seconds = DASH if row["seconds"] is None else f"{row['seconds']:,.0f}"
@@ -398,7 +409,7 @@ def _costs_table(rows: dict[str, RowJson]) -> list[list[str]]:
 
 
 def _starts_table(starts: dict[str, StartJson], test: str) -> list[list[str]]:
-    table = [[f"{test}, before any question, %", *FOUND, "REALM minus row, first 5"]]
+    table = [[f"{test}, before training on questions, %", *FOUND, "REALM minus row, first 5"]]
     for name, start in starts.items():
         less = DASH if test not in start["less"] else difference(start["less"][test])
         table.append([name, *_recalls(start["tests"][test]), less])
@@ -406,7 +417,7 @@ def _starts_table(starts: dict[str, StartJson], test: str) -> list[list[str]]:
 
 
 def _recalls(found: Found) -> list[str]:
-    """Cells for the columns `FOUND`."""
+    """Cells of the columns `FOUND`."""
     cells = []
     for one in (found["all"], found["answerable"]):
         shares = " / ".join(f"{one['recall'][str(k)]:.1f}" for k in RECALL_AT)
@@ -415,7 +426,7 @@ def _recalls(found: Found) -> list[str]:
 
 
 def lines(report: TableJson) -> list[str]:
-    """The tables for a terminal, and what made them."""
+    """The tables, and what the numbers depend on, as lines for a terminal."""
     return [
         *(line for table in tables(report) for line in (*aligned(table), "")),
         *made_lines(report["made_by"]),
@@ -423,7 +434,7 @@ def lines(report: TableJson) -> list[str]:
 
 
 def markdown(report: TableJson) -> str:
-    """The tables in Markdown, and what made them."""
+    """The tables, and what the numbers depend on, in Markdown."""
     parts = []
     for heading, *body in tables(report):
         rule = ["---"] * len(heading)
@@ -433,7 +444,7 @@ def markdown(report: TableJson) -> str:
 
 
 def made_lines(by: MadeBy) -> list[str]:
-    """What the numbers depend on, as lines."""
+    """Lines with version, settings and data on which the numbers depend."""
     commit = "" if by["commit"] is None else f", commit {by['commit']}"
     seeds = ", ".join(map(str, by["seeds"]))
     sets = (
@@ -443,10 +454,10 @@ def made_lines(by: MadeBy) -> list[str]:
     )
     return [
         f"realm {by['realm']}{commit}",
-        f"preset {by['preset']}, seeds {seeds}, of which the first {by['answer_seeds']} answer questions",
+        f"preset {by['preset']}, seeds {seeds}; number of seeds with training on questions: {by['answer_seeds']}",
         f"{by['passages']:,} passages, fingerprint {by['corpus']}",
         *sets,
-        f"left out of train and dev because a test asks them too: {by['dropped']:,}",
+        f"questions left out of train and dev because they are also in a test: {by['dropped']:,}",
     ]
 
 
@@ -454,7 +465,7 @@ def made_lines(by: MadeBy) -> list[str]:
 
 
 class Deviation(TypedDict):
-    """A score that differs from the expected one by more than the tolerance."""
+    """A score that differs from the expected score by more than the tolerance."""
 
     score: str
     expected: float
@@ -465,18 +476,18 @@ def expected_scores(file: str) -> dict[str, float]:
     """The scores of a report of an earlier run.
 
     Raises:
-        InputError: the file is no such report.
+        InputError: the file is not such a report.
     """
     try:
         return scores_of(read_json(file))
     except (KeyError, TypeError, AttributeError, RealmError):
         raise InputError(
-            f"{file} is no report of a table by this version: name a table1.json or table2.json"
+            f"{file} is not a report of a table made by this version: give a table1.json or table2.json"
         ) from None
 
 
 def deviations(report: TableJson, expected: Mapping[str, float], tolerance: float) -> list[Deviation]:
-    """Scores that differ by more than `tolerance` points. A score that is only expected counts as 0."""
+    """Scores that differ by more than `tolerance` points. An expected score that the report lacks is compared with 0."""
     found = scores_of(report)
     return [
         {"score": name, "expected": value, "found": found.get(name, 0.0)}
@@ -486,7 +497,7 @@ def deviations(report: TableJson, expected: Mapping[str, float], tolerance: floa
 
 
 def scores_of(report: TableJson) -> dict[str, float]:
-    """Exact match of the rows, and the share that BM25 and the starts find in the first 5."""
+    """Exact match of the rows, and recall@5 of BM25 and of the starts."""
     scores = {
         f"{name}, {test}, exact match": one["all"]["em"]
         for name, row in report["rows"].items()
@@ -501,16 +512,18 @@ def scores_of(report: TableJson) -> dict[str, float]:
 
 
 def disagreements(plan: Plan, one: str, other: str, most: int = 20) -> list[str]:
-    """Lines with questions that one row answers right and the other wrong, `most` for each direction and test.
+    """Lines with the questions that one row answers right and the other row wrong.
+
+    At most `most` questions are shown for each test and each of the two directions.
 
     Raises:
-        InputError: a row does not exist or has not answered yet.
+        InputError: a row does not exist, or has no answers yet.
     """
     shown = []
     seed = plan.config.seeds[0]
     for name in (one, other):
         if name not in plan.table:
-            raise InputError(f"there is no row {name!r}: known are {', '.join(plan.table)}")
+            raise InputError(f"there is no row {name!r}: rows are {', '.join(plan.table)}")
     for name in (one, other):
         if missing := [test for test in plan.tests() if not plan.report(name, seed, test).is_file()]:
             raise InputError(
@@ -529,7 +542,7 @@ def disagreements(plan: Plan, one: str, other: str, most: int = 20) -> list[str]
         for right, wrong in ((one, other), (other, one)):
             places = np.flatnonzero(outcome[right] & ~outcome[wrong])
             shown.append(
-                f"{test}: {plan.table[right].label} is right, {plan.table[wrong].label} is wrong: {len(places)}"
+                f"{test}: {plan.table[right].label} is right and {plan.table[wrong].label} is wrong for {len(places)} questions"
             )
             for place in places[:most]:
                 question = questions[place]

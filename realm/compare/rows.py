@@ -1,26 +1,27 @@
-"""The rows of Table 1 and Table 2, as data: the model that each row starts from, and the settings of its commands.
+"""Definitions of the rows of Table 1 and Table 2: the model from which a row starts, and the settings of the commands of a row.
 
-Rows name the settings that differ from the preset; all other settings are those of the preset, for every row alike.
+A row has only the settings that differ from the preset. All other settings are those of the preset, which are the same for all
+rows.
 """
 
 from typing import Literal, NamedTuple
 
 
 class Start(NamedTuple):
-    """A model that fine-tuning starts from, without any question: its retriever and its encoder."""
+    """A model from which training on questions starts. The model itself was not trained on questions."""
 
     init: str = "ict"
-    """Start that the command continues; "" for the first of all, and for a published model."""
+    """Start from which the command continues; "" for a start that is made from no other start."""
     made_by: Literal["mlm", "ict", "pretrain", "convert", "published"] = "pretrain"
-    """Command of `realm` that makes it, from `init`; "published": `realm convert`, from a published checkpoint."""
+    """Command of `realm` that makes the start from `init`. "published": `realm convert`, from a published checkpoint."""
     settings: tuple[str, ...] = ()
-    """Settings of that command."""
+    """Settings of the command `made_by`."""
     other_text: bool = False
-    """Masked sentences come from the other corpus (X different from Z)."""
+    """Whether the masked sentences come from the other corpus (X different from Z)."""
     stale: int = 1
-    """Factor on the number of steps between two index builds."""
+    """Factor by which the number of steps between two index builds is multiplied."""
     encoder_of: str = ""
-    """Start whose encoder replaces that of `init`, without training."""
+    """Start whose encoder replaces the encoder of `init`, without training; "": no encoder is replaced."""
 
 
 PUBLISHED = "published"
@@ -48,7 +49,7 @@ STARTS = {
     "no-injected": Start(settings=("injected=0",)),
     PUBLISHED: Start("", "published"),
 }
-"""Start -> how it is made. Where a preset adds ICT to the loss of pre-training, `no-ict` has none there either."""
+"""Name of a start -> how the start is made. `no-ict` has no ICT term in the loss of pre-training, whatever the preset has."""
 
 
 class Row(NamedTuple):
@@ -56,19 +57,19 @@ class Row(NamedTuple):
 
     label: str
     start: str = "encoder"
-    """Its start, a name in `STARTS`."""
+    """Name of the start of the row in `STARTS`."""
     system: str = ""
-    """Trained by `realm baseline` under this name; empty: by `realm finetune`."""
+    """Name of the system for `realm baseline`, which trains the row; empty: `realm finetune` trains the row."""
     settings: tuple[str, ...] = ()
-    """Settings of that command."""
+    """Settings of the command that trains the row."""
     of: str = ""
-    """Row whose trained model answers; nothing is trained."""
+    """Row whose trained model answers the questions of this row; empty: the row has a model of its own."""
     method: str = ""
-    """Method by which the model retrieves when it answers; empty: its own."""
+    """Method of retrieval for answers; empty: the default method of the trained model."""
 
 
 WORDS = ("method=bm25", "retriever_rate=0.0", "retrieval_score=false")
-"""Settings of a reader that reads BM25's passages, whose score is no part of an answer's score."""
+"""Settings of a reader that reads passages of BM25. The retrieval score is not part of the score of an answer."""
 
 TABLE_1 = {
     "bm25-reader": Row("BM25 + reader", settings=WORDS),
@@ -85,7 +86,7 @@ TABLE_1 = {
     "hybrid": Row("REALM + BM25", of="realm", method="hybrid"),
     "published": Row("published REALM", start=PUBLISHED),
 }
-"""Systems of the paper's Table 1, in its order, and what else a practitioner would compare."""
+"""Systems of Table 1 of the REALM paper, in the order of that table, and other systems that are worth a comparison."""
 
 TABLE_2 = {
     "realm": Row("REALM", start="realm"),
@@ -105,4 +106,4 @@ TABLE_2 = {
     "no-guard": Row("no health checks", start="no-guard"),
     "no-injected": Row("no injected positives", start="no-injected"),
 }
-"""Ablations of the paper's Table 2, and ours."""
+"""Ablations of Table 2 of the REALM paper, and further ablations."""

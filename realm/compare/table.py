@@ -1,4 +1,4 @@
-"""Runs the stages of a table, and writes its report."""
+"""Runs the stages of a table, and writes the report."""
 
 import json
 import subprocess
@@ -22,22 +22,25 @@ from realm.store.knowledge_base import KnowledgeBase
 
 
 def run(title: str, plan: Plan, run_command: Callable[[Sequence[str]], None]) -> results.TableJson:
-    """Makes a table -> its report, which is also written; stages that are done are skipped.
+    """Makes a table, and writes the report and the tables -> the report. Stages that are already done are skipped.
 
     Raises:
-        InputError: a question file or a row cannot be used, or a stage refuses its input.
+        InputError: a row, a corpus, a question file or the input of a stage cannot be used; or the folder was made with other
+            data.
     """
     plan.check()
     rows, folder = plan.rows(), plan.folder
     print(f"{title}: {len(rows)} rows ({', '.join(rows)}), in {folder}")
     if not plan.config.rows:
         for name, needed in plan.left_out().items():
-            print(f"The row {name} is left out: it needs {needed}.")
+            print(f"The row {name} is left out, because it needs {needed}.")
     print("Each line that begins with $ is a command that you can also run yourself.")
-    print("You can stop at any time: the same command continues.")
+    print("You can stop the command at any time; the same command continues the work.")
     split = _split(plan)
     if split is not None and split.dropped:
-        print(f"Training questions that are left out because a test asks them too: {split.dropped:,}.")
+        print(
+            f"Training and dev questions that are left out because they are also in a test: {split.dropped:,}."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     _keep_data(plan, split)
     _write_documents(plan)
@@ -49,31 +52,33 @@ def run(title: str, plan: Plan, run_command: Callable[[Sequence[str]], None]) ->
         run_stages(plan.training(), record, run_command)
         run_stages(plan.measuring(), record, run_command)
     report = results.read(plan, _made_by(plan, split))
-    name = title.lower().replace(" ", "")  # both tables may share the folder
+    name = title.lower().replace(" ", "")  # both tables can be in the same folder
     write_json(folder / f"{name}.json", report)
     (folder / f"{name}.md").write_text(results.markdown(report), encoding="utf-8")
     plots.draw(report, folder / f"{name}.png")
     print("", *results.lines(report), sep="\n")
-    print(f"All numbers are in {folder / name}.json, the tables in {name}.md and {name}.png beside it.")
+    print(
+        f"All numbers are in {folder / name}.json; the tables are in {folder / name}.md and {folder / name}.png."
+    )
     return report
 
 
 class DataJson(TypedDict):
-    """Content of data.json: the data that a folder was made with."""
+    """Content of data.json: the data with which a folder was made."""
 
     corpus: list[str]
     text: list[str]
     documents: int
     encoder: str
     questions: dict[str, str]
-    """Digests of the tests, of "train" and of "dev", if files were named."""
+    """Name of a test, "train" or "dev" -> digest of the questions, if question files are given."""
 
 
 def _keep_data(plan: Plan, split: Split | None) -> None:
     """Writes data.json.
 
     Raises:
-        InputError: the folder was made with other data, whose results would be taken for those of these data.
+        InputError: the folder was made with other data, whose results would be reported as results of these data.
     """
     data, file = plan.data, plan.folder / "data.json"
     asked = {name: read_questions(test) for name, test in plan.tests().items()} if data.tests else {}
@@ -103,7 +108,7 @@ def _keep_data(plan: Plan, split: Split | None) -> None:
 
 
 def _write_documents(plan: Plan) -> None:
-    """Writes the first documents of the corpora, if only these are used, unless the files exist."""
+    """Writes the first documents of the corpora, if only these documents are used. Existing files are kept."""
     for file, sources in plan.cut().items():
         if not file.exists():
             file.parent.mkdir(exist_ok=True)
@@ -112,25 +117,29 @@ def _write_documents(plan: Plan) -> None:
 
 
 def _write_questions(plan: Plan, split: Split | None) -> None:
-    """Writes the training, dev and, if there are no test files, test questions, unless they exist."""
+    """Writes the training and dev questions, and test questions if no test files are given. Existing files are kept."""
     if plan.questions("dev").exists():
         return
     if split is not None:
         parts = {"train": split.train, "dev": split.dev}
     else:
         made = plan.folder / "questions" / "made"
-        other = read_questions(made / "dev.jsonl")  # about other documents than the training questions
+        other = read_questions(
+            made / "dev.jsonl"
+        )  # questions about other documents than the training questions
         parts = {"train": read_questions(made / "train.jsonl"), "test": other[::2], "dev": other[1::2]}
     plan.questions("train").parent.mkdir(exist_ok=True)
-    for name in sorted(parts, key=("train", "test", "dev").index):  # dev last: it marks that all are written
+    for name in sorted(
+        parts, key=("train", "test", "dev").index
+    ):  # dev is the last file: if it exists, all files are complete
         write_json_lines(plan.questions(name), map(_question_json, parts[name]))
 
 
 def _split(plan: Plan) -> Split | None:
-    """The questions of the named files; None if questions are made from the corpus.
+    """The questions of the given files; None if questions are made from the corpus.
 
     Raises:
-        InputError: no question is left to train on or to choose the best weights by.
+        InputError: no training question or no dev question is left.
     """
     if not plan.data.train:
         return None
@@ -138,7 +147,7 @@ def _split(plan: Plan) -> Split | None:
     split = split_questions(read_all(plan.data.train), read_all(plan.data.dev), tests)
     for name, kept in (("train", split.train), ("dev", split.dev)):
         if not kept:
-            raise InputError(f"no question is left for {name}: name files with more questions in data.{name}")
+            raise InputError(f"no question is left for {name}: give files with more questions in data.{name}")
     return split
 
 
@@ -177,7 +186,7 @@ def _made_by(plan: Plan, split: Split | None) -> results.MadeBy:
 
 
 def _commit(file: Path) -> str | None:
-    """The commit of the checkout that a file belongs to, with "-dirty" if files have changed since; None without one.
+    """The commit of the checkout to which a file belongs, with "-dirty" if files differ from it; None without a checkout.
 
     A package that is installed in a folder of another checkout does not belong to that checkout.
     """

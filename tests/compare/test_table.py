@@ -114,9 +114,9 @@ def compared(home: Home) -> dict[str, Any]:
     """The report of `realm compare`, which is also in table1/table1.json."""
     text = printed(*home.words("compare", home.table1))
     assert "REALM + BM25" in text
-    assert "The row published is left out: it needs published weights: name a checkpoint" in text
+    assert "The row published is left out, because it needs published weights: give a checkpoint" in text
     assert "realm-x is left out" not in text
-    assert "Training questions that are left out because a test asks them too: 1." in text
+    assert "Training and dev questions that are left out because they are also in a test: 1." in text
     return json.loads((home.table1 / "table1.json").read_text())
 
 
@@ -392,7 +392,7 @@ def test_retrieval_is_measured_before_any_question_for_every_seed(home, ablated,
     ]
     one = report["starts"]["realm"]["tests"]["spans"]["all"]
     assert one["recall"]["5"] == pytest.approx(mean(reports), abs=0.006)
-    assert "seeds 0, 1, of which the first 0 answer questions" in (folder / "table2.md").read_text()
+    assert "seeds 0, 1; number of seeds with training on questions: 0" in (folder / "table2.md").read_text()
 
 
 FIXTURES = Path(__file__).parent.parent / "interop" / "fixtures"
@@ -450,8 +450,8 @@ def test_disagreements_name_questions_that_only_one_row_answers(home, compared) 
     text = printed(*home.words("compare", home.table1, "--diff", "orqa", "realm"))
     for test in TESTS:
         counts = compared["rows"]["orqa"]["tests"][test]["less"]
-        assert f"{test}: REALM, X = Z is right, ORQA is wrong: {counts['only_a']}" in text
-        assert f"{test}: ORQA is right, REALM, X = Z is wrong: {counts['only_b']}" in text
+        assert f"{test}: REALM, X = Z is right and ORQA is wrong for {counts['only_a']} questions" in text
+        assert f"{test}: ORQA is right and REALM, X = Z is wrong for {counts['only_b']} questions" in text
 
 
 # -- parts
@@ -497,8 +497,8 @@ def test_rows_that_cannot_be_made_are_refused() -> None:
             ["--set", 'data.train=["q.jsonl"]', "--set", "data.tests.T=q.jsonl"],
             "no question is left for train",
         ),
-        (["--check", "absent.json"], "absent.json is no report"),
-        (["--check", "q.jsonl"], "q.jsonl is no report"),
+        (["--check", "absent.json"], "absent.json is not a report"),
+        (["--check", "q.jsonl"], "q.jsonl is not a report"),
         (["--diff", "orqa", "atlas"], "no row 'atlas'"),
         (["--diff", "orqa", "realm"], "tables has no answers of the row orqa to made"),
         (["--rows", "published"], "published needs published weights"),
