@@ -1,8 +1,14 @@
-"""A graph of passages: which documents a passage names by title, and which passages belong to one document.
+"""A graph of passages: which documents a passage names, and which passages belong to one document.
 
-It stands for the hyperlinks of PathRetriever, and for TAGME and Wikidata of GraphRetriever. A passage names a document if the
-words of the document's title stand in the passage, with a capital letter or digit first, and no longer title stands there. An
+If the links of a passage are known (`Passage.links`), the passage names the documents to whose titles the passage links, as in
+PathRetriever. Titles without a link are then ignored. A link to a redirect has the title of the redirect, and so names no
+document.
+
+If the links of a passage are unknown, the passage names the documents whose titles stand in its text. A title stands in a text
+if the words of the title stand there, with a capital letter or digit first, and no longer title stands at the same place. An
 explanation in brackets is no part of a title, as in "Mercury (planet)".
+
+Named documents replace the relations of Wikidata in GraphRetriever. Titles in questions replace TAGME.
 
 Axis letters: E edges, N passages.
 """
@@ -21,22 +27,26 @@ from realm.search.bm25 import STOP_WORDS
 from realm.store.knowledge_base import KnowledgeBase
 from realm.systems.articles import Articles
 from realm.systems.tfidf import tokens_of
+from realm.text.corpus import Passage
 
 LONGEST_TITLE = 8
 """Titles of more words are not looked for."""
 NONE, MENTIONS, MENTIONED, PARENT, CHILD = range(5)
-"""Relation of a passage to another: none; it names the other's document; the other names its document; it is the first passage
-of the other's document; the other is the first passage of its document."""
+"""Relation of a passage to another passage: none; the passage names the document of the other passage; the other passage names
+the document of the passage; the passage is the first of the document of both; the other passage is the first of the document of
+both."""
 RELATIONS = 5
 FILE = "graph.json"
 _EXPLANATION = re.compile(r"\s*\([^()]*\)\s*$")
 
 
 class Titles:
-    """Finds titles of documents in texts."""
+    """Finds documents by title: titles in texts, and titles of linked pages."""
 
     def __init__(self, kb: KnowledgeBase, articles: Articles):
         titles = kb.titles
+        # In reverse order, so that the first of several documents with the same title is kept.
+        self._exact = dict(zip(reversed(titles), reversed(articles.document_N.tolist()), strict=True))
         self._document: dict[tuple[str, ...], int] = {}
         for document in range(articles.count):
             title = titles[articles.lead(document)]
@@ -51,6 +61,13 @@ class Titles:
             # A title without an explanation is the commonest meaning.
             if words not in self._document or bare == title:
                 self._document[words] = document
+
+    def named(self, passage: Passage) -> Iterator[int]:
+        """Documents that a passage names: by links if the links of the passage are known, else by titles in the text."""
+        if passage.links is None:
+            yield from self.find(passage.text)
+        else:
+            yield from (self._exact[title] for title in passage.links if title in self._exact)
 
     def find(self, text: str, any_case: bool = False) -> Iterator[int]:
         """Documents named in a text, in the order of the text; the longest title at each place.
@@ -74,7 +91,7 @@ class Titles:
 
 @dataclass(frozen=True)
 class PassageGraph:
-    """The documents that each passage names, without its own."""
+    """The documents that each passage names, without the document of the passage itself."""
 
     articles: Articles
     titles: Titles
@@ -93,7 +110,8 @@ class PassageGraph:
             np.save(aside / "first.npy", first_N)
             np.save(aside / "documents.npy", document_E)
 
-        make_once(folder, FILE, {"kb": kb.fingerprint}, make)
+        made_of = {"kb": kb.fingerprint} | ({"links": kb.links_digest} if kb.links_digest else {})
+        make_once(folder, FILE, made_of, make)
         return cls(articles, titles, *(np.load(folder / f"{name}.npy") for name in ("first", "documents")))
 
     def named(self, passage: int) -> list[int]:
@@ -146,7 +164,7 @@ def edges_of(kb: KnowledgeBase, articles: Articles, titles: Titles) -> tuple[np.
     with progress(total=len(kb), description="graph", unit="passage") as bar:
         for number, passage in enumerate(kb):
             own = int(articles.document_N[number])
-            found = [one for one in dict.fromkeys(titles.find(passage.text)) if one != own]
+            found = [one for one in dict.fromkeys(titles.named(passage)) if one != own]
             counts.append(len(found))
             documents.extend(found)
             bar.update(1)
