@@ -96,6 +96,7 @@ WRITERS = {
     "compare/table.py _write_questions": ["questions: tests/compare/test_table.py reads them"],
     "cli/comparing.py _table": ["table1.json, printed"],
     "systems/system.py SystemModel.save": ["system.json: tests/systems/test_system.py"],
+    "store/schema.py links_digest": ["what a digest is of: never written"],
     "store/ingest.py Settings.to_json": ["what a knowledge base says about itself"],
     "store/ingest.py _in_few_files": ["how far a build has read, in its commits"],
     "store/ingest.py commit_rows": ["the same"],

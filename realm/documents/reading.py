@@ -205,7 +205,7 @@ def _documents(
             report.documents += 1
             if one.assumed:
                 report.assume(one.where, one.assumed)
-        yield Document(one.title, one.text, document_id)
+        yield Document(one.title, one.text, document_id, one.links)
     if report is not None and not report.documents and report.reasons:
         if len(report.left_out) == 1:
             raise InputError(report.left_out[0].problem)

@@ -4,6 +4,9 @@ Documents are compared by hashes of id, title and text, and an unchanged documen
 documents are written to new files, and one commit removes the old passages and adds the new passages. If a replaced document
 was merged with another document (`realm.store.merged`), the same commit gives the old passages to this other document.
 
+Documents that differ only in their links are the same document, whose first links stay. A knowledge base of format 1 to 3 has
+no column of links, and the links of added documents are left out.
+
 An addition needs about 60 bytes of memory per passage of the knowledge base, and memory for the keys of the added documents.
 """
 
@@ -20,7 +23,7 @@ from realm.folders import one_writer
 from realm.progress import progress
 from realm.store.ingest import TABLE, KnowledgeBaseConfig, annotated, one_text_per_id, rows_of, split
 from realm.store.merged import change_merged, handed_over, originals, settle_merged
-from realm.store.schema import SCHEMA, Lookup, Row, key_of, row_batches, state_of
+from realm.store.schema import Lookup, Row, key_of, row_batches, state_of
 from realm.store.tables import check_newest, replace_rows, uncommitted, write_rows
 from realm.text.corpus import Document
 from realm.text.salient_spans import Tagger
@@ -80,7 +83,8 @@ def add(
                 yield document
 
     def write() -> None:
-        fragments.extend(write_rows(folder / TABLE, row_batches(rows, tokenizer), SCHEMA))
+        batches = row_batches(rows, tokenizer, schema=table.schema)
+        fragments.extend(write_rows(folder / TABLE, batches, table.schema))
         rows.clear()
 
     bar = progress(total=total, description="add", unit="document")
@@ -124,7 +128,7 @@ def add(
             come_back_N = np.isin(standing.keys_N[removed], np.fromiter(arrived, dtype=np.uint64))
             kept = handed_over(table, removed[~come_back_N], heirs)
             if len(kept):
-                fragments += write_rows(folder / TABLE, kept.to_batches(), SCHEMA)
+                fragments += write_rows(folder / TABLE, kept.to_batches(), table.schema)
             changes: dict[str, int | None] = dict.fromkeys([*elsewhere_too, *merged_no_longer])
             new_states.update(kept.column("document_state").to_pylist())
             changes |= standing.with_holder(elsewhere_too, removed_N, new_states)

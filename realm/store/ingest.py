@@ -45,8 +45,8 @@ from realm.tokens.tokenizer import Tokenizer
 
 TABLE = PASSAGES
 TOKENIZER = "tokenizer"
-FORMAT = 3
-"""Format of the passages on disk. All formats from 1 to this number can be read."""
+FORMAT = 4
+"""Format of the passages on disk. All formats from 1 to this number can be read. Format 4 has a column of links."""
 _SETTINGS = b"realm"
 _READ = "realm.read"
 _log = logging.getLogger(__name__)
@@ -331,9 +331,11 @@ def interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
     if newest_version(work / TABLE) is not None:
         try:
             table = open_table(work / TABLE)
-            if settings.same_result(Settings.of(table, work)):
+            if settings.same_result(Settings.of(table, work)) and table.schema.names == SCHEMA.names:
                 return table
-            _log.warning("%s: the interrupted build had other settings; starting from the beginning", work)
+            _log.warning(
+                "%s: the interrupted build had other settings or columns; starting from the beginning", work
+            )
         except RealmError as error:
             _log.warning("%s; starting from the beginning", error)
     shutil.rmtree(work)

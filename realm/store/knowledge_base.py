@@ -43,13 +43,14 @@ from realm.store.merged import (
     write_merged,
 )
 from realm.store.schema import (
-    PASSAGE_COLUMNS,
-    SCHEMA,
+    LINKS,
     Lookup,
     PassageTokens,
     fingerprint_of,
     key_of,
+    links_digest,
     load_tokens,
+    passage_columns,
     to_passages,
     to_tokens,
 )
@@ -156,7 +157,7 @@ class KnowledgeBase:
     def __iter__(self) -> Iterator[Passage]:
         """All passages in the order of their numbers, read from disk as they are needed."""
         with reading(self.table):
-            for batch in self.table.to_batches(columns=list(PASSAGE_COLUMNS), batch_size=1024):
+            for batch in self.table.to_batches(columns=passage_columns(self.table.schema), batch_size=1024):
                 yield from to_passages(batch)
 
     def passages(self, numbers: Iterable[int]) -> list[Passage]:
@@ -169,7 +170,7 @@ class KnowledgeBase:
                 f"passage numbers are {numbers.min()} to {numbers.max()}, not 0 to {len(self) - 1}"
             )
         with reading(self.table):
-            return to_passages(take_rows(self.table, numbers, PASSAGE_COLUMNS))
+            return to_passages(take_rows(self.table, numbers, passage_columns(self.table.schema)))
 
     @cached_property
     def keys_N(self) -> np.ndarray:
@@ -228,13 +229,21 @@ class KnowledgeBase:
     def tokens_of(self, numbers: np.ndarray) -> PassageTokens:
         """Wordpieces of these passages: row n belongs to the n-th number. Each call reads from disk."""
         with reading(self.table):
-            rows = take_rows(self.table, numbers, SCHEMA.names)
+            rows = take_rows(self.table, numbers, self.table.schema.names)
             return to_tokens(rows.to_batches(max_chunksize=1024), self.tokenizer)
 
     @cached_property
     def fingerprint(self) -> str:
         """Digest of the passages, their order and the tokenizer."""
         return fingerprint_of(self.keys_N, self.tokenizer)
+
+    @cached_property
+    def links_digest(self) -> str:
+        """Digest of the links of all passages, which `fingerprint` does not cover; "" if no passage has links."""
+        if LINKS not in self.table.schema.names:
+            return ""
+        with reading(self.table):
+            return links_digest(self.table.to_batches(columns=[LINKS]))
 
     def check_tokenizer(self, tokenizer: Tokenizer, name: str) -> None:
         """Raises InputError if `tokenizer`, the tokenizer of the model `name`, is not that of this knowledge base."""
@@ -366,7 +375,7 @@ class KnowledgeBase:
                 fragments: list[FragmentMetadata] = []
                 with uncommitted(path):
                     if len(kept):
-                        fragments += write_rows(path, kept.to_batches(), SCHEMA)
+                        fragments += write_rows(path, kept.to_batches(), table.schema)
                     table = replace_rows(path, table, numbers, fragments)
         if table is not self.table:
             self._move_to(table)

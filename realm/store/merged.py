@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from realm.errors import writing
 from realm.files import sync_folder, write_json_lines
 from realm.store.digests import add_lines, forget, lines_of, record
-from realm.store.schema import SCHEMA, key_of
+from realm.store.schema import key_of
 from realm.store.tables import reading, take_rows
 
 MERGED = "merged.jsonl"
@@ -122,7 +122,7 @@ def handed_over(table: lance.LanceDataset, numbers: np.ndarray, states: Mapping[
     with reading(table):
         states_N = take_rows(table, numbers, ["document_state"]).column("document_state").to_numpy()
         kept_N = np.isin(states_N, np.fromiter(heirs, dtype=np.uint64))
-        rows = take_rows(table, numbers[kept_N], SCHEMA.names)
+        rows = take_rows(table, numbers[kept_N], table.schema.names)
     owners = [heirs[state] for state in rows.column("document_state").to_pylist()]
     for name, values in (("document_id", owners), ("document_key", [key_of(owner) for owner in owners])):
         place = rows.schema.get_field_index(name)

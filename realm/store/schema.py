@@ -1,13 +1,15 @@
 """Passages as rows of a table, and as the arrays of wordpieces that training reads.
 
 A row holds a passage twice: in characters (title, text, sentences, salient spans) and in wordpieces (ids, the first wordpiece
-of each sentence, the wordpieces of each span). Passages are tokenized when they are added to a knowledge base. Only passages of
-a converted checkpoint, which are millions and already have vectors, are tokenized when their wordpieces are needed.
+of each sentence, the wordpieces of each span). A row also has the titles of the pages to which the passage links, if these are
+known. Passages are tokenized when they are added to a knowledge base. Only passages of a converted checkpoint, which are
+millions and already have vectors, are tokenized when their wordpieces are needed.
 
 Keys are unsigned 64-bit numbers: the 16 hex digits of a passage id, or the first 64 bits of the SHA-1 of a document id.
 """
 
 import hashlib
+import json
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
@@ -23,6 +25,7 @@ from realm.text.corpus import Document, Passage, Span
 from realm.tokens.layouts import Ragged
 from realm.tokens.tokenizer import Tokenizer
 
+LINKS = "links"
 _NUMBERS = pa.list_(pa.int32())
 SCHEMA = pa.schema(
     [
@@ -40,6 +43,8 @@ SCHEMA = pa.schema(
         ("span_starts", _NUMBERS),
         ("span_ends", _NUMBERS),
         ("span_labels", pa.list_(pa.string())),
+        # Titles of the linked pages; null if the links are unknown. Tables of formats 1 to 3 do not have this column.
+        (LINKS, pa.list_(pa.string())),
         # Ids and positions of wordpieces.
         ("title_ids", _NUMBERS),
         ("body_ids", _NUMBERS),
@@ -58,6 +63,7 @@ PASSAGE_COLUMNS = (
     "span_starts",
     "span_ends",
     "span_labels",
+    LINKS,
 )
 TOKEN_COLUMNS = ("title_ids", "body_ids", "sentence_pieces", "span_first_pieces", "span_end_pieces")
 """Columns of wordpieces, in the order of the fields of `PassageTokens`."""
@@ -121,21 +127,41 @@ def fingerprint_of(keys_N: np.ndarray, tokenizer: Tokenizer) -> str:
     return digest.hexdigest()[:16]
 
 
-def row_batches(rows: Sequence[Row], tokenizer: Tokenizer | None, size: int = 512) -> list[pa.RecordBatch]:
-    """Rows as Arrow batches of `size` rows; without a tokenizer, the columns of wordpieces are null."""
-    return [_batch(rows[start : start + size], tokenizer) for start in range(0, len(rows), size)]
+def row_batches(
+    rows: Sequence[Row], tokenizer: Tokenizer | None, size: int = 512, schema: pa.Schema = SCHEMA
+) -> list[pa.RecordBatch]:
+    """Rows as Arrow batches of `size` rows; without a tokenizer, the columns of wordpieces are null.
+
+    `schema` is the schema of the table to which the rows are added. An earlier format has fewer columns than `SCHEMA`.
+    """
+    return [_batch(rows[start : start + size], tokenizer, schema) for start in range(0, len(rows), size)]
+
+
+def passage_columns(schema: pa.Schema) -> list[str]:
+    """The columns `PASSAGE_COLUMNS`, without a column that a table of an earlier format does not have."""
+    return [name for name in PASSAGE_COLUMNS if name in schema.names]
 
 
 def to_passages(table: pa.Table | pa.RecordBatch) -> list[Passage]:
-    """Passages from rows of the table that have at least the columns `PASSAGE_COLUMNS`."""
-    return list(map(_passage, *(_python(table.column(name)) for name in PASSAGE_COLUMNS)))
+    """Passages from rows of the table that have at least the columns `passage_columns`."""
+    return list(map(_passage, *(_python(table.column(name)) for name in passage_columns(table.schema))))
+
+
+def links_digest(batches: Iterable[pa.RecordBatch]) -> str:
+    """Digest of the column of links; "" if no passage has links."""
+    digest, known = hashlib.sha256(), False
+    for batch in batches:
+        for links in _python(batch.column(LINKS)):
+            known = known or links is not None
+            digest.update(json.dumps(links).encode())
+    return digest.hexdigest()[:16] if known else ""
 
 
 def load_tokens(table: lance.LanceDataset, tokenizer: Tokenizer) -> PassageTokens:
     """Loads the wordpieces of all passages into memory."""
     if table.count_rows(filter=_UNTOKENIZED):
         rows = progress(
-            table.to_batches(columns=SCHEMA.names, batch_size=1024),
+            table.to_batches(batch_size=1024),
             total=math.ceil(table.count_rows() / 1024),
             description="tokenize",
             unit="batch",
@@ -145,7 +171,7 @@ def load_tokens(table: lance.LanceDataset, tokenizer: Tokenizer) -> PassageToken
 
 
 def to_tokens(batches: Iterable[pa.RecordBatch], tokenizer: Tokenizer) -> PassageTokens:
-    """The wordpieces of rows of the table that have all columns of `SCHEMA`."""
+    """The wordpieces of rows that have all columns of the table."""
     parts = [_tokenized(batch, tokenizer) for batch in batches]
     return PassageTokens(*(_ragged([part.column(name) for part in parts]) for name in TOKEN_COLUMNS))
 
@@ -158,7 +184,7 @@ def _tokenized(batch: pa.RecordBatch, tokenizer: Tokenizer) -> pa.RecordBatch:
     if batch.column("body_ids").null_count:
         facts = (batch.column(name).to_pylist() for name in ("document_state", "document_passages"))
         rows = list(map(Row, to_passages(batch), *facts))
-        batch = _batch(rows, tokenizer)
+        batch = _batch(rows, tokenizer, SCHEMA)
     return batch.select(list(TOKEN_COLUMNS))
 
 
@@ -186,13 +212,20 @@ def _load_ragged(table: lance.LanceDataset, column: str) -> Ragged:
 
 
 def _python(column: pa.ChunkedArray | pa.Array) -> list[Any]:
-    """A column as Python values. Lists are cut from one list of all values, which is faster than `to_pylist` on lists."""
+    """A column as Python values. Lists are cut from one list of all values, which is faster than `to_pylist` on lists.
+
+    A list that is null becomes None.
+    """
     if not pa.types.is_list(column.type):
         return column.to_pylist()
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     values = array.flatten().to_pylist()
-    ends = np.cumsum(array.value_lengths()).tolist()
-    return [values[start:end] for start, end in pairwise([0, *ends])]
+    ends = np.cumsum(array.value_lengths().fill_null(0)).tolist()
+    lists: list[Any] = [values[start:end] for start, end in pairwise([0, *ends])]
+    if array.null_count:
+        there = array.is_valid().to_pylist()
+        lists = [one if valid else None for one, valid in zip(lists, there, strict=True)]
+    return lists
 
 
 def _passage(
@@ -205,13 +238,15 @@ def _passage(
     span_starts: Sequence[int],
     span_ends: Sequence[int],
     span_labels: Sequence[str],
+    links: Sequence[str] | None = None,
 ) -> Passage:
     sentences = tuple(zip(sentence_starts, sentence_ends, strict=True))
     spans = tuple(map(Span, span_starts, span_ends, span_labels))
-    return Passage(f"{key:016x}", document_id, title, text, sentences, spans)
+    titles = None if links is None else tuple(links)
+    return Passage(f"{key:016x}", document_id, title, text, sentences, spans, titles)
 
 
-def _batch(rows: Sequence[Row], tokenizer: Tokenizer | None) -> pa.RecordBatch:
+def _batch(rows: Sequence[Row], tokenizer: Tokenizer | None, schema: pa.Schema) -> pa.RecordBatch:
     passages = [row.passage for row in rows]
     columns: dict[str, list[Any]] = {
         "id": [int(passage.id, 16) for passage in passages],
@@ -226,12 +261,13 @@ def _batch(rows: Sequence[Row], tokenizer: Tokenizer | None) -> pa.RecordBatch:
         "span_starts": [[span.start for span in passage.spans] for passage in passages],
         "span_ends": [[span.end for span in passage.spans] for passage in passages],
         "span_labels": [[span.label for span in passage.spans] for passage in passages],
+        LINKS: [passage.links for passage in passages],
     }
     if tokenizer is None:
         columns |= dict.fromkeys(TOKEN_COLUMNS, [None] * len(rows))
     else:
         columns |= _pieces(passages, tokenizer)
-    return pa.record_batch([pa.array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
+    return pa.record_batch([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
 
 
 def _pieces(passages: Sequence[Passage], tokenizer: Tokenizer) -> dict[str, list[Any]]:

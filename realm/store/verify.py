@@ -17,7 +17,7 @@ from realm.store import vectors as vectors_table
 from realm.store.digests import changed_lines
 from realm.store.ingest import TABLE
 from realm.store.merged import MERGED
-from realm.store.schema import SCHEMA, fingerprint_of, key_of
+from realm.store.schema import fingerprint_of, key_of
 from realm.store.tables import damaged_files, open_table
 from realm.text.corpus import passage_id
 from realm.tokens.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ def _passages(table: lance.LanceDataset, keys_N: np.ndarray, vocab_size: int) ->
     failed: dict[str, list[int]] = {what: [] for what in checks}
     row = 0
     with progress(total=len(keys_N), description="verify passages", unit="passage") as bar:
-        for batch in table.to_batches(columns=SCHEMA.names, batch_size=4096):
+        for batch in table.to_batches(batch_size=4096):
             for what, check in checks.items():
                 failed[what] += (np.flatnonzero(check(batch)) + row).tolist()
             row += len(batch)

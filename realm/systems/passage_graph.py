@@ -1,8 +1,14 @@
-"""A graph of passages. Its edges are the documents that a passage names by title, and the passages of one document.
+"""A graph of passages. Its edges are the documents that a passage names, and the passages of one document.
 
-This graph replaces the hyperlinks of PathRetriever, and TAGME and Wikidata of GraphRetriever. A passage names a document if the
-passage contains the words of the title of the document, the first word begins with a capital letter or a digit, and these words
-are not part of a longer title. An explanation in brackets, as in "Mercury (planet)", does not belong to the title.
+If the links of a passage are known (`Passage.links`), the passage names the documents to whose titles the passage links, as in
+PathRetriever. Titles without a link are then ignored. A link to a redirect has the title of the redirect, and so names no
+document.
+
+If the links of a passage are unknown, the passage names the documents whose titles its text contains. A text contains a title if
+the text contains the words of the title, the first word begins with a capital letter or a digit, and these words are not part of a
+longer title. An explanation in brackets, as in "Mercury (planet)", does not belong to the title.
+
+Named documents replace the relations of Wikidata in GraphRetriever. Titles in questions replace TAGME.
 
 Axis letters: E edges, N passages.
 """
@@ -21,6 +27,7 @@ from realm.search.bm25 import STOP_WORDS
 from realm.store.knowledge_base import KnowledgeBase
 from realm.systems.articles import Articles
 from realm.systems.tfidf import tokens_of
+from realm.text.corpus import Passage
 
 LONGEST_TITLE = 8
 """Largest number of words of a title that is searched in passages."""
@@ -33,10 +40,12 @@ _EXPLANATION = re.compile(r"\s*\([^()]*\)\s*$")
 
 
 class Titles:
-    """Finds titles of documents in texts."""
+    """Finds documents by title: titles in texts, and titles of linked pages."""
 
     def __init__(self, kb: KnowledgeBase, articles: Articles):
         titles = kb.titles
+        # In reverse order, so that the first of several documents with the same title is kept.
+        self._exact = dict(zip(reversed(titles), reversed(articles.document_N.tolist()), strict=True))
         self._document: dict[tuple[str, ...], int] = {}
         for document in range(articles.count):
             title = titles[articles.lead(document)]
@@ -51,6 +60,13 @@ class Titles:
             # If several documents have the same title, a title without an explanation is probably the most common meaning.
             if words not in self._document or bare == title:
                 self._document[words] = document
+
+    def named(self, passage: Passage) -> Iterator[int]:
+        """Documents that a passage names: by links if the links of the passage are known, else by titles in the text."""
+        if passage.links is None:
+            yield from self.find(passage.text)
+        else:
+            yield from (self._exact[title] for title in passage.links if title in self._exact)
 
     def find(self, text: str, any_case: bool = False) -> Iterator[int]:
         """Documents that a text names, in the order of the text. At each place, the longest title counts.
@@ -93,7 +109,8 @@ class PassageGraph:
             np.save(aside / "first.npy", first_N)
             np.save(aside / "documents.npy", document_E)
 
-        make_once(folder, FILE, {"kb": kb.fingerprint}, make)
+        made_of = {"kb": kb.fingerprint} | ({"links": kb.links_digest} if kb.links_digest else {})
+        make_once(folder, FILE, made_of, make)
         return cls(articles, titles, *(np.load(folder / f"{name}.npy") for name in ("first", "documents")))
 
     def named(self, passage: int) -> list[int]:
@@ -149,7 +166,7 @@ def edges_of(kb: KnowledgeBase, articles: Articles, titles: Titles) -> tuple[np.
     with progress(total=len(kb), description="graph", unit="passage") as bar:
         for number, passage in enumerate(kb):
             own = int(articles.document_N[number])
-            found = [one for one in dict.fromkeys(titles.find(passage.text)) if one != own]
+            found = [one for one in dict.fromkeys(titles.named(passage)) if one != own]
             counts.append(len(found))
             documents.extend(found)
             bar.update(1)

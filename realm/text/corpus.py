@@ -14,12 +14,21 @@ CountTokens = Callable[[Sequence[str]], list[int]]
 """Counts the wordpieces of each text, without special tokens."""
 
 
+class Link(NamedTuple):
+    """A link in a text: the position of the first character of the linked words, and the title of the linked page."""
+
+    start: int
+    title: str
+
+
 class Document(NamedTuple):
     """An article, a page or a file. The id is unique in a corpus; several documents may have the same title."""
 
     title: str
     text: str
     id: str
+    links: tuple[Link, ...] | None = None
+    """Links in the order of the text; None if the format of the file has no links."""
 
 
 class Span(NamedTuple):
@@ -46,6 +55,8 @@ class Passage(NamedTuple):
     text: str
     sentences: tuple[tuple[int, int], ...]
     spans: tuple[Span, ...]
+    links: tuple[str, ...] | None = None
+    """Titles of the pages to which the passage links, each once, in the order of the text; None if links are unknown."""
 
 
 class HeldOut(NamedTuple):
@@ -79,7 +90,8 @@ def split_document(
     that offsets stay valid. A sentence that is too long is not truncated, but cut at white space, and a word that is too long
     is cut between characters. A title counts as at most half of `max_tokens`, so that there is room for the text.
 
-    The passages contain all characters of the text in order, except white space at cuts. A span across a cut is dropped.
+    The passages contain all characters of the text in order, except white space at cuts. A span across a cut is dropped. A link
+    belongs to the passage in which the linked words begin.
     """
     title_tokens = min(count_tokens([document.title])[0], max_tokens // 2)
     budget = max_tokens - 3 - title_tokens
@@ -154,7 +166,14 @@ def _passage(document: Document, spans: Sequence[Span], block: Sequence[_Piece])
             for span in spans[first:last]
             if span.end <= end
         ),
+        links=None if document.links is None else _titles(document.links, start, end),
     )
+
+
+def _titles(links: Sequence[Link], start: int, end: int) -> tuple[str, ...]:
+    """Titles of the links whose words begin in [start, end), each once."""
+    first, last = (bisect_left(links, place, key=lambda link: link.start) for place in (start, end))
+    return tuple(dict.fromkeys(link.title for link in links[first:last]))
 
 
 def _trim(text: str, start: int, end: int) -> tuple[int, int]:

@@ -102,7 +102,7 @@ def check(path: Path, content: bytes) -> None:
     with suppress(InputError):  # nothing could be read
         documents += read_documents([str(path)], report=report)
     for document in documents:
-        "".join(document).encode()
+        "".join(document[:3]).encode()
     texts = [document.text for document in documents]
     assert texts or report.left_out
     assert all(path.name in one.problem and one.problem.isprintable() for one in report.left_out)

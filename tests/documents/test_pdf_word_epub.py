@@ -289,7 +289,7 @@ def check_damaged(folder: Path, sound: Path, count: int, seed: int) -> None:
             target.write_bytes(damaged(file.read_bytes(), other.read_bytes(), draw))
     documents, report = read(folder)
     for document in documents:
-        "".join(document).encode()
+        "".join(document[:3]).encode()
     left_out = [
         one.where.partition(" ")[0] for one in report.left_out
     ]  # a part of an archive stands behind its name

@@ -4,7 +4,6 @@ import bz2
 import csv
 import gzip
 import json
-from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 from random import Random
@@ -21,37 +20,14 @@ from realm.documents.reading import ReadingReport, read_documents
 from realm.documents.wikipedia import dumps
 from realm.documents.wikipedia.wikitext import read_wikitext
 from realm.errors import InputError
+from realm.text.corpus import Link
+from tests.documents.writers import HEAD, page, write_dump
 
-HEAD = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11" xml:lang="de">
-  <siteinfo>
-    <sitename>Wiki</sitename>
-    <namespaces>
-      <namespace key="0" case="first-letter" />
-      <namespace key="6" case="first-letter">Datei</namespace>
-      <namespace key="14" case="first-letter">Kategorie</namespace>
-    </namespaces>
-  </siteinfo>
-"""
 TOWNS = {
     "Arden": "'''Arden''' is a town on the [[Ouse (river)|Ouse]].[[Datei:Arden.jpg|thumb|The [[town]]]]",
     "Brack": "'''Brack''' is a village.{{Coord|1|N}} It has {{convert|5|km|mi}} of walls.<ref>{{cite}}</ref>",
     "Croft & Sons": "A firm.\n== History ==\nIt began in 1900.\n== References ==\n* A book",
 }
-
-
-def page(title: str, markup: str, namespace: int = 0, redirect: str = "") -> str:
-    to = f'<redirect title="{escape(redirect)}" />' if redirect else ""
-    return (
-        f"  <page>\n    <title>{escape(title)}</title>\n    <ns>{namespace}</ns>\n    <id>7</id>\n    {to}\n"
-        f"    <revision>\n      <id>8</id>\n      <contributor><username>U</username><id>9</id></contributor>\n"
-        f'      <text bytes="1" xml:space="preserve">{escape(markup)}</text>\n    </revision>\n  </page>\n'
-    )
-
-
-def write_dump(path: Path, pages: Iterable[str]) -> Path:
-    text = HEAD + "".join(pages) + "</mediawiki>\n"
-    path.write_bytes(bz2.compress(text.encode()) if path.suffix == ".bz2" else text.encode())
-    return path
 
 
 def read(path: Path) -> tuple[dict[str, str], dict[str, int]]:
@@ -74,7 +50,7 @@ def test_words_links_and_signs_of_a_sentence_are_what_a_reader_sees() -> None:
     assert found.text == (
         "Arden (Ardenne) is an old town on the Ouse, in the North – see its page. 5000 people As of 2010."
     )
-    assert found.links == ("Town", "Ouse (river)", "North")
+    assert found.links == (Link(26, "Town"), Link(38, "Ouse (river)"), Link(51, "North"))
     assert not found.disambiguation
 
 
@@ -106,6 +82,24 @@ def test_no_markup_is_an_error_and_text_without_markup_stays(parts: list[str]) -
     read_wikitext("".join(parts))
     plain = " ".join(part for part in parts if part == "a")
     assert read_wikitext(plain).text == plain
+
+
+def test_a_link_stands_where_its_words_stand_after_the_markup_is_gone() -> None:
+    markup = (
+        "''[[a_b|''Ada'']]''  (; {{x}}) is {{nowrap| [[ bo#Life | the Bo ]]}}.[[C|{{flag}}]]\n\n\n\n"
+        "{| \n|+ [[Tables|Caption]]\n! Name !! [[people|People]]\n|-\n|  [[:de:Arden|Arden]] || [[D|{{small|Dora}}]]\n|}\n"
+        "* ( , [[AT&amp;T]]) [[Datei:x.png|thumb|[[Hidden]]]] <ref>[[Source]]</ref>&#2;0&#2;\n== See also ==\n* [[Seen]]"
+    )
+    found = read_wikitext(markup, ["Datei"])
+    assert [(link.title, found.text[link.start :].split()[0]) for link in found.links] == [
+        ("A b", "Ada"),
+        ("Bo", "the"),
+        ("Tables", "Caption"),
+        ("De:Arden", "Arden;"),
+        ("People", "People:"),
+        ("D", "Dora."),
+        ("AT&T", "AT&T)"),
+    ]
 
 
 # -- dumps

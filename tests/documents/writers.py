@@ -1,8 +1,10 @@
-"""Writes PDF, Word documents and EPUB as programs do: with fpdf2, python-docx and zipfile."""
+"""Writes PDF, Word documents and EPUB with fpdf2, python-docx and zipfile, and dumps of a MediaWiki."""
 
+import bz2
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 import docx
 from docx.oxml import parse_xml
@@ -128,4 +130,31 @@ def zipped(path: Path, parts: Mapping[str, str | bytes]) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in parts.items():
             archive.writestr(name, content)
+    return path
+
+
+HEAD = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11" xml:lang="de">
+  <siteinfo>
+    <sitename>Wiki</sitename>
+    <namespaces>
+      <namespace key="0" case="first-letter" />
+      <namespace key="6" case="first-letter">Datei</namespace>
+      <namespace key="14" case="first-letter">Kategorie</namespace>
+    </namespaces>
+  </siteinfo>
+"""
+
+
+def page(title: str, markup: str, namespace: int = 0, redirect: str = "") -> str:
+    to = f'<redirect title="{escape(redirect)}" />' if redirect else ""
+    return (
+        f"  <page>\n    <title>{escape(title)}</title>\n    <ns>{namespace}</ns>\n    <id>7</id>\n    {to}\n"
+        f"    <revision>\n      <id>8</id>\n      <contributor><username>U</username><id>9</id></contributor>\n"
+        f'      <text bytes="1" xml:space="preserve">{escape(markup)}</text>\n    </revision>\n  </page>\n'
+    )
+
+
+def write_dump(path: Path, pages: Iterable[str]) -> Path:
+    text = HEAD + "".join(pages) + "</mediawiki>\n"
+    path.write_bytes(bz2.compress(text.encode()) if path.suffix == ".bz2" else text.encode())
     return path

@@ -28,8 +28,8 @@ from realm.store.knowledge_base import (
     KnowledgeBaseConfig,
     build,
 )
-from realm.text.corpus import Annotations, Document, Span, passage_id
-from tests.store.tiny import CONFIG, DOCUMENTS, TOKENIZER, TinyTagger, make, tiny_tokenizer
+from realm.text.corpus import Annotations, Document, Link, Span, passage_id
+from tests.store.tiny import CONFIG, DOCUMENTS, TOKENIZER, TinyTagger, as_format_3, make, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -260,6 +260,14 @@ def test_an_interrupted_build_with_other_settings_starts_over_and_says_so(
     assert len(tagger.read) == len(DOCUMENTS)
     assert "starting from the beginning" in caplog.text
     assert KnowledgeBase.open(tmp_path / "kb").config.passage_tokens == 30
+
+
+def test_an_interrupted_build_without_a_column_of_links_starts_over(tmp_path: Path) -> None:
+    interrupt(tmp_path / "kb", [*LINKED, *DOCUMENTS])
+    as_format_3(tmp_path / "kb.building")
+    kb = make(tmp_path / "kb", [*LINKED, *DOCUMENTS])
+    assert list(kb) == list(make(tmp_path / "whole", [*LINKED, *DOCUMENTS]))
+    assert next(iter(kb)).links == ("Town 3", "Inn")
 
 
 def test_an_interrupted_build_goes_on_only_with_the_documents_it_read(tmp_path: Path) -> None:
@@ -509,9 +517,9 @@ def test_what_is_no_knowledge_base_is_refused_in_one_line(kb: KnowledgeBase, tmp
 
 def test_an_unknown_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(build_module, "FORMAT", 4)
+        patch.setattr(build_module, "FORMAT", 5)
         make(tmp_path / "kb")
-    with pytest.raises(RealmError, match="has format 4, but this version of realm reads formats 1 to 3"):
+    with pytest.raises(RealmError, match="has format 5, but this version of realm reads formats 1 to 4"):
         KnowledgeBase.open(tmp_path / "kb")
 
 
@@ -529,6 +537,71 @@ def test_a_knowledge_base_of_an_earlier_version_has_a_tokenizer_without_a_name(
         patch.setattr(Settings, "to_json", to_json)
         make(tmp_path / "kb")
     assert KnowledgeBase.open(tmp_path / "kb").config.tokenizer == ""
+
+
+LINKED = [
+    Document(
+        "Linked", "It has inns in Town 3.", "l", (Link(15, "Town 3"), Link(15, "Inn"), Link(15, "Town 3"))
+    ),
+    Document("Alone", "It has two inns.", "a", ()),
+    DOCUMENTS[5],
+]
+
+
+def test_links_come_back_through_builds_additions_and_compaction(tmp_path: Path) -> None:
+    kb = make(tmp_path / "kb", [*LINKED, *DOCUMENTS[:4]])
+    more = Document("More", "It is in Town 9.", "m", (Link(9, "Town 9"),))
+    again = [one._replace(id=f"{one.id} again") for one in LINKED[:2]]
+    kb.add([more, *again], TinyTagger())
+    kb.delete(["l", "d2"])  # the text of l stays as the text of its copy
+    for _ in range(2):
+        opened = KnowledgeBase.open(kb.folder)
+        links = {passage.document_id: passage.links for passage in opened}
+        assert links == {
+            "l again": ("Town 3", "Inn"),
+            "a": (),
+            "m": ("Town 9",),
+            **dict.fromkeys(("d0", "d1", "d3", "d5")),
+        }
+        assert [one.links for one in opened.passages(range(len(opened)))] == [one.links for one in opened]
+        assert opened.verify() == []
+        opened.compact()
+
+
+def test_the_digest_of_links_follows_the_links_alone(tmp_path: Path) -> None:
+    changed = [LINKED[0]._replace(links=(Link(15, "Town 4"),)), *LINKED[1:]]
+    bare = [one._replace(links=None) for one in LINKED]
+    kbs = [make(tmp_path / str(n), docs) for n, docs in enumerate((LINKED, changed, bare, LINKED))]
+    assert len({kb.fingerprint for kb in kbs}) == 1
+    first, second, none, again = (kb.links_digest for kb in kbs)
+    assert first == again
+    assert none == ""
+    assert len({first, second, none}) == 3
+
+
+def test_a_knowledge_base_without_a_column_of_links_can_be_used_changed_and_compacted(
+    kb: KnowledgeBase, tmp_path: Path
+) -> None:
+    shutil.copytree(kb.folder, tmp_path / "old")
+    as_format_3(tmp_path / "old")
+    old = KnowledgeBase.open(tmp_path / "old")
+    assert (old.fingerprint, old.links_digest) == (kb.fingerprint, "")
+    changes = [
+        *LINKED,
+        DOCUMENTS[7]._replace(text="Town 7 is two towns."),
+        DOCUMENTS[8]._replace(id="d8 again"),
+    ]
+    for one in (old, kb):
+        one.add(changes, TinyTagger())
+        one.delete(["d3", "d8"])
+    for _ in range(2):
+        assert list(old) == [passage._replace(links=None) for passage in kb]
+        assert old.verify() == []
+        for mine, others in zip(old.tokens, kb.tokens, strict=True):
+            np.testing.assert_array_equal(mine.values, others.values)
+        assert "links" not in old.table.schema.names
+        old.compact()
+        old = KnowledgeBase.open(old.folder)
 
 
 def test_another_tokenizer_than_the_passages_were_made_with_is_refused(kb: KnowledgeBase) -> None:

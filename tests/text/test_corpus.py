@@ -4,7 +4,7 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from realm.text.corpus import Annotations, Document, Passage, Span, passage_id, split_document
+from realm.text.corpus import Annotations, Document, Link, Passage, Span, passage_id, split_document
 
 
 def words(texts: Sequence[str]) -> list[int]:
@@ -147,3 +147,21 @@ def test_next_sentence_would_not_have_fitted(annotated_document, max_tokens) -> 
     for passage, following in pairwise(passages):
         first = following.text[slice(*following.sentences[0])]
         assert sum(words([passage.text[a:b] for a, b in passage.sentences])) + words([first])[0] > budget
+
+
+@given(
+    annotated_documents(),
+    st.lists(st.tuples(st.integers(0, 200), st.sampled_from("ABC"))),
+    st.integers(8, 40),
+)
+def test_a_link_belongs_to_the_passage_in_which_its_words_begin(drawn, places, max_tokens) -> None:
+    document, annotations = drawn
+    links = sorted(Link(start, title) for start, title in places if start < len(document.text))
+    passages = split_document(document._replace(links=tuple(links)), annotations, words, max_tokens)
+    end = 0
+    for passage in passages:
+        start = document.text.index(passage.text, end)
+        end = start + len(passage.text)
+        assert passage.links == tuple(dict.fromkeys(one.title for one in links if start <= one.start < end))
+    for passage in split_document(document, annotations, words, max_tokens):
+        assert passage.links is None

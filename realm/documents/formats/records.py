@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from realm.errors import InputError, shortened, shown
+from realm.text.corpus import Link
 
 EMPTY: Final = "empty"
 NO_TEXT: Final = "without text"
@@ -40,6 +41,8 @@ class Record(NamedTuple):
     id: str | None = None
     assumed: str | None = None
     """The assumed encoding, if the file declares no encoding and is not UTF-8; else None."""
+    links: tuple[Link, ...] | None = None
+    """Links in the order of the text; None if the format of the file has no links, or if the reader does not keep them."""
 
 
 class Unreadable(InputError):

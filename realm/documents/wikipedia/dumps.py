@@ -41,6 +41,7 @@ from realm.documents.formats.records import (
 )
 from realm.documents.wikipedia.titles import not_an_article
 from realm.errors import first_line
+from realm.text.corpus import Link
 from realm.text.tagger_processes import usable_cores
 
 MOST_SECONDS = 20
@@ -214,14 +215,14 @@ class _Workers(AbstractContextManager["_Workers"]):
             return Unreadable(
                 where, TOO_LONG, f"{where}: parsing took over {MOST_SECONDS} s or too much memory"
             )
-        text, disambiguation = json.loads(answer)
+        text, disambiguation, links = json.loads(answer)
         if disambiguation:
             return Unreadable(where, DISAMBIGUATION, f"{where} is a disambiguation page")
         if text is None:
             return Unreadable(where, DAMAGED, f"{where} cannot be parsed")
         if not text:
             return Unreadable(where, NO_TEXT, f"{where} has no text besides templates")
-        return Record(where, page.title, text)
+        return Record(where, page.title, text, links=tuple(Link(*link) for link in links))
 
     def __exit__(self, *exception: object) -> None:
         self._threads.shutdown(cancel_futures=True)
@@ -249,10 +250,10 @@ def main() -> None:
     for line in sys.stdin.buffer:
         markup, dropped, seconds = json.loads(line)
         limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + seconds))
-        answer: list[Any] = [None, False]
+        answer: list[Any] = [None, False, []]
         try:
             page = read_wikitext(markup, dropped)
-            answer = [page.text, page.disambiguation]
+            answer = [page.text, page.disambiguation, page.links]
         except Exception:  # the parser raises errors of many classes; the page is left out
             pass
         answers.write(json.dumps(answer) + "\n")

@@ -1,50 +1,84 @@
-"""Converts MediaWiki's markup to text: the paragraphs, lists and tables of a page, and the titles of the linked pages.
+"""Converts MediaWiki's markup to text: the paragraphs, lists and tables of a page, and the links in this text.
 
 The parser is mwparserfromhell. References, galleries, formulas, and sections that list sources are left out, and so are all
 templates except a few that are replaced by words of a sentence (`_template`). A row of a table becomes "Country: France;
 Capital: Paris."
 """
 
+import html
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import mwparserfromhell
 from mwparserfromhell import nodes
 
+from realm.text.corpus import Link
+
 
 class WikiPage(NamedTuple):
-    """The text of a page, the titles of linked pages in order, and whether the page only lists the meanings of a name."""
+    """The text of a page, the links in the text, and whether the page only lists the meanings of a name."""
 
     text: str
-    links: tuple[str, ...]
+    links: tuple[Link, ...]
     disambiguation: bool
 
 
 def read_wikitext(markup: str, dropped: Iterable[str] = ()) -> WikiPage:
     """Text and links of a page. Links to the namespaces `dropped` (files and categories in the wiki's language) are left out.
 
-    >>> read_wikitext("'''Paris''' is the [[capital city|capital]] of [[France]].{{Coord|48|N}}")
-    WikiPage(text='Paris is the capital of France.', links=('Capital city', 'France'), disambiguation=False)
+    >>> page = read_wikitext("'''Paris''' is the [[capital city|capital]] of [[France]].{{Coord|48|N}}")
+    >>> page.text
+    'Paris is the capital of France.'
+    >>> page.links
+    (Link(start=13, title='Capital city'), Link(start=24, title='France'))
     """
     taken = _Taken({*_DROPPED, *(name.lower() for name in dropped)})
     taken.sections(mwparserfromhell.parse(markup, skip_style_tags=True))
-    text = _QUOTES.sub("", "".join(taken.text))
+    # With the group in the pattern, `split` returns text, number of a link, text, number of a link, ..., text.
+    parts = _MARK.split("".join(taken.text))
+    text, starts = "".join(parts[::2]), list(accumulate(map(len, parts[:-1:2])))
     for pattern, instead in _DEBRIS:
-        text = pattern.sub(instead, text)
-    lines = (" ".join(line.split()) for line in text.split("\n"))
-    text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
-    return WikiPage(text, tuple(taken.links), taken.disambiguation)
+        text, starts = _replaced(pattern, instead, text, starts)
+    titles = [taken.titles[int(number)] for number in parts[1::2]]
+    return WikiPage(text, tuple(map(Link, starts, titles)), taken.disambiguation)
 
 
-_QUOTES = re.compile(r"'{2,}")
+def _replaced(
+    pattern: re.Pattern[str], instead: str, text: str, starts: Iterable[int]
+) -> tuple[str, list[int]]:
+    """`pattern.sub(instead, text)`, and the positions after the replacement of the characters at `starts`."""
+    parts: list[str] = []
+    first, ends, shifts = [], [0], [0]
+    for found in pattern.finditer(text):
+        parts += [text[ends[-1] : found.start()], found.expand(instead)]
+        first.append(found.start())
+        ends.append(found.end())
+        shifts.append(shifts[-1] + len(parts[-1]) - len(found[0]))
+    parts.append(text[ends[-1] :])
+    before = ((start, bisect_right(first, start)) for start in starts)
+    return "".join(parts), [max(start, ends[count]) + shifts[count] for start, count in before]
+
+
+_SIGN = "\x02"
+"""This character cannot occur in XML, and is removed from texts in which it occurs as an entity."""
+_MARK = re.compile(f"{_SIGN}([0-9]+){_SIGN}")
+"""Marks the place of a link in the collected text, with the number of the link."""
 _DEBRIS = (
+    (re.compile(r"'{2,}"), ""),
     (re.compile(r"\(\s*(?:[,;:]\s*)+"), "("),
     (re.compile(r"\s*[,;:]\s*\)"), ")"),
     (re.compile(r" ?\(\s*\)"), ""),
     (re.compile(r" +([,.;:])"), r"\1"),
+    (re.compile(r"[^\S\n]{2,}|[^\S\n ]"), " "),
+    (re.compile(r"^ | $", re.MULTILINE), ""),
+    (re.compile(r"\A\n+|\n+\Z"), ""),
+    (re.compile(r"\n{3,}"), "\n\n"),
 )
-"""Punctuation that is left in a sentence without its templates, such as "Paris (; ) is", and what replaces it."""
+"""Patterns of text that is left over from the markup, and what replaces each pattern: quotes that mark bold and italic words,
+punctuation that is left in a sentence without its templates, such as "Paris (; ) is", and superfluous white space."""
 _DROPPED = ("file", "image", "category", "media")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z-]+)?|simple")
 _SOURCES = frozenset(
@@ -74,11 +108,12 @@ _SIGNS = {
 
 
 class _Taken:
-    """Collects text and links, node by node."""
+    """Collects text, node by node. A mark (`_MARK`) is before the words of each link."""
 
     def __init__(self, dropped: set[str]):
         self.text: list[str] = []
-        self.links: dict[str, None] = {}
+        self.titles: list[str] = []
+        """Title of the page to which each link leads, by number of the link."""
         self.disambiguation = False
         self._dropped = dropped
 
@@ -102,7 +137,7 @@ class _Taken:
 
     def node(self, node: Any) -> None:
         if isinstance(node, nodes.Text):
-            self.text.append(node.value)
+            self.text.append(node.value.replace(_SIGN, ""))
         elif isinstance(node, nodes.Wikilink):
             self._link(node)
         elif isinstance(node, nodes.Template):
@@ -116,7 +151,7 @@ class _Taken:
         elif isinstance(node, nodes.ExternalLink):
             self.nodes(node.title)
         elif isinstance(node, nodes.HTMLEntity):
-            self.text.append(node.normalize())
+            self.text.append(node.normalize().replace(_SIGN, ""))
         elif isinstance(node, nodes.Argument):
             self.nodes(node.default)
 
@@ -128,17 +163,27 @@ class _Taken:
         return found
 
     def _link(self, node: Any) -> None:
-        title = " ".join(str(node.title).replace("_", " ").split())
+        title = " ".join(html.unescape(str(node.title)).replace("_", " ").replace(_SIGN, "").split())
         space, colon, _ = title.partition(":")
         if colon and (space.lower() in self._dropped or (node.text is None and _LANGUAGE.fullmatch(space))):
             return
-        target = title.removeprefix(":").partition("#")[0].strip()
-        if target and "{" not in target:
-            self.links[target[0].upper() + target[1:]] = None
+        first = len(self.text)
         if node.text is None:
             self.text.append(title.removeprefix(":"))
         else:
             self.nodes(node.text)
+        target = title.removeprefix(":").partition("#")[0].strip()
+        if target and "{" not in target:
+            self._mark(first, target[0].upper() + target[1:])
+
+    def _mark(self, first: int, title: str) -> None:
+        """Puts the mark of a link before the first word in `text[first:]`. A link without words has no mark."""
+        for place, part in enumerate(self.text[first:], start=first):
+            if words := part.lstrip():
+                mark = f"{_SIGN}{len(self.titles)}{_SIGN}"
+                self.text[place] = part[: len(part) - len(words)] + mark + words
+                self.titles.append(title)
+                break
 
     def _template(self, node: Any) -> str:
         """The words by which a template is replaced in a sentence; "" for most templates."""
