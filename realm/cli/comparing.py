@@ -173,7 +173,7 @@ def _table(args: argparse.Namespace, title: str, rows: "Mapping[str, Row]") -> N
         )
 
     from realm.cli import run
-    from realm.compare import results, table
+    from realm.compare import checks, table
     from realm.compare.plan import DataConfig, Plan, TableConfig
 
     of_data = [one.removeprefix("data.") for one in args.set if one.startswith("data.")]
@@ -183,17 +183,17 @@ def _table(args: argparse.Namespace, title: str, rows: "Mapping[str, Row]") -> N
         config = replace(config, rows=tuple(args.rows))
     plan = Plan(config, data, args.config, Path(args.dir or args.called), rows)
     if args.diff:
-        for line in results.disagreements(plan, *args.diff):
+        for line in checks.disagreements(plan, *args.diff):
             print(line)
         return
     # A wrong file is an error now, not after hours of training.
-    expected = results.expected_scores(args.check) if args.check else None
+    expected = checks.expected_scores(args.check) if args.check else None
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
         report = table.run(title, plan, run)
     if args.json:
         print(json.dumps(report, ensure_ascii=False))
     if expected is not None:
-        found = results.deviations(report, expected, args.tolerance)
+        found = checks.deviations(report, expected, args.tolerance)
         if found:
             listed = "; ".join(
                 f"{one['score']}: {one['found']:g}, expected {one['expected']:g}" for one in found

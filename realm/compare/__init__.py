@@ -2,7 +2,10 @@
 
 rows         definitions of the rows of both tables
 plan         the commands that make and measure the rows
-results      scores, paired tests and costs, as tables of text
+questions    reads the questions, and splits them into training and dev questions
+results      scores, paired tests and costs
+layout       the tables as text
+checks       compares a table with an earlier report, and two rows with each other
 plots        the tables as a picture
 table        runs all stages of a table
 official     recognises published question sets

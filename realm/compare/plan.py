@@ -12,19 +12,15 @@ DIR/reports/ROW[-SEED].TEST.json      scores, and the outcome of each question
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
-
-from farmhash import fingerprint64
 
 from realm.compare.rows import PUBLISHED, STARTS, Row
 from realm.documents.sources import files_of
 from realm.errors import InputError
 from realm.model.manifest import read_manifest
-from realm.qa.metrics import normalise_answer
-from realm.qa.question_files import Question, read_questions
+from realm.qa.question_files import read_questions
 from realm.settings import read_config
 from realm.stages.runner import Section, Stage
 from realm.store.vectors import folder_of
@@ -410,47 +406,3 @@ class Plan:
         ]
         config = () if self.preset is None else ("--config", self.preset)
         return (*verb.split(), *named, *(part for one in settings for part in ("--set", one)), *config)
-
-
-class Split(NamedTuple):
-    """Questions for training, and questions for choosing the best weights."""
-
-    train: list[Question]
-    dev: list[Question]
-    dropped: int
-    """Number of questions that were left out because they are also in a test."""
-
-
-def split_questions(
-    train: Sequence[tuple[str, Question]], dev: Sequence[tuple[str, Question]], tests: Sequence[Question]
-) -> Split:
-    """Training and dev questions from several files. The name of the file is added before the id of each question.
-
-    Questions that are also in a test are left out; questions are compared as normalised texts. If there are no dev questions,
-    the training questions with `is_dev` become dev questions.
-    """
-    asked = {normalise_answer(question.question) for question in tests}
-
-    def kept(named: Sequence[tuple[str, Question]]) -> list[Question]:
-        return [
-            question._replace(id=f"{name}:{question.id}")
-            for name, question in named
-            if normalise_answer(question.question) not in asked
-        ]
-
-    training, choosing = kept(train), kept(dev)
-    dropped = len(train) + len(dev) - len(training) - len(choosing)
-    if not choosing:
-        choosing = [one for one in training if is_dev(one.question)]
-        training = [one for one in training if not is_dev(one.question)]
-    return Split(training, choosing, dropped)
-
-
-def is_dev(question: str) -> bool:
-    """Whether the rule of ORQA makes a training question a dev question, as for one in ten (`create_data_splits.py`)."""
-    return bool(fingerprint64(question) % 100_000 % 10 == 0)
-
-
-def read_all(files: Sequence[str]) -> list[tuple[str, Question]]:
-    """Pairs of the name of a file and a question, for all questions of several files."""
-    return [(Path(file).stem, question) for file in files for question in read_questions(file)]

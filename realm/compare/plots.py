@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm.compare.results import TableJson, made_lines
+from realm.compare.layout import made_lines
+from realm.compare.results import TableJson
 from realm.qa.significance import percent, wilson_interval
 
 

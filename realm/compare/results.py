@@ -1,11 +1,11 @@
-"""Results of a table as lines, Markdown and JSON: scores of every row on every test, paired tests, and costs.
+"""Results of a table: scores of every row on every test, paired tests, and costs.
 
 All numbers come from files that the commands of the stages wrote. Shares are in percent of the questions.
 
 Axis letters: S seeds, N questions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypedDict
 
@@ -13,7 +13,6 @@ import numpy as np
 
 from realm.compare.plan import Plan
 from realm.compare.rows import STARTS
-from realm.errors import InputError, RealmError
 from realm.files import read_json
 from realm.model.manifest import read_manifest
 from realm.model.tensor_files import load_tensors
@@ -27,23 +26,11 @@ from realm.qa.significance import (
     percent,
     wilson_interval,
 )
-from realm.stages.tables import aligned, difference
-from realm.systems import knn_lm
 from realm.systems.knn_lm import KnnJson
 from realm.systems.system import WEIGHTS, is_system, read_system
 
-DASH = "-"
 WORDS = "bm25"
 """Name of BM25 in the table of the starts."""
-WITH_INTERVAL = "(95% interval)"
-FOUND = (
-    "first 1 / 5 / 20 / 100",
-    "reciprocal rank",
-    "first 1 / 5 / 20 / 100, answerable",
-    "reciprocal rank, answerable",
-)
-"""Headings of columns: share of questions with an answer in the first 1, 5, 20 and 100 passages, and mean reciprocal rank; for
-all questions and for answerable questions."""
 
 
 class Answered(TypedDict):
@@ -184,14 +171,14 @@ class _Test(NamedTuple):
         rows = list(plan.rows()) if asked else []
 
         def of_rows(key: str) -> dict[str, np.ndarray]:
-            return {name: _outcomes(plan, name, test, asked, key) for name in rows}
+            return {name: outcomes(plan, name, test, asked, key) for name in rows}
 
         rank, start_rank = (
             of_rows("rank"),
-            {WORDS: _outcomes(plan, f"retrieval-{WORDS}", test, seeds[:1], "rank")},
+            {WORDS: outcomes(plan, f"retrieval-{WORDS}", test, seeds[:1], "rank")},
         )
         for start in plan.before_questions():
-            start_rank[start] = _outcomes(plan, f"retrieval-{start}", test, seeds, "rank")
+            start_rank[start] = outcomes(plan, f"retrieval-{start}", test, seeds, "rank")
         first = [rank_SN[0] for rank_SN in (*rank.values(), *start_rank.values())]
         return cls(
             read_questions(file), of_rows("correct"), of_rows("f1"), rank, start_rank, np.any(first, axis=0)
@@ -201,7 +188,7 @@ class _Test(NamedTuple):
 # -- rows -----------------------------------------------------------------------------------------------------------
 
 
-def _outcomes(plan: Plan, name: str, test: str, seeds: Sequence[int], key: str) -> np.ndarray:
+def outcomes(plan: Plan, name: str, test: str, seeds: Sequence[int], key: str) -> np.ndarray:
     """Values of `key` in the outcomes of all questions -> [S, N]."""
     reports = [read_json(plan.report(name, seed, test)) for seed in seeds]
     return np.array([[one[key] for one in report["outcomes"]] for report in reports])
@@ -332,221 +319,3 @@ def _starts(tests: dict[str, _Test]) -> dict[str, StartJson]:
         }
         for name in names
     }
-
-
-# -- tables ---------------------------------------------------------------------------------------------------------
-
-
-def tables(report: TableJson) -> list[list[list[str]]]:
-    """The tables as rows of cells; the first row of each table is the heading.
-
-    The order is: answers and passages for each test, costs, starts for each test, and masked facts.
-    """
-    found, rows, starts = [], report["rows"], report["starts"]
-    tests = list(next(iter(starts.values()))["tests"])
-    if rows:
-        of_test = (_answers_table, _parts_table, _passages_table)
-        found += [one(rows, test) for test in tests for one in of_test]
-        found.append(_costs_table(rows))
-    found += [_starts_table(starts, test) for test in tests]
-    if report["masked_facts"] is not None:
-        found.append(knn_lm.table(report["masked_facts"]))
-    return found
-
-
-def _answers_table(rows: dict[str, RowJson], test: str) -> list[list[str]]:
-    n = next(iter(rows.values()))["tests"][test]["all"]["n"]
-    table = [[f"{test}, {n:,} questions", f"exact {WITH_INTERVAL}", f"F1 {WITH_INTERVAL}", "REALM minus row"]]
-    for row in rows.values():
-        one = row["tests"][test]
-        less = DASH if one["less"] is None else difference(one["less"])
-        table.append([row["label"], *_exact_and_f1(one["all"]), less])
-    return table
-
-
-def _parts_table(rows: dict[str, RowJson], test: str) -> list[list[str]]:
-    parts = next(iter(rows.values()))["tests"][test]
-    n = parts["answerable"]["n"]
-    heading = [
-        f"exact, seen answers ({parts['seen']['n']:,})",
-        f"exact, unseen answers ({parts['unseen']['n']:,})",
-    ]
-    table = [
-        [f"{test}, {n:,} answerable questions", f"exact {WITH_INTERVAL}", f"F1 {WITH_INTERVAL}", *heading]
-    ]
-    for row in rows.values():
-        one = row["tests"][test]
-        known = [f"{one[part]['em']:.1f}" if one[part]["n"] else DASH for part in ("seen", "unseen")]
-        table.append([row["label"], *_exact_and_f1(one["answerable"]), *known])
-    return table
-
-
-def _exact_and_f1(one: Answered) -> list[str]:
-    if not one["n"]:
-        return [DASH, DASH]
-    return [
-        f"{value:.1f} ({low:.1f}-{high:.1f})"
-        for value, (low, high) in ((one["em"], one["em_ci95"]), (one["f1"], one["f1_ci95"]))
-    ]
-
-
-def _passages_table(rows: dict[str, RowJson], test: str) -> list[list[str]]:
-    table = [[f"{test}, % of questions", *FOUND]]
-    for row in rows.values():
-        found = row["tests"][test]["retrieved"]
-        table.append([row["label"], *([DASH] * len(FOUND) if found is None else _recalls(found))])
-    return table
-
-
-def _costs_table(rows: dict[str, RowJson]) -> list[list[str]]:
-    table = [["costs", "million parameters", "training, seconds", "passages read", "ms per question"]]
-    for row in rows.values():
-        ms = np.mean([one["ms"] for one in row["tests"].values()])
-        seconds = DASH if row["seconds"] is None else f"{row['seconds']:,.0f}"
-        read_ = f"{row['read']:g}"
-        table.append([row["label"], f"{row['parameters'] / 1e6:.1f}", seconds, read_, f"{ms:.1f}"])
-    return table
-
-
-def _starts_table(starts: dict[str, StartJson], test: str) -> list[list[str]]:
-    table = [[f"{test}, before training on questions, %", *FOUND, "REALM minus row, first 5"]]
-    for name, start in starts.items():
-        less = DASH if test not in start["less"] else difference(start["less"][test])
-        table.append([name, *_recalls(start["tests"][test]), less])
-    return table
-
-
-def _recalls(found: Found) -> list[str]:
-    """Cells of the columns `FOUND`."""
-    cells = []
-    for one in (found["all"], found["answerable"]):
-        shares = " / ".join(f"{one['recall'][str(k)]:.1f}" for k in RECALL_AT)
-        cells += [shares, f"{one['mrr']:.1f}"] if one["n"] else [DASH, DASH]
-    return cells
-
-
-def lines(report: TableJson) -> list[str]:
-    """The tables, and what the numbers depend on, as lines for a terminal."""
-    return [
-        *(line for table in tables(report) for line in (*aligned(table), "")),
-        *made_lines(report["made_by"]),
-    ]
-
-
-def markdown(report: TableJson) -> str:
-    """The tables, and what the numbers depend on, in Markdown."""
-    parts = []
-    for heading, *body in tables(report):
-        rule = ["---"] * len(heading)
-        parts.append("\n".join("| " + " | ".join(cells) + " |" for cells in (heading, rule, *body)))
-    parts.append("\n".join(f"- {line}" for line in made_lines(report["made_by"])))
-    return "\n\n".join(parts) + "\n"
-
-
-def made_lines(by: MadeBy) -> list[str]:
-    """Lines with version, settings and data on which the numbers depend."""
-    commit = "" if by["commit"] is None else f", commit {by['commit']}"
-    seeds = ", ".join(map(str, by["seeds"]))
-    sets = (
-        f"{key}: {one['n']:,} questions, digest {one['digest']}"
-        + (f" ({one['name']})" if one["name"] else "")
-        for key, one in by["questions"].items()
-    )
-    return [
-        f"realm {by['realm']}{commit}",
-        f"preset {by['preset']}, seeds {seeds}; number of seeds with training on questions: {by['answer_seeds']}",
-        f"{by['passages']:,} passages, fingerprint {by['corpus']}",
-        *sets,
-        f"questions left out of train and dev because they are also in a test: {by['dropped']:,}",
-    ]
-
-
-# -- comparing ------------------------------------------------------------------------------------------------------
-
-
-class Deviation(TypedDict):
-    """A score that differs from the expected score by more than the tolerance."""
-
-    score: str
-    expected: float
-    found: float
-
-
-def expected_scores(file: str) -> dict[str, float]:
-    """The scores of a report of an earlier run.
-
-    Raises:
-        InputError: the file is not such a report.
-    """
-    try:
-        return scores_of(read_json(file))
-    except (KeyError, TypeError, AttributeError, RealmError):
-        raise InputError(
-            f"{file} is not a report of a table made by this version: give a table1.json or table2.json"
-        ) from None
-
-
-def deviations(report: TableJson, expected: Mapping[str, float], tolerance: float) -> list[Deviation]:
-    """Scores that differ by more than `tolerance` points. An expected score that the report lacks is compared with 0."""
-    found = scores_of(report)
-    return [
-        {"score": name, "expected": value, "found": found.get(name, 0.0)}
-        for name, value in expected.items()
-        if abs(found.get(name, 0.0) - value) > tolerance
-    ]
-
-
-def scores_of(report: TableJson) -> dict[str, float]:
-    """Exact match of the rows, and recall@5 of BM25 and of the starts."""
-    scores = {
-        f"{name}, {test}, exact match": one["all"]["em"]
-        for name, row in report["rows"].items()
-        for test, one in row["tests"].items()
-    }
-    scores |= {
-        f"start {name}, {test}, first 5": one["all"]["recall"]["5"]
-        for name, start in report["starts"].items()
-        for test, one in start["tests"].items()
-    }
-    return scores
-
-
-def disagreements(plan: Plan, one: str, other: str, most: int = 20) -> list[str]:
-    """Lines with the questions that one row answers right and the other row wrong.
-
-    At most `most` questions are shown for each test and each of the two directions.
-
-    Raises:
-        InputError: a row does not exist, or has no answers yet.
-    """
-    shown = []
-    seed = plan.config.seeds[0]
-    for name in (one, other):
-        if name not in plan.table:
-            raise InputError(f"there is no row {name!r}: rows are {', '.join(plan.table)}")
-    for name in (one, other):
-        if missing := [test for test in plan.tests() if not plan.report(name, seed, test).is_file()]:
-            raise InputError(
-                f"{plan.folder} has no answers of the row {name} to {', '.join(missing)}: run the command without --diff first"
-            )
-    for test, file in plan.tests().items():
-        questions = read_questions(file)
-        outcome = {name: _outcomes(plan, name, test, [seed], "correct")[0] for name in (one, other)}
-        answer = {
-            name: {
-                prediction.id: prediction.answer
-                for prediction in read_predictions(plan.predictions(name, seed, test))
-            }
-            for name in (one, other)
-        }
-        for right, wrong in ((one, other), (other, one)):
-            places = np.flatnonzero(outcome[right] & ~outcome[wrong])
-            shown.append(
-                f"{test}: {plan.table[right].label} is right and {plan.table[wrong].label} is wrong for {len(places)} questions"
-            )
-            for place in places[:most]:
-                question = questions[place]
-                shown.append(
-                    f"    {question.question}  {answer[right][question.id]!r}, not {answer[wrong][question.id]!r}"
-                )
-    return shown

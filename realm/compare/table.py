@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from realm import __version__
-from realm.compare import plots, results
+from realm.compare import layout, plots, results
 from realm.compare.official import digest_of, recognised
-from realm.compare.plan import Plan, Split, read_all, split_questions
+from realm.compare.plan import Plan
+from realm.compare.questions import Split, read_all, split_questions
 from realm.documents.reading import read_documents
 from realm.errors import InputError
 from realm.files import read_json, write_json, write_json_lines
@@ -54,9 +55,9 @@ def run(title: str, plan: Plan, run_command: Callable[[Sequence[str]], None]) ->
     report = results.read(plan, _made_by(plan, split))
     name = title.lower().replace(" ", "")  # both tables can be in the same folder
     write_json(folder / f"{name}.json", report)
-    (folder / f"{name}.md").write_text(results.markdown(report), encoding="utf-8")
+    (folder / f"{name}.md").write_text(layout.markdown(report), encoding="utf-8")
     plots.draw(report, folder / f"{name}.png")
-    print("", *results.lines(report), sep="\n")
+    print("", *layout.lines(report), sep="\n")
     print(
         f"All numbers are in {folder / name}.json; the tables are in {folder / name}.md and {folder / name}.png."
     )

@@ -4,9 +4,9 @@ If the links of a passage are known (`Passage.links`), the passage names the doc
 PathRetriever. Titles without a link are then ignored. A link to a redirect has the title of the redirect, and so names no
 document.
 
-If the links of a passage are unknown, the passage names the documents whose titles its text contains. A text contains a title if
-the text contains the words of the title, the first word begins with a capital letter or a digit, and these words are not part of a
-longer title. An explanation in brackets, as in "Mercury (planet)", does not belong to the title.
+If the links of a passage are unknown, the passage names the documents whose titles its text contains. A text contains a title
+if the text contains the words of the title, the first word begins with a capital letter or a digit, and these words are not
+part of a longer title. An explanation in brackets, as in "Mercury (planet)", does not belong to the title.
 
 Named documents replace the relations of Wikidata in GraphRetriever. Titles in questions replace TAGME.
 

@@ -19,7 +19,8 @@ import pytest
 
 from realm import cli
 from realm.compare import plots, results
-from realm.compare.plan import DataConfig, Plan, PublishedConfig, TableConfig, is_dev, split_questions
+from realm.compare.plan import DataConfig, Plan, PublishedConfig, TableConfig
+from realm.compare.questions import is_dev, split_questions
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
 from realm.compare.table import DataJson
 from realm.errors import InputError

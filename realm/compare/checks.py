@@ -1,0 +1,101 @@
+"""Compares a table with the report of an earlier run, and the answers of two rows with each other."""
+
+from collections.abc import Mapping
+from typing import TypedDict
+
+import numpy as np
+
+from realm.compare.plan import Plan
+from realm.compare.results import TableJson, outcomes
+from realm.errors import InputError, RealmError
+from realm.files import read_json
+from realm.qa.predictions import read_predictions
+from realm.qa.question_files import read_questions
+
+
+class Deviation(TypedDict):
+    """A score that differs from the expected score by more than the tolerance."""
+
+    score: str
+    expected: float
+    found: float
+
+
+def expected_scores(file: str) -> dict[str, float]:
+    """The scores of a report of an earlier run.
+
+    Raises:
+        InputError: the file is not such a report.
+    """
+    try:
+        return scores_of(read_json(file))
+    except (KeyError, TypeError, AttributeError, RealmError):
+        raise InputError(
+            f"{file} is not a report of a table made by this version: give a table1.json or table2.json"
+        ) from None
+
+
+def deviations(report: TableJson, expected: Mapping[str, float], tolerance: float) -> list[Deviation]:
+    """Scores that differ by more than `tolerance` points. An expected score that the report lacks is compared with 0."""
+    found = scores_of(report)
+    return [
+        {"score": name, "expected": value, "found": found.get(name, 0.0)}
+        for name, value in expected.items()
+        if abs(found.get(name, 0.0) - value) > tolerance
+    ]
+
+
+def scores_of(report: TableJson) -> dict[str, float]:
+    """Exact match of the rows, and recall@5 of BM25 and of the starts."""
+    scores = {
+        f"{name}, {test}, exact match": one["all"]["em"]
+        for name, row in report["rows"].items()
+        for test, one in row["tests"].items()
+    }
+    scores |= {
+        f"start {name}, {test}, first 5": one["all"]["recall"]["5"]
+        for name, start in report["starts"].items()
+        for test, one in start["tests"].items()
+    }
+    return scores
+
+
+def disagreements(plan: Plan, one: str, other: str, most: int = 20) -> list[str]:
+    """Lines with the questions that one row answers right and the other row wrong.
+
+    At most `most` questions are shown for each test and each of the two directions.
+
+    Raises:
+        InputError: a row does not exist, or has no answers yet.
+    """
+    shown = []
+    seed = plan.config.seeds[0]
+    for name in (one, other):
+        if name not in plan.table:
+            raise InputError(f"there is no row {name!r}: rows are {', '.join(plan.table)}")
+    for name in (one, other):
+        if missing := [test for test in plan.tests() if not plan.report(name, seed, test).is_file()]:
+            raise InputError(
+                f"{plan.folder} has no answers of the row {name} to {', '.join(missing)}: run the command without --diff first"
+            )
+    for test, file in plan.tests().items():
+        questions = read_questions(file)
+        outcome = {name: outcomes(plan, name, test, [seed], "correct")[0] for name in (one, other)}
+        answer = {
+            name: {
+                prediction.id: prediction.answer
+                for prediction in read_predictions(plan.predictions(name, seed, test))
+            }
+            for name in (one, other)
+        }
+        for right, wrong in ((one, other), (other, one)):
+            places = np.flatnonzero(outcome[right] & ~outcome[wrong])
+            shown.append(
+                f"{test}: {plan.table[right].label} is right and {plan.table[wrong].label} is wrong for {len(places)} questions"
+            )
+            for place in places[:most]:
+                question = questions[place]
+                shown.append(
+                    f"    {question.question}  {answer[right][question.id]!r}, not {answer[wrong][question.id]!r}"
+                )
+    return shown

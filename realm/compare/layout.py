@@ -1,0 +1,150 @@
+"""The tables as text: lines for a terminal, and Markdown."""
+
+import numpy as np
+
+from realm.compare.results import (
+    Answered,
+    Found,
+    MadeBy,
+    RowJson,
+    StartJson,
+    TableJson,
+)
+from realm.qa.metrics import RECALL_AT
+from realm.stages.tables import aligned, difference
+from realm.systems import knn_lm
+
+DASH = "-"
+WITH_INTERVAL = "(95% interval)"
+FOUND = (
+    "first 1 / 5 / 20 / 100",
+    "reciprocal rank",
+    "first 1 / 5 / 20 / 100, answerable",
+    "reciprocal rank, answerable",
+)
+"""Headings of columns: share of questions with an answer in the first 1, 5, 20 and 100 passages, and mean reciprocal rank; for
+all questions and for answerable questions."""
+
+
+def tables(report: TableJson) -> list[list[list[str]]]:
+    """The tables as rows of cells; the first row of each table is the heading.
+
+    The order is: answers and passages for each test, costs, starts for each test, and masked facts.
+    """
+    found, rows, starts = [], report["rows"], report["starts"]
+    tests = list(next(iter(starts.values()))["tests"])
+    if rows:
+        of_test = (_answers_table, _parts_table, _passages_table)
+        found += [one(rows, test) for test in tests for one in of_test]
+        found.append(_costs_table(rows))
+    found += [_starts_table(starts, test) for test in tests]
+    if report["masked_facts"] is not None:
+        found.append(knn_lm.table(report["masked_facts"]))
+    return found
+
+
+def _answers_table(rows: dict[str, RowJson], test: str) -> list[list[str]]:
+    n = next(iter(rows.values()))["tests"][test]["all"]["n"]
+    table = [[f"{test}, {n:,} questions", f"exact {WITH_INTERVAL}", f"F1 {WITH_INTERVAL}", "REALM minus row"]]
+    for row in rows.values():
+        one = row["tests"][test]
+        less = DASH if one["less"] is None else difference(one["less"])
+        table.append([row["label"], *_exact_and_f1(one["all"]), less])
+    return table
+
+
+def _parts_table(rows: dict[str, RowJson], test: str) -> list[list[str]]:
+    parts = next(iter(rows.values()))["tests"][test]
+    n = parts["answerable"]["n"]
+    heading = [
+        f"exact, seen answers ({parts['seen']['n']:,})",
+        f"exact, unseen answers ({parts['unseen']['n']:,})",
+    ]
+    table = [
+        [f"{test}, {n:,} answerable questions", f"exact {WITH_INTERVAL}", f"F1 {WITH_INTERVAL}", *heading]
+    ]
+    for row in rows.values():
+        one = row["tests"][test]
+        known = [f"{one[part]['em']:.1f}" if one[part]["n"] else DASH for part in ("seen", "unseen")]
+        table.append([row["label"], *_exact_and_f1(one["answerable"]), *known])
+    return table
+
+
+def _exact_and_f1(one: Answered) -> list[str]:
+    if not one["n"]:
+        return [DASH, DASH]
+    return [
+        f"{value:.1f} ({low:.1f}-{high:.1f})"
+        for value, (low, high) in ((one["em"], one["em_ci95"]), (one["f1"], one["f1_ci95"]))
+    ]
+
+
+def _passages_table(rows: dict[str, RowJson], test: str) -> list[list[str]]:
+    table = [[f"{test}, % of questions", *FOUND]]
+    for row in rows.values():
+        found = row["tests"][test]["retrieved"]
+        table.append([row["label"], *([DASH] * len(FOUND) if found is None else _recalls(found))])
+    return table
+
+
+def _costs_table(rows: dict[str, RowJson]) -> list[list[str]]:
+    table = [["costs", "million parameters", "training, seconds", "passages read", "ms per question"]]
+    for row in rows.values():
+        ms = np.mean([one["ms"] for one in row["tests"].values()])
+        seconds = DASH if row["seconds"] is None else f"{row['seconds']:,.0f}"
+        read_ = f"{row['read']:g}"
+        table.append([row["label"], f"{row['parameters'] / 1e6:.1f}", seconds, read_, f"{ms:.1f}"])
+    return table
+
+
+def _starts_table(starts: dict[str, StartJson], test: str) -> list[list[str]]:
+    table = [[f"{test}, before training on questions, %", *FOUND, "REALM minus row, first 5"]]
+    for name, start in starts.items():
+        less = DASH if test not in start["less"] else difference(start["less"][test])
+        table.append([name, *_recalls(start["tests"][test]), less])
+    return table
+
+
+def _recalls(found: Found) -> list[str]:
+    """Cells of the columns `FOUND`."""
+    cells = []
+    for one in (found["all"], found["answerable"]):
+        shares = " / ".join(f"{one['recall'][str(k)]:.1f}" for k in RECALL_AT)
+        cells += [shares, f"{one['mrr']:.1f}"] if one["n"] else [DASH, DASH]
+    return cells
+
+
+def lines(report: TableJson) -> list[str]:
+    """The tables, and what the numbers depend on, as lines for a terminal."""
+    return [
+        *(line for table in tables(report) for line in (*aligned(table), "")),
+        *made_lines(report["made_by"]),
+    ]
+
+
+def markdown(report: TableJson) -> str:
+    """The tables, and what the numbers depend on, in Markdown."""
+    parts = []
+    for heading, *body in tables(report):
+        rule = ["---"] * len(heading)
+        parts.append("\n".join("| " + " | ".join(cells) + " |" for cells in (heading, rule, *body)))
+    parts.append("\n".join(f"- {line}" for line in made_lines(report["made_by"])))
+    return "\n\n".join(parts) + "\n"
+
+
+def made_lines(by: MadeBy) -> list[str]:
+    """Lines with version, settings and data on which the numbers depend."""
+    commit = "" if by["commit"] is None else f", commit {by['commit']}"
+    seeds = ", ".join(map(str, by["seeds"]))
+    sets = (
+        f"{key}: {one['n']:,} questions, digest {one['digest']}"
+        + (f" ({one['name']})" if one["name"] else "")
+        for key, one in by["questions"].items()
+    )
+    return [
+        f"realm {by['realm']}{commit}",
+        f"preset {by['preset']}, seeds {seeds}; number of seeds with training on questions: {by['answer_seeds']}",
+        f"{by['passages']:,} passages, fingerprint {by['corpus']}",
+        *sets,
+        f"questions left out of train and dev because they are also in a test: {by['dropped']:,}",
+    ]
