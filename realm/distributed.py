@@ -1,6 +1,7 @@
 """Training of one model by several processes (ranks), which `torchrun` starts. In a single process these functions do nothing.
 
-Every rank has the model, the optimizer and the index, and draws the same batch from (seed, step). A rank computes its shard of
+Every rank has the model and the optimizer, and draws the same batch from (seed, step). The index of pre-training is divided
+among the ranks (`realm.search.shards`). A rank computes its shard of
 the rows of the batch. Gradients and metrics are averaged over the ranks, so a step with the same batch is the same for every
 number of ranks. Only rank 0 writes checkpoints, metrics and index versions.
 """

@@ -73,6 +73,8 @@ class DataJson(TypedDict):
     encoder: str
     questions: dict[str, str]
     """Name of a test, "train" or "dev" -> digest of the questions, if question files are given."""
+    published: dict[str, str]
+    """The settings of `data.published`."""
 
 
 def _keep_data(plan: Plan, split: Split | None) -> None:
@@ -91,15 +93,21 @@ def _keep_data(plan: Plan, split: Split | None) -> None:
         "documents": data.documents,
         "encoder": data.encoder,
         "questions": {name: digest_of(questions) for name, questions in asked.items()},
+        "published": asdict(data.published),
     }
     if file.exists():
         before: DataJson = read_json(file)
         parts = [
-            key for key, value in now.items() if key != "questions" and before.get(key) not in (value, [])
+            key for key in ("corpus", "text", "documents", "encoder") if before[key] not in (now[key], [])
         ]
+        asked_before = before["questions"]
+        # A test may be added later, but questions that were made from the corpus are not replaced by those of a file.
+        parts += [key for key in ("train", "dev") if asked_before.get(key) != now["questions"].get(key)]
         parts += [
-            key for key, value in now["questions"].items() if before["questions"].get(key, value) != value
+            key for key in data.tests if asked_before.get(key, now["questions"][key]) != now["questions"][key]
         ]
+        if before["published"]["checkpoint"] and before["published"] != now["published"]:
+            parts.append("published")
         if parts:
             raise InputError(
                 f"{plan.folder} was made with other data ({', '.join(parts)}): use another --dir"

@@ -87,9 +87,11 @@ class StagePlan:
     refreshes: int
     """Index builds during the stage."""
     refresh_seconds: float
-    """Of one build."""
+    """Of one build between two steps, or on the devices that only build."""
     refreshes_apart: bool
     """Whether other devices build, so that training does not wait."""
+    own_build_seconds: float
+    """Of the first and of the last build, which one training device makes while all others wait."""
 
     @property
     def step_seconds(self) -> float:
@@ -97,9 +99,13 @@ class StagePlan:
 
     @property
     def seconds(self) -> float:
-        """Of the whole stage; with an index to begin with, and one of the finished model."""
-        waits = 2 if self.refreshes_apart and self.refreshes else self.refreshes
-        return self.steps * self.step_seconds + waits * self.refresh_seconds
+        """Of the whole stage, with the first index and the index of the finished model."""
+        training = self.steps * self.step_seconds
+        if not self.refreshes:
+            return training
+        if self.refreshes_apart:
+            return training + 2 * self.own_build_seconds
+        return training + self.refreshes * self.refresh_seconds
 
 
 class _Share(NamedTuple):
@@ -175,6 +181,7 @@ class Plan:
             refreshes=refreshes,
             refresh_seconds=refresh,
             refreshes_apart=hardware.build_devices > 0,
+            own_build_seconds=refresh * max(1, hardware.build_devices),
         )
 
     def _refreshes(self, config: RunConfig, step_seconds: float) -> tuple[int, float]:

@@ -28,7 +28,7 @@ from realm.search.threshold import above_threshold, scratch_buffer
 from realm.tokens.layouts import NULL_PASSAGE
 
 QUERIES = 256
-"""Queries that a CPU searches together."""
+"""Queries that are searched together, which limits the memory for scores."""
 SCORES = 1 << 22
 """Scores that a CPU ranks at a time: 16 MB, about the size of the last-level cache."""
 CHUNK = 1 << 18
@@ -123,8 +123,8 @@ class MipsIndex:
         if self._float32_ND is not None and len(query_BD) * len(self) <= FEW_SCORES:
             # MKL multiplies a tall matrix by a narrow one; the other way round, 4 to 30 queries take four times as long.
             return ranked(scores(self._float32_ND, query_BD).T, k)
-        parts = query_BD.split(QUERIES) if self.device.type == "cpu" else [query_BD]
-        return Hits(*map(torch.cat, zip(*(self._search(part_BD, k) for part_BD in parts), strict=True)))
+        parts = (self._search(part_BD, k) for part_BD in query_BD.split(QUERIES))
+        return Hits(*map(torch.cat, zip(*parts, strict=True)))
 
     @torch.no_grad()
     def search_among(self, query_BD: Tensor, among: Sequence[np.ndarray], k: int) -> Hits:
