@@ -110,13 +110,22 @@ def make_once(folder: Path, file: str, made_of: Mapping[str, str], make: Callabl
 
     `make` fills a temporary folder, which then replaces `folder`.
     """
-    if (folder / file).is_file() and read_json(folder / file) == made_of:
+
+    def made() -> bool:
+        return (folder / file).is_file() and read_json(folder / file) == made_of
+
+    if made():
         return
-    aside = folder.with_name(folder.name + ".writing")
-    aside.mkdir(parents=True, exist_ok=True)
-    make(aside)
-    write_json(aside / file, made_of)
-    replace_folder(aside, folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with one_writer(folder.parent):
+        if made():  # by another process, meanwhile
+            return
+        aside = folder.with_name(folder.name + ".writing")
+        remove(aside)  # a killed process can have left files in this folder
+        aside.mkdir()
+        make(aside)
+        write_json(aside / file, made_of)
+        replace_folder(aside, folder)
 
 
 def restore(target: Path) -> None:

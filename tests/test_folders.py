@@ -6,12 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from realm import folders
-from realm.folders import one_writer, replace_folder, restore
+from realm.folders import make_once, one_writer, replace_folder, restore
 
 
 def make(path: Path, content: str) -> Path:
@@ -152,3 +154,22 @@ def test_a_folder_that_is_removed_after_its_replacement_does_not_come_back(
     folders.remove(target)
     restore(target)
     assert not target.exists()
+
+
+def test_a_folder_that_several_threads_need_is_made_once_and_without_leftovers(tmp_path: Path) -> None:
+    calls = []
+
+    def make(aside: Path) -> None:
+        calls.append(aside)
+        time.sleep(0.1)
+        (aside / "content").write_text("new")
+
+    (tmp_path / "made.writing").mkdir()
+    (tmp_path / "made.writing" / "old").write_text("left by a killed process")
+    with ThreadPoolExecutor(3) as pool:
+        for done in [
+            pool.submit(make_once, tmp_path / "made", "of.json", {"of": "1"}, make) for _ in range(3)
+        ]:
+            done.result()
+    assert len(calls) == 1
+    assert {file.name for file in (tmp_path / "made").iterdir()} == {"content", "of.json"}

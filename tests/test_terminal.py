@@ -60,11 +60,13 @@ LINES = {
     "convert": "qa published --to hub --licence mit --data towns",
     "knn": f"--kb kb --model model --out datastore {RUN}",
     "baseline": f"drqa --kb kb --model encoder --train q.jsonl --dev q.jsonl --out drqa {TRAIN} --set hidden=8",
+    "plan": "tiny --hardware h100 --passages 1000",
     "compare": f"tables-tiny --dir tables --rows bm25-reader {TABLES}",
     "ablate": f"tables-tiny --dir tables --rows orqa --set seeds=[0] {TABLES}",
 }
 """A line for each command, in an order in which each finds what it needs."""
 HAVE_A_BAR = set(LINES) - {
+    "plan",
     "kb delete",
     "kb compact",
     "kb info",

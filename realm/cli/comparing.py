@@ -196,7 +196,9 @@ def _table(args: argparse.Namespace, title: str, rows: "Mapping[str, Row]") -> N
         found = checks.deviations(report, expected, args.tolerance)
         if found:
             listed = "; ".join(
-                f"{one['score']}: {one['found']:g}, expected {one['expected']:g}" for one in found
+                f"{one['score']}: {'missing' if one['found'] is None else format(one['found'], 'g')}, "
+                f"expected {one['expected']:g}"
+                for one in found
             )
             raise DivergedError(
                 f"scores differ from those in {args.check} by more than {args.tolerance:g} points: {listed}"

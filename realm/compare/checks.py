@@ -18,7 +18,8 @@ class Deviation(TypedDict):
 
     score: str
     expected: float
-    found: float
+    found: float | None
+    """None if the report lacks the score."""
 
 
 def expected_scores(file: str) -> dict[str, float]:
@@ -36,12 +37,12 @@ def expected_scores(file: str) -> dict[str, float]:
 
 
 def deviations(report: TableJson, expected: Mapping[str, float], tolerance: float) -> list[Deviation]:
-    """Scores that differ by more than `tolerance` points. An expected score that the report lacks is compared with 0."""
+    """Scores that differ by more than `tolerance` points, and expected scores that the report lacks."""
     found = scores_of(report)
     return [
-        {"score": name, "expected": value, "found": found.get(name, 0.0)}
+        {"score": name, "expected": value, "found": found.get(name)}
         for name, value in expected.items()
-        if abs(found.get(name, 0.0) - value) > tolerance
+        if name not in found or abs(found[name] - value) > tolerance
     ]
 
 

@@ -201,7 +201,8 @@ class Plan:
         for file in (*self.data.train, *self.data.dev, *self.data.tests.values()):
             read_questions(file)
         every, steps = self._pretrain.refresh.every, self._pretrain.steps
-        if any(STARTS[name].stale * every >= steps for name in self.starts() if STARTS[name].stale > 1):
+        stale = [STARTS[name].stale for name in self.starts() if STARTS[name].stale > 1]
+        if any(not every or factor * every >= steps for factor in stale):
             raise InputError(
                 f"pretrain.refresh.every is {every} and pretrain.steps is {steps}, so a 30 times stale index would never be "
                 "rebuilt: use more steps, rebuild more often, or leave out the row stale"

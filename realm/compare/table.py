@@ -71,6 +71,8 @@ class DataJson(TypedDict):
     text: list[str]
     documents: int
     encoder: str
+    first_seed: int
+    """The seed whose files have no seed in their names."""
     questions: dict[str, str]
     """Name of a test, "train" or "dev" -> digest of the questions, if question files are given."""
     published: dict[str, str]
@@ -92,13 +94,16 @@ def _keep_data(plan: Plan, split: Split | None) -> None:
         "text": list(data.text),
         "documents": data.documents,
         "encoder": data.encoder,
+        "first_seed": plan.config.seeds[0],
         "questions": {name: digest_of(questions) for name, questions in asked.items()},
         "published": asdict(data.published),
     }
     if file.exists():
         before: DataJson = read_json(file)
         parts = [
-            key for key in ("corpus", "text", "documents", "encoder") if before[key] not in (now[key], [])
+            key
+            for key in ("corpus", "text", "documents", "encoder", "first_seed")
+            if before[key] not in (now[key], [])
         ]
         asked_before = before["questions"]
         # A test may be added later, but questions that were made from the corpus are not replaced by those of a file.

@@ -134,7 +134,7 @@ class Plan:
     def stages(self) -> Iterator[StagePlan]:
         """The plan of each stage, in order."""
         for stage, config in self.preset.stages.items():
-            devices = math.gcd(config.batch_size, self.hardware.devices)
+            devices = max(n for n in range(1, self.hardware.devices + 1) if config.batch_size % n == 0)
             yield self._planned(stage, config, devices, self._share(config, devices))
 
     def index(self) -> float:
@@ -163,7 +163,7 @@ class Plan:
         exchange = sent / (hardware.network_gb_per_s * 1e9) if sent else 0.0
         host = own.work.host_seconds
         compute = self._seconds(own.work + update) - host
-        refreshes, refresh = self._refreshes(config, host + compute + exchange)
+        refreshes, refresh, apart = self._refreshes(config, host + compute + exchange)
         return StagePlan(
             stage=stage,
             devices=devices,
@@ -180,25 +180,26 @@ class Plan:
             ),
             refreshes=refreshes,
             refresh_seconds=refresh,
-            refreshes_apart=hardware.build_devices > 0,
-            own_build_seconds=refresh * max(1, hardware.build_devices),
+            refreshes_apart=apart,
+            own_build_seconds=refresh * (hardware.build_devices if apart else 1),
         )
 
-    def _refreshes(self, config: RunConfig, step_seconds: float) -> tuple[int, float]:
-        """Index builds of a stage, and the seconds of one."""
+    def _refreshes(self, config: RunConfig, step_seconds: float) -> tuple[int, float, bool]:
+        """Index builds of a stage, the seconds of one build, and whether other devices build beside the training."""
         frozen = False
         if isinstance(config, PretrainConfig):
             refresh, frozen = config.refresh, config.passage_encoder == "frozen"
         elif isinstance(config, FinetuneConfig) and config.update_passages:
             refresh = config.refresh
         else:
-            return 0, 0.0
-        apart = self.hardware.build_devices
-        seconds = self._seconds(self._index_work(frozen)) / max(1, apart)
+            return 0, 0.0, False
+        apart = self.hardware.build_devices > 0 and refresh.in_background and not frozen
+        seconds = self._seconds(self._index_work(frozen)) / (self.hardware.build_devices if apart else 1)
         if not refresh.every:
-            return 2, seconds
+            return 2, seconds, apart
         between = max(refresh.every, math.ceil(seconds / step_seconds)) if apart else refresh.every
-        return config.steps // between + 1, seconds  # and one to begin with
+        # One build before the first step, and one after the last step if none was due then.
+        return config.steps // between + 1 + bool(config.steps % between), seconds, apart
 
     def _seconds(self, work: Work) -> float:
         hardware = self.hardware

@@ -159,10 +159,11 @@ class Retrieval:
 
     def passages(self, question: str) -> list[int]:
         """Numbers of the passages to read, best first."""
-        return self.ranking(question)[: self.read]
+        return self.ranking(question)[0]
 
-    def ranking(self, question: str) -> list[int]:
-        """Numbers of the passages to read, best first, followed by the numbers of other passages that BM25 finds."""
+    def ranking(self, question: str) -> tuple[list[int], list[int]]:
+        """Numbers of the passages to read, best first; and the same numbers, followed by those of other passages that BM25
+        finds."""
         (score_N,) = self._retriever.load_bm25().scores([question])
         best = np.argsort(-score_N, kind="stable")[:DEPTH]
         found = [int(number) for number in best if score_N[number] > 0]
@@ -171,7 +172,8 @@ class Retrieval:
         seeds = list(dict.fromkeys(seeds))[: self.read]
         added = [one for one in self._graph.expand(seeds, HOPS, 10 * self.read) if one not in seeds]
         added.sort(key=lambda number: -score_N[number])
-        return list(dict.fromkeys([*[*seeds, *added][: self.read], *found]))
+        chosen = [*seeds, *added][: self.read]
+        return chosen, list(dict.fromkeys([*chosen, *found]))
 
 
 # -- training -------------------------------------------------------------------------------------------------------
@@ -341,8 +343,7 @@ class GraphRetriever:
 
     @torch.no_grad()
     def _answer(self, question: str) -> Found:
-        ranked = self._retrieval.ranking(question)
-        numbers = ranked[: self._retrieval.read]
+        numbers, ranked = self._retrieval.ranking(question)
         if not numbers:
             return Found("", 0.0)
         read = self.read([question], [numbers])

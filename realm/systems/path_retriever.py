@@ -207,8 +207,6 @@ class PathRetriever:
 
     def linked_negatives(self, example: Example, path: Sequence[int]) -> list[int]:
         """Passages without an answer to which a path links, except passages that BM25 found."""
-        if PASSAGES == 1:
-            return []
         links = [one for place in path for one in links_of(self._graph, example.numbers[place])]
         others = [one for one in dict.fromkeys(links) if one not in example.numbers]
         spans = _spans(self._kb, self._tokenizer, example.question, others)

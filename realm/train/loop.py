@@ -431,5 +431,9 @@ class BestWeights:
 
     def restore(self) -> None:
         """Loads the kept weights into the networks."""
-        for network, weights in zip(self._networks, self._run.state.get("best", ()), strict=False):
+        if "best" not in self._run.state:
+            return
+        best = self._run.state["best"]
+        # In checkpoints of earlier versions, the best weights of a compared system are not in a list.
+        for network, weights in zip(self._networks, [best] if isinstance(best, dict) else best, strict=True):
             network.load_state_dict(weights)

@@ -313,10 +313,16 @@ def test_a_folder_keeps_to_the_data_that_it_was_made_with(home, compared, tmp_pa
         ("data.documents=3", "documents"),
         ("data.encoder=package:realm-mini", "encoder"),
         (f'data.train=["{other}"]', "train, dev"),
+        ("data.train=[]", "train, dev"),
+        ("seeds=[1]", "first_seed"),
     ):
         words = home.words("compare", home.table1, "--set", setting)
         assert cli.main(words) == 2
         assert f"table1 was made with other data ({part}): use another --dir" in capsys.readouterr().err
+    made = json.loads((home.table1 / "data.json").read_text()) | {"questions": {}}
+    (tmp_path / "data.json").write_text(json.dumps(made))
+    assert cli.main(home.words("compare", tmp_path)) == 2
+    assert "was made with other data (train, dev): use another --dir" in capsys.readouterr().err
 
 
 def test_ablations_differ_in_what_they_name_only(home, ablated) -> None:

@@ -211,7 +211,8 @@ def test_retrieval_begins_with_words_and_named_documents_and_follows_edges(
     assert len(found) == len(set(found)) == 12
     assert set(found) <= set(graph.expand(found[:3], 2, 1000))
     assert retrieval.passages("zzz?") == []
-    ranked = retrieval.ranking("on which river lies kelso?")
+    chosen, ranked = retrieval.ranking("on which river lies kelso?")
+    assert chosen == found
     words = retrieval._retriever.search(["on which river lies kelso?"], 100, "bm25", None)[1][0]
     others = [number for number in words.tolist() if number >= 0 and number not in found]
     assert ranked == [*found, *others]
