@@ -61,7 +61,7 @@ def test_table_of_published_values_has_every_line_and_every_setting_of_the_prese
     named = [name for _, name in ROWS]
     assert len(named) == len(set(named))
     (unpublished,) = re.findall(
-        r"^No value was published for these settings of the preset: (.*)$", VALUES, re.MULTILINE
+        r"(?ms)^No value was published for these settings of the preset: (.*?)\n\n", VALUES
     )
     chosen = set(re.findall(r"`([\w.]+)`", unpublished))
     assert names_set(file_of("paper")) - set(named) == chosen
