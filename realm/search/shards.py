@@ -36,8 +36,8 @@ def divided_index(own_ND: np.ndarray | Tensor, count: int, device: torch.device)
 class ShardedIndex:
     """An index with the methods of `MipsIndex`, divided among the ranks.
 
-    All ranks must call a method at the same time, because each needs results of the others. Each rank passes its own queries,
-    or none.
+    All ranks must call a method that searches or reads vectors at the same time, because each rank needs results of the others.
+    Each rank passes its own queries, or none.
     """
 
     def __init__(self, own: MipsIndex, count: int):
@@ -124,7 +124,7 @@ class ShardedIndex:
         return lists
 
     def _by_owner(self, values: Tensor, number_n: np.ndarray) -> list[Tensor]:
-        """Divides the rows of `values` by the rank that holds the passage of the row; `number_n` has the passage of each row."""
+        """The rows of `values` for each rank: those of passages that the rank holds. `number_n` has the passage of each row."""
         owner_n = self._owners(number_n)
         return [values[torch.from_numpy(owner_n == rank)] for rank in range(distributed.world_size())]
 
