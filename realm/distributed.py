@@ -1,9 +1,10 @@
 """Training of one model by several processes (ranks), which `torchrun` starts. In a single process these functions do nothing.
 
-Every rank has the model and the optimizer, and draws the same batch from (seed, step). The index of pre-training is divided
-among the ranks (`realm.search.shards`). A rank computes its shard of
-the rows of the batch. Gradients and metrics are averaged over the ranks, so a step with the same batch is the same for every
-number of ranks. Only rank 0 writes checkpoints, metrics and index versions.
+Every rank has the model and the optimizer, and draws the same batch from (seed, step). A rank computes only its shard of the
+rows of the batch. Gradients and metrics are then averaged over the ranks, so a step with the same batch has the same result for
+every number of ranks. Only rank 0 writes checkpoints, metrics and index versions.
+
+The index that training searches is divided among the ranks (`realm.search.shards`).
 """
 
 import os
@@ -23,7 +24,7 @@ T = TypeVar("T")
 Rows = TypeVar("Rows", list[Any], np.ndarray, Tensor)
 
 TIMEOUT = timedelta(hours=12)
-"""Longest time that a rank waits for another rank, such as rank 0 while it builds an index. If a rank dies, waiting ends at
+"""Longest time that a rank waits for another rank, for example while rank 0 builds an index. If a rank dies, waiting ends at
 once."""
 
 
@@ -71,7 +72,7 @@ def check_batch(size: int) -> None:
 
 
 def shard(rows: Rows) -> Rows:
-    """The rows of a batch that belong to this rank: of n ranks, rank r has the rows r, r + n, r + 2n and so on.
+    """The rows of a batch that belong to this rank. If there are n ranks, rank r has the rows r, r + n, r + 2n and so on.
 
     Every rank must pass the whole batch.
     """
@@ -79,9 +80,10 @@ def shard(rows: Rows) -> Rows:
 
 
 class _Gather(torch.autograd.Function):
-    """Forward: the rows of all ranks. Backward: this rank's part of the gradient, times the world size.
+    """Forward: the rows of all ranks. Backward: the gradient of this rank's rows, times the number of ranks.
 
-    Gradients are averaged over ranks (`averaging`), and a loss over all rows has the same value on each.
+    Each rank computes the loss of all rows, but the gradient of only its own rows. `averaging` then divides the sum of these
+    gradients by the number of ranks; the factor makes up for this division.
     """
 
     @staticmethod
@@ -99,18 +101,24 @@ class _Gather(torch.autograd.Function):
 
 
 def all_gather(own_BD: Tensor, total: int) -> Tensor:
-    """All `total` rows of a batch, in the order of the batch, on every rank. `own_BD` is the `shard` of this rank; the gradient
-    reaches these rows."""
+    """All `total` rows of a batch on every rank, in the order of the batch.
+
+    `own_BD` has the rows that `shard` gives to this rank. Gradients flow to these rows.
+    """
     return own_BD if world_size() == 1 else _Gather.apply(own_BD.float(), total)
 
 
 def bounds(count: int) -> np.ndarray:
-    """Where the ranks' parts of `count` rows begin, and the end of the last -> [ranks + 1]; part r is from bound r to r + 1."""
+    """Divides `count` rows into one range per rank -> [ranks + 1]. Rank r has the rows from bound r up to, but not including,
+    bound r + 1."""
     return np.arange(world_size() + 1) * count // world_size()
 
 
 def exchange(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Sends part r to rank r -> the parts that all ranks sent to this one; parts differ at most in their number of rows."""
+    """Sends `parts[r]` to rank r -> the parts that this rank received, in the order of the ranks that sent them.
+
+    Parts may have different numbers of rows, but all other dimensions are equal.
+    """
     sent = torch.tensor([len(part) for part in parts])
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent)
@@ -130,9 +138,9 @@ def any_rank(value: bool) -> bool:
 
 
 def loss_weight(amount: Tensor) -> Tensor:
-    """Factor for a loss that this rank has divided by its own `amount`, such as the number of its masked tokens -> scalar.
+    """Factor for a loss that is a mean over this rank's `amount`, for example over its number of masked tokens -> scalar.
 
-    The mean over ranks of the losses with this factor is the loss of the whole batch divided by the sum of the amounts.
+    If every rank multiplies its loss by its factor, the mean over the ranks is the mean over the whole batch.
     """
     if world_size() == 1:
         return torch.ones_like(amount)
@@ -151,10 +159,11 @@ def all_reduce_mean(values: list[float]) -> list[float]:
 
 
 def averaging(parts: Iterable[nn.Module]) -> Callable[[Tensor], Tensor]:
-    """A function of a loss, whose backward pass then averages the gradients of the parts over the ranks -> the same loss.
+    """A function that returns the given loss unchanged. The backward pass of the returned loss averages the gradients of the
+    parts over the ranks.
 
-    Gradients are sent in buckets while the backward pass computes others. A parameter that no rank used stays without a
-    gradient.
+    Gradients are sent in buckets, while the backward pass computes further gradients. A parameter that no rank used has no
+    gradient after the backward pass.
     """
     if world_size() == 1:
         return lambda loss: loss
@@ -162,7 +171,8 @@ def averaging(parts: Iterable[nn.Module]) -> Callable[[Tensor], Tensor]:
 
 
 class _Parts(nn.Module):
-    """The parts of a model that train, as one module: a step calls several of them, and this module is called with its loss."""
+    """The parts of a model that are trained, as one module. A training step calls several of the parts directly, and then calls
+    this module with the loss."""
 
     def __init__(self, parts: Iterable[nn.Module]):
         super().__init__()

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -91,7 +92,8 @@ def add_command(
     parser = commands.add_parser(
         name,
         help=does,
-        description=f"{does[0].upper()}{does[1:]}.",
+        # `RawDescriptionHelpFormatter`, which keeps the lines of the example, does not wrap the description.
+        description=textwrap.fill(f"{does[0].upper()}{does[1:]}.", 78),
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

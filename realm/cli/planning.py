@@ -80,7 +80,7 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
     rows[0] += ["GB: weights", "optimizer", "activations", "index", "total"]
     for stage in plan["stages"]:
         builds = (
-            f"{stage['refreshes']} of {_duration(stage['refresh_seconds'])}" if stage["refreshes"] else "-"
+            f"{stage['refreshes']} x {_duration(stage['refresh_seconds'])}" if stage["refreshes"] else "-"
         )
         row = [
             stage["stage"],
@@ -99,7 +99,7 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
 
 
 def _duration(seconds: float) -> str:
-    """A duration as text, with a unit in which the number is small but usually not below 2."""
+    """A duration as text, in the largest unit in which the number is at least 2 (in seconds: at least 1)."""
     for unit, size, least in (("days", 86_400, 2), ("h", 3600, 2), ("min", 60, 2), ("s", 1, 1)):
         if seconds >= least * size:
             return f"{seconds / size:.3g} {unit}"

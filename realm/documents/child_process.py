@@ -1,7 +1,8 @@
 """Runs the readers of PDF, Word, EPUB and ZIM files in a child process, so that a hostile file cannot harm the caller.
 
-Word and EPUB files are compressed archives, and C++ libraries read PDF and ZIM files. If a file takes too much time or memory,
-or crashes its reader, this file is left out. If the child process has ended, a new child process reads the next file.
+Word and EPUB files are compressed archives, which can expand without limit. PDF and ZIM files are read by C++ libraries, which
+a damaged file can crash. If a file takes too much time or memory, or crashes its reader, this file is left out, and a new child
+process reads the next file.
 The output of the child process is JSON, with one line per page or record.
 """
 
@@ -45,7 +46,7 @@ MOST_SECONDS = 120
 
 
 class ReaderProcess(AbstractContextManager["ReaderProcess"]):
-    """A child process that reads files one after the other, from the first file to the end of the `with` block."""
+    """A child process that reads one file after the other. It starts with the first file and ends with the `with` block."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None

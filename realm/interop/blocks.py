@@ -55,7 +55,7 @@ BLOCKS_AT_ONCE = 1 << 18
 
 
 class ConvertedJson(TypedDict):
-    """Report of `realm convert` for a checkpoint. The optional keys are present if the checkpoint has vectors."""
+    """Report of `realm convert` for a checkpoint. The optional keys are present if a knowledge base was made."""
 
     kind: str
     model: str
@@ -90,12 +90,12 @@ def convert_checkpoint(
 
     With `model_only`, texts and vectors are left out, and `out` is the folder of the model.
 
-    A repeated call continues an interrupted call. Google's open-QA checkpoints have neither vectors nor texts, so they become
-    only a model.
+    A repeated call continues an interrupted call. An open-QA checkpoint in TensorFlow's format becomes only a model, because
+    neither its vectors nor its texts are read.
 
     Raises:
         InputError: as in `open_checkpoint` and `convert`; or the numbers of texts and vectors differ, or `out` contains
-            something else.
+            files that are not of this conversion.
     """
     checkpoint = open_checkpoint(name, tokenizer)
     others = (open_checkpoint(other, tokenizer) if other else None for other in (encoder, embedder))
@@ -136,7 +136,8 @@ def import_blocks(
     An interrupted import of the same records continues after its last commit. A finished knowledge base is returned unchanged.
 
     Raises:
-        InputError: the records are damaged or have changed since the interruption, or `target` contains something else.
+        InputError: the records are damaged or have changed since the interruption, or `target` contains files that
+            are not of this import.
     """
     config = KnowledgeBaseConfig(tokenizer="", sources=(source,), tagger=tagger.name if tagger else "")
     if newest_version(target / TABLE) is not None:

@@ -2,8 +2,8 @@
 
     embedder    gs://realm-data/cc_news_pretrained/embedder         a module folder with variables/ and assets/vocab.txt
     encoder     gs://realm-data/cc_news_pretrained/bert             a module folder with variables/ and assets/vocab.txt
-    openqa      gs://realm-data/orqa_nq_model_from_realm            export/best_default/checkpoint/model.ckpt-300000,
-                                                                    and the vectors in embedder/encoded/encoded.ckpt
+    openqa      gs://realm-data/orqa_nq_model_from_realm            export/best_default/checkpoint/model.ckpt-300000
+                                                                    (the vectors in embedder/encoded/ are not read)
 
 The name of a variable begins with the names of all modules that contain it.
 """
@@ -36,7 +36,8 @@ LEAVES = {"kernel": "weight", "gamma": "weight", "beta": "bias", "output_bias": 
 BERT_CONFIG = "bert_config.json"
 """File beside the vocabulary of a released BERT."""
 HEAD_WIDTH = 64
-"""Width of an attention head in every released BERT, for checkpoints without a file that has the number of heads."""
+"""Width of an attention head in every released BERT. If a checkpoint has no `BERT_CONFIG`, its number of heads is the hidden
+size / `HEAD_WIDTH`."""
 _OPTIMIZER = re.compile(r"(^|/)(adam_[mv]|Adam(_1)?|global_step|beta[12]_power)$")
 
 
@@ -89,11 +90,14 @@ def _as_published(name: str, value: Tensor) -> Tensor:
 
 
 def settings(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
-    """The settings that follow from shapes, and the number of heads, from BERT's settings in `folder` if they exist.
+    """The settings that follow from shapes, and the number of attention heads.
+
+    The number of heads comes from the file `BERT_CONFIG` in `folder`. If there is no such file, the number of heads is the
+    hidden size / `HEAD_WIDTH`.
 
     Raises:
-        InputError: BERT's settings have no number of heads; or `folder` has no settings, and the hidden size is not a multiple
-            of `HEAD_WIDTH`.
+        InputError: `BERT_CONFIG` has no number of heads; or this file does not exist, and the hidden size is not a multiple of
+            `HEAD_WIDTH`.
     """
     root = "embedder." if f"embedder.{WORDS}" in tensors else ""
     sizes = {

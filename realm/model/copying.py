@@ -10,7 +10,8 @@ words at equal distances.
 The paper has no copy head. A BERT needs much training text until its attention layers copy; the copy head copies from the first
 training steps on. If the passage and the sentence have few words in common, the copy head contributes little.
 
-Axis letters: B rows, T tokens, H hidden, P predicted positions, V vocabulary, W = 2 REACH + 1 distances.
+Axis letters: B rows, T tokens, H hidden, P predicted positions, M predicted positions of one row, S = T + 1 (each token, and
+"not copying"), V vocabulary, W = 2 REACH + 1 distances.
 """
 
 import torch
@@ -127,7 +128,8 @@ def mixed_vocabulary_logp(
 
 
 def _by_row(row_P: Tensor, position_P: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Numbers the positions of each row: the number of each position [P], and the positions of each row, padded with 0 [B, M].
+    """For each predicted position, its place among the predicted positions of its row [P]; and the predicted positions of each
+    row, padded with 0 [B, M].
 
     >>> _by_row(torch.tensor([1, 0, 1]), torch.tensor([5, 6, 7]), rows=2)
     (tensor([0, 0, 1]), tensor([[6, 0],

@@ -2,8 +2,8 @@
 
 MODEL/realm.json                  step, lengths, fingerprints, the resolved settings of every stage, a checksum of every file
 MODEL/tokenizer.json
-MODEL/encoder/                    the masked-LM reader in the layout of transformers (BertForMaskedLM), and the passages that
-                                  its training held out (held_out.json)
+MODEL/encoder/                    the masked-LM reader in the layout of transformers (BertForMaskedLM), and the rule by which
+                                  its training held out passages (held_out.json)
 MODEL/embedder.safetensors        query tower, and the passage tower if it is not the same
 MODEL/span_reader.safetensors     only if the model was fine-tuned, or converted from a checkpoint with a span reader
 """
@@ -252,7 +252,8 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
     to embed passages nor to answer questions.
 
     Raises:
-        InputError: see `read_manifest`; or weights are missing or damaged, or have a wrong shape.
+        InputError: as in `read_manifest`; or the masked-LM reader does not load, or tokenizer.json belongs to another model.
+        DamagedError: as in `read_manifest`; or weights or other files are missing or damaged, or weights have a wrong shape.
     """
     manifest, path = read_manifest(folder), model_path(folder)
     tokenizer = Tokenizer.load(path)

@@ -1,4 +1,4 @@
-"""The machines that a plan is for: read from a TOML file, named, or measured here."""
+"""The hardware of a plan: from a TOML file of the user, from a file of the package (`h100`), or measured on this machine."""
 
 import os
 import statistics
@@ -26,7 +26,7 @@ MEASURED = 3.0
 ROWS = 32
 """Rows of the measured step."""
 NUMBERS = 10_000_000
-"""Weights of the measured update: more than caches hold."""
+"""Weights of the measured update: so many that they do not fit into a processor's caches."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Hardware:
     network_gb_per_s: float = 0.0
     """GB a second that one device sends to others, over the slowest link; needed for two devices or more."""
     build_devices: int = 0
-    """More devices of the same kind, which only embed passages for refreshes (`refresh.device`, or a Ray cluster). 0: one of
-    the training devices does that, and training waits."""
+    """Number of additional devices of the same kind, which only embed passages for refreshes (`refresh.device`, or a Ray
+    cluster). 0: one of the training devices embeds the passages, and training waits."""
     bits: int = 16
     """Bits of an activation: 16 with bf16, 32 without."""
 
@@ -83,7 +83,11 @@ def read_hardware(name: str) -> Hardware:
 def measure(
     encoder: BertConfig, copy_head: bool, length: int, masked: int, clock: Clock = time.perf_counter
 ) -> Hardware:
-    """This machine: the speed of a training step of a reader of this size, and of an update of many weights."""
+    """Measures this machine -> its hardware.
+
+    It is measured with a training step of a masked reader of the size of `encoder`, and with an update of many weights. A row
+    of the step has `length` wordpieces, of which `masked` are predicted.
+    """
     device = choose_device("auto")
     if device.type == "cpu":
         keep_freed_memory()  # as a training run does
@@ -94,7 +98,8 @@ def measure(
         else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     )
     update = UPDATE_BYTES * NUMBERS / _update_seconds(device, clock)
-    # The softmax over words is counted as traffic, which the reading step includes.
+    # The measured step includes the softmax over words, whose time is spent on memory traffic. This time is subtracted, so that
+    # `compute` is the time of FLOP alone.
     compute = _reading_seconds(encoder, copy_head, length, masked, device, clock) - work.traffic / update
     return Hardware(
         devices=1,

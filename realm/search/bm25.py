@@ -18,7 +18,8 @@ from realm.tokens.layouts import NULL_PASSAGE
 
 QUESTION_WORDS = "who whom whose what which when where why how do does did were has have had".split()
 STOP_WORDS = [*STOPWORDS_EN, *QUESTION_WORDS]
-"""Lucene's English stop words, and question words. Passages seldom contain a question word, and no answer is one."""
+"""Lucene's English stop words, and question words. Question words say nothing about the subject of a passage,
+and no answer is one of them."""
 
 _PATTERN = r"(?u)\b\w+\b"
 RULES = f"lucene k1=1.5 b=0.75, {_PATTERN}, lower case, no accents, without {' '.join(STOP_WORDS)}"
@@ -62,7 +63,7 @@ class Bm25Index:
 
     @classmethod
     def load(cls, folder: Path, count: int) -> Self:
-        """Maps an index that `save` wrote into memory; `count` is the number of passages of this index."""
+        """Maps into memory an index that `save` wrote; `count` is the number of passages of this index."""
         loaded = cls([], [])
         loaded._count, loaded._bm25 = count, bm25s.BM25.load(folder, mmap=True, show_progress=False)
         return loaded

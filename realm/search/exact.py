@@ -7,8 +7,9 @@ Vectors are stored in float16; scores are float32. There are two ways to search:
   dot-product instructions, the int8 prefilter (`int8_prefilter.py`) excludes most passages of a chunk before their vectors
   are read.
 
-Of passages with equal scores, those with smaller numbers come first, and are kept where only k can be. Therefore the hits of
-an index are those of its parts, merged (`merge_hits`), and so is its softmax (`add_rests`), however it is divided.
+Passages with equal scores are ordered by passage number, also where a hit list ends. Therefore an index can be divided into any
+parts: the hits of the parts, merged by `merge_hits`, are the hits of the whole index, and `add_rests` does the same for the
+softmax.
 
 Axis letters: B queries, K hits per query, N passages, D embedding, C survivors of all queries, R parts of an index.
 """
@@ -48,18 +49,19 @@ than the searches."""
 
 
 class Hits(NamedTuple):
-    """The best passages per query, best first; of equal scores, the one of the smaller passage number comes first."""
+    """The best passages per query, best first. Passages with equal scores are ordered by passage number."""
 
     score_BK: Tensor
     number_BK: Tensor
 
 
 class Rest(NamedTuple):
-    """The softmax of each query's scores over some passages: its logarithmic sum, and the gradient of that in the query."""
+    """The softmax of each query's scores over some passages, as far as a loss needs it."""
 
     logsumexp_B: Tensor
+    """Logarithm of the sum of exp(score)."""
     mean_BD: Tensor
-    """Mean of the passages' vectors, weighted by the softmax."""
+    """Mean of the passages' vectors, weighted by the softmax; it is the gradient of `logsumexp_B` with respect to the query."""
 
 
 class PassageIndex(Protocol):
@@ -82,7 +84,7 @@ class PassageIndex(Protocol):
 
 
 class MipsIndex:
-    """Vectors of all passages on one device; the row is the passage number."""
+    """Vectors of all passages on one device. The row number of a vector is the passage number."""
 
     def __init__(self, vectors_ND: np.ndarray | Tensor, device: torch.device | None = None):
         self._vectors_ND = torch.as_tensor(vectors_ND).to(device or torch.device("cpu"))
@@ -103,8 +105,8 @@ class MipsIndex:
         return self._vectors_ND.index_select(0, number_n).float()
 
     def prepare(self) -> None:
-        """Makes the float32 copy or the int8 vectors now. If `prepare` is not called, `search` makes them after
-        `WARM_UP` queries."""
+        """Makes the float32 copy or the int8 vectors now. If `prepare` is not called, `search` makes them after `WARM_UP`
+        queries."""
         passages, dim = self._vectors_ND.shape
         if self.device.type != "cpu":
             return
@@ -115,7 +117,7 @@ class MipsIndex:
 
     @torch.no_grad()
     def search(self, query_BD: Tensor, k: int) -> Hits:
-        """The k passages with the largest inner products; k is cut to the size of the index."""
+        """The k passages with the largest inner products; all passages, if the index has fewer than k."""
         query_BD = query_BD.detach().float().to(self.device)
         self._queries_seen += len(query_BD)
         if self._queries_seen > WARM_UP:
@@ -128,9 +130,9 @@ class MipsIndex:
 
     @torch.no_grad()
     def search_among(self, query_BD: Tensor, among: Sequence[np.ndarray], k: int) -> Hits:
-        """The k best of the passages that each query may find, which are numbered in rising order.
+        """For each query, the k best passages among the passages `among[query]`, whose numbers must be in rising order.
 
-        Rows with fewer than k passages end in `NULL_PASSAGE` with a score of minus infinity.
+        A row with fewer than k passages is filled with `NULL_PASSAGE` and scores of minus infinity.
         """
         query_BD = query_BD.detach().float().to(self.device)
         hits = Hits(
@@ -146,15 +148,15 @@ class MipsIndex:
         return hits
 
     def rest_logsumexp(self, query_BD: Tensor, left_out: Sequence[np.ndarray]) -> Tensor:
-        """logsumexp of each query's scores over all passages except those that the query leaves out -> [B].
+        """For each query, the logsumexp of the scores of all passages except `left_out[query]` -> [B].
 
-        The gradient reaches the queries; the index is constant.
+        Gradients flow to the queries; the vectors of the index are constants.
         """
         return with_gradient(query_BD, self.rest(query_BD, left_out))
 
     @torch.no_grad()
     def rest(self, query_BD: Tensor, left_out: Sequence[np.ndarray]) -> Rest:
-        """The softmax of each query's scores over all passages except those that the query leaves out."""
+        """For each query, the softmax of the scores of all passages except `left_out[query]`."""
         query_BD = query_BD.detach().float().to(self.device)
         row_P = np.repeat(np.arange(len(left_out)), [len(numbers) for numbers in left_out])
         number_P = np.concatenate([np.zeros(0, dtype=np.int64), *left_out])
@@ -175,7 +177,7 @@ class MipsIndex:
         return reduce(lambda one, other: add_rests([one, other]), parts(), nothing)
 
     def _chunks(self, queries: int) -> Iterator[tuple[int, int]]:
-        """Bounds of the passages that so many queries are compared with at a time."""
+        """Start and end of each chunk of passages. With more queries, a CPU has smaller chunks (`SCORES`)."""
         size = CHUNK
         if self.device.type == "cpu":
             size = min(CHUNK, round_up(SCORES // max(1, queries)))
@@ -199,7 +201,7 @@ class MipsIndex:
         return best
 
     def _quantized(self, query_BD: Tensor) -> QuantizedQueries | None:
-        """The queries for the prefilter; None if there are no int8 vectors, or if a vector is not finite."""
+        """The queries for the prefilter; None if there are no int8 vectors, or if a query or a passage vector is not finite."""
         usable = self._int8 is not None and self._int8.finite and bool(query_BD.isfinite().all())
         return QuantizedQueries(self._int8, query_BD) if self._int8 is not None and usable else None
 
@@ -214,8 +216,11 @@ class MipsIndex:
 
 
 def _scored_chunk(query_BD: Tensor, vectors_ND: Tensor, floor_B: Tensor | None, k: int) -> Hits:
-    """The k best passages of a chunk, and possibly others; without passages whose score is below `floor_B`, a score that k
-    earlier passages reach."""
+    """The k best passages of a chunk, and possibly others.
+
+    `floor_B` is a score that k passages of earlier chunks reach or exceed; passages of this chunk with a lower score may be
+    left out.
+    """
     if query_BD.device.type != "cpu":
         return ranked(scores(query_BD, vectors_ND), k)
     passages = len(vectors_ND)
@@ -233,7 +238,7 @@ def _scored_chunk(query_BD: Tensor, vectors_ND: Tensor, floor_B: Tensor | None, 
 
 
 def _fill(score_BN: Tensor, query_BD: Tensor, vectors_ND: Tensor) -> None:
-    """Writes the scores of a chunk."""
+    """Writes the scores of a chunk into `score_BN`."""
     if vectors_ND.dtype == torch.float32:
         scores(query_BD, vectors_ND, score_BN[:, : len(vectors_ND)])
         return
@@ -260,17 +265,23 @@ def _in_rows(found: Survivors, score_C: Tensor, queries: int) -> Hits:
 
 
 def merge_hits(found: Sequence[Hits], k: int) -> Hits:
-    """The k best hits of the parts of an index, which follow each other; all hits where there are fewer."""
+    """The k best hits among the hits of several parts of an index; all hits, if there are fewer than k.
+
+    The parts must be in the order of their passage numbers.
+    """
     score_BN, number_BN = (torch.cat(rows, dim=1) for rows in zip(*found, strict=True))
-    best = ranked(score_BN, k)  # of equal scores, columns are in the order of the passages' numbers
+    best = ranked(score_BN, k)  # columns with equal scores are in the order of the passage numbers
     return Hits(best.score_BK, number_BN.gather(1, best.number_BK))
 
 
 def ranked(score_BN: Tensor, k: int) -> Hits:
-    """The k largest scores and their columns; of equal scores those of smaller columns. k is cut to N."""
+    """The k largest scores of each row, and their columns; all columns, if there are fewer than k.
+
+    Columns with equal scores are in rising order. If only some of them are among the k, those are the first.
+    """
     count = score_BN.shape[1]
     k = min(k, count)
-    # One more than asked for, so that equal scores on both sides of the end are noticed.
+    # One score more than k shows whether the first score that is left out equals the last score that is kept.
     top = score_BN.topk(min(k + 1, count), dim=1)
     column_BK, equal_BK = top.indices[:, :k], top.values[:, 1:] == top.values[:, :-1]
     if not equal_BK.any():
@@ -288,7 +299,7 @@ def ranked(score_BN: Tensor, k: int) -> Hits:
 
 
 def add_rests(parts: Sequence[Rest]) -> Rest:
-    """The softmax over the passages of all parts of an index."""
+    """The softmax over all passages, from the softmax over each part of the index."""
     logsumexp_RB = torch.stack([part.logsumexp_B for part in parts])
     total_B = logsumexp_RB.logsumexp(dim=0)
     share_RB = (logsumexp_RB - _finite(total_B)).exp()
@@ -297,11 +308,11 @@ def add_rests(parts: Sequence[Rest]) -> Rest:
 
 
 def with_gradient(query_BD: Tensor, rest: Rest) -> Tensor:
-    """The logarithmic sum of a softmax, with its gradient in the queries -> [B]."""
+    """`rest.logsumexp_B` as a function of the queries, so that gradients flow to them -> [B]."""
     zero_BD = query_BD - query_BD.detach()
     return rest.logsumexp_B.to(query_BD.device) + (zero_BD * rest.mean_BD.to(query_BD.device)).sum(dim=1)
 
 
 def _finite(logsumexp_B: Tensor) -> Tensor:
-    """The logarithmic sums, and 0 in place of minus infinity, the sum over no passage."""
+    """`logsumexp_B`, with 0 in place of minus infinity (the logsumexp over no passages)."""
     return logsumexp_B.masked_fill(logsumexp_B == -torch.inf, 0.0)

@@ -1,9 +1,12 @@
-"""An index divided over ranks: each rank holds the vectors of some passages, and searches them for the queries of all ranks.
+"""An index that is divided among ranks: each rank holds the vectors of a range of passages (its part of the index).
 
-Queries go to all ranks, and each rank's hits come back to the rank that asked, which merges them. The softmax over all
-passages is a sum over the ranks' parts. Results are those of a single `MipsIndex`, up to rounding.
+To search, each rank sends its queries to all ranks. Every rank searches its part for the queries of all ranks, and sends the
+hits back to the ranks that asked. Each rank then merges the hits of its queries. The softmax over all passages is computed in
+the same way: the ranks send back sums over their parts, which are added. The results are the same as with one `MipsIndex` of
+all passages, up to rounding.
 
-Axis letters: B queries of this rank, K hits per query, N passages of this rank, D embedding, P pairs of a query and a passage.
+Axis letters: B queries of this rank, K hits per query, N passages of this rank, D embedding, n some passages, P pairs of a
+query and a passage.
 """
 
 from collections.abc import Sequence
@@ -19,19 +22,23 @@ from realm.tokens.layouts import NULL_PASSAGE
 
 
 def own_passages(count: int) -> slice:
-    """The passages, of `count`, whose vectors this rank holds."""
+    """The numbers of the passages whose vectors this rank holds, if the index has `count` passages."""
     first, stop = distributed.bounds(count)[distributed.rank() :][:2].tolist()
     return slice(first, stop)
 
 
 def divided_index(own_ND: np.ndarray | Tensor, count: int, device: torch.device) -> PassageIndex:
-    """The index of `count` passages, of which each rank holds the vectors of its `own_passages`."""
+    """An index of `count` passages. `own_ND` has the vectors of this rank's `own_passages`."""
     own = MipsIndex(own_ND, device)
     return own if distributed.world_size() == 1 else ShardedIndex(own, count)
 
 
 class ShardedIndex:
-    """The same methods as those of `MipsIndex`, each called by all ranks at once, with queries of their own or with none."""
+    """An index with the methods of `MipsIndex`, divided among the ranks.
+
+    All ranks must call a method that searches or reads vectors at the same time, because each rank needs results of the others.
+    Each rank passes its own queries, or none.
+    """
 
     def __init__(self, own: MipsIndex, count: int):
         self._own, self._count = own, count
@@ -81,11 +88,15 @@ class ShardedIndex:
         return with_gradient(query_BD, rest)
 
     def _everyones(self, query_BD: Tensor) -> list[Tensor]:
-        """The queries of each rank."""
+        """The queries of all ranks, one tensor per rank."""
         return distributed.exchange([query_BD.detach().float().to(self.device)] * distributed.world_size())
 
     def _merged(self, hits: Hits, queries: Sequence[Tensor], width: int, k: int) -> Hits:
-        """The k best hits of this rank's queries, from this rank's `hits` for the queries of all; ranks send `width` each."""
+        """Exchanges hits between the ranks -> the k best hits of this rank's queries.
+
+        `hits` are those of this rank's passages, for the queries of all ranks. They are padded to `width` hits per query,
+        because all ranks must send the same number.
+        """
         missing = width - hits.score_BK.shape[1]
         number_BK = torch.where(hits.number_BK == NULL_PASSAGE, NULL_PASSAGE, hits.number_BK + self._first)
         sent = (
@@ -96,7 +107,10 @@ class ShardedIndex:
         return merge_hits([Hits(*part) for part in parts], k)
 
     def _of_own_passages(self, numbers: Sequence[np.ndarray], queries: Sequence[Tensor]) -> list[np.ndarray]:
-        """The given passages that this rank holds, counted from its first, per query of all ranks."""
+        """Exchanges lists of passages between the ranks -> the lists of this rank's passages, for the queries of all ranks.
+
+        `numbers` has one list for each query of this rank. In the result a passage is numbered from this rank's first passage.
+        """
         row_P = np.repeat(np.arange(len(numbers)), [len(part) for part in numbers])
         number_P = np.concatenate([np.zeros(0, dtype=np.int64), *numbers])
         pairs_P2 = torch.from_numpy(np.stack([row_P, number_P], axis=1))
@@ -110,14 +124,18 @@ class ShardedIndex:
         return lists
 
     def _by_owner(self, values: Tensor, number_n: np.ndarray) -> list[Tensor]:
-        """The rows that belong to passages of each rank."""
+        """The rows of `values` for each rank: those of passages that the rank holds. `number_n` has the passage of each row."""
         owner_n = self._owners(number_n)
         return [values[torch.from_numpy(owner_n == rank)] for rank in range(distributed.world_size())]
 
     def _owners(self, number_n: np.ndarray) -> np.ndarray:
+        """The rank that holds each passage."""
         return np.searchsorted(self._bounds, number_n, side="right") - 1
 
 
 def _given_back(values: Tensor, queries: Sequence[Tensor]) -> list[Tensor]:
-    """Each rank's results for this rank's queries, from this rank's results for the queries of all."""
+    """Sends results back to the ranks that asked -> the results for this rank's queries, one tensor per rank.
+
+    `values` has a row for each query of all ranks: the results from this rank's passages.
+    """
     return distributed.exchange(values.split([len(query_BD) for query_BD in queries]))

@@ -104,7 +104,7 @@ class Client:
         return self._json("GET", f"/v1/documents?{query}")
 
     def examples(self) -> list[str]:
-        """A few questions that rules made from the documents."""
+        """A few questions about the documents, made from their sentences by rules."""
         row = self._json("GET", "/v1/examples")
         with _readable_errors(self.url):
             found: list[str] = row["questions"]
@@ -191,7 +191,7 @@ def _lines(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _readable_errors(url: str) -> Iterator[None]:
-    """Replaces errors in reading the JSON of a response by an InputError, because the server is not `realm serve`."""
+    """Replaces errors in reading the JSON of a response by an InputError: the response is not one of `realm serve`."""
     try:
         yield
     except RealmError:

@@ -32,7 +32,8 @@ SCHEMA = pa.schema(
         ("id", pa.uint64()),
         ("document_key", pa.uint64()),
         ("document_state", pa.uint64()),  # hash of the document's title and text
-        # Number of passages of the document, including passages that belong to other documents.
+        # Number of different passages of the document. Equal passages of several documents are stored once, under one of these
+        # documents; those that are stored under another document count too.
         ("document_passages", pa.int32()),
         ("document_id", pa.string()),
         ("title", pa.string()),

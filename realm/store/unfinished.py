@@ -2,6 +2,9 @@
 
     KB/indexes/<fingerprint>/unfinished-<model>-<share>    a record per passage: key, vector, CRC-32 of key and vector
 
+<model> is the fingerprint of the model. <share> says which passages one process embeds: 0-of-2 is every second passage, from
+passage 0 on.
+
 A build appends the records of each batch, and removes the file after the version is published. Records that are incomplete or
 damaged, for example after a kill or a power failure, are ignored.
 
@@ -61,7 +64,7 @@ def _sums(records: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def kept(folder: Path, model: str, share: str, keys_n: np.ndarray, dim: int) -> Iterator[Kept | None]:
-    """Opens the file with the vectors of these passages by this model.
+    """Opens the file with the vectors that `model` computed for the passages with the keys `keys_n`.
 
     The result is None if there are few passages, or if another process is embedding the same passages.
     """

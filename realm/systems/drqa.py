@@ -1,12 +1,13 @@
 """DrQA (Chen et al. 2017): TF-IDF over articles, and a bidirectional LSTM that reads every passage of the best articles.
 
 The input of the reader has three parts for each word of a passage: the embedding of the word; three features (whether the
-question contains the word as written, whether the question contains the word in any case, and the frequency of the word in the
-passage); and the mean of the embeddings of the question words, weighted by attention. Bilinear forms of the states of the
-passage and the question give the scores of the start and the end of the answer. These scores are not normalised, so that
-spans of different passages can be compared. The score of the article is not used.
+question contains the word as written, whether the question contains the word if upper and lower case are not distinguished, and
+the frequency of the word in the passage); and the mean of the embeddings of the question words, weighted by attention.
 
-Axis letters: B rows, T passage words, J question words, E embedding, H states.
+Bilinear forms of the states of the passage and the question give the scores of the start and the end of the answer. These
+scores are not normalised, so that spans of different passages can be compared. The score of the article is not used.
+
+Axis letters: B rows, T passage words, J question words, E embedding, F features of a word, H states, K retrieved passages.
 """
 
 from collections import Counter
@@ -117,7 +118,8 @@ class Rows(NamedTuple):
     question_BJ: Tensor
     passage_BT: Tensor
     feature_BTF: Tensor
-    """Whether the question contains the word as written, and in any case; share of this word among the words of the passage."""
+    """Whether the question contains the word as written; whether the question contains the word if upper and lower case are
+    not distinguished; share of this word among the words of the passage."""
 
     def to(self, device: torch.device) -> "Rows":
         return Rows(*(part.to(device) for part in self))
@@ -249,7 +251,8 @@ def occurrences(question: Question, text: str, tokens: Sequence[Token]) -> list[
 def example_of(question: Question, passage: Passage) -> tuple[int, Example] | None:
     """Number of words around the answer that the question also contains, and the training example of the passage.
 
-    None if the passage contains no answer of at most `ANSWER_WORDS` words, or if no word around an answer is in the question.
+    None if the passage contains no answer of at most `ANSWER_WORDS` words, if the question contains no word around an answer,
+    or if the passage has fewer than `SHORTEST` or more than `LONGEST` characters.
     """
     if not SHORTEST <= len(passage.text) <= LONGEST:
         return None
@@ -267,7 +270,8 @@ def example_of(question: Question, passage: Passage) -> tuple[int, Example] | No
 def examples_of(kb: KnowledgeBase, ranking: Ranking, questions: Sequence[Question]) -> list[Example]:
     """Training examples by distant supervision: passages of the best articles that contain an answer.
 
-    Of each question, the passages are used in which the most words around the answer are in the question.
+    For each question, passages are ordered by the number of words around the answer that the question also contains, and the
+    first `MATCHES` passages are used.
 
     Raises:
         InputError: no passage of the best articles contains an answer.
@@ -342,7 +346,8 @@ class DrQa:
         self._kb, self._ranking, self._reader, self._vocabulary = kb, ranking, reader, vocabulary
 
     def answer(self, questions: Sequence[str]) -> list[Found]:
-        """The span with the highest score of each question. Passages are ranked by article, then by position in the article."""
+        """For each question, the span with the highest score. The retrieved passages are ordered by the rank of their article,
+        then by position in the article."""
         return [self._answer(question) for question in questions]
 
     @torch.no_grad()

@@ -1,16 +1,17 @@
-"""A graph of passages. Its edges are the documents that a passage names, and the passages of one document.
+"""A graph of passages: a passage is connected with documents that it names, and with other passages of its own document.
 
-If the links of a passage are known (`Passage.links`), the passage names the documents to whose titles the passage links, as in
-PathRetriever. Titles without a link are then ignored. A link to a redirect has the title of the redirect, and so names no
-document.
+Which documents a passage names depends on whether its links are known (`Passage.links`):
 
-If the links of a passage are unknown, the passage names the documents whose titles its text contains. A text contains a title
-if the text contains the words of the title, the first word begins with a capital letter or a digit, and these words are not
-part of a longer title. An explanation in brackets, as in "Mercury (planet)", does not belong to the title.
+- Links known, as in PathRetriever: the passage names each document whose title it links to. Titles that occur in the text
+  without a link are ignored. A link to a redirect has the title of the redirect, so this link names no document.
+- Links unknown: the passage names each document whose title occurs in its text. A title occurs if the text contains the words
+  of the title, the first of these words begins with a capital letter or a digit, and the words are not part of a longer title.
+  An explanation in brackets does not count as part of a title: "Mercury (planet)" is found by the word "Mercury".
 
-Named documents replace the relations of Wikidata in GraphRetriever. Titles in questions replace TAGME.
+GraphRetriever was published with relations from Wikidata, and with the entity linker TAGME. Here, named documents replace the
+relations, and titles in the question replace the linked entities.
 
-Axis letters: E edges, N passages.
+Axis letters: E edges, N passages, K some passages.
 """
 
 import re
@@ -30,17 +31,20 @@ from realm.systems.tfidf import tokens_of
 from realm.text.corpus import Passage
 
 LONGEST_TITLE = 8
-"""Largest number of words of a title that is searched in passages."""
+"""Largest number of words of a title; longer titles are not searched for in texts."""
 NONE, MENTIONS, MENTIONED, PARENT, CHILD = range(5)
-"""Relation of a passage a to a passage b. NONE: no relation. MENTIONS: a names the document of b. MENTIONED: b names the
-document of a. PARENT: a is the first passage of the document of b. CHILD: b is the first passage of the document of a."""
+"""Relation of a passage a to a passage b.
+
+NONE: no relation. MENTIONS: a names the document of b. MENTIONED: b names the document of a. PARENT: both are in the same
+document, and a is its first passage. CHILD: both are in the same document, and b is its first passage.
+"""
 RELATIONS = 5
 FILE = "graph.json"
 _EXPLANATION = re.compile(r"\s*\([^()]*\)\s*$")
 
 
 class Titles:
-    """Finds documents by title: titles in texts, and titles of linked pages."""
+    """Finds documents by title, in texts and in lists of linked pages."""
 
     def __init__(self, kb: KnowledgeBase, articles: Articles):
         titles = kb.titles
@@ -57,19 +61,21 @@ class Titles:
                 or all(word in STOP_WORDS for word in words)
             ):
                 continue
-            # If several documents have the same title, a title without an explanation is probably the most common meaning.
+            # "Mercury" and "Mercury (planet)" have the same words; the title without an explanation is preferred, because it
+            # probably has the most common meaning.
             if words not in self._document or bare == title:
                 self._document[words] = document
 
     def named(self, passage: Passage) -> Iterator[int]:
-        """Documents that a passage names: by links if the links of the passage are known, else by titles in the text."""
+        """Documents that a passage names: by its links if they are known, else by the titles in its text."""
         if passage.links is None:
             yield from self.find(passage.text)
         else:
             yield from (self._exact[title] for title in passage.links if title in self._exact)
 
     def find(self, text: str, any_case: bool = False) -> Iterator[int]:
-        """Documents that a text names, in the order of the text. At each place, the longest title counts.
+        """Documents whose titles a text contains, in the order of the text. Of titles that begin at the same word, only the
+        longest counts.
 
         With `any_case`, titles in lower case are found too, because questions are often written in lower case.
         """
@@ -90,13 +96,14 @@ class Titles:
 
 @dataclass(frozen=True)
 class PassageGraph:
-    """The documents that each passage names, other than the document of the passage."""
+    """For each passage, the documents that it names, except its own document."""
 
     articles: Articles
     titles: Titles
     first_N: np.ndarray
     """Position in `document_E` of the first edge of each passage; the last element is the number of edges: [N + 1]."""
     document_E: np.ndarray
+    """Named document of each edge; edges are ordered by passage."""
 
     @classmethod
     def open(cls, kb: KnowledgeBase, system: Path) -> Self:
@@ -118,9 +125,10 @@ class PassageGraph:
         return list(self.document_E[self.first_N[passage] : self.first_N[passage + 1]].tolist())
 
     def neighbours(self, passage: int) -> Iterator[int]:
-        """First passages of the documents that a passage names, then neighbours in the document of the passage.
+        """The passages that are one edge away from a passage.
 
-        The neighbour in the document is its first passage. The neighbours of the first passage are all other passages.
+        These are the first passages of the documents that the passage names, followed by passages of its own document: all
+        other passages, if the passage is the first of its document; else only the first passage.
         """
         own = int(self.articles.document_N[passage])
         yield from (self.articles.lead(document) for document in self.named(passage))
@@ -128,7 +136,7 @@ class PassageGraph:
         yield from [lead] if passage != lead else self.articles.passages([own])[1:].tolist()
 
     def expand(self, seeds: Sequence[int], hops: int, most: int) -> list[int]:
-        """The seeds, followed by all passages that are at most `hops` edges away, nearest first; at most `most` passages."""
+        """The seeds, then all passages at most `hops` edges away from a seed, nearest first; cut after `most` passages."""
         found = dict.fromkeys(seeds)
         frontier = list(found)
         for _ in range(hops):
@@ -140,7 +148,10 @@ class PassageGraph:
         return list(found)[:most]
 
     def relations(self, passages: Sequence[int]) -> np.ndarray:
-        """The relation of each passage to each other passage -> [K, K]. MENTIONS and MENTIONED precede PARENT and CHILD."""
+        """The relation of each passage (row) to each other passage (column) -> [K, K].
+
+        If several relations apply, the first of MENTIONS, MENTIONED, PARENT and CHILD is used.
+        """
         document = [int(self.articles.document_N[passage]) for passage in passages]
         lead = [self.articles.lead(one) for one in document]
         named = [set(self.named(passage)) for passage in passages]
@@ -161,7 +172,7 @@ class PassageGraph:
 
 
 def edges_of(kb: KnowledgeBase, articles: Articles, titles: Titles) -> tuple[np.ndarray, np.ndarray]:
-    """`first_N` and `document_E` of the graph. Passages are read one after the other."""
+    """`first_N` and `document_E` of a `PassageGraph`. Only one passage at a time is in memory. Shows a progress bar."""
     counts, documents = [], []
     with progress(total=len(kb), description="graph", unit="passage") as bar:
         for number, passage in enumerate(kb):

@@ -1,14 +1,16 @@
-"""The interface of all systems with which REALM is compared, and the folder of a trained system.
+"""The systems with which REALM is compared: what the module of a system must define, and the folder of a trained system.
 
-The module of a system has three names:
+The module of a system defines three names (`SystemModule`):
 
     Config                       settings of training, a `RunConfig`
-    train(ground, out, config)   trains the system -> the folder `out`; an interrupted training resumes
-    load(folder, kb)             the trained system, which answers questions
+    train(ground, out, config)   trains the system, or resumes an interrupted training -> the folder `out`
+    load(folder, kb)             loads a trained system -> an object that answers questions (`System`)
 
-SYSTEM/system.json               name, sizes for `load`, settings of training, a checksum of every file
-SYSTEM/weights.safetensors
-SYSTEM/tokenizer.json            if the system has a tokenizer
+The folder of a trained system contains:
+
+    SYSTEM/system.json           name of the system, sizes of its network, settings of training, a checksum of every file
+    SYSTEM/weights.safetensors   weights of the network
+    SYSTEM/tokenizer.json        the tokenizer; the system "drqa" has words.json instead
 """
 
 import json
@@ -47,21 +49,21 @@ SYSTEMS: dict[str, str] = {
     "graph": "graph_retriever",
     "path": "path_retriever",
 }
-"""Name of a system -> module in this folder."""
+"""Name of a system in `realm baseline` -> name of its module in this folder."""
 BATCH = 16
 """Number of questions that are answered at once."""
 
 
 @dataclass(frozen=True)
 class Ground:
-    """Input of the training of a system. All systems of a comparison have the same passages, encoder and questions."""
+    """What a system is trained from. All systems of a comparison have the same passages, encoder and questions."""
 
     kb: KnowledgeBase
     encoder: str
-    """Model folder with the encoder from which the systems "graph" and "path" start."""
+    """Model folder. The systems "graph" and "path" start from its encoder; the other systems do not use it."""
     train: Sequence[Question]
     dev: Sequence[Question]
-    """Questions by which the best weights are chosen; none of these questions is a test question."""
+    """Questions on which the best weights are chosen. They must not contain test questions."""
 
 
 class Found(NamedTuple):
@@ -70,14 +72,15 @@ class Found(NamedTuple):
     answer: str
     score: float
     passage: int = NULL_PASSAGE
-    """Number of the passage from which the answer was extracted."""
+    """Number of the passage from which the answer was extracted; `NULL_PASSAGE` if it was not extracted from a passage."""
     start: int = 0
+    """Position of the first character of the answer in the text of the passage."""
     end: int = 0
-    """`start` and `end` are the positions of the answer in the text of the passage, in characters; `end` is exclusive."""
+    """Position after the last character of the answer."""
     number_K: Sequence[int] | np.ndarray = ()
     """Numbers of the retrieved passages, best first."""
     read: int = 0
-    """Number of passages that were read."""
+    """Number of passages that the system's reader read."""
 
 
 class System(Protocol):
@@ -116,7 +119,7 @@ class Saved(Protocol):
 
 @dataclass
 class SystemModel:
-    """The network of a system during training, with the interface of `realm.train.trainable`."""
+    """The network of a system during training, in the form that the training loop needs (`realm.train.trainable`)."""
 
     system: str
     network: nn.Module
@@ -131,7 +134,7 @@ class SystemModel:
         return self
 
     def save(self, folder: Path, extra: Sequence[Path] = ()) -> None:
-        """Writes the folder, with copies of the `extra` files, completely or not at all."""
+        """Writes the folder of the system, with copies of the `extra` files. The folder appears only when it is complete."""
         with replacing(folder, RuntimeError, SafetensorError) as aside:
             aside.mkdir(parents=True)
             save_tensors(_distinct(self.network.state_dict()), aside / WEIGHTS)
@@ -151,12 +154,15 @@ class SystemModel:
 
     @staticmethod
     def saved_stages(folder: Path) -> list[dict[str, Any]]:
-        """The stages in the folder of a system; empty if the folder does not contain a system."""
+        """The training stages that are recorded in a folder; empty if the folder contains no system."""
         return read_system(folder)["stages"] if is_system(folder) else []
 
 
 def _distinct(states: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with one name each. (A safetensors file cannot contain one tensor under several names.)"""
+    """The tensors of a network, each under only one of its names.
+
+    A safetensors file cannot contain a tensor under several names, but a network has such tensors if layers share weights.
+    """
     named: dict[tuple[int, tuple[int, ...]], str] = {}
     for name, value in states.items():
         named.setdefault((value.data_ptr(), tuple(value.shape)), name)
@@ -192,7 +198,11 @@ def read_system(folder: str | Path) -> SystemJson:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of the network of a system."""
+    """Reads the weights in the folder of a system.
+
+    Raises:
+        DamagedError: the file cannot be read.
+    """
     try:
         return load_tensors(folder / WEIGHTS)
     except (SafetensorError, OSError) as error:
@@ -214,7 +224,12 @@ def module_of(name: str) -> SystemModule:
 
 
 def load_system(folder: str | Path, kb: KnowledgeBase) -> System:
-    """The trained system in a folder."""
+    """Loads the trained system in a folder, to answer questions from a knowledge base.
+
+    Raises:
+        InputError: as in `read_system` and `module_of`.
+        DamagedError: as in `read_system`; or the weights do not fit the network.
+    """
     saved = read_system(folder)
     try:
         return module_of(saved["system"]).load(Path(folder), kb)
@@ -225,14 +240,14 @@ def load_system(folder: str | Path, kb: KnowledgeBase) -> System:
 
 
 class Best(BestWeights):
-    """The best weights of the network of a system."""
+    """Keeps the weights of a system's network that answer the most dev questions correctly."""
 
     def __init__(self, run: TrainRun, network: nn.Module, dev: Sequence[Question], system: System):
         super().__init__(run, [network])
         self._dev, self._system = dev, system
 
     def evaluate(self) -> None:
-        """Answers the dev questions, logs exact match, and stores the weights if their exact match is the best so far."""
+        """Answers the dev questions and logs exact match. If it is at least the best so far, the weights are kept."""
         if not self._dev:
             return
         right = 0
@@ -246,7 +261,7 @@ class Best(BestWeights):
 
 
 def predict(system: System, kb: KnowledgeBase, questions: Sequence[Question]) -> Iterator[Prediction]:
-    """The predictions of a system, in the order of the questions. Shows a progress bar."""
+    """Answers questions with a system -> a prediction per question, in the same order. Shows a progress bar."""
     with progress(total=len(questions), description="answer", unit="question") as bar:
         for first in range(0, len(questions), BATCH):
             part = questions[first : first + BATCH]
@@ -259,7 +274,7 @@ def predict(system: System, kb: KnowledgeBase, questions: Sequence[Question]) ->
 
 
 def prediction(kb: KnowledgeBase, question: Question, found: Found, ms: float) -> Prediction:
-    """The prediction of a system for a question, with ids instead of numbers of passages."""
+    """The answer `found` as a row of a prediction file, which names passages by id; `ms` is the time per question."""
     read = found.passage != NULL_PASSAGE
     return Prediction(
         id=question.id,

@@ -1,7 +1,8 @@
 """The forward pass and the losses of the span reader in fine-tuning.
 
 Axis letters: B questions, N retrieved passages, K passages read, W span widths, T tokens, R rows (a question and a passage
-each), r rows that are read again, X spans of all passages of a question."""
+each), r rows that are read again, X spans of all passages of a question.
+"""
 
 from typing import Literal
 
@@ -16,14 +17,15 @@ from realm.train.examples import Rows
 SpanLoss = Literal["marginal", "first", "hard-em"]
 
 SURE = 0.5
-"""A row is always read again if its size is at least `SURE` (`sampled_reader_loss`). A larger value saves time, adds noise."""
+"""Smallest size of a row that is always read again. The size is a row's share in the gradient (`sampled_reader_loss`). A larger
+value saves time, but adds noise to the gradient."""
 
 
 def read(reader: SpanReader, rows: Rows, sampled: bool) -> Tensor:
     """Scores of all spans -> [R, W, T].
 
     With `sampled` the scores are computed without gradient and dropout, and are a new leaf of the autograd graph;
-    `sampled_reader_loss` computes the gradient in the reader.
+    `sampled_reader_loss` computes the gradient of the reader's weights.
     """
     if not sampled:
         scores_RWT: Tensor = reader(rows.tokens, rows.body_RT)
@@ -83,7 +85,9 @@ def counted(
 def sampled_reader_loss(
     reader: SpanReader, rows: Rows, span_RWT: Tensor, loss: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, int]:
-    """A loss with value 0 whose expected gradient in the reader is the gradient of `loss` -> scalar, number of rows read again.
+    """A loss with value 0 for the reader's weights -> scalar, number of rows read again.
+
+    The expected gradient of the reader's weights is the same for this loss as for `loss`.
 
     The size of a row is the sum of the absolute gradients of `loss` with respect to the span scores of the row, times
     the number of questions; the size is at most 2. Rows whose size is at least `SURE` are read again with gradient. Any other

@@ -55,7 +55,7 @@ class Queries(NamedTuple):
 
     @property
     def too_few(self) -> str:
-        """The reason for the report why the model was not adapted, if there are too few queries."""
+        """The sentence of the report that says why the model was not adapted, if there are too few queries."""
         return (
             f"the model was not adapted, because the documents give only {len(self.facts)} masked facts and "
             f"{len(self.questions)} made questions, and a comparison needs {LEAST} of each"
@@ -121,6 +121,7 @@ def tests_of(words: Ranks, start: Ranks, adapted: Ranks | None) -> dict[str, Tes
 
 def verdict(differences: Mapping[str, PairedDifference]) -> tuple[bool, str]:
     """Whether to keep the adapted model, and the reason. The keys of `differences` are the names of the kinds of queries."""
+    differences = {name.replace("_", " "): difference for name, difference in differences.items()}
     better = [name for name, d in differences.items() if d["points"] > 0 and d["p"] < SIGNIFICANT]
     worse = [
         name

@@ -17,7 +17,9 @@ _DOC = re.compile(r'<doc id="([^"]*)" .*?title="(.*)">')
 
 
 def wikiextractor(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
-    """A record for each article. Titles are ids; lists and disambiguation pages are left out, as in ORQA.
+    """A record for each article. Lists and disambiguation pages are left out, as in ORQA.
+
+    The records have no id, so the title of an article becomes the id of its document.
 
     Raises:
         Unreadable: the file has neither JSON lines nor elements `<doc>`, or ends within an article.
