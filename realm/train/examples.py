@@ -66,11 +66,7 @@ class Examples:
     """Training questions, and the inputs of embedder and reader that are made from questions and passages."""
 
     def __init__(
-        self,
-        kb: KnowledgeBase,
-        model: Model,
-        questions: Sequence[Question],
-        contains: Containment = "tokens",
+        self, kb: KnowledgeBase, model: Model, questions: Sequence[Question], contains: Containment = "tokens"
     ):
         self._kb, self._model, self._questions, self._contains = kb, model, questions, contains
         self._ids = model.tokenizer.encode([q.question for q in questions])

@@ -213,19 +213,11 @@ def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model
         tokenizer, reader = kb.tokenizer, new_reader(config.encoder, kb.tokenizer)
     elif is_model(init):
         saved = load_model(init)
-        tokenizer, reader, stages, held_out_by_init = (
-            saved.tokenizer,
-            saved.reader,
-            saved.stages,
-            saved.held_out,
-        )
-        span_reader = saved.span_reader
+        tokenizer, reader, span_reader = saved.tokenizer, saved.reader, saved.span_reader
+        stages, held_out_by_init = saved.stages, saved.held_out
     else:
-        tokenizer, reader, held_out_by_init = (
-            Tokenizer.load(init),
-            load_reader(init),
-            encoder_held_out(init, kb.config.sources),
-        )
+        tokenizer, reader = Tokenizer.load(init), load_reader(init)
+        held_out_by_init = encoder_held_out(init, kb.config.sources)
     kb.check_tokenizer(tokenizer, init or "the encoder")
     kb.agree_on_held_out(held_out_by_init, init or "the encoder")
     if lengths.joint > reader.config.max_position_embeddings:
@@ -317,11 +309,8 @@ def _reading_rows(
         bounds = np.append(tokens.sentences.row(passage), len(body))
         # A sentence of control characters has no wordpieces.
         number = int(rng.choice(np.flatnonzero(np.diff(bounds))))
-        first, last = (
-            int(bounds[number]),
-            min(int(bounds[number + 1]), int(bounds[number]) + lengths.query - 2),
-        )
-        sentence = body[first:last]
+        first = int(bounds[number])
+        sentence = body[first : min(int(bounds[number + 1]), first + lengths.query - 2)]
         starts, ends = tokens.span_starts.row(passage) - first, tokens.span_ends.row(passage) - first
         inside = np.flatnonzero((starts >= 0) & (ends <= len(sentence)))
         hidden = rng.random(len(sentence)) < MASKED_TOKENS
