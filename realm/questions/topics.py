@@ -15,7 +15,8 @@ class Topic(NamedTuple):
     """The subject of a document."""
 
     bare: str
-    """The title without a bracket at the end and a number at the start: "Psycho" for "Psycho (1960 film)"."""
+    """The title, from which a remark in brackets at the end and a number at the start are removed: "Psycho" for "Psycho (1960
+    film)"."""
     name: str
     """The name in a question, with its article: "the Zagros Mountains", "a hat"."""
     kind: str

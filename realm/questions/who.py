@@ -1,4 +1,4 @@
-"""Rules for questions about people and things, whose answer is a salient span. T is the topic."""
+"""Rules that make questions about people and things. The answer to such a question is a salient span. T is the topic."""
 
 import re
 

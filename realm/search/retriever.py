@@ -18,7 +18,8 @@ from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE
 
 FUSION_DEPTH = 100
-"""Least number of passages of dense search and of BM25 that are fused, so that the best passages do not depend on k."""
+"""Dense search and BM25 each contribute at least this number of passages to the fusion, so that the best passages are the same
+for every smaller k."""
 
 
 class Retriever:

@@ -54,8 +54,8 @@ def record(folder: Path, files: Sequence[Path]) -> None:
 def add_lines(file: Path, lines: Iterable[str]) -> None:
     """Appends lines to a file beside the tables, syncs the file to disk, and records the new digest of the file.
 
-    If the process is killed before the digest is recorded, the lines are valid. The new lines do not continue an incomplete
-    line, which is at the end of the file if the disk was full.
+    If the process is killed before the digest is recorded, the lines are valid. If the disk was full, the file can end with an
+    incomplete line; the new lines begin after a line break, so they are not joined to this line.
     """
     with one_writer(file.parent):
         with writing(file), file.open("ab") as stream:
@@ -79,7 +79,7 @@ def lines_of(file: Path) -> list[bytes]:
 def changed_lines(file: Path) -> Iterator[str]:
     """Messages about a file that `add_lines` appends to: the file must begin with the content whose digest was recorded.
 
-    A file without a digest is accepted: it was written by an earlier version, or by a process that was killed.
+    A file without a digest is accepted: it was written by an earlier release of `realm`, or by a process that was killed.
     """
     known = recorded_digests(file).get(file.name)
     if known is None:

@@ -60,7 +60,7 @@ class Config(RunConfig):
     """Peak learning rate (published: 1e-3, constant)."""
     init: str | None = None
     """Published T5 checkpoint to start from: a hub name, such as google/t5-small-ssm, or a folder. The checkpoint must have the
-    files model.safetensors and tokenizer.json. None: random weights, and the wordpieces of the knowledge base."""
+    files config.json, model.safetensors and tokenizer.json. None: random weights, and the wordpieces of the knowledge base."""
     span_steps: int = 2000
     """Steps on masked salient spans of the text (published: 100,000, after 1,000,000 steps on random spans)."""
     layers: int = 4
@@ -68,7 +68,7 @@ class Config(RunConfig):
     width: int = 256
     """Width of the states; not used with `init`."""
     dev_every: int = 500
-    """Steps between two evaluations on dev questions, while questions are trained; the best weights are kept."""
+    """Steps between two evaluations on dev questions, during the training on questions; the best weights are kept."""
     dev_questions: int = 500
     """Number of dev questions in each evaluation."""
 

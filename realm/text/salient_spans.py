@@ -94,9 +94,10 @@ def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1, engine: EngineCo
 
 
 def _salient(text: str, entities: Iterable[Span]) -> list[Span]:
-    """The entities of a tagger without amounts, each without a leading "the" and a possessive "'s".
+    """The entities that a tagger found, except amounts; a leading "the" and a final "'s" are cut off.
 
-    A name must contain a letter. A DATE must contain a month or a date, unlike "today", "later that year" and "three days".
+    A name must contain a letter. A DATE must contain the name of a month, or a date that the regular expression finds, so
+    "today", "later that year" and "three days" are left out.
     """
     spans = []
     for entity in entities:
@@ -132,7 +133,8 @@ def _merge(text: str, entities: Iterable[Span], rule_dates: Sequence[Span]) -> t
     """Spans in order without overlaps. Names take precedence over dates, and `rule_dates` over dates of the tagger.
 
     The dates of the regular expression (`rule_dates`) are shorter: in "between 1914 and 1918" the regular expression finds two
-    dates, a tagger one. A name inside a date of the regular expression is dropped, because a tagger finds a name in "44 BC"."""
+    dates, a tagger one. The exception is a name that lies inside a date of the regular expression: such a name is dropped,
+    because taggers wrongly find a name in "44 BC"."""
     in_date = bytearray(len(text))
     for date in rule_dates:
         in_date[date.start : date.end] = b"\1" * (date.end - date.start)
