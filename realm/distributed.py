@@ -7,6 +7,7 @@ every number of ranks. Only rank 0 writes checkpoints, metrics and index version
 The index that training searches is divided among the ranks (`realm.search.shards`).
 """
 
+import gc
 import os
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -41,6 +42,9 @@ def initialize(device: torch.device) -> torch.device:
 def shutdown() -> None:
     """Leaves the process group without waiting for other ranks."""
     if dist.is_initialized():
+        # DistributedDataParallel holds the group in reference cycles. A group that is destroyed at the end of the process, when
+        # its threads still run, aborts the process.
+        gc.collect()
         dist.destroy_process_group()
 
 

@@ -53,6 +53,7 @@ def of_rank(rank: int, file: str, results: str) -> None:
     loss = (rows_BD @ rows_BD.T).softmax(dim=1).square().sum()
     averaging = distributed.averaging([turned])
     averaging(loss).backward()
+    del averaging, loss
     try:
         distributed.check_batch(5)
         refused = ""

@@ -267,6 +267,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         self._close_logs()
         if distributed.is_main_process():
             self._lock.close()
+        del self._averaging  # holds the process group
         distributed.shutdown()
 
     def _check_out(self) -> None:
