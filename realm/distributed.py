@@ -142,7 +142,7 @@ def any_rank(value: bool) -> bool:
 
 
 def loss_weight(amount: Tensor) -> Tensor:
-    """Factor for a loss that is a mean over this rank's `amount`, for example over its number of masked tokens -> scalar.
+    """Factor for a loss that is a mean over `amount` items of this rank, for example over masked tokens -> scalar.
 
     If every rank multiplies its loss by its factor, the mean over the ranks is the mean over the whole batch.
     """

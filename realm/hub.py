@@ -35,7 +35,8 @@ def encoder_folder(name: str, files: Sequence[str] = ENCODER_FILES) -> str:
     `files` are patterns of the files to download from the hub.
 
     Raises:
-        InputError: the package is not installed or is damaged, or the name is neither a folder nor a repository on the hub.
+        InputError: the package is not installed, or the name is neither a folder nor a repository on the hub.
+        DamagedError: a file of the package differs from its checksum.
     """
     if name in PACKAGED:
         module, inside = PACKAGED[name]

@@ -44,8 +44,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
     convert.add_argument(
         "source",
         metavar="FROM",
-        help="published checkpoint: a folder, a hub name, or the prefix of TensorFlow files; with --encoder-of, and with --to "
-        "other than realm, a model",
+        help="published checkpoint: a folder, a hub name, or the prefix of TensorFlow files; if --encoder-of is given, or if "
+        "--to is not realm: a model",
     )
     convert.add_argument(
         "out",
@@ -92,8 +92,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
     convert.add_argument(
         "--tagger",
         metavar="NAME",
-        help="tagger that marks names and dates in the published texts, which only pre-training on these texts needs (default: "
-        "no tagger)",
+        help="tagger that marks names and dates in the published texts; only pre-training on these texts needs a tagger "
+        "(default: no tagger)",
     )
     convert.add_argument(
         "--tokenizer",

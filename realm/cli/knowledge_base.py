@@ -287,7 +287,7 @@ def _add(args: argparse.Namespace) -> None:
 
 
 def _report_sources(folder: str, reading: "ReadingReport | None", merged: Mapping[str, str]) -> SourcesJson:
-    """Logs and counts the merged documents and everything that was left out; writes a list of the latter to the folder."""
+    """Logs and counts the merged documents and everything that was left out; writes a list of what was left out."""
     from realm.documents.reading import ReadingReport
 
     if merged:

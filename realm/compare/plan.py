@@ -60,7 +60,7 @@ class DataConfig:
     train: tuple[str, ...] = ()
     """Question files for training; empty: questions made from the corpus."""
     dev: tuple[str, ...] = ()
-    """Question files by which the best weights are chosen; empty: the part of the training questions in `is_dev`."""
+    """Question files by which the best weights are chosen; empty: a tenth of the training questions, by the rule of ORQA."""
     tests: Mapping[str, str] = field(default_factory=dict)
     """Name of a test -> question file of the test; empty: questions made from documents that have no training questions."""
 
@@ -88,7 +88,7 @@ class TableConfig:
     seeds: tuple[int, ...] = (0,)
     """Seeds of ICT, pre-training and fine-tuning."""
     answer_seeds: int = 1
-    """Number of seeds, the first ones, with which systems are trained on questions and answer the tests. 0: only the retrieval
+    """With the first `answer_seeds` of the seeds, systems are trained on questions and answer the tests. 0: only the retrieval
     of the starts is measured."""
 
     def __post_init__(self) -> None:
@@ -189,7 +189,7 @@ class Plan:
         return {name: Path(file) for name, file in self.data.tests.items()}
 
     def check(self) -> None:
-        """Finds errors before the first stage that would otherwise end a later stage after hours.
+        """Checks rows, corpora and question files before the first stage, because a later stage would fail only after hours.
 
         Raises:
             InputError: a row, a corpus or a question file cannot be used, or the index of the row `stale`, which is rebuilt 30
@@ -214,7 +214,7 @@ class Plan:
 
     @property
     def uses_text(self) -> bool:
-        """Whether a row needs the other corpus."""
+        """Whether a row needs the corpus of masked sentences (X)."""
         return any(STARTS[name].other_text for name in self.starts())
 
     # -- paths ----------------------------------------------------------------------------------------------------

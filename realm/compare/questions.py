@@ -45,7 +45,7 @@ def split_questions(
 
 
 def is_dev(question: str) -> bool:
-    """Whether the rule of ORQA makes a training question a dev question, as for one in ten (`create_data_splits.py`)."""
+    """Whether a training question becomes a dev question, by the rule of ORQA (`create_data_splits.py`): one in ten does."""
     return bool(fingerprint64(question) % 100_000 % 10 == 0)
 
 

@@ -11,17 +11,17 @@ class Start(NamedTuple):
     """A model from which training on questions starts. The model itself was not trained on questions."""
 
     init: str = "ict"
-    """Start from which the command continues; "" for a start that is made from no other start."""
+    """Name in `STARTS` of the model from which the command starts; "" if the command starts from none of these models."""
     made_by: Literal["mlm", "ict", "pretrain", "convert", "published"] = "pretrain"
-    """Command of `realm` that makes the start from `init`. "published": `realm convert`, from a published checkpoint."""
+    """Command of `realm` that makes this model from `init`. "published": `realm convert`, from a published checkpoint."""
     settings: tuple[str, ...] = ()
     """Settings of the command `made_by`."""
     other_text: bool = False
-    """Whether the masked sentences come from the other corpus (X different from Z)."""
+    """Whether the masked sentences come from a corpus X other than the knowledge base Z."""
     stale: int = 1
     """Factor by which the number of steps between two index builds is multiplied."""
     encoder_of: str = ""
-    """Start whose encoder replaces the encoder of `init`, without training; "": no encoder is replaced."""
+    """Name in `STARTS` of a model whose encoder replaces the encoder of `init`, without training; "": nothing is replaced."""
 
 
 PUBLISHED = "published"
@@ -49,7 +49,7 @@ STARTS = {
     "no-injected": Start(settings=("injected=0",)),
     PUBLISHED: Start("", "published"),
 }
-"""Name of a start -> how the start is made. `no-ict` has no ICT term in the loss of pre-training, whatever the preset has."""
+"""Name of a start -> how the start is made. `no-ict` has no ICT term in the loss of pre-training, even if the preset does."""
 
 
 class Row(NamedTuple):

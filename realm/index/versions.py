@@ -32,7 +32,7 @@ from realm.store.vectors import Vectors, VectorsInfo
 LOG_EVERY = 5.0
 """Seconds between two log lines of a build that a training run supervises."""
 KEPT_VERSIONS = 2
-"""Newest versions of an index that stay on disk; in a training run also those that a checkpoint needs."""
+"""Number of versions of an index that stay on disk. In a training run, the versions that a checkpoint needs stay too."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class IndexConfig(EngineConfig):
 
     device: str = "auto"
     """"auto": a GPU if there is one, else the CPU; or any torch device; or several, "cuda:0,cuda:1", each with its own process
-    and an even share of the passages. On a Ray cluster: "auto" for its GPUs, or its cores if it has no GPUs, or "cpu"."""
+    and an even share of the passages. On a Ray cluster, "auto": the GPUs, or the cores if there is no GPU; "cpu": the cores."""
     precision: Precision = "auto"
     """Precision of matrix products; vectors are stored as float16 in any case."""
     threads: int = 0
-    """CPU threads of each process; 0: torch's default. Processes on a Ray cluster have one."""
+    """CPU threads of each process; 0: torch's default. Processes on a Ray cluster have one thread each."""
 
 
 @dataclass(frozen=True)

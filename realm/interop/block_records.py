@@ -1,9 +1,9 @@
-"""Reads the published block records, a pickle of 13 million texts, without unpickling and a thousand texts at a time.
+"""Reads the published block records (a pickle of 13 million texts) a thousand texts at a time, without unpickling the file.
 
-`block_records.npy` is a NumPy header and the pickle of a one-dimensional object array of UTF-8 bytes. To unpickle the file
-would call any function whose name is in the pickle, and would need memory for all texts. This file interprets the opcodes
-instead. The interpreter accepts only the opcodes that an array of texts needs and the names of three NumPy functions, which it
-does not call.
+`block_records.npy` is a NumPy header and the pickle of a one-dimensional object array of UTF-8 bytes. Unpickling
+the file would call any function whose name is in the pickle, and would need memory for all texts. Instead, this module
+interprets the opcodes. The interpreter accepts only the opcodes that an array of texts needs, and the names of three NumPy
+functions, which it does not call.
 
 Memory is needed for a thousand rows, and for the position of each row in the file (8 bytes), because a pickle can refer to
 earlier rows.
@@ -134,7 +134,8 @@ class _Machine:
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
         self._memoized = 0
-        self._first, self._offsets = -1, array("Q")  # of rows, whose numbers in the memo are consecutive
+        # The memo number of the first row, and the position of each row in the file; memo numbers of rows are consecutive.
+        self._first, self._offsets = -1, array("Q")
         self._record_at = self._given = 0
         self._whole = False
 

@@ -94,7 +94,9 @@ def open_checkpoint(name: str, tokenizer: str | None = None) -> Checkpoint:
     `tokenizer` is the name of another tokenizer, for example for a checkpoint that has no tokenizer.
 
     Raises:
-        InputError: the checkpoint is missing, damaged or not a REALM checkpoint, or a file contains more than tensors.
+        InputError: the checkpoint is missing or not a REALM checkpoint, a file contains more than tensors, or a file of
+            TensorFlow is damaged.
+        DamagedError: a file of a Hugging Face checkpoint is damaged.
     """
     if prefix := google.prefix_of(name):
         return _googles(name, prefix, tokenizer)
@@ -141,7 +143,12 @@ def _checked(config: dict[str, Any], file: Path) -> dict[str, Any]:
 
 
 def read_tensors(name: str, folder: Path) -> dict[str, Tensor]:
-    """The tensors of a Hugging Face folder by their names; raises InputError if tensors are missing or cannot be read."""
+    """The tensors of a Hugging Face folder by their names.
+
+    Raises:
+        InputError: a file is missing, or contains more than tensors.
+        DamagedError: a file is damaged.
+    """
     tensors: dict[str, Tensor] = {}
     for file in weight_files(name, folder, (WEIGHTS, "pytorch_model.bin")):
         tensors |= _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)

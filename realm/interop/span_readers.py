@@ -65,7 +65,8 @@ def load_huggingface_reader(name: str) -> LoadedReader:
     """Loads a checkpoint with BERT's question-answering head as a span reader.
 
     Raises:
-        InputError: the checkpoint is missing, damaged, not of the BERT family, lacks this head, or contains more than tensors.
+        InputError: the checkpoint is missing, not of the BERT family, lacks this head, or contains more than tensors.
+        DamagedError: a file of the checkpoint is damaged.
     """
     folder = Path(encoder_folder(name.removeprefix("hf:"), FILES))
     config = read_bert_config(folder, name)

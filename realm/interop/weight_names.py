@@ -9,7 +9,7 @@
 
 The masked-LM head of a reader, whose decoder is the word embeddings, is that of the encoder from which the reader was
 fine-tuned. Therefore this head becomes a masked-LM reader. The head of an embedder becomes the start of a masked-LM reader if
-the checkpoints have no other. The other tensors are left out: poolers, heads of embedders if there is a reader, and the
+the checkpoints have no other head. The other tensors are left out: poolers, heads of embedders if there is a reader, and the
 separate decoders of both kinds of heads, which were never trained."""
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,7 +85,7 @@ def encoder_config(checkpoint: Checkpoint, tokenizer: Tokenizer) -> BertConfig:
 
 
 def lengths_of(config: Mapping[str, Any]) -> Lengths:
-    """Lengths of inputs: the defaults, limited by the positions of the encoder; that of the span reader is the checkpoint's."""
+    """Longest inputs: the defaults, and for the span reader the length in the checkpoint; all limited by the encoder."""
     positions = config["max_position_embeddings"]
     query = min(Lengths.query, positions // 4)
     passage = min(Lengths.passage, positions - query)
@@ -98,7 +98,7 @@ def convert(
     """Converts a checkpoint to a model.
 
     `encoder` provides the masked-LM reader; `embedder` provides the passage tower, and the query tower if the checkpoint has
-    none. A part that no checkpoint provides starts from another part, and a note of the conversion lists this part.
+    no query tower. A part that no checkpoint provides starts from another part, and a note of the conversion lists this part.
 
     Raises:
         InputError: a tensor is missing or has an unexpected shape, or the checkpoints do not fit together.

@@ -101,7 +101,7 @@ def choose_candidates(
         short = [row for row in short if len(found[row][0]) < wanted]
         if depth >= len(index) or not distributed.any_rank(bool(short)):
             break
-        # Many hits repeat the text of a query. All ranks search deeper, because the index may be divided among them.
+        # Many hits repeat the text of a query, so more hits are needed. All ranks search, because they may share an index.
         depth *= 4
     if short:
         raise InputError(f"{len(index)} passages are too few: {rule.count} candidates per query need more")

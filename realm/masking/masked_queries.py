@@ -249,7 +249,7 @@ def _random_spans(length: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _window(length: int, first: int, last: int, max_tokens: int) -> int:
-    """Start of a window of `max_tokens` wordpieces: the start of the sentence, if that window contains the mask."""
+    """Start of a window with the mask, of `max_tokens` wordpieces: 0 if the first such window contains the mask."""
     if length <= max_tokens or last < max_tokens:
         return 0
     return min(max(0, (first + last + 1 - max_tokens) // 2), first, length - max_tokens)

@@ -52,7 +52,8 @@ def load_bert(folder: Path, name: str) -> MaskedBert:
     embedding of a word predicts this word. Error messages use `name` as the name of the folder.
 
     Raises:
-        InputError: the model is not of the BERT family; or a file is missing or damaged, or has tensors of wrong sizes.
+        InputError: the model is not of the BERT family; or a file is missing or cannot be read, or has tensors of wrong sizes.
+        DamagedError: as in `read_weights`.
     """
     config = read_bert_config(folder, name)
     states = read_weights(folder, name)
@@ -92,7 +93,8 @@ def read_weights(folder: Path, name: str) -> dict[str, Tensor]:
     """The tensors of a BERT, including the pooler and other heads, named as in `MaskedBert`.
 
     Raises:
-        InputError: the weights are missing or damaged.
+        InputError: the weights are missing or cannot be read.
+        DamagedError: an index of shards, or the metadata of a file, is damaged.
     """
     states: dict[str, Tensor] = {}
     try:

@@ -309,6 +309,7 @@ def _check_reader(encoder: Path) -> BertConfig:
 
     Raises:
         InputError: a file is missing or cut short.
+        DamagedError: an index of shards, or the metadata of a file, is damaged.
     """
     try:
         for file in weight_files(str(encoder), encoder):

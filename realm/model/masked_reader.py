@@ -135,7 +135,8 @@ def load_reader(name: str, alone: bool = True) -> MaskedReader:
     the encoder in a model folder is loaded without `alone`, because the manifest of the model has checksums of these files.
 
     Raises:
-        InputError: there is no such encoder, the encoder is not of the BERT family, or a file is missing or damaged.
+        InputError: there is no such encoder, the encoder is not of the BERT family, or its files do not load as a BERT.
+        DamagedError: a file differs from its checksum, or the copy head is damaged.
     """
     folder = Path(encoder_folder(name))
     if alone and name not in PACKAGED:  # `encoder_folder` checks packaged encoders

@@ -23,7 +23,9 @@ def own_scores(query_BD: Tensor, passage_BKD: Tensor) -> Tensor:
 
 
 def log_softmax_inside(score: Tensor, inside: Tensor) -> Tensor:
-    """Log-softmax over the last axis among the entries that are `inside`; all others, and all of an empty row, are -inf.
+    """Log-softmax over the last axis among the entries that are `inside` -> -inf at all other entries.
+
+    If no entry of a row is `inside`, all entries of this row are -inf.
 
     >>> log_softmax_inside(torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([[True, False], [False, False]]))
     tensor([[0., -inf],

@@ -95,7 +95,7 @@ def is_compact(folder: Path) -> bool:
     """Whether any file in a folder leaves out tensors of a packaged encoder.
 
     Raises:
-        InputError: a file is damaged.
+        DamagedError: a file is damaged.
     """
     for path in sorted(folder.rglob("*.safetensors")):
         try:

@@ -1,6 +1,6 @@
-"""Arithmetic of a step: products and sums (FLOP), bytes that pass through memory, bytes that stay in it, and Python's work.
+"""Costs of a training step: FLOP, bytes read from and written to memory, bytes that stay in memory, and time of Python.
 
-A matrix product of [a, b] and [b, c] has 2abc FLOP; a backward pass costs twice what the forward pass does. Padding is not
+A matrix product of [a, b] and [b, c] has 2abc FLOP. A backward pass has twice the FLOP of the forward pass. Padding is not
 counted.
 """
 
@@ -13,24 +13,24 @@ from realm.model.embedder import Embedder, EmbedderConfig
 from realm.model.masked_reader import MaskedReader
 
 TRAINED, RECOMPUTED = 3, 4
-"""Forward passes that a training step costs: forward and backward, and with recomputed activations (`cached_rows`)."""
+"""Cost of a training step in forward passes: without recomputed activations, and with them (`cached_rows`)."""
 UPDATE_BYTES = 44
-"""Bytes that an update moves per trained number: AdamW reads weight, gradient and two averages, and writes all but the
-gradient (28 bytes); the gradient is written, summed for its norm and scaled before (16 bytes)."""
+"""Bytes that an update reads and writes per trained weight. AdamW reads the weight, the gradient and two averages, and writes
+the weight and both averages (28 bytes). Before this, the gradient is written, read for its norm, and scaled (16 bytes)."""
 STATE_BYTES = 12
-"""Bytes that stay in memory per trained number beside the weight: a gradient and two averages."""
+"""Bytes that stay in memory per trained weight, in addition to the weight: the gradient and two averages."""
 
 
 SENTENCE_SECONDS, QUERY_SECONDS, ROW_SECONDS = 6e-5, 1e-4, 2e-5
-"""Seconds of a core that Python needs to draw a sentence, to draw a masked query, and to pack a row (docs/scaling.md)."""
+"""Core seconds that Python needs to draw a sentence, to draw a masked query, and to pack a row (docs/scaling.md)."""
 CANDIDATES_SECONDS, RETRIEVED_SECONDS = 2e-3, 5e-5
-"""Seconds of a core that Python needs to choose a query's candidates, and to look for an answer in a retrieved passage
+"""Core seconds that Python needs to choose the candidates of a query, and to search a retrieved passage for an answer
 (docs/scaling.md)."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """FLOP, bytes that pass through memory beside those of the matrix products, and seconds of Python's work."""
+    """FLOP; bytes read and written, except by matrix products; and core seconds that Python needs."""
 
     flop: float = 0.0
     traffic: float = 0.0
@@ -48,9 +48,9 @@ class Work:
 
 
 def layers_flop(encoder: BertConfig, length: float, read: float) -> float:
-    """Forward pass of all layers on a row of so many tokens.
+    """FLOP of a forward pass of all layers on a row of `length` tokens.
 
-    In the last layer, keys and values are counted for every token, the rest for the tokens whose states are `read`.
+    In the last layer, keys and values are counted for every token, and all other operations for `read` tokens.
     """
     hidden, layers = encoder.hidden_size, encoder.num_hidden_layers
     keys_and_values = 4 * hidden**2
@@ -59,13 +59,13 @@ def layers_flop(encoder: BertConfig, length: float, read: float) -> float:
 
 
 def head_work(encoder: BertConfig, masked: float) -> Work:
-    """Forward pass of the head that predicts words, at so many masked tokens; four passes over [masked, V] for the softmax."""
+    """Forward pass of the masked-LM head at `masked` tokens; the softmax reads or writes [masked, V] numbers four times."""
     hidden, words = encoder.hidden_size, encoder.vocab_size
     return Work(2 * masked * hidden * (hidden + words), 4 * 4 * masked * words)
 
 
 def tower_work(encoder: BertConfig, embedder: EmbedderConfig, rows: float, length: float) -> Work:
-    """Forward pass of a tower on so many rows."""
+    """Forward pass of a tower on `rows` rows of `length` tokens."""
     hidden = encoder.hidden_size
     projection = Work(2 * rows * hidden * embedder.dim)
     if embedder.pooling == "words":  # a sum of word embeddings
@@ -74,15 +74,15 @@ def tower_work(encoder: BertConfig, embedder: EmbedderConfig, rows: float, lengt
 
 
 def reading_work(encoder: BertConfig, rows: float, length: float, masked: float) -> Work:
-    """Forward pass of the masked reader on so many rows with `masked` masked tokens each."""
+    """Forward pass of the masked reader on `rows` rows of `length` tokens, with `masked` masked tokens each."""
     return Work(rows * layers_flop(encoder, length, masked)) + head_work(encoder, rows * masked)
 
 
 def activation_bytes(encoder: BertConfig, tokens: float, bits: int) -> float:
-    """Activations that a backward pass through all layers needs, without those of attention probabilities.
+    """Bytes of the activations that a backward pass through all layers needs, without the attention probabilities.
 
-    Per token and layer 9 states and twice the feed-forward width (Korthikanti et al. 2022, section 4.1: 34 bytes times the
-    width with 16 bits).
+    Each layer keeps for each token 9 states and two vectors of the feed-forward width (Korthikanti et al. 2022, section 4.1:
+    with 16 bits, 34 bytes times the width).
     """
     numbers = 9 * encoder.hidden_size + 2 * encoder.intermediate_size
     return tokens * encoder.num_hidden_layers * numbers * bits / 8
@@ -94,16 +94,16 @@ class Parameters:
 
     tower: int
     passage_encoder: int
-    """Those of a tower without its projection."""
+    """Weights of the passage tower without its projection."""
     towers: int
-    """One tower, or two if they are not shared."""
+    """Weights of both towers together; of one tower if the towers are shared."""
     reader: int
     encoder: int
-    """The reader's encoder, from which a span reader starts."""
+    """Weights of the reader's encoder, from which a span reader starts."""
 
 
 def count_parameters(encoder: BertConfig, embedder: EmbedderConfig, copy_head: bool) -> Parameters:
-    """Weights of the networks of these sizes."""
+    """Numbers of weights of networks with these sizes."""
     with torch.device("meta"):
         made, reader = Embedder(encoder, embedder), MaskedReader(MaskedBert(encoder), copy=copy_head)
 

@@ -1,10 +1,10 @@
-"""What the stages of a preset cost: memory per device, time per step, per index and in total.
+"""Costs of the stages of a preset: memory per device, and time per step, per index build and in total.
 
-    time of a step     Python's work, FLOP / tflops and bytes / memory_gb_per_s of one device, and the exchange of gradients
-    memory             weights, gradients and averages, activations, this device's share of the index
+    time of a step     time of Python + FLOP / tflops + bytes / memory_gb_per_s of one device + time to exchange gradients
+    memory             weights, gradients and averages, activations, and the device's share of the index
 
-Left out: padding (it lowers the `tflops` that training reaches), the evaluations within a run, and the overlap of the exchange
-with the backward pass.
+The plan does not include padding (which lowers the `tflops` that training reaches), the evaluations during a run, and the
+overlap of the exchange with the backward pass.
 """
 
 import math
@@ -40,26 +40,26 @@ from realm.train.pretrain import PretrainConfig
 from realm.train.run_config import RunConfig
 
 MASKED = 3
-"""Mean masked wordpieces of a query."""
+"""Mean number of masked wordpieces of a query."""
 MASKED_SHARE = 0.2
-"""Share of predicted wordpieces in a row of `mlm`."""
+"""Share of the wordpieces of a row of `mlm` that are predicted."""
 TEXT_BYTES, VECTOR_KEY_BYTES = 6.5, 8
-"""Bytes on disk: per wordpiece, for text and wordpieces; per vector, for its key (docs/scaling.md)."""
+"""Bytes on disk: of text and wordpieces, per wordpiece; and of the key of a vector (docs/scaling.md)."""
 TAGGING_SECONDS, REST_SECONDS = 19e-3 / 215, 1.4e-3 / 215
-"""Seconds of a core per wordpiece of a build: finding names with en_core_web_sm, and everything else (docs/scaling.md)."""
+"""Core seconds per wordpiece of a build: for finding names with en_core_web_sm, and for all other work (docs/scaling.md)."""
 BUILD_BYTES, START_BYTES = 700, 5e8
-"""Memory of a build per passage, and of its start (docs/scaling.md)."""
+"""Bytes of memory of a build: per passage, and of a process without passages (docs/scaling.md)."""
 WORDPIECE_BYTES = 5.75
-"""Memory of a training process per wordpiece of the corpus, for wordpieces, sentences and spans (docs/scaling.md)."""
+"""Bytes of memory of a training process per wordpiece of the corpus: the wordpiece, sentences and spans (docs/scaling.md)."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one device."""
+    """Memory of one device in bytes."""
 
     weights: float
     optimizer: float
-    """Gradients and averages."""
+    """Gradients, and the averages of the optimizer."""
     activations: float
     index: float
 
@@ -70,28 +70,28 @@ class Memory:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """What a stage costs on each device."""
+    """Costs of a stage; times are in seconds."""
 
     stage: str
     devices: int
-    """Devices that train: the most that can share a batch evenly."""
+    """Number of devices that train: the largest number that can share a batch evenly."""
     steps: int
     flop: float
-    """Of a step, on all devices."""
+    """FLOP of a step on all devices together."""
     host_seconds: float
-    """Python's work in a step."""
+    """Time of Python in a step."""
     compute_seconds: float
-    """Of a step on the device."""
+    """Time of the device in a step."""
     exchange_seconds: float
     memory: Memory
     refreshes: int
-    """Index builds during the stage."""
+    """Number of index builds during the stage."""
     refresh_seconds: float
-    """Of one build between two steps, or on the devices that only build."""
+    """Time of one build: between two steps on one training device, or during training on the devices that only build."""
     refreshes_apart: bool
-    """Whether other devices build, so that training does not wait."""
+    """Whether devices that do not train build the index, so that training does not wait."""
     own_build_seconds: float
-    """Of the first and of the last build, which one training device makes while all others wait."""
+    """Time of the first build, and of the last build; in both, one training device builds and all other devices wait."""
 
     @property
     def step_seconds(self) -> float:
@@ -99,7 +99,7 @@ class StagePlan:
 
     @property
     def seconds(self) -> float:
-        """Of the whole stage, with the first index and the index of the finished model."""
+        """Time of the whole stage, including the first index and the index of the finished model."""
         training = self.steps * self.step_seconds
         if not self.refreshes:
             return training
@@ -109,18 +109,18 @@ class StagePlan:
 
 
 class _Share(NamedTuple):
-    """The work of one device in a step, and what of it stays in memory."""
+    """The work of one device in a step, and the sizes from which its memory is computed."""
 
     work: Work
     trained: int
     weights: int
     tokens: float
-    """Tokens whose activations are kept for the backward pass."""
+    """Number of tokens whose activations are kept for the backward pass."""
     index_bytes: float
 
 
 class Plan:
-    """The costs of a preset, for a corpus, on hardware."""
+    """Computes the costs of a preset for a corpus and hardware."""
 
     def __init__(self, preset: Preset, corpus: Corpus, hardware: Hardware):
         self.preset, self.corpus, self.hardware = preset, corpus, hardware
@@ -129,10 +129,10 @@ class Plan:
         self._query = min(preset.query_tokens, corpus.sentence + 2)
         self._passage = min(preset.kb.passage_tokens, corpus.pieces)
         self.joint = self._query + self._passage - corpus.title - 1
-        """Tokens of a query beside a passage."""
+        """Number of tokens of a query and a passage in one row."""
 
     def stages(self) -> Iterator[StagePlan]:
-        """The plan of each stage, in order."""
+        """The plan of each stage, in the order of the stages."""
         for stage, config in self.preset.stages.items():
             devices = max(n for n in range(1, self.hardware.devices + 1) if config.batch_size % n == 0)
             yield self._planned(stage, config, devices, self._share(config, devices))
@@ -142,7 +142,7 @@ class Plan:
         return self._seconds(self._index_work(frozen=False))
 
     def corpus_costs(self) -> dict[str, float]:
-        """Disk, memory and core hours of the knowledge base."""
+        """Disk space, memory and core hours that the knowledge base needs."""
         count = self.corpus.passages
         pieces = count * self.corpus.pieces
         return {
@@ -158,7 +158,7 @@ class Plan:
     def _planned(self, stage: str, config: RunConfig, devices: int, own: _Share) -> StagePlan:
         hardware = self.hardware
         update = Work(0, own.trained * UPDATE_BYTES)
-        # A ring sends every gradient, of 4 bytes, nearly twice.
+        # In a ring all-reduce, each device sends nearly two numbers of 4 bytes per gradient.
         sent = 2 * 4 * own.trained * (devices - 1) / devices
         exchange = sent / (hardware.network_gb_per_s * 1e9) if sent else 0.0
         host = own.work.host_seconds
@@ -185,7 +185,7 @@ class Plan:
         )
 
     def _refreshes(self, config: RunConfig, step_seconds: float) -> tuple[int, float, bool]:
-        """Index builds of a stage, the seconds of one build, and whether other devices build beside the training."""
+        """Number of index builds of a stage, seconds of one build, and whether devices that do not train build the index."""
         frozen = False
         if isinstance(config, PretrainConfig):
             refresh, frozen = config.refresh, config.passage_encoder == "frozen"
@@ -198,7 +198,7 @@ class Plan:
         if not refresh.every:
             return 2, seconds, apart
         between = max(refresh.every, math.ceil(seconds / step_seconds)) if apart else refresh.every
-        # One build before the first step, and one after the last step if none was due then.
+        # Also one build before the first step, and one build after the last step if the last step has no build.
         return config.steps // between + 1 + bool(config.steps % between), seconds, apart
 
     def _seconds(self, work: Work) -> float:
@@ -216,7 +216,7 @@ class Plan:
     # -- the stages -----------------------------------------------------------------------------------------------
 
     def _share(self, config: RunConfig, devices: int) -> _Share:
-        """The work of one of so many devices in a step."""
+        """The work of one device in a step, if `devices` devices share the batch."""
         match config:
             case MlmConfig():
                 return self._mlm(config, devices)
@@ -231,7 +231,7 @@ class Plan:
     def _mlm(self, config: MlmConfig, devices: int) -> _Share:
         rows = config.batch_size / devices
         reading, plain = rows * config.reading, rows * (1 - config.reading)
-        # Long passages are drawn more often.
+        # `mlm` draws long passages with a higher probability than short passages.
         passage = min(self.preset.kb.passage_tokens, 1.2 * self._passage)
         read = reading_work(self._encoder, reading, self.joint, MASKED_SHARE * self._query)
         read += reading_work(self._encoder, plain, passage, MASKED_SHARE * passage)
@@ -300,11 +300,11 @@ class Plan:
 
     def _finetune(self, config: FinetuneConfig, devices: int) -> _Share:
         questions = config.batch_size / devices
-        # Questions are about as long as sentences that are masked; passages are read without their titles.
+        # A question is assumed to be as long as a masked sentence; the reader reads passages without their titles.
         rows, joint = questions * config.read, self.joint
         read = Work(rows * layers_flop(self._encoder, joint, joint))
         sampled = config.reader_gradient == "sampled"
-        # Of sampled rows, about one per question is read again.
+        # With "sampled", about one row per question is read again.
         reading = read + read.times(_cost(config) / config.read) if sampled else read.times(_cost(config))
         work = reading + self._search(config, devices)
         work += Work(host_seconds=questions * config.retrieved * RETRIEVED_SECONDS)
@@ -317,8 +317,8 @@ class Plan:
         if config.update_passages:
             work += self._towers(rows, self._passage).times(_cost(config))
         elif self._embedder.shared:
-            towers += self._parameters.tower  # the passage tower stays as it is
-        shares = devices if config.update_passages else 1  # of the index
+            towers += self._parameters.tower  # the passage tower is not trained, so the towers are separate
+        shares = devices if config.update_passages else 1  # parts of the index
         return _Share(
             work,
             trained,
@@ -331,16 +331,17 @@ class Plan:
         return tower_work(self._encoder, self._embedder, rows, length)
 
     def _search(self, config: PretrainConfig | FinetuneConfig, devices: int) -> Work:
-        """One device's share of the search, with `normalise` "index" also of the softmax over the index.
+        """One device's share of the search; with `normalise` "index" also of the softmax over the index.
 
-        A divided index is searched for the queries of all devices, a whole one for those of one device: as many products.
+        A device either searches its part of the index for the queries of all devices, or the whole index for its own queries.
+        Both need the same number of products.
         """
         products = 2.0 * config.batch_size / devices * self.corpus.passages * self._embedder.dim
         divided = isinstance(config, PretrainConfig) or config.update_passages
         index_bytes = self._index_bytes(devices if divided else 1)
         search = Work(products, index_bytes)
         if isinstance(config, PretrainConfig) and config.normalise == "index":
-            # Scores and the weighted mean of the vectors, which are made float32.
+            # The scores and the weighted mean of the vectors; the vectors are converted to float32.
             search += Work(2 * products, 3 * index_bytes)
         return search
 
@@ -349,28 +350,28 @@ class Plan:
 
 
 def _cost(config: RunConfig) -> int:
-    """Forward passes that a step with gradient costs."""
+    """Cost of a training step in forward passes."""
     return RECOMPUTED if config.cached_rows else TRAINED
 
 
 def _python(seconds: float, rows: float) -> Work:
-    """Python's work to draw a batch, which every process does for the whole batch, and to pack one device's rows."""
+    """Time of Python: `seconds` to draw the batch (every process draws the whole batch), and the time to pack `rows`."""
     return Work(host_seconds=seconds + rows * ROW_SECONDS)
 
 
 def _kept(config: RunConfig, tokens: float, longest: float) -> float:
-    """Tokens whose activations are kept at a time."""
+    """Number of tokens whose activations are kept at a time."""
     return min(tokens, config.cached_rows * longest) if config.cached_rows else tokens
 
 
 def measured(preset: Preset, corpus: Corpus, clock: Clock = time.perf_counter) -> Hardware:
-    """This machine, as fast as it trains a reader of the preset's size on texts of the corpus' lengths."""
+    """Measures this machine with a reader of the size in the preset, and with rows of the mean length in the corpus."""
     plan = Plan(preset, corpus, Hardware(1, 1, 1, 1))
     return measure(preset.encoder, preset.copy_head, round(plan.joint), MASKED, clock)
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """The whole plan, in GB and seconds."""
+    """The whole plan as JSON, in GB and seconds."""
     stages = []
     for stage in plan.stages():
         values = asdict(stage)

@@ -24,9 +24,9 @@ Clock = Callable[[], float]
 MEASURED = 3.0
 """Seconds of each measurement, after one repetition to warm up."""
 ROWS = 32
-"""Rows of the measured step."""
+"""Number of rows of the measured training step."""
 NUMBERS = 10_000_000
-"""Weights of the measured update: so many that they do not fit into a processor's caches."""
+"""Number of weights of the measured update; these weights do not fit into the caches of a processor."""
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,20 @@ class Hardware:
     """The table [hardware] of a file: devices that train, each with one process of `torchrun`."""
 
     devices: int
-    """Devices that train."""
+    """Number of devices that train."""
     memory_gb: float
     """Memory of one device in GB."""
     tflops: float
-    """10^12 FLOP a second that training reaches on one device: about 45 % of a GPU's data sheet."""
+    """Speed of training on one device in 10^12 FLOP per second; on a GPU about 45 % of the value in the data sheet."""
     memory_gb_per_s: float
-    """GB a second that one device reads from its memory."""
+    """Memory bandwidth of one device in GB per second."""
     network_gb_per_s: float = 0.0
-    """GB a second that one device sends to others, over the slowest link; needed for two devices or more."""
+    """GB per second that one device sends to other devices over the slowest link; needed for two devices or more."""
     build_devices: int = 0
     """Number of additional devices of the same kind, which only embed passages for refreshes (`refresh.device`, or a Ray
     cluster). 0: one of the training devices embeds the passages, and training waits."""
     bits: int = 16
-    """Bits of an activation: 16 with bf16, 32 without."""
+    """Bits of an activation: 16 if the device computes in bf16, else 32."""
 
     def __post_init__(self) -> None:
         for name in ("devices", "memory_gb", "tflops", "memory_gb_per_s"):
@@ -83,10 +83,10 @@ def read_hardware(name: str) -> Hardware:
 def measure(
     encoder: BertConfig, copy_head: bool, length: int, masked: int, clock: Clock = time.perf_counter
 ) -> Hardware:
-    """Measures this machine -> its hardware.
+    """Measures the speed and the memory of this machine.
 
-    It is measured with a training step of a masked reader of the size of `encoder`, and with an update of many weights. A row
-    of the step has `length` wordpieces, of which `masked` are predicted.
+    The speed is measured with a training step of a masked reader of the size of `encoder`, and with an update of many weights.
+    A row of the step has `length` wordpieces, of which `masked` are predicted.
     """
     device = choose_device("auto")
     if device.type == "cpu":
@@ -113,7 +113,7 @@ def measure(
 def _reading_seconds(
     encoder: BertConfig, copy_head: bool, length: int, masked: int, device: torch.device, clock: Clock
 ) -> float:
-    """Seconds of forward and backward of a masked reader on `ROWS` rows."""
+    """Seconds of the forward and backward pass of a masked reader on `ROWS` rows."""
     torch.manual_seed(0)
     reader = MaskedReader(MaskedBert(encoder), copy=copy_head).to(device).train()
     set_dropout(reader, 0.0)

@@ -1,4 +1,4 @@
-"""What a plan is for: a corpus, given or assumed, and the stages and networks of a preset."""
+"""Inputs of a plan: the corpus (of a knowledge base, or assumed), and the stages and networks of a preset."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -21,25 +21,26 @@ from realm.train.pretrain import PretrainConfig
 from realm.train.run_config import RunConfig
 
 PASSAGES = 13_353_718
-"""Passages of the paper's Wikipedia."""
+"""Number of passages of the paper's Wikipedia."""
 FILLED, TITLE, SENTENCE = 0.75, 4, 30
-"""Mean wordpieces of text where no knowledge base is given: of a passage as a share of its longest, of a title, a sentence."""
+"""Assumptions without a knowledge base: mean length of a passage as a share of the longest passage; wordpieces of a title and
+of a sentence."""
 
 
 class Corpus(NamedTuple):
-    """How much text there is, in means over passages."""
+    """Size of a corpus: the number of passages, and mean lengths."""
 
     passages: int
     pieces: float
-    """Wordpieces of a passage with its title and special tokens."""
+    """Mean wordpieces of a passage, with its title and special tokens."""
     title: float
-    """Wordpieces of its title."""
+    """Mean wordpieces of the title of a passage."""
     sentence: float
-    """Wordpieces of a sentence."""
+    """Mean wordpieces of a sentence."""
 
     @classmethod
     def assumed(cls, passages: int, passage_tokens: int) -> "Corpus":
-        """A corpus of which only the size is known."""
+        """A corpus of which only the number of passages is known; the mean lengths are assumed."""
         return cls(passages, FILLED * passage_tokens, TITLE, min(SENTENCE, FILLED * passage_tokens))
 
     @classmethod
@@ -51,7 +52,7 @@ class Corpus(NamedTuple):
 
 
 class Preset(NamedTuple):
-    """The stages of a preset that train, and the sizes of its networks."""
+    """The training stages of a preset, and the sizes of the networks of the preset."""
 
     kb: KnowledgeBaseConfig
     stages: dict[str, RunConfig]
@@ -65,7 +66,7 @@ class Preset(NamedTuple):
         """Reads a preset, or a file of settings.
 
         Raises:
-            InputError: there is no such preset or file, or its encoder is not at hand.
+            InputError: there is no such preset or file, or the encoder of the preset is not available.
         """
         kb, mlm = read_config(KnowledgeBaseConfig, name, "kb"), read_config(MlmConfig, name, "mlm")
         stages: dict[str, RunConfig] = {"mlm": mlm}
@@ -92,6 +93,6 @@ def _encoder(mlm: MlmConfig) -> BertConfig:
             hidden_size=size.hidden, num_hidden_layers=size.layers, num_attention_heads=size.heads,
             intermediate_size=4 * size.hidden, max_position_embeddings=size.positions,
         )  # fmt: skip
-    if mlm.init == "bert-base-uncased":  # whose sizes are the defaults
+    if mlm.init == "bert-base-uncased":  # the default sizes are those of this encoder
         return BertConfig()
     return read_bert_config(Path(encoder_folder(mlm.init)), mlm.init)

@@ -38,7 +38,7 @@ from realm.tokens.layouts import query_inputs
 ROWS_READ = 16
 """Number of passages in a batch of the span reader."""
 SPANS_ADDED_UP = 200
-"""Number of best spans of a question whose softmax probabilities are added up by text; all others are negligible."""
+"""Number of best spans of a question whose softmax probabilities are added up by text; all other spans are negligible."""
 NEEDS_READER = "the model has no span reader: train one with `realm finetune`"
 
 

@@ -38,7 +38,7 @@ _JOINT = re.compile(r"(?:,? |(?<= ))(?:and|or|but)\b")
 
 
 def find_clauses(line: Line, topic: Topic, at: int) -> Iterator[Clause]:
-    """Clauses of the subject at `at`: the main clause, participles and relative clauses, and verbs joined by "and"."""
+    """Clauses of the subject that begins at character `at`: main clause, participles, relative clauses, verbs after "and"."""
     text = line.text
     subject = topic.starts.match(text, at)
     if not subject:

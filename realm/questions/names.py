@@ -1,4 +1,4 @@
-"""Finds from the titles of the corpus which names are countries or people, and so which word asks for a name."""
+"""Finds the question word for a name ("who", "which country"). Titles of the corpus show which names are people or places."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Rules for sentences whose subject is not the topic T, and for the bracket after the name of a person."""
+"""Rules for sentences whose subject is not the topic T, and for the remark in brackets after the name of a person."""
 
 import re
 from collections.abc import Iterator

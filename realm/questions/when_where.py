@@ -1,4 +1,4 @@
-"""Rules for questions about times and places, whose answer is a salient span. T is the topic."""
+"""Rules that make questions about times and places. The answer to such a question is a salient span. T is the topic."""
 
 import re
 

@@ -18,8 +18,8 @@ from realm.tokens.layouts import NULL_PASSAGE
 
 QUESTION_WORDS = "who whom whose what which when where why how do does did were has have had".split()
 STOP_WORDS = [*STOPWORDS_EN, *QUESTION_WORDS]
-"""Lucene's English stop words, and question words. Question words say nothing about the subject of a passage,
-and no answer is one of them."""
+"""Lucene's English stop words, and question words. Question words carry no information about the subject of a passage, and
+are not answers."""
 
 _PATTERN = r"(?u)\b\w+\b"
 RULES = f"lucene k1=1.5 b=0.75, {_PATTERN}, lower case, no accents, without {' '.join(STOP_WORDS)}"

@@ -123,7 +123,7 @@ class MipsIndex:
         if self._queries_seen > WARM_UP:
             self.prepare()
         if self._float32_ND is not None and len(query_BD) * len(self) <= FEW_SCORES:
-            # MKL multiplies a tall matrix by a narrow one; the other way round, 4 to 30 queries take four times as long.
+            # MKL multiplies a tall matrix by a narrow matrix; in the other order, 4 to 30 queries take four times as long.
             return ranked(scores(self._float32_ND, query_BD).T, k)
         parts = (self._search(part_BD, k) for part_BD in query_BD.split(QUERIES))
         return Hits(*map(torch.cat, zip(*parts, strict=True)))
@@ -216,7 +216,7 @@ class MipsIndex:
 
 
 def _scored_chunk(query_BD: Tensor, vectors_ND: Tensor, floor_B: Tensor | None, k: int) -> Hits:
-    """The k best passages of a chunk, and possibly others.
+    """The k best passages of a chunk, and possibly other passages.
 
     `floor_B` is a score that k passages of earlier chunks reach or exceed; passages of this chunk with a lower score may be
     left out.
@@ -277,7 +277,7 @@ def merge_hits(found: Sequence[Hits], k: int) -> Hits:
 def ranked(score_BN: Tensor, k: int) -> Hits:
     """The k largest scores of each row, and their columns; all columns, if there are fewer than k.
 
-    Columns with equal scores are in rising order. If only some of them are among the k, those are the first.
+    Columns with equal scores are in rising order. If only some of these columns are among the k, the lowest columns are kept.
     """
     count = score_BN.shape[1]
     k = min(k, count)
@@ -308,7 +308,7 @@ def add_rests(parts: Sequence[Rest]) -> Rest:
 
 
 def with_gradient(query_BD: Tensor, rest: Rest) -> Tensor:
-    """`rest.logsumexp_B` as a function of the queries, so that gradients flow to them -> [B]."""
+    """`rest.logsumexp_B` as a function of the queries, so that gradients flow to the queries -> [B]."""
     zero_BD = query_BD - query_BD.detach()
     return rest.logsumexp_B.to(query_BD.device) + (zero_BD * rest.mean_BD.to(query_BD.device)).sum(dim=1)
 

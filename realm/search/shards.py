@@ -36,8 +36,8 @@ def divided_index(own_ND: np.ndarray | Tensor, count: int, device: torch.device)
 class ShardedIndex:
     """An index with the methods of `MipsIndex`, divided among the ranks.
 
-    All ranks must call a method that searches or reads vectors at the same time, because each rank needs results of the others.
-    Each rank passes its own queries, or none.
+    If one rank calls a method that searches or reads vectors, all ranks must call this method, because each rank needs the
+    results of all other ranks. Each rank passes its own queries, or none.
     """
 
     def __init__(self, own: MipsIndex, count: int):

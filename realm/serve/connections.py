@@ -68,7 +68,7 @@ class _Server(uvicorn.Server):
             await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts to listen. asyncio accepts `backlog` connections per turn; with `listen`, the system queues more of them."""
+        """Starts to listen. asyncio accepts up to `backlog` connections per turn; the system queues up to `BACKLOG`."""
         await super().startup(sockets)
         for listening in sockets or ():
             listening.listen(BACKLOG)
@@ -81,7 +81,7 @@ class Connection(H11Protocol):
         super().__init__(*args, **more)
         self._limits, self._most = limits, most
         self._awaited: Literal["", "head", "body", "reader"] = ""
-        """What the server waits for: the head, the body, or that the client reads; "" while a response is computed."""
+        """What the server waits for: the head, the body, or the reading of the response; "" while a response is computed."""
         self._since = 0.0
         """Time since which the server waits for `_awaited`, on the clock of the event loop."""
         self._timer: asyncio.TimerHandle | None = None

@@ -37,7 +37,7 @@ class Stage(NamedTuple):
     note: str = ""
     """Line to print after the command."""
     once: bool = False
-    """Whether the record decides if the stage is skipped, and not a file: for commands that change a shared folder."""
+    """True: the stage is skipped if stages.json lists the stage as done. For commands that change a shared folder."""
     keeps: Path | None = None
     """A file that the command writes and a later stage overwrites. The file is copied to `makes`."""
 

@@ -36,7 +36,7 @@ def read_merged(folder: Path, version: int) -> dict[str, int]:
     """The merged documents at a version of the table: id -> state. Lines that are not valid JSON are ignored.
 
     Raises:
-        InputError: the file is damaged.
+        DamagedError: the file is damaged.
     """
     states = {document: state for document, state, since in _lines(folder) if since <= version}
     return {document: state for document, state in states.items() if state is not None}
@@ -117,7 +117,7 @@ def originals(table: lance.LanceDataset, states: Mapping[str, int]) -> dict[str,
 
 
 def handed_over(table: lance.LanceDataset, numbers: np.ndarray, states: Mapping[str, int]) -> pa.Table:
-    """The rows with these numbers whose text is also the text of a merged document, as rows of the merged document."""
+    """Finds the rows among `numbers` whose text a merged document has too -> the same rows, as rows of the merged document."""
     heirs = {state: document for document, state in sorted(states.items(), reverse=True)}
     with reading(table):
         states_N = take_rows(table, numbers, ["document_state"]).column("document_state").to_numpy()

@@ -86,7 +86,8 @@ def open_table(path: Path, version: int | None = None) -> lance.LanceDataset:
     """Opens the table at a version, by default the newest version; later commits do not change the open table.
 
     Raises:
-        InputError: the table or the version does not exist, or a file is missing, cut short or changed.
+        InputError: the table or the version does not exist, or cannot be read.
+        DamagedError: a file is missing, cut short or changed.
     """
     newest = newest_version(path)
     if newest is None:

@@ -136,7 +136,8 @@ def forget_after(path: Path, version: int) -> None:
     repeated.
 
     Raises:
-        InputError: the version does not exist or is damaged; nothing is removed.
+        InputError: the version does not exist; nothing is removed.
+        DamagedError: the version is damaged; nothing is removed.
     """
     open_table(path, version)
     newest = newest_version(path) or version

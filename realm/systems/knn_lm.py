@@ -51,7 +51,7 @@ NEIGHBOURS = 1024
 CANDIDATES = 8
 """Number of passages that REALM reads for a query, including the null passage."""
 SPARE = 64
-"""Number of entries that are searched beyond the wanted number. They replace excluded entries."""
+"""Number of entries that a search finds in addition to the wanted number; these entries replace excluded entries."""
 LAMBDAS = tuple(round(0.05 * n, 2) for n in range(20))
 TEMPERATURES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
@@ -182,7 +182,7 @@ def mask_states(model: Model, queries: Sequence[MaskedQuery], precision: Precisi
 
 
 class Neighbours(NamedTuple):
-    """The nearest entries of each masked position, nearest first. If there are too few, the others have infinite distance."""
+    """The nearest entries of each masked position, nearest first. If entries are missing, their distances are infinite."""
 
     distance_PK: Tensor
     """Squared Euclidean distance."""

@@ -1,4 +1,4 @@
-"""Finds dates with a regular expression. The paper does so too, but does not print its expression (section 3.4)."""
+"""Finds dates with a regular expression. The paper also uses a regular expression, which was not published (section 3.4)."""
 
 from __future__ import annotations
 

@@ -99,7 +99,8 @@ class Tokenizer:
         """BERT's tokenizer from vocab.txt and, if present, tokenizer_config.json in a folder.
 
         Raises:
-            InputError: a file cannot be read, or the vocabulary lacks BERT's special tokens.
+            InputError: vocab.txt cannot be read, or lacks BERT's special tokens.
+            DamagedError: tokenizer_config.json is damaged.
         """
         try:
             pieces = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()

@@ -70,7 +70,7 @@ class FinetuneConfig(RunConfig):
     """Peak learning rate of the span head of the reader. None: `learning_rate`. A new head needs about ten times the learning
     rate of the reader."""
     retriever_rate: float = 1e-5
-    """Peak learning rate of the query tower, with `update_passages` of both towers. 0: the embedder is not trained."""
+    """Peak learning rate of the query tower; if `update_passages` is True, of both towers. 0: the embedder is not trained."""
     read: int = 5
     """Passages that are read per question."""
     method: Method | None = None
@@ -87,7 +87,7 @@ class FinetuneConfig(RunConfig):
     names this document."""
     reader_gradient: Literal["all", "sampled"] = "sampled"
     """Passages through which the reader is trained. "all": all passages that are read (paper). "sampled": all passages are read
-    without gradient and dropout; then passages with large gradients, and a random choice of the others, are read again with
+    without gradient and dropout; then passages with large gradients, and a random choice of other passages, are read again with
     gradient. The expected gradient is the same. "sampled" is faster if most passages have small gradients."""
     objective: Objective = "joint"
     """p(y|x) in the loss of the reader, and in answers of the new model. "joint": one softmax over the spans of all passages

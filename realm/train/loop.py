@@ -336,9 +336,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                     f"{settings_file} cannot be read ({reason(error)}), so the settings of the checkpoints are not known: "
                     f"put the file back, or remove {self.folder} to start again"
                 ) from error
-            # The interrupted run may be of an earlier version of this package. A setting that is missing there had its default
-            # value. A setting that this version does not have is ignored: it had its default value, because the command does
-            # not contain it.
+            # The interrupted run may be of an earlier version of this package. A setting that the earlier version did not have
+            # gets its default value. A setting that only the earlier version had is ignored.
             defaults = {**settings, **json.loads(json.dumps(asdict(type(self.config)())))}
             before = _in_this_version(before, settings, defaults)
             if before != settings:

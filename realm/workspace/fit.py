@@ -188,7 +188,7 @@ class _Fit:
         return False
 
     def _is_due(self, done: AdaptationJson | None, passages: int) -> bool:
-        """Whether to adapt, because of no earlier adaptation, a longer time limit than before, or too many changed passages."""
+        """Whether to adapt: the first time, if the time limit is longer than before, and if many passages have changed."""
         if self.config.minutes == 0:
             return False
         if done is None or self.config.minutes > done["minutes"]:
@@ -254,7 +254,7 @@ class _Fit:
         return self.adapted.with_name(f"{ADAPTED}.training")
 
     def _settle(self, adaptation: AdaptationJson | None) -> None:
-        """Moves the model that was kept to its place. After a kill before the move, the next fit moves the model."""
+        """Puts the better model into WORKSPACE/model. If a fit was killed before this step, the next fit repeats the step."""
         if adaptation is None:
             return
         if adaptation["kept"] and is_model(self.adapted):
@@ -273,7 +273,7 @@ class _Fit:
     def _report(
         self, read: SourceDocuments, kb: KnowledgeBase, changes: Changes, same_start: bool
     ) -> FitJson:
-        """The report after step 3, with the tests and the adaptation of an earlier fit if that had the same start model."""
+        """The report after step 3, with the tests and the adaptation of the last fit if the start model is still the same."""
         before = self.before if same_start else None
         adaptation = before["adaptation"] if before is not None else None
         if adaptation is not None:

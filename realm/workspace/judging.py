@@ -55,7 +55,7 @@ class Queries(NamedTuple):
 
     @property
     def too_few(self) -> str:
-        """The sentence of the report that says why the model was not adapted, if there are too few queries."""
+        """The sentence of the report with the reason why the model was not adapted, if there are too few queries."""
         return (
             f"the model was not adapted, because the documents give only {len(self.facts)} masked facts and "
             f"{len(self.questions)} made questions, and a comparison needs {LEAST} of each"

@@ -205,8 +205,8 @@ def _check(path: Path, size: int, compressed: int) -> None:
 #
 # Parquet's metadata are structs in Thrift's compact protocol (https://github.com/apache/thrift, thrift-compact-protocol.md).
 # Numbers and kinds of the fields are those of https://github.com/apache/parquet-format, parquet.thrift. This file parses the
-# structs, because pyarrow gives no sizes of pages, and because pyarrow ends the process if the sizes of a column are requested
-# whose metadata are damaged.
+# structs, because pyarrow gives no sizes of pages, and because pyarrow ends the process if a caller requests the sizes of a
+# column with damaged metadata.
 
 _I32, _I64, _LIST, _STRUCT = 5, 6, 9, 12
 _MOST_ELEMENTS = 1_000_000

@@ -146,7 +146,7 @@ def declared_encoding(data: bytes, path: str | Path) -> str | None:
         return None
     name = match[1].decode("ascii", errors="replace").lower()
     if name.startswith(("utf-16", "utf-32")):
-        return None  # a wrong declaration: in UTF-16 or UTF-32, it would not have been found
+        return None  # the declaration is wrong: in a file in UTF-16 or UTF-32, the search would not find it
     encoding = _AS_BROWSERS.get(name, re.sub("^(?:windows-|x-cp)", "cp", name))
     if _ENCODINGS.fullmatch(name):
         try:

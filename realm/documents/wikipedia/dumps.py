@@ -103,7 +103,7 @@ def _pages(path: Path, file: io.BufferedReader, target: "_Target") -> Iterator[P
 
 
 class _Target:
-    """Target of lxml's parser, which calls the methods for each element. Finished pages are kept until `take` returns them."""
+    """Target of lxml's parser, with a method for each event of parsing. Finished pages are kept until `take` returns them."""
 
     def __init__(self, limits: Limits):
         self.root: str | None = None

@@ -26,7 +26,7 @@ from realm.model.cpu.threads import thread_map
 from realm.tokens.layouts import Tokens
 
 if TYPE_CHECKING:
-    from realm.model.bert import Bert  # which imports this folder
+    from realm.model.bert import Bert  # imported only for types, because realm.model.bert imports this folder
 
 SHARED = 1 << 8
 """Smallest number of tokens that are divided among threads; with fewer tokens, division makes a pass slower."""
