@@ -1,8 +1,7 @@
 """A child process that is killed if it takes too long, or if it prints nothing for too long.
 
-The output of the child process goes to a log. The standard input of the child process is a pipe, which stays empty, and is
-closed when the parent process ends, even if the parent process is killed; the child process can then end too
-(`end_with_parent`).
+The output of the child process goes to a log. The standard input of the child process is an empty pipe. When the parent process
+ends, even by a kill, the pipe is closed, and the child process can end too (`end_with_parent`).
 """
 
 import contextlib

@@ -45,9 +45,9 @@ _EMPTY_BRACKETS = re.compile(r"\s*\([\s,;]*\)|(?<=\()[\s,;]+")
 def _factbook(folder: Path, limits: Limits) -> Iterator[Record]:
     """The World Factbook: a document for each section of each country, with sentences made from the fields of the section.
 
-    The title of a document is the name of the country. Two kinds of paragraphs are left out: paragraphs that an earlier section
-    of the country also has (the climate is in the sections on geography and on environment), and notes that are the same for
-    20 or more countries, because these notes only explain what a field measures."""
+    The title of a document is the name of the country. Two kinds of paragraphs are left out. First, paragraphs that an earlier
+    section of the country also has: the climate is in the sections on geography and on environment. Second, notes that are the
+    same for 20 or more countries, because these notes only explain what a field measures."""
     countries = [(path, json.loads(whole(path, limits).text)) for path in sorted(folder.rglob("*.json"))]
     fields_of_all = (
         value for _, sections in countries for fields in sections.values() for value in fields.values()

@@ -3,8 +3,8 @@
 A query is a sentence of a passage in which some wordpieces are replaced by [MASK]; the replaced wordpieces are the targets. All
 positions are positions of wordpieces.
 
-This file also compares passages with masked queries: `SpanIndex` finds the passages in which a span was tagged, `holds` finds
-out whether a passage contains a span, and `repeats_text` whether a passage repeats the text of a query.
+This file also compares passages with masked queries: `SpanIndex` finds the passages in which a span was tagged. `holds` finds
+out whether a passage contains a span, and `repeats_text` finds out whether a passage repeats the text of a query.
 """
 
 from collections.abc import Iterable, Iterator

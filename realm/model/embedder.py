@@ -38,8 +38,8 @@ class EmbedderConfig:
     """Width of the vectors (paper: 128)."""
     pooling: Pooling = "mean"
     """"cls": BERT's pooled output, tanh(dense([CLS])) (released code). "mean": mean of the states of all tokens. "words": mean
-    of the word embeddings, weighted by the importance of each word, without layers; for an encoder that was trained on too
-    little text to embed sentences, and for training on a CPU in minutes."""
+    of the word embeddings, weighted by the importance of each word, without layers. Use "words" for an encoder that was trained
+    on too little text to embed sentences, and for training on a CPU in minutes."""
     norm: Norm = "unit"
     """"layer": LayerNorm; a score is an inner product (released code). "unit": vectors of equal length; a score is `scale` x
     cosine."""

@@ -108,9 +108,9 @@ class Answerer:
         """Answers to several questions, each from `read` passages; `ms` has the mean times of a question in the batch.
 
         `method` ranks the passages; None: `self.method`. With every method, p(z|x) and the retrieval part of an answer's score
-        are computed from the inner products of the embedder, because the span reader was trained with inner products, and BM25
-        scores have another scale. With "hybrid", the hybrid score of the passage is also added to the score of an answer,
-        because hybrid scores rank passages better.
+        are computed from the inner products of the embedder. The reason is that the span reader was trained with inner
+        products, and BM25 scores have another scale. With "hybrid", the hybrid score of the passage is also added to the score
+        of an answer, because hybrid scores rank passages better.
         """
         clock = _Clock(len(questions))
         ids = self.tokenized(questions)

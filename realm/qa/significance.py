@@ -101,8 +101,8 @@ def paired_bootstrap(
     """Paired bootstrap of the difference between the mean scores of two systems on the same questions.
 
     The score of a question can be any number: 0 or 1, F1, a reciprocal rank, or a mean over seeds. The interval is the
-    percentile interval. p is twice the smaller of two shares of the samples, those with a mean of at most 0 and those with a
-    mean of at least 0; p is at least 2 / (samples + 1).
+    percentile interval. p is twice the smaller of two shares of the samples: the share with a mean of at most 0, and the share
+    with a mean of at least 0. p is at least 2 / (samples + 1).
     """
     a_N, b_N = _pair(a_N, b_N)
     difference_N = a_N - b_N
@@ -129,9 +129,10 @@ class PairedDifference(TypedDict):
 def paired_difference(a_SN: np.ndarray, b_SN: np.ndarray, k: int = 5) -> PairedDifference:
     """Compares two systems by the share of queries with a hit in the top k. The arrays are ranks of first hits; 0: no hit.
 
-    Arrays of [N] have one seed. If only system a has several seeds, each of them is compared with the one seed of system b. p
-    is that of McNemar's exact test for one seed. The hits of several seeds depend on the same queries, so with several seeds
-    p is that of the paired bootstrap, as is the interval: queries are resampled, each with its mean over the seeds.
+    Arrays of [N] have one seed. If only system a has several seeds, each seed of system a is compared with the one seed of
+    system b. For one seed, p is computed by McNemar's exact test. The hits of several seeds depend on the same queries, so with
+    several seeds p is computed by the paired bootstrap, as is the interval. The bootstrap resamples the queries, each with its
+    mean over the seeds.
     """
     a_SN = np.atleast_2d(a_SN)
     hit_SN, other_SN = ((ranks >= 1) & (ranks <= k) for ranks in (a_SN, np.broadcast_to(b_SN, a_SN.shape)))

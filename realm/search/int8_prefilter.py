@@ -1,8 +1,9 @@
 """The int8 prefilter: excludes passages that cannot be among the best, by scores of vectors with 8 bits per number.
 
 On CPUs that have instructions for int8 dot products, an int8 dot product costs a quarter of a float32 dot product, and it reads
-half as many bytes as a float16 dot product. The length of the quantization error of each vector is known, so the
-Cauchy-Schwarz inequality bounds the error of a score (v is a passage vector, q a query vector, v' and q' are quantized):
+half as many bytes as a float16 dot product. The length of the quantization error of each vector is known, so the Cauchy-Schwarz
+inequality bounds the error of a score. In this inequality, v is a passage vector, q is a query vector, and v' and q' are the
+quantized vectors:
 
     q v - q' v' = q (v - v') + (q - q') v'  <=  |q| |v - v'| + |q - q'| |v'|
 

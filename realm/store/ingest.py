@@ -6,8 +6,8 @@
 4. `commit_rows`    every 512 to 8192 passages, a commit saves the passages and the position in the documents
 
 A build works in the folder TARGET.building, which is renamed at the end. After a kill the next build continues from the last
-commit. A build needs memory for Python sets with two 64-bit hashes per document and one per passage (about 2 GB for 13.35 M
-passages of 6 M documents), and for the passages of one commit.
+commit. A build needs memory for the passages of one commit, and for Python sets with two 64-bit hashes per document and one
+64-bit hash per passage (about 2 GB for 13.35 M passages of 6 M documents).
 """
 
 import dataclasses

@@ -7,8 +7,8 @@
     KB/words/            the BM25 index, after its first use (`realm.search.stored_bm25`)
 
 The id of a passage is the hash of its title and text, so equal passages are stored once. A passage belongs to the first
-document that contained it, and is deleted with that document; if another document contains the passage too, the passage comes
-back when the other document is added again. Documents with equal title and text are merged: their ids are recorded
+document that contained it, and is deleted with that document. If another document contains the passage too, the passage is
+stored again when the other document is added again. Documents with equal title and text are merged: their ids are recorded
 (`KB/merged.jsonl`, `realm.store.merged`), and the text is deleted with the last of these documents. The number of a passage is
 its row among the rows that are not deleted: numbers change when earlier rows are deleted, ids do not change.
 

@@ -7,7 +7,7 @@ merged. If no row has the state, the text was deleted, and the line is ignored.
 
 A line is valid from its version of the table on; a line without a version is always valid. A change writes its lines before the
 commit, with the number of the version that the commit will make. If the process is killed before the commit, this version does
-not exist, and the lines are ignored; the next writer removes these lines (`settle_merged`) before a commit makes a version with
+not exist, and the lines are ignored. The next writer removes these lines (`settle_merged`) before a commit makes a version with
 this number. A writer works on the newest version, and holds the lock of the knowledge base from reading to writing the file.
 
 The digest of the file is recorded in the same list as the digests of the tables (`realm.store.digests`).

@@ -44,9 +44,9 @@ class Removed(NamedTuple):
 def tidy(path: Path, table: lance.LanceDataset) -> lance.LanceDataset:
     """If a table has more than `TIDY_EVERY` versions, merges small files and removes old versions -> the newest version.
 
-    The order of the rows stays. The last files of the table are merged: going backwards, a file is included if it has at most
-    twice as many rows as all later files together, so that each row is rewritten O(log rows) times. If the disk is full, the
-    failure is only logged, because the change before this upkeep is already committed.
+    The order of the rows stays. The last files of the table are merged. Starting with the last file, a file is included if it
+    has at most twice as many rows as all later files together. So each row is rewritten O(log rows) times. If the disk is full,
+    the failure is only logged, because the change before this upkeep is already committed.
     """
     if len(versions_of(path)) <= TIDY_EVERY:
         return table

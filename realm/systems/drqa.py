@@ -1,8 +1,8 @@
 """DrQA (Chen et al. 2017): TF-IDF over articles, and a bidirectional LSTM that reads every passage of the best articles.
 
-The input of the reader has three parts for each word of a passage: the embedding of the word; three features (whether the
-question contains the word as written, whether the question contains the word if upper and lower case are not distinguished, and
-the frequency of the word in the passage); and the mean of the embeddings of the question words, weighted by attention.
+The input of the reader has three parts for each word of a passage: the embedding of the word, three features, and the mean of
+the embeddings of the question words, weighted by attention. The features are: whether the question contains the word as
+written, whether the question contains the word if case is ignored, and the frequency of the word in the passage.
 
 Bilinear forms of the states of the passage and the question give the scores of the start and the end of the answer. These
 scores are not normalised, so that spans of different passages can be compared. The score of the article is not used.

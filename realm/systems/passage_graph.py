@@ -4,9 +4,10 @@ Which documents a passage names depends on whether its links are known (`Passage
 
 - Links known, as in PathRetriever: the passage names each document whose title it links to. Titles that occur in the text
   without a link are ignored. A link to a redirect has the title of the redirect, so this link names no document.
-- Links unknown: the passage names each document whose title occurs in its text. A title occurs if the text contains the words
-  of the title, the first of these words begins with a capital letter or a digit, and the words are not part of a longer title.
-  An explanation in brackets does not count as part of a title: "Mercury (planet)" is found by the word "Mercury".
+- Links unknown: the passage names each document whose title occurs in its text. A title occurs under three conditions: the text
+  contains the words of the title, the first of these words begins with a capital letter or a digit, and the words are not part
+  of a longer title. An explanation in brackets does not count as part of a title: "Mercury (planet)" is found by the word
+  "Mercury".
 
 GraphRetriever was published with relations from Wikidata, and with the entity linker TAGME. Here, named documents replace the
 relations, and titles in the question replace the linked entities.
@@ -127,8 +128,8 @@ class PassageGraph:
     def neighbours(self, passage: int) -> Iterator[int]:
         """The passages that are one edge away from a passage.
 
-        These are the first passages of the documents that the passage names, followed by passages of its own document: all
-        other passages, if the passage is the first of its document; else only the first passage.
+        These are the first passages of the documents that the passage names, followed by passages of its own document. If the
+        passage is the first of its document, these are all other passages of the document; else only the first passage.
         """
         own = int(self.articles.document_N[passage])
         yield from (self.articles.lead(document) for document in self.named(passage))

@@ -49,8 +49,8 @@ HEAD_RATE = 1e-3
 SEEDS = 10
 """Number of passages of BM25 with which a path can begin (published: up to 500 passages of TF-IDF)."""
 NEGATIVES = 6
-"""Negatives of a training path are passages without an answer: at most this number of passages of BM25, and at most this
-number of passages to which the path links (published: 50 of both kinds together)."""
+"""Negatives of a training path are passages without an answer. There are two kinds, passages of BM25 and passages to which the
+path links; this is the largest number of each kind (published: 50 of both kinds together)."""
 PASSAGES = 2
 """Largest number of passages of a path."""
 BEAM = 4
@@ -279,8 +279,8 @@ class PathRetriever:
     ) -> tuple[int | None, int, int, float]:
         """The best span that lies within one passage of a path.
 
-        Returns the position of the passage in the path (None if there is no such span), the first character of the span in the
-        passage, the end of the span (exclusive), and the log-probability of the span.
+        Returns the position of the passage in the path, the first character of the span in the passage, the end of the span
+        (exclusive), and the log-probability of the span. The position is None if there is no such span.
         """
         lengths = [len(passage.text) for passage in self._kb.passages(path)]
         begins = np.cumsum([0, *(length + len(SEPARATOR) for length in lengths)])

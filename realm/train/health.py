@@ -5,8 +5,8 @@ the mean gain in log-likelihood of the masked span from passages that contain th
 passages. A retriever that is trained by the likelihoods of an untrained reader gets worse.
 
 The second check: before a new index version is used, its recall@5 is measured on the *probe*, a set of masked queries from
-held-out passages. If the recall is more than `margin` points below that of the first version, the new version is refused, the
-embedder is set back to the weights of the last accepted version, and the learning rate of the embedder is halved.
+held-out passages. If the recall is more than `margin` points below that of the first version, the new version is refused. Then
+the embedder is set back to the weights of the last accepted version, and the learning rate of the embedder is halved.
 
 The mean retrieval utility and the training loss are logged, but they are not checked, because both can improve while the recall
 collapses.

@@ -7,7 +7,7 @@ Every batch has two kinds of rows:
                                                  body is the passage that contains the sentence, a neighbouring passage,
                                                  another passage with a masked span, or empty
 
-The reading rows are needed for pre-training on a small machine: as long as the reader does not copy from passages, no passage
+The reading rows are needed for pre-training on a small machine. As long as the reader does not copy from passages, no passage
 raises the likelihood of a masked span, and the retriever is trained on noise. After masked-LM training, the embedder gets a
 copy of the encoder, or only of the word embeddings, and a projection onto the principal components of the corpus.
 

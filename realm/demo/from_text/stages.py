@@ -1,7 +1,7 @@
 """Stages of `realm demo --from-text` for one corpus: the commands in their order, and the explanation of each section.
 
-Stages are generated one at a time, because some stages need the results of earlier stages: the name of an index depends on
-the trained model, and the control `ict-same-seconds` needs the training time of the earlier stages.
+Stages are generated one at a time, because some stages need the results of earlier stages. The name of an index depends on the
+trained model, and the control `ict-same-seconds` needs the training time of the earlier stages.
 """
 
 import json

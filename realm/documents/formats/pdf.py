@@ -205,8 +205,8 @@ _ROMAN = re.compile(r"[ivxlc]+", re.IGNORECASE)
 def _without_repeated(pages: Sequence[list[Row]]) -> list[list[Row]]:
     """The pages without headers, footers and page numbers. The first occurrence of a header or footer without a number stays.
 
-    A row is a header, a footer or a page number if it is among the two highest or the two lowest rows of its page, and occurs
-    at the same height on at least two pages nearby.
+    A row is a header, a footer or a page number under two conditions: it is among the two highest or the two lowest rows of its
+    page, and it occurs at the same height on at least two pages nearby.
     """
     edges = [_edges(number, rows) for number, rows in enumerate(pages)]
     seen: set[str] = set()
@@ -281,8 +281,8 @@ def _joined(pages: Sequence[Sequence[Row]]) -> str:
 def _hyphen(head: str, tail: str, words: Counter[str]) -> str:
     """The text between the halves of a divided word: "-" if the hyphen is part of the word, else "".
 
-    The hyphen is part of the word if the document also has the word with a hyphen, or if the second half begins with a capital
-    letter, unless the document also has the word without a hyphen.
+    If the document also has the word without a hyphen, the hyphen is not part of the word. Otherwise, the hyphen is part of the
+    word if the document also has the word with a hyphen, or if the second half begins with a capital letter.
     """
     if words[head + tail] or words[(head + tail).lower()]:
         return ""

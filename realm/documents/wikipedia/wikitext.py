@@ -77,8 +77,8 @@ _DEBRIS = (
     (re.compile(r"\A\n+|\n+\Z"), ""),
     (re.compile(r"\n{3,}"), "\n\n"),
 )
-"""Patterns of text that is left over from the markup, and what replaces each pattern: quotes that mark bold and italic words,
-punctuation that is left in a sentence without its templates, such as "Paris (; ) is", and superfluous white space."""
+"""Patterns of text that is left over from the markup, and what replaces each pattern. The patterns find quotes that mark bold
+and italic words, superfluous white space, and punctuation that is left in a sentence without its templates: "Paris (; ) is"."""
 _DROPPED = ("file", "image", "category", "media")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z-]+)?|simple")
 _SOURCES = frozenset(

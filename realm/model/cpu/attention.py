@@ -1,7 +1,7 @@
 """Attention on a CPU without padding: the tokens of all rows are in one array, and a few rows are computed at a time.
 
 A plain implementation writes the scores [B, A, T, T] to memory and reads the scores again for the mask, for the softmax and for
-the dropout; if a row is padded, the scores are float32. This implementation multiplies rows of the same length together, and
+the dropout. If a row is padded, the scores are float32. This implementation multiplies rows of the same length together, and
 only as many rows at a time as have scores that fit into the cache. For the backward pass, one number per score is kept.
 
 Axis letters: B rows, T tokens of the longest row, N tokens of all rows, n tokens of one row, M query tokens of all rows, m

@@ -25,7 +25,7 @@ def thread_map(work: Callable[[P], R], chunks: Sequence[P], autocast: bool = Fal
     Gradients are off, unless `work` turns gradients on. Autocast is off; with `autocast` it is as in the calling thread. If
     `work` raises an exception, the exception is raised again when all chunks that have begun have ended. All chunks are
     computed in the calling thread if there is only one chunk, if the call comes from within `work`, or if another thread uses
-    the pool: so no call waits for the work of another call.
+    the pool. So no call waits for the work of another call.
     """
     waiting, inference = iter(range(len(chunks))), torch.is_inference_mode_enabled()
     results: dict[int, R] = {}
