@@ -29,8 +29,9 @@ from realm.environment import set_torch_environment
 from realm.errors import AlreadyDone, InputError, RealmError, way_out
 
 _DEFECTS = {None, errno.ENOENT, errno.EBADF, errno.EFAULT, errno.ECHILD}
-"""Numbers of system errors that are printed with a traceback. They are defects of this program, because commands check that
-files exist before they open files. All other system errors concern the user's folders, disk and limits: one line is printed."""
+"""Numbers of system errors that are printed with a traceback. Such errors are defects of this program, because commands
+check that files exist before they open files. All other system errors concern the user's folders, disk and limits:
+one line is printed."""
 
 
 def program() -> int:

@@ -86,7 +86,7 @@ TABLE_1 = {
     "hybrid": Row("REALM + BM25", of="realm", method="hybrid"),
     "published": Row("published REALM", start=PUBLISHED),
 }
-"""Systems of Table 1 of the REALM paper, in the order of that table, and other systems that are worth a comparison."""
+"""Systems of Table 1 of the REALM paper, in the order of that table, and other systems."""
 
 TABLE_2 = {
     "realm": Row("REALM", start="realm"),

@@ -125,7 +125,7 @@ def _lower_first(field: str) -> str:
 
 
 def _named_part(field: str, name: str, paragraphs: list[str]) -> tuple[str, list[str]]:
-    """The name of a part without words that the field's name or the text repeats."""
+    """The name and the paragraphs of a part; words that both the name and the field or the text have are left out once."""
     if name == "text":
         return "", paragraphs
     first, *others = paragraphs

@@ -186,7 +186,7 @@ def evaluate(
 
 
 def _first_title(titles: Sequence[str], question: Question) -> int:
-    """Rank, from 1, of the first of `titles` that is a gold title; 0 if no title is, -1 if the question has no gold titles."""
+    """Rank, from 1, of the first of `titles` that is a gold title; 0 if there is no such title, -1 if the question has none."""
     if not question.gold_titles:
         return -1
     gold = set(map(normalise_answer, question.gold_titles))

@@ -211,7 +211,7 @@ class Filler:
 
         Raises:
             InputError: the sentence has no [MASK], more than `MASKS` of them, or a [MASK] beyond the query length of the model.
-                With a target, also: the sentence has several [MASK], the target is too long, or it has characters that are not
+                With a target, also: the sentence has several [MASK], or the target is too long or has characters that are not
                 in the vocabulary.
         """
         visible = sentence.replace("[MASK]", " ")

@@ -162,8 +162,8 @@ class Retrieval:
         return self.ranking(question)[0]
 
     def ranking(self, question: str) -> tuple[list[int], list[int]]:
-        """Numbers of the passages to read, best first; and the same numbers, followed by those of other passages that BM25
-        finds."""
+        """Two lists of passage numbers, best first: the passages to read; and the ranking of all passages, in which the other
+        passages that BM25 finds follow the passages to read."""
         (score_N,) = self._retriever.load_bm25().scores([question])
         best = np.argsort(-score_N, kind="stable")[:DEPTH]
         found = [int(number) for number in best if score_N[number] > 0]

@@ -34,7 +34,7 @@ class Lengths:
     passage: int = 288
     """A passage with its title."""
     reading: int = 0
-    """Longest input of the span reader, question and body together (released code: 320); with 0, as long as `joint`."""
+    """Longest input of the span reader, question and body together (released code: 320). 0: the value of `joint`."""
 
     def __post_init__(self) -> None:
         for name, least in (("query", 2), ("passage", 3), ("reading", 0)):

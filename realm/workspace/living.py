@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 _EXAMPLES = 4
 """Number of example questions."""
 _DRAWN, _PARTS, _SHORT = 40, 4, 80
-"""For example questions: passages drawn to choose documents, passages per document, longest question in characters."""
+"""Limits of example questions: passages that are drawn to choose documents, passages per document, characters of a question."""
 
 
 class Stamp(NamedTuple):
