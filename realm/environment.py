@@ -8,13 +8,13 @@ def set_torch_environment() -> None:
 
     Call this function before torch is imported.
     """
-    # OpenMP threads must not spin at barriers while an index build or another program needs the cores: on 2 cores that also ran
-    # another program, a training step took five times as long. Without any spinning, small products would be slower. Therefore
-    # a thread of GNU's OpenMP spins GOMP_SPINCOUNT times, about ten microseconds, before it sleeps.
+    # OpenMP threads must not spin at barriers while an index build or another program needs the cores, because training steps
+    # would take several times as long (docs/experiments). Without any spinning, small products would be slower. Therefore a
+    # thread of GNU's OpenMP spins GOMP_SPINCOUNT times, which takes some microseconds, before it sleeps.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
-    # oneDNN caches a compiled kernel for each shape. Texts have many lengths, and the default of 1,024 kernels needs half a
-    # gigabyte. Torch has another cache of kernels in each thread.
+    # oneDNN caches a compiled kernel for each shape. Texts have many lengths, and the default of 1,024 kernels needs much
+    # memory. Torch has another cache of kernels in each thread.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")

@@ -123,7 +123,7 @@ class MipsIndex:
         if self._queries_seen > WARM_UP:
             self.prepare()
         if self._float32_ND is not None and len(query_BD) * len(self) <= FEW_SCORES:
-            # MKL multiplies a tall matrix by a narrow matrix; in the other order, 4 to 30 queries take four times as long.
+            # MKL multiplies a tall matrix by a narrow matrix; in the other order, searches with few queries are slower.
             return ranked(scores(self._float32_ND, query_BD).T, k)
         parts = (self._search(part_BD, k) for part_BD in query_BD.split(QUERIES))
         return Hits(*map(torch.cat, zip(*parts, strict=True)))

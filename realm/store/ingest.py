@@ -406,7 +406,7 @@ def _commit(
 
 
 def _in_few_files(work: Path, table: lance.LanceDataset, read: ReadSoFar) -> lance.LanceDataset:
-    """Rewrites the table in files of a million rows, because random access takes about a millisecond per file."""
+    """Rewrites the table in files of a million rows, because the time of random access grows with the number of files."""
     size = 8192
     batches = progress(
         table.to_batches(batch_size=size),

@@ -199,8 +199,8 @@ class Tokenizer:
 
 def _behaviour(tokenizer: FastTokenizer, vocabulary: dict[str, int]) -> str:
     """Digest of everything that determines the wordpieces of a text, without formatting and without the post-processor."""
-    # The library pickles each part as JSON, with the vocabulary in the order of ids. This takes 10 ms for 30,000 pieces;
-    # to parse the whole file and write the relevant half takes 100 ms.
+    # The library pickles each part as JSON, with the vocabulary in the order of ids. This is much faster
+    # than parsing the whole file and writing the relevant half.
     model, normalizer, words = tokenizer.model.__getstate__(), tokenizer.normalizer, tokenizer.pre_tokenizer
     settings = json.loads(normalizer.__getstate__()) if normalizer else {}
     if settings.get("type") == "BertNormalizer" and settings["strip_accents"] is None:

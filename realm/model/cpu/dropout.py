@@ -1,7 +1,7 @@
 """Fast dropout on CPUs: random bits are drawn 64 at a time, and a seed is stored in place of the mask.
 
 torch draws a number from a Mersenne Twister for one element at a time. `FastDropout` makes four draws of 16 bits from each
-64-bit word of SFC64, and clears dropped elements with a bitwise "and"; this is about ten times as fast as torch's dropout. The
+64-bit word of SFC64, and clears dropped elements with a bitwise "and"; this is much faster than torch's dropout. The
 backward pass draws the same bits again from the seed, so no mask is stored. The seed is drawn from torch's generator, so
 training steps can be repeated exactly with the same `torch.manual_seed` and the same number of threads. In a tensor without
 negative numbers, the signs can store the mask (`mark`).
