@@ -80,7 +80,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
             "--check",
             metavar="REPORT",
             help="end with an error if a score differs by more than --tolerance from the score in this table1.json or "
-            "table2.json of an earlier run",
+            "table2.json of an earlier run; with --rows, only the scores of the rows that are made are compared",
         )
         table.add_argument(
             "--tolerance",
@@ -193,7 +193,7 @@ def _table(args: argparse.Namespace, title: str, rows: "Mapping[str, Row]") -> N
     if args.json:
         print(json.dumps(report, ensure_ascii=False))
     if expected is not None:
-        found = checks.deviations(report, expected, args.tolerance)
+        found = checks.deviations(report, expected, args.tolerance, partial=bool(args.rows))
         if found:
             listed = "; ".join(
                 f"{one['score']}: {'missing' if one['found'] is None else format(one['found'], 'g')}, "

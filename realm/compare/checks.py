@@ -36,9 +36,21 @@ def expected_scores(file: str) -> dict[str, float]:
         ) from None
 
 
-def deviations(report: TableJson, expected: Mapping[str, float], tolerance: float) -> list[Deviation]:
-    """Scores that differ by more than `tolerance` points, and expected scores that the report lacks."""
+def deviations(
+    report: TableJson, expected: Mapping[str, float], tolerance: float, partial: bool = False
+) -> list[Deviation]:
+    """Scores that differ by more than `tolerance` points, and expected scores that the report lacks.
+
+    With `partial`, for a report that has only some rows of the table, scores that the report lacks are not compared.
+
+    Raises:
+        InputError: `partial`, and the report has none of the expected scores.
+    """
     found = scores_of(report)
+    if partial:
+        expected = {name: value for name, value in expected.items() if name in found}
+        if not expected:
+            raise InputError("the report of --check has no score of the rows and tests of this table")
     return [
         {"score": name, "expected": value, "found": found.get(name)}
         for name, value in expected.items()

@@ -19,11 +19,12 @@ from pathlib import Path
 from realm.compare.rows import PUBLISHED, STARTS, Row
 from realm.documents.sources import files_of
 from realm.errors import InputError
-from realm.model.manifest import read_manifest
+from realm.model.manifest import MANIFEST, read_manifest
 from realm.qa.question_files import read_questions
 from realm.settings import read_config
 from realm.stages.runner import Section, Stage
 from realm.store.vectors import folder_of
+from realm.systems.system import SYSTEM, is_system
 from realm.train.pretrain import PretrainConfig
 
 
@@ -248,6 +249,11 @@ class Plan:
         return self.folder / "questions" / f"{part}.jsonl"
 
     @property
+    def made(self) -> Path:
+        """Folder of the questions that are made from the corpus if no question files are given."""
+        return self.folder / "questions" / "made"
+
+    @property
     def datastore(self) -> Path:
         """Folder of the datastore and the report of kNN-LM."""
         return self.folder / "datastore"
@@ -298,9 +304,8 @@ class Plan:
         if self.uses_text:
             yield Stage(CORPUS, "kb build text", self._build(self.text_kb, self.data.encoder), self.text_kb)
         if not self.data.train:
-            made = self.folder / "questions" / "made"
-            argv = self._command("questions", kb=self.kb, out=made)
-            yield Stage(QUESTIONS, "questions", argv, made / "dev.jsonl")
+            argv = self._command("questions", kb=self.kb, out=self.made)
+            yield Stage(QUESTIONS, "questions", argv, self.made / "dev.jsonl")
 
     def starting(self) -> Iterator[Stage]:
         """Stages that make the starts, and compute the vectors of passages with each start."""
@@ -362,7 +367,14 @@ class Plan:
                     argv = self._command(
                         "evaluate", kb=kb, model=model, questions=file, method="dense", out=out
                     )
-                    yield Stage(MEASURING, f"retrieve {model.name} {test}", argv, out, quiet=True)
+                    yield Stage(
+                        MEASURING,
+                        f"retrieve {model.name} {test}",
+                        argv,
+                        out,
+                        (manifest_of(model),),
+                        quiet=True,
+                    )
                 for name, row in self.rows().items() if place < self.config.answer_seeds else ():
                     model, out = self.row_model(name, seed), self.report(name, seed, test)
                     how = {"method": row.method} if row.method else {}
@@ -376,14 +388,13 @@ class Plan:
                         save_predictions=saved,
                         **how,
                     )
-                    yield Stage(MEASURING, f"evaluate {self.named(name, seed)} {test}", argv, out, quiet=True)
-
+                    called = f"evaluate {self.named(name, seed)} {test}"
+                    yield Stage(MEASURING, called, argv, out, (manifest_of(model),), quiet=True)
         if self.predicts_spans:
             model = self.start_model("realm", self.config.seeds[0])
             argv = self._command("knn", kb=self.kb, model=model, out=self.datastore)
-            yield Stage(
-                MEASURING, "knn", argv, self.datastore / "report.json", (model / "realm.json",), quiet=True
-            )
+            report = self.datastore / "report.json"
+            yield Stage(MEASURING, "knn", argv, report, (manifest_of(model),), quiet=True)
 
     @property
     def predicts_spans(self) -> bool:
@@ -407,3 +418,8 @@ class Plan:
         ]
         config = () if self.preset is None else ("--config", self.preset)
         return (*verb.split(), *named, *(part for one in settings for part in ("--set", one)), *config)
+
+
+def manifest_of(folder: Path) -> Path:
+    """The manifest of a trained model or system, which is newer than a report if the model was trained again after it."""
+    return folder / (SYSTEM if is_system(folder) else MANIFEST)

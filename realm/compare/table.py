@@ -48,6 +48,7 @@ def run(title: str, plan: Plan, run_command: Callable[[Sequence[str]], None]) ->
     with PeakMemory() as memory:
         record = Record(folder / "stages.json", memory)
         run_stages(plan.preparing(), record, run_command)
+        split = split or _split_made(plan)
         _write_questions(plan, split)
         run_stages(plan.starting(), record, run_command)
         run_stages(plan.training(), record, run_command)
@@ -130,23 +131,15 @@ def _write_documents(plan: Plan) -> None:
             write_json_lines(file, ({"id": one.id, "title": one.title, "text": one.text} for one in first))
 
 
-def _write_questions(plan: Plan, split: Split | None) -> None:
+def _write_questions(plan: Plan, split: Split) -> None:
     """Writes the training and dev questions, and test questions if no test files are given. Existing files are kept."""
     if plan.questions("dev").exists():
         return
-    if split is not None:
-        parts = {"train": split.train, "dev": split.dev}
-    else:
-        made = plan.folder / "questions" / "made"
-        other = read_questions(
-            made / "dev.jsonl"
-        )  # questions about other documents than the training questions
-        parts = {"train": read_questions(made / "train.jsonl"), "test": other[::2], "dev": other[1::2]}
     plan.questions("train").parent.mkdir(exist_ok=True)
-    for name in sorted(
-        parts, key=("train", "test", "dev").index
-    ):  # dev is the last file: if it exists, all files are complete
-        write_json_lines(plan.questions(name), map(_question_json, parts[name]))
+    tests = {} if plan.data.tests else {"test": read_questions(plan.made / "dev.jsonl")[::2]}
+    # dev.jsonl is the last file: if it exists, all files are complete
+    for name, questions in {**tests, "train": split.train, "dev": split.dev}.items():
+        write_json_lines(plan.questions(name), map(_question_json, questions))
 
 
 def _split(plan: Plan) -> Split | None:
@@ -165,6 +158,14 @@ def _split(plan: Plan) -> Split | None:
     return split
 
 
+def _split_made(plan: Plan) -> Split:
+    """The questions that were made from the corpus, without those that are also in a test file."""
+    train, dev = (read_all([str(plan.made / f"{part}.jsonl")]) for part in ("train", "dev"))
+    tests = [question for file in plan.data.tests.values() for question in read_questions(file)]
+    # The dev and test questions are about other documents than the training questions.
+    return split_questions(train, dev[1::2], tests)
+
+
 def _question_json(question: Question) -> dict[str, Any]:
     record: dict[str, Any] = {
         "id": question.id,
@@ -178,7 +179,7 @@ def _question_json(question: Question) -> dict[str, Any]:
     return record
 
 
-def _made_by(plan: Plan, split: Split | None) -> results.MadeBy:
+def _made_by(plan: Plan, split: Split) -> results.MadeBy:
     files = {**plan.tests(), "train": plan.questions("train"), "dev": plan.questions("dev")}
     asked = {name: read_questions(file) for name, file in files.items()}
     kb = KnowledgeBase.open(plan.kb)
@@ -195,7 +196,7 @@ def _made_by(plan: Plan, split: Split | None) -> results.MadeBy:
             name: {"n": len(questions), "digest": digest_of(questions), "name": recognised(questions)}
             for name, questions in asked.items()
         },
-        "dropped": 0 if split is None else split.dropped,
+        "dropped": split.dropped,
     }
 
 

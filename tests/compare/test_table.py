@@ -3,6 +3,7 @@
 import copy
 import json
 import lzma
+import os
 import re
 import shutil
 import string
@@ -451,6 +452,53 @@ def test_scores_are_checked_against_an_earlier_report(home, compared, capsys) ->
     assert cli.main([*words, "--check", str(home.folder / "other.json")]) == 2
     assert "realm, spans, exact match" in capsys.readouterr().err
     assert cli.main([*words, "--check", str(home.folder / "other.json"), "--tolerance", "50.1"]) == 0
+
+
+def test_a_check_of_some_rows_compares_only_these_rows(home, compared, tmp_path, capsys) -> None:
+    folder = tmp_path / "table1"
+    shutil.copytree(home.table1, folder)
+    words = [*home.words("compare", folder, "--rows", "orqa"), "--check"]
+    assert cli.main([*words, str(home.table1 / "table1.json")]) == 0
+    other = copy.deepcopy(compared)
+    other["rows"]["realm"]["tests"]["spans"]["all"]["em"] += 50
+    (home.folder / "other.json").write_text(json.dumps(other))
+    assert cli.main([*words, str(home.folder / "other.json")]) == 0
+    other["rows"]["orqa"]["tests"]["spans"]["all"]["em"] += 50
+    (home.folder / "other.json").write_text(json.dumps(other))
+    assert cli.main([*words, str(home.folder / "other.json")]) == 2
+    found = capsys.readouterr().err
+    assert "orqa, spans, exact match" in found and "missing" not in found
+    none = {key: {} for key in ("rows", "starts")}
+    (home.folder / "other.json").write_text(json.dumps(other | none))
+    assert cli.main([*words, str(home.folder / "other.json")]) == 2
+    assert "no score of the rows and tests of this table" in capsys.readouterr().err
+
+
+def test_a_row_that_was_trained_again_is_measured_again(home, compared, tmp_path) -> None:
+    folder = tmp_path / "table1"
+    shutil.copytree(home.table1, folder)
+    for model in (folder / "rows" / "orqa" / "realm.json", folder / "rows" / "drqa" / "system.json"):
+        later = model.stat().st_mtime + 1000
+        os.utime(model, (later, later))
+    text = printed(*home.words("compare", folder))
+    run = {
+        line.split("rows/")[1].split()[0] for line in text.splitlines() if line.startswith("$ realm evaluate")
+    }
+    assert run == {"orqa", "drqa"}
+
+
+def test_made_questions_that_are_also_in_a_test_file_are_not_trained_on(home, tmp_path) -> None:
+    words = home.words("compare", tmp_path, "--rows", "bm25-reader", asked=False)
+    printed(*words)
+    made = read_lines(tmp_path / "questions" / "train.jsonl")
+    test = tmp_path / "test.jsonl"
+    test.write_text("".join(json.dumps(line) + "\n" for line in made[:3]))
+    words = home.words("compare", tmp_path / "named", "--rows", "bm25-reader", asked=False)
+    printed(*words, "--set", f"data.tests.named={test}")
+    kept = read_lines(tmp_path / "named" / "questions" / "train.jsonl")
+    assert [line["question"] for line in kept] == [line["question"] for line in made[3:]]
+    report = json.loads((tmp_path / "named" / "table1.json").read_text())
+    assert report["made_by"]["dropped"] == 3
 
 
 def test_disagreements_name_questions_that_only_one_row_answers(home, compared) -> None:
