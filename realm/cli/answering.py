@@ -2,26 +2,29 @@
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from realm.cli.arguments import (
     Commands,
     Parser,
     add_command,
     add_kb,
+    add_method,
     add_model,
     add_out,
+    add_questions,
     add_reader,
     add_regex,
     positive,
     report,
     say_where,
     settings,
+    write_report,
 )
+from realm.cli.measuring import add_collection, add_runs, evaluate_collection
 from realm.errors import InputError
-from realm.files import write_json
 
 if TYPE_CHECKING:
     from realm.qa.evaluation import Report
@@ -43,11 +46,11 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
     add_kb(retrieve)
     add_model(retrieve, required=False)
-    _add_questions(retrieve)
+    add_questions(retrieve)
     retrieve.add_argument(
         "--top-k", metavar="N", type=positive, default=20, help="passages per question (default: 20)"
     )
-    _add_method(retrieve, "; bm25 needs no --model")
+    add_method(retrieve, "; bm25 needs no --model")
     add_out(retrieve, "JSON Lines file")
 
     answer = add_command(
@@ -63,7 +66,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     add_kb(answer, required=False)
     add_model(answer, required=False)
     add_reader(answer, READS)
-    _add_method(answer, SCORED)
+    add_method(answer, SCORED)
     answer.add_argument(
         "--server",
         metavar="URL",
@@ -91,7 +94,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         help="also print the probability of WORD with and without retrieval, and the effect of each passage on this "
         "probability",
     )
-    _add_method(fill, SCORED, default="dense")
+    add_method(fill, SCORED, default="dense")
 
     evaluate = add_command(
         commands,
@@ -102,12 +105,14 @@ def add_commands(commands: "Commands[Parser]") -> None:
         section="answer",
         reports=True,
     )
-    add_kb(evaluate)
+    add_kb(evaluate, required=False)
     add_model(evaluate, required=False)
     add_reader(evaluate, READS)
-    _add_questions(evaluate)
+    add_questions(evaluate, required=False)
+    add_collection(evaluate)
+    add_runs(evaluate)
     add_regex(evaluate)
-    _add_method(evaluate, SCORED + "; without --model, only bm25 is possible, and only recall is measured")
+    add_method(evaluate, SCORED + "; without --model, only bm25 is possible, and only recall is measured")
     evaluate.add_argument(
         "--gold",
         action="store_true",
@@ -152,9 +157,9 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
     add_kb(calibrate)
     add_model(calibrate)
-    _add_questions(calibrate)
+    add_questions(calibrate)
     add_regex(calibrate)
-    _add_method(calibrate, SCORED)
+    add_method(calibrate, SCORED)
 
     probe = add_command(
         commands,
@@ -167,39 +172,13 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
     add_kb(probe)
     add_model(probe)
-    _add_method(
+    add_method(
         probe,
         "; changes only the recall, because the model always reads passages found by vectors",
         ("dense", "bm25"),
         "dense",
     )
     _add_outcomes(probe, "masked fact")
-
-
-def _add_questions(parser: Parser) -> None:
-    parser.add_argument(
-        "--questions", metavar="FILE", required=True, help="question file (.jsonl, .json, .tsv)"
-    )
-
-
-def _add_method(
-    parser: Parser,
-    note: str,
-    methods: Sequence[str] = ("dense", "bm25", "hybrid"),
-    default: str | None = None,
-) -> None:
-    unnamed = default or "the method with which the model was calibrated, else dense"
-    ways = (
-        "vectors (dense), words (bm25) or both (hybrid)"
-        if "hybrid" in methods
-        else "vectors (dense) or words (bm25)"
-    )
-    parser.add_argument(
-        "--method",
-        choices=methods,
-        default=default,
-        help=f"find passages by {ways} (default: {unnamed}){note}",
-    )
 
 
 def _add_outcomes(parser: Parser, what: str) -> None:
@@ -286,6 +265,12 @@ def _evaluate(args: argparse.Namespace) -> None:
     from realm.qa.question_files import read_questions
     from realm.systems.system import is_system
 
+    if args.beir is not None:
+        return evaluate_collection(args)
+    if args.rankings is not None or args.save_run is not None:
+        raise InputError("--run and --save-run have rankings of documents: give --beir FOLDER too")
+    if args.kb is None or args.questions is None:
+        raise InputError("give --questions and --kb (or --in WORKSPACE), or --beir FOLDER")
     if args.predictions is not None:
         evaluated_by, only = _score_predictions, (args.model, args.reader, args.method, args.save_predictions)
         if any(one is not None for one in only) or args.gold or args.unanswerable or args.set:
@@ -306,7 +291,7 @@ def _evaluate(args: argparse.Namespace) -> None:
     evaluated = evaluated_by(args, questions)
     if args.out:
         file: ReportFile = {**evaluated.as_dict(), "outcomes": evaluated.outcomes(questions)}
-        _write(args.out, file)
+        write_report(args.out, file)
     report(args, evaluated.as_dict(), evaluated.lines())
     if args.out:
         say_where(args, "the report is", args.out)
@@ -375,12 +360,7 @@ def _probe(args: argparse.Namespace) -> None:
     probed = probe(KnowledgeBase.open(args.kb), args.model, config, args.method)
     if args.out:
         file: ProbeFile = {**probed.as_dict(), "outcomes": probed.outcomes()}
-        _write(args.out, file)
+        write_report(args.out, file)
     report(args, probed.as_dict())
     if args.out:
         say_where(args, "the report is", args.out)
-
-
-def _write(out: str, value: Mapping[str, Any]) -> None:
-    Path(out).parent.mkdir(parents=True, exist_ok=True)
-    write_json(out, value)

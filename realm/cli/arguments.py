@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from realm.errors import InputError
+from realm.files import write_json
 from realm.ray_actors import EngineConfig
 from realm.settings import read_config
 
@@ -199,6 +200,34 @@ def add_regex(parser: Parser) -> None:
     )
 
 
+def add_questions(parser: Parser, required: bool = True) -> None:
+    """Adds --questions, a file of questions."""
+    parser.add_argument(
+        "--questions", metavar="FILE", required=required, help="question file (.jsonl, .json, .tsv)"
+    )
+
+
+def add_method(
+    parser: Parser,
+    note: str = "",
+    methods: Sequence[str] = ("dense", "bm25", "hybrid"),
+    default: str | None = None,
+) -> None:
+    """Adds --method, how passages are ranked. `note` is the end of the help text."""
+    unnamed = default or "the method with which the model was calibrated, else dense"
+    ways = (
+        "vectors (dense), words (bm25) or both (hybrid)"
+        if "hybrid" in methods
+        else "vectors (dense) or words (bm25)"
+    )
+    parser.add_argument(
+        "--method",
+        choices=methods,
+        default=default,
+        help=f"find passages by {ways} (default: {unnamed}){note}",
+    )
+
+
 def settings(args: argparse.Namespace, cls: type[T], *flags: str) -> T:
     """Settings of the command: values from --config, replaced by those from --set, then by those from other flags.
 
@@ -225,6 +254,12 @@ def report(args: argparse.Namespace, result: Mapping[str, Any], lines: Sequence[
     print(
         "\n".join(lines if lines is not None else [f"{k:<{width}}  {_plain(v)}" for k, v in result.items()])
     )
+
+
+def write_report(out: str, value: Mapping[str, Any]) -> None:
+    """Writes the report of a command as a JSON file, in a folder that is made if it does not exist."""
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    write_json(out, value)
 
 
 def say_where(args: argparse.Namespace, what: str, place: str | Path) -> None:

@@ -51,6 +51,17 @@ class RetrievedJson(TypedDict):
     passages: list[HitJson]
 
 
+Search = Callable[[Sequence[str], int], tuple[np.ndarray, np.ndarray]]
+"""Questions [B], and K -> scores [B, K] and passage numbers [B, K], best first; short rows are filled with `NULL_PASSAGE`."""
+
+
+def searcher(kb: KnowledgeBase, model: str | None, method: Method | None, config: AnswerConfig) -> Search:
+    """The search of a knowledge base with a method; "bm25" needs no model. `method` None: the default of the model."""
+    if model is not None and method != "bm25":
+        return partial(Answerer.load(str(kb.folder), model, config).retrieve, method=method)
+    return partial(Retriever(kb).search, method="bm25", query_BD=None)
+
+
 def retrieve_to_file(
     kb: KnowledgeBase,
     model: str | None,
@@ -62,10 +73,7 @@ def retrieve_to_file(
     config: AnswerConfig,
 ) -> None:
     """Writes a line of `RetrievedJson` for each question. The file appears when it is complete."""
-    if model is not None and method != "bm25":
-        search = partial(Answerer.load(str(kb.folder), model, config).retrieve, method=method)
-    else:
-        search = partial(Retriever(kb).search, method="bm25", query_BD=None)
+    search = searcher(kb, model, method, config)
 
     def lines() -> Iterator[RetrievedJson]:
         for part in _batches(questions, 64, "retrieve"):
@@ -330,7 +338,7 @@ def evaluate_retrieval(
 def _evaluate_passages(
     kb: KnowledgeBase,
     questions: Sequence[Question],
-    search: Callable[[Sequence[str], int], tuple[np.ndarray, np.ndarray]],
+    search: Search,
     scoring: Scoring,
 ) -> evaluation.Report:
     texts: list[list[str]] = []

@@ -311,6 +311,10 @@ class KnowledgeBase:
             DocumentEntry(*one) for one in names if one[0].startswith(prefix) or one[1].startswith(prefix)
         ][start:end]
 
+    def document_ids(self) -> set[str]:
+        """Ids of all documents, including merged documents."""
+        return {entry.id for entry in self.documents()} | set(self.merged())
+
     def numbers_of(self, documents: Sequence[str]) -> np.ndarray:
         """Numbers of the passages of some documents, in ascending order.
 
