@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -152,13 +153,20 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         "questions",
         _questions,
-        "make questions from a knowledge base, for training and evaluation",
-        "realm questions --kb kb --out questions",
+        "make questions from a knowledge base, for training and evaluation; or review made questions by hand",
+        "realm questions --kb kb --out questions\n"
+        "  realm questions --kb kb --review questions/dev.jsonl --out reviewed.jsonl",
         section="questions",
         reports=True,
     )
     add_kb(questions)
-    add_out(questions, "folder for train.jsonl and dev.jsonl")
+    questions.add_argument(
+        "--review",
+        metavar="FILE",
+        help="show the questions of this file one after the other with their passages, and ask whether to accept, correct or "
+        "reject each; repeat the command to continue",
+    )
+    add_out(questions, "folder for train.jsonl and dev.jsonl; with --review, file for the accepted questions")
 
 
 def _add_tagger(parser: Parser, default: str) -> None:
@@ -371,6 +379,8 @@ def _questions(args: argparse.Namespace) -> None:
     from realm.questions import make_questions, split
     from realm.store.knowledge_base import KnowledgeBase
 
+    if args.review is not None:
+        return _review(args)
     config = settings(args, QuestionsConfig)
     made = make_questions(KnowledgeBase.open(args.kb), config.seed)
     made = [
@@ -392,3 +402,39 @@ def _questions(args: argparse.Namespace) -> None:
     counts: MadeJson = {"train": len(train), "dev": len(dev)}
     report(args, counts)
     say_where(args, "the questions are", " and ".join(map(str, files)))
+
+
+def _review(args: argparse.Namespace) -> None:
+    from realm.qa.question_files import Question, read_questions
+    from realm.questions.review import Review, review
+    from realm.store.knowledge_base import KnowledgeBase
+
+    if args.set or args.config:
+        raise InputError("--review makes no questions: leave out --set and --config")
+    questions, kb = read_questions(args.review), KnowledgeBase.open(args.kb)
+    numbers = {passage: number for number, passage in enumerate(kb.ids)}
+
+    def evidence_of(question: Question) -> str:
+        number = numbers.get(question.passage_id)
+        return "" if number is None else kb.passages([number])[0].text
+
+    out = Path(args.out)
+    if out.is_dir():
+        raise InputError(f"--out {out} is a folder: with --review, give the path of a file")
+    decisions = Review(questions, out)
+    review(decisions, _prompted, lambda line: print(line, file=sys.stderr), evidence_of)
+    report(args, decisions.as_dict())
+    say_where(args, "the accepted questions are", out)
+
+
+def _prompted(prompt: str) -> str:
+    """A line of standard input. The prompt goes to standard error, because standard output has the report.
+
+    Raises:
+        EOFError: standard input has ended.
+    """
+    print(prompt, end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line

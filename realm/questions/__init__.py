@@ -9,6 +9,8 @@
    The rules of `other_subjects` are for sentences whose subject is not the topic.
 5. `sound`     drops questions that contain their answer, cannot be understood alone, or are too short or too long.
 
+`review` lets a person accept, correct or reject questions.
+
 No parser is used. Sentences and spans come with the passages, and the grammar is a table of verbs (`verbs`) and a few patterns.
 The titles of the corpus show which names are countries or people (`names`). No question is made from a sentence that matches no
 pattern. Questions are in lower case with a question mark, as in WebQuestions. The rules are for English.

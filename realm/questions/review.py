@@ -1,0 +1,164 @@
+"""A person reviews questions in the terminal: accepts, corrects or rejects each question.
+
+OUT            the accepted and corrected questions, a question file in JSON Lines, which `realm evaluate` reads
+OUT.rejected   the rejected questions, in the same format
+
+Both files are complete after each decision. A review that was stopped continues with the first question without a decision.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+from realm.errors import InputError, reason
+from realm.files import write_json_lines
+from realm.qa.question_files import Question
+
+HELP = "a: accept, c: correct, r: reject, u: undo the last decision, q: stop (a later review continues here)"
+
+
+class ReviewJson(TypedDict):
+    """The output of `realm questions --review`: numbers of questions."""
+
+    accepted: int
+    """Accepted questions, including corrected questions."""
+    rejected: int
+    left: int
+    """Questions without a decision."""
+
+
+class _Decision(NamedTuple):
+    line: dict[str, Any]
+    accepted: bool
+
+
+class Review:
+    """The decisions about some questions, and the files that keep these decisions."""
+
+    def __init__(self, questions: Sequence[Question], out: Path):
+        self._questions, self._out = questions, out
+        self._rejected = out.with_name(f"{out.name}.rejected")
+        self._decisions = [
+            *(_Decision(line, True) for line in _lines(out)),
+            *(_Decision(line, False) for line in _lines(self._rejected)),
+        ]
+        self._earlier = len(self._decisions)
+        known = {question.id for question in questions}
+        for decision in self._decisions:
+            if decision.line["id"] not in known:
+                raise InputError(
+                    f"{out} has the question {decision.line['id']!r}, which is not among the questions to review: give "
+                    "another --out"
+                )
+
+    def left(self) -> list[Question]:
+        """The questions without a decision, in their order."""
+        decided = {decision.line["id"] for decision in self._decisions}
+        return [question for question in self._questions if question.id not in decided]
+
+    def decide(self, question: Question, accepted: bool) -> None:
+        """Records a decision. The id of `question` is that of a question to review; its text and answers may be corrected."""
+        line: dict[str, Any] = {
+            "id": question.id,
+            "question": question.question,
+            "answers": list(question.answers),
+        }
+        if question.regex:
+            line["regex"] = True
+        if question.passage_id:
+            line["passage_id"] = question.passage_id
+        self._decisions.append(_Decision(line, accepted))
+        self._write(accepted)
+
+    def undo(self) -> bool:
+        """Removes the last decision that was made through this object; False if there is none."""
+        if len(self._decisions) == self._earlier:
+            return False
+        self._write(self._decisions.pop().accepted)
+        return True
+
+    def _write(self, accepted: bool) -> None:
+        self._out.parent.mkdir(parents=True, exist_ok=True)
+        lines = (decision.line for decision in self._decisions if decision.accepted == accepted)
+        write_json_lines(self._out if accepted else self._rejected, lines)
+
+    def as_dict(self) -> ReviewJson:
+        """The numbers of decisions."""
+        accepted = sum(decision.accepted for decision in self._decisions)
+        return {
+            "accepted": accepted,
+            "rejected": len(self._decisions) - accepted,
+            "left": len(self._questions) - len(self._decisions),
+        }
+
+
+def review(
+    decisions: Review,
+    read: Callable[[str], str],
+    show: Callable[[str], None],
+    evidence_of: Callable[[Question], str],
+) -> None:
+    """Shows one question after the other, and reads a decision for each, until none is left or the person stops.
+
+    Args:
+        read: prints a prompt and reads a line; an EOFError ends the review.
+        show: prints a line.
+        evidence_of: the text in which the answer is found; "" if it is unknown.
+    """
+    show(HELP)
+    try:
+        while left := decisions.left():
+            question = left[0]
+            show(f"\n{len(left):,} left. {question.question}")
+            show(f"    answer: {' | '.join(question.answers)}")
+            if evidence := evidence_of(question):
+                show(f"    {marked(evidence, question.answers)}")
+            match read("[a/c/r/u/q] ").strip().lower():
+                case "a":
+                    decisions.decide(question, True)
+                case "c":
+                    decisions.decide(_corrected(question, read), True)
+                case "r":
+                    decisions.decide(question, False)
+                case "u":
+                    if not decisions.undo():
+                        show("there is no decision to undo")
+                case "q":
+                    return
+                case _:
+                    show(HELP)
+    except EOFError:
+        return
+
+
+def _corrected(question: Question, read: Callable[[str], str]) -> Question:
+    """The question with the text and the answers that the person enters; an empty line keeps what was there."""
+    text = read("question (empty: unchanged): ").strip() or question.question
+    entered = read("answers, separated by | (empty: unchanged): ").split("|")
+    answers = tuple(answer.strip() for answer in entered if answer.strip()) or question.answers
+    return question._replace(question=text, answers=answers)
+
+
+def marked(text: str, answers: Sequence[str]) -> str:
+    """The text with the first occurrence of an answer in double brackets.
+
+    >>> marked("Aldora was founded in 1492.", ["1492"])
+    'Aldora was founded in [[1492]].'
+    """
+    for answer in answers:
+        if answer in text:
+            return text.replace(answer, f"[[{answer}]]", 1)
+    return text
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    if not file.exists():
+        return []
+    try:
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        if all(isinstance(line["id"], str) for line in lines):
+            return lines
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file} is not a file of reviewed questions: {reason(error)}") from None
+    raise InputError(f"{file} is not a file of reviewed questions: an id is not a string")
