@@ -62,7 +62,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         section="answer",
         reports=True,
     )
-    answer.add_argument("question", metavar="QUESTION", type=_one_text)
+    answer.add_argument("question", metavar="QUESTION", type=_one_text, help="question in plain words")
     add_kb(answer, required=False)
     add_model(answer, required=False)
     add_reader(answer, READS)

@@ -63,6 +63,8 @@ def _plan(args: argparse.Namespace) -> None:
 
 def _lines(plan: dict[str, Any]) -> Iterator[str]:
     """The plan as lines for a terminal."""
+    from realm.stages.tables import aligned
+
     hardware, corpus = plan["hardware"], plan["corpus"]
     yield (
         f"{hardware['devices']} devices of {hardware['memory_gb']:g} GB, {hardware['tflops']:.4g} TFLOP/s and "
@@ -76,25 +78,28 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
     yield f"index: {_duration(plan['index_seconds'])} on one device"
     yield f"each training process: {corpus['process_memory_gb']:.3g} GB of main memory, besides the memory of the device"
     yield ""
-    rows = [["stage", "devices", "steps", "per step", "index builds", "total"]]
-    rows[0] += ["GB: weights", "optimizer", "activations", "index", "total"]
+    times = [["stage", "devices", "steps", "per step", "index builds", "total"]]
+    memory = [["GB per device", "weights", "optimizer", "activations", "index", "total"]]
     for stage in plan["stages"]:
         builds = (
             f"{stage['refreshes']} x {_duration(stage['refresh_seconds'])}" if stage["refreshes"] else "-"
         )
-        row = [
-            stage["stage"],
-            str(stage["devices"]),
-            f"{stage['steps']:,}",
-            _duration(stage["step_seconds"]),
-            builds,
-        ]
-        row += [_duration(stage["seconds"]), *(f"{value:.3g}" for value in stage["memory_gb"].values())]
-        row[-1] += "" if stage["fits"] else ", too much"
-        rows.append(row)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        times.append(
+            [
+                stage["stage"],
+                str(stage["devices"]),
+                f"{stage['steps']:,}",
+                _duration(stage["step_seconds"]),
+                builds,
+                _duration(stage["seconds"]),
+            ]
+        )
+        memory.append([stage["stage"], *(f"{value:.3g}" for value in stage["memory_gb"].values())])
+        memory[-1][-1] += "" if stage["fits"] else ", too much"
+    yield from aligned(times)
+    yield ""
+    yield from aligned(memory)
+    yield ""
     yield f"all stages: {_duration(plan['seconds'])}"
 
 
