@@ -51,6 +51,7 @@ def add(
     config: KnowledgeBaseConfig,
     tokenizer: Tokenizer,
     tagger: Tagger,
+    *,
     total: int | None = None,
 ) -> tuple[lance.LanceDataset, AddResult]:
     """Adds documents in one commit -> (the table after the commit, the result).

@@ -181,6 +181,7 @@ def build(
     config: KnowledgeBaseConfig,
     tokenizer: Tokenizer,
     tagger: Tagger,
+    *,
     replace: bool = False,
     total: int | None = None,
 ) -> BuildResult:

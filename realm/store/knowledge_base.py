@@ -343,7 +343,9 @@ class KnowledgeBase:
         Raises:
             InputError: two of the documents have the same id and different texts.
         """
-        table, result = add(self.folder, self.table, documents, self.config, self.tokenizer, tagger, total)
+        table, result = add(
+            self.folder, self.table, documents, self.config, self.tokenizer, tagger, total=total
+        )
         self._move_to(table)
         return result
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from realm.errors import RealmError
-from realm.index.versions import IndexConfig, build_index
+from realm.index.embedding import IndexConfig
+from realm.index.versions import build_index
 from realm.masking import held_out as held_out_module
 from realm.masking.held_out import held_out
 from realm.model.folder import load_model, save_model
