@@ -77,7 +77,7 @@ def train(kb: KnowledgeBase, out: Path, config: IctConfig, init: str) -> Path:
 class ClozeRule(NamedTuple):
     """How a batch of the inverse cloze task is made from passages."""
 
-    count: int
+    size: int
     """Sentences of a batch; fewer if there are too few passages."""
     removal: float = IctConfig.removal
     """Probability that a sentence is removed from the body of its passage."""
@@ -95,7 +95,7 @@ def cloze_vectors(
     Each rank embeds its share of the sentences and passages, and receives the vectors of the other ranks.
     """
     lengths = replace(model.lengths, query=rule.query_tokens or model.lengths.query)
-    drawn = rng.choice(passages, min(4 * rule.count, len(passages)), replace=False)
+    drawn = rng.choice(passages, min(4 * rule.size, len(passages)), replace=False)
     sentences, titles, bodies = cloze_pairs(tokens, drawn, rule, rng)
     queries = query_inputs(distributed.shard(sentences), model.tokenizer, lengths).to(model.device)
     inputs = passage_inputs(
@@ -111,7 +111,7 @@ def cloze_vectors(
 def cloze_pairs(
     tokens: PassageTokens, passages: np.ndarray, rule: ClozeRule, rng: np.random.Generator
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
-    """One sentence of each of the first `rule.count` usable passages, and the titles and bodies of these passages.
+    """One sentence of each of the first `rule.size` usable passages, and the titles and bodies of these passages.
 
     A passage with only one sentence is usable only if the sentence is not removed.
 
@@ -134,7 +134,7 @@ def cloze_pairs(
         sentences.append(np.concatenate([title, body[first:last]]) if named else body[first:last])
         titles.append(title)
         bodies.append(np.concatenate([body[:first], body[last:]]) if remove else body)
-        if len(sentences) == rule.count:
+        if len(sentences) == rule.size:
             break
     if not sentences:
         raise InputError(

@@ -431,7 +431,5 @@ class BestWeights:
         """Loads the kept weights into the networks."""
         if "best" not in self._run.state:
             return
-        best = self._run.state["best"]
-        # In checkpoints of earlier versions, the best weights of a compared system are not in a list.
-        for network, weights in zip(self._networks, [best] if isinstance(best, dict) else best, strict=True):
+        for network, weights in zip(self._networks, self._run.state["best"], strict=True):
             network.load_state_dict(weights)
