@@ -149,7 +149,7 @@ def embed(engine: str, processes: int, amount: int, folder: Path) -> float:
     """Seconds to embed all passages of a knowledge base."""
     import numpy as np
 
-    from realm.index.embedding import embed_passages
+    from realm.index.embedding import IndexConfig, embed_passages
     from realm.index.multi_process import embed_on_devices
     from realm.index.ray_embedding import embed_on_ray
     from realm.model.folder import load_model
@@ -164,9 +164,10 @@ def embed(engine: str, processes: int, amount: int, folder: Path) -> float:
     if engine == "plain":
         embed_passages(model, kb.tokens, np.arange(len(kb)), description=None)
     elif engine == "processes":
-        embed_on_devices(kb, path, index, ["cpu"] * processes, "fp32", threads=1)
+        config = IndexConfig(device=",".join(["cpu"] * processes), precision="fp32", threads=1)
+        embed_on_devices(kb, path, index, config)
     else:
-        embed_on_ray(kb, model, path, index, "", "cpu", "fp32")
+        embed_on_ray(kb, model, path, index, IndexConfig("ray", device="cpu", precision="fp32"))
     return time.perf_counter() - began
 
 

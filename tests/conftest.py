@@ -109,8 +109,8 @@ def tiny_model_folder(tiny_kb: "KnowledgeBase", tmp_path_factory: pytest.TempPat
     """A model of random weights whose projection is fitted to the towns; its index is in `tiny_kb`."""
     import numpy as np
 
-    from realm.index.embedding import pooled_states
-    from realm.index.versions import IndexConfig, build_index
+    from realm.index.embedding import IndexConfig, pooled_states
+    from realm.index.versions import build_index
     from realm.model.embedder import EmbedderConfig, embedder_from, fit_projection
     from realm.model.folder import Model, save_model
     from realm.model.masked_reader import EncoderConfig, new_reader

@@ -15,7 +15,8 @@ from ray.cluster_utils import Cluster
 
 from realm.cli import main
 from realm.errors import InputError, RealmError
-from realm.index.versions import IndexConfig, build_index
+from realm.index.embedding import IndexConfig
+from realm.index.versions import build_index
 from realm.ray_actors import EngineConfig, map_on_ray
 from realm.store import unfinished, vectors
 from realm.store.ingest import KnowledgeBaseConfig, build

@@ -86,6 +86,7 @@ def add_command(
     run: Callable[[argparse.Namespace], None],
     does: str,
     example: str,
+    *,
     section: str | None = None,
     reports: bool = False,
 ) -> Parser:

@@ -157,10 +157,10 @@ def _convert(args: argparse.Namespace) -> None:
                 out,
                 args.encoder,
                 args.embedder,
-                args.bits or 32,
-                tagger,
-                args.tokenizer,
-                bool(args.model_only),
+                tokenizer=args.tokenizer,
+                bits=args.bits or 32,
+                tagger=tagger,
+                model_only=bool(args.model_only),
             )
         case "huggingface-realm":
             from realm.interop.blocks import export_model

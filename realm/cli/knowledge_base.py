@@ -255,7 +255,7 @@ def _build(args: argparse.Namespace) -> None:
         )  # fmt: skip
         tokenizer = Tokenizer.train((f"{d.title} {d.text}" for d in again), args.vocab_size)
     tagger = load_tagger(config.tagger, args.processes, engine_of(args))
-    result = build(args.out, documents, config, tokenizer, tagger, args.replace, total)
+    result = build(args.out, documents, config, tokenizer, tagger, replace=args.replace, total=total)
     report(args, {**result._asdict(), **_report_sources(args.out, reading, result.merged)})
     say_where(args, "the knowledge base is", args.out)
 

@@ -61,7 +61,7 @@ def _serve(args: argparse.Namespace) -> None:
     read_token = _token("--private", args.private, "--read-token-file", args.read_token_file, READ_TOKEN)
     try:
         from realm.serve.server import serve
-        from realm.serve.settings import ServeConfig
+        from realm.serve.settings import ServeConfig, Tokens
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in ("realm", "torch"):
             raise
@@ -70,7 +70,8 @@ def _serve(args: argparse.Namespace) -> None:
         ) from None
 
     runs = Path(args.runs) if args.runs is not None else None
-    serve(args.kb, args.model, settings(args, ServeConfig), args.host, args.port, token, runs, read_token)
+    address, tokens = (args.host, args.port), Tokens(token, read_token)
+    serve(args.kb, args.model, settings(args, ServeConfig), address, tokens, runs)
 
 
 def _token(flag: str, given: bool, file_flag: str, file: str | None, variable: str) -> str | None:

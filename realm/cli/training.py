@@ -185,7 +185,8 @@ def _index(args: argparse.Namespace) -> None:
         from realm.watchdog import end_with_parent
 
         end_with_parent()  # called before the import of torch, which takes seconds in which the trainer may end
-    from realm.index.versions import IndexConfig, build_index
+    from realm.index.embedding import IndexConfig
+    from realm.index.versions import build_index
     from realm.store.knowledge_base import KnowledgeBase
 
     config = settings(args, IndexConfig, "engine", "ray_address")

@@ -1,8 +1,8 @@
-"""Runs the readers of PDF, Word, EPUB and ZIM files in a child process, so that a hostile file cannot harm the caller.
+"""Runs the readers of binary formats in a child process, so that a hostile file cannot harm the caller.
 
-Word and EPUB files are compressed archives, which can expand without limit. PDF and ZIM files are read by C++ libraries, which
-a damaged file can crash. If a file takes too much time or memory, or crashes its reader, this file is left out, and a new child
-process reads the next file.
+Word and EPUB files are compressed archives, which can expand without limit; so can Parquet and Arrow files. The libraries that
+read Parquet, Arrow, PDF and ZIM files are written in C++, and a damaged file can crash them. If a file takes too much time or
+memory, or crashes its reader, this file is left out, and a new child process reads the next file.
 The output of the child process is JSON, with one line per page or record.
 """
 
@@ -34,6 +34,8 @@ from realm.errors import first_line, shortened
 from realm.progress import progress
 
 MODULES = {
+    ".parquet": "realm.documents.formats.columns",
+    ".arrow": "realm.documents.formats.columns",
     ".pdf": "realm.documents.formats.pdf",
     ".docx": "realm.documents.formats.word",
     ".epub": "realm.documents.formats.epub",

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from realm.documents import child_process
 from realm.documents.demo_corpora import packaged
-from realm.documents.formats.columns import arrow, parquet
 from realm.documents.formats.compressed import COMPRESSIONS, uncompressed
 from realm.documents.formats.json_lines import json_lines
 from realm.documents.formats.records import (
@@ -135,8 +134,6 @@ _TEXT_FORMATS: dict[str, Reader | None] = {
 """Extension -> reader. Files of these formats may be compressed."""
 _FORMATS = {
     **_TEXT_FORMATS,
-    ".parquet": parquet,
-    ".arrow": arrow,
     **dict.fromkeys(child_process.MODULES),
 }
 """Extension -> reader of files that are not compressed; None: `child_process` reads the file."""

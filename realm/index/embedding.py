@@ -8,6 +8,7 @@ Axis letters: N passages, n requested passages, H hidden, D embedding.
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,10 +17,12 @@ from torch import Tensor
 
 from realm.errors import DamagedError
 from realm.model.cpu.threads import thread_map
+from realm.model.device import Precision
 from realm.model.embedder import Tower
 from realm.model.folder import Model
 from realm.model.modes import evaluating
 from realm.progress import progress
+from realm.ray_actors import EngineConfig
 from realm.store.knowledge_base import PassageTokens
 from realm.store.unfinished import Kept
 from realm.tokens.layouts import Lengths, Tokens, passage_rows
@@ -27,6 +30,24 @@ from realm.tokens.tokenizer import Tokenizer
 
 BATCH_TOKENS = 4096
 """Largest number of tokens in a batch, including padding."""
+
+
+@dataclass(frozen=True)
+class IndexConfig(EngineConfig):
+    """Settings of `realm index`."""
+
+    device: str = "auto"
+    """"auto": a GPU if there is one, else the CPU; or any torch device; or several, "cuda:0,cuda:1", each with its own process
+    and an even share of the passages. On a Ray cluster: "auto" for its GPUs, or its cores if it has no GPUs, or "cpu"."""
+    precision: Precision = "auto"
+    """Precision of matrix products; vectors are stored as float16 in any case."""
+    threads: int = 0
+    """CPU threads of each process; 0: torch's default. Processes on a Ray cluster have one."""
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices in `device`; for a Ray cluster, the device of the process that starts the build."""
+        return ["cpu"] if self.engine == "ray" else [name.strip() for name in self.device.split(",")]
 
 
 def embed_passages(

@@ -9,7 +9,7 @@ Axis letters: N passages, n passages of one worker, D embedding.
 import contextlib
 import multiprocessing
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from realm.errors import ConflictError, InputError, RealmError
-from realm.index.embedding import embed_passages
-from realm.model.device import Precision, autocast, choose_device
+from realm.index.embedding import IndexConfig, embed_passages
+from realm.model.device import autocast, choose_device
 from realm.model.folder import load_model
 from realm.progress import progress
 from realm.store import unfinished
@@ -36,9 +36,8 @@ class Share(NamedTuple):
     model_path: str
     folder: Path
     """Folder of the index."""
+    config: IndexConfig
     device: str
-    precision: Precision
-    threads: int
     first: int
     step: int
     """The worker embeds the passages `first`, `first + step`, `first + 2 step` and so on, so all workers get long and short
@@ -49,27 +48,21 @@ def embed_on_devices(
     kb: KnowledgeBase,
     model_path: str,
     folder: Path,
-    devices: Sequence[str],
-    precision: Precision,
-    threads: int = 0,
+    config: IndexConfig,
     report_done: Callable[[int], None] | None = None,
 ) -> np.ndarray:
-    """Vectors of all passages -> [N, D] float16.
-
-    Each worker uses `threads` threads, or torch's default if `threads` is 0. `report_done` is called with the number of
-    finished passages.
+    """Vectors of all passages -> [N, D] float16. `report_done` is called with the number of finished passages.
 
     Raises:
         RealmError: a worker failed or died.
     """
+    devices = config.devices
     spawn, count = multiprocessing.get_context("spawn"), len(devices)
     done, parts = [0] * count, [np.zeros((0, 0), dtype=np.float16)] * count
     with contextlib.ExitStack() as stack:
         workers = {}
         for place, device in enumerate(devices):
-            share = Share(
-                kb.folder, kb.fingerprint, model_path, folder, device, precision, threads, place, count
-            )
+            share = Share(kb.folder, kb.fingerprint, model_path, folder, config, device, place, count)
             ours, theirs = spawn.Pipe(duplex=False)
             worker = spawn.Process(target=_work, args=(share, theirs), daemon=True)
             worker.start()
@@ -119,8 +112,8 @@ def _work(share: Share, pipe: Connection) -> None:
 
 
 def _embed(share: Share, report_done: Callable[[int], None]) -> np.ndarray:
-    if share.threads:
-        torch.set_num_threads(share.threads)
+    if share.config.threads:
+        torch.set_num_threads(share.config.threads)
     kb = KnowledgeBase.open(share.kb)
     if kb.fingerprint != share.corpus:
         raise ConflictError(f"{share.kb} was changed while its index was built: build the index again")
@@ -128,7 +121,7 @@ def _embed(share: Share, report_done: Callable[[int], None]) -> np.ndarray:
     numbers = np.arange(share.first, len(kb), share.step)
     name, dim = f"{share.first}-of-{share.step}", model.embedder.config.dim
     with (
-        autocast(model.device, share.precision),
+        autocast(model.device, share.config.precision),
         unfinished.kept(
             share.folder, model.compute_passage_fingerprint(), name, kb.keys_N[numbers], dim
         ) as kept,

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from realm.errors import ConflictError
-from realm.index.embedding import embed_passages
-from realm.model.device import Precision, autocast, choose_device
+from realm.index.embedding import IndexConfig, embed_passages
+from realm.model.device import autocast, choose_device
 from realm.model.folder import Model, load_model
 from realm.progress import progress
 from realm.ray_actors import map_on_ray
@@ -32,15 +32,13 @@ def embed_on_ray(
     model: Model,
     model_path: str,
     folder: Path,
-    address: str,
-    device: str,
-    precision: Precision,
+    config: IndexConfig,
     report_done: Callable[[int], None] | None = None,
 ) -> np.ndarray:
     """Vectors of all passages -> [N, D] float16; `report_done` is called with the number of finished passages.
 
     Raises:
-        InputError: Ray is not installed, or there is no cluster at the address.
+        InputError: Ray is not installed, or there is no cluster at `config.ray_address`.
         RealmError: an actor failed.
     """
     dim = model.embedder.config.dim
@@ -53,10 +51,9 @@ def embed_on_ray(
             missing_M = np.setdiff1d(missing_M, number_n)
         done = len(kb) - len(missing_M)
         chunks = [missing_M[start : start + CHUNK] for start in range(0, len(missing_M), CHUNK)]
-        prepare = partial(
-            _prepare, kb.folder.absolute(), kb.fingerprint, _everywhere(model_path), device, precision
-        )
-        found = map_on_ray(prepare, iter(chunks), address, prefer_gpus=device != "cpu")
+        prepare = partial(_prepare, kb.folder.absolute(), kb.fingerprint, _everywhere(model_path), config)
+        gpus = config.device != "cpu"
+        found = map_on_ray(prepare, iter(chunks), config.ray_address, prefer_gpus=gpus)
         bar = progress(
             total=len(kb), description="embed", unit="passage", done=done, shown=report_done is None
         )
@@ -78,19 +75,19 @@ def _everywhere(model_path: str) -> str:
 
 
 def _prepare(
-    kb_folder: Path, corpus: str, model_path: str, device: str, precision: Precision
+    kb_folder: Path, corpus: str, model_path: str, config: IndexConfig
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Loads the knowledge base and the model in an actor -> a function that embeds the passages with given numbers."""
     kb = KnowledgeBase.open(kb_folder)
     if kb.fingerprint != corpus:
         raise ConflictError(f"{kb_folder} was changed while its index was built: build the index again")
-    model = load_model(model_path, reader=False).to(choose_device(device))
+    model = load_model(model_path, reader=False).to(choose_device(config.device))
     if model.device.type == "cpu":
         torch.set_num_threads(1)  # an actor has one core
 
     def embed(number_n: np.ndarray) -> np.ndarray:
         tokens = kb.tokens_of(number_n)  # only the wordpieces of the chunk are in memory
-        with autocast(model.device, precision):
+        with autocast(model.device, config.precision):
             return embed_passages(model, tokens, np.arange(len(number_n)), description=None)
 
     return embed

@@ -16,13 +16,12 @@ import numpy as np
 import torch
 
 from realm.errors import InputError
-from realm.index.embedding import embed_passages
+from realm.index.embedding import IndexConfig, embed_passages
 from realm.index.multi_process import embed_on_devices
 from realm.index.ray_embedding import embed_on_ray
-from realm.model.device import Precision, autocast, choose_device
+from realm.model.device import autocast, choose_device
 from realm.model.embedder import Embedder
 from realm.model.folder import Model, load_model
-from realm.ray_actors import EngineConfig
 from realm.search.exact import MipsIndex, PassageIndex
 from realm.store import unfinished, vectors
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
@@ -33,19 +32,6 @@ LOG_EVERY = 5.0
 """Seconds between two log lines of a build that a training run supervises."""
 KEPT_VERSIONS = 2
 """Number of versions of an index that stay on disk. In a training run, the versions that a checkpoint needs stay too."""
-
-
-@dataclass(frozen=True)
-class IndexConfig(EngineConfig):
-    """Settings of `realm index`."""
-
-    device: str = "auto"
-    """"auto": a GPU if there is one, else the CPU; or any torch device; or several, "cuda:0,cuda:1", each with its own process
-    and an even share of the passages. On a Ray cluster, "auto": the GPUs, or the cores if there is no GPU; "cpu": the cores."""
-    precision: Precision = "auto"
-    """Precision of matrix products; vectors are stored as float16 in any case."""
-    threads: int = 0
-    """CPU threads of each process; 0: torch's default. Processes on a Ray cluster have one thread each."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +73,7 @@ def build_index(
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    on_ray = config.engine == "ray"
-    devices = ["cpu"] if on_ray else [name.strip() for name in config.device.split(",")]
+    on_ray, devices = config.engine == "ray", config.devices
     for name in devices[1:]:
         choose_device(name)  # check all devices before any process starts
     model = load_model(model_path, reader=False).to(choose_device(devices[0]))
@@ -101,22 +86,11 @@ def build_index(
         known = vectors.read(folder, kb.keys_N)
         if known is None or known.info.model != model.compute_passage_fingerprint():
             if on_ray:
-                array_ND = embed_on_ray(
-                    kb,
-                    model,
-                    model_path,
-                    folder,
-                    config.ray_address,
-                    config.device,
-                    config.precision,
-                    report_done,
-                )
+                array_ND = embed_on_ray(kb, model, model_path, folder, config, report_done)
             elif len(devices) == 1:
                 array_ND = _embed(kb.tokens, kb.keys_N, model, folder, report_done)
             else:
-                array_ND = embed_on_devices(
-                    kb, model_path, folder, devices, config.precision, config.threads, report_done
-                )
+                array_ND = embed_on_devices(kb, model_path, folder, config, report_done)
             return publish(kb, model, model_path, folder, array_ND), len(kb)
         if len(known.missing):
             return _complete(kb, model, folder, known).version, len(known.missing)

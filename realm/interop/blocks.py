@@ -81,9 +81,10 @@ def convert_checkpoint(
     out: Path,
     encoder: str | None = None,
     embedder: str | None = None,
+    *,
+    tokenizer: str | None = None,
     bits: int = 32,
     tagger: Tagger | None = None,
-    tokenizer: str | None = None,
     model_only: bool = False,
 ) -> ConvertedJson:
     """Converts a checkpoint to a model and, if the checkpoint has texts and vectors, to a knowledge base -> a report.

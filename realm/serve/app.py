@@ -30,7 +30,7 @@ from realm.serve.errors import documented, from_error, install
 from realm.serve.middleware import Middleware
 from realm.serve.runs import Run, read_metrics, runs
 from realm.serve.service import WORDS_AT_START, Kind, Service
-from realm.serve.settings import MOST_DOCUMENTS, MOST_READ, MOST_RETRIEVED, ServeConfig
+from realm.serve.settings import BODY_BYTES, MOST_DOCUMENTS, MOST_READ, MOST_RETRIEVED, ServeConfig, Tokens
 from realm.text.corpus import Document
 from realm.workspace.living import LivingKnowledge, UnknownDocument
 
@@ -41,20 +41,18 @@ _log = logging.getLogger(__name__)
 def create_app(
     knowledge: LivingKnowledge,
     config: ServeConfig,
-    token: str | None = None,
+    tokens: Tokens,
     runs_folder: Path | None = None,
     hosts: set[str] | None = None,
-    read_token: str | None = None,
 ) -> Middleware:
     """The server as an ASGI application.
 
     Args:
         knowledge: the knowledge base to serve.
         config: settings and limits.
-        token: clients must send this token to write; the token also allows reading. If None, nobody may write.
+        tokens: tokens that clients must send.
         runs_folder: folder of the training runs to show. If None, no runs are shown.
         hosts: accepted values of the Host header. If None, every host is accepted.
-        read_token: clients must send this token to read. If None, everybody may read.
     """
     service = Service(knowledge, config)
 
@@ -62,7 +60,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # A writable server has to rebuild the BM25 index after every change. Therefore, unless the default method needs BM25, a
         # writable server builds the BM25 index only when a request needs it.
-        ready = token is None and len(knowledge.current.kb) <= WORDS_AT_START
+        ready = tokens.write is None and len(knowledge.current.kb) <= WORDS_AT_START
         if ready or knowledge.method != "dense":
             service.prepare_bm25()
         tasks = [asyncio.create_task(work()) for work in (service.batcher.work, service.watch)]
@@ -80,22 +78,22 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,  # FastAPI's pages would load scripts from another host; /docs is a page of this package
         redoc_url=None,
-        responses=documented(400, *([401] if read_token else []), 408, 413, 421, 422),
+        responses=documented(400, *([401] if tokens.read else []), 408, 413, 421, 422),
         separate_input_output_schemas=False,
         # The operations have the same names as the methods of `realm.serve.client.Client`.
         generate_unique_id_function=lambda route: route.name,
     )
     install(app)
-    readers = [Depends(_require_token("reading", read_token, token))] if read_token is not None else []
+    readers = [] if tokens.read is None else [Depends(_require_token("reading", tokens.read, tokens.write))]
     api = APIRouter(prefix="/v1", dependencies=readers)
     _add_questions(api, service)
     _add_knowledge(api, knowledge)
-    _add_changes(api, service, token)
+    _add_changes(api, service, tokens.write)
     _add_runs(api, runs_folder)
     app.include_router(api)
-    _add_state(app, service, token is not None, runs_folder is not None, readers)
+    _add_state(app, service, tokens.write is not None, runs_folder is not None, readers)
     app.mount("/", StaticFiles(directory=PAGE, html=True))
-    return Middleware(app, config.body_bytes, config.seconds, hosts, service.metrics.request)
+    return Middleware(app, config.seconds, hosts, service.metrics.request)
 
 
 def _require_token(what: str, *tokens: str | None) -> Callable[..., None]:
@@ -331,7 +329,7 @@ def _add_state(app: FastAPI, service: Service, writable: bool, shows_runs: bool,
                     "most_retrieved": MOST_RETRIEVED,
                     "questions": config.questions,
                     "documents": MOST_DOCUMENTS,
-                    "body_bytes": config.body_bytes,
+                    "body_bytes": BODY_BYTES,
                     "seconds": config.seconds,
                     "question_characters": MAX_QUESTION_CHARACTERS,
                 },

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from realm.serve.errors import problem
 from realm.serve.logs import limited_logs
 from realm.serve.middleware import HEAD_BYTES, RAW_HEADERS
-from realm.serve.settings import WRITE_SECONDS, ServeConfig
+from realm.serve.settings import CONNECTIONS, HEAD_SECONDS, WRITE_SECONDS, ServeConfig
 
 BACKLOG = 2048
 """Largest number of connections that the system queues until they are accepted."""
@@ -33,7 +33,7 @@ def http_server(app: Any, config: ServeConfig) -> uvicorn.Server:
     After `WRITE_SECONDS`, clients that have not sent a whole request or not read a whole response are disconnected. Otherwise a
     single client could prevent the end of the server.
     """
-    connection = functools.partial(Connection, limits=config, most=most_connections(config))
+    connection = functools.partial(Connection, seconds=config.seconds, most=most_connections())
     return _Server(
         uvicorn.Config(
             app,
@@ -51,12 +51,10 @@ def http_server(app: Any, config: ServeConfig) -> uvicorn.Server:
     )
 
 
-def most_connections(config: ServeConfig) -> int:
-    """Largest number of open connections: the setting, but at most half of the files that this process may open."""
+def most_connections() -> int:
+    """Largest number of open connections: `CONNECTIONS`, but at most half of the files that this process may open."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return (
-        config.connections if files == resource.RLIM_INFINITY else max(1, min(config.connections, files // 2))
-    )
+    return CONNECTIONS if files == resource.RLIM_INFINITY else max(1, min(CONNECTIONS, files // 2))
 
 
 class _Server(uvicorn.Server):
@@ -77,9 +75,9 @@ class _Server(uvicorn.Server):
 class Connection(H11Protocol):
     """A connection that limits the time in which the client sends a request and the time in which it reads a response."""
 
-    def __init__(self, *args: Any, limits: ServeConfig, most: int, **more: Any):
+    def __init__(self, *args: Any, seconds: float, most: int, **more: Any):
         super().__init__(*args, **more)
-        self._limits, self._most = limits, most
+        self._seconds, self._most = seconds, most
         self._awaited: Literal["", "head", "body", "reader"] = ""
         """What the server waits for: the head, the body, or the reading of the response; "" while a response is computed."""
         self._since = 0.0
@@ -132,9 +130,9 @@ class Connection(H11Protocol):
         self._stop_timer()
         self._awaited, self._since = awaited, self.loop.time()
         if awaited == "head":
-            self._timer = self.loop.call_later(self._limits.head_seconds, self._head_is_late)
+            self._timer = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
         elif awaited == "reader":
-            self._timer = self.loop.call_later(self._limits.seconds, self.transport.abort)
+            self._timer = self.loop.call_later(self._seconds, self.transport.abort)
         # The middleware limits the time of the body.
 
     def _stop_timer(self) -> None:
@@ -144,7 +142,7 @@ class Connection(H11Protocol):
 
     def _head_is_late(self) -> None:
         if self.conn.trailing_data[0]:
-            self._refuse(408, f"the head of the request took longer than {self._limits.head_seconds:g} s")
+            self._refuse(408, f"the head of the request took longer than {HEAD_SECONDS:g} s")
         else:
             self._close()
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from realm.serve.errors import problem
+from realm.serve.settings import BODY_BYTES
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -37,13 +38,12 @@ class Middleware:
     def __init__(
         self,
         app: ASGIApp,
-        body_bytes: int,
         seconds: float,
         hosts: Iterable[str] | None,
         watch: Callable[[Scope, int, float], None],
     ):
         """`hosts` are accepted values of the Host header; None: any value. `watch` is called with scope, status and seconds."""
-        self._app, self._body_bytes, self._seconds, self._watch = app, body_bytes, seconds, watch
+        self._app, self._seconds, self._watch = app, seconds, watch
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +102,7 @@ class Middleware:
         if sum(map(len, head)) > HEAD_BYTES:
             raise _Refused(431, f"the head of the request is longer than {HEAD_BYTES} bytes")
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._body_bytes:
+        if length.isdigit() and int(length) > BODY_BYTES:
             raise self._too_long()
         body = bytearray()
         try:
@@ -112,7 +112,7 @@ class Middleware:
                     if message["type"] == "http.disconnect":
                         return None
                     body += message.get("body", b"")
-                    if len(body) > self._body_bytes:
+                    if len(body) > BODY_BYTES:
                         raise self._too_long()
                     if not message.get("more_body", False):
                         return bytes(body)
@@ -120,7 +120,7 @@ class Middleware:
             raise _Refused(408, f"the body took longer than {self._seconds:g} s") from None
 
     def _too_long(self) -> "_Refused":
-        return _Refused(413, f"the body is longer than {self._body_bytes} bytes")
+        return _Refused(413, f"the body is longer than {BODY_BYTES} bytes")
 
 
 class _Refused(Exception):

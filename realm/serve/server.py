@@ -9,7 +9,7 @@ from realm.errors import InputError
 from realm.serve.app import create_app
 from realm.serve.connections import BACKLOG, http_server
 from realm.serve.middleware import own_hosts
-from realm.serve.settings import ServeConfig
+from realm.serve.settings import ServeConfig, Tokens
 from realm.workspace.living import LivingKnowledge
 
 _log = logging.getLogger(__name__)
@@ -19,24 +19,23 @@ def serve(
     kb: str,
     model: str,
     config: ServeConfig,
-    host: str,
-    port: int,
-    token: str | None = None,
+    address: tuple[str, int],
+    tokens: Tokens,
     runs: Path | None = None,
-    read_token: str | None = None,
 ) -> None:
-    """Serves until Ctrl-C or SIGTERM.
+    """Serves on the address, a host and a port, until Ctrl-C or SIGTERM. `runs` is a folder of training runs to show.
 
     Raises:
         InputError: the address cannot be used, or knowledge base, model and index do not fit together.
     """
     if runs is not None and not runs.is_dir():
         raise InputError(f"--runs {runs} is not a folder")
-    with _bound(host, port) as listening:
+    host, _ = address
+    with _bound(*address) as listening:
         knowledge = LivingKnowledge(kb, model, config)
-        if token is not None:
+        if tokens.write is not None:
             knowledge.get_ready_to_write()
-        app = create_app(knowledge, config, token, runs, own_hosts(host, config.hosts), read_token)
+        app = create_app(knowledge, config, tokens, runs, own_hosts(host, config.hosts))
         shown = f"[{host}]" if ":" in host else host
         _log.info("serving %s on http://%s:%d/", kb, shown, listening.getsockname()[1])
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises Ctrl-C again after the last requests

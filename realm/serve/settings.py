@@ -1,6 +1,7 @@
 """Settings of `realm serve`."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from realm.errors import at_least
 from realm.qa.pipeline import AnswerConfig
@@ -19,6 +20,22 @@ WRITE_SECONDS = 600.0
 """Largest time in seconds to add or delete documents."""
 POLL_SECONDS = 1.0
 """Seconds between two checks for a new version on disk."""
+BODY_BYTES = 8_388_608
+"""Largest size of a request body in bytes."""
+CONNECTIONS = 1024
+"""Largest number of open connections; it is never more than half of the number of files that the process may open. If a further
+connection is opened, the server closes the connection that has waited longest for its client."""
+HEAD_SECONDS = 10.0
+"""Largest time in seconds until the head of a request has arrived, and largest time that a connection may be idle."""
+
+
+class Tokens(NamedTuple):
+    """Tokens that clients must send."""
+
+    write: str | None = None
+    """Token for changes of the knowledge base, which also allows all other requests. None: nobody may change it."""
+    read: str | None = None
+    """Token for all other requests. None: everybody may send them."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +46,6 @@ class ServeConfig(AnswerConfig):
     """Largest number of questions in a batch, which can contain questions of all clients."""
     queue: int = 1024
     """Largest number of questions that wait; the server refuses further questions with 429."""
-    body_bytes: int = 8_388_608
-    """Largest size of a request body in bytes."""
-    connections: int = 1024
-    """Largest number of open connections; it is never more than half of the number of files that the process may open. If a
-    further connection is opened, the server closes the connection that has waited longest for its client."""
-    head_seconds: float = 10.0
-    """Largest time in seconds until the head of a request has arrived, and largest time that a connection may be idle."""
     seconds: float = 30.0
     """Time limit in seconds of each of three steps: receiving a body, computing a response, and sending the response."""
     hosts: tuple[str, ...] = ()
@@ -43,10 +53,9 @@ class ServeConfig(AnswerConfig):
     loopback address, all host names are accepted."""
 
     def __post_init__(self) -> None:
-        at_least(self, read=1, answers=1, batch=1, queue=1, body_bytes=1, connections=1)
-        for name in ("head_seconds", "seconds"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0")
+        at_least(self, read=1, answers=1, batch=1, queue=1)
+        if self.seconds <= 0:
+            raise ValueError(f"seconds is {self.seconds}: it must be above 0")
         if self.read > MOST_READ:
             raise ValueError(f"read is {self.read}: it must be at most {MOST_READ}")
 

@@ -4,8 +4,7 @@ Documents are compared by hashes of id, title and text, and an unchanged documen
 documents are written to new files, and one commit removes the old passages and adds the new passages. If a replaced document
 was merged with another document (`realm.store.merged`), the same commit gives the old passages to this other document.
 
-Documents that differ only in their links are the same document, whose first links stay. A knowledge base of format 1 to 3 has
-no column of links, and the links of added documents are left out.
+Documents that differ only in their links are the same document, whose first links stay.
 
 An addition needs about 60 bytes of memory per passage of the knowledge base, and memory for the keys of the added documents.
 """
@@ -51,6 +50,7 @@ def add(
     config: KnowledgeBaseConfig,
     tokenizer: Tokenizer,
     tagger: Tagger,
+    *,
     total: int | None = None,
 ) -> tuple[lance.LanceDataset, AddResult]:
     """Adds documents in one commit -> (the table after the commit, the result).
@@ -83,7 +83,7 @@ def add(
                 yield document
 
     def write() -> None:
-        batches = row_batches(rows, tokenizer, schema=table.schema)
+        batches = row_batches(rows, tokenizer)
         fragments.extend(write_rows(folder / TABLE, batches, table.schema))
         rows.clear()
 

@@ -46,7 +46,7 @@ from realm.tokens.tokenizer import Tokenizer
 TABLE = PASSAGES
 TOKENIZER = "tokenizer"
 FORMAT = 4
-"""Format of the passages on disk. All formats from 1 to this number can be read. Format 4 has a column of links."""
+"""Format of the passages on disk; other formats cannot be read."""
 _SETTINGS = b"realm"
 _READ = "realm.read"
 _log = logging.getLogger(__name__)
@@ -98,8 +98,6 @@ class Settings(NamedTuple):
     config: KnowledgeBaseConfig
     tokenizer: str
     """Fingerprint of the tokenizer."""
-    says_held_out: bool = True
-    """False if an earlier version of realm made the knowledge base: then each training stage had its own held-out share."""
 
     def to_json(self) -> str:
         saved: SettingsJson = {
@@ -118,22 +116,19 @@ class Settings(NamedTuple):
         """
         try:
             saved = json.loads(table.schema.metadata[_SETTINGS])
-            known = saved["format"], saved["tokenizer"], saved["config"]
+            found, tokenizer, config = saved["format"], saved["tokenizer"], saved["config"]
         except (TypeError, KeyError, ValueError):
             raise InputError(
                 f"{folder} is no knowledge base: the table of passages has no settings"
             ) from None
-        if known[0] not in range(1, FORMAT + 1):
+        if found != FORMAT:
             raise InputError(
-                f"{folder} has format {known[0]}, but this version of realm reads formats 1 to {FORMAT}: build the knowledge "
-                "base again"
+                f"{folder} has format {found}, but this version of realm reads format {FORMAT}: build the knowledge base again"
             )
         fields = {field.name for field in dataclasses.fields(KnowledgeBaseConfig)}
-        # Earlier versions had more settings.
-        values = {name: value for name, value in known[2].items() if name in fields}
-        values.setdefault("tokenizer", "")  # formats 1 and 2 had no name of a tokenizer
-        config = config_from(KnowledgeBaseConfig, values, str(folder))
-        return cls(config, known[1], "held_out" in known[2])
+        # Earlier versions had more settings, which had no effect on the passages.
+        values = {name: value for name, value in config.items() if name in fields}
+        return cls(config_from(KnowledgeBaseConfig, values, str(folder)), tokenizer)
 
     def same_result(self, other: "Settings") -> bool:
         """Whether a build from the same documents makes the same knowledge base with both settings."""
@@ -181,6 +176,7 @@ def build(
     config: KnowledgeBaseConfig,
     tokenizer: Tokenizer,
     tagger: Tagger,
+    *,
     replace: bool = False,
     total: int | None = None,
 ) -> BuildResult:
@@ -331,11 +327,9 @@ def interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
     if newest_version(work / TABLE) is not None:
         try:
             table = open_table(work / TABLE)
-            if settings.same_result(Settings.of(table, work)) and table.schema.names == SCHEMA.names:
+            if settings.same_result(Settings.of(table, work)):
                 return table
-            _log.warning(
-                "%s: the interrupted build had other settings or columns; starting from the beginning", work
-            )
+            _log.warning("%s: the interrupted build had other settings; starting from the beginning", work)
         except RealmError as error:
             _log.warning("%s; starting from the beginning", error)
     shutil.rmtree(work)

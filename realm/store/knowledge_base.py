@@ -18,7 +18,6 @@ and `titles` a Python string each, and `tokens` 4 bytes per wordpiece, which is 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Self, TypedDict, TypeVar
@@ -44,13 +43,13 @@ from realm.store.merged import (
 )
 from realm.store.schema import (
     LINKS,
+    PASSAGE_COLUMNS,
     Lookup,
     PassageTokens,
     fingerprint_of,
     key_of,
     links_digest,
     load_tokens,
-    passage_columns,
     to_passages,
     to_tokens,
 )
@@ -123,7 +122,6 @@ class KnowledgeBase:
     def __init__(self, folder: Path, table: lance.LanceDataset, settings: Settings, tokenizer: Tokenizer):
         self.folder = folder
         self.config = settings.config
-        self._says_held_out = settings.says_held_out
         self.tokenizer = tokenizer
         self.table = table
 
@@ -157,7 +155,7 @@ class KnowledgeBase:
     def __iter__(self) -> Iterator[Passage]:
         """All passages in the order of their numbers, read from disk as they are needed."""
         with reading(self.table):
-            for batch in self.table.to_batches(columns=passage_columns(self.table.schema), batch_size=1024):
+            for batch in self.table.to_batches(columns=PASSAGE_COLUMNS, batch_size=1024):
                 yield from to_passages(batch)
 
     def passages(self, numbers: Iterable[int]) -> list[Passage]:
@@ -170,7 +168,7 @@ class KnowledgeBase:
                 f"passage numbers are {numbers.min()} to {numbers.max()}, not 0 to {len(self) - 1}"
             )
         with reading(self.table):
-            return to_passages(take_rows(self.table, numbers, passage_columns(self.table.schema)))
+            return to_passages(take_rows(self.table, numbers, PASSAGE_COLUMNS))
 
     @cached_property
     def keys_N(self) -> np.ndarray:
@@ -240,8 +238,6 @@ class KnowledgeBase:
     @cached_property
     def links_digest(self) -> str:
         """Digest of the links of all passages, which `fingerprint` does not cover; "" if no passage has links."""
-        if LINKS not in self.table.schema.names:
-            return ""
         with reading(self.table):
             return links_digest(self.table.to_batches(columns=[LINKS]))
 
@@ -267,17 +263,12 @@ class KnowledgeBase:
     def agree_on_held_out(self, others: Iterable[HeldOut], name: str) -> None:
         """Checks that the training of the model `name` held out the held-out passages of this knowledge base.
 
-        `others` are the rules by which the training stages held out passages. If an earlier version of realm made the knowledge
-        base, the knowledge base has no held-out share, and gets the share of the training.
+        `others` are the rules by which the training stages held out passages.
 
         Raises:
             InputError: the training held out other passages.
         """
-        others = sorted(set(others))
-        lengths = [other.passage_tokens for other in others]
-        if not self._says_held_out and lengths == [self.config.passage_tokens]:
-            self.config = replace(self.config, held_out=others[0].held_out)
-        for other in others:
+        for other in sorted(set(others)):
             if other != self.held_out:
                 raise InputError(
                     f"{name} has {other}, but knowledge base {self.folder} has {self.held_out}: {name} may have been trained "
@@ -347,7 +338,9 @@ class KnowledgeBase:
         Raises:
             InputError: two of the documents have the same id and different texts.
         """
-        table, result = add(self.folder, self.table, documents, self.config, self.tokenizer, tagger, total)
+        table, result = add(
+            self.folder, self.table, documents, self.config, self.tokenizer, tagger, total=total
+        )
         self._move_to(table)
         return result
 

@@ -44,7 +44,7 @@ SCHEMA = pa.schema(
         ("span_starts", _NUMBERS),
         ("span_ends", _NUMBERS),
         ("span_labels", pa.list_(pa.string())),
-        # Titles of the linked pages; null if the links are unknown. Tables of formats 1 to 3 do not have this column.
+        # Titles of the linked pages; null if the links are unknown.
         (LINKS, pa.list_(pa.string())),
         # Ids and positions of wordpieces.
         ("title_ids", _NUMBERS),
@@ -54,7 +54,7 @@ SCHEMA = pa.schema(
         ("span_end_pieces", _NUMBERS),
     ]
 )
-PASSAGE_COLUMNS = (
+PASSAGE_COLUMNS = [
     "id",
     "document_id",
     "title",
@@ -65,7 +65,8 @@ PASSAGE_COLUMNS = (
     "span_ends",
     "span_labels",
     LINKS,
-)
+]
+"""Columns from which `to_passages` makes passages."""
 TOKEN_COLUMNS = ("title_ids", "body_ids", "sentence_pieces", "span_first_pieces", "span_end_pieces")
 """Columns of wordpieces, in the order of the fields of `PassageTokens`."""
 
@@ -128,24 +129,15 @@ def fingerprint_of(keys_N: np.ndarray, tokenizer: Tokenizer) -> str:
     return digest.hexdigest()[:16]
 
 
-def row_batches(
-    rows: Sequence[Row], tokenizer: Tokenizer | None, size: int = 512, schema: pa.Schema = SCHEMA
-) -> list[pa.RecordBatch]:
-    """Rows as Arrow batches of `size` rows; without a tokenizer, the columns of wordpieces are null.
-
-    `schema` is the schema of the table to which the rows are added. An earlier format has fewer columns than `SCHEMA`.
-    """
-    return [_batch(rows[start : start + size], tokenizer, schema) for start in range(0, len(rows), size)]
-
-
-def passage_columns(schema: pa.Schema) -> list[str]:
-    """The columns `PASSAGE_COLUMNS`, without a column that a table of an earlier format does not have."""
-    return [name for name in PASSAGE_COLUMNS if name in schema.names]
+def row_batches(rows: Sequence[Row], tokenizer: Tokenizer | None, size: int = 512) -> list[pa.RecordBatch]:
+    """Rows as Arrow batches of `size` rows; without a tokenizer, the columns of wordpieces are null."""
+    return [_batch(rows[start : start + size], tokenizer) for start in range(0, len(rows), size)]
 
 
 def to_passages(table: pa.Table | pa.RecordBatch) -> list[Passage]:
-    """Passages from rows of the table that have at least the columns `passage_columns`."""
-    return list(map(_passage, *(_python(table.column(name)) for name in passage_columns(table.schema))))
+    """Passages from rows of the table that have at least the columns `PASSAGE_COLUMNS`."""
+    columns = [_python(table.column(name)) for name in PASSAGE_COLUMNS]
+    return [_passage(row) for row in zip(*columns, strict=True)]
 
 
 def links_digest(batches: Iterable[pa.RecordBatch]) -> str:
@@ -185,7 +177,7 @@ def _tokenized(batch: pa.RecordBatch, tokenizer: Tokenizer) -> pa.RecordBatch:
     if batch.column("body_ids").null_count:
         facts = (batch.column(name).to_pylist() for name in ("document_state", "document_passages"))
         rows = list(map(Row, to_passages(batch), *facts))
-        batch = _batch(rows, tokenizer, SCHEMA)
+        batch = _batch(rows, tokenizer)
     return batch.select(list(TOKEN_COLUMNS))
 
 
@@ -229,25 +221,15 @@ def _python(column: pa.ChunkedArray | pa.Array) -> list[Any]:
     return lists
 
 
-def _passage(
-    key: int,
-    document_id: str,
-    title: str,
-    text: str,
-    sentence_starts: Sequence[int],
-    sentence_ends: Sequence[int],
-    span_starts: Sequence[int],
-    span_ends: Sequence[int],
-    span_labels: Sequence[str],
-    links: Sequence[str] | None = None,
-) -> Passage:
+def _passage(row: tuple[Any, ...]) -> Passage:
+    """A passage from the values of `PASSAGE_COLUMNS`."""
+    key, document_id, title, text, sentence_starts, sentence_ends, *spans, links = row
     sentences = tuple(zip(sentence_starts, sentence_ends, strict=True))
-    spans = tuple(map(Span, span_starts, span_ends, span_labels))
     titles = None if links is None else tuple(links)
-    return Passage(f"{key:016x}", document_id, title, text, sentences, spans, titles)
+    return Passage(f"{key:016x}", document_id, title, text, sentences, tuple(map(Span, *spans)), titles)
 
 
-def _batch(rows: Sequence[Row], tokenizer: Tokenizer | None, schema: pa.Schema) -> pa.RecordBatch:
+def _batch(rows: Sequence[Row], tokenizer: Tokenizer | None) -> pa.RecordBatch:
     passages = [row.passage for row in rows]
     columns: dict[str, list[Any]] = {
         "id": [int(passage.id, 16) for passage in passages],
@@ -268,7 +250,7 @@ def _batch(rows: Sequence[Row], tokenizer: Tokenizer | None, schema: pa.Schema) 
         columns |= dict.fromkeys(TOKEN_COLUMNS, [None] * len(rows))
     else:
         columns |= _pieces(passages, tokenizer)
-    return pa.record_batch([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
+    return pa.record_batch([pa.array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
 
 
 def _pieces(passages: Sequence[Passage], tokenizer: Tokenizer) -> dict[str, list[Any]]:

@@ -10,10 +10,10 @@ Axis letters: B examples, T input tokens, M target tokens, V vocabulary.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -71,6 +71,11 @@ class Config(RunConfig):
     """Steps between two evaluations on dev questions, during the training on questions; the best weights are kept."""
     dev_questions: int = 500
     """Number of dev questions in each evaluation."""
+    CONSTANTS: ClassVar[Mapping[str, float]] = {
+        "heads": HEADS,
+        "input_tokens": INPUT_TOKENS,
+        "answer_tokens": ANSWER_TOKENS,
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,10 +11,10 @@ Axis letters: B rows, T passage words, J question words, E embedding, F features
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -76,6 +76,12 @@ class Config(RunConfig):
     """Steps between two evaluations on dev questions; the best weights are kept."""
     dev_questions: int = 200
     """Number of dev questions in each evaluation."""
+    CONSTANTS: ClassVar[Mapping[str, float]] = {
+        "articles": ARTICLES,
+        "matches": MATCHES,
+        "words": VOCABULARY,
+        "answer_words": ANSWER_WORDS,
+    }
 
 
 # -- words ----------------------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ Training maximises the sum of p(span) over all occurrences of an answer (distant
 Axis letters: B questions, K passages of a question, R rows (question, passage), T tokens, H hidden.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -73,6 +73,14 @@ class Config(RunConfig):
     """Steps between two evaluations on dev questions; the best weights are kept."""
     dev_questions: int = 200
     """Number of dev questions in each evaluation."""
+    CONSTANTS: ClassVar[Mapping[str, float]] = {
+        "head_rate": HEAD_RATE,
+        "seeds": SEEDS,
+        "hops": HOPS,
+        "train_passages": TRAIN_PASSAGES,
+        "fusion": FUSION_LAYERS,
+        "answer_tokens": ANSWER_TOKENS,
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,10 +12,10 @@ Axis letters: K passages of a question, R paths, T tokens, H hidden.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -75,6 +75,14 @@ class Config(RunConfig):
     """Steps between two evaluations on dev questions; the best weights are kept."""
     dev_questions: int = 200
     """Number of dev questions in each evaluation."""
+    CONSTANTS: ClassVar[Mapping[str, float]] = {
+        "head_rate": HEAD_RATE,
+        "seeds": SEEDS,
+        "negatives": NEGATIVES,
+        "passages": PASSAGES,
+        "beam": BEAM,
+        "answer_tokens": ANSWER_TOKENS,
+    }
 
 
 # -- training -------------------------------------------------------------------------------------------------------

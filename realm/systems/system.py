@@ -37,6 +37,7 @@ from realm.qa.metrics import is_correct
 from realm.qa.predictions import DEPTH, Prediction
 from realm.qa.question_files import Question
 from realm.qa.significance import percent
+from realm.settings import without_constants
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE
 from realm.train.loop import BestWeights, TrainRun
@@ -228,11 +229,14 @@ def load_system(folder: str | Path, kb: KnowledgeBase) -> System:
 
     Raises:
         InputError: as in `read_system` and `module_of`.
+        OtherSettings: the system has sizes that this version of realm does not support.
         DamagedError: as in `read_system`; or the weights do not fit the network.
     """
     saved = read_system(folder)
     try:
-        return module_of(saved["system"]).load(Path(folder), kb)
+        module = module_of(saved["system"])
+        without_constants(module.Config, saved["sizes"], folder)
+        return module.load(Path(folder), kb)
     except RealmError:
         raise
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -201,7 +201,7 @@ def train(
     asked = hashlib.sha256(repr((questions, dev)).encode()).hexdigest()[:16]
     names: FinetunedFrom = {"init": init, "kb": kb.fingerprint, "questions": asked}
     with (
-        TrainRun("finetune", out, config, model, rates, names, True) as run,
+        TrainRun("finetune", out, config, model, rates, names, shares=True) as run,
         IndexRefresher(kb, run.folder, config.refresh, config.precision, run.report) as refresher,
     ):
         version = found or refresher.build_initial(model, run.step, run.state.get("index"))

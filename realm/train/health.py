@@ -12,7 +12,9 @@ The mean retrieval utility and the training loss are logged, but they are not ch
 collapses.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -58,6 +60,7 @@ class HealthConfig:
     freshness_every: int = 0
     """Steps between two measurements of `candidate_freshness` that compare the version in use with a new index of the model
     that is being trained. 0: `candidate_freshness` is measured only when there is a new version."""
+    CONSTANTS: ClassVar[Mapping[str, int]] = {"gate_every": GATE_EVERY, "patience": PATIENCE}
 
 
 class HealthWatch:

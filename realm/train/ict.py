@@ -8,6 +8,7 @@ Axis letters: B passages per batch, D embedding.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -56,21 +57,15 @@ def train(kb: KnowledgeBase, out: Path, config: IctConfig, init: str) -> Path:
     kb.agree_on_held_out(model.held_out, init)
     tokens = kb.tokens
     passages = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
+    rule = ClozeRule(config.batch_size, config.removal, config.titled, config.query_tokens)
     names: StartedFrom = {"init": init, **kb.training_record}
-    with TrainRun("ict", out, config, model, {model.embedder: config.learning_rate}, names, True) as run:
+    with TrainRun(
+        "ict", out, config, model, {model.embedder: config.learning_rate}, names, shares=True
+    ) as run:
         for step in run.steps():
             rng = generator(config.seed, step)
             with run.autocast():
-                query_BD, passage_BD = cloze_vectors(
-                    model,
-                    tokens,
-                    passages,
-                    config.batch_size,
-                    rng,
-                    config.removal,
-                    config.titled,
-                    config.query_tokens,
-                )
+                query_BD, passage_BD = cloze_vectors(model, tokens, passages, rule, rng)
             loss = in_batch_loss(query_BD, passage_BD)
             right = scores(query_BD, passage_BD).argmax(dim=1) == torch.arange(
                 len(query_BD), device=run.device
@@ -79,24 +74,29 @@ def train(kb: KnowledgeBase, out: Path, config: IctConfig, init: str) -> Path:
         return run.finish()
 
 
-def cloze_vectors(
-    model: Model,
-    tokens: PassageTokens,
-    passages: np.ndarray,
-    count: int,
-    rng: np.random.Generator,
-    removal: float,
-    titled: float,
-    query_tokens: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """Vectors of `count` sentences, and of the passages of these sentences -> two tensors [B, D], the same on every rank.
+class ClozeRule(NamedTuple):
+    """How a batch of the inverse cloze task is made from passages."""
 
-    Each rank embeds its share of the sentences and passages, and receives the vectors of the other ranks. Sentences are cut to
-    `query_tokens` wordpieces; if `query_tokens` is 0, to the query length of the model.
+    size: int
+    """Sentences of a batch; fewer if there are too few passages."""
+    removal: float = IctConfig.removal
+    """Probability that a sentence is removed from the body of its passage."""
+    titled: float = 0.0
+    """Probability that the title of the passage is put before the sentence."""
+    query_tokens: int = 0
+    """Length in wordpieces to which sentences are cut; 0: the query length of the model."""
+
+
+def cloze_vectors(
+    model: Model, tokens: PassageTokens, passages: np.ndarray, rule: ClozeRule, rng: np.random.Generator
+) -> tuple[Tensor, Tensor]:
+    """Vectors of sentences, and of the passages of these sentences -> two tensors [B, D], the same on every rank.
+
+    Each rank embeds its share of the sentences and passages, and receives the vectors of the other ranks.
     """
-    lengths = replace(model.lengths, query=query_tokens or model.lengths.query)
-    drawn = rng.choice(passages, min(4 * count, len(passages)), replace=False)
-    sentences, titles, bodies = cloze_pairs(tokens, drawn, rng, removal, count, titled)
+    lengths = replace(model.lengths, query=rule.query_tokens or model.lengths.query)
+    drawn = rng.choice(passages, min(4 * rule.size, len(passages)), replace=False)
+    sentences, titles, bodies = cloze_pairs(tokens, drawn, rule, rng)
     queries = query_inputs(distributed.shard(sentences), model.tokenizer, lengths).to(model.device)
     inputs = passage_inputs(
         distributed.shard(titles), distributed.shard(bodies), model.tokenizer, model.lengths
@@ -109,17 +109,11 @@ def cloze_vectors(
 
 
 def cloze_pairs(
-    tokens: PassageTokens,
-    passages: np.ndarray,
-    rng: np.random.Generator,
-    removal: float,
-    count: int,
-    titled: float = 0.0,
+    tokens: PassageTokens, passages: np.ndarray, rule: ClozeRule, rng: np.random.Generator
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
-    """One sentence of each of the first `count` usable passages, and the titles and bodies of these passages.
+    """One sentence of each of the first `rule.size` usable passages, and the titles and bodies of these passages.
 
-    The sentence is removed from the body with the probability `removal`; the title is put before the sentence with the
-    probability `titled`. A passage with only one sentence is usable only if the sentence is not removed.
+    A passage with only one sentence is usable only if the sentence is not removed.
 
     Raises:
         InputError: no passage is usable.
@@ -130,17 +124,17 @@ def cloze_pairs(
         body = tokens.body.row(passage)
         bounds = np.append(tokens.sentences.row(passage), len(body))
         usable = np.flatnonzero(np.diff(bounds))  # a sentence of control characters has no wordpieces
-        remove = rng.random() < removal
+        remove = rng.random() < rule.removal
         if len(usable) <= remove:
             continue
         number = int(rng.choice(usable))
         first, last = int(bounds[number]), int(bounds[number + 1])
         title = tokens.title.row(passage)
-        named = titled and rng.random() < titled
+        named = rule.titled and rng.random() < rule.titled
         sentences.append(np.concatenate([title, body[first:last]]) if named else body[first:last])
         titles.append(title)
         bodies.append(np.concatenate([body[:first], body[last:]]) if remove else body)
-        if len(sentences) == count:
+        if len(sentences) == rule.size:
             break
     if not sentences:
         raise InputError(

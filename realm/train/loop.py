@@ -46,6 +46,7 @@ from realm.errors import (
     DamagedError,
     DivergedError,
     InputError,
+    OtherSettings,
     RealmError,
     reason,
 )
@@ -53,6 +54,7 @@ from realm.files import read_json, write_json
 from realm.model.device import autocast, choose_device, chosen, keep_freed_memory
 from realm.model.modes import cache_rows, set_dropout
 from realm.progress import duration, progress
+from realm.settings import without_constants
 from realm.store.knowledge_base import TrainingRecord
 from realm.train.checkpoints import Checkpoints
 from realm.train.metrics import METRICS, REQUIRED, TENSORBOARD, MetricsLog, StepMeans
@@ -84,10 +86,6 @@ class StageRecord(TypedDict):
     """Duration of the stage; saved with the model."""
 
 
-class OtherSettings(ConflictError):
-    """An interrupted run cannot be resumed: its settings, knowledge base or start model differ."""
-
-
 class TrainRun(AbstractContextManager["TrainRun"]):
     """A run of one stage. The folder `out` appears when the run is complete; until then the files of the run are in
     `out`.training."""
@@ -100,6 +98,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         model: Trainable,
         rates: Mapping[nn.Module, float],
         settings: Mapping[str, Any] | None = None,
+        *,
         shares: bool = False,
     ):
         """`rates` maps each part of the model that is trained to its learning rate. A run can be resumed only with the same
@@ -336,10 +335,10 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                     f"{settings_file} cannot be read ({reason(error)}), so the settings of the checkpoints are not known: "
                     f"put the file back, or remove {self.folder} to start again"
                 ) from error
-            # The interrupted run may be of an earlier version of this package. A setting that the earlier version did not have
-            # gets its default value. A setting that only the earlier version had is ignored.
+            # The interrupted run may be of an earlier version of this package. A setting that is missing there had its default
+            # value.
             defaults = {**settings, **json.loads(json.dumps(asdict(type(self.config)())))}
-            before = _in_this_version(before, settings, defaults)
+            before = _with_defaults(without_constants(type(self.config), before, self.folder), defaults)
             if before != settings:
                 changed = sorted(
                     k for k in before.keys() | settings.keys() if before.get(k) != settings.get(k)
@@ -400,15 +399,14 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         self.after_checkpoint()
 
 
-def _in_this_version(
-    before: Mapping[str, Any], settings: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> dict[str, Any]:
-    """`before` with exactly the names in `settings`; the values that `before` does not have are those of `defaults`."""
+def _with_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings`, and the values of `defaults` that `settings` does not have."""
+    filled = {**defaults, **settings}
     return {
-        name: _in_this_version(before[name], value, defaults[name])
-        if isinstance(value, dict) and isinstance(before.get(name), dict)
-        else before.get(name, defaults[name])
-        for name, value in settings.items()
+        name: _with_defaults(value, defaults[name])
+        if isinstance(value, dict) and isinstance(defaults.get(name), dict)
+        else value
+        for name, value in filled.items()
     }
 
 
@@ -433,7 +431,5 @@ class BestWeights:
         """Loads the kept weights into the networks."""
         if "best" not in self._run.state:
             return
-        best = self._run.state["best"]
-        # In checkpoints of earlier versions, the best weights of a compared system are not in a list.
-        for network, weights in zip(self._networks, [best] if isinstance(best, dict) else best, strict=True):
+        for network, weights in zip(self._networks, self._run.state["best"], strict=True):
             network.load_state_dict(weights)

@@ -1,23 +1,17 @@
 """Masked language modelling: trains an encoder as BERT is trained, and also to predict masked words from a passage.
 
-Every batch has two kinds of rows:
-
-    plain      [CLS] title [SEP] body [SEP]      wordpieces and whole salient spans of the body are masked
-    reading    [CLS] sentence [SEP] body [SEP]   half of the salient spans and some wordpieces of the sentence are masked; the
-                                                 body is the passage that contains the sentence, a neighbouring passage,
-                                                 another passage with a masked span, or empty
-
+Every batch has two kinds of rows: plain rows, and reading rows with a sentence and a passage (`realm.masking.masked_rows`).
 The reading rows are needed for pre-training on a small machine. As long as the reader does not copy from passages, no passage
 raises the likelihood of a masked span, and the retriever is trained on noise. After masked-LM training, the embedder gets a
 copy of the encoder, or only of the word embeddings, and a projection onto the principal components of the corpus.
 
-Axis letters: B rows, P predicted wordpieces, T tokens, H hidden, N passages.
+Axis letters: P predicted wordpieces, H hidden, N passages, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -28,7 +22,8 @@ from realm import distributed
 from realm.errors import InputError
 from realm.index.embedding import pooled_states
 from realm.masking.held_out import held_out, held_out_queries
-from realm.masking.masked_queries import MaskedQuery, SpanIndex
+from realm.masking.masked_queries import MaskedQuery
+from realm.masking.masked_rows import NEAR_PASSAGE, NO_PASSAGE, OWN_PASSAGE, RowMaker, Rows
 from realm.model.copying import CopyHead
 from realm.model.embedder import BagOfWordsTower, EmbedderConfig, embedder_from, fit_projection, load_pooler
 from realm.model.folder import Model, load_model
@@ -38,25 +33,11 @@ from realm.model.modes import evaluating
 from realm.model.span_reader import SpanReader
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.text.corpus import HeldOut
-from realm.tokens.layouts import Lengths, Tokens, joint_inputs, passage_inputs
+from realm.tokens.layouts import Lengths, joint_inputs
 from realm.tokens.tokenizer import Tokenizer
 from realm.train.loop import StartedFrom, TrainRun
 from realm.train.run_config import RunConfig, generator
 
-MASKED_TOKENS = 0.12
-"""Share of single wordpieces that are masked, in both kinds of rows."""
-MASKED_SPANS = 0.3
-"""Share of salient spans that are masked in plain rows. In reading rows, half of the salient spans are masked, at least one."""
-VISIBLE = 0.1
-"""Share of the targets of plain rows that are not replaced by [MASK], so that the states of visible words are trained too."""
-OWN_PASSAGE = 0.3
-"""Share of reading rows with the passage that contains the sentence."""
-NEAR_PASSAGE = 0.2
-"""Share of reading rows with a neighbouring passage, at most two passages before or after the passage of the sentence. From
-these rows the reader learns when not to copy."""
-NO_PASSAGE = 0.1
-"""Share of reading rows without a passage. All remaining reading rows have another passage that contains a masked span; if no
-other passage contains the span, these rows have the passage of the sentence."""
 CHECK_EVERY = 200
 """Steps between two checks of the reader on held-out sentences."""
 
@@ -95,24 +76,11 @@ class MlmConfig(RunConfig):
     """Settings of the embedder."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     """Size of an encoder with random weights; not used if `init` is given."""
-
-
-class Rows(NamedTuple):
-    """Masked rows of one kind, and the targets at their masked positions."""
-
-    tokens: Tokens
-    row_P: Tensor
-    position_P: Tensor
-    target_P: Tensor
-
-    def to(self, device: torch.device) -> "Rows":
-        return Rows._make(part.to(device) for part in self)
-
-    def rows(self, index: Tensor) -> "Rows":
-        """The rows with the numbers `index`, which must be ascending, and the targets of these rows."""
-        own_P = torch.isin(self.row_P, index)
-        row_P = torch.searchsorted(index, self.row_P[own_P])
-        return Rows(self.tokens.rows(index), row_P, self.position_P[own_P], self.target_P[own_P])
+    CONSTANTS: ClassVar[Mapping[str, float]] = {
+        "own_passage": OWN_PASSAGE,
+        "near_passage": NEAR_PASSAGE,
+        "no_passage": NO_PASSAGE,
+    }
 
 
 def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = None) -> Path:
@@ -125,7 +93,7 @@ def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = No
     reader, tokens = model.reader, kb.tokens
     train_passages = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
     probe = held_out_queries(kb, config.query_tokens - 2, count=256)
-    spans = SpanIndex(tokens)
+    maker = RowMaker(tokens, kb.tokenizer, model.lengths)
     names: StartedFrom = {"init": init, **kb.training_record}
     if config.input_embeddings == "frozen":
         if init is None:
@@ -133,10 +101,10 @@ def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = No
                 'input_embeddings = "frozen" needs an init, because random embeddings have to be trained'
             )
         reader.bert.bert.embeddings.requires_grad_(False)
-    with TrainRun("mlm", out, config, model, {reader: config.learning_rate}, names, True) as run:
+    with TrainRun("mlm", out, config, model, {reader: config.learning_rate}, names, shares=True) as run:
         for step in run.steps():
             rng = generator(config.seed, step)
-            batch = masked_rows(tokens, spans, train_passages, rng, kb.tokenizer, model.lengths, config)
+            batch = maker.batch(train_passages, config.batch_size, config.reading, rng)
             batch = [rows.to(run.device) for rows in own_rows(batch)]
             with run.autocast():
                 logp_P = torch.cat([reader.target_logp(*rows) for rows in batch])
@@ -240,126 +208,6 @@ def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model
     if init is not None and not is_model(init) and config.embedder.pooling == "cls":
         load_pooler(embedder, init)
     return Model(tokenizer, lengths, reader, embedder, span_reader, stages=stages)
-
-
-def masked_rows(
-    tokens: PassageTokens,
-    spans: SpanIndex,
-    passages: np.ndarray,
-    rng: np.random.Generator,
-    tokenizer: Tokenizer,
-    lengths: Lengths,
-    config: MlmConfig,
-) -> list[Rows]:
-    """The plain rows and the reading rows of a batch. Their passages have similar lengths, to limit padding.
-
-    The probability of a passage is proportional to the square of its length. Otherwise most batches of a corpus such as a
-    dictionary would consist of very short passages, from which the reader does not learn to use passages.
-    """
-    weight = tokens.body.lengths[passages].astype(np.float64) ** 2
-    drawn = rng.choice(passages, config.batch_size * 4, p=weight / weight.sum())
-    drawn = drawn[np.argsort(tokens.body.lengths[drawn], kind="stable")]
-    first = int(rng.integers(len(drawn) - config.batch_size + 1))
-    batch = drawn[first : first + config.batch_size]
-    reading = round(config.reading * config.batch_size)
-    chosen = rng.permutation(batch)
-    parts = [
-        _reading_rows(tokens, spans, chosen[:reading], rng, tokenizer, lengths),
-        _plain_rows(tokens, chosen[reading:], rng, tokenizer, lengths),
-    ]
-    return [rows for rows in parts if rows is not None]
-
-
-def _plain_rows(
-    tokens: PassageTokens,
-    passages: np.ndarray,
-    rng: np.random.Generator,
-    tokenizer: Tokenizer,
-    lengths: Lengths,
-) -> Rows | None:
-    titles, bodies, hidden_rows, offsets = [], [], [], []
-    for passage in passages:
-        title, body = tokens.title.row(passage), tokens.body.row(passage)
-        title = title if rng.random() < 0.5 else title[:0]
-        hidden = rng.random(len(body)) < MASKED_TOKENS
-        for start, end in zip(tokens.span_starts.row(passage), tokens.span_ends.row(passage), strict=True):
-            hidden[start:end] |= rng.random() < MASKED_SPANS
-        shown = body.copy()
-        shown[hidden & (rng.random(len(body)) >= VISIBLE)] = tokenizer.mask_id
-        titles.append(title)
-        bodies.append(shown)
-        hidden_rows.append((body, np.flatnonzero(hidden)))
-        offsets.append(2 + len(title))
-    if not titles:
-        return None
-    return _rows(passage_inputs(titles, bodies, tokenizer, lengths), hidden_rows, offsets)
-
-
-def _reading_rows(
-    tokens: PassageTokens,
-    spans: SpanIndex,
-    passages: np.ndarray,
-    rng: np.random.Generator,
-    tokenizer: Tokenizer,
-    lengths: Lengths,
-) -> Rows | None:
-    sentences, bodies, hidden_rows = [], [], []
-    for passage in passages:
-        body = tokens.body.row(passage)
-        bounds = np.append(tokens.sentences.row(passage), len(body))
-        # A sentence of control characters has no wordpieces.
-        number = int(rng.choice(np.flatnonzero(np.diff(bounds))))
-        first = int(bounds[number])
-        sentence = body[first : min(int(bounds[number + 1]), first + lengths.query - 2)]
-        starts, ends = tokens.span_starts.row(passage) - first, tokens.span_ends.row(passage) - first
-        inside = np.flatnonzero((starts >= 0) & (ends <= len(sentence)))
-        hidden = rng.random(len(sentence)) < MASKED_TOKENS
-        hidden[rng.integers(len(sentence))] = True
-        beside = body
-        if len(inside):
-            picked = rng.permutation(inside)[: max(1, (len(inside) + 1) // 2)]
-            for pick in picked:
-                hidden[starts[pick] : ends[pick]] = True
-            beside = _beside(tokens, spans, int(passage), sentence[starts[picked[0]] : ends[picked[0]]], rng)
-        shown = sentence.copy()
-        shown[hidden] = tokenizer.mask_id
-        sentences.append(shown)
-        bodies.append(beside)
-        hidden_rows.append((sentence, np.flatnonzero(hidden)))
-    if not sentences:
-        return None
-    return _rows(joint_inputs(sentences, bodies, tokenizer, lengths), hidden_rows, [1] * len(sentences))
-
-
-def _beside(
-    tokens: PassageTokens, spans: SpanIndex, own: int, span: np.ndarray, rng: np.random.Generator
-) -> np.ndarray:
-    """Wordpieces of the passage in a reading row: the passage `own` of the sentence, a neighbouring passage, another passage
-    with the masked span, or no passage."""
-    draw = rng.random()
-    if draw < NO_PASSAGE:
-        return tokens.body.row(own)[:0]
-    if draw < NO_PASSAGE + NEAR_PASSAGE:
-        near = [n for n in (own - 2, own - 1, own + 1, own + 2) if 0 <= n < len(tokens.body.lengths)]
-        return tokens.body.row(int(rng.choice(near)) if near else own)
-    if draw < NO_PASSAGE + NEAR_PASSAGE + OWN_PASSAGE:
-        return tokens.body.row(own)
-    others = spans.passages(span)
-    others = others[others != own]
-    return tokens.body.row(int(rng.choice(others)) if len(others) else own)
-
-
-def _rows(inputs: Tokens, hidden_rows: list[tuple[np.ndarray, np.ndarray]], offsets: list[int]) -> Rows:
-    """Rows with their targets. For each row, `offsets` has the position in the input at which the masked text starts. Tokens
-    that were cut off are not targets."""
-    longest = inputs.mask_BT.sum(dim=1).tolist()
-    row, position, target = [], [], []
-    for number, ((original, hidden), offset) in enumerate(zip(hidden_rows, offsets, strict=True)):
-        kept = hidden[hidden + offset < longest[number] - 1]
-        row += [number] * len(kept)
-        position += (kept + offset).tolist()
-        target += original[kept].tolist()
-    return Rows(inputs, *(torch.tensor(values, dtype=torch.int64) for values in (row, position, target)))
 
 
 @torch.no_grad()

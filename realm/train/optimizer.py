@@ -21,7 +21,9 @@ class Optimizer:
     def __init__(self, rates: Mapping[nn.Module, float], config: RunConfig):
         """`rates` maps each part that trains to its peak learning rate."""
         self._config = config
-        self.adamw = torch.optim.AdamW(_groups(rates, config.weight_decay), betas=BETAS, fused=True)
+        self.adamw = torch.optim.AdamW(
+            _groups(rates, config.weight_decay), betas=BETAS, eps=EPSILON, fused=True
+        )
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -31,8 +33,6 @@ class Optimizer:
         """Updates the weights with the learning rates of step `number`, and clears the gradients."""
         for group in self.adamw.param_groups:
             group["lr"] = group["base_lr"] * group["scale"] * self.rate_factor(number)
-            # Checkpoints of earlier versions of this package contain other values.
-            group["weight_decay"], group["eps"] = group["decay"], EPSILON
         if not self._config.bias_correction:
             self._leave_out_bias_correction()
         self.adamw.step()
@@ -64,11 +64,6 @@ class Optimizer:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.adamw.load_state_dict(saved)
-        if (
-            not self._config.bias_correction
-        ):  # in checkpoints of earlier versions of this package, steps count from 0
-            for state in self.adamw.state.values():
-                state["step"].fill_(UNCORRECTED)
 
     def _leave_out_bias_correction(self) -> None:
         """Initializes Adam's averages of parameters that have none, with a step count at which the bias correction is 1.
@@ -95,5 +90,5 @@ def _groups(rates: Mapping[nn.Module, float], weight_decay: float) -> Sequence[d
             parameters = [p for p in trained if (p.ndim > 1) == matrices]
             decay = weight_decay if matrices else 0.0
             if parameters:
-                groups.append({"params": parameters, "base_lr": rate, "scale": 1.0, "decay": decay})
+                groups.append({"params": parameters, "base_lr": rate, "scale": 1.0, "weight_decay": decay})
     return groups

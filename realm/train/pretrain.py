@@ -14,9 +14,10 @@ Axis letters: B queries, K candidates including the null passage, E entries of t
 embedding, R queries for which the reader computes a gradient.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -53,7 +54,7 @@ from realm.search.exact import PassageIndex
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.tokens.layouts import Tokens
 from realm.train.health import HealthConfig, HealthWatch
-from realm.train.ict import IctConfig, cloze_vectors
+from realm.train.ict import ClozeRule, cloze_vectors
 from realm.train.loop import StartedFrom, TrainRun
 from realm.train.refresh.cached_states import CachedPassageStates, cached_passage_states
 from realm.train.refresh.refresher import IndexRefresher, RefreshConfig
@@ -125,6 +126,7 @@ class PretrainConfig(RunConfig):
     """When and where the index is rebuilt."""
     health: HealthConfig = field(default_factory=HealthConfig)
     """Health checks of the run."""
+    CONSTANTS: ClassVar[Mapping[str, float]] = {"unretrieved_gap": UNRETRIEVED_GAP}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -211,9 +213,8 @@ def train(
             with run.autocast():
                 query_BD, score_BK = score(model.embedder, batch, chosen, states, config.null_passage)
                 logp_BKM = read(model.reader, batch, queries, chosen, knowledge, config)
-                entries = loss_entries(
-                    query_BD, score_BK, logp_BKM, batch, chosen, version.index, rng, config
-                )
+                rest_B = unretrieved_logsumexp(query_BD, chosen, version.index, config)
+                entries = loss_entries(score_BK, logp_BKM, batch.mask_BM, rest_B, rng, config)
                 reader_loss = sampled_reader_loss(model.reader, batch, entries, config)
                 ict_loss = warm_start_loss(model, knowledge, known, rng, config)
             if not watch.reader_ready:  # the retriever is not trained until the reader uses passages
@@ -288,26 +289,35 @@ class Entries(NamedTuple):
         return self._replace(score_BE=self.score_BE.detach())
 
 
+def unretrieved_logsumexp(
+    query_BD: Tensor, chosen: Candidates, index: PassageIndex, config: PretrainConfig
+) -> Tensor | None:
+    """Log of the sum of exp(score) over all passages that are not candidates -> [B]; None with `normalise = "candidates"`."""
+    if config.normalise == "candidates":
+        return None
+    left_out = [np.union1d(out, row[1:]) for out, row in zip(chosen.excluded, chosen.number_BK, strict=True)]
+    return index.rest_logsumexp(query_BD, left_out)
+
+
 def loss_entries(
-    query_BD: Tensor,
     score_BK: Tensor,
     logp_BKM: Tensor,
-    batch: RetrievalBatch,
-    chosen: Candidates,
-    index: PassageIndex,
+    mask_BM: Tensor,
+    rest_B: Tensor | None,
     rng: np.random.Generator,
     config: PretrainConfig,
 ) -> Entries:
-    """The entries of the loss; the marginal likelihood p(y|x) is a sum over the entries (REALM eq. 1)."""
+    """The entries of the loss; the marginal likelihood p(y|x) is a sum over the entries (REALM eq. 1).
+
+    `rest_B` is the result of `unretrieved_logsumexp`.
+    """
     read_BK = torch.arange(score_BK.shape[1], device=score_BK.device).expand_as(score_BK)
     if config.signal == "shuffled":
         read_BK = _shuffled(read_BK, rng)
         logp_BKM = logp_BKM.gather(1, read_BK[:, :, None].expand_as(logp_BKM))
-    if config.normalise == "candidates":
+    if rest_B is None:
         return Entries(score_BK, logp_BKM, read_BK)
-    left_out = [np.union1d(out, row[1:]) for out, row in zip(chosen.excluded, chosen.number_BK, strict=True)]
-    rest_B = index.rest_logsumexp(query_BD, left_out)
-    score_BE, logp_BEM = with_unretrieved(score_BK, logp_BKM, batch.mask_BM, rest_B, UNRETRIEVED_GAP)
+    score_BE, logp_BEM = with_unretrieved(score_BK, logp_BKM, mask_BM, rest_B, UNRETRIEVED_GAP)
     return Entries(score_BE, logp_BEM, F.pad(read_BK, (0, 1), value=-1))
 
 
@@ -373,8 +383,8 @@ def warm_start_loss(
     """Loss of the inverse cloze task -> scalar; 0 if its weight is 0."""
     if not config.ict:
         return torch.zeros((), device=model.device)
-    count, removal = config.ict_batch, IctConfig.removal
-    return in_batch_loss(*cloze_vectors(model, knowledge, passages, count, rng, removal, config.ict_titled))
+    rule = ClozeRule(config.ict_batch, titled=config.ict_titled)
+    return in_batch_loss(*cloze_vectors(model, knowledge, passages, rule, rng))
 
 
 @torch.no_grad()

@@ -30,10 +30,11 @@ import numpy as np
 
 from realm import __version__
 from realm.documents.reading import stamp
-from realm.errors import InputError, shortened
+from realm.errors import InputError, OtherSettings, shortened
 from realm.files import write_json, write_json_lines
 from realm.folders import LOCK, one_writer, remove, replace_folder, restore
-from realm.index.versions import IndexConfig, build_index
+from realm.index.embedding import IndexConfig
+from realm.index.versions import build_index
 from realm.model.folder import Model, copy_model, load_model
 from realm.model.manifest import is_model, read_manifest
 from realm.progress import duration
@@ -44,7 +45,6 @@ from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.tables import newest_version
 from realm.train import adapt
-from realm.train.loop import OtherSettings
 from realm.workspace import judging
 from realm.workspace.folder import Workspace
 from realm.workspace.report import (

@@ -1,6 +1,5 @@
 """Parquet and Arrow files that are damaged, or stand for far more than their size."""
 
-import mmap
 import subprocess
 import sys
 from contextlib import suppress
@@ -10,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from realm.documents.formats.columns import chunks_of
 from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import InputError
 
@@ -81,30 +79,16 @@ def test_a_long_text_that_every_row_repeats_takes_the_memory_of_one(tmp_path: Pa
     assert "50 too long" in said and megabytes < 200
 
 
-def test_a_part_that_stands_for_a_hundred_times_its_size_is_refused_undecoded(
-    tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.setattr("realm.documents.formats.columns._SMALL", 1_000_000)
-    table = pa.table({"title": ["A"] * 3, "text": ["x" * 2_000_000] * 3})
-    pq.write_table(table, tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
-    paths = [tmp_path / "a.parquet", write_arrow(tmp_path / "b.arrow", table, "zstd")]
-    paths.append(write_arrow(tmp_path / "c.arrow", repeated("x" * 2_000_000, 3), "lz4", stream=True))
-    for path in paths:
-        with pytest.raises(InputError, match=r"expands to [246],000,\d+, over the limit of 1,000,000"):
-            read(path)
-
-
 @pytest.mark.parametrize("kind", ["data", "dictionary"])
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
-def test_a_page_header_that_declares_more_than_its_column_is_refused_undecoded(
-    kind: str, version: str, tmp_path: Path, monkeypatch
+def test_a_page_header_that_declares_another_size_than_its_column_is_one_line(
+    kind: str, version: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.parquet"
     table = pa.table({"title": ["A"] * 3, "text": ["x" * 30_000] * 3})
     pq.write_table(
         table, path, compression="zstd", use_dictionary=kind == "dictionary", data_page_version=version
     )
-    monkeypatch.setattr("realm.documents.formats.columns._SMALL", 100_000)
     assert len(read(path)[0]) == 3
     column = pq.read_metadata(path).row_group(0).column(1)
     start = column.dictionary_page_offset if kind == "dictionary" else column.data_page_offset
@@ -115,8 +99,9 @@ def test_a_page_header_that_declares_more_than_its_column_is_refused_undecoded(
     assert content[start + 3] & content[start + 4] & 0x80 and not content[start + 5] & 0x80
     content[start + 3 : start + 6] = b"\xfe\xff\x7f"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"expands to 1,[\d,]+, over the limit of 100,000"):
+    with pytest.raises(InputError) as error:
         read(path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
 def test_metadata_of_a_column_that_contradict_its_schema_are_one_line(tmp_path: Path) -> None:
@@ -127,40 +112,14 @@ def test_metadata_of_a_column_that_contradict_its_schema_are_one_line(tmp_path: 
     nullable, required = b"\x25\x02\x18\x05title", b"\x25\x00\x18\x05title"
     assert content.count(nullable) == 1
     path.write_bytes(content.replace(nullable, required))
-    said, _ = documents_and_megabytes(path)  # in a process of its own
-    assert said == f"{path}: Definition level histogram size mismatch, size: 2, expected: 1 1"
+    with pytest.raises(InputError, match=r"a\.parquet"):
+        read(path)
 
 
-@pytest.mark.parametrize("dictionary", [False, True])
-def test_sizes_of_columns_are_those_that_pyarrow_gives(dictionary: bool, tmp_path: Path) -> None:
+def test_more_rows_than_the_size_of_the_file_allows_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
-    table = TABLE.append_column("of", pa.array([{"title": [1.5, None]}, None, {"title": []}]))
-    pq.write_table(table, path, row_group_size=2, use_dictionary=dictionary, write_statistics=dictionary)
-    metadata = pq.read_metadata(path)
-    wanted = []
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        columns = [group.column(number) for number in range(group.num_columns)]
-        wanted.append(
-            [
-                (
-                    one.path_in_schema,
-                    one.num_values,
-                    one.total_uncompressed_size,
-                    one.total_compressed_size,
-                    one.dictionary_page_offset if one.has_dictionary_page else one.data_page_offset,
-                )
-                for one in columns
-            ]
-        )
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        assert chunks_of(data) == wanted
-
-
-def test_more_rows_or_text_than_the_size_of_the_file_allows_is_refused(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("realm.documents.formats.columns._FEW_ROWS", 1_000)
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"title": [""] * 500_000, "text": [""] * 500_000}), path)
-    with pytest.raises(InputError, match="500,000 rows are too many for a file of this size"):
+    pq.write_table(pa.table({"title": [""] * 2_000_000, "text": [""] * 2_000_000}), path)
+    with pytest.raises(InputError, match="2,000,000 rows are too many for a file of this size"):
         read(path)
 
 
@@ -200,11 +159,13 @@ def test_a_damaged_arrow_file_is_documents_or_named(
     stream: bool, compression: str | None, tmp_path: Path
 ) -> None:
     content = write_arrow(tmp_path / "a.arrow", TABLE, compression, stream).read_bytes()
+    (tmp_path / "damaged").mkdir()
     for place in range(0, len(content), 5):
         damaged = bytearray(content)
         damaged[place] ^= 0xFF
-        (tmp_path / "b.arrow").write_bytes(damaged)
-        report = ReadingReport()
-        with suppress(InputError):
-            assert len(list(read_documents([str(tmp_path / "b.arrow")], report=report))) <= 3
-        assert all("b.arrow" in one.problem for one in report.left_out)
+        (tmp_path / "damaged" / f"{place}.arrow").write_bytes(damaged)
+    report = ReadingReport()
+    with suppress(InputError):
+        texts = [one.text for one in read_documents([str(tmp_path / "damaged")], report=report)]
+        assert len(texts) <= 3 * len(list((tmp_path / "damaged").iterdir()))
+    assert all(".arrow" in one.problem for one in report.left_out)

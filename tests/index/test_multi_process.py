@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from realm.errors import InputError
+from realm.index.embedding import IndexConfig
 from realm.index.multi_process import embed_on_devices
-from realm.index.versions import IndexConfig, build_index
+from realm.index.versions import build_index
 from realm.store import vectors
 from realm.store.knowledge_base import KnowledgeBase
 from tests.train.refresh.refreshing import alive, expected, wait_for
@@ -40,7 +41,7 @@ def test_three_devices_say_together_how_far_they_are(
 ) -> None:
     heard: list[int] = []
     array_ND = embed_on_devices(
-        tiny_kb, str(tiny_model_folder), tmp_path, ["cpu"] * 3, "fp32", 1, heard.append
+        tiny_kb, str(tiny_model_folder), tmp_path, config("cpu,cpu,cpu"), heard.append
     )
     assert heard == sorted(heard) and heard[-1] == len(tiny_kb)
     np.testing.assert_allclose(array_ND, expected(tiny_kb, tiny_model), atol=4e-3)
@@ -64,7 +65,7 @@ def test_device_that_fails_is_one_line_and_no_version(tiny_kb, tiny_model_folder
 def test_knowledge_base_that_changes_meanwhile_is_one_line(own_kb, tiny_model_folder, tmp_path) -> None:
     KnowledgeBase.open(own_kb.folder).delete(["d0"])
     with pytest.raises(InputError, match=r"cpu: .* was changed while its index was built"):
-        embed_on_devices(own_kb, str(tiny_model_folder), tmp_path, ["cpu", "cpu"], "fp32")
+        embed_on_devices(own_kb, str(tiny_model_folder), tmp_path, config("cpu,cpu"))
 
 
 @pytest.mark.slow
@@ -87,7 +88,7 @@ def test_killed_process_is_one_line_and_takes_the_others_along(tiny_kb, tiny_mod
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(InputError, match="embeds on cpu failed with signal SIGKILL"):
-        embed_on_devices(tiny_kb, str(tiny_model_folder), tmp_path, ["cpu", "cpu"], "fp32")
+        embed_on_devices(tiny_kb, str(tiny_model_folder), tmp_path, config("cpu,cpu"))
     killer.join()
     assert len(others) == 1 and not alive(others[0])
 

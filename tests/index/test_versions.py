@@ -12,8 +12,8 @@ import torch
 from realm.errors import RealmError
 from realm.index import embedding
 from realm.index import versions as index_module
-from realm.index.embedding import batches_by_length, embed_passages
-from realm.index.versions import IndexConfig, build_index, complete_index, index_folder
+from realm.index.embedding import IndexConfig, batches_by_length, embed_passages
+from realm.index.versions import build_index, complete_index, index_folder
 from realm.model.folder import load_model, save_model
 from realm.store import unfinished, vectors
 from realm.store.knowledge_base import KnowledgeBase, build

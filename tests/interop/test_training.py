@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from realm.index.versions import IndexConfig, build_index
+from realm.index.embedding import IndexConfig
+from realm.index.versions import build_index
 from realm.interop.blocks import convert_checkpoint, export_model
 from realm.model.folder import load_model
 from realm.qa.question_files import Question

@@ -26,7 +26,6 @@ from realm.model.bert import Bert
 from realm.model.bert_files import save_bert
 from realm.model.embedder import EmbedderConfig, embedder_from
 from realm.model.folder import Model, load_model, save_model
-from realm.model.manifest import read_manifest
 from realm.model.masked_reader import EncoderConfig, MaskedReader, load_reader, new_reader
 from realm.model.span_reader import SpanReader
 from realm.tokens.layouts import Lengths, query_inputs
@@ -213,17 +212,6 @@ def other_trunk(folder: Path) -> None:
 
 def other_tokenizer(folder: Path) -> None:
     Tokenizer.train(["quite other words"], vocab_size=30).save(folder)
-
-
-def test_stages_of_an_earlier_version_are_read_in_their_order(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    save_model(small_model(tokenizer), tmp_path / "model")
-    manifest = json.loads((tmp_path / "model" / "realm.json").read_text())
-    del manifest["checksums"]
-    manifest["stages"] = {"mlm": {"stage": "mlm", "steps": 7}, "published": {"name": "google/x"}}
-    (tmp_path / "model" / "realm.json").write_text(json.dumps(manifest))
-    wanted = [{"stage": "mlm", "steps": 7}, {"stage": "published", "name": "google/x"}]
-    assert load_model(tmp_path / "model").stages == wanted
-    assert read_manifest(tmp_path / "model")["stages"] == wanted
 
 
 KEYS = ["format", "step", "tokenizer", "lengths", "embedder", "trunk", "span_reader", "stages"]

@@ -114,9 +114,8 @@ def test_warm_start_inside_pretraining_has_the_loss_of_ict(tiny_kb, tiny_model) 
         inside = pretrain.warm_start_loss(
             tiny_model, tiny_kb.tokens, passages, np.random.default_rng(3), config
         )
-        vectors = ict.cloze_vectors(
-            tiny_model, tiny_kb.tokens, passages, 4, np.random.default_rng(3), 0.9, 0.0
-        )
+        rule = ict.ClozeRule(size=4, removal=0.9)
+        vectors = ict.cloze_vectors(tiny_model, tiny_kb.tokens, passages, rule, np.random.default_rng(3))
     query_BD, passage_BD = (part.double() for part in vectors)
     outside = torch.nn.functional.cross_entropy(query_BD @ passage_BD.T, torch.arange(len(query_BD)))
     assert inside.item() == pytest.approx(outside.item(), rel=1e-5)

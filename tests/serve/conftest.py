@@ -17,7 +17,7 @@ from realm.serve.app import create_app
 from realm.serve.client import Client
 from realm.serve.connections import http_server
 from realm.serve.middleware import own_hosts
-from realm.serve.settings import ServeConfig
+from realm.serve.settings import ServeConfig, Tokens
 from realm.train.finetune import start_reader
 from realm.workspace.living import LivingKnowledge
 from tests.store.tiny import TinyTagger
@@ -71,7 +71,7 @@ def running(
 ) -> Iterator[Served]:
     """A server on a free port, until the block ends."""
     knowledge = LivingKnowledge(str(kb), str(model), config, tagger)
-    app = create_app(knowledge, config, token, runs, own_hosts("127.0.0.1", config.hosts), read_token)
+    app = create_app(knowledge, config, Tokens(token, read_token), runs, own_hosts("127.0.0.1", config.hosts))
     server = http_server(app, config)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

@@ -45,8 +45,7 @@ def test_the_command_serves_until_it_is_told_to_stop(tiny_kb, qa_model) -> None:
 @pytest.fixture(scope="module")
 def limited(tiny_kb: Any, qa_model: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     """A server's address and process, which may open 128 files."""
-    words = ("--set", "device=cpu", "--set", "head_seconds=1")
-    with serving(tiny_kb.folder, qa_model, *words, files=128, OMP_NUM_THREADS="1") as started:
+    with serving(tiny_kb.folder, qa_model, "--set", "device=cpu", files=128, OMP_NUM_THREADS="1") as started:
         yield started
 
 
@@ -69,7 +68,7 @@ def test_few_files_and_many_unfinished_heads_stop_nobody(limited) -> None:
         time.sleep(1)
         assert cpu_seconds(process.pid) - began < 0.5
         assert open_files(process.pid) < 120
-    wait_for(lambda: open_files(process.pid) < 64)
+    wait_for(lambda: open_files(process.pid) < 64, 30)
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (open_files(process.pid), 128))
     with connect(url, UNFINISHED + b"\r\n\r\n") as client:
         time.sleep(1.5)

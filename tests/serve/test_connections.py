@@ -38,8 +38,9 @@ def said_to(client: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def test_a_head_that_does_not_come_is_given_up(tiny_kb, qa_model) -> None:
-    with running(tiny_kb.folder, qa_model, replace(CONFIG, head_seconds=0.3)) as served:
+def test_a_head_that_does_not_come_is_given_up(tiny_kb, qa_model, monkeypatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
+    with running(tiny_kb.folder, qa_model, CONFIG) as served:
         with connect(served.url, UNFINISHED) as client:
             began = time.monotonic()
             said = said_to(client)
@@ -67,8 +68,9 @@ def test_a_head_that_is_too_long_is_refused_in_pieces_and_in_one(served) -> None
         assert said_to(client).startswith(b"HTTP/1.1 400 ")
 
 
-def test_who_keeps_the_server_waiting_longest_makes_room(tiny_kb, qa_model) -> None:
-    with running(tiny_kb.folder, qa_model, replace(CONFIG, connections=8)) as served, ExitStack() as stack:
+def test_who_keeps_the_server_waiting_longest_makes_room(tiny_kb, qa_model, monkeypatch) -> None:
+    monkeypatch.setattr(connections, "CONNECTIONS", 8)
+    with running(tiny_kb.folder, qa_model, CONFIG) as served, ExitStack() as stack:
         slow = [stack.enter_context(connect(served.url, UNFINISHED)) for _ in range(30)]
         assert httpx.get(served.url + "/health", timeout=5).status_code == 200
         ended = [said_to(client) for client in slow[:22]]
@@ -82,7 +84,8 @@ def test_where_all_are_answered_a_further_connection_is_refused_and_none_is_ende
 ) -> None:
     head = b"POST /v1/answer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 17\r\n"
     request = head + b'Connection: close\r\n\r\n{"question": "a"}'
-    with running(tiny_kb.folder, qa_model, replace(CONFIG, connections=2)) as served:
+    monkeypatch.setattr(connections, "CONNECTIONS", 2)
+    with running(tiny_kb.folder, qa_model, CONFIG) as served:
         gate = Gate(served, monkeypatch)
         with connect(served.url, request) as first, connect(served.url, request) as second:
             assert gate.entered.wait(10)

@@ -15,7 +15,8 @@ import httpx
 import pytest
 import torch
 
-from realm.index.versions import IndexConfig, build_index, index_folder
+from realm.index.embedding import IndexConfig
+from realm.index.versions import build_index, index_folder
 from realm.model.folder import load_model
 from realm.serve.client import Client
 from realm.store import vectors

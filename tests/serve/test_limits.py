@@ -77,8 +77,11 @@ def test_one_bad_sentence_does_not_spoil_the_batch_it_is_in(served) -> None:
     assert results == {n: 200 if n % 2 else 400 for n in range(12)}
 
 
-def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_its_length(tiny_kb, qa_model) -> None:
-    with running(tiny_kb.folder, qa_model, replace(CONFIG, body_bytes=1000)) as served:
+def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_its_length(
+    tiny_kb, qa_model, monkeypatch
+) -> None:
+    monkeypatch.setattr("realm.serve.middleware.BODY_BYTES", 1000)
+    with running(tiny_kb.folder, qa_model, CONFIG) as served:
         big = json.dumps({"question": "x" * 1500}).encode()
         assert_problem(httpx.post(served.url + "/v1/answer", content=big), 413, "longer than 1000 bytes")
 

@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from realm.index import versions
-from realm.index.versions import IndexConfig, build_index
+from realm.index.embedding import IndexConfig
+from realm.index.versions import build_index
 from realm.qa.pipeline import Answerer
 from realm.serve import service
 from realm.serve.client import ServerError

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from realm.serve import connections
 from realm.store.knowledge_base import KnowledgeBase
 from tests.conftest import RIVERS, TOWNS
 from tests.serve.asking import wait_for
@@ -177,10 +178,12 @@ def open_files() -> int:
 
 @pytest.mark.slow
 def test_slow_senseless_and_changing_requests_get_right_answers_or_clear_refusals(
-    own_kb, qa_model, caplog, trials
+    own_kb, qa_model, caplog, trials, monkeypatch
 ) -> None:
     wanted = trials.count(5000)
-    config = replace(CONFIG, connections=24, head_seconds=0.5, seconds=5.0, queue=256)
+    monkeypatch.setattr(connections, "CONNECTIONS", 24)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
+    config = replace(CONFIG, seconds=5.0, queue=256)
     with running(own_kb.folder, qa_model, config) as served:
         original = {passage.text for passage in KnowledgeBase.open(own_kb.folder)}
         clients = [Client(served, number, trials.seed) for number in range(CLIENTS)]

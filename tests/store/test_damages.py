@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from realm import cli
-from realm.index.versions import IndexConfig, build_index
+from realm.index.embedding import IndexConfig
+from realm.index.versions import build_index
 from realm.model.manifest import read_manifest
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.vectors import folder_of

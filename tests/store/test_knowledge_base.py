@@ -1,6 +1,5 @@
 """A knowledge base against a dictionary, and against everything that may happen to a process or a disk."""
 
-import json
 import os
 import shutil
 import signal
@@ -19,7 +18,6 @@ from hypothesis import strategies as st
 from realm.errors import RealmError
 from realm.store import ingest as build_module
 from realm.store import tables
-from realm.store.ingest import Settings
 from realm.store.knowledge_base import (
     AddResult,
     BuildResult,
@@ -29,7 +27,7 @@ from realm.store.knowledge_base import (
     build,
 )
 from realm.text.corpus import Annotations, Document, Link, Span, passage_id
-from tests.store.tiny import CONFIG, DOCUMENTS, TOKENIZER, TinyTagger, as_format_3, make, tiny_tokenizer
+from tests.store.tiny import CONFIG, DOCUMENTS, TOKENIZER, TinyTagger, make, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -260,14 +258,6 @@ def test_an_interrupted_build_with_other_settings_starts_over_and_says_so(
     assert len(tagger.read) == len(DOCUMENTS)
     assert "starting from the beginning" in caplog.text
     assert KnowledgeBase.open(tmp_path / "kb").config.passage_tokens == 30
-
-
-def test_an_interrupted_build_without_a_column_of_links_starts_over(tmp_path: Path) -> None:
-    interrupt(tmp_path / "kb", [*LINKED, *DOCUMENTS])
-    as_format_3(tmp_path / "kb.building")
-    kb = make(tmp_path / "kb", [*LINKED, *DOCUMENTS])
-    assert list(kb) == list(make(tmp_path / "whole", [*LINKED, *DOCUMENTS]))
-    assert next(iter(kb)).links == ("Town 3", "Inn")
 
 
 def test_an_interrupted_build_goes_on_only_with_the_documents_it_read(tmp_path: Path) -> None:
@@ -515,28 +505,13 @@ def test_what_is_no_knowledge_base_is_refused_in_one_line(kb: KnowledgeBase, tmp
             KnowledgeBase.open(folder)
 
 
-def test_an_unknown_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [3, 5])
+def test_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(build_module, "FORMAT", 5)
+        patch.setattr(build_module, "FORMAT", number)
         make(tmp_path / "kb")
-    with pytest.raises(RealmError, match="has format 5, but this version of realm reads formats 1 to 4"):
+    with pytest.raises(RealmError, match=f"has format {number}, but this version of realm reads format 4"):
         KnowledgeBase.open(tmp_path / "kb")
-
-
-def test_a_knowledge_base_of_an_earlier_version_has_a_tokenizer_without_a_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = Settings.to_json
-
-    def to_json(settings: Settings) -> str:
-        saved = json.loads(before(settings))
-        del saved["config"]["tokenizer"]
-        return json.dumps(saved | {"format": 2})
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Settings, "to_json", to_json)
-        make(tmp_path / "kb")
-    assert KnowledgeBase.open(tmp_path / "kb").config.tokenizer == ""
 
 
 LINKED = [
@@ -577,31 +552,6 @@ def test_the_digest_of_links_follows_the_links_alone(tmp_path: Path) -> None:
     assert first == again
     assert none == ""
     assert len({first, second, none}) == 3
-
-
-def test_a_knowledge_base_without_a_column_of_links_can_be_used_changed_and_compacted(
-    kb: KnowledgeBase, tmp_path: Path
-) -> None:
-    shutil.copytree(kb.folder, tmp_path / "old")
-    as_format_3(tmp_path / "old")
-    old = KnowledgeBase.open(tmp_path / "old")
-    assert (old.fingerprint, old.links_digest) == (kb.fingerprint, "")
-    changes = [
-        *LINKED,
-        DOCUMENTS[7]._replace(text="Town 7 is two towns."),
-        DOCUMENTS[8]._replace(id="d8 again"),
-    ]
-    for one in (old, kb):
-        one.add(changes, TinyTagger())
-        one.delete(["d3", "d8"])
-    for _ in range(2):
-        assert list(old) == [passage._replace(links=None) for passage in kb]
-        assert old.verify() == []
-        for mine, others in zip(old.tokens, kb.tokens, strict=True):
-            np.testing.assert_array_equal(mine.values, others.values)
-        assert "links" not in old.table.schema.names
-        old.compact()
-        old = KnowledgeBase.open(old.folder)
 
 
 def test_another_tokenizer_than_the_passages_were_made_with_is_refused(kb: KnowledgeBase) -> None:

@@ -13,7 +13,7 @@ from realm.model.folder import load_model, save_model
 from realm.store.schema import PassageTokens, Ragged
 from realm.text.corpus import HeldOut
 from realm.train import ict
-from realm.train.ict import IctConfig, cloze_pairs
+from realm.train.ict import ClozeRule, IctConfig, cloze_pairs
 from tests.train.stages import CONTRACT, assert_same_result, changed, metrics, stopped_at, tiny
 
 
@@ -52,7 +52,7 @@ def test_sentence_and_rest_make_the_passage_again(tiny_kb) -> None:
     for seed in range(20):
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(tiny_kb))
-        sentences, titles, bodies = cloze_pairs(tokens, order, rng, 1.0, 10)
+        sentences, titles, bodies = cloze_pairs(tokens, order, ClozeRule(10, 1.0), rng)
         assert len(sentences) == 10
         for number, sentence, title, rest in zip(order, sentences, titles, bodies, strict=False):
             body = tokens.body.row(number).tolist()
@@ -68,7 +68,7 @@ def test_sentence_is_taken_out_as_often_as_asked(tiny_kb, removal) -> None:
     removed = []
     for _ in range(20):
         order = rng.permutation(len(tiny_kb))
-        _, _, bodies = cloze_pairs(tokens, order, rng, removal, len(order))
+        _, _, bodies = cloze_pairs(tokens, order, ClozeRule(len(order), removal), rng)
         removed += [len(b) < len(tokens.body.row(n)) for n, b in zip(order, bodies, strict=True)]
     assert abs(np.mean(removed) - removal) < 0.05
 
@@ -78,7 +78,7 @@ def test_title_stands_before_the_sentence_as_often_as_asked(titled) -> None:
     tokens, rng = corpus(*([[n, n]] for n in range(1, 41))), np.random.default_rng(0)
     named = []
     for _ in range(10):
-        sentences, titles, _ = cloze_pairs(tokens, np.arange(40), rng, 0.0, 40, titled)
+        sentences, titles, _ = cloze_pairs(tokens, np.arange(40), ClozeRule(40, 0.0, titled), rng)
         for sentence, title in zip(sentences, titles, strict=True):
             assert sentence.tolist() in ([*title, *sentence[-2:]], sentence[-2:].tolist())
             named.append(len(sentence) > 2)
@@ -87,20 +87,25 @@ def test_title_stands_before_the_sentence_as_often_as_asked(titled) -> None:
 
 def test_every_sentence_of_a_passage_is_asked_for_at_times() -> None:
     tokens, rng = corpus([[1, 2], [3], [4, 5, 6]]), np.random.default_rng(0)
-    seen = {tuple(cloze_pairs(tokens, np.array([0]), rng, 1.0, 1)[0][0].tolist()) for _ in range(50)}
+    seen = {
+        tuple(cloze_pairs(tokens, np.array([0]), ClozeRule(1, 1.0), rng)[0][0].tolist()) for _ in range(50)
+    }
     assert seen == {(1, 2), (3,), (4, 5, 6)}
 
 
 def test_passage_of_one_sentence_takes_part_only_with_it() -> None:
     tokens, rng = corpus([[1, 2]], [[3, 4], [5, 6]]), np.random.default_rng(0)
     both = np.array([0, 1])
-    assert [t.tolist() for t in cloze_pairs(tokens, both, rng, 1.0, 2)[1]] == [[51]]
-    assert [b.tolist() for b in cloze_pairs(tokens, both, rng, 0.0, 2)[2]] == [[1, 2], [3, 4, 5, 6]]
+    assert [t.tolist() for t in cloze_pairs(tokens, both, ClozeRule(2, 1.0), rng)[1]] == [[51]]
+    assert [b.tolist() for b in cloze_pairs(tokens, both, ClozeRule(2, 0.0), rng)[2]] == [
+        [1, 2],
+        [3, 4, 5, 6],
+    ]
 
 
 def test_passages_that_offer_nothing_are_made_up_for() -> None:
     tokens = corpus(*([[1, 2]] for _ in range(6)), [[3, 4], [5, 6]], [[7], [8]], [[9], [10]])
-    _, titles, _ = cloze_pairs(tokens, np.arange(9), np.random.default_rng(0), 1.0, 2)
+    _, titles, _ = cloze_pairs(tokens, np.arange(9), ClozeRule(2, 1.0), np.random.default_rng(0))
     assert [t.tolist() for t in titles] == [[56], [57]]
 
 
@@ -109,12 +114,12 @@ def test_sentence_of_no_wordpieces_is_never_a_query() -> None:
     for seed in range(30):
         rng = np.random.default_rng(seed)
         for removal in (0.0, 1.0):
-            assert all(len(s) for s in cloze_pairs(tokens, np.arange(3), rng, removal, 3)[0])
+            assert all(len(s) for s in cloze_pairs(tokens, np.arange(3), ClozeRule(3, removal), rng)[0])
 
 
 def test_corpus_of_single_sentences_is_one_line() -> None:
     with pytest.raises(InputError, match="none of 2 passages has two sentences") as error:
-        cloze_pairs(corpus([[1]], [[2]]), np.arange(2), np.random.default_rng(0), 1.0, 2)
+        cloze_pairs(corpus([[1]], [[2]]), np.arange(2), ClozeRule(2, 1.0), np.random.default_rng(0))
     assert "\n" not in str(error.value)
 
 

@@ -1,7 +1,6 @@
 """Masked language modelling: what is hidden and shown, what the stage makes, and that it repeats exactly."""
 
 import math
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,24 +10,19 @@ import torch
 from realm.errors import InputError
 from realm.index.embedding import pooled_states
 from realm.masking.held_out import held_out
-from realm.masking.masked_queries import SpanIndex
+from realm.masking.masked_rows import RowMaker
 from realm.model.bert_files import save_bert
 from realm.model.calibration import Calibration
 from realm.model.folder import Model, load_model, save_model
 from realm.model.masked_reader import EncoderConfig, new_reader, save_reader
 from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
-from realm.store.schema import PassageTokens, Ragged
 from realm.text.corpus import Annotations, Document, Span
 from realm.tokens.layouts import Lengths
 from realm.tokens.tokenizer import Tokenizer
 from realm.train import mlm
 from realm.train.finetune import start_reader
-from realm.train.mlm import MlmConfig, masked_rows
+from realm.train.mlm import MlmConfig
 from tests.train.stages import CONTRACT, assert_same_result, changed, metrics, stopped_at, tiny
-
-LENGTHS = Lengths(
-    query=20, passage=32
-)  # shorter than the towns' passages, so that everything is cut somewhere
 
 
 def settings(*overrides: str) -> MlmConfig:
@@ -90,12 +84,13 @@ def test_embedder_starts_at_the_whitened_components_of_the_corpus(made, tiny_kb)
 
 def test_no_sentence_of_a_held_out_passage_is_trained_on(tiny_kb, tmp_path, monkeypatch) -> None:
     seen: set[int] = set()
+    batch = RowMaker.batch
 
-    def record(tokens, spans, passages, *rest):
+    def record(maker, passages, *rest):
         seen.update(passages.tolist())
-        return masked_rows(tokens, spans, passages, *rest)
+        return batch(maker, passages, *rest)
 
-    monkeypatch.setattr(mlm, "masked_rows", record)
+    monkeypatch.setattr(RowMaker, "batch", record)
     mlm.train(tiny_kb, tmp_path / "out", settings("steps=2"))
     assert seen == set(np.flatnonzero(~held_out(tiny_kb.ids, 0.2)).tolist())
     assert 0 < len(seen) < len(tiny_kb)
@@ -161,168 +156,7 @@ def test_corpus_of_one_passage_has_no_probe_and_still_trains(tiny_kb, tmp_path) 
     assert all(np.isfinite(row["loss"]) for row in metrics(out))
 
 
-# -- the rows
-
-
-def ragged(rows) -> Ragged:
-    offsets = np.cumsum([0] + [len(r) for r in rows])
-    return Ragged(np.array([x for r in rows for x in r], dtype=np.int32), offsets)
-
-
-def batches(kb, config: MlmConfig, count: int = 30, lengths: Lengths = LENGTHS):
-    passages = np.arange(len(kb))
-    spans = SpanIndex(kb.tokens)
-    for seed in range(count):
-        rng = np.random.default_rng(seed)
-        yield masked_rows(kb.tokens, spans, passages, rng, kb.tokenizer, lengths, config)
-
-
-def rows_of(rows):
-    """Per row: its tokens, its segments, and {position: target}."""
-    targets = [{} for _ in rows.tokens.ids_BT]
-    for row, position, target in zip(*(t.tolist() for t in rows[1:]), strict=True):
-        targets[row][position] = target
-    real = rows.tokens.mask_BT.sum(dim=1).tolist()
-    for ids, segments, length, wanted in zip(
-        rows.tokens.ids_BT.tolist(), rows.tokens.segments_BT.tolist(), real, targets, strict=True
-    ):
-        yield ids[:length], segments[:length], wanted
-
-
-def restored(ids: list[int], targets: dict[int, int]) -> list[int]:
-    return [targets.get(place, token) for place, token in enumerate(ids)]
-
-
-def test_plain_rows_are_passages_whose_targets_undo_the_masks(tiny_kb) -> None:
-    config, tokenizer = settings("reading=0.0"), tiny_kb.tokenizer
-    bodies = [tiny_kb.tokens.body.row(n).tolist() for n in range(len(tiny_kb))]
-    titled = visible = masked = 0
-    for (rows,) in batches(tiny_kb, config):
-        for ids, segments, targets in rows_of(rows):
-            first = segments.index(1)
-            body = restored(ids, targets)[first:-1]
-            (owner,) = [n for n, b in enumerate(bodies) if b[: len(body)] == body]
-            title = ids[1 : first - 1]
-            assert title in ([], tiny_kb.tokens.title.row(owner).tolist())
-            assert ids[0] == tokenizer.cls_id and ids[first - 1] == ids[-1] == tokenizer.sep_id
-            assert all(first <= place < len(ids) - 1 for place in targets)
-            assert tokenizer.mask_id not in restored(ids, targets)
-            titled += bool(title)
-            masked += sum(ids[place] == tokenizer.mask_id for place in targets)
-            visible += sum(ids[place] != tokenizer.mask_id for place in targets)
-    assert 0.3 < titled / 240 < 0.7
-    assert 0.05 < visible / (visible + masked) < 0.16
-
-
-def test_reading_rows_are_a_sentence_beside_its_passage_one_close_to_it_another_holder_or_none(
-    tiny_kb,
-) -> None:
-    config, tokens = settings("reading=1.0"), tiny_kb.tokens
-    kinds = {"own": 0, "none": 0, "other": 0}
-    bodies = [tokens.body.row(n).tolist() for n in range(len(tiny_kb))]
-    for (rows,) in batches(tiny_kb, config, lengths=Lengths(query=20, passage=60)):
-        for ids, segments, targets in rows_of(rows):
-            first = segments.index(1)
-            sentence, beside = restored(ids, targets)[1 : first - 1], ids[first:-1]
-            assert len(targets) >= 1 and all(0 < place < first - 1 for place in targets)
-            assert all(ids[place] == tiny_kb.tokenizer.mask_id for place in targets)
-            owners = [
-                n
-                for n in range(len(tiny_kb))
-                for start, end in zip(
-                    tokens.sentences.row(n),
-                    np.append(tokens.sentences.row(n)[1:], len(tokens.body.row(n))),
-                    strict=True,
-                )
-                if tokens.body.row(n)[start:end][:18].tolist() == sentence
-            ]
-            assert len(owners) == 1
-            if not beside:
-                kinds["none"] += 1
-            elif beside == bodies[owners[0]]:
-                kinds["own"] += 1
-            else:
-                kinds["other"] += 1
-                away = (bodies.index(beside) - owners[0]) % len(bodies)
-                assert away in (1, 2, len(bodies) - 1, len(bodies) - 2) or set(targets.values()) & set(beside)
-    total = sum(kinds.values())
-    assert abs(kinds["none"] / total - mlm.NO_PASSAGE) < 0.08
-    assert abs(kinds["own"] / total - mlm.OWN_PASSAGE) < 0.12
-
-
-@pytest.mark.parametrize("own", [5, 0])
-def test_passage_beside_a_sentence_is_of_each_kind_as_often_as_meant(own) -> None:
-    """Twelve passages, of which three hold the span; the first one has neighbours on one side only."""
-    span, count, draws = [7, 8], 12, 4000
-    positives = [own, (own + 4) % count, (own + 7) % count]
-    tokens = PassageTokens(
-        title=ragged([[9]] * count),
-        body=ragged([[100 + n, *(span if n in positives else [20, 21])] for n in range(count)]),
-        sentences=ragged([[0]] * count),
-        span_starts=ragged([[1] if n in positives else [] for n in range(count)]),
-        span_ends=ragged([[3] if n in positives else [] for n in range(count)]),
-    )
-    spans, rng = SpanIndex(tokens), np.random.default_rng(0)
-    drawn = [mlm._beside(tokens, spans, own, np.array(span), rng) for _ in range(draws)]
-    found = Counter(int(body[0]) - 100 if len(body) else None for body in drawn)
-    other = 1 - mlm.OWN_PASSAGE - mlm.NEAR_PASSAGE - mlm.NO_PASSAGE
-    near = [n for n in range(count) if 0 < abs(n - own) <= 2]
-    expected = {
-        own: mlm.OWN_PASSAGE,
-        None: mlm.NO_PASSAGE,
-        **{n: mlm.NEAR_PASSAGE / len(near) for n in near},
-        **dict.fromkeys(positives[1:], other / 2),
-    }
-    assert found.keys() <= expected.keys()
-    for kind, share in expected.items():
-        assert abs(found[kind] / draws - share) < 4 * math.sqrt(share * (1 - share) / draws) + 1e-9
-
-
-def test_sentence_whose_span_stands_nowhere_else_gets_its_own_passage_instead_of_anothers(
-    monkeypatch,
-) -> None:
-    tokens = PassageTokens(
-        title=ragged([[9]] * 3),
-        body=ragged([[7, 8], [20], [21]]),
-        sentences=ragged([[0]] * 3),
-        span_starts=ragged([[0], [], []]),
-        span_ends=ragged([[2], [], []]),
-    )
-    for name in ("OWN_PASSAGE", "NEAR_PASSAGE", "NO_PASSAGE"):
-        monkeypatch.setattr(mlm, name, 0.0)
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        assert mlm._beside(tokens, SpanIndex(tokens), 0, np.array([7, 8]), rng).tolist() == [7, 8]
-
-
-def test_only_passage_of_a_corpus_stands_beside_its_own_sentences(monkeypatch) -> None:
-    tokens = PassageTokens(*(ragged([row]) for row in ([9], [7, 8], [0], [0], [2])))
-    monkeypatch.setattr(mlm, "NEAR_PASSAGE", 1.0)
-    monkeypatch.setattr(mlm, "NO_PASSAGE", 0.0)
-    rng = np.random.default_rng(0)
-    assert mlm._beside(tokens, SpanIndex(tokens), 0, np.array([7, 8]), rng).tolist() == [7, 8]
-
-
-def test_batch_mixes_both_kinds_in_their_share(tiny_kb) -> None:
-    for reading, plain in batches(tiny_kb, settings("batch_size=8", "reading=0.25"), count=5):
-        assert (len(reading.tokens.ids_BT), len(plain.tokens.ids_BT)) == (2, 6)
-
-
-def test_sentence_of_no_wordpieces_does_no_harm(tiny_kb) -> None:
-    """Such as one of control characters, which the tokenizer drops."""
-    draw = np.random.default_rng(0)
-    tokens = PassageTokens(
-        title=ragged([[9], [9]]),
-        body=ragged([draw.integers(10, 99, 12), draw.integers(10, 99, 9)]),
-        sentences=ragged([[0, 5, 5, 12], [0, 0]]),
-        span_starts=ragged([[1], []]),
-        span_ends=ragged([[3], []]),
-    )
-    config = settings("reading=1.0")
-    for seed in range(50):
-        rng = np.random.default_rng(seed)
-        rows = masked_rows(tokens, SpanIndex(tokens), np.arange(2), rng, tiny_kb.tokenizer, LENGTHS, config)
-        assert all(len(part.row_P) for part in rows)
+# -- the embedder and the copy head
 
 
 def test_inverse_frequency_is_the_log_of_passages_over_holders(tiny_kb) -> None:

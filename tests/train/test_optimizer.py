@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from realm.model.folder import load_model
 from realm.train.loop import TrainRun
 from realm.train.run_config import RunConfig
-from tests.train.toy import DATA, assert_same_result, at, config, stop, train
+from tests.train.toy import DATA, config
 
 
 @pytest.mark.parametrize("decay", [True, False])
@@ -111,25 +110,6 @@ def test_parameters_that_start_late_or_anew_are_textbook_adamw_too(
             run.update(loss, {})
             for name, part in parts.items():
                 np.testing.assert_allclose(part.detach().numpy(), values[name], rtol=1e-4, atol=1e-5)
-
-
-def test_run_without_bias_correction_goes_on_from_an_earlier_versions_checkpoint(
-    tiny_model_folder, tmp_path
-) -> None:
-    """Those counted each parameter's steps from 0."""
-    settings = config(bias_correction=False)
-    train(load_model(tiny_model_folder), tmp_path / "plain", settings)
-    with pytest.raises(KeyboardInterrupt):
-        train(load_model(tiny_model_folder), tmp_path / "out", settings, before_update=at(5, stop))
-    (file,) = (tmp_path / "out.training").glob("checkpoint-*.pt")
-    saved = torch.load(file, weights_only=True)
-    for state in saved["optimizer"]["state"].values():
-        state["step"].fill_(6)
-    for group in saved["optimizer"]["param_groups"]:
-        group["eps"], group["weight_decay"] = 1e-5, 1.0
-    torch.save(saved, file)
-    train(load_model(tiny_model_folder), tmp_path / "out", settings)
-    assert_same_result(tmp_path / "out", tmp_path / "plain")
 
 
 def test_two_parts_have_their_own_rates_and_one_can_be_slowed_or_stopped(tiny_model, tmp_path) -> None:

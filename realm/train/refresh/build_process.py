@@ -6,7 +6,7 @@
     stop     kills the build and every process that the build started
 
 A build fails if its process dies, ends without a new version, prints nothing for `SILENCE` seconds, or runs longer than
-`DEADLINE` seconds. A failed build is started again. After `restarts` such repetitions the training run ends.
+`DEADLINE` seconds. A failed build is started again. After `RESTARTS` such repetitions the training run ends.
 
 A build ends when the training process ends (`realm.watchdog`). `realm.train.refresh.refresher` decides when a build is due and
 when the new version is used.
@@ -16,11 +16,11 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from realm.errors import RealmError, at_least
 from realm.model.device import Precision
@@ -32,23 +32,24 @@ SILENCE = 300.0
 """Seconds without output after which a build counts as failed."""
 DEADLINE = 86400.0
 """Longest duration of a build, in seconds."""
+RESTARTS = 3
+"""How often a failed build is started again. If the last of these builds fails too, the run ends."""
 
 
 @dataclass(frozen=True)
 class BuildConfig(EngineConfig):
-    """Where a background build runs, and how often a failed build is repeated."""
+    """Where a background build runs."""
 
     threads: int = 1
     """CPU threads of each process of the build; a build has one process per device."""
     device: str = ""
     """Device of the build, such as "cuda:1", or several devices, such as "cuda:1,cuda:2". "": the device of the training
     process; on a Ray cluster the GPUs, or the CPU cores if the cluster has no GPUs."""
-    restarts: int = 3
-    """How often a failed build is started again. If the last of these builds fails too, the run ends."""
+    CONSTANTS: ClassVar[Mapping[str, int]] = {"restarts": RESTARTS}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, threads=1, restarts=0)
+        at_least(self, threads=1)
 
 
 class Builder(AbstractContextManager["Builder"]):
@@ -86,7 +87,7 @@ class Builder(AbstractContextManager["Builder"]):
         """State of the build that `begin` started; returns without waiting.
 
         Raises:
-            RealmError: the build failed more than `restarts` times; the message has the path of the log.
+            RealmError: the build failed more than `RESTARTS` times; the message has the path of the log.
         """
         assert self._child is not None
         if self._child.poll():
@@ -114,7 +115,7 @@ class Builder(AbstractContextManager["Builder"]):
     def _restart(self, failure: str) -> None:
         self._failures += 1
         what = f"the index build of step {self._step} {failure}: see {self.log}"
-        if self._failures > self._config.restarts:
+        if self._failures > RESTARTS:
             raise RealmError(
                 f"{what}; the build failed {self._failures} times, so the run ends; its last checkpoint stays"
             )

@@ -145,7 +145,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         """The new version to use after `step` steps, or None. Waits only for a build whose index must be used now (`lag`).
 
         Raises:
-            RealmError: a build failed more than `restarts` times; the message has the path of the log.
+            RealmError: a build failed more than `RESTARTS` times; the message has the path of the log.
         """
         self._times.end(self._builder.running)
         number = distributed.broadcast(self._ready_version(step)) if self._building is not None else None

@@ -27,9 +27,15 @@ from tests.train.refresh.refreshing import (
 )
 
 
+@pytest.fixture
+def no_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_process, "RESTARTS", 0)
+
+
+@pytest.mark.usefixtures("no_restarts")
 def test_dead_build_is_one_line_that_names_its_log(tiny_kb, tiny_model, run_folder, fake_build) -> None:
     fake_build("echo out of memory >&2; exit 3")
-    with refresher(tiny_kb, run_folder, restarts=0) as builds:
+    with refresher(tiny_kb, run_folder) as builds:
         builds.build_initial(tiny_model, 0)
         builds.request(tiny_model, 10)
 
@@ -61,7 +67,7 @@ def test_failed_build_is_started_again_and_then_ends_the_run(
 ) -> None:
     fake_build(f"echo >> {tmp_path}/tries; exit 7")
     reported: list[str] = []
-    with refresher(tiny_kb, run_folder, report=reported.append, restarts=3) as builds:
+    with refresher(tiny_kb, run_folder, report=reported.append) as builds:
         builds.build_initial(tiny_model, 0)
         builds.request(tiny_model, 10)
         error = until_it_gives_up(builds)
@@ -82,12 +88,13 @@ def test_failed_build_is_started_again_and_then_ends_the_run(
     ],
     ids=["stuck", "slow"],
 )
+@pytest.mark.usefixtures("no_restarts")
 def test_stuck_and_slow_builds_are_killed_and_named_with_their_log(
     tiny_kb, tiny_model, run_folder, fake_build, script, limit, how, monkeypatch
 ) -> None:
     fake_build(script)
     monkeypatch.setattr(build_process, *limit)
-    with refresher(tiny_kb, run_folder, restarts=0) as builds:
+    with refresher(tiny_kb, run_folder) as builds:
         builds.build_initial(tiny_model, 0)
         builds.request(tiny_model, 10)
         pid = builds._builder._child.pid
@@ -95,10 +102,11 @@ def test_stuck_and_slow_builds_are_killed_and_named_with_their_log(
         assert how in error and str(run_folder / "index.log") in error and not alive(pid)
 
 
+@pytest.mark.usefixtures("no_restarts")
 def test_build_killed_after_its_commit_counts(tiny_kb, tiny_model, run_folder, fake_build) -> None:
     """Nothing more is wanted of it than its version."""
     fake_build("sleep 60")
-    with refresher(tiny_kb, run_folder, restarts=0) as builds:
+    with refresher(tiny_kb, run_folder) as builds:
         builds.build_initial(tiny_model, 0)
         builds.request(tiny_model, 10)
         build_here(tiny_kb, tiny_model, run_folder)
@@ -108,12 +116,13 @@ def test_build_killed_after_its_commit_counts(tiny_kb, tiny_model, run_folder, f
         assert version is not None and (version.step, version.number) == (10, 2)
 
 
+@pytest.mark.usefixtures("no_restarts")
 def test_build_that_ends_well_without_its_version_has_failed(
     tiny_kb, tiny_model, run_folder, fake_build
 ) -> None:
     """As on another machine that does not share the folders."""
     fake_build("exit 0")
-    with refresher(tiny_kb, run_folder, restarts=0) as builds:
+    with refresher(tiny_kb, run_folder) as builds:
         builds.build_initial(tiny_model, 0)
         builds.request(tiny_model, 10)
         error = until_it_gives_up(builds)
@@ -202,7 +211,7 @@ def test_build_killed_before_its_commit_leaves_nothing_to_load(
     )
     fake_build(f'shift 2; exec {PYTHON} -c "{code}" "$@"')
     reported: list[str] = []
-    with refresher(tiny_kb, run_folder, report=reported.append, restarts=1) as builds:
+    with refresher(tiny_kb, run_folder, report=reported.append) as builds:
         builds.build_initial(tiny_model, 0)
         move(tiny_model)
         builds.request(tiny_model, 10)
