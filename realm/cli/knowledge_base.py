@@ -229,6 +229,7 @@ class MadeJson(TypedDict):
 
 
 def _build(args: argparse.Namespace) -> None:
+    from realm.documents.near_duplicates import without_near_duplicates
     from realm.documents.reading import ReadingReport, read_documents
     from realm.store.knowledge_base import KnowledgeBaseConfig, build
     from realm.text.salient_spans import load_tagger
@@ -245,6 +246,8 @@ def _build(args: argparse.Namespace) -> None:
     )
     reading, for_vocabulary = (None if args.strict else ReadingReport() for _ in range(2))
     documents = read_documents(args.sources, config.max_document_chars, reading)
+    if config.near_duplicates:
+        documents = without_near_duplicates(documents, config.near_duplicates, reading)
     total = _count(args.sources, config.max_document_chars)
     if args.vocab_size is None:
         tokenizer = Tokenizer.load(config.tokenizer)

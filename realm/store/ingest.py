@@ -69,6 +69,9 @@ class KnowledgeBaseConfig:
     """Sources of the documents, as given to the command."""
     max_document_chars: int = 1_000_000
     """Longest document in characters; longer documents are left out, because most of them are no text."""
+    near_duplicates: float = 0.0
+    """Similarity, from 0 to 1, from which on a document is left out because it is nearly equal to an earlier document; 0: all
+    documents are kept (`realm.documents.near_duplicates`)."""
     commit_every: int = 8192
     """Largest number of passages per commit; they are held in memory, and a killed build repeats them."""
 
@@ -81,6 +84,8 @@ class KnowledgeBaseConfig:
         at_least(self, passage_tokens=16, max_document_chars=1, commit_every=1)
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out is {self.held_out}: it must be 0 or more, and less than 1")
+        if not 0 <= self.near_duplicates <= 1:
+            raise ValueError(f"near_duplicates is {self.near_duplicates}: it must be between 0 and 1")
 
 
 class SettingsJson(TypedDict):

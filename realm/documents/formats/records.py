@@ -27,8 +27,9 @@ REDIRECT: Final = "redirects"
 DISAMBIGUATION: Final = "disambiguation pages"
 LISTS: Final = "lists, indexes and outlines"
 NAMESPACE: Final = "pages that are not articles"
+NEAR_DUPLICATE: Final = "nearly equal to an earlier document"
 """Reasons for leaving out files, lines and rows, as printed after a number: "3 empty"."""
-EXPECTED = frozenset((TYPE, LINK, REDIRECT, DISAMBIGUATION, LISTS, NAMESPACE))
+EXPECTED = frozenset((TYPE, LINK, REDIRECT, DISAMBIGUATION, LISTS, NAMESPACE, NEAR_DUPLICATE))
 """Reasons that are not problems: with `--strict`, the first problem is an error, but these reasons are not."""
 
 
