@@ -2,7 +2,7 @@
 
 The similarity of two documents is the Jaccard similarity of their sequences of five words: the number of sequences that occur
 in both documents, divided by the number of sequences that occur in at least one of them. It is estimated from 128 hash values
-per document, so the standard error is at most 4.4 points. Each document needs about 2 kB of memory.
+per document, so the standard error is at most 4.4 points. Each document needs about 7 kB of memory.
 """
 
 import zlib
