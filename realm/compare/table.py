@@ -138,14 +138,12 @@ def _write_questions(plan: Plan, split: Split | None) -> None:
         parts = {"train": split.train, "dev": split.dev}
     else:
         made = plan.folder / "questions" / "made"
-        other = read_questions(
-            made / "dev.jsonl"
-        )  # questions about other documents than the training questions
+        # These questions are about other documents than the training questions.
+        other = read_questions(made / "dev.jsonl")
         parts = {"train": read_questions(made / "train.jsonl"), "test": other[::2], "dev": other[1::2]}
     plan.questions("train").parent.mkdir(exist_ok=True)
-    for name in sorted(
-        parts, key=("train", "test", "dev").index
-    ):  # dev is the last file: if it exists, all files are complete
+    # The dev file is written last: if it exists, all files are complete.
+    for name in sorted(parts, key=("train", "test", "dev").index):
         write_json_lines(plan.questions(name), map(_question_json, parts[name]))
 
 

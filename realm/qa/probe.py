@@ -8,7 +8,7 @@ Axis letters: B queries, K candidates with the null passage, M masked tokens, D 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, TypedDict
 
 import numpy as np
@@ -105,16 +105,9 @@ class ProbeReport:
 
     def as_dict(self) -> ProbeJson:
         """The report as JSON, with rounded numbers."""
-        reading = self.reading
-        return {
-            "n": self.n,
-            "recall": {str(k): round(v, 2) for k, v in self.recall.items()},
-            "span_accuracy": round(reading.span_accuracy, 3),
-            "span_accuracy_without": round(reading.span_accuracy_without, 3),
-            "retrieval_utility": round(reading.retrieval_utility, 3),
-            "null_probability": round(reading.null_probability, 3),
-            "positive_gap": round(reading.positive_gap, 3),
-        }
+        reading = {name: round(value, 3) for name, value in asdict(self.reading).items() if name != "n"}
+        recall = {str(k): round(v, 2) for k, v in self.recall.items()}
+        return {"n": self.n, "recall": recall, **reading}  # type: ignore[typeddict-item]
 
     def outcomes(self) -> list[ProbeOutcome]:
         """The outcome of each query, in the order of the probe."""
@@ -248,10 +241,9 @@ def probe(
         )
     with autocast(model.device, config.precision):
         query_BD = embed_queries(model, queries)
-        by_words = method == "bm25"
         ranks = (
             first_positives_bm25(queries, kb)
-            if by_words
+            if method == "bm25"
             else first_positives(queries, query_BD, index, kb.tokens)
         )
         reading = read_queries(

@@ -33,7 +33,7 @@ from realm.progress import progress
 from realm.qa.predictions import DEPTH
 from realm.qa.question_files import Question
 from realm.qa.reading import Reading, joint_reading
-from realm.qa.spans import answer_pieces, body_start
+from realm.qa.spans import body_start, pieces_of_answers
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.systems.passage_graph import RELATIONS, PassageGraph
@@ -165,10 +165,6 @@ class Retrieval:
     def __init__(self, kb: KnowledgeBase, graph: PassageGraph, passages: int):
         self._retriever, self._graph, self.read = Retriever(kb), graph, passages
 
-    def passages(self, question: str) -> list[int]:
-        """Numbers of the passages to read, best first."""
-        return self.ranking(question)[0]
-
     def ranking(self, question: str) -> tuple[list[int], list[int]]:
         """Numbers of the passages to read, best first; and the same numbers, followed by those of other passages that BM25
         finds."""
@@ -212,13 +208,9 @@ def examples_of(
     examples = []
     with progress(total=len(questions), description="find answers", unit="question") as bar:
         for question in questions:
-            numbers = retrieval.passages(question.question)
+            numbers, _ = retrieval.ranking(question.question)
             texts = [passage.text for passage in kb.passages(numbers)]
-            answers = [] if question.regex else tokenizer.encode(question.answers)
-            places = [
-                answer_pieces(question, answers, text, body, ANSWER_TOKENS)
-                for text, body in zip(texts, tokenizer.encode_with_offsets(texts), strict=True)
-            ]
+            places = pieces_of_answers(question, texts, tokenizer, ANSWER_TOKENS)
             if any(places):
                 examples.append(Example(question.question, numbers, places))
             bar.update(1)
@@ -271,8 +263,8 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
                 [
                     (
                         k,
-                        read.body_start(row * most + k) + first,
-                        read.body_start(row * most + k) + first + width,
+                        read.starts[row * most + k] + first,
+                        read.starts[row * most + k] + first + width,
                     )
                     for k, place in enumerate(own[:most])
                     for first, width in one.places[place]
@@ -307,9 +299,6 @@ class Read(NamedTuple):
     relation_BKK: Tensor
     starts: list[int]
     """For each row, the position of the first wordpiece of the body."""
-
-    def body_start(self, row: int) -> int:
-        return self.starts[row]
 
 
 class GraphRetriever:

@@ -32,7 +32,7 @@ from realm.progress import progress
 from realm.qa.predictions import DEPTH
 from realm.qa.question_files import Question
 from realm.qa.reading import Reading, joint_reading
-from realm.qa.spans import answer_pieces, body_start
+from realm.qa.spans import body_start, pieces_of_answers
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.systems.passage_graph import PassageGraph
@@ -142,12 +142,7 @@ def _spans(
     kb: KnowledgeBase, tokenizer: Tokenizer, question: Question, numbers: Sequence[int]
 ) -> list[list[tuple[int, int]]]:
     texts = [passage.text for passage in kb.passages(numbers)]
-    answers = [] if question.regex else tokenizer.encode(question.answers)
-    bodies = tokenizer.encode_with_offsets(texts)
-    return [
-        answer_pieces(question, answers, text, body, ANSWER_TOKENS)
-        for text, body in zip(texts, bodies, strict=True)
-    ]
+    return pieces_of_answers(question, texts, tokenizer, ANSWER_TOKENS)
 
 
 def train(ground: Ground, out: Path, config: Config) -> Path:
@@ -238,15 +233,14 @@ class PathRetriever:
         texts = [self._text(own) for own in read]
         reading = self._inputs(question.question, texts, self._long)
         begin = body_start(self._tokenizer.encode([question.question])[0], self._lengths)
-        answers = [] if question.regex else self._tokenizer.encode(question.answers)
-        longest, bodies = reading.tokens.ids_BT.shape[1], self._tokenizer.encode_with_offsets(texts)
+        longest = reading.tokens.ids_BT.shape[1]
         places = [
             [
                 (begin + first, begin + first + width)
-                for first, width in answer_pieces(question, answers, text, body, ANSWER_TOKENS)
+                for first, width in found
                 if begin + first + width < longest - 1
             ]
-            for text, body in zip(texts, bodies, strict=True)
+            for found in pieces_of_answers(question, texts, self._tokenizer, ANSWER_TOKENS)
         ]
         holds_R, end_2RT = self._network.read(reading)
         return retrieval + reading_loss(holds_R, end_2RT, places)
