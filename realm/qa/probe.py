@@ -63,16 +63,21 @@ class ReadingReport:
     """Mean utility of passages that contain the span, minus the mean utility of all other passages read, in nats per span."""
 
 
-class ProbeJson(TypedDict):
-    """The output of `realm probe`: the number of queries, recall in percent, and the fields of `ReadingReport` except `n`."""
+class ReadingJson(TypedDict):
+    """The fields of `ReadingReport` except `n`."""
 
-    n: int
-    recall: dict[str, float]
     span_accuracy: float
     span_accuracy_without: float
     retrieval_utility: float
     null_probability: float
     positive_gap: float
+
+
+class ProbeJson(ReadingJson):
+    """The output of `realm probe`: the number of queries, recall in percent, and the results of reading."""
+
+    n: int
+    recall: dict[str, float]
 
 
 class ProbeOutcome(TypedDict):
@@ -219,6 +224,19 @@ def read_queries(
     )
 
 
+def open_for_probe(kb: KnowledgeBase, model_path: str, device: str) -> tuple[Model, PassageIndex, SpanIndex]:
+    """The model on its device, its index, and the salient spans of the knowledge base.
+
+    Raises:
+        InputError: the model and the knowledge base do not belong together, or there is no index.
+    """
+    model = load_model(model_path)
+    kb.check_tokenizer(model.tokenizer, model_path)
+    kb.agree_on_held_out(model.held_out, model_path)
+    model.to(choose_device(device))
+    return model, complete_index(kb, model, model_path).index, SpanIndex(kb.tokens)
+
+
 def probe(
     kb: KnowledgeBase, model_path: str, config: ProbeConfig, method: Literal["dense", "bm25"] = "dense"
 ) -> ProbeReport:
@@ -227,11 +245,7 @@ def probe(
     Raises:
         InputError: the model and the knowledge base do not belong together, there is no index, or there is no probe query.
     """
-    model = load_model(model_path)
-    kb.check_tokenizer(model.tokenizer, model_path)
-    kb.agree_on_held_out(model.held_out, model_path)
-    model.to(choose_device(config.device))
-    index, spans = complete_index(kb, model, model_path).index, SpanIndex(kb.tokens)
+    model, index, spans = open_for_probe(kb, model_path, config.device)
     queries = held_out_queries(kb, model.lengths.query - 2, config.queries, spans)
     if not queries:
         raise InputError(

@@ -37,11 +37,19 @@ from realm.qa.spans import body_start, pieces_of_answers
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.systems.passage_graph import RELATIONS, PassageGraph
-from realm.systems.system import Best, Found, Ground, SystemModel, read_system, read_weights
+from realm.systems.system import (
+    Best,
+    EncoderSystemConfig,
+    Found,
+    Ground,
+    SystemModel,
+    read_system,
+    read_weights,
+)
 from realm.tokens.layouts import Lengths, Tokens
 from realm.tokens.tokenizer import Tokenizer
 from realm.train.loop import TrainRun
-from realm.train.run_config import RunConfig, generator
+from realm.train.run_config import generator
 
 NAME = "graph"
 HEAD_RATE = 1e-3
@@ -58,21 +66,11 @@ ANSWER_TOKENS = 10
 
 
 @dataclass(frozen=True)
-class Config(RunConfig):
+class Config(EncoderSystemConfig):
     """Settings of `realm baseline graph` (published: BERT-base, seeds from TF-IDF and TAGME, relations from Wikidata)."""
 
-    steps: int = 1000
-    """Optimizer steps."""
-    batch_size: int = 4
-    """Number of questions per step."""
-    learning_rate: float = 5e-5
-    """Peak learning rate of the encoder."""
     passages: int = 20
     """Number of passages that are read for a question (published: 80 on Natural Questions)."""
-    dev_every: int = 250
-    """Steps between two evaluations on dev questions; the best weights are kept."""
-    dev_questions: int = 200
-    """Number of dev questions in each evaluation."""
     CONSTANTS: ClassVar[Mapping[str, float]] = {
         "head_rate": HEAD_RATE,
         "seeds": SEEDS,

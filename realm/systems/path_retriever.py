@@ -37,11 +37,19 @@ from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.systems.passage_graph import PassageGraph
 from realm.systems.path_network import END, PathNetwork, beam_search, path_loss, reading_loss
-from realm.systems.system import Best, Found, Ground, SystemModel, read_system, read_weights
+from realm.systems.system import (
+    Best,
+    EncoderSystemConfig,
+    Found,
+    Ground,
+    SystemModel,
+    read_system,
+    read_weights,
+)
 from realm.tokens.layouts import Lengths
 from realm.tokens.tokenizer import Tokenizer
 from realm.train.loop import TrainRun
-from realm.train.run_config import RunConfig, generator
+from realm.train.run_config import generator
 
 NAME = "path"
 HEAD_RATE = 1e-3
@@ -62,19 +70,10 @@ SEPARATOR = "\n\n"
 
 
 @dataclass(frozen=True)
-class Config(RunConfig):
-    """Settings of `realm baseline path` (published: BERT-base as retriever, BERT-large as reader, links from hyperlinks)."""
+class Config(EncoderSystemConfig):
+    """Settings of `realm baseline path` (published: BERT-base as retriever, BERT-large as reader, links from hyperlinks, rate
+    3e-5)."""
 
-    steps: int = 1000
-    """Optimizer steps."""
-    batch_size: int = 4
-    """Number of questions per step."""
-    learning_rate: float = 5e-5
-    """Peak learning rate of both encoders (published: 3e-5)."""
-    dev_every: int = 250
-    """Steps between two evaluations on dev questions; the best weights are kept."""
-    dev_questions: int = 200
-    """Number of dev questions in each evaluation."""
     CONSTANTS: ClassVar[Mapping[str, float]] = {
         "head_rate": HEAD_RATE,
         "seeds": SEEDS,
