@@ -14,9 +14,6 @@ from realm.compare.questions import is_dev, split_questions
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
 from realm.errors import InputError
 from realm.qa.question_files import Question
-from realm.store.knowledge_base import KnowledgeBase
-from tests.compare.test_table import read_lines
-from tests.towns import TOWNS
 
 
 def plan(table=TABLE_1, data: DataConfig | None = None, **settings: Any) -> Plan:
@@ -77,22 +74,6 @@ def test_what_cannot_be_used_is_one_line_before_the_first_stage(
     error = capsys.readouterr().err
     assert problem in error and error.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q.jsonl"]
-
-
-def test_only_the_first_documents_of_both_corpora_are_used_if_so_many_are_asked_for(
-    home, tmp_path, monkeypatch
-) -> None:
-    def stop(*_: object) -> None:
-        raise InputError("stopped before the questions")
-
-    monkeypatch.setattr("realm.compare.table._write_questions", stop)
-    words = home.words("compare", tmp_path / "t", "--set", "data.documents=5", asked=False)
-    assert cli.main(words) == 2
-    for name in ("kb", "text-kb"):
-        kb = KnowledgeBase.open(tmp_path / "t" / name)
-        assert sorted({passage.title for passage in kb}) == sorted(TOWNS[:5])
-        documents = read_lines(tmp_path / "t" / "documents" / f"{name}.jsonl")
-        assert [(one["id"], one["title"]) for one in documents] == [(town, town) for town in TOWNS[:5]]
 
 
 def test_training_questions_that_a_test_asks_are_left_out() -> None:

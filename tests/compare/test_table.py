@@ -19,6 +19,7 @@ from realm import cli
 from realm.compare import plots, results
 from realm.compare.rows import TABLE_1, TABLE_2
 from realm.compare.table import DataJson
+from realm.errors import InputError
 from realm.interop.blocks import convert_checkpoint
 from realm.model.folder import load_model
 from realm.model.manifest import read_manifest
@@ -395,6 +396,22 @@ def test_retrieval_is_measured_before_any_question_for_every_seed(home, ablated,
     one = report["starts"]["realm"]["tests"]["spans"]["all"]
     assert one["recall"]["5"] == pytest.approx(mean(reports), abs=0.006)
     assert "seeds 0, 1; number of seeds with training on questions: 0" in (folder / "table2.md").read_text()
+
+
+def test_only_the_first_documents_of_both_corpora_are_used_if_so_many_are_asked_for(
+    home, tmp_path, monkeypatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise InputError("stopped before the questions")
+
+    monkeypatch.setattr("realm.compare.table._write_questions", stop)
+    words = home.words("compare", tmp_path / "t", "--set", "data.documents=5", asked=False)
+    assert cli.main(words) == 2
+    for name in ("kb", "text-kb"):
+        kb = KnowledgeBase.open(tmp_path / "t" / name)
+        assert sorted({passage.title for passage in kb}) == sorted(TOWNS[:5])
+        documents = read_lines(tmp_path / "t" / "documents" / f"{name}.jsonl")
+        assert [(one["id"], one["title"]) for one in documents] == [(town, town) for town in TOWNS[:5]]
 
 
 FIXTURES = Path(__file__).parent.parent / "interop" / "fixtures"

@@ -171,7 +171,7 @@ def kill_at(count: int) -> TinyTagger:
 
 def test_a_killed_build_goes_on_and_ends_as_if_it_never_was(kb: KnowledgeBase, tmp_path: Path) -> None:
     script = (
-        "import sys; from tests.store.test_knowledge_base import *;"
+        "import sys; from tests.store.test_build import *;"
         "build(sys.argv[1], DOCUMENTS, CONFIG, TOKENIZER, kill_at(13))"
     )
     target = tmp_path / "again"
