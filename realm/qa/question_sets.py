@@ -135,13 +135,18 @@ class Answered(NamedTuple):
         predictions = []
         rows = zip(questions, self.answers, self.ids, self.read, strict=True)
         for question, found, ids, read in rows:
-            best = found.answers[0] if found.answers else None
-            evidence = () if best is None else (best.score, best.passage.id, best.start, best.end)
             ms = round(sum(found.ms.values()), 2)
-            answer = "" if best is None else best.text
-            predictions.append(
-                Prediction(question.id, question.question, answer, *evidence, passages=ids, read=read, ms=ms)
-            )
+            one = Prediction(question.id, question.question, "", passages=ids, read=read, ms=ms)
+            for best in found.answers[:1]:
+                one = replace(
+                    one,
+                    answer=best.text,
+                    score=best.score,
+                    passage_id=best.passage.id,
+                    start=best.start,
+                    end=best.end,
+                )
+            predictions.append(one)
         return predictions
 
 
