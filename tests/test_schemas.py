@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import pytest
 
@@ -37,8 +37,8 @@ from realm.train import loop
 from realm.train.adapt import AdaptConfig
 from realm.train.finetune import FinetuneConfig, FinetunedFrom
 from realm.train.ict import IctConfig
-from realm.train.loop import StageRecord, StartedFrom
-from realm.train.metrics import REQUIRED, MetricsLine
+from realm.train.loop import StartedFrom
+from realm.train.metrics import REQUIRED
 from realm.train.mlm import MlmConfig
 from realm.train.pretrain import PretrainConfig, PretrainedFrom
 from tests.interop.reference_environment import FIXTURES
@@ -273,6 +273,24 @@ def test_what_lies_beside_an_encoder() -> None:
     packaged = Path(encoder_folder("package:realm-mini"))
     assert_holds(HeldOutFile, json.loads((packaged / HELD_OUT).read_text()))
     assert_holds(Checksums, {"files": json.loads((packaged / CHECKSUMS).read_text())})
+
+
+class StageRecord(TypedDict):
+    """What a run adds to the settings of its stage."""
+
+    stage: str
+    seconds: NotRequired[float]
+
+
+class MetricsLine(TypedDict):
+    """What every line of metrics.jsonl holds; each stage adds numbers of its own."""
+
+    step: int
+    seconds: float
+    loss: float | None
+    retrieval_utility: float | None
+    null_probability: float | None
+    index_age: float | None
 
 
 STAGES = {

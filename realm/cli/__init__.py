@@ -51,9 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: success. 2: an error that one line on standard error explains. 130: interrupted. 141: the program that reads the output
     has ended.
     """
-    if (
-        sys.platform == "win32"
-    ):  # Windows lacks the file locks, forked processes and resource limits that realm uses
+    # Windows lacks the file locks, forked processes and resource limits that realm uses.
+    if sys.platform == "win32":
         return _print_error(
             "realm runs on Linux and macOS; on Windows, use the Windows Subsystem for Linux (WSL)", 2
         )

@@ -38,7 +38,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
     """Declares the group."""
     retrieve = add_command(
         commands,
-        "retrieve",
         _retrieve,
         "retrieve the best passages for each question of a file, without extracting answers",
         "realm retrieve --kb kb --model models/realm --questions q.jsonl --top-k 20 --out hits.jsonl",
@@ -55,7 +54,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
 
     answer = add_command(
         commands,
-        "answer",
         _answer,
         "answer a question, and show the passages from which the answers were extracted",
         'realm answer "Who wrote The Tempest?" --kb kb --model models/qa',
@@ -75,7 +73,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
 
     fill = add_command(
         commands,
-        "fill",
         _fill,
         "predict the word at [MASK], and show the effect of each passage on the prediction",
         'realm fill "The [MASK] is the currency of the UK." --target pound --kb kb --model models/realm',
@@ -98,7 +95,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
 
     evaluate = add_command(
         commands,
-        "evaluate",
         _evaluate,
         "measure answers and retrieval on questions with known answers",
         "realm evaluate --kb kb --model models/qa --questions dev.jsonl",
@@ -147,7 +143,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
 
     calibrate = add_command(
         commands,
-        "calibrate",
         _calibrate,
         "calibrate a model on questions with known answers: fit the probabilities of answers, and the threshold below which "
         "an answer is a guess",
@@ -163,7 +158,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
 
     probe = add_command(
         commands,
-        "probe",
         _probe,
         "measure a model on masked names and dates in held-out passages of the knowledge base; needs no questions",
         "realm probe --kb kb --model models/realm",

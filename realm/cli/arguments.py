@@ -82,7 +82,6 @@ def _flags(names: Iterable[str]) -> str:
 
 def add_command(
     commands: "Commands[Parser]",
-    name: str,
     run: Callable[[argparse.Namespace], None],
     does: str,
     example: str,
@@ -90,9 +89,12 @@ def add_command(
     section: str | None = None,
     reports: bool = False,
 ) -> Parser:
-    """Declares a command. `section` is the command's table in configuration files; `reports` adds the flag --json."""
+    """Declares the command with the name of the function `run`, without the leading underscore.
+
+    `section` is the command's table in configuration files; `reports` adds the flag --json.
+    """
     parser = commands.add_parser(
-        name,
+        run.__name__.removeprefix("_"),
         help=does,
         # `RawDescriptionHelpFormatter`, which keeps the lines of the example, does not wrap the description.
         description=textwrap.fill(f"{does[0].upper()}{does[1:]}.", 78),
@@ -189,6 +191,20 @@ def add_sources(parser: Parser) -> None:
         help="end with an error at the first file, line or row that cannot be read (default: files, lines and rows that cannot "
         "be read are left out, and listed with the reason)",
     )
+
+
+def add_train_and_dev(parser: Parser) -> None:
+    """Adds --train and --dev, question files for training, and --regex and --no-regex."""
+    parser.add_argument(
+        "--train", metavar="FILE", required=True, help="file of training questions with answers"
+    )
+    parser.add_argument(
+        "--dev",
+        metavar="FILE",
+        required=True,
+        help="file of questions with answers, by which the best weights are chosen",
+    )
+    add_regex(parser)
 
 
 def add_regex(parser: Parser) -> None:

@@ -3,12 +3,10 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from realm.cli.arguments import (
     Commands,
@@ -17,22 +15,18 @@ from realm.cli.arguments import (
     add_kb,
     add_model,
     add_out,
-    add_regex,
+    add_train_and_dev,
     report,
     settings,
 )
 from realm.errors import DivergedError, InputError
 from realm.settings import read_config
 
-if TYPE_CHECKING:
-    from realm.compare.rows import Row
-
 
 def add_commands(commands: "Commands[Parser]") -> None:
     """Declares the group."""
     compare = add_command(
         commands,
-        "compare",
         _compare,
         "train and measure the systems in Table 1 of the REALM paper, on the same passages and questions",
         "realm compare tables --dir tables",
@@ -40,7 +34,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
     ablate = add_command(
         commands,
-        "ablate",
         _ablate,
         "train and measure the ablations in Table 2 of the REALM paper",
         "realm ablate tables --dir tables",
@@ -92,7 +85,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
 
     knn = add_command(
         commands,
-        "knn",
         _knn,
         "predict masked names and dates of held-out passages with the model alone, with kNN-LM, and with retrieved passages",
         "realm knn --kb kb --model models/realm --out datastore",
@@ -108,7 +100,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
 
     baseline = add_command(
         commands,
-        "baseline",
         _baseline,
         "train a system with which the paper compares REALM; `realm evaluate --model` measures the trained system",
         "realm baseline drqa --kb kb --model models/encoder --train train.jsonl --dev dev.jsonl --out drqa",
@@ -119,16 +110,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
     add_kb(baseline)
     add_model(baseline)
-    baseline.add_argument(
-        "--train", metavar="FILE", required=True, help="file of training questions with answers"
-    )
-    baseline.add_argument(
-        "--dev",
-        metavar="FILE",
-        required=True,
-        help="file of questions with answers, by which the best weights are chosen",
-    )
-    add_regex(baseline)
+    add_train_and_dev(baseline)
     add_out(baseline, "folder of the trained system")
 
 
@@ -155,18 +137,14 @@ def _knn(args: argparse.Namespace) -> None:
 
 
 def _compare(args: argparse.Namespace) -> None:
-    from realm.compare.rows import TABLE_1
-
-    _table(args, "Table 1", TABLE_1)
+    _table(args, "Table 1")
 
 
 def _ablate(args: argparse.Namespace) -> None:
-    from realm.compare.rows import TABLE_2
-
-    _table(args, "Table 2", TABLE_2)
+    _table(args, "Table 2")
 
 
-def _table(args: argparse.Namespace, title: str, rows: "Mapping[str, Row]") -> None:
+def _table(args: argparse.Namespace, title: str) -> None:
     if missing := [name for name in ("farmhash", "matplotlib") if find_spec(name) is None]:
         raise InputError(
             f"realm {args.called} needs {' and '.join(missing)}: pip install 'realm-lm[compare]'"
@@ -175,13 +153,14 @@ def _table(args: argparse.Namespace, title: str, rows: "Mapping[str, Row]") -> N
     from realm.cli import run
     from realm.compare import checks, table
     from realm.compare.plan import DataConfig, Plan, TableConfig
+    from realm.compare.rows import TABLES
 
     of_data = [one.removeprefix("data.") for one in args.set if one.startswith("data.")]
     args.set = [one for one in args.set if not one.startswith("data.")]
     data, config = read_config(DataConfig, args.config, "data", of_data), settings(args, TableConfig)
     if args.rows:
         config = replace(config, rows=tuple(args.rows))
-    plan = Plan(config, data, args.config, Path(args.dir or args.called), rows)
+    plan = Plan(config, data, args.config, Path(args.dir or args.called), TABLES[title])
     if args.diff:
         for line in checks.disagreements(plan, *args.diff):
             print(line)

@@ -34,7 +34,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
     """Declares the command."""
     convert = add_command(
         commands,
-        "convert",
         _convert,
         "convert a published checkpoint to a model (an open-QA checkpoint to a model and a knowledge base), or a model to a "
         "published format",

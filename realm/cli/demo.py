@@ -16,7 +16,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
     """Declares the command."""
     demo = add_command(
         commands,
-        "demo",
         _demo,
         "make a workspace from packaged Wikipedia articles, adapt its retriever, compare retrievers, and answer questions",
         "realm demo --dir demo",

@@ -59,7 +59,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
 
     build = add_command(
         verbs,
-        "build",
         _build,
         "make a knowledge base: split documents into passages, and mark names and dates",
         "realm kb build docs/ --out kb",
@@ -89,7 +88,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
 
     add = add_command(
         verbs,
-        "add",
         _add,
         "add documents, and replace old documents that have the id of a new document",
         "realm kb add news.jsonl --kb kb",
@@ -100,14 +98,13 @@ def add_commands(commands: "Commands[Parser]") -> None:
     _add_tagger(add, default="the tagger with which KB was built")
 
     delete = add_command(
-        verbs, "delete", _delete, "delete documents", "realm kb delete 'Angela Merkel' --kb kb", reports=True
+        verbs, _delete, "delete documents", "realm kb delete 'Angela Merkel' --kb kb", reports=True
     )
     delete.add_argument("documents", metavar="DOCUMENT", nargs="+", help="id or title of a document")
     add_kb(delete)
 
     compact = add_command(
         verbs,
-        "compact",
         _compact,
         "rewrite a knowledge base without its deleted passages, and remove its older versions",
         "realm kb compact --kb kb",
@@ -116,7 +113,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
     add_kb(compact)
     listing = add_command(
         verbs,
-        "list",
         _list,
         "list the documents, with their numbers of passages, ids and titles",
         "realm kb list 'Ang' --kb kb",
@@ -137,7 +133,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
     add_kb(listing)
     info = add_command(
         verbs,
-        "info",
         _info,
         "show the size, settings and indexes of a knowledge base",
         "realm kb info --kb kb",
@@ -145,13 +140,12 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
     add_kb(info)
     verify = add_command(
-        verbs, "verify", _verify, "check a knowledge base for damage", "realm kb verify --kb kb", reports=True
+        verbs, _verify, "check a knowledge base for damage", "realm kb verify --kb kb", reports=True
     )
     add_kb(verify)
 
     questions = add_command(
         commands,
-        "questions",
         _questions,
         "make questions from a knowledge base, for training and evaluation; or review made questions by hand",
         "realm questions --kb kb --out questions\n"

@@ -12,7 +12,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
     """Declares the command."""
     plan = add_command(
         commands,
-        "plan",
         _plan,
         "compute the memory and the time that the stages of a preset need on given hardware",
         "realm plan paper --hardware h100-x8",

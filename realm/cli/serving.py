@@ -16,7 +16,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
     """Declares the command."""
     serve = add_command(
         commands,
-        "serve",
         _serve,
         "serve answers, passages and training curves through a REST API and a web page",
         "realm serve --kb kb --model models/qa --runs models",

@@ -14,6 +14,7 @@ from realm.cli.arguments import (
     add_out,
     add_reader,
     add_regex,
+    add_train_and_dev,
     report,
     say_where,
     settings,
@@ -24,7 +25,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
     """Declares the group."""
     mlm = add_command(
         commands,
-        "mlm",
         _mlm,
         "train an encoder as a masked language model, from --init or from random weights",
         "realm mlm --kb kb --init package:all-minilm-l6-v2 --out models/encoder",
@@ -41,7 +41,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
 
     ict = add_command(
         commands,
-        "ict",
         _ict,
         "train the embedder with the inverse cloze task: to find the passage from which a sentence was taken",
         "realm ict --kb kb --init models/encoder --out models/ict",
@@ -53,7 +52,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
 
     pretrain = add_command(
         commands,
-        "pretrain",
         _pretrain,
         "REALM pre-training: train retriever and reader to predict masked names and dates from retrieved passages; also "
         "writes the index of the new model to KB",
@@ -75,7 +73,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
 
     adapt = add_command(
         commands,
-        "adapt",
         _adapt,
         "adapt the retriever of a model to a knowledge base within minutes, with the loss of REALM; the reader reads each "
         "sentence only once",
@@ -94,7 +91,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
 
     index = add_command(
         commands,
-        "index",
         _index,
         "embed all passages of a knowledge base, as a new version of the model's index",
         "realm index --kb kb --model models/realm",
@@ -114,7 +110,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
 
     finetune = add_command(
         commands,
-        "finetune",
         _finetune,
         "train a model on questions with answers, and keep the weights that are best on the dev questions",
         "realm finetune --kb kb --model models/realm --train train.jsonl --dev dev.jsonl --out models/qa",
@@ -133,16 +128,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "same method to answer (default: the setting `method`, else the method with which the model was calibrated, else "
         "dense)",
     )
-    finetune.add_argument(
-        "--train", metavar="FILE", required=True, help="file of training questions with answers"
-    )
-    finetune.add_argument(
-        "--dev",
-        metavar="FILE",
-        required=True,
-        help="file of questions with answers, by which the best weights are chosen",
-    )
-    add_regex(finetune)
+    add_train_and_dev(finetune)
     add_out(finetune, "folder of the new model")
 
 

@@ -10,7 +10,6 @@ def add_commands(commands: Commands) -> None:
     """Declares the command."""
     fit = add_command(
         commands,
-        "fit",
         _fit,
         "make or update a workspace that answers questions about your documents",
         "realm fit docs/ --out manual",

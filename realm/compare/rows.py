@@ -107,3 +107,5 @@ TABLE_2 = {
     "no-injected": Row("no injected positives", start="no-injected"),
 }
 """Ablations of Table 2 of the REALM paper, and further ablations."""
+
+TABLES = {"Table 1": TABLE_1, "Table 2": TABLE_2}

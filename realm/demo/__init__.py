@@ -79,11 +79,11 @@ def run(
         run_stages(demo.fitting(), record, run_command)
         run_stages(demo.measuring(), record, run_command)
         articles = results.articles(demo)
-        print("", *results.articles_lines(articles), sep="\n")
+        print("", *results.lines(articles), "", paragraph(results.READ_IT), sep="\n")
         run_stages(demo.adding(), record, run_command)
         run_stages(demo.adapting(), record, run_command)
         added = results.added(demo)
-        print("", *results.added_lines(added), sep="\n")
+        print("", *results.lines(added), sep="\n")
         asked = _ask(demo)
         seconds, peak = record.seconds(), record.peak_memory_mb()
     report: results.DemoReport = {

@@ -121,8 +121,8 @@ def _part(demo: DemoRun, part: str, names: tuple[str, ...], fit: FitJson) -> Par
     }
 
 
-def articles_lines(part: Part) -> list[str]:
-    """Lines with the tables of section 2, and with an explanation of these tables."""
+def lines(part: Part) -> list[str]:
+    """Lines with the tables of section 2 or section 4."""
     facts = part.get("masked_facts")
     heads = [f"{part['questions']:,} made questions"]
     heads += [] if facts is None else [f"{facts['n']:,} masked facts"]
@@ -134,15 +134,6 @@ def articles_lines(part: Part) -> list[str]:
             found = None if name == "hybrid" else facts[name]  # type: ignore[literal-required]
             cells.append("" if found is None else _found(found))
         rows.append([LABELS.get(name, name), *cells])
-    return [*aligned(rows), "", *_comparison(part), *_verdict(part), "", paragraph(READ_IT)]
-
-
-def added_lines(part: Part) -> list[str]:
-    """Lines with the tables of section 4."""
-    rows = [["", f"{part['questions']:,} made questions"]]
-    rows.append(["% found in the first", "".join(f"{rank:>7}" for rank in RANKS) + "   exact"])
-    for name, scores in part["systems"].items():
-        rows.append([LABELS.get(name, name), _found(scores["found"]) + f"{scores['exact']:>8.1f}"])
     return [*aligned(rows), "", *_comparison(part), *_verdict(part)]
 
 

@@ -169,9 +169,8 @@ def _pickled(file: Path) -> dict[str, Tensor]:
         except RuntimeError as error:
             if "mmap" not in str(error):
                 raise
-            tensors = torch.load(
-                file, map_location="cpu", weights_only=True
-            )  # a file from before PyTorch 1.6
+            # The file is from before PyTorch 1.6.
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(f"{file} contains more than tensors and is not read: {first_line(error)}") from error
     except (RuntimeError, ValueError, EOFError, OSError) as error:

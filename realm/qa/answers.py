@@ -1,45 +1,15 @@
 """Answers as Python objects, as JSON and as lines on a terminal, for programs without torch such as the client of a server."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self, TypeVar
 
 from typing_extensions import TypedDict  # before Python 3.12, pydantic does not accept typing.TypedDict
 
 from realm.model.calibration import NO_FEATURES, Features
 from realm.text.corpus import Passage
 
-
-class RankedPassageJson(TypedDict):
-    """A passage retrieved for a question."""
-
-    id: str
-    title: str
-    text: str
-    rank: int
-    probability: float
-
-
-class SpanJson(TypedDict):
-    """A span of a passage, `text[start:end]` of the passage."""
-
-    text: str
-    score: float
-    probability: float
-    start: int
-    end: int
-
-
-class ReadPassageJson(RankedPassageJson):
-    """A passage that was read, and its best span, which is null if the passage has no span."""
-
-    span: SpanJson | None
-
-
-class AnswerJson(SpanJson):
-    """A span and its passage."""
-
-    passage: RankedPassageJson
+T = TypeVar("T")
 
 
 class IndexJson(TypedDict):
@@ -47,16 +17,6 @@ class IndexJson(TypedDict):
 
     version: int
     step: int
-
-
-class AnswersJson(TypedDict):
-    """The output of `realm answer --json`."""
-
-    question: str
-    found: bool
-    answers: list[AnswerJson]
-    index: IndexJson
-    ms: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -69,24 +29,11 @@ class RankedPassage:
     rank: int
     probability: float
     document: str
-    """Id of the document; empty after `from_json`, because the JSON has no id of the document."""
+    """Id of the document."""
 
     @classmethod
     def of(cls, passage: Passage, rank: int, probability: float) -> "RankedPassage":
         return RankedPassage(passage.id, passage.title, passage.text, rank, probability, passage.document_id)
-
-    def to_json(self) -> RankedPassageJson:
-        return {
-            "id": self.id,
-            "title": self.title,
-            "text": self.text,
-            "rank": self.rank,
-            "probability": self.probability,
-        }
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> "RankedPassage":
-        return RankedPassage(row["id"], row["title"], row["text"], row["rank"], row["probability"], "")
 
 
 @dataclass(frozen=True)
@@ -104,33 +51,12 @@ class Span:
     start: int
     end: int
 
-    def to_json(self) -> SpanJson:
-        return {
-            "text": self.text,
-            "score": self.score,
-            "probability": self.probability,
-            "start": self.start,
-            "end": self.end,
-        }
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> "Span":
-        return Span(row["text"], row["score"], row["probability"], row["start"], row["end"])
-
 
 @dataclass(frozen=True)
 class ReadPassage(RankedPassage):
     """A passage that was read, and its best span, which is None if the passage has no span."""
 
     span: Span | None
-
-    def to_json(self) -> ReadPassageJson:
-        return {**super().to_json(), "span": None if self.span is None else self.span.to_json()}
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> "ReadPassage":
-        span = row["span"]
-        return ReadPassage(**vars(RankedPassage.from_json(row)), span=span and Span.from_json(span))
 
 
 @dataclass(frozen=True)
@@ -143,13 +69,6 @@ class Answer(Span):
         """The part of the passage around the answer, on one line, with the answer in [[ ]]."""
         text = self.passage.text
         return _around(f"{text[: self.start]}[[{self.text}]]{text[self.end :]}", self.start)
-
-    def to_json(self) -> AnswerJson:
-        return {**super().to_json(), "passage": self.passage.to_json()}
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> "Answer":
-        return Answer(**vars(Span.from_json(row)), passage=RankedPassage.from_json(row["passage"]))
 
 
 @dataclass(frozen=True)
@@ -166,6 +85,16 @@ class AnsweringIndex:
 
     def to_json(self) -> IndexJson:
         return {"version": self.version, "step": self.step}
+
+
+class AnswersJson(TypedDict):
+    """The output of `realm answer --json`."""
+
+    question: str
+    found: bool
+    answers: list[Answer]
+    index: IndexJson
+    ms: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -186,11 +115,12 @@ class Answers:
     features: Features = NO_FEATURES
     """The inputs of the calibration besides the share of the best answer; not in the JSON."""
 
-    def to_json(self) -> AnswersJson:
+    def to_json(self) -> dict[str, Any]:
+        """An object with the keys of `AnswersJson`."""
         return {
             "question": self.question,
             "found": self.found,
-            "answers": [answer.to_json() for answer in self.answers],
+            "answers": [asdict(answer) for answer in self.answers],
             "index": self.index.to_json(),
             "ms": {stage: round(value, 2) for stage, value in self.ms.items()},
         }
@@ -201,10 +131,13 @@ class Answers:
         index = row["index"]
         return cls(
             row["question"],
-            [Answer.from_json(one) for one in row["answers"]],
+            [_from(Answer, one, passage=_from(RankedPassage, one["passage"])) for one in row["answers"]],
             AnsweringIndex(index["version"], index["step"], index.get("created"), index.get("knowledge")),
             dict(row["ms"]),
-            [ReadPassage.from_json(one) for one in row.get("passages", [])],
+            [
+                _from(ReadPassage, one, span=one["span"] and _from(Span, one["span"]))
+                for one in row.get("passages", [])
+            ],
             row.get("null_probability"),
             row["found"],
         )
@@ -222,6 +155,11 @@ class Answers:
                 f"    {answer.evidence()}",
             ]
         return lines
+
+
+def _from(kind: type[T], row: Mapping[str, Any], **parts: Any) -> T:
+    """A dataclass from the keys of an object, of which `parts` are replaced; further keys are ignored."""
+    return kind(**{field.name: row[field.name] for field in fields(kind)} | parts)  # type: ignore[arg-type]
 
 
 def _around(text: str, place: int, width: int = 160) -> str:

@@ -11,10 +11,10 @@ Axis letters: K candidates with the null passage, P masked tokens, V vocabulary,
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from heapq import nlargest
-from typing import NamedTuple, NotRequired
+from typing import Any, NamedTuple, NotRequired
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from realm.model.calibration import Method
 from realm.model.device import autocast
 from realm.model.folder import Model
 from realm.model.modes import evaluating
-from realm.qa.answers import RankedPassage, RankedPassageJson
+from realm.qa.answers import RankedPassage
 from realm.qa.pipeline import AnswerConfig, open_pair
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
@@ -47,53 +47,12 @@ MASKS = 8
 """Largest number of [MASK] in a sentence; for each [MASK] the model reads the sentence up to `PIECES` times."""
 
 
-class PredictionJson(TypedDict):
-    """A word and p(y|x)."""
-
-    text: str
-    probability: float
-
-
-class NullJson(TypedDict):
-    """The null passage: p(z|x), and p(y|z,x) of the target or the best words."""
-
-    probability: float
-    likelihood: float
-
-
-class EffectJson(RankedPassageJson):
-    """The effect of a passage on the target or the best words."""
-
-    likelihood: float
-    utility: float
-
-
-class TargetJson(PredictionJson):
-    """The word given by the caller; `without_retrieval` is p(y|z,x) of this word with the null passage as z."""
-
-    without_retrieval: float
-
-
-class FilledJson(TypedDict):
-    """The output of `realm fill --json`."""
-
-    sentence: str
-    masks: list[list[PredictionJson]]
-    null: NullJson
-    passages: list[EffectJson]
-    target: NotRequired[TargetJson]
-
-
 @dataclass(frozen=True)
 class Prediction:
     """A word for one mask; `probability` is p(y|x), marginalised over the passages."""
 
     text: str
     probability: float
-    pieces: tuple[int, ...]
-
-    def to_json(self) -> PredictionJson:
-        return {"text": self.text, "probability": self.probability}
 
 
 @dataclass(frozen=True)
@@ -102,32 +61,36 @@ class Target(Prediction):
 
     without_retrieval: float
 
-    def to_json(self) -> TargetJson:
-        return {**super().to_json(), "without_retrieval": self.without_retrieval}
 
-
-class NullPassage(NamedTuple):
-    """The null passage: `probability` is p(z|x), `likelihood` p(y|z,x)."""
+@dataclass(frozen=True)
+class NullPassage:
+    """The null passage: `probability` is p(z|x), `likelihood` p(y|z,x) of the target or the best words."""
 
     probability: float
     likelihood: float
 
-    def to_json(self) -> NullJson:
-        return {"probability": self.probability, "likelihood": self.likelihood}
-
 
 @dataclass(frozen=True)
 class PassageEffect(RankedPassage):
-    """The effect of one passage: `likelihood` is p(y|z,x), `utility` is log p(y|z,x) - log p(y|null,x) in nats."""
+    """The effect of a passage on the target or the best words: `likelihood` is p(y|z,x), `utility` is log p(y|z,x) -
+    log p(y|null,x) in nats."""
 
     likelihood: float
     utility: float
 
-    def to_json(self) -> EffectJson:
-        return {**super().to_json(), "likelihood": self.likelihood, "utility": self.utility}
+
+class FilledJson(TypedDict):
+    """The output of `realm fill --json`."""
+
+    sentence: str
+    masks: list[list[Prediction]]
+    null: NullPassage
+    passages: list[PassageEffect]
+    target: NotRequired[Target]
 
 
-class Filled(NamedTuple):
+@dataclass(frozen=True)
+class Filled:
     """Predictions for each [MASK], and the effects of the null passage and of the retrieved passages on y, best passage first.
 
     y is the target if the caller gave a target, else the best words of all [MASK] together.
@@ -139,16 +102,9 @@ class Filled(NamedTuple):
     passages: list[PassageEffect]
     target: Target | None
 
-    def to_json(self) -> FilledJson:
-        filled: FilledJson = {
-            "sentence": self.sentence,
-            "masks": [[p.to_json() for p in predictions] for predictions in self.masks],
-            "null": self.null.to_json(),
-            "passages": [passage.to_json() for passage in self.passages],
-        }
-        if self.target is not None:
-            filled["target"] = self.target.to_json()
-        return filled
+    def to_json(self) -> dict[str, Any]:
+        """An object with the keys of `FilledJson`."""
+        return {name: value for name, value in asdict(self).items() if name != "target" or value is not None}
 
     def lines(self) -> list[str]:
         lines = [
@@ -167,6 +123,13 @@ class Filled(NamedTuple):
                 f"{effect.title}: {' '.join(effect.text.split())[:90]}"
             )
         return lines
+
+
+class _Word(NamedTuple):
+    """A word for one mask, and its wordpieces."""
+
+    prediction: Prediction
+    pieces: tuple[int, ...]
 
 
 class _Read(NamedTuple):
@@ -218,15 +181,15 @@ class Filler:
         ids, places, room = self._masked(sentence)
         asked = None if target is None else self._pieces(target, len(places), room)
         narrow = self._read(ids, visible, method)
-        masks = []
+        best: list[list[_Word]] = []
         for number, place in enumerate(places):
             words = self._words(narrow, number, 1)
             for width in range(2, min(PIECES, 1 + room // len(places)) + 1):
                 words += self._words(
                     self._read(self._widened(ids, {place: width}), visible, method), number, width
                 )
-            masks.append(nlargest(PREDICTIONS, words, key=lambda word: word.probability))
-        chosen = [predictions[0].pieces for predictions in masks] if asked is None else [asked]
+            best.append(nlargest(PREDICTIONS, words, key=lambda word: word.prediction.probability))
+        chosen = [words[0].pieces for words in best] if asked is None else [asked]
         widths = dict(zip(places, map(len, chosen), strict=True))
         read = (
             narrow if max(widths.values()) == 1 else self._read(self._widened(ids, widths), visible, method)
@@ -245,10 +208,10 @@ class Filler:
         marginal = float((read.prior_K + likelihood_K).logsumexp(dim=0).exp())
         return Filled(
             sentence,
-            masks,
+            [[word.prediction for word in words] for words in best],
             null,
             passages,
-            None if target is None or asked is None else Target(target, marginal, asked, null.likelihood),
+            None if target is None else Target(target, marginal, null.likelihood),
         )
 
     def _masked(self, sentence: str) -> tuple[list[int], list[int], int]:
@@ -312,7 +275,7 @@ class Filler:
         positions = np.flatnonzero(read == self.model.tokenizer.mask_id)
         return MaskedQuery(NULL_PASSAGE, read, read, positions, read[positions])
 
-    def _words(self, read: _Read, first: int, width: int) -> list[Prediction]:
+    def _words(self, read: _Read, first: int, width: int) -> list[_Word]:
         """The best words of `width` wordpieces for the masked tokens from `first` on, by beam search over p(y|x).
 
         Sequences of wordpieces that the tokenizer never makes from a text are left out, because no training text has them.
@@ -331,7 +294,7 @@ class Filler:
         words = ["".join(p.removeprefix("##") for p in tokenizer.tokens(pieces)) for pieces in found]
         own = tokenizer.encode(words)
         return [
-            Prediction(word, probability, tuple(pieces))
+            _Word(Prediction(word, probability), tuple(pieces))
             for word, probability, pieces, tokenized in zip(words, probability_H, found, own, strict=True)
             if pieces == tokenized
         ]

@@ -8,7 +8,7 @@ Axis letters: B queries, K candidates with the null passage, M masked tokens, D 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, TypedDict
 
 import numpy as np
@@ -63,16 +63,21 @@ class ReadingReport:
     """Mean utility of passages that contain the span, minus the mean utility of all other passages read, in nats per span."""
 
 
-class ProbeJson(TypedDict):
-    """The output of `realm probe`: the number of queries, recall in percent, and the fields of `ReadingReport` except `n`."""
+class ReadingJson(TypedDict):
+    """The fields of `ReadingReport` except `n`."""
 
-    n: int
-    recall: dict[str, float]
     span_accuracy: float
     span_accuracy_without: float
     retrieval_utility: float
     null_probability: float
     positive_gap: float
+
+
+class ProbeJson(ReadingJson):
+    """The output of `realm probe`: the number of queries, recall in percent, and the results of reading."""
+
+    n: int
+    recall: dict[str, float]
 
 
 class ProbeOutcome(TypedDict):
@@ -105,16 +110,9 @@ class ProbeReport:
 
     def as_dict(self) -> ProbeJson:
         """The report as JSON, with rounded numbers."""
-        reading = self.reading
-        return {
-            "n": self.n,
-            "recall": {str(k): round(v, 2) for k, v in self.recall.items()},
-            "span_accuracy": round(reading.span_accuracy, 3),
-            "span_accuracy_without": round(reading.span_accuracy_without, 3),
-            "retrieval_utility": round(reading.retrieval_utility, 3),
-            "null_probability": round(reading.null_probability, 3),
-            "positive_gap": round(reading.positive_gap, 3),
-        }
+        reading = {name: round(value, 3) for name, value in asdict(self.reading).items() if name != "n"}
+        recall = {str(k): round(v, 2) for k, v in self.recall.items()}
+        return {"n": self.n, "recall": recall, **reading}  # type: ignore[typeddict-item]
 
     def outcomes(self) -> list[ProbeOutcome]:
         """The outcome of each query, in the order of the probe."""
@@ -226,6 +224,19 @@ def read_queries(
     )
 
 
+def open_for_probe(kb: KnowledgeBase, model_path: str, device: str) -> tuple[Model, PassageIndex, SpanIndex]:
+    """The model on its device, its index, and the salient spans of the knowledge base.
+
+    Raises:
+        InputError: the model and the knowledge base do not belong together, or there is no index.
+    """
+    model = load_model(model_path)
+    kb.check_tokenizer(model.tokenizer, model_path)
+    kb.agree_on_held_out(model.held_out, model_path)
+    model.to(choose_device(device))
+    return model, complete_index(kb, model, model_path).index, SpanIndex(kb.tokens)
+
+
 def probe(
     kb: KnowledgeBase, model_path: str, config: ProbeConfig, method: Literal["dense", "bm25"] = "dense"
 ) -> ProbeReport:
@@ -234,11 +245,7 @@ def probe(
     Raises:
         InputError: the model and the knowledge base do not belong together, there is no index, or there is no probe query.
     """
-    model = load_model(model_path)
-    kb.check_tokenizer(model.tokenizer, model_path)
-    kb.agree_on_held_out(model.held_out, model_path)
-    model.to(choose_device(config.device))
-    index, spans = complete_index(kb, model, model_path).index, SpanIndex(kb.tokens)
+    model, index, spans = open_for_probe(kb, model_path, config.device)
     queries = held_out_queries(kb, model.lengths.query - 2, config.queries, spans)
     if not queries:
         raise InputError(
@@ -248,10 +255,9 @@ def probe(
         )
     with autocast(model.device, config.precision):
         query_BD = embed_queries(model, queries)
-        by_words = method == "bm25"
         ranks = (
             first_positives_bm25(queries, kb)
-            if by_words
+            if method == "bm25"
             else first_positives(queries, query_BD, index, kb.tokens)
         )
         reading = read_queries(

@@ -197,9 +197,8 @@ def _unquoted(cell: str) -> str:
 
 def _listed(cell: str, where: str) -> Any:
     """The answers in a cell: a list literal or one plain answer."""
-    if cell.startswith('"[') and cell.endswith(
-        ']"'
-    ):  # has outer quotes, although the list contains no quotes
+    # The cell has outer quotes, although the list contains no quotes.
+    if cell.startswith('"[') and cell.endswith(']"'):
         cell = cell[1:-1]
     if not cell.startswith("["):
         return cell

@@ -143,14 +143,8 @@ class Answered(NamedTuple):
         predictions = []
         rows = zip(questions, self.answers, self.ids, self.read, strict=True)
         for question, found, ids, read in rows:
-            one = Prediction(
-                question.id,
-                question.question,
-                "",
-                passages=ids,
-                read=read,
-                ms=round(sum(found.ms.values()), 2),
-            )
+            ms = round(sum(found.ms.values()), 2)
+            one = Prediction(question.id, question.question, "", passages=ids, read=read, ms=ms)
             for best in found.answers[:1]:
                 one = replace(
                     one,

@@ -13,7 +13,7 @@ from torch import Tensor
 from realm.model.span_reader import SpanConfig
 from realm.qa.question_files import Question
 from realm.tokens.layouts import Lengths
-from realm.tokens.tokenizer import Encoding
+from realm.tokens.tokenizer import Encoding, Tokenizer
 
 
 def body_start(question_ids: Sequence[int], lengths: Lengths) -> int:
@@ -55,6 +55,18 @@ def answer_pieces(
                     (int(i), width - 1) for i in np.flatnonzero((windows == np.asarray(answer)).all(axis=1))
                 }
     return sorted((first, width) for first, width in found if width < max_width)
+
+
+def pieces_of_answers(
+    question: Question, texts: Sequence[str], tokenizer: Tokenizer, max_width: int
+) -> list[list[tuple[int, int]]]:
+    """All occurrences of answers in each text, as in `answer_pieces`."""
+    answers = [] if question.regex else tokenizer.encode(question.answers)
+    bodies = tokenizer.encode_with_offsets(texts)
+    return [
+        answer_pieces(question, answers, text, body, max_width)
+        for text, body in zip(texts, bodies, strict=True)
+    ]
 
 
 def correct_mask(

@@ -47,9 +47,8 @@ def who_or_what(answer: str, label: str, known: Known) -> str | None:
     if kind in _NAMED:
         return f"which {kind}"
     match label:
-        case (
-            "PERSON"
-        ):  # taggers often mistake rare words for people, so two words or a known surname are required
+        # Taggers often mistake rare words for people, so two words or a known surname are required.
+        case "PERSON":
             named = " " in answer or answer.lower() in known.surnames
             return "who" if named and not kind and answer[0].isupper() else None
         case "NORP":

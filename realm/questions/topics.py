@@ -77,9 +77,8 @@ def topic_of(passages: Sequence[Passage]) -> Topic:
     counts = {p: len(re.findall(rf"\b(?:{p}|{_PRONOUNS[p]})\b", text, re.IGNORECASE)) for p in _PRONOUNS}
     pronoun = max(counts, key=lambda p: counts[p])
     person = pronoun in ("he", "she") and counts[pronoun] > 0 and not plural and kind not in MAKING
-    person = person and not (
-        exact and exact[1]
-    )  # an article about "the Great Purge" has many pronouns of people
+    # An article about "the Great Purge" has many pronouns of people.
+    person = person and not (exact and exact[1])
     if not any(counts.values()) and TRADE.fullmatch(kind):
         person, pronoun = any(span.label == "PERSON" and span.start < 9 for span in first.spans), "he"
     if not person:

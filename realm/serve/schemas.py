@@ -1,11 +1,12 @@
 """Bodies of requests and responses as pydantic models, from which FastAPI makes the OpenAPI description."""
 
+from dataclasses import asdict
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from realm.model.calibration import Method
-from realm.qa.answers import Answers, AnswersJson, ReadPassageJson
+from realm.qa.answers import Answers, AnswersJson, ReadPassage
 from realm.qa.filling import FilledJson
 from realm.qa.question_files import MAX_QUESTION_CHARACTERS
 from realm.serve.runs import State
@@ -132,6 +133,7 @@ _READ = {
     "text": "Mount Fuji is the highest mountain of its country, Japan.",
     "rank": 1,
     "probability": 0.83,
+    "document": "Mount Fuji",
 }
 _INDEX = {"version": 2, "step": 300, "created": "2026-11-22T12:00:00+00:00", "knowledge": 7}
 _ANSWERS = {
@@ -151,7 +153,7 @@ class AnswersOut(AnswersJson):
     `found` is true if the probability of the best answer reaches the model's threshold; otherwise the answer is a guess."""
 
     index: IndexOut  # type: ignore[misc]  # with two more keys
-    passages: list[ReadPassageJson]
+    passages: list[ReadPassage]
     null_probability: float
 
     __pydantic_config__ = _example(_ANSWERS)  # type: ignore[misc]
@@ -338,7 +340,7 @@ def answers_out(answers: Answers, snapshot: Snapshot, waited_ms: float) -> dict[
     return row | {
         "index": index_out(snapshot),
         "ms": {"queue": round(waited_ms, 2)} | row["ms"],
-        "passages": [one.to_json() for one in answers.passages],
+        "passages": [asdict(one) for one in answers.passages],
         "null_probability": answers.null_probability,
     }
 

@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from realm.errors import RealmError
 from realm.model.calibration import Method
-from realm.qa.filling import FilledJson
 from realm.serve import schemas
 from realm.serve.batching import Batcher, Busy, Done, NotReady, each
 from realm.serve.metrics import Metrics
@@ -78,9 +77,8 @@ class Service:
         """Prepares ranking by words in the background; all callers share one preparation."""
         if self._words is None or self._words.done():
             self._words, self._words_since = asyncio.ensure_future(self._load_bm25()), time.monotonic()
-            self._words.add_done_callback(
-                lambda done: done.cancelled() or done.exception()
-            )  # the exception was already logged
+            # The exception was already logged.
+            self._words.add_done_callback(lambda done: done.cancelled() or done.exception())
         return self._words
 
     async def _load_bm25(self) -> None:
@@ -187,7 +185,7 @@ class Service:
                 return each(lambda sentence: _timed(snapshot, sentence, kind.target), items)
 
 
-def _timed(snapshot: Snapshot, sentence: str, target: str | None) -> tuple[Snapshot, FilledJson, float]:
+def _timed(snapshot: Snapshot, sentence: str, target: str | None) -> tuple[Snapshot, dict[str, Any], float]:
     began = time.perf_counter()
     filled = snapshot.filler.fill(sentence, target).to_json()
     return snapshot, filled, 1000 * (time.perf_counter() - began)

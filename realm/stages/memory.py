@@ -26,9 +26,8 @@ class PeakMemory(AbstractContextManager["PeakMemory"]):
     @property
     def mb(self) -> float:
         """Peak memory in megabytes; pages that several processes share count once."""
-        unit = (
-            1 if sys.platform == "darwin" else 1024
-        )  # bytes; `ru_maxrss` is in bytes on macOS, else in units of 1,024 bytes
+        # The unit in bytes: `ru_maxrss` is in bytes on macOS, else in units of 1,024 bytes.
+        unit = 1 if sys.platform == "darwin" else 1024
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
         return round(max(own, self._seen), 1)
 

@@ -313,7 +313,6 @@ def _batches(ids_N: np.ndarray, vectors_ND: np.ndarray, info: VectorsInfo) -> It
 
 
 def _in_bits(vectors_ND: np.ndarray, info: VectorsInfo) -> np.ndarray:
-    with np.errstate(
-        over="ignore"
-    ):  # numbers too large for float16 become infinite, and `_check` finds these
+    # Numbers too large for float16 become infinite, and `_check` finds these.
+    with np.errstate(over="ignore"):
         return np.ascontiguousarray(vectors_ND, dtype=_DTYPES[info.bits])

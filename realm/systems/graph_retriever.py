@@ -33,15 +33,23 @@ from realm.progress import progress
 from realm.qa.predictions import DEPTH
 from realm.qa.question_files import Question
 from realm.qa.reading import Reading, joint_reading
-from realm.qa.spans import answer_pieces, body_start
+from realm.qa.spans import body_start, pieces_of_answers
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.systems.passage_graph import RELATIONS, PassageGraph
-from realm.systems.system import Best, Found, Ground, SystemModel, read_system, read_weights
+from realm.systems.system import (
+    Best,
+    EncoderSystemConfig,
+    Found,
+    Ground,
+    SystemModel,
+    read_system,
+    read_weights,
+)
 from realm.tokens.layouts import Lengths, Tokens
 from realm.tokens.tokenizer import Tokenizer
 from realm.train.loop import TrainRun
-from realm.train.run_config import RunConfig, generator
+from realm.train.run_config import generator
 
 NAME = "graph"
 HEAD_RATE = 1e-3
@@ -58,21 +66,11 @@ ANSWER_TOKENS = 10
 
 
 @dataclass(frozen=True)
-class Config(RunConfig):
+class Config(EncoderSystemConfig):
     """Settings of `realm baseline graph` (published: BERT-base, seeds from TF-IDF and TAGME, relations from Wikidata)."""
 
-    steps: int = 1000
-    """Optimizer steps."""
-    batch_size: int = 4
-    """Number of questions per step."""
-    learning_rate: float = 5e-5
-    """Peak learning rate of the encoder."""
     passages: int = 20
     """Number of passages that are read for a question (published: 80 on Natural Questions)."""
-    dev_every: int = 250
-    """Steps between two evaluations on dev questions; the best weights are kept."""
-    dev_questions: int = 200
-    """Number of dev questions in each evaluation."""
     CONSTANTS: ClassVar[Mapping[str, float]] = {
         "head_rate": HEAD_RATE,
         "seeds": SEEDS,
@@ -165,10 +163,6 @@ class Retrieval:
     def __init__(self, kb: KnowledgeBase, graph: PassageGraph, passages: int):
         self._retriever, self._graph, self.read = Retriever(kb), graph, passages
 
-    def passages(self, question: str) -> list[int]:
-        """Numbers of the passages to read, best first."""
-        return self.ranking(question)[0]
-
     def ranking(self, question: str) -> tuple[list[int], list[int]]:
         """Two lists of passage numbers, best first: the passages to read; and the ranking of all passages, in which the other
         passages that BM25 finds follow the passages to read."""
@@ -212,13 +206,9 @@ def examples_of(
     examples = []
     with progress(total=len(questions), description="find answers", unit="question") as bar:
         for question in questions:
-            numbers = retrieval.passages(question.question)
+            numbers, _ = retrieval.ranking(question.question)
             texts = [passage.text for passage in kb.passages(numbers)]
-            answers = [] if question.regex else tokenizer.encode(question.answers)
-            places = [
-                answer_pieces(question, answers, text, body, ANSWER_TOKENS)
-                for text, body in zip(texts, tokenizer.encode_with_offsets(texts), strict=True)
-            ]
+            places = pieces_of_answers(question, texts, tokenizer, ANSWER_TOKENS)
             if any(places):
                 examples.append(Example(question.question, numbers, places))
             bar.update(1)
@@ -271,8 +261,8 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
                 [
                     (
                         k,
-                        read.body_start(row * most + k) + first,
-                        read.body_start(row * most + k) + first + width,
+                        read.starts[row * most + k] + first,
+                        read.starts[row * most + k] + first + width,
                     )
                     for k, place in enumerate(own[:most])
                     for first, width in one.places[place]
@@ -307,9 +297,6 @@ class Read(NamedTuple):
     relation_BKK: Tensor
     starts: list[int]
     """For each row, the position of the first wordpiece of the body."""
-
-    def body_start(self, row: int) -> int:
-        return self.starts[row]
 
 
 class GraphRetriever:

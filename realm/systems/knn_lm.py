@@ -25,16 +25,16 @@ from torch import Tensor
 from realm.errors import InputError, at_least
 from realm.files import write_json
 from realm.folders import make_once
-from realm.index.versions import complete_index
 from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries, read_inputs
 from realm.masking.held_out import held_out_queries
-from realm.masking.masked_queries import MaskedQuery, SpanIndex, each_span, repeats_text
+from realm.masking.masked_queries import MaskedQuery, each_span, repeats_text
 from realm.model.cpu.packed import states_at
-from realm.model.device import Precision, autocast, choose_device
-from realm.model.folder import Model, load_model
+from realm.model.device import Precision, autocast
+from realm.model.folder import Model
 from realm.model.manifest import read_manifest
 from realm.model.modes import evaluating
 from realm.progress import progress
+from realm.qa.probe import open_for_probe
 from realm.search.exact import PassageIndex
 from realm.stages.tables import aligned
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
@@ -251,11 +251,7 @@ def measure(kb: KnowledgeBase, model_path: str, folder: Path, config: KnnConfig)
     Raises:
         InputError: the model and the knowledge base do not belong together, the index is missing, or there are too few queries.
     """
-    model = load_model(model_path)
-    kb.check_tokenizer(model.tokenizer, model_path)
-    kb.agree_on_held_out(model.held_out, model_path)
-    model.to(choose_device(config.device))
-    index, spans = complete_index(kb, model, model_path).index, SpanIndex(kb.tokens)
+    model, index, spans = open_for_probe(kb, model_path, config.device)
     queries = held_out_queries(kb, model.lengths.query - 2, config.queries, spans)
     dev, test = queries[::2], queries[1::2]
     if not test:

@@ -32,16 +32,24 @@ from realm.progress import progress
 from realm.qa.predictions import DEPTH
 from realm.qa.question_files import Question
 from realm.qa.reading import Reading, joint_reading
-from realm.qa.spans import answer_pieces, body_start
+from realm.qa.spans import body_start, pieces_of_answers
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.systems.passage_graph import PassageGraph
 from realm.systems.path_network import END, PathNetwork, beam_search, path_loss, reading_loss
-from realm.systems.system import Best, Found, Ground, SystemModel, read_system, read_weights
+from realm.systems.system import (
+    Best,
+    EncoderSystemConfig,
+    Found,
+    Ground,
+    SystemModel,
+    read_system,
+    read_weights,
+)
 from realm.tokens.layouts import Lengths
 from realm.tokens.tokenizer import Tokenizer
 from realm.train.loop import TrainRun
-from realm.train.run_config import RunConfig, generator
+from realm.train.run_config import generator
 
 NAME = "path"
 HEAD_RATE = 1e-3
@@ -62,19 +70,10 @@ SEPARATOR = "\n\n"
 
 
 @dataclass(frozen=True)
-class Config(RunConfig):
-    """Settings of `realm baseline path` (published: BERT-base as retriever, BERT-large as reader, links from hyperlinks)."""
+class Config(EncoderSystemConfig):
+    """Settings of `realm baseline path` (published: BERT-base as retriever, BERT-large as reader, links from hyperlinks, rate
+    3e-5)."""
 
-    steps: int = 1000
-    """Optimizer steps."""
-    batch_size: int = 4
-    """Number of questions per step."""
-    learning_rate: float = 5e-5
-    """Peak learning rate of both encoders (published: 3e-5)."""
-    dev_every: int = 250
-    """Steps between two evaluations on dev questions; the best weights are kept."""
-    dev_questions: int = 200
-    """Number of dev questions in each evaluation."""
     CONSTANTS: ClassVar[Mapping[str, float]] = {
         "head_rate": HEAD_RATE,
         "seeds": SEEDS,
@@ -142,12 +141,7 @@ def _spans(
     kb: KnowledgeBase, tokenizer: Tokenizer, question: Question, numbers: Sequence[int]
 ) -> list[list[tuple[int, int]]]:
     texts = [passage.text for passage in kb.passages(numbers)]
-    answers = [] if question.regex else tokenizer.encode(question.answers)
-    bodies = tokenizer.encode_with_offsets(texts)
-    return [
-        answer_pieces(question, answers, text, body, ANSWER_TOKENS)
-        for text, body in zip(texts, bodies, strict=True)
-    ]
+    return pieces_of_answers(question, texts, tokenizer, ANSWER_TOKENS)
 
 
 def train(ground: Ground, out: Path, config: Config) -> Path:
@@ -238,15 +232,14 @@ class PathRetriever:
         texts = [self._text(own) for own in read]
         reading = self._inputs(question.question, texts, self._long)
         begin = body_start(self._tokenizer.encode([question.question])[0], self._lengths)
-        answers = [] if question.regex else self._tokenizer.encode(question.answers)
-        longest, bodies = reading.tokens.ids_BT.shape[1], self._tokenizer.encode_with_offsets(texts)
+        longest = reading.tokens.ids_BT.shape[1]
         places = [
             [
                 (begin + first, begin + first + width)
-                for first, width in answer_pieces(question, answers, text, body, ANSWER_TOKENS)
+                for first, width in found
                 if begin + first + width < longest - 1
             ]
-            for text, body in zip(texts, bodies, strict=True)
+            for found in pieces_of_answers(question, texts, self._tokenizer, ANSWER_TOKENS)
         ]
         holds_R, end_2RT = self._network.read(reading)
         return retrieval + reading_loss(holds_R, end_2RT, places)

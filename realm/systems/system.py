@@ -67,6 +67,22 @@ class Ground:
     """Questions on which the best weights are chosen. They must not contain test questions."""
 
 
+@dataclass(frozen=True)
+class EncoderSystemConfig(RunConfig):
+    """Settings of a system that starts from the encoder of a model."""
+
+    steps: int = 1000
+    """Optimizer steps."""
+    batch_size: int = 4
+    """Number of questions per step."""
+    learning_rate: float = 5e-5
+    """Peak learning rate of the encoder."""
+    dev_every: int = 250
+    """Steps between two evaluations on dev questions; the best weights are kept."""
+    dev_questions: int = 200
+    """Number of dev questions in each evaluation."""
+
+
 class Found(NamedTuple):
     """The best answer of a system to one question."""
 

@@ -233,9 +233,8 @@ class _SpacyTagger:
         return _joined(self._annotate_in_processes(groups))
 
     def _annotate_in_processes(self, groups: Iterator[Group]) -> PlacedAnnotations:
-        first = list(
-            islice(groups, 2)
-        )  # a process needs more time to start than one group needs to be tagged
+        # A process needs more time to start than one group needs to be tagged.
+        first = list(islice(groups, 2))
         groups = chain(first, groups)
         if len(first) < 2:
             yield from self._annotate_groups(groups)

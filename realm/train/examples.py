@@ -126,9 +126,8 @@ class Examples:
                 if own is not None and own not in number_N:
                     number_N[-1], holds_N[-1] = own, True
                 first = np.flatnonzero(holds_N if own is None else number_N == own)[:1]
-            if (
-                len(first) or without_B[row]
-            ):  # `first`, then passages without an answer, positives, no passages
+            # The order is: `first`, passages without an answer, positives, missing passages.
+            if len(first) or without_B[row]:
                 missing_N = number_N == NULL_PASSAGE
                 rest = (~holds_N & ~missing_N, holds_N, missing_N)
                 order = np.concatenate([first, *map(np.flatnonzero, rest)])

@@ -34,7 +34,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,14 +76,6 @@ class StartedFrom(TrainingRecord):
 
     init: str | None
     """The model or encoder that the stage started from."""
-
-
-class StageRecord(TypedDict):
-    """Entries that `TrainRun` adds to the settings of a stage."""
-
-    stage: str
-    seconds: NotRequired[float]
-    """Duration of the stage; saved with the model."""
 
 
 class TrainRun(AbstractContextManager["TrainRun"]):

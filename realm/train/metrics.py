@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from realm.errors import InputError
 
@@ -13,17 +13,6 @@ METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 REQUIRED = ("loss", "retrieval_utility", "null_probability", "index_age")
 """Keys of every line of metrics.jsonl; the value is null if a stage or a line has no such number."""
-
-
-class MetricsLine(TypedDict):
-    """Keys that every line of metrics.jsonl has; each stage adds numbers of its own."""
-
-    step: int
-    seconds: float
-    loss: float | None
-    retrieval_utility: float | None
-    null_probability: float | None
-    index_age: float | None
 
 
 class StepMeans:

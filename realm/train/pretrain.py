@@ -200,9 +200,8 @@ def train(
         watch.start(version, needs_reader=config.signal != "entity")
         for step in run.steps():
             rng = generator(config.seed, step)
-            queries = draw_queries(
-                source.tokens, passages, config.batch_size, rng, masking
-            )  # one masked span in each query
+            # Each query has one masked span.
+            queries = draw_queries(source.tokens, passages, config.batch_size, rng, masking)
             queries = distributed.shard(queries)
             with run.autocast():
                 search_BD = embed_queries(refresher.query_model(model, version), queries)

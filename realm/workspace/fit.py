@@ -23,7 +23,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +57,6 @@ from realm.workspace.report import (
     FitJson,
     TestJson,
     read_report,
-    settings_json,
     source_names,
     up_to_date,
 )
@@ -280,7 +279,7 @@ class _Fit:
             adaptation = {**adaptation, "changed": adaptation["changed"] + changes.passages}
         return {
             "version": __version__,
-            "settings": settings_json(self.config),
+            "settings": asdict(self.config),
             "sources": list(self.sources),
             "stamp": "",  # set when the fit is complete
             "documents": len(read.documents),

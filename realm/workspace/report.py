@@ -102,11 +102,6 @@ def source_names(sources: Sequence[str]) -> list[str]:
     return [one if one.startswith("package:") else os.path.normpath(one) for one in sources]
 
 
-def settings_json(config: FitConfig) -> dict[str, Any]:
-    """The settings as stored in the report."""
-    return dataclasses.asdict(config)
-
-
 def up_to_date(workspace: Path, sources: Sequence[str], config: FitConfig) -> FitJson | None:
     """The report if no file, setting or passage has changed since the report was written; else None."""
     report = read_report(workspace)
@@ -115,7 +110,7 @@ def up_to_date(workspace: Path, sources: Sequence[str], config: FitConfig) -> Fi
     adapted = report["adaptation"]["minutes"] if report["adaptation"] is not None else 0.0
     same = (
         report["version"] == __version__
-        and report["settings"] == {**settings_json(config), "minutes": report["settings"]["minutes"]}
+        and report["settings"] == {**dataclasses.asdict(config), "minutes": report["settings"]["minutes"]}
         and config.minutes <= adapted
         and report["sources"] == source_names(sources)
         and report["kb_version"] == newest_version(workspace / KB / PASSAGES)

@@ -1,8 +1,7 @@
-"""`realm compare` and `realm ablate` on a dozen made-up towns with random weights, and the parts of a table."""
+"""`realm compare` and `realm ablate` on a dozen made-up towns with random weights."""
 
 import copy
 import json
-import lzma
 import os
 import re
 import shutil
@@ -15,14 +14,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 
 from realm import cli
 from realm.compare import plots, results
-from realm.compare.plan import DataConfig, Plan, PublishedConfig, TableConfig
-from realm.compare.questions import is_dev, split_questions
-from realm.compare.rows import STARTS, TABLE_1, TABLE_2
+from realm.compare.rows import TABLE_1, TABLE_2
 from realm.compare.table import DataJson
 from realm.errors import InputError
 from realm.interop.blocks import convert_checkpoint
@@ -30,7 +26,7 @@ from realm.model.folder import load_model
 from realm.model.manifest import read_manifest
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.predictions import read_predictions
-from realm.qa.question_files import Question, read_questions
+from realm.qa.question_files import read_questions
 from realm.store.knowledge_base import KnowledgeBase
 from tests.schemas import assert_holds
 from tests.towns import TOWNS, write_corpus, write_encoder
@@ -403,6 +399,22 @@ def test_retrieval_is_measured_before_any_question_for_every_seed(home, ablated,
     assert "seeds 0, 1; number of seeds with training on questions: 0" in (folder / "table2.md").read_text()
 
 
+def test_only_the_first_documents_of_both_corpora_are_used_if_so_many_are_asked_for(
+    home, tmp_path, monkeypatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise InputError("stopped before the questions")
+
+    monkeypatch.setattr("realm.compare.table._write_questions", stop)
+    words = home.words("compare", tmp_path / "t", "--set", "data.documents=5", asked=False)
+    assert cli.main(words) == 2
+    for name in ("kb", "text-kb"):
+        kb = KnowledgeBase.open(tmp_path / "t" / name)
+        assert sorted({passage.title for passage in kb}) == sorted(TOWNS[:5])
+        documents = read_lines(tmp_path / "t" / "documents" / f"{name}.jsonl")
+        assert [(one["id"], one["title"]) for one in documents] == [(town, town) for town in TOWNS[:5]]
+
+
 FIXTURES = Path(__file__).parent.parent / "interop" / "fixtures"
 OPEN_QA = {"checkpoint": FIXTURES / "openqa" / "new", "embedder": FIXTURES / "embedder" / "new"}
 GOOGLES = {
@@ -507,132 +519,3 @@ def test_disagreements_name_questions_that_only_one_row_answers(home, compared) 
         counts = compared["rows"]["orqa"]["tests"][test]["less"]
         assert f"{test}: REALM, X = Z is right and ORQA is wrong for {counts['only_a']} questions" in text
         assert f"{test}: ORQA is right and REALM, X = Z is wrong for {counts['only_b']} questions" in text
-
-
-# -- parts
-
-
-def plan(table=TABLE_1, data: DataConfig | None = None, **settings: Any) -> Plan:
-    return Plan(TableConfig(**settings), data or DataConfig(), None, Path("t"), table)
-
-
-def test_rows_and_starts_are_made_after_what_they_need() -> None:
-    for table in (TABLE_1, TABLE_2):
-        every = plan(table, DataConfig(text=("x",), published=PublishedConfig("y")))
-        assert list(every.rows()) == list(table)
-        made: set[str] = set()
-        for name in every.starts():
-            start = STARTS[name]
-            assert {start.init, start.encoder_of} - {""} <= made
-            made.add(name)
-    assert list(plan(rows=("hybrid",)).rows()) == ["realm", "hybrid"]
-    assert plan(rows=("orqa",)).starts() == ["encoder", "ict"]
-
-
-def test_rows_that_cannot_be_made_are_refused() -> None:
-    with pytest.raises(InputError, match="no row 'atlas'"):
-        plan(rows=("atlas",)).rows()
-    with pytest.raises(InputError, match="realm-x needs another corpus"):
-        plan(rows=("realm-x",)).rows()
-    with pytest.raises(InputError, match="published needs published weights"):
-        plan(rows=("published",)).rows()
-    assert list(plan().rows()) == [name for name in TABLE_1 if name not in ("realm-x", "published")]
-    with pytest.raises(InputError, match="30 times stale"):
-        plan(TABLE_2, rows=("stale",)).check()
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["--set", "data.tests.WQ=absent.json"], "no question file absent.json"),
-        (["--set", 'data.corpus=["absent.jsonl"]'], "absent.jsonl: no such file or folder"),
-        (["--set", 'data.text=["absent"]'], "absent: no such file or folder"),
-        (["--set", 'data.train=["absent.json"]'], "no question file absent.json"),
-        (
-            ["--set", 'data.train=["q.jsonl"]', "--set", "data.tests.T=q.jsonl"],
-            "no question is left for train",
-        ),
-        (["--check", "absent.json"], "absent.json is not a report"),
-        (["--check", "q.jsonl"], "q.jsonl is not a report"),
-        (["--diff", "orqa", "atlas"], "no row 'atlas'"),
-        (["--diff", "orqa", "realm"], "tables has no answers of the row orqa to made"),
-        (["--rows", "published"], "published needs published weights"),
-        (["--set", "data.documents=-1"], "documents is -1"),
-    ],
-)
-def test_what_cannot_be_used_is_one_line_before_the_first_stage(
-    words, problem, tmp_path, monkeypatch, capsys
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "q.jsonl").write_text('{"question": "who?", "answers": ["me"]}\n')
-    words = ["--set", 'data.corpus=["q.jsonl"]', "--set", 'data.text=["q.jsonl"]', *words]
-    assert cli.main(["compare", "tables-tiny", "--dir", "tables", *words]) == 2
-    error = capsys.readouterr().err
-    assert problem in error and error.count("\n") == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["q.jsonl"]
-
-
-def test_only_the_first_documents_of_both_corpora_are_used_if_so_many_are_asked_for(
-    home, tmp_path, monkeypatch
-) -> None:
-    def stop(*_: object) -> None:
-        raise InputError("stopped before the questions")
-
-    monkeypatch.setattr("realm.compare.table._write_questions", stop)
-    words = home.words("compare", tmp_path / "t", "--set", "data.documents=5", asked=False)
-    assert cli.main(words) == 2
-    for name in ("kb", "text-kb"):
-        kb = KnowledgeBase.open(tmp_path / "t" / name)
-        assert sorted({passage.title for passage in kb}) == sorted(TOWNS[:5])
-        documents = read_lines(tmp_path / "t" / "documents" / f"{name}.jsonl")
-        assert [(one["id"], one["title"]) for one in documents] == [(town, town) for town in TOWNS[:5]]
-
-
-def test_training_questions_that_a_test_asks_are_left_out() -> None:
-    def question(name: str, text: str) -> tuple[str, Question]:
-        return name, Question("1", text, ("x",))
-
-    train = [
-        question("a", "Who painted the Mona Lisa?"),
-        *(question("b", f"What is {n}?") for n in range(20)),
-    ]
-    tests = [Question("t", "who painted mona lisa", ("y",))]
-    kept, dev, dropped = split_questions(train, [], tests)
-    assert (len(kept) + len(dev), dropped) == (20, 1)
-    assert dev == [one for one in [*kept, *dev] if is_dev(one.question)]
-    assert {one.id for one in [*kept, *dev]} == {"b:1"}
-    kept, dev, dropped = split_questions(train, [question("d", "What is 3?")], tests)
-    assert (len(kept), [one.id for one in dev], dropped) == (20, ["d:1"], 1)
-
-
-RESPLIT = {
-    "what two countries invaded poland in the beginning of ww2?": True,
-    "who is the prime minister of ethiopia?": True,
-    "what character did natalie portman play in star wars?": False,
-    "what country is the grand bahama island in?": False,
-}
-"""Training question of WebQuestions -> whether it is in WebQuestions.resplit.dev."""
-
-
-@pytest.mark.parametrize(("name", "train", "dev"), [("webquestions", 3417, 361), ("curatedtrec", 1353, 133)])
-def test_dev_questions_are_as_many_as_in_orqas_resplit(name: str, train: int, dev: int) -> None:
-    file = Path(__file__).parent / "questions" / f"{name}.txt.xz"
-    questions = lzma.decompress(file.read_bytes()).decode().splitlines()
-    every = [("train", Question(str(place), text, ("x",))) for place, text in enumerate(questions)]
-    split = split_questions(every, [], [])
-    assert (len(split.train), len(split.dev), split.dropped) == (train, dev, 0)
-
-
-def test_dev_questions_are_those_of_orqas_resplit() -> None:
-    assert [is_dev(question) for question in RESPLIT] == list(RESPLIT.values())
-
-
-def test_shares_are_means_over_the_chosen_questions_and_seeds() -> None:
-    correct_SN = np.array([[1, 0, 1, 0], [1, 1, 0, 0]], dtype=bool)
-    f1_SN = correct_SN.astype(float)
-    chosen_N = np.array([True, True, False, True])
-    scored = results._answered(correct_SN, f1_SN, chosen_N)
-    assert scored["n"] == 3
-    assert scored["em"] == pytest.approx(100 * 3 / 6)
-    assert scored["em_ci95"][0] < 50 < scored["em_ci95"][1]
-    assert results._answered(correct_SN, f1_SN, np.zeros(4, dtype=bool))["n"] == 0

@@ -249,7 +249,7 @@ def test_tables_fit_a_terminal_of_80_columns_and_say_which_model_was_kept() -> N
     part: Any = {"questions": 400, "systems": systems, "adaptation": {"kept": False, "why": "made it worse"}}
     part["less"] = {name: {"found": less, "exact": less} for name in ("bm25", "start")}
     part["masked_facts"] = {"n": 1000, "difference": less} | {n: systems[n]["found"] for n in systems}
-    lines = "\n".join(results.articles_lines(part)).split("\n")
+    lines = "\n".join(results.lines(part)).split("\n")
     assert [line for line in lines if len(line) > 80] == []
     assert "The start model was kept: made it worse." in lines
     assert sum("-10.2 (-12.8 to +11.5) p <.001" in line for line in lines) == 3

@@ -218,7 +218,11 @@ def demo_in(folder: Path, **settings: Any) -> DemoRun:
 
 
 def test_ict_for_the_same_seconds_counts_all_that_realm_had(tiny_model_folder: Path, tmp_path: Path) -> None:
-    stages = {"mlm": {"seconds": 10.0}, "ict": {"seconds": 20.0, "steps": 100}, "pretrain": {"seconds": 70.0}}
+    stages = [
+        {"stage": "mlm", "seconds": 10.0},
+        {"stage": "ict", "seconds": 20.0, "steps": 100},
+        {"stage": "pretrain", "seconds": 70.0},
+    ]
     for name in ("realm", "ict-same-seconds"):
         (tmp_path / "models" / name).mkdir(parents=True)
         described = read_manifest(tiny_model_folder) | {"stages": stages, "checksums": {}}

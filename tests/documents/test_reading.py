@@ -178,7 +178,7 @@ def test_sources_are_checked_before_anything_is_read(tmp_path: Path) -> None:
         ("a.txt", "text".encode("utf-16-le"), r"a\.txt: binary data, or UTF-16"),
         ("a.txt", b"\xff\xfe\x00\xd8a\x00", r"a\.txt: UTF-16 with damage"),
         ("a.parquet", b"no parquet", r"a\.parquet is not Parquet: "),
-        ("a.parquet", b"", r"a\.parquet is not Parquet: "),
+        ("a.parquet", b"", r"a\.parquet is empty"),
         ("a.arrow", b"no arrow file", r"a\.arrow is not Arrow: "),
     ],
 )

@@ -56,7 +56,7 @@ def test_json_is_the_contract(answerer) -> None:
     assert len(said["answers"]) == 5
     for answer in said["answers"]:
         assert answer.keys() == {"text", "score", "probability", "start", "end", "passage"}
-        assert answer["passage"].keys() == {"id", "title", "text", "rank", "probability"}
+        assert answer["passage"].keys() == {"id", "title", "text", "rank", "probability", "document"}
 
 
 def test_answers_are_slices_of_their_passages(answerer, tiny_kb) -> None:

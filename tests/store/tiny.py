@@ -67,3 +67,7 @@ def holding_out(kb: KnowledgeBase, share: float) -> KnowledgeBase:
     again = KnowledgeBase.open(kb.folder)
     again.config = replace(again.config, held_out=share)
     return again
+
+
+def content(kb: KnowledgeBase) -> list[tuple[str, str]]:
+    return [(passage.document_id, passage.text) for passage in kb]

@@ -177,7 +177,7 @@ def test_probabilities_of_passages_and_of_ends_sum_to_one(ground, graph, tiny_kb
     reader = GraphReader(start.reader.bert.bert).eval()
     retrieval = Retrieval(tiny_kb, graph, 6)
     system = graph_retriever.GraphRetriever(tiny_kb, graph, retrieval, reader, start.tokenizer, start.lengths)
-    numbers = [retrieval.passages(question.question)[:4] for question in QUESTIONS[:2]]
+    numbers = [retrieval.ranking(question.question)[0][:4] for question in QUESTIONS[:2]]
     with torch.no_grad():
         passage_BK, end_2RT = system.score(system.read([q.question for q in QUESTIONS[:2]], numbers))
     np.testing.assert_allclose(passage_BK.exp().sum(dim=1), 1.0, rtol=1e-5)
@@ -205,12 +205,12 @@ def test_retrieval_begins_with_words_and_named_documents_and_follows_edges(
 ) -> None:
     monkeypatch.setattr(graph_retriever, "SEEDS", 2)
     retrieval = Retrieval(tiny_kb, graph, 12)
-    found = retrieval.passages("on which river lies kelso?")
+    found = retrieval.ranking("on which river lies kelso?")[0]
     leads = {tiny_kb.passages([n])[0].title for n in found[:3]}
     assert "Kelso" in leads
     assert len(found) == len(set(found)) == 12
     assert set(found) <= set(graph.expand(found[:3], 2, 1000))
-    assert retrieval.passages("zzz?") == []
+    assert retrieval.ranking("zzz?")[0] == []
     chosen, ranked = retrieval.ranking("on which river lies kelso?")
     assert chosen == found
     words = retrieval._retriever.search(["on which river lies kelso?"], 100, "bm25", None)[1][0]

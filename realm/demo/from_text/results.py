@@ -14,6 +14,7 @@ import numpy as np
 from realm.demo.from_text.stages import DemoRun
 from realm.model.manifest import last_record, read_manifest
 from realm.qa.metrics import RANKS, recall_at
+from realm.qa.probe import ReadingJson
 from realm.qa.significance import PairedDifference, paired_difference
 from realm.stages.tables import aligned, costs, difference
 from realm.store.knowledge_base import KnowledgeBase
@@ -39,16 +40,6 @@ Recall = TypedDict(
 
 `spread` is the standard deviation over the seeds, if there are several seeds.
 """
-
-
-class Reading(TypedDict):
-    """Effect of retrieved passages on the reader of REALM, as means over the seeds. The keys are those of `ProbeJson`."""
-
-    span_accuracy: float
-    span_accuracy_without: float
-    retrieval_utility: float
-    null_probability: float
-    positive_gap: float
 
 
 class ExactMatch(TypedDict):
@@ -78,7 +69,8 @@ class Results(TypedDict):
     seeds: list[int]
     recall: dict[str, dict[str, Recall]]
     realm_against: dict[str, dict[str, PairedDifference]]
-    reading: Reading
+    reading: ReadingJson
+    """Effect of retrieved passages on the reader of REALM, as means over the seeds."""
     exact_match: ExactMatch
     answers: dict[str, Answered]
 
@@ -182,18 +174,12 @@ def _recall(rank_SN: np.ndarray) -> Recall:
     return found
 
 
-def _reading(demo: DemoRun) -> Reading:
+def _reading(demo: DemoRun) -> ReadingJson:
     """Effect of retrieved passages on the reader, as means over the seeds."""
     probes = [_outcome(demo, name, "probe") for name in demo.retrievers()["realm"]]
-    names = (
-        "span_accuracy",
-        "span_accuracy_without",
-        "retrieval_utility",
-        "null_probability",
-        "positive_gap",
-    )
+    names = ReadingJson.__annotations__
     means = {name: round(float(np.mean([probe[name] for probe in probes])), 3) for name in names}
-    return cast(Reading, means)
+    return cast(ReadingJson, means)
 
 
 def _exact_match(demo: DemoRun) -> ExactMatch:

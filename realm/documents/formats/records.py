@@ -70,9 +70,8 @@ class Limits(NamedTuple):
 
         The limit is higher than `document_chars`, because files also contain markup, and a character can need several bytes.
         """
-        return max(
-            64 << 20, 12 * self.document_chars
-        )  # JSON can write a character in 12 bytes: "\ud83d\ude00"
+        # JSON can write a character in 12 bytes: "\ud83d\ude00".
+        return max(64 << 20, 12 * self.document_chars)
 
 
 class Pages(NamedTuple):
