@@ -89,12 +89,12 @@ def add_command(
     section: str | None = None,
     reports: bool = False,
 ) -> Parser:
-    """Declares the command with the name of the function `run`, without the leading underscore.
+    """Declares the command with the name of the function `run`: `_compare_models` runs `realm compare-models`.
 
     `section` is the command's table in configuration files; `reports` adds the flag --json.
     """
     parser = commands.add_parser(
-        run.__name__.removeprefix("_"),
+        run.__name__.removeprefix("_").replace("_", "-"),
         help=does,
         # `RawDescriptionHelpFormatter`, which keeps the lines of the example, does not wrap the description.
         description=textwrap.fill(f"{does[0].upper()}{does[1:]}.", 78),

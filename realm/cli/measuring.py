@@ -27,7 +27,6 @@ def add_commands(commands: "Commands[Parser]") -> None:
     """Declares the group."""
     compare = add_command(
         commands,
-        "compare-models",
         _compare_models,
         "compare two models on the same questions: scores, paired tests, and the questions that only one model answers right",
         "realm compare-models models/a models/b --kb kb --questions dev.jsonl",
