@@ -32,18 +32,28 @@ def serve(
     """
     if runs is not None and not runs.is_dir():
         raise InputError(f"--runs {runs} is not a folder")
-    with _bound(host, port) as listening:
+    with bound(host, port) as listening:
         knowledge = LivingKnowledge(kb, model, config)
         if token is not None:
             knowledge.get_ready_to_write()
         app = create_app(knowledge, config, token, runs, own_hosts(host, config.hosts), read_token)
-        shown = f"[{host}]" if ":" in host else host
-        _log.info("serving %s on http://%s:%d/", kb, shown, listening.getsockname()[1])
+        log_address(kb, host, listening)
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises Ctrl-C again after the last requests
             http_server(app, config).run(sockets=[listening])
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def log_address(kb: str, host: str, listening: socket.socket, path: str = "/") -> None:
+    """Logs what is served, and the address."""
+    shown = f"[{host}]" if ":" in host else host
+    _log.info("serving %s on http://%s:%d%s", kb, shown, listening.getsockname()[1], path)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens on the address.
+
+    Raises:
+        InputError: the address cannot be used.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)

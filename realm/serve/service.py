@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -15,6 +16,7 @@ from realm.serve import schemas
 from realm.serve.batching import Batcher, Busy, Done, NotReady, each
 from realm.serve.metrics import Metrics
 from realm.serve.settings import MOST_CHANGES, POLL_SECONDS, WRITE_SECONDS, ServeConfig
+from realm.text.corpus import Document
 from realm.tokens.layouts import NULL_PASSAGE
 from realm.workspace.living import LivingKnowledge, Snapshot
 
@@ -48,6 +50,22 @@ class Service:
         """Number of questions that wait for ranking by words and are not in the queue yet."""
         self._words: asyncio.Future[None] | None = None
         self._words_since = 0.0
+
+    @asynccontextmanager
+    async def running(self, writable: bool) -> AsyncIterator[None]:
+        """Answers questions and watches for new versions until the block ends."""
+        # A writable server has to rebuild the BM25 index after every change. Therefore, unless the default method needs BM25, a
+        # writable server builds the BM25 index only when a request needs it.
+        ready = not writable and len(self.knowledge.current.kb) <= WORDS_AT_START
+        if ready or self.knowledge.method != "dense":
+            self.prepare_bm25()
+        tasks = [asyncio.create_task(work()) for work in (self.batcher.work, self.watch)]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def waiting(self) -> int:
@@ -107,6 +125,20 @@ class Service:
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self.config.seconds
+
+    async def add(self, documents: Sequence[schemas.DocumentIn]) -> dict[str, Any]:
+        """Adds or replaces documents -> the numbers of changed documents and passages, and the ids, as JSON.
+
+        Raises:
+            RealmError: a document has neither an id nor a title.
+            Busy: too many changes wait.
+        """
+        new = [Document(one.title, one.text, _id_of(one)) for one in documents]
+        result = await self.change(lambda: self.knowledge.add(new))
+        self.metrics.documents.labels("added").inc(result.added)
+        self.metrics.documents.labels("replaced").inc(result.replaced)
+        ids = [one.id for one in new]
+        return result._asdict() | {"ids": ids, "index": schemas.index_out(self.knowledge.current)}
 
     async def change(self, change: Callable[[], T]) -> T:
         """Runs a change of the knowledge base after all earlier changes. The change completes even if the client disconnects.
@@ -191,3 +223,23 @@ def _timed(snapshot: Snapshot, sentence: str, target: str | None) -> tuple[Snaps
     began = time.perf_counter()
     filled = snapshot.filler.fill(sentence, target).to_json()
     return snapshot, filled, 1000 * (time.perf_counter() - began)
+
+
+def answers_of(question: str, done: Done) -> dict[str, Any]:
+    """The result of a question of the kind "answer" as JSON."""
+    snapshot, answers = done.value
+    return schemas.answers_out(answers, snapshot, done.waited_ms)
+
+
+def hits_of(question: str, done: Done) -> dict[str, Any]:
+    """The result of a question of the kind "retrieve" as JSON."""
+    snapshot, passages, ms = done.value
+    times = {"queue": round(done.waited_ms, 2), "search": round(ms, 2)}
+    return {"question": question, "passages": passages, "index": schemas.index_out(snapshot), "ms": times}
+
+
+def _id_of(document: schemas.DocumentIn) -> str:
+    name = document.id or document.title
+    if not name.strip():
+        raise RealmError("a document has neither an id nor a title: add one of these")
+    return name
