@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from typing_extensions import TypedDict  # before Python 3.12, pydantic does not accept typing.TypedDict
 
@@ -57,6 +57,16 @@ class AnswersJson(TypedDict):
     answers: list[AnswerJson]
     index: IndexJson
     ms: dict[str, float]
+
+
+class Hit(NamedTuple):
+    """A passage that was found for a question, and the score by which it was ranked; a higher score is better."""
+
+    id: str
+    document: str
+    title: str
+    text: str
+    score: float
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from realm.qa.answers import Answers, AnswersJson, ReadPassageJson
 from realm.qa.filling import FilledJson
 from realm.qa.question_files import MAX_QUESTION_CHARACTERS
 from realm.serve.runs import State
-from realm.text.corpus import Passage
 from realm.workspace.living import Snapshot, UnknownPassage
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_QUESTION_CHARACTERS, pattern=r"\S")]
@@ -340,17 +339,6 @@ def answers_out(answers: Answers, snapshot: Snapshot, waited_ms: float) -> dict[
         "ms": {"queue": round(waited_ms, 2)} | row["ms"],
         "passages": [one.to_json() for one in answers.passages],
         "null_probability": answers.null_probability,
-    }
-
-
-def hit_out(passage: Passage, score: float) -> dict[str, Any]:
-    """A retrieved passage as JSON."""
-    return {
-        "id": passage.id,
-        "document": passage.document_id,
-        "title": passage.title,
-        "text": passage.text,
-        "score": score,
     }
 
 

@@ -17,7 +17,6 @@ from realm.serve.batching import Batcher, Busy, Done, NotReady, each
 from realm.serve.metrics import Metrics
 from realm.serve.settings import MOST_CHANGES, POLL_SECONDS, WRITE_SECONDS, ServeConfig
 from realm.text.corpus import Document
-from realm.tokens.layouts import NULL_PASSAGE
 from realm.workspace.living import LivingKnowledge, Snapshot
 
 T = TypeVar("T")
@@ -206,13 +205,7 @@ class Service:
                 return [(snapshot, answers) for answers in answerer.answer_batch(items, method, read)]
             case Kind("retrieve", method, k):
                 began = time.perf_counter()
-                scores, numbers = answerer.retrieve(items, k, method)
-                rows = []
-                for score_K, number_K in zip(scores, numbers, strict=True):
-                    passages = snapshot.kb.passages(number_K[number_K != NULL_PASSAGE])
-                    rows.append(
-                        [schemas.hit_out(p, float(s)) for p, s in zip(passages, score_K, strict=False)]
-                    )
+                rows = [[hit._asdict() for hit in hits] for hits in answerer.hits(items, k, method)]
                 ms = 1000 * (time.perf_counter() - began) / len(items)
                 return [(snapshot, row, ms) for row in rows]
             case _:  # "fill"
