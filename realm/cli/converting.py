@@ -57,7 +57,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         choices=TARGETS,
         default="realm",
         help="format of OUT. realm (default): a model folder; huggingface-realm: one folder for each REALM class of "
-        "transformers 4.57.6; hub: a model folder with a model card; sentence-transformers: the query tower of the embedder; "
+        "transformers 4.57.6; hub: a model folder with a model card; sentence-transformers: the towers of the embedder; "
         "compact: a model folder with 16-bit weights, without the tensors that are equal to those of a packaged encoder",
     )
     convert.add_argument("--encoder", metavar="NAME", help="published encoder to use as the masked-LM reader")
