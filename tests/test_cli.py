@@ -33,7 +33,7 @@ COMMANDS = [
     "questions",
 ]
 COMMANDS += ["mlm", "ict", "pretrain", "adapt", "index", "finetune", "knn", "baseline", "compare", "ablate"]
-COMMANDS += ["retrieve", "answer", "fill", "evaluate", "probe", "convert", "serve", "mcp"]
+COMMANDS += ["retrieve", "answer", "fill", "evaluate", "probe", "convert", "share", "serve", "mcp"]
 SLOW_TO_IMPORT = {
     "torch",
     "transformers",

@@ -21,6 +21,7 @@ from realm.cli import (
     knowledge_base,
     planning,
     serving,
+    sharing,
     training,
     workspace,
 )
@@ -108,6 +109,7 @@ def _parser() -> Parser:
         answering,
         comparing,
         converting,
+        sharing,
         serving,
     ):
         group.add_commands(commands)

@@ -38,7 +38,7 @@ NORM_SCALE = 1000.0
 def write_hub(
     source: Path, out: Path, name: str, licence: str, data: str, numbers: Mapping[str, Any]
 ) -> None:
-    """Writes a model folder for the hub; `numbers` are reports of `realm evaluate` or `realm probe`."""
+    """Writes a model folder for the hub; `numbers` are reports of `realm evaluate` or `realm probe`. `name` as in `card`."""
     manifest = read_manifest(source)
     if is_compact(source):
         save_model(load_model(source), out)
@@ -48,8 +48,27 @@ def write_hub(
     (out / CARD).write_text(card(manifest, name, licence, data, numbers), encoding="utf-8")
 
 
-def card(manifest: Mapping[str, Any], name: str, licence: str, data: str, numbers: Mapping[str, Any]) -> str:
-    """The model card: description, data, licence, numbers, and the training commands."""
+def card(
+    manifest: Mapping[str, Any],
+    name: str,
+    licence: str,
+    data: str,
+    numbers: Mapping[str, Any],
+    workspace: bool = False,
+) -> str:
+    """The model card: description, data, licence, numbers, and the training commands. `name` is NAME or OWNER/NAME.
+
+    `workspace`: whether the repository has a knowledge base beside the model.
+    """
+    full = name if "/" in name else f"OWNER/{name}"
+    use = (
+        [f"realm answer 'a question' --in hf:{full}"]
+        if workspace
+        else [
+            f"realm index --kb kb --model hf:{full}",
+            f"realm answer 'a question' --kb kb --model hf:{full}",
+        ]
+    )
     embedder, sizes = manifest["embedder"], manifest["trunk"]
     parts = ["a retriever", "a masked-LM reader", *(["a span reader"] if manifest["span_reader"] else [])]
     shape = f"{sizes.get('num_hidden_layers', 12)} layers, {sizes.get('hidden_size', 768)} wide"
@@ -57,12 +76,11 @@ def card(manifest: Mapping[str, Any], name: str, licence: str, data: str, number
     return "\n".join(
         [
             f"---\nlicense: {licence}\nlibrary_name: realm\ntags: [realm, retrieval, question-answering]\n---",
-            f"# {name}\n",
+            f"# {name.rpartition('/')[2]}\n",
             f"A REALM model (Guu et al. 2020): {', '.join(parts)}. {shape}; vectors of {embedder['dim']}, "
             f"{embedder['pooling']} pooling, {embedder['norm']} norm.\n",
             "## Use\n",
-            f"```sh\nrealm index --kb kb --model hf:OWNER/{name}\n"
-            f"realm answer 'a question' --kb kb --model hf:OWNER/{name}\n```\n",
+            "```sh\n" + "\n".join(use) + "\n```\n",
             "The folder `encoder` loads in `transformers` as `BertForMaskedLM` (`subfolder='encoder'`).\n",
             f"## Data\n\n{data}\n",
             f"## Licence\n\n{licence}\n",

@@ -13,6 +13,7 @@ from typing import Any
 from realm.documents.reading import documents_of
 from realm.errors import InputError
 from realm.folders import restore
+from realm.hub import workspace_folder
 from realm.model.calibration import Method
 from realm.qa.answers import Answer, Answers, Hit, RankedPassage
 from realm.qa.filling import Filled
@@ -127,5 +128,8 @@ class Workspace:
 
 
 def load(folder: str | os.PathLike[str], config: AnswerConfig | None = None) -> Workspace:
-    """Opens a workspace that `realm fit` or `realm.fit` made."""
-    return Workspace(folder, config)
+    """Opens a workspace that `realm fit` or `realm.fit` made, or `hf:OWNER/NAME` of the hub, which `realm share` made.
+
+    A workspace of the hub is copied to a folder of its own, which changes do not send back to the hub.
+    """
+    return Workspace(workspace_folder(os.fspath(folder)), config)
