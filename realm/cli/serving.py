@@ -52,6 +52,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         help=f"answer only clients that send the token in {READ_TOKEN} or --read-token-file, or the token for --writable",
     )
     serve.add_argument("--read-token-file", metavar="FILE", help="file with the token for --private")
+    _add_traces(serve)
 
     mcp = add_command(
         commands,
@@ -90,6 +91,16 @@ def add_commands(commands: "Commands[Parser]") -> None:
         help=f"with --http: answer only clients that send the token in {TOKEN} or --token-file",
     )
     mcp.add_argument("--token-file", metavar="FILE", help="file with the token for --private and --writable")
+    _add_traces(mcp)
+
+
+def _add_traces(parser: Parser) -> None:
+    parser.add_argument(
+        "--traces",
+        action="store_true",
+        help="send OpenTelemetry traces to the collector that the environment variable OTEL_EXPORTER_OTLP_ENDPOINT names "
+        "(default: http://localhost:4318); needs realm-lm[otel]",
+    )
 
 
 def _port(text: str) -> int:
@@ -101,12 +112,21 @@ def _port(text: str) -> int:
 def _serve(args: argparse.Namespace) -> None:
     token = _token("--writable", args.writable, "--token-file", args.token_file, TOKEN)
     read_token = _token("--private", args.private, "--read-token-file", args.read_token_file, READ_TOKEN)
-    with _extra("serve"):
+    with _extra("serve", "realm serve"):
         from realm.serve.server import serve
         from realm.serve.settings import ServeConfig
 
     runs = Path(args.runs) if args.runs is not None else None
-    serve(args.kb, args.model, settings(args, ServeConfig), args.host, args.port, token, runs, read_token)
+    config = settings(args, ServeConfig)
+    _check_traces(args)
+    serve(args.kb, args.model, config, args.host, args.port, token, runs, read_token, args.traces)
+
+
+def _check_traces(args: argparse.Namespace) -> None:
+    """Raises an InputError if traces are wanted, but the extra for traces is missing."""
+    if args.traces:
+        with _extra("otel", f"realm {args.called} --traces"):
+            import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401
 
 
 def _mcp(args: argparse.Namespace) -> None:
@@ -122,28 +142,29 @@ def _mcp(args: argparse.Namespace) -> None:
     token = _token(
         needs, args.http and (args.private or args.writable), "--token-file", args.token_file, TOKEN
     )
-    with _extra("mcp"):
+    with _extra("mcp", "realm mcp"):
         from realm.serve.mcp import serve_http, serve_stdio
         from realm.serve.settings import ServeConfig
 
     config = settings(args, ServeConfig)
+    _check_traces(args)
     if not args.http:
-        serve_stdio(args.kb, args.model, config, args.writable)
+        serve_stdio(args.kb, args.model, config, args.writable, args.traces)
         return
     host, port = args.host or MCP_HOST, MCP_PORT if args.port is None else args.port
-    serve_http(args.kb, args.model, config, host, port, args.writable, token)
+    serve_http(args.kb, args.model, config, host, port, args.writable, token, args.traces)
 
 
 @contextmanager
-def _extra(name: str) -> Iterator[None]:
-    """Turns a missing package of the extra with the name of the command into an InputError."""
+def _extra(name: str, command: str) -> Iterator[None]:
+    """Turns a missing package of an extra into an InputError."""
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in ("realm", "torch"):
             raise
         raise InputError(
-            f"`realm {name}` needs {error.name}: install it with `pip install 'realm-lm[{name}]'`"
+            f"`{command}` needs {error.name}: install it with `pip install 'realm-lm[{name}]'`"
         ) from None
 
 

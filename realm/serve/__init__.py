@@ -11,6 +11,7 @@ mcp          the tools of the Model Context Protocol
 batching     batches of questions from many clients
 runs         metrics of training runs
 metrics      metrics for Prometheus
+tracing      traces for OpenTelemetry
 logs         a limit on log lines
 settings     settings and limits of the server
 client       the Python client

@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -19,6 +19,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 from realm import __version__
 from realm.errors import RealmError
@@ -31,7 +32,11 @@ from realm.serve.middleware import Middleware
 from realm.serve.runs import Run, read_metrics, runs
 from realm.serve.service import Kind, Service, answers_of, hits_of
 from realm.serve.settings import MOST_DOCUMENTS, MOST_READ, MOST_RETRIEVED, ServeConfig
+from realm.serve.tracing import traced
 from realm.workspace.living import LivingKnowledge, UnknownDocument
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 PAGE = Path(__file__).parent / "page"
 _log = logging.getLogger(__name__)
@@ -44,7 +49,8 @@ def create_app(
     runs_folder: Path | None = None,
     hosts: set[str] | None = None,
     read_token: str | None = None,
-) -> Middleware:
+    traces: "TracerProvider | None" = None,
+) -> ASGIApp:
     """The server as an ASGI application.
 
     Args:
@@ -54,8 +60,9 @@ def create_app(
         runs_folder: folder of the training runs to show. If None, no runs are shown.
         hosts: accepted values of the Host header. If None, every host is accepted.
         read_token: clients must send this token to read. If None, everybody may read.
+        traces: provider of tracers for requests and questions. If None, nothing is traced.
     """
-    service = Service(knowledge, config)
+    service = Service(knowledge, config, traces)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -84,7 +91,8 @@ def create_app(
     app.include_router(api)
     _add_state(app, service, token is not None, runs_folder is not None, readers)
     app.mount("/", StaticFiles(directory=PAGE, html=True))
-    return Middleware(app, config.body_bytes, config.seconds, hosts, service.metrics.request)
+    guarded = Middleware(app, config.body_bytes, config.seconds, hosts, service.metrics.request)
+    return traced(guarded, traces)
 
 
 def _require_token(what: str, *tokens: str | None) -> Callable[..., None]:

@@ -29,6 +29,7 @@ from realm.serve.middleware import Middleware, own_hosts
 from realm.serve.server import bound, log_address
 from realm.serve.service import Kind, Service, answers_of, hits_of
 from realm.serve.settings import MOST_DOCUMENTS, MOST_READ, MOST_RETRIEVED, ServeConfig
+from realm.serve.tracing import exported
 from realm.workspace.living import LivingKnowledge
 
 Result = TypeVar("Result")
@@ -52,34 +53,42 @@ Ranking = Annotated[
 ]
 
 
-def serve_stdio(kb: str, model: str, config: ServeConfig, writable: bool) -> None:
+def serve_stdio(kb: str, model: str, config: ServeConfig, writable: bool, traces: bool) -> None:
     """Serves the tools over standard input and output until the input ends. Standard output has only messages of the protocol.
 
     Raises:
         InputError: knowledge base, model and index do not fit together.
     """
-    with contextlib.redirect_stdout(sys.stderr):  # later, the server itself keeps all other output away
-        service = Service(_knowledge(kb, model, config, writable), config)
-    tools = tool_server(service, writable)
+    with exported(traces, by_libraries=True) as provider:
+        with contextlib.redirect_stdout(sys.stderr):  # later, the server itself keeps all other output away
+            service = Service(_knowledge(kb, model, config, writable), config, provider)
+        tools = tool_server(service, writable)
 
-    async def run() -> None:
-        async with service.running(writable):
-            await tools.run_stdio_async()
+        async def run() -> None:
+            async with service.running(writable):
+                await tools.run_stdio_async()
 
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(run())
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(run())
 
 
 def serve_http(
-    kb: str, model: str, config: ServeConfig, host: str, port: int, writable: bool, token: str | None
+    kb: str,
+    model: str,
+    config: ServeConfig,
+    host: str,
+    port: int,
+    writable: bool,
+    token: str | None,
+    traces: bool,
 ) -> None:
     """Serves the tools over HTTP (streamable HTTP, path `PATH`) until Ctrl-C or SIGTERM.
 
     Raises:
         InputError: the address cannot be used, or knowledge base, model and index do not fit together.
     """
-    with bound(host, port) as listening:
-        service = Service(_knowledge(kb, model, config, writable), config)
+    with bound(host, port) as listening, exported(traces, by_libraries=True) as provider:
+        service = Service(_knowledge(kb, model, config, writable), config, provider)
         app = create_tool_app(service, writable, token, own_hosts(host, config.hosts))
         log_address(kb, host, listening, PATH)
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises Ctrl-C again after the last requests

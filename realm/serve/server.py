@@ -10,6 +10,7 @@ from realm.serve.app import create_app
 from realm.serve.connections import BACKLOG, http_server
 from realm.serve.middleware import own_hosts
 from realm.serve.settings import ServeConfig
+from realm.serve.tracing import exported
 from realm.workspace.living import LivingKnowledge
 
 _log = logging.getLogger(__name__)
@@ -24,19 +25,20 @@ def serve(
     token: str | None = None,
     runs: Path | None = None,
     read_token: str | None = None,
+    traces: bool = False,
 ) -> None:
-    """Serves until Ctrl-C or SIGTERM.
+    """Serves until Ctrl-C or SIGTERM. With `traces`, traces are sent to a collector (`realm.serve.tracing`).
 
     Raises:
         InputError: the address cannot be used, or knowledge base, model and index do not fit together.
     """
     if runs is not None and not runs.is_dir():
         raise InputError(f"--runs {runs} is not a folder")
-    with bound(host, port) as listening:
+    with bound(host, port) as listening, exported(traces) as provider:
         knowledge = LivingKnowledge(kb, model, config)
         if token is not None:
             knowledge.get_ready_to_write()
-        app = create_app(knowledge, config, token, runs, own_hosts(host, config.hosts), read_token)
+        app = create_app(knowledge, config, token, runs, own_hosts(host, config.hosts), read_token, provider)
         log_address(kb, host, listening)
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises Ctrl-C again after the last requests
             http_server(app, config).run(sockets=[listening])

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from realm.errors import RealmError
 from realm.model.calibration import Method
@@ -16,8 +17,12 @@ from realm.serve import schemas
 from realm.serve.batching import Batcher, Busy, Done, NotReady, each
 from realm.serve.metrics import Metrics
 from realm.serve.settings import MOST_CHANGES, POLL_SECONDS, WRITE_SECONDS, ServeConfig
+from realm.serve.tracing import NAME, trace_question
 from realm.text.corpus import Document
 from realm.workspace.living import LivingKnowledge, Snapshot
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 T = TypeVar("T")
 
@@ -33,6 +38,8 @@ class Kind(NamedTuple):
 
 
 _log = logging.getLogger(__name__)
+FLUSH_MILLISECONDS = 10_000
+"""Largest time in milliseconds in which the last traces are sent when the server stops."""
 WORDS_AT_START = 200_000
 """Largest number of passages for which a read-only server prepares ranking by words at its start."""
 
@@ -40,8 +47,13 @@ WORDS_AT_START = 200_000
 class Service:
     """The objects that all routes share: the knowledge base, the batcher, the limits and the metrics."""
 
-    def __init__(self, knowledge: LivingKnowledge, config: ServeConfig):
+    def __init__(
+        self, knowledge: LivingKnowledge, config: ServeConfig, traces: "TracerProvider | None" = None
+    ):
+        """If `traces` is not None, each question adds the spans of its stages to the current span."""
         self.knowledge, self.config, self.metrics = knowledge, config, Metrics()
+        self._traces = traces
+        self._tracer = None if traces is None else traces.get_tracer(NAME)
         self.batcher = Batcher(self._run, config.batch, config.queue, self.metrics.batch)
         self._one_at_a_time = ThreadPoolExecutor(1, "changes")
         self._changes = 0
@@ -65,6 +77,10 @@ class Service:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if (
+                self._traces is not None
+            ):  # sent here, because SIGTERM ends the process right after the last response
+                await asyncio.to_thread(self._traces.force_flush, FLUSH_MILLISECONDS)
 
     @property
     def waiting(self) -> int:
@@ -120,7 +136,14 @@ class Service:
                 raise NotReady(time.monotonic() - self._words_since) from None
             finally:
                 self._for_words -= len(items)
-        return self.batcher.submit(kind, items)
+        futures = self.batcher.submit(kind, items)
+        if self._tracer is not None:
+            attributes = {"realm.method": kind.method, "realm.passages": kind.passages}
+            for future in (
+                futures
+            ):  # a callback runs in the context of this call, whose current span is that of the request
+                future.add_done_callback(partial(trace_question, self._tracer, kind.name, attributes))
+        return futures
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self.config.seconds

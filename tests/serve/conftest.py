@@ -68,10 +68,11 @@ def running(
     runs: Path | None = None,
     tagger: Callable[[str], Any] = lambda name: TinyTagger(),
     read_token: str | None = None,
+    traces: Any = None,
 ) -> Iterator[Served]:
     """A server on a free port, until the block ends."""
     knowledge = LivingKnowledge(str(kb), str(model), config, tagger)
-    app = create_app(knowledge, config, token, runs, own_hosts("127.0.0.1", config.hosts), read_token)
+    app = create_app(knowledge, config, token, runs, own_hosts("127.0.0.1", config.hosts), read_token, traces)
     server = http_server(app, config)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
