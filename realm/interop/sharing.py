@@ -143,7 +143,7 @@ def write_sentence_transformers(model: Model, out: Path) -> None:
     if model.embedder.passage is model.embedder.query:
         modules = _write_tower(model, model.embedder.query, model.lengths.passage, out)
     else:
-        modules = [("base.modules.router.Router", "")]
+        modules = [("models.Router", "")]
         routes = {
             "query": (model.embedder.query, model.lengths.query),
             "document": (model.embedder.passage, model.lengths.passage),
