@@ -9,6 +9,8 @@ import contextlib
 import functools
 import hmac
 import json
+import logging
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Annotated, Any, TypeVar, cast
@@ -59,6 +61,7 @@ def serve_stdio(kb: str, model: str, config: ServeConfig, writable: bool, traces
     Raises:
         InputError: knowledge base, model and index do not fit together.
     """
+    _log_errors()
     with exported(traces, by_libraries=True) as provider:
         with contextlib.redirect_stdout(sys.stderr):  # later, the server itself keeps all other output away
             service = Service(_knowledge(kb, model, config, writable), config, provider)
@@ -68,8 +71,9 @@ def serve_stdio(kb: str, model: str, config: ServeConfig, writable: bool, traces
             async with service.running(writable):
                 await tools.run_stdio_async()
 
-        with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(run())
+        # Python's own handler of Ctrl-C would wait for the thread that reads the input. Every change on disk survives a kill.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        asyncio.run(run())
 
 
 def serve_http(
@@ -87,12 +91,21 @@ def serve_http(
     Raises:
         InputError: the address cannot be used, or knowledge base, model and index do not fit together.
     """
+    _log_errors()
     with bound(host, port) as listening, exported(traces, by_libraries=True) as provider:
         service = Service(_knowledge(kb, model, config, writable), config, provider)
         app = create_tool_app(service, writable, token, own_hosts(host, config.hosts))
         log_address(kb, host, listening, PATH)
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises Ctrl-C again after the last requests
             http_server(app, config).run(sockets=[listening])
+
+
+def _log_errors() -> None:
+    """Logs errors of libraries to standard error. Without this handler, `mcp` would add one that logs every record."""
+    lines = logging.StreamHandler()
+    lines.setLevel(logging.ERROR)
+    lines.addFilter(lambda record: not record.name.startswith("realm"))  # the command line logs these records
+    logging.getLogger().addHandler(lines)
 
 
 def _knowledge(kb: str, model: str, config: ServeConfig, writable: bool) -> LivingKnowledge:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -154,6 +155,23 @@ def test_standard_output_has_only_messages_of_the_protocol(served: Served) -> No
         assert process.stdout.read() == "" and process.wait(30) == 0 and process.stderr.read() == ""
     assert [reply["id"] for reply in replies] == [1, 2]
     assert replies[1]["result"]["structuredContent"]["answers"]
+
+
+def test_ctrl_c_ends_the_command_although_its_input_is_open(served: Served) -> None:
+    message = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+    with subprocess.Popen(
+        [sys.executable, *command(served.kb, served.model)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdin.write(json.dumps(message) + "\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["id"] == 1
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == -signal.SIGINT and process.stderr.read() == ""
 
 
 def test_the_tool_that_adds_is_there_only_if_it_is_allowed(own_kb: Any, qa_model: Path) -> None:
