@@ -1,11 +1,13 @@
 """Finds encoders and models by name: in a folder, in a Python package, or on the Hugging Face hub."""
 
 import importlib.util
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from realm.checksums import check_installed
-from realm.errors import InputError
+from realm.errors import InputError, writing
+from realm.folders import remove, replace_folder
 
 PACKAGED = {
     "package:realm-mini": ("realm", "assets/realm-mini"),
@@ -14,7 +16,8 @@ PACKAGED = {
 }
 """Encoders and models inside Python packages: name -> (module, folder inside the module)."""
 
-
+WORKSPACE_PARTS = ("kb", "model")
+"""Folders of a workspace, and of a repository on the hub that is a workspace."""
 ENCODER_FILES = ("*.json", "*.safetensors", "vocab.txt")
 """Patterns of the files that are downloaded for an encoder on the hub."""
 
@@ -73,3 +76,32 @@ def from_hub(name: str, files: Sequence[str]) -> str:
         raise InputError(
             f"{name} is not a folder, and cannot be downloaded from the hub ({type(error).__name__})"
         ) from error
+
+
+def workspace_folder(name: str | Path) -> Path:
+    """The folder of a workspace; `name` is a path, or `hf:OWNER/NAME`, whose current version is copied to a folder of its own.
+
+    The copy can be changed. If the hub cannot be reached, the version in the hub's cache is used.
+
+    Raises:
+        InputError: the repository cannot be downloaded, or has no workspace.
+    """
+    kind, colon, repository = str(name).partition(":")
+    if (kind, colon) != ("hf", ":"):
+        return Path(name)
+    from huggingface_hub.constants import HF_HOME
+
+    snapshot = Path(from_hub(repository, ["*"]))
+    if not all((snapshot / part).is_dir() for part in WORKSPACE_PARTS):
+        raise InputError(
+            f"{name} is not a workspace, because it has no folders {' and '.join(WORKSPACE_PARTS)}: use it as "
+            f"`--model {name}`, or make a workspace with `realm fit SOURCE... --start {name}`"
+        )
+    folder = Path(HF_HOME, "realm", repository.replace("/", "--"), snapshot.name)
+    if not folder.is_dir():
+        aside = folder.with_name(f"{folder.name}.writing")
+        with writing(folder, shutil.Error):
+            remove(aside)
+            shutil.copytree(snapshot, aside)
+            replace_folder(aside, folder)
+    return folder

@@ -33,7 +33,7 @@ COMMANDS = [
     "questions",
 ]
 COMMANDS += ["mlm", "ict", "pretrain", "adapt", "index", "finetune", "knn", "baseline", "compare", "ablate"]
-COMMANDS += ["retrieve", "answer", "fill", "evaluate", "probe", "convert"]
+COMMANDS += ["retrieve", "answer", "fill", "evaluate", "probe", "convert", "share", "serve", "mcp"]
 SLOW_TO_IMPORT = {
     "torch",
     "transformers",
@@ -129,6 +129,7 @@ WITH_A_FOLDER = {
     "evaluate": ["--questions", "q"],
     "probe": [],
     "serve": [],
+    "mcp": [],
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from realm import cli
+from realm import cli, hub
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -51,6 +51,7 @@ def test_every_command_is_accepted_by_the_parser(
     for part in ("kb", "model"):  # the parser looks a workspace up
         (tmp_path / "manual" / part).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "workspace_folder", lambda name: Path(name.removeprefix("hf:me/")))
     for block in re.findall(r"^```sh\n(.*?)^```", PAGES[page], re.MULTILINE | re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)

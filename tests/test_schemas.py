@@ -80,7 +80,9 @@ WRITERS = {
         "its files: tests/interop/test_sharing.py loads them there"
     ]
     * 3,
-    "interop/sharing.py write_sentence_transformers.add": ["the same"],
+    "interop/sharing.py _write_tower": ["the same"],
+    "interop/sharing.py _write_tower.add": ["the same"],
+    "interop/sharing.py _write_words": ["the same"],
     "qa/question_sets.py retrieve_to_file": ["retrieve"],
     "qa/predictions.py write_predictions": ["predictions: tests/qa/test_predictions.py"],
     "systems/knn_lm.py measure": ["report.json: what the command prints, tests/systems/test_knn_lm.py"],

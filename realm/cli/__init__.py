@@ -22,6 +22,7 @@ from realm.cli import (
     measuring,
     planning,
     serving,
+    sharing,
     training,
     workspace,
 )
@@ -110,6 +111,7 @@ def _parser() -> Parser:
         measuring,
         comparing,
         converting,
+        sharing,
         serving,
     ):
         group.add_commands(commands)

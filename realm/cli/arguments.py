@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         needed = " (required without --in)" if part.required else ""
         self.add_argument(f"--{flag}", metavar=metavar, help=help + needed)
         self._parts[flag] = part
-        self._in.help = f"workspace made by `realm fit`; replaces {_flags(self._parts)}"
+        self._in.help = f"workspace made by `realm fit`, or hf:OWNER/NAME; replaces {_flags(self._parts)}"
 
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None
@@ -63,10 +63,13 @@ class Parser(argparse.ArgumentParser):
             return
         if given:
             self.error(f"--in {found.workspace} replaces {_flags(self._parts)}: leave out {_flags(given)}")
-        from realm.folders import restore  # imported here because it needs modules that Windows lacks
+        # Imported here because these files need modules that Windows lacks.
+        from realm.folders import restore
+        from realm.hub import workspace_folder
 
+        workspace = workspace_folder(found.workspace)
         for flag, part in self._parts.items():
-            folder = Path(found.workspace, part.name)
+            folder = workspace / part.name
             restore(folder)
             if not folder.is_dir():
                 raise InputError(

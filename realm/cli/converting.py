@@ -56,7 +56,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         choices=TARGETS,
         default="realm",
         help="format of OUT. realm (default): a model folder; huggingface-realm: one folder for each REALM class of "
-        "transformers 4.57.6; hub: a model folder with a model card; sentence-transformers: the query tower of the embedder; "
+        "transformers 4.57.6; hub: a model folder with a model card; sentence-transformers: the towers of the embedder; "
         "compact: a model folder with 16-bit weights, without the tensors that are equal to those of a packaged encoder",
     )
     convert.add_argument("--encoder", metavar="NAME", help="published encoder to use as the masked-LM reader")
@@ -104,20 +104,28 @@ def add_commands(commands: "Commands[Parser]") -> None:
         metavar="KB",
         help="with --to huggingface-realm: also write an open-QA checkpoint with the texts and vectors of this knowledge base",
     )
-    convert.add_argument(
-        "--licence", metavar="ID", help="with --to hub: licence of the weights, such as apache-2.0"
+    add_card(convert, "with --to hub: ", required=False)
+
+
+def add_card(parser: Parser, when: str = "", required: bool = True) -> None:
+    """Adds --licence, --data and --numbers, the content of a model card; `when` is the beginning of the help texts."""
+    parser.add_argument(
+        "--licence",
+        metavar="ID",
+        required=required,
+        help=f"{when}licence of the weights, such as apache-2.0",
     )
-    convert.add_argument(
+    parser.add_argument(
         "--data",
         metavar="TEXT",
-        help="with --to hub: description of the training text, for the model card",
+        required=required,
+        help=f"{when}description of the training text, for the model card",
     )
-    convert.add_argument(
+    parser.add_argument(
         "--numbers",
         metavar="FILE",
         nargs="+",
-        help="with --to hub: files written by `realm evaluate --out` or `realm probe --out`, whose numbers are added to the "
-        "model card",
+        help=f"{when}files written by `realm evaluate --out` or `realm probe --out`, whose numbers are added to the model card",
     )
 
 
@@ -245,13 +253,13 @@ def _to_hub(args: argparse.Namespace, out: Path) -> MadeFolderJson:
         raise InputError(
             "a model card needs the licence of the weights and the training text: give --licence and --data"
         )
-    numbers = _numbers(args.numbers or [])
+    numbers = numbers_of(args.numbers or [])
     with new_folder(out) as aside:
         write_hub(model_path(args.source), aside, out.name, args.licence, args.data, numbers)
     return {"out": args.out}
 
 
-def _numbers(files: Sequence[str]) -> dict[str, Any]:
+def numbers_of(files: Sequence[str]) -> dict[str, Any]:
     """Name of a report, without ".json" -> the values of the report that are not lists, and the confidence intervals."""
     numbers = {}
     for file in files:

@@ -93,12 +93,16 @@ def manifest_checksum(manifest: Mapping[str, Any]) -> str:
 def model_path(name: str | Path) -> Path:
     """The folder of a model; `name` is a path, `package:NAME` or `hf:OWNER/NAME`, which is downloaded into a cache.
 
+    If a repository on the hub is a workspace, its model is used.
+
     Raises:
         InputError: there is no packaged model with this name, or the model cannot be downloaded.
     """
     match str(name).partition(":"):
         case "hf", ":", rest:
-            return Path(from_hub(rest, HUB_FILES))
+            folder = Path(from_hub(rest, HUB_FILES))
+            inside = folder / "model"
+            return folder if (folder / MANIFEST).is_file() or not inside.is_dir() else inside
         case "package", ":", _:
             return Path(encoder_folder(str(name)))
     return Path(name)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from typing_extensions import TypedDict  # before Python 3.12, pydantic does not accept typing.TypedDict
 
@@ -17,6 +17,16 @@ class IndexJson(TypedDict):
 
     version: int
     step: int
+
+
+class Hit(NamedTuple):
+    """A passage that was found for a question, and the score by which it was ranked; a higher score is better."""
+
+    id: str
+    document: str
+    title: str
+    text: str
+    score: float
 
 
 @dataclass(frozen=True)

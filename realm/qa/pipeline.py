@@ -27,13 +27,13 @@ from realm.model.device import Precision, autocast, choose_device
 from realm.model.folder import Model, load_model
 from realm.model.modes import evaluating
 from realm.model.scores import scores
-from realm.qa.answers import Answer, AnsweringIndex, Answers, RankedPassage, ReadPassage, Span
+from realm.qa.answers import Answer, AnsweringIndex, Answers, Hit, RankedPassage, ReadPassage, Span
 from realm.qa.metrics import normalise_answer
 from realm.qa.reading import Reading, joint_reading, reference_question, reference_reading
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.text.corpus import Passage
-from realm.tokens.layouts import query_inputs
+from realm.tokens.layouts import NULL_PASSAGE, passage_inputs, query_inputs
 
 ROWS_READ = 16
 """Number of passages in a batch of the span reader."""
@@ -76,6 +76,14 @@ class PassageSpans(NamedTuple):
     score_WT: Tensor
     reading: Reading
     row: int
+
+
+class _Evidence(NamedTuple):
+    """The passages to read for a question, their inner products with the question, and what is added to the span scores."""
+
+    passages: Sequence[Passage]
+    score_K: Tensor
+    bonus_K: Tensor
 
 
 class Answerer:
@@ -145,7 +153,44 @@ class Answerer:
     ) -> list[Answers]:
         if self.model.span_reader is None:
             raise InputError(NEEDS_READER)
-        read = self._read(ids, query_BD, number_BK, bonus_BK)
+        evidence = self._evidence(query_BD, number_BK, bonus_BK)
+        return self._answers_in(questions, ids, query_BD, evidence, clock)
+
+    @torch.no_grad()
+    def answer_passages(self, question: str, passages: Sequence[Passage]) -> Answers:
+        """Answers to a question from the given passages, which need not be in the knowledge base.
+
+        The rank of a passage is its position in `passages`, from 1 on. The reader reads only the beginning of a passage that is
+        longer than its input.
+        """
+        if self.model.span_reader is None:
+            raise InputError(NEEDS_READER)
+        clock, ids = _Clock(1), self.tokenized([question])
+        query_BD = self.embed(ids)
+        clock.lap("embed")
+        score_K = torch.zeros(0)
+        if passages:
+            titles, bodies = (
+                self.model.tokenizer.encode(texts)
+                for texts in ([one.title for one in passages], [one.text for one in passages])
+            )
+            tokens = passage_inputs(titles, bodies, self.model.tokenizer, self.model.lengths)
+            tower = self.model.embedder.passage
+            with evaluating(tower), autocast(self.model.device, self.config.precision):
+                vector_KD = tower(tokens.to(self.model.device))
+            score_K = scores(query_BD.float(), vector_KD.float())[0].cpu()
+        evidence = _Evidence(passages, score_K, torch.zeros(len(passages), dtype=torch.float64))
+        return self._answers_in([question], ids, query_BD, [evidence], clock)[0]
+
+    def _answers_in(
+        self,
+        questions: Sequence[str],
+        ids: Sequence[Sequence[int]],
+        query_BD: Tensor,
+        evidence: Sequence[_Evidence],
+        clock: "_Clock",
+    ) -> list[Answers]:
+        read = self._read(ids, query_BD, evidence)
         clock.lap("read")
         index = AnsweringIndex(self.version.number, self.version.step, self.version.created)
         return [
@@ -191,6 +236,19 @@ class Answerer:
         query_BD = None if method == "bm25" else self.embed(self.tokenized(questions))
         return self.retriever.search(questions, k, method, query_BD)
 
+    def hits(self, questions: Sequence[str], k: int, method: Method | None = None) -> list[list[Hit]]:
+        """The best passages for each question, with the scores of `retrieve`, best first."""
+        found = []
+        for score_K, number_K in zip(*self.retrieve(questions, k, method), strict=True):
+            passages = self.kb.passages(number_K[number_K != NULL_PASSAGE])
+            found.append(
+                [
+                    Hit(one.id, one.document_id, one.title, one.text, float(score))
+                    for one, score in zip(passages, score_K, strict=False)
+                ]
+            )
+        return found
+
     @torch.no_grad()
     def passages(self, question: str, k: int, method: Method | None = None) -> list[RankedPassage]:
         """The best passages for a question, with p(z|x) normalised over these passages."""
@@ -217,24 +275,31 @@ class Answerer:
         with autocast(self.model.device, self.config.precision):
             return self.model.null_vector()[0].float()
 
-    def _read(
-        self, ids: Sequence[Sequence[int]], query_BD: Tensor, number_BK: np.ndarray, bonus_BK: np.ndarray
-    ) -> list[tuple[list[Answer], list[ReadPassage], float, Features]]:
-        """For each question: the best distinct answers, the passages read with their best spans, p(null|x), and features."""
+    def _evidence(self, query_BD: Tensor, number_BK: np.ndarray, bonus_BK: np.ndarray) -> list[_Evidence]:
+        """The passages with these numbers, with their inner products with the question."""
         numbers = [row[row >= 0] for row in number_BK]
-        owner_R = np.repeat(np.arange(len(numbers)), [len(row) for row in numbers])
         passages = self.kb.passages(np.concatenate(numbers)) if len(numbers) else []
-        spans = self._spans(
-            [ids[owner] for owner in owner_R.tolist()], [passage.text for passage in passages]
-        )
-        found, end = [], 0
         bonuses = [bonus_K[row >= 0] for bonus_K, row in zip(bonus_BK, number_BK, strict=True)]
+        evidence, end = [], 0
         for query_D, own, bonus_K in zip(query_BD.float(), numbers, bonuses, strict=True):
             part = slice(end, end := end + len(own))
-            score_K = self._scores(query_D, own)
+            evidence.append(_Evidence(passages[part], self._scores(query_D, own), torch.from_numpy(bonus_K)))
+        return evidence
+
+    def _read(
+        self, ids: Sequence[Sequence[int]], query_BD: Tensor, evidence: Sequence[_Evidence]
+    ) -> list[tuple[list[Answer], list[ReadPassage], float, Features]]:
+        """For each question: the best distinct answers, the passages read with their best spans, p(null|x), and features."""
+        spans = self._spans(
+            [own for own, one in zip(ids, evidence, strict=True) for _ in one.passages],
+            [passage.text for one in evidence for passage in one.passages],
+        )
+        found, end = [], 0
+        for query_D, (passages, score_K, bonus_K) in zip(query_BD.float(), evidence, strict=True):
+            part = slice(end, end := end + len(passages))
             null = torch.cat([scores(query_D[None], self._null_D[None])[0].cpu(), score_K]).softmax(dim=0)[0]
             answers, read, features = self._best(
-                spans[part], score_K, torch.from_numpy(bonus_K), self._ranked(score_K, passages[part])
+                spans[part], score_K, bonus_K, self._ranked(score_K, passages)
             )
             found.append((answers, read, float(null), features))
         return found

@@ -1,4 +1,4 @@
-"""The server of `realm serve`: the REST API, the web page and a Python client.
+"""The servers of `realm serve` and `realm mcp`: the REST API, the web page, tools for agents, and a Python client.
 
 server       the server process
 connections  limits on connections and request heads
@@ -7,9 +7,11 @@ app          the routes of the REST API
 schemas      bodies of requests and responses
 errors       error responses
 service      the service between the routes and the knowledge base
+mcp          the tools of the Model Context Protocol
 batching     batches of questions from many clients
 runs         metrics of training runs
 metrics      metrics for Prometheus
+tracing      traces for OpenTelemetry
 logs         a limit on log lines
 settings     settings and limits of the server
 client       the Python client

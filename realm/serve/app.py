@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -19,6 +19,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 from realm import __version__
 from realm.errors import RealmError
@@ -29,10 +30,13 @@ from realm.serve.client import NDJSON
 from realm.serve.errors import documented, from_error, install
 from realm.serve.middleware import Middleware
 from realm.serve.runs import Run, read_metrics, runs
-from realm.serve.service import WORDS_AT_START, Kind, Service
+from realm.serve.service import Kind, Service, answers_of, hits_of
 from realm.serve.settings import BODY_BYTES, MOST_DOCUMENTS, MOST_READ, MOST_RETRIEVED, ServeConfig, Tokens
-from realm.text.corpus import Document
+from realm.serve.tracing import traced
 from realm.workspace.living import LivingKnowledge, UnknownDocument
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 PAGE = Path(__file__).parent / "page"
 _log = logging.getLogger(__name__)
@@ -44,7 +48,8 @@ def create_app(
     tokens: Tokens,
     runs_folder: Path | None = None,
     hosts: set[str] | None = None,
-) -> Middleware:
+    traces: "TracerProvider | None" = None,
+) -> ASGIApp:
     """The server as an ASGI application.
 
     Args:
@@ -53,23 +58,14 @@ def create_app(
         tokens: tokens that clients must send.
         runs_folder: folder of the training runs to show. If None, no runs are shown.
         hosts: accepted values of the Host header. If None, every host is accepted.
+        traces: provider of tracers for requests and questions. If None, nothing is traced.
     """
-    service = Service(knowledge, config)
+    service = Service(knowledge, config, traces)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # A writable server has to rebuild the BM25 index after every change. Therefore, unless the default method needs BM25, a
-        # writable server builds the BM25 index only when a request needs it.
-        ready = tokens.write is None and len(knowledge.current.kb) <= WORDS_AT_START
-        if ready or knowledge.method != "dense":
-            service.prepare_bm25()
-        tasks = [asyncio.create_task(work()) for work in (service.batcher.work, service.watch)]
-        try:
+        async with service.running(writable=tokens.write is not None):
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     app = FastAPI(
         title="realm",
@@ -93,7 +89,7 @@ def create_app(
     app.include_router(api)
     _add_state(app, service, tokens.write is not None, runs_folder is not None, readers)
     app.mount("/", StaticFiles(directory=PAGE, html=True))
-    return Middleware(app, config.seconds, hosts, service.metrics.request)
+    return traced(Middleware(app, config.seconds, hosts, service.metrics.request), traces)
 
 
 def _require_token(what: str, *tokens: str | None) -> Callable[..., None]:
@@ -129,7 +125,7 @@ def _add_questions(api: APIRouter, service: Service) -> None:
         """Answers questions with evidence. With `Accept: application/x-ndjson`, the response has a line per question."""
         read = _check_limit(body.top_k or config.read, MOST_READ, "top_k")
         return await _respond(
-            service, Kind("answer", body.method or service.knowledge.method, read), body, request, _answers
+            service, Kind("answer", body.method or service.knowledge.method, read), body, request, answers_of
         )
 
     @api.post(
@@ -141,7 +137,7 @@ def _add_questions(api: APIRouter, service: Service) -> None:
         """Finds the best passages for questions, without searching the passages for answers."""
         k = _check_limit(body.top_k, MOST_RETRIEVED, "top_k")
         return await _respond(
-            service, Kind("retrieve", body.method or service.knowledge.method, k), body, request, _hits
+            service, Kind("retrieve", body.method or service.knowledge.method, k), body, request, hits_of
         )
 
     @api.post("/fill", response_model=schemas.FilledOut, responses=documented(429, 503))
@@ -151,17 +147,6 @@ def _add_questions(api: APIRouter, service: Service) -> None:
         snapshot, filled, ms = done.value
         times = {"queue": round(done.waited_ms, 2), "fill": round(ms, 2)}
         return JSONResponse(filled | {"index": schemas.index_out(snapshot), "ms": times})
-
-
-def _answers(question: str, done: Done) -> dict[str, Any]:
-    snapshot, answers = done.value
-    return schemas.answers_out(answers, snapshot, done.waited_ms)
-
-
-def _hits(question: str, done: Done) -> dict[str, Any]:
-    snapshot, passages, ms = done.value
-    times = {"queue": round(done.waited_ms, 2), "search": round(ms, 2)}
-    return {"question": question, "passages": passages, "index": schemas.index_out(snapshot), "ms": times}
 
 
 async def _respond(
@@ -212,23 +197,7 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
     @api.get("/passages/{id}", response_model=schemas.WholePassageOut, responses=documented(404))
     async def passage(id: str) -> Response:
         """Returns a passage by its id, with the ids of the previous and the next passage of the same document."""
-        snapshot = knowledge.current
-        number = await asyncio.to_thread(snapshot.number_of, id)
-        if number is None:
-            raise HTTPException(404, f"no passage has the id {id!r}")
-        (found,) = await asyncio.to_thread(snapshot.kb.passages, [number])
-        family = [one.id for one in await asyncio.to_thread(snapshot.passages_of, found.document_id)]
-        place = family.index(found.id)
-        return JSONResponse(
-            {
-                "id": found.id,
-                "document": found.document_id,
-                "title": found.title,
-                "text": found.text,
-                "previous": family[place - 1] if place else None,
-                "next": family[place + 1] if place + 1 < len(family) else None,
-            }
-        )
+        return JSONResponse(await asyncio.to_thread(schemas.whole_passage_out, knowledge.current, id))
 
     @api.get("/documents", response_model=schemas.DocumentsOut)
     async def documents(
@@ -279,12 +248,7 @@ def _add_changes(api: APIRouter, service: Service, token: str | None) -> None:
     async def add(body: schemas.DocumentsRequest) -> Response:
         """Adds or replaces all documents or none. When the response arrives, the documents are on disk and can be found."""
         _check_limit(len(body.documents), MOST_DOCUMENTS, "the number of documents")
-        documents = [Document(one.title, one.text, _id_of(one)) for one in body.documents]
-        result = await service.change(lambda: knowledge.add(documents))
-        service.metrics.documents.labels("added").inc(result.added)
-        service.metrics.documents.labels("replaced").inc(result.replaced)
-        ids = [one.id for one in documents]
-        return JSONResponse(result._asdict() | {"ids": ids, "index": schemas.index_out(knowledge.current)})
+        return JSONResponse(await service.add(body.documents))
 
     @api.delete(
         "/documents/{id:path}",
@@ -389,13 +353,6 @@ def _add_runs(api: APIRouter, folder: Path | None) -> None:
             ) from None
         state = {"state": run.state, "training": run.state == "training"}
         return JSONResponse(state | metrics._asdict())
-
-
-def _id_of(document: schemas.DocumentIn) -> str:
-    name = document.id or document.title
-    if not name.strip():
-        raise RealmError("a document has neither an id nor a title: add one of these")
-    return name
 
 
 def _check_limit(value: int, most: int, name: str) -> int:

@@ -32,10 +32,11 @@ class NotReady(TimeoutError):
 
 
 class Done(NamedTuple):
-    """Result of a question, and the milliseconds that the question waited in the queue."""
+    """Result of a question, the milliseconds that the question waited in the queue, and the duration of its batch."""
 
     value: Any
     waited_ms: float
+    batch_seconds: float
 
 
 @dataclass(eq=False)
@@ -107,7 +108,7 @@ class Batcher:
                             job.future.set_exception(result)
                             job.future.exception()  # marks the exception as retrieved, so that asyncio does not log it
                         else:
-                            job.future.set_result(Done(result, 1000 * (began - job.since)))
+                            job.future.set_result(Done(result, 1000 * (began - job.since), seconds))
             finally:
                 for job in self._waiting:
                     job.future.cancel()

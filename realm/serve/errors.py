@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from realm.errors import RealmError, WriteFailed, error_number
 from realm.serve.batching import Busy, NotReady
 from realm.store.tables import ChangedMeanwhile
-from realm.workspace.living import UnknownDocument
+from realm.workspace.living import UnknownDocument, UnknownPassage
 
 MEDIA_TYPE = "application/problem+json"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -53,7 +53,7 @@ def from_error(error: Exception) -> JSONResponse:
             )
         case TimeoutError():
             return problem(503, "no answer within the time limit: try again later", {"Retry-After": "5"})
-        case UnknownDocument():
+        case UnknownDocument() | UnknownPassage():
             return problem(404, str(error))
         case ChangedMeanwhile():
             return problem(409, f"{error}")

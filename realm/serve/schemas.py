@@ -10,8 +10,7 @@ from realm.qa.answers import Answers, AnswersJson, ReadPassage
 from realm.qa.filling import FilledJson
 from realm.qa.question_files import MAX_QUESTION_CHARACTERS
 from realm.serve.runs import State
-from realm.text.corpus import Passage
-from realm.workspace.living import Snapshot
+from realm.workspace.living import Snapshot, UnknownPassage
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_QUESTION_CHARACTERS, pattern=r"\S")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"\S")]
@@ -345,12 +344,23 @@ def answers_out(answers: Answers, snapshot: Snapshot, waited_ms: float) -> dict[
     }
 
 
-def hit_out(passage: Passage, score: float) -> dict[str, Any]:
-    """A retrieved passage as JSON."""
+def whole_passage_out(snapshot: Snapshot, id: str) -> dict[str, Any]:
+    """A passage as JSON, with the ids of its neighbours in the document.
+
+    Raises:
+        UnknownPassage: there is no passage with this id.
+    """
+    number = snapshot.number_of(id)
+    if number is None:
+        raise UnknownPassage(f"no passage has the id {id!r}")
+    (found,) = snapshot.kb.passages([number])
+    family = [one.id for one in snapshot.passages_of(found.document_id)]
+    place = family.index(found.id)
     return {
-        "id": passage.id,
-        "document": passage.document_id,
-        "title": passage.title,
-        "text": passage.text,
-        "score": score,
+        "id": found.id,
+        "document": found.document_id,
+        "title": found.title,
+        "text": found.text,
+        "previous": family[place - 1] if place else None,
+        "next": family[place + 1] if place + 1 < len(family) else None,
     }

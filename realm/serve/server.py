@@ -10,6 +10,7 @@ from realm.serve.app import create_app
 from realm.serve.connections import BACKLOG, http_server
 from realm.serve.middleware import own_hosts
 from realm.serve.settings import ServeConfig, Tokens
+from realm.serve.tracing import exported
 from realm.workspace.living import LivingKnowledge
 
 _log = logging.getLogger(__name__)
@@ -22,27 +23,40 @@ def serve(
     address: tuple[str, int],
     tokens: Tokens,
     runs: Path | None = None,
+    traces: bool = False,
 ) -> None:
     """Serves on the address, a host and a port, until Ctrl-C or SIGTERM. `runs` is a folder of training runs to show.
+
+    With `traces`, traces are sent to a collector (`realm.serve.tracing`).
 
     Raises:
         InputError: the address cannot be used, or knowledge base, model and index do not fit together.
     """
     if runs is not None and not runs.is_dir():
         raise InputError(f"--runs {runs} is not a folder")
-    host, _ = address
-    with _bound(*address) as listening:
+    host, port = address
+    with bound(host, port) as listening, exported(traces) as provider:
         knowledge = LivingKnowledge(kb, model, config)
         if tokens.write is not None:
             knowledge.get_ready_to_write()
-        app = create_app(knowledge, config, tokens, runs, own_hosts(host, config.hosts))
-        shown = f"[{host}]" if ":" in host else host
-        _log.info("serving %s on http://%s:%d/", kb, shown, listening.getsockname()[1])
+        app = create_app(knowledge, config, tokens, runs, own_hosts(host, config.hosts), provider)
+        log_address(kb, host, listening)
         with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises Ctrl-C again after the last requests
             http_server(app, config).run(sockets=[listening])
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def log_address(kb: str, host: str, listening: socket.socket, path: str = "/") -> None:
+    """Logs what is served, and the address."""
+    shown = f"[{host}]" if ":" in host else host
+    _log.info("serving %s on http://%s:%d%s", kb, shown, listening.getsockname()[1], path)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens on the address.
+
+    Raises:
+        InputError: the address cannot be used.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)

@@ -3,10 +3,12 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from realm.errors import RealmError
 from realm.model.calibration import Method
@@ -14,8 +16,12 @@ from realm.serve import schemas
 from realm.serve.batching import Batcher, Busy, Done, NotReady, each
 from realm.serve.metrics import Metrics
 from realm.serve.settings import MOST_CHANGES, POLL_SECONDS, WRITE_SECONDS, ServeConfig
-from realm.tokens.layouts import NULL_PASSAGE
+from realm.serve.tracing import NAME, trace_question
+from realm.text.corpus import Document
 from realm.workspace.living import LivingKnowledge, Snapshot
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 T = TypeVar("T")
 
@@ -31,6 +37,8 @@ class Kind(NamedTuple):
 
 
 _log = logging.getLogger(__name__)
+FLUSH_MILLISECONDS = 10_000
+"""Largest time in milliseconds in which the last traces are sent when the server stops."""
 WORDS_AT_START = 200_000
 """Largest number of passages for which a read-only server prepares ranking by words at its start."""
 
@@ -38,8 +46,13 @@ WORDS_AT_START = 200_000
 class Service:
     """The objects that all routes share: the knowledge base, the batcher, the limits and the metrics."""
 
-    def __init__(self, knowledge: LivingKnowledge, config: ServeConfig):
+    def __init__(
+        self, knowledge: LivingKnowledge, config: ServeConfig, traces: "TracerProvider | None" = None
+    ):
+        """If `traces` is not None, each question adds the spans of its stages to the current span."""
         self.knowledge, self.config, self.metrics = knowledge, config, Metrics()
+        self._traces = traces
+        self._tracer = None if traces is None else traces.get_tracer(NAME)
         self.batcher = Batcher(self._run, config.batch, config.queue, self.metrics.batch)
         self._one_at_a_time = ThreadPoolExecutor(1, "changes")
         self._changes = 0
@@ -47,6 +60,26 @@ class Service:
         """Number of questions that wait for ranking by words and are not in the queue yet."""
         self._words: asyncio.Future[None] | None = None
         self._words_since = 0.0
+
+    @asynccontextmanager
+    async def running(self, writable: bool) -> AsyncIterator[None]:
+        """Answers questions and watches for new versions until the block ends."""
+        # A writable server has to rebuild the BM25 index after every change. Therefore, unless the default method needs BM25, a
+        # writable server builds the BM25 index only when a request needs it.
+        ready = not writable and len(self.knowledge.current.kb) <= WORDS_AT_START
+        if ready or self.knowledge.method != "dense":
+            self.prepare_bm25()
+        tasks = [asyncio.create_task(work()) for work in (self.batcher.work, self.watch)]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if (
+                self._traces is not None
+            ):  # sent here, because SIGTERM ends the process right after the last response
+                await asyncio.to_thread(self._traces.force_flush, FLUSH_MILLISECONDS)
 
     @property
     def waiting(self) -> int:
@@ -101,10 +134,31 @@ class Service:
                 raise NotReady(time.monotonic() - self._words_since) from None
             finally:
                 self._for_words -= len(items)
-        return self.batcher.submit(kind, items)
+        futures = self.batcher.submit(kind, items)
+        if self._tracer is not None:
+            attributes = {"realm.method": kind.method, "realm.passages": kind.passages}
+            for future in (
+                futures
+            ):  # a callback runs in the context of this call, whose current span is that of the request
+                future.add_done_callback(partial(trace_question, self._tracer, kind.name, attributes))
+        return futures
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self.config.seconds
+
+    async def add(self, documents: Sequence[schemas.DocumentIn]) -> dict[str, Any]:
+        """Adds or replaces documents -> the numbers of changed documents and passages, and the ids, as JSON.
+
+        Raises:
+            RealmError: a document has neither an id nor a title.
+            Busy: too many changes wait.
+        """
+        new = [Document(one.title, one.text, _id_of(one)) for one in documents]
+        result = await self.change(lambda: self.knowledge.add(new))
+        self.metrics.documents.labels("added").inc(result.added)
+        self.metrics.documents.labels("replaced").inc(result.replaced)
+        ids = [one.id for one in new]
+        return result._asdict() | {"ids": ids, "index": schemas.index_out(self.knowledge.current)}
 
     async def change(self, change: Callable[[], T]) -> T:
         """Runs a change of the knowledge base after all earlier changes. The change completes even if the client disconnects.
@@ -172,13 +226,7 @@ class Service:
                 return [(snapshot, answers) for answers in answerer.answer_batch(items, method, read)]
             case Kind("retrieve", method, k):
                 began = time.perf_counter()
-                scores, numbers = answerer.retrieve(items, k, method)
-                rows = []
-                for score_K, number_K in zip(scores, numbers, strict=True):
-                    passages = snapshot.kb.passages(number_K[number_K != NULL_PASSAGE])
-                    rows.append(
-                        [schemas.hit_out(p, float(s)) for p, s in zip(passages, score_K, strict=False)]
-                    )
+                rows = [[hit._asdict() for hit in hits] for hits in answerer.hits(items, k, method)]
                 ms = 1000 * (time.perf_counter() - began) / len(items)
                 return [(snapshot, row, ms) for row in rows]
             case _:  # "fill"
@@ -189,3 +237,23 @@ def _timed(snapshot: Snapshot, sentence: str, target: str | None) -> tuple[Snaps
     began = time.perf_counter()
     filled = snapshot.filler.fill(sentence, target).to_json()
     return snapshot, filled, 1000 * (time.perf_counter() - began)
+
+
+def answers_of(question: str, done: Done) -> dict[str, Any]:
+    """The result of a question of the kind "answer" as JSON."""
+    snapshot, answers = done.value
+    return schemas.answers_out(answers, snapshot, done.waited_ms)
+
+
+def hits_of(question: str, done: Done) -> dict[str, Any]:
+    """The result of a question of the kind "retrieve" as JSON."""
+    snapshot, passages, ms = done.value
+    times = {"queue": round(done.waited_ms, 2), "search": round(ms, 2)}
+    return {"question": question, "passages": passages, "index": schemas.index_out(snapshot), "ms": times}
+
+
+def _id_of(document: schemas.DocumentIn) -> str:
+    name = document.id or document.title
+    if not name.strip():
+        raise RealmError("a document has neither an id nor a title: add one of these")
+    return name

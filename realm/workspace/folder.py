@@ -13,12 +13,14 @@ from typing import Any
 from realm.documents.reading import documents_of
 from realm.errors import InputError
 from realm.folders import restore
+from realm.hub import workspace_folder
 from realm.model.calibration import Method
-from realm.qa.answers import Answer, Answers, RankedPassage
+from realm.qa.answers import Answer, Answers, Hit, RankedPassage
 from realm.qa.filling import Filled
 from realm.qa.pipeline import AnswerConfig
 from realm.store.add import AddResult
 from realm.store.knowledge_base import DocumentEntry
+from realm.text.corpus import Passage, passage_id
 from realm.workspace.living import LivingKnowledge, Snapshot
 from realm.workspace.report import KB, MODEL, FitJson, read_report
 
@@ -83,6 +85,24 @@ class Workspace:
         """The `top_k` best passages for a question; `probability` is p(z|x), normalised over these passages."""
         return self._now().answerer.passages(question, top_k, method)
 
+    def search(self, question: str, top_k: int = 10, *, method: Method | None = None) -> list[Hit]:
+        """The `top_k` best passages for a question, with the scores by which they were ranked, as `POST /v1/retrieve`."""
+        (found,) = self._now().answerer.hits([question], top_k, method)
+        return found
+
+    def read(self, question: str, passages: Sequence[Mapping[str, str]]) -> Answers:
+        """The best answers to a question in the given passages `{"text", "title"?}`, which need not be in the workspace.
+
+        `answer.passage.rank` is the position of the passage of an answer in `passages`, from 1 on. The reader reads only the
+        beginning of a passage that is longer than its input.
+
+        Raises:
+            InputError: the model has no span reader.
+        """
+        given = [(one.get("title", ""), one["text"]) for one in passages]
+        read = [Passage(passage_id(title, text), "", title, text, (), ()) for title, text in given]
+        return self._now().answerer.answer_passages(question, read)
+
     def fill(self, sentence: str, target: str | None = None) -> Filled:
         """The best words for each [MASK] of a sentence, and the effect of each passage on these words or on `target`."""
         return self._now().filler.fill(sentence, target)
@@ -108,5 +128,8 @@ class Workspace:
 
 
 def load(folder: str | os.PathLike[str], config: AnswerConfig | None = None) -> Workspace:
-    """Opens a workspace that `realm fit` or `realm.fit` made."""
-    return Workspace(folder, config)
+    """Opens a workspace that `realm fit` or `realm.fit` made, or `hf:OWNER/NAME` of the hub, which `realm share` made.
+
+    A workspace of the hub is copied to a folder of its own, which changes do not send back to the hub.
+    """
+    return Workspace(workspace_folder(os.fspath(folder)), config)

@@ -60,6 +60,10 @@ class UnknownDocument(InputError):
     """There is no document with the given id."""
 
 
+class UnknownPassage(InputError):
+    """There is no passage with the given id."""
+
+
 class Snapshot:
     """A knowledge base, a model and an index, at one version each, ready for questions."""
 

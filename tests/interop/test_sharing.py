@@ -18,7 +18,7 @@ from realm.model import manifest as manifest_module
 from realm.model.embedder import EmbedderConfig, Norm, Pooling, embedder_from
 from realm.model.folder import Model, load_model, save_model
 from realm.model.masked_reader import EncoderConfig, new_reader
-from realm.tokens.layouts import Lengths, passage_inputs, query_inputs
+from realm.tokens.layouts import Lengths, Tokens, passage_inputs, query_inputs
 from realm.train.adapt import AdaptConfig
 from realm.train.finetune import FinetuneConfig
 from realm.train.ict import IctConfig
@@ -39,36 +39,56 @@ def model_of(pooling: Pooling, norm: Norm) -> Model:
     return Model(tokenizer, Lengths(query=32, passage=48), reader, embedder.eval())
 
 
-@pytest.mark.parametrize(
-    ("pooling", "norm"), [("mean", "unit"), ("cls", "layer"), ("mean", "layer"), ("cls", "unit")]
-)
+PAIRS = [("the town", "it has two inns."), ("ruritania", "the capital is in the town"), ("", "two inns")]
+KINDS = [
+    ("mean", "unit"),
+    ("cls", "layer"),
+    ("mean", "layer"),
+    ("cls", "unit"),
+    ("words", "unit"),
+    ("words", "layer"),
+]
+
+
+def passages_of(model: Model) -> Tokens:
+    titles, bodies = (model.tokenizer.encode(part) for part in zip(*PAIRS, strict=True))
+    return passage_inputs(titles, bodies, model.tokenizer, model.lengths)
+
+
+@pytest.mark.parametrize(("pooling", "norm"), KINDS)
 def test_sentence_transformers_gives_our_vectors(pooling: Pooling, norm: Norm, tmp_path: Path) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     model = model_of(pooling, norm)
     write_sentence_transformers(model, tmp_path)
     theirs = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
     queries = query_inputs(model.tokenizer.encode(TEXTS), model.tokenizer, model.lengths)
-    pairs = [("the town", "it has two inns."), ("ruritania", "the capital is in the town")]
-    titles, bodies = (model.tokenizer.encode(part) for part in zip(*pairs, strict=True))
-    passages = passage_inputs(titles, bodies, model.tokenizer, model.lengths)
     with torch.no_grad():
-        ours = model.embedder.query(queries), model.embedder.query(passages)
+        ours = model.embedder.query(queries), model.embedder.query(passages_of(model))
     np.testing.assert_allclose(theirs.encode(TEXTS), ours[0], rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(theirs.encode(pairs), ours[1], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(theirs.encode(PAIRS), ours[1], rtol=1e-4, atol=1e-4)
 
 
-def test_words_have_no_modules_there(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    tokenizer = tiny_tokenizer()
-    reader = new_reader(EncoderConfig(layers=1, hidden=16, heads=2, positions=32), tokenizer)
-    model = Model(
-        tokenizer, Lengths(8, 16), reader, embedder_from(reader, EmbedderConfig(dim=4, pooling="words"))
-    )
+@pytest.mark.parametrize(("pooling", "norm"), [("mean", "unit"), ("cls", "layer"), ("words", "unit")])
+def test_two_towers_are_the_routes_of_queries_and_documents(
+    pooling: Pooling, norm: Norm, tmp_path: Path
+) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    model = model_of(pooling, norm)
+    model.embedder.untie()
+    for parameter in model.embedder.passage.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.embedder.eval()
     save_model(model, tmp_path / "model")
-    words = ["convert", str(tmp_path / "model"), str(tmp_path / "out"), "--to", "sentence-transformers"]
-    with pytest.raises(RealmError, match="bags of words"):
-        cli.run(words)
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    out = str(tmp_path / "out")
+    cli.run(["convert", str(tmp_path / "model"), out, "--to", "sentence-transformers"])
+    theirs = sentence_transformers.SentenceTransformer(out, device="cpu")
+    long = [*TEXTS, "the town is in ruritania " * 9]  # longer than a query may be
+    queries = query_inputs(model.tokenizer.encode(long), model.tokenizer, model.lengths)
+    with torch.no_grad():
+        ours = model.embedder.query(queries), model.embedder.passage(passages_of(model))
+    np.testing.assert_allclose(theirs.encode_query(long), ours[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(theirs.encode(long), ours[0], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(theirs.encode_document(PAIRS), ours[1], rtol=1e-4, atol=1e-4)
 
 
 def test_a_cards_commands_are_what_the_command_line_takes() -> None:

@@ -68,10 +68,12 @@ def running(
     runs: Path | None = None,
     tagger: Callable[[str], Any] = lambda name: TinyTagger(),
     read_token: str | None = None,
+    traces: Any = None,
 ) -> Iterator[Served]:
     """A server on a free port, until the block ends."""
     knowledge = LivingKnowledge(str(kb), str(model), config, tagger)
-    app = create_app(knowledge, config, Tokens(token, read_token), runs, own_hosts("127.0.0.1", config.hosts))
+    hosts = own_hosts("127.0.0.1", config.hosts)
+    app = create_app(knowledge, config, Tokens(token, read_token), runs, hosts, traces)
     server = http_server(app, config)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

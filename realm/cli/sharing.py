@@ -1,0 +1,51 @@
+"""`realm share`: uploads a model or a workspace to the Hugging Face hub."""
+
+import argparse
+
+from realm.cli.arguments import Commands, Parser, add_command, add_kb, add_model, report
+from realm.cli.converting import add_card, numbers_of
+from realm.errors import InputError
+
+
+def add_commands(commands: "Commands[Parser]") -> None:
+    """Declares the command."""
+    share = add_command(
+        commands,
+        _share,
+        "upload a model with its card, or a workspace with its documents, to the Hugging Face hub",
+        'realm share me/town-answers --model qa --licence apache-2.0 --data "Our wiki of 2026."',
+        reports=True,
+    )
+    share.add_argument(
+        "name", metavar="OWNER/NAME", help="repository on the hub; it is created if it does not exist"
+    )
+    add_model(share)
+    add_kb(share, required=False)
+    add_card(share)
+    share.add_argument(
+        "--documents",
+        action="store_true",
+        help="with --in or --kb: also upload the knowledge base, with the texts of all documents",
+    )
+    share.add_argument(
+        "--public",
+        action="store_true",
+        help="let everybody read a repository that this command creates (default: the repository is private)",
+    )
+
+
+def _share(args: argparse.Namespace) -> None:
+    if args.documents and args.kb is None:
+        raise InputError(
+            "--documents needs the knowledge base to upload: add --kb, or --in instead of --model"
+        )
+    if args.kb is not None and args.workspace is None and not args.documents:
+        raise InputError("--kb can only be used with --documents, which uploads the texts of all documents")
+    if args.name.count("/") != 1:
+        raise InputError(f"{args.name} is not the name of a repository: write it like me/town-answers")
+    numbers = numbers_of(args.numbers or [])
+
+    from realm.interop.uploading import share
+
+    kb = args.kb if args.documents else None
+    report(args, share(args.model, kb, args.name, args.licence, args.data, numbers, args.public))

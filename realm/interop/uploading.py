@@ -1,0 +1,109 @@
+"""Uploads a model, or a workspace with its documents, to the Hugging Face hub.
+
+A repository with a model has the files of `realm.interop.sharing.write_hub`. A repository with a workspace has the model in
+`model/`, the knowledge base in `kb/`, and the model card.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+from realm.errors import InputError
+from realm.folders import LOCK, one_writer
+from realm.interop.sharing import CARD, card, write_hub
+from realm.model.manifest import model_path, read_manifest
+
+KEPT = {".gitattributes", ".gitignore"}
+"""Files of a repository that an upload does not delete."""
+
+
+class SharedJson(TypedDict):
+    """Report of `realm share`."""
+
+    url: str
+    commit: str
+    files: int
+    bytes: int
+    public: bool
+
+
+def share(
+    model: str,
+    kb: str | None,
+    name: str,
+    licence: str,
+    data: str,
+    numbers: Mapping[str, Any],
+    public: bool,
+) -> SharedJson:
+    """Uploads a model to the repository `name` of the hub, which is created if it does not exist, in one commit.
+
+    Args:
+        model: the model.
+        kb: folder of the knowledge base to upload with the model, or None.
+        name: OWNER/NAME.
+        licence: licence of the weights, for the card.
+        data: description of the training text, for the card.
+        numbers: reports of `realm evaluate` or `realm probe`, for the card.
+        public: whether everybody may read the repository, if it is created.
+
+    Raises:
+        InputError: the model cannot be read, or the hub refuses the upload.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    # The base classes: errors of the network, whose class depends on the version of huggingface_hub, and of the system.
+    bases = cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__)
+    failures: tuple[type[Exception], ...] = (HFValidationError, *bases)
+    manifest = read_manifest(model)
+    with ExitStack() as stack:
+        aside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="realm-share-")))
+        if kb is None:
+            write_hub(model_path(model), aside, name, licence, data, numbers)
+            files = _files_in(aside)
+        else:
+            stack.enter_context(one_writer(Path(kb)))  # so that all files belong to one version
+            (aside / CARD).write_text(card(manifest, name, licence, data, numbers, True), encoding="utf-8")
+            files = _files_in(aside) | _files_in(model_path(model), "model/") | _files_in(Path(kb), "kb/")
+        try:
+            api = HfApi()
+            url = api.create_repo(name, private=not public, exist_ok=True)
+            gone = sorted(set(api.list_repo_files(name)) - files.keys() - KEPT)
+            commit = api.create_commit(
+                name,
+                [
+                    *(CommitOperationAdd(place, str(file)) for place, file in files.items()),
+                    *(CommitOperationDelete(place) for place in gone),
+                ],
+                commit_message="Upload by `realm share`",
+            )
+            found = api.model_info(name)
+        except failures as error:
+            status = getattr(getattr(error, "response", None), "status_code", None)
+            hint = (
+                ": log in with `hf auth login`, or set HF_TOKEN to a token that may write"
+                if status in (401, 403)
+                else ""
+            )
+            problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise InputError(f"{name} cannot be uploaded to the hub ({problem}){hint}") from error
+        size = sum(file.stat().st_size for file in files.values())
+    return {
+        "url": str(url),
+        "commit": commit.oid,
+        "files": len(files),
+        "bytes": size,
+        "public": not found.private,
+    }
+
+
+def _files_in(folder: Path, prefix: str = "") -> dict[str, Path]:
+    """The files of a folder: path in the repository -> file."""
+    return {
+        f"{prefix}{file.relative_to(folder).as_posix()}": file
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.name != LOCK
+    }

@@ -1,0 +1,7 @@
+"""Components for other toolkits, which retrieve passages from a workspace or a server, and read answers in documents.
+
+langchain    a retriever for LangChain
+llama_index  a retriever for LlamaIndex
+haystack     a retriever and an extractive reader for Haystack
+sources      where the passages come from: a workspace, or a server of `realm serve`
+"""

@@ -1,0 +1,42 @@
+"""A retriever for LangChain."""
+
+from typing import Any
+
+from langchain_core.callbacks import CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from pydantic import PrivateAttr
+
+from realm.serve.client import Method
+from realm.toolkits.sources import hits, metadata, opened
+
+
+class RealmRetriever(BaseRetriever):
+    """Retrieves passages from a workspace or a server.
+
+    retriever = RealmRetriever(source="manual", k=5)
+    documents = retriever.invoke("how do I reset the device?")
+
+    The metadata of a document have the title, the id of the document, and the score by which the passage was ranked.
+    """
+
+    source: Any
+    """The folder of a workspace, the address of a server, an open `realm.Workspace`, or a `realm.serve.client.Client`."""
+    k: int = 5
+    """Number of passages."""
+    method: Method | None = None
+    """Method of ranking passages; None: the default of the model."""
+    _opened: Any = PrivateAttr()
+
+    def model_post_init(self, context: Any) -> None:
+        """Opens the source."""
+        self._opened = opened(self.source)
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
+    ) -> list[Document]:
+        found = hits(self._opened, query, self.k if k is None else k, self.method)
+        return [
+            Document(hit["text"], id=hit["id"], metadata=metadata(hit) | {"score": hit["score"]})
+            for hit in found
+        ]

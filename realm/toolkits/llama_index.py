@@ -1,0 +1,34 @@
+"""A retriever for LlamaIndex."""
+
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+
+from realm.serve.client import Method
+from realm.toolkits.sources import Source, hits, metadata, opened
+
+
+class RealmRetriever(BaseRetriever):
+    """Retrieves passages from a workspace or a server.
+
+    engine = RetrieverQueryEngine.from_args(RealmRetriever("manual"), llm=llm)
+    """
+
+    def __init__(self, source: Source, similarity_top_k: int = 5, method: Method | None = None):
+        """Opens the source.
+
+        Args:
+            source: the folder of a workspace, the address of a server, an open workspace, or a client.
+            similarity_top_k: number of passages.
+            method: method of ranking passages; None: the default of the model.
+        """
+        super().__init__()
+        self._source, self._top_k, self._method = opened(source), similarity_top_k, method
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        found = hits(self._source, query_bundle.query_str, self._top_k, self._method)
+        return [
+            NodeWithScore(
+                node=TextNode(id_=hit["id"], text=hit["text"], metadata=metadata(hit)), score=hit["score"]
+            )
+            for hit in found
+        ]

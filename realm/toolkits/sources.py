@@ -1,0 +1,47 @@
+"""Where components find passages: a workspace, or a server of `realm serve`.
+
+With a server, the process of the component needs no torch.
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import realm
+from realm.serve.client import Client, Method
+
+if TYPE_CHECKING:
+    from realm.workspace.folder import Workspace
+
+Source: TypeAlias = "str | os.PathLike[str] | Workspace | Client"
+"""The folder of a workspace, the address of a server (http or https), or an open workspace or client."""
+
+
+def opened(source: Source) -> "Workspace | Client":
+    """The open workspace, or the client of the server.
+
+    Raises:
+        InputError: the folder is not a workspace.
+    """
+    if isinstance(source, str) and source.startswith(("http://", "https://")):
+        return Client(source)
+    return realm.load(source) if isinstance(source, str | os.PathLike) else source
+
+
+def name_of(source: "Workspace | Client") -> str:
+    """The folder of the workspace, or the address of the server, from which `opened` makes the source again."""
+    return source.url if isinstance(source, Client) else str(Path(source.folder))
+
+
+def hits(
+    source: "Workspace | Client", question: str, top_k: int, method: Method | None
+) -> list[dict[str, Any]]:
+    """The best passages for a question, each as `{"id", "document", "title", "text", "score"}`."""
+    if isinstance(source, Client):
+        return source.retrieve(question, method, top_k)
+    return [hit._asdict() for hit in source.search(question, top_k, method=method)]
+
+
+def metadata(hit: dict[str, Any]) -> dict[str, Any]:
+    """What is known about a passage besides its id, its text and its score."""
+    return {name: value for name, value in hit.items() if name not in ("id", "text", "score")}

@@ -1,0 +1,117 @@
+"""The systemd unit and the site of nginx: checked by these programs, and nginx before a running server."""
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from realm import cli
+from realm.serve.settings import ServeConfig
+from realm.settings import read_config
+from tests.qa.conftest import qa_folder
+from tests.serve.process import serving
+
+__all__ = ["qa_folder"]
+DEPLOY = Path(__file__).parent.parent.parent / "deploy"
+UNIT = (DEPLOY / "realm.service").read_text()
+NAME = "answers.example.org"
+NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+
+
+def test_the_command_of_the_unit_is_accepted_by_the_parser(tmp_path: Path) -> None:
+    for part in ("kb", "model"):
+        (tmp_path / "manual" / part).mkdir(parents=True)
+    (line,) = re.findall(r"^ExecStart=(.*)$", UNIT, re.MULTILINE)
+    program, *words = shlex.split(line.replace("/srv/realm/manual", str(tmp_path / "manual")))
+    assert program == "/srv/realm/venv/bin/realm"
+    args = cli._parser().parse_args(words)
+    assert read_config(ServeConfig, None, "serve", args.set).hosts == (NAME,)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / "realm.service"
+    unit.write_text(UNIT.replace("/srv/realm/venv/bin/realm", "/bin/true"))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture(scope="module")
+def proxied(tiny_kb, qa_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of nginx with the site of `deploy/`, before a server that accepts only the host name of the site."""
+    if NGINX is None:
+        pytest.skip("no nginx here")
+    folder = tmp_path_factory.mktemp("nginx")
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={NAME}"]
+    subprocess.run([*words, "-keyout", "key", "-out", "pem"], cwd=folder, check=True, capture_output=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = ("--set", "device=cpu", "--set", f'hosts=["{NAME}"]')
+    with serving(tiny_kb.folder, qa_folder, *settings, OMP_NUM_THREADS="1") as (url, _):
+        site = (DEPLOY / "nginx.conf").read_text()
+        for old, new in (
+            ("listen 443 ssl;", f"listen 127.0.0.1:{port} ssl;"),
+            ("    listen [::]:443 ssl;\n", ""),
+            ("/etc/ssl/answers.example.org.pem", f"{folder}/pem"),
+            ("/etc/ssl/private/answers.example.org.key", f"{folder}/key"),
+            ("http://127.0.0.1:8000/", f"{url}/"),
+        ):
+            assert old in site
+            site = site.replace(old, new)
+        temporary = "".join(
+            f"{kind}_temp_path {folder}/{kind};\n"
+            for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
+        (folder / "nginx.conf").write_text(
+            f"pid {folder}/pid; error_log {folder}/errors; daemon off; master_process off; events {{}}\n"
+            f"http {{ access_log off;\n{temporary}{site} }}\n"
+        )
+        command = [NGINX, "-p", str(folder), "-e", f"{folder}/errors", "-c", f"{folder}/nginx.conf"]
+        tested = subprocess.run([*command, "-t"], capture_output=True, text=True)
+        assert tested.returncode == 0, tested.stderr
+        assert "warn" not in tested.stderr, tested.stderr
+        with subprocess.Popen(command) as process:
+            try:
+                for _ in range(100):
+                    with socket.socket() as probe:
+                        if probe.connect_ex(("127.0.0.1", port)) == 0:
+                            break
+                    time.sleep(0.1)
+                yield f"https://127.0.0.1:{port}"
+            finally:
+                process.terminate()
+
+
+def client(url: str) -> httpx.Client:
+    return httpx.Client(base_url=url, verify=False, headers={"Host": NAME}, timeout=60)
+
+
+def test_the_server_answers_behind_nginx(proxied: str) -> None:
+    with client(proxied) as http:
+        assert http.get("/health").json()["status"] == "ok"
+        assert http.post("/v1/answer", json={"question": "who built a tower?"}).json()["answers"]
+        assert http.get("/").headers["content-type"].startswith("text/html")
+
+
+def test_each_line_of_a_stream_passes_nginx_at_once(proxied: str) -> None:
+    """Answers to 200 questions take many batches; the first line arrives long before the last."""
+    body = {"questions": [f"who built tower {n}?" for n in range(200)]}
+    headers = {"Accept": "application/x-ndjson"}
+    began = time.monotonic()
+    with client(proxied) as http, http.stream("POST", "/v1/answer", json=body, headers=headers) as response:
+        arrived = [time.monotonic() - began for _ in response.iter_lines()]
+    assert len(arrived) == 200 and arrived[0] < 0.5 * arrived[-1]
+
+
+def test_nginx_shows_no_metrics_and_refuses_long_bodies(proxied: str) -> None:
+    with client(proxied) as http:
+        assert http.get("/metrics").status_code == 403
+        assert http.post("/v1/answer", content=b"x" * (8 * 2**20 + 1)).status_code == 413
