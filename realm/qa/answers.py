@@ -18,6 +18,10 @@ class RankedPassageJson(TypedDict):
     text: str
     rank: int
     probability: float
+    document: str
+    """Id of the document."""
+    fields: dict[str, Any]
+    """Fields of the document, such as a year or an address."""
 
 
 class SpanJson(TypedDict):
@@ -69,11 +73,14 @@ class RankedPassage:
     rank: int
     probability: float
     document: str
-    """Id of the document; empty after `from_json`, because the JSON has no id of the document."""
+    """Id of the document."""
+    fields: Mapping[str, Any]
+    """Fields of the document, such as a year or an address."""
 
     @classmethod
     def of(cls, passage: Passage, rank: int, probability: float) -> "RankedPassage":
-        return RankedPassage(passage.id, passage.title, passage.text, rank, probability, passage.document_id)
+        id, document, title, text = passage[:4]
+        return RankedPassage(id, title, text, rank, probability, document, passage.fields)
 
     def to_json(self) -> RankedPassageJson:
         return {
@@ -82,11 +89,22 @@ class RankedPassage:
             "text": self.text,
             "rank": self.rank,
             "probability": self.probability,
+            "document": self.document,
+            "fields": dict(self.fields),
         }
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> "RankedPassage":
-        return RankedPassage(row["id"], row["title"], row["text"], row["rank"], row["probability"], "")
+        """A passage from JSON; a server of an earlier version sends no `document` and no `fields`."""
+        return RankedPassage(
+            row["id"],
+            row["title"],
+            row["text"],
+            row["rank"],
+            row["probability"],
+            row.get("document", ""),
+            row.get("fields", {}),
+        )
 
 
 @dataclass(frozen=True)
@@ -212,7 +230,7 @@ class Answers:
     def lines(self) -> list[str]:
         """Lines for a terminal: the answers with their evidence; if no answer was found, only the best guess."""
         if not self.answers:
-            return ["no answer: the knowledge base has no passage to read"]
+            return ["no answer: the knowledge base has no passage to read, or none that matches the filter"]
         lines = [] if self.found else ["no answer found; the best guess:"]
         for answer in self.answers if self.found else self.answers[:1]:
             passage = answer.passage

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -41,6 +41,9 @@ class HitJson(TypedDict):
     title: str
     text: str
     score: float
+    document: str
+    """Id of the document."""
+    fields: dict[str, Any]
 
 
 class RetrievedJson(TypedDict):
@@ -57,22 +60,35 @@ def retrieve_to_file(
     questions: Sequence[Question],
     k: int,
     method: Method | None,
+    where: str | None = None,
     *,
     out: Path,
     config: AnswerConfig,
 ) -> None:
-    """Writes a line of `RetrievedJson` for each question. The file appears when it is complete."""
+    """Writes a line of `RetrievedJson` for each question. The file appears when it is complete.
+
+    With a filter `where`, only passages that match the filter are retrieved.
+    """
+    if where is not None:
+        kb.matching(where)  # a wrong filter is an error before the model is loaded
     if model is not None and method != "bm25":
-        search = partial(Answerer.load(str(kb.folder), model, config).retrieve, method=method)
+        search = partial(Answerer.load(str(kb.folder), model, config).retrieve, method=method, where=where)
     else:
-        search = partial(Retriever(kb).search, method="bm25", query_BD=None)
+        search = partial(Retriever(kb).search, method="bm25", query_BD=None, where=where)
 
     def lines() -> Iterator[RetrievedJson]:
         for part in _batches(questions, 64, "retrieve"):
             scores, numbers = search([q.question for q in part], k)
             for question, score_K, number_K in zip(part, scores, numbers, strict=True):
                 passages: list[HitJson] = [
-                    {"id": p.id, "title": p.title, "text": p.text, "score": round(float(score), 6)}
+                    {
+                        "id": p.id,
+                        "title": p.title,
+                        "text": p.text,
+                        "score": round(float(score), 6),
+                        "document": p.document_id,
+                        "fields": dict(p.fields),
+                    }
                     for p, score in zip(kb.passages(number_K[number_K >= 0]), score_K, strict=False)
                 ]
                 yield {"id": question.id, "question": question.question, "passages": passages}

@@ -32,6 +32,7 @@ from realm.serve.runs import Run, read_metrics, runs
 from realm.serve.service import WORDS_AT_START, Kind, Service
 from realm.serve.settings import MOST_DOCUMENTS, MOST_READ, MOST_RETRIEVED, ServeConfig
 from realm.text.corpus import Document
+from realm.text.fields import clean_fields
 from realm.workspace.living import LivingKnowledge, UnknownDocument
 
 PAGE = Path(__file__).parent / "page"
@@ -131,7 +132,11 @@ def _add_questions(api: APIRouter, service: Service) -> None:
         """Answers questions with evidence. With `Accept: application/x-ndjson`, the response has a line per question."""
         read = _check_limit(body.top_k or config.read, MOST_READ, "top_k")
         return await _respond(
-            service, Kind("answer", body.method or service.knowledge.method, read), body, request, _answers
+            service,
+            Kind("answer", body.method or service.knowledge.method, read, where=body.where),
+            body,
+            request,
+            _answers,
         )
 
     @api.post(
@@ -143,7 +148,11 @@ def _add_questions(api: APIRouter, service: Service) -> None:
         """Finds the best passages for questions, without searching the passages for answers."""
         k = _check_limit(body.top_k, MOST_RETRIEVED, "top_k")
         return await _respond(
-            service, Kind("retrieve", body.method or service.knowledge.method, k), body, request, _hits
+            service,
+            Kind("retrieve", body.method or service.knowledge.method, k, where=body.where),
+            body,
+            request,
+            _hits,
         )
 
     @api.post("/fill", response_model=schemas.FilledOut, responses=documented(429, 503))
@@ -227,6 +236,7 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
                 "document": found.document_id,
                 "title": found.title,
                 "text": found.text,
+                "fields": dict(found.fields),
                 "previous": family[place - 1] if place else None,
                 "next": family[place + 1] if place + 1 < len(family) else None,
             }
@@ -237,9 +247,13 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
         start: Annotated[int, Query(ge=0, le=2**53)] = 0,
         count: Annotated[int, Query(ge=1, le=1000)] = 100,
         prefix: Annotated[str, Query(max_length=1000)] = "",
+        where: Annotated[str | None, Query(max_length=1000)] = None,
     ) -> Response:
-        """Lists documents from number `start` on. `prefix` limits the list to ids and titles that begin with this text."""
-        found = await asyncio.to_thread(knowledge.current.kb.documents, start, count + 1, prefix)
+        """Lists documents from number `start` on.
+
+        `prefix` limits the list to ids and titles that begin with this text, and `where` to documents that match this filter.
+        """
+        found = await asyncio.to_thread(knowledge.current.kb.documents, start, count + 1, prefix, where)
         following = start + count if len(found) > count else None
         return JSONResponse({"documents": [one._asdict() for one in found[:count]], "next": following})
 
@@ -251,7 +265,10 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
             raise UnknownDocument(f"no document has the id {id!r}")
         text = "\n".join(one.text for one in passages)
         ids = [one.id for one in passages]
-        return JSONResponse({"id": id, "title": passages[0].title, "passages": ids, "text": text})
+        fields = dict(passages[0].fields)
+        return JSONResponse(
+            {"id": id, "title": passages[0].title, "passages": ids, "text": text, "fields": fields}
+        )
 
     @api.get("/examples", response_model=schemas.ExamplesOut)
     async def examples() -> Response:
@@ -281,7 +298,10 @@ def _add_changes(api: APIRouter, service: Service, token: str | None) -> None:
     async def add(body: schemas.DocumentsRequest) -> Response:
         """Adds or replaces all documents or none. When the response arrives, the documents are on disk and can be found."""
         _check_limit(len(body.documents), MOST_DOCUMENTS, "the number of documents")
-        documents = [Document(one.title, one.text, _id_of(one)) for one in body.documents]
+        documents = [
+            Document(one.title, one.text, _id_of(one), fields=clean_fields(one.fields))
+            for one in body.documents
+        ]
         result = await service.change(lambda: knowledge.add(documents))
         service.metrics.documents.labels("added").inc(result.added)
         service.metrics.documents.labels("replaced").inc(result.replaced)

@@ -29,6 +29,8 @@ class Kind(NamedTuple):
     passages: int = 0
     target: str | None = None
     """For "fill": the word whose probability is computed; None: the best words are predicted."""
+    where: str | None = None
+    """Filter of passages; None: all passages are used."""
 
 
 _log = logging.getLogger(__name__)
@@ -171,10 +173,11 @@ class Service:
         answerer = snapshot.answerer
         match kind:
             case Kind("answer", method, read):
-                return [(snapshot, answers) for answers in answerer.answer_batch(items, method, read)]
+                answers = answerer.answer_batch(items, method, read, kind.where)
+                return [(snapshot, one) for one in answers]
             case Kind("retrieve", method, k):
                 began = time.perf_counter()
-                scores, numbers = answerer.retrieve(items, k, method)
+                scores, numbers = answerer.retrieve(items, k, method, kind.where)
                 rows = []
                 for score_K, number_K in zip(scores, numbers, strict=True):
                     passages = snapshot.kb.passages(number_K[number_K != NULL_PASSAGE])

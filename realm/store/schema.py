@@ -6,6 +6,8 @@ known. Passages are tokenized when they are added to a knowledge base. Only pass
 millions and already have vectors, are tokenized when their wordpieces are needed.
 
 Keys are unsigned 64-bit numbers: the 16 hex digits of a passage id, or the first 64 bits of the SHA-1 of a document id.
+
+After the columns of `SCHEMA`, a table can have columns with the values of the documents' fields (`realm.store.field_columns`).
 """
 
 import hashlib
@@ -13,7 +15,7 @@ import json
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
 import lance
@@ -21,11 +23,15 @@ import numpy as np
 import pyarrow as pa
 
 from realm.progress import progress
+from realm.store.field_columns import missing_columns, typed_columns
 from realm.text.corpus import Document, Passage, Span
+from realm.text.fields import Fields, from_json, to_json
 from realm.tokens.layouts import Ragged
 from realm.tokens.tokenizer import Tokenizer
 
 LINKS = "links"
+FIELDS = "fields"
+FIELDS_KEY = "fields_key"
 _NUMBERS = pa.list_(pa.int32())
 SCHEMA = pa.schema(
     [
@@ -52,6 +58,10 @@ SCHEMA = pa.schema(
         ("sentence_pieces", _NUMBERS),
         ("span_first_pieces", _NUMBERS),
         ("span_end_pieces", _NUMBERS),
+        # Fields of the document as JSON, and their key; null if the document has no fields. A table of formats 1 to 4 gets
+        # these columns when a document with fields is added.
+        (FIELDS, pa.string()),
+        (FIELDS_KEY, pa.uint64()),
     ]
 )
 PASSAGE_COLUMNS = (
@@ -65,6 +75,7 @@ PASSAGE_COLUMNS = (
     "span_ends",
     "span_labels",
     LINKS,
+    FIELDS,
 )
 TOKEN_COLUMNS = ("title_ids", "body_ids", "sentence_pieces", "span_first_pieces", "span_end_pieces")
 """Columns of wordpieces, in the order of the fields of `PassageTokens`."""
@@ -117,8 +128,15 @@ def key_of(text: str) -> int:
 
 
 def state_of(document: Document) -> int:
-    """Hash of title and text of a document."""
-    return key_of(f"{len(document.title)} {document.title}{document.text}")
+    """Hash of title, text and sections of a document."""
+    sections = json.dumps(document.sections) if document.sections else ""
+    return key_of(f"{len(document.title)} {document.title}{document.text}{sections}")
+
+
+def fields_key_of(fields: Fields) -> int | None:
+    """Hash of the fields of a document; None if the document has no fields."""
+    text = to_json(fields)
+    return None if text is None else key_of(text)
 
 
 def fingerprint_of(keys_N: np.ndarray, tokenizer: Tokenizer) -> str:
@@ -145,7 +163,39 @@ def passage_columns(schema: pa.Schema) -> list[str]:
 
 def to_passages(table: pa.Table | pa.RecordBatch) -> list[Passage]:
     """Passages from rows of the table that have at least the columns `passage_columns`."""
-    return list(map(_passage, *(_python(table.column(name)) for name in passage_columns(table.schema))))
+    columns = (
+        _python(table.column(name)) if name in table.schema.names else repeat(None)
+        for name in PASSAGE_COLUMNS
+    )
+    return list(map(_passage, *columns))
+
+
+def needed_columns(documents: Iterable[Fields], schema: pa.Schema) -> list[pa.Field]:
+    """The columns that a table needs for documents with these fields, and does not have."""
+    documents = [fields for fields in documents if fields]
+    if not documents:
+        return []
+    untyped = [SCHEMA.field(name) for name in (FIELDS, FIELDS_KEY) if name not in schema.names]
+    return untyped + missing_columns(documents, schema)
+
+
+def with_fields(rows: pa.Table, fields: Sequence[Fields], schema: pa.Schema) -> pa.Table:
+    """Rows with the columns of `schema` and with other fields: one item of `fields` per row."""
+    values = _of_fields(fields, schema)
+    columns = [
+        pa.array(values[field.name], field.type) if field.name in values else rows.column(field.name)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _of_fields(fields: Sequence[Fields], schema: pa.Schema) -> dict[str, list[Any]]:
+    """The columns of some documents' fields."""
+    return {
+        FIELDS: [to_json(one) for one in fields],
+        FIELDS_KEY: [fields_key_of(one) for one in fields],
+        **typed_columns(fields, schema),
+    }
 
 
 def links_digest(batches: Iterable[pa.RecordBatch]) -> str:
@@ -239,12 +289,13 @@ def _passage(
     span_starts: Sequence[int],
     span_ends: Sequence[int],
     span_labels: Sequence[str],
-    links: Sequence[str] | None = None,
+    links: Sequence[str] | None,
+    fields: str | None,
 ) -> Passage:
     sentences = tuple(zip(sentence_starts, sentence_ends, strict=True))
     spans = tuple(map(Span, span_starts, span_ends, span_labels))
     titles = None if links is None else tuple(links)
-    return Passage(f"{key:016x}", document_id, title, text, sentences, spans, titles)
+    return Passage(f"{key:016x}", document_id, title, text, sentences, spans, titles, from_json(fields))
 
 
 def _batch(rows: Sequence[Row], tokenizer: Tokenizer | None, schema: pa.Schema) -> pa.RecordBatch:
@@ -264,6 +315,7 @@ def _batch(rows: Sequence[Row], tokenizer: Tokenizer | None, schema: pa.Schema) 
         "span_labels": [[span.label for span in passage.spans] for passage in passages],
         LINKS: [passage.links for passage in passages],
     }
+    columns |= _of_fields([passage.fields for passage in passages], schema)
     if tokenizer is None:
         columns |= dict.fromkeys(TOKEN_COLUMNS, [None] * len(rows))
     else:

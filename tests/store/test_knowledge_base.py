@@ -77,7 +77,7 @@ def test_the_list_of_documents_counts_their_passages_in_their_order(kb: Knowledg
         key = (passage.document_id, passage.title)
         counts[key] = counts.get(key, 0) + 1
     listed = kb.documents()
-    assert listed == [DocumentEntry(*name, count) for name, count in counts.items()]
+    assert listed == [DocumentEntry(*name, count, {}) for name, count in counts.items()]
     assert kb.documents(2, 3) == listed[2:5]
     assert [d.id for d in kb.documents(prefix="d1")] == ["d1", *(f"d{n}" for n in range(10, 20))]
     assert [d.id for d in kb.documents(1, 2, "Ne")] == []
@@ -517,9 +517,9 @@ def test_what_is_no_knowledge_base_is_refused_in_one_line(kb: KnowledgeBase, tmp
 
 def test_an_unknown_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(build_module, "FORMAT", 5)
+        patch.setattr(build_module, "FORMAT", 6)
         make(tmp_path / "kb")
-    with pytest.raises(RealmError, match="has format 5, but this version of realm reads formats 1 to 4"):
+    with pytest.raises(RealmError, match="has format 6, but this version of realm reads formats 1 to 5"):
         KnowledgeBase.open(tmp_path / "kb")
 
 

@@ -73,9 +73,12 @@ def holding_out(kb: KnowledgeBase, share: float) -> KnowledgeBase:
 
 
 def as_format_3(folder: Path) -> None:
-    """Rewrites the table of a knowledge base as earlier versions wrote it: without the column of links."""
+    """Rewrites the table of a knowledge base as earlier versions wrote it: without the columns of links and fields."""
     table = open_table(folder / "passages.lance")
-    rows = table.to_table(columns=[name for name in table.schema.names if name != "links"])
+    since = ("links", "fields", "fields_key")
+    rows = table.to_table(
+        columns=[name for name in table.schema.names if name not in since and ":" not in name]
+    )
     saved = json.loads(table.schema.metadata[b"realm"]) | {"format": 3}
     schema = rows.schema.with_metadata({b"realm": json.dumps(saved)})
     properties = table.read_transaction(table.version).transaction_properties

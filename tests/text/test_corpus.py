@@ -4,7 +4,7 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from realm.text.corpus import Annotations, Document, Link, Passage, Span, passage_id, split_document
+from realm.text.corpus import Annotations, Cut, Document, Link, Passage, Span, passage_id, split_document
 
 
 def words(texts: Sequence[str]) -> list[int]:
@@ -29,7 +29,7 @@ def split(
     text: str, sentences: Sequence[tuple[int, int]], spans: Sequence[Span] = (), **limits: int
 ) -> list[Passage]:
     document = Document("a title", text, "an id")
-    return split_document(document, Annotations(tuple(sentences), tuple(spans)), words, **limits)
+    return split_document(document, Annotations(tuple(sentences), tuple(spans)), words, Cut(**limits))
 
 
 def test_id_of_the_empty_passage_is_the_published_one() -> None:
@@ -78,14 +78,14 @@ def test_long_sentence_is_cut_at_white_space_and_its_rest_takes_the_next_sentenc
 
 def test_text_without_white_space_is_cut_between_characters() -> None:
     text = "漢字仮名交文"
-    passages = split_document(Document("", text, "id"), Annotations(((0, 6),), ()), characters, max_tokens=7)
+    passages = split_document(Document("", text, "id"), Annotations(((0, 6),), ()), characters, Cut(7))
     assert [p.text for p in passages] == ["漢字仮名", "交文"]
 
 
 def test_long_title_leaves_half_of_the_budget() -> None:
     text, sentences = annotated("a b", "c d")
     document = Document("word " * 100, text, "id")
-    passages = split_document(document, Annotations(sentences, ()), words, max_tokens=10)
+    passages = split_document(document, Annotations(sentences, ()), words, Cut(10))
     assert [p.text for p in passages] == ["a b", "c d"]
 
 
@@ -115,7 +115,7 @@ def annotated_documents(draw: st.DrawFn) -> tuple[Document, Annotations]:
 @example((Document("", "a", "id"), Annotations(((0, 1),), ())), words, 8)
 def test_split_loses_nothing_and_keeps_order_budget_and_spans(annotated_document, count, max_tokens) -> None:
     document, annotations = annotated_document
-    passages = split_document(document, annotations, count, max_tokens)
+    passages = split_document(document, annotations, count, Cut(max_tokens))
 
     position, kept = 0, []
     budget = max_tokens - 3 - min(count([document.title])[0], max_tokens // 2)
@@ -142,7 +142,7 @@ def test_split_loses_nothing_and_keeps_order_budget_and_spans(annotated_document
 @given(annotated_documents(), st.integers(8, 40))
 def test_next_sentence_would_not_have_fitted(annotated_document, max_tokens) -> None:
     document, annotations = annotated_document
-    passages = split_document(document, annotations, words, max_tokens)
+    passages = split_document(document, annotations, words, Cut(max_tokens))
     budget = max_tokens - 3 - min(words([document.title])[0], max_tokens // 2)
     for passage, following in pairwise(passages):
         first = following.text[slice(*following.sentences[0])]
@@ -157,11 +157,11 @@ def test_next_sentence_would_not_have_fitted(annotated_document, max_tokens) -> 
 def test_a_link_belongs_to_the_passage_in_which_its_words_begin(drawn, places, max_tokens) -> None:
     document, annotations = drawn
     links = sorted(Link(start, title) for start, title in places if start < len(document.text))
-    passages = split_document(document._replace(links=tuple(links)), annotations, words, max_tokens)
+    passages = split_document(document._replace(links=tuple(links)), annotations, words, Cut(max_tokens))
     end = 0
     for passage in passages:
         start = document.text.index(passage.text, end)
         end = start + len(passage.text)
         assert passage.links == tuple(dict.fromkeys(one.title for one in links if start <= one.start < end))
-    for passage in split_document(document, annotations, words, max_tokens):
+    for passage in split_document(document, annotations, words, Cut(max_tokens)):
         assert passage.links is None
