@@ -181,7 +181,7 @@ def needed_columns(documents: Iterable[Fields], schema: pa.Schema) -> list[pa.Fi
 
 def with_fields(rows: pa.Table, fields: Sequence[Fields], schema: pa.Schema) -> pa.Table:
     """Rows with the columns of `schema` and with other fields: one item of `fields` per row."""
-    values = _of_fields(fields, schema)
+    values = field_values(fields, schema)
     columns = [
         pa.array(values[field.name], field.type) if field.name in values else rows.column(field.name)
         for field in schema
@@ -189,8 +189,8 @@ def with_fields(rows: pa.Table, fields: Sequence[Fields], schema: pa.Schema) -> 
     return pa.table(columns, schema=schema)
 
 
-def _of_fields(fields: Sequence[Fields], schema: pa.Schema) -> dict[str, list[Any]]:
-    """The columns of some documents' fields."""
+def field_values(fields: Sequence[Fields], schema: pa.Schema) -> dict[str, list[Any]]:
+    """Values of the columns of fields that `schema` has or can have, a row per document."""
     return {
         FIELDS: [to_json(one) for one in fields],
         FIELDS_KEY: [fields_key_of(one) for one in fields],
@@ -315,7 +315,7 @@ def _batch(rows: Sequence[Row], tokenizer: Tokenizer | None, schema: pa.Schema) 
         "span_labels": [[span.label for span in passage.spans] for passage in passages],
         LINKS: [passage.links for passage in passages],
     }
-    columns |= _of_fields([passage.fields for passage in passages], schema)
+    columns |= field_values([passage.fields for passage in passages], schema)
     if tokenizer is None:
         columns |= dict.fromkeys(TOKEN_COLUMNS, [None] * len(rows))
     else:

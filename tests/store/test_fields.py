@@ -7,7 +7,9 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
+import lance
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from realm.store.export import exported
 from realm.store.field_columns import MOST_COLUMNS
 from realm.store.filters import LONGEST_FILTER
 from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
+from realm.store.tables import commit, write_rows
 from realm.text.corpus import Document, Section
 from realm.text.fields import clean_fields, kind_of
 from tests.store.tiny import CONFIG, DOCUMENTS, TOKENIZER, TinyTagger, as_format_3, make
@@ -346,6 +349,17 @@ def test_a_knowledge_base_of_an_earlier_format_gets_columns_when_a_document_need
         assert old.verify() == []
         assert json.loads(old.table.schema.metadata[b"realm"])["format"] == ingest.FORMAT
         old.compact()
+
+
+def test_fields_that_differ_from_their_columns_are_found(kb: KnowledgeBase) -> None:
+    table = kb.table
+    rows = table.to_table().to_pydict()
+    rows["year:int"][0] = 1
+    path = kb.folder / "passages.lance"
+    fragments = write_rows(path, pa.table(rows, schema=table.schema).to_batches(), table.schema, new=True)
+    commit(path, lance.LanceOperation.Overwrite(table.schema, fragments), table)
+    (problem,) = KnowledgeBase.open(kb.folder).verify()
+    assert f"have fields that differ from the columns of fields: {kb.ids[0]} (number 0)" in problem
 
 
 # --- lists and exports --------------------------------------------------------------------------------------
