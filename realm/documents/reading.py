@@ -33,7 +33,7 @@ from realm.documents.sources import SourceFile, count_kinds, files_of
 from realm.errors import InputError, RealmError, first_line, shortened, shown
 from realm.files import write_json_lines
 from realm.text.corpus import Document
-from realm.text.fields import time_text
+from realm.text.fields import LONGEST_VALUE, clean_fields, time_text
 
 logger = logging.getLogger(__name__)
 LEFT_OUT = "left_out.jsonl"
@@ -60,6 +60,8 @@ class ReadingReport:
         self.reasons: Counter[str] = Counter()
         self.assumed: dict[str, str] = {}
         """Files and lines that are not UTF-8 and declare no encoding -> the encoding with which they were decoded."""
+        self.fields_left_out: Counter[str] = Counter()
+        """Name of a field -> number of documents that were read without this field."""
         self._names: dict[str, list[str]] = {}
 
     def leave_out(self, problem: Unreadable) -> None:
@@ -93,7 +95,7 @@ class ReadingReport:
         ]
 
     def lines(self) -> list[str]:
-        """A line for each reason and a line about assumed encodings, each with a count and the first names."""
+        """A line for each reason, and lines about assumed encodings and fields, each with counts and the first names."""
         lines = [
             f"left out: {number:,} {reason}: {_few(self._names[reason], number)}"
             for reason, number in self.reasons.most_common()
@@ -101,6 +103,11 @@ class ReadingReport:
         if self.assumed:
             names = _few(list(self.assumed)[:3], len(self.assumed))
             lines.append(f"not UTF-8, so read as Windows-1252: {len(self.assumed):,}: {names}")
+        if self.fields_left_out:
+            names = ", ".join(f"{name} ({count:,})" for name, count in self.fields_left_out.most_common(5))
+            lines.append(
+                f"fields left out, because they are longer than {LONGEST_VALUE:,} characters or not JSON: {names}"
+            )
         return lines
 
 
@@ -220,7 +227,8 @@ def _documents(
             report.documents += 1
             if one.assumed:
                 report.assume(one.where, one.assumed)
-        yield Document(one.title, one.text, document_id, one.links, one.fields, one.sections)
+        fields = clean_fields(one.fields, None if report is None else report.fields_left_out)
+        yield Document(one.title, one.text, document_id, one.links, fields, one.sections)
     if report is not None and not report.documents and report.reasons:
         if len(report.left_out) == 1:
             raise InputError(report.left_out[0].problem)

@@ -7,6 +7,7 @@ the value, and therefore how filters compare the value. JSON has no dates: a tex
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from typing import Any, Literal
@@ -26,12 +27,13 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d
 _NUMBER = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d+)?", re.ASCII)
 
 
-def clean_fields(values: Mapping[Any, Any]) -> dict[str, Any]:
+def clean_fields(values: Mapping[Any, Any], left_out: Counter[str] | None = None) -> dict[str, Any]:
     """The fields that a document can have, from the metadata of a file or a record.
 
     In names, other characters than letters, digits and "_" become "_". Dates and times become texts in the format of ISO 8601.
-    Values that are None, not finite, longer than `LONGEST_VALUE` or of a type that JSON does not have are left out, and so are
-    fields with a name in `RESERVED`. If two names become equal, the first value is kept.
+    Values that are not finite, longer than `LONGEST_VALUE` or of a type that JSON does not have are left out, and counted by
+    name in `left_out`. Values that are None and fields with a name in `RESERVED` are left out too. If two names become equal,
+    the first value is kept.
 
     >>> clean_fields({"year": 2020, "og:url": "https://example.org", "title": "A", "none": None})
     {'year': 2020, 'og_url': 'https://example.org'}
@@ -39,16 +41,18 @@ def clean_fields(values: Mapping[Any, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = _NOT_A_NAME.sub("_", str(key)).strip("_")
-        if not name or len(name) > LONGEST_NAME or str(key) in RESERVED or name in RESERVED:
+        if not name or len(name) > LONGEST_NAME or str(key) in RESERVED or name in RESERVED or value is None:
             continue
         try:
-            text = _SURROGATE.sub(
+            text: str | None = _SURROGATE.sub(
                 "\ufffd", json.dumps(value, ensure_ascii=False, allow_nan=False, default=_json)
             )
         except (TypeError, ValueError, RecursionError):
-            continue
-        if value is not None and len(text) <= LONGEST_VALUE:
+            text = None
+        if text is not None and len(text) <= LONGEST_VALUE:
             found.setdefault(name, json.loads(text))
+        elif left_out is not None:
+            left_out[name] += 1
     return found
 
 

@@ -43,7 +43,8 @@ class WatchedFileJson(TypedDict):
 
     source: str
     version: list[int]
-    """Size, time in nanoseconds and inode of the file that was read; empty while its documents are added."""
+    """Size and two times in nanoseconds of the file that was read: of the last change of the content, and of the last change of
+    content, name or permissions. Empty while the documents of the file are added."""
     documents: list[str]
 
 
@@ -177,7 +178,7 @@ class Watcher:
             others |= {document.id for document in documents}
         before = {path: set(files[path]["documents"]) if path in files else set() for path in read}
         now = {path: {document.id for document in documents} for path, documents in read.items()}
-        with one_writer(self.folder):
+        with one_writer(self.folder, lambda: _log.info("%s: waiting for a fit to end", self.folder)):
             for path in read:
                 files[path] = _file(ready[path] or files[path]["source"], [], before[path] | now[path])
             self._write()
@@ -237,9 +238,9 @@ def _file(source: str, version: list[int], documents: set[str]) -> WatchedFileJs
 
 
 def _version(path: Path) -> list[int]:
-    """Size, time and inode of a file; an empty list if the file does not exist."""
+    """Size and times of a file; an empty list if the file does not exist."""
     try:
         found = path.stat()
     except OSError:
         return []
-    return [found.st_size, found.st_mtime_ns, found.st_ino]
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from realm.text.fields import NO_FIELDS, clean_fields
+from realm.text.fields import NO_FIELDS
 
 _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\n(.*?\n)?\1[ \t]*(?:\n|\Z)", re.DOTALL)
 _TITLE = re.compile(r"^title[ \t]*[:=][ \t]*(.+)$", re.MULTILINE)
@@ -16,10 +16,10 @@ _LONGEST = 100_000
 
 
 class FrontMatter(NamedTuple):
-    """The title and the other fields; the title is "" if the front matter has none."""
+    """The title, and all metadata with the title; the title is "" if the front matter has none."""
 
     title: str = ""
-    fields: Mapping[str, Any] = NO_FIELDS
+    fields: Mapping[Any, Any] = NO_FIELDS
 
 
 def split_front_matter(source: str) -> tuple[FrontMatter, str]:
@@ -35,12 +35,12 @@ def split_front_matter(source: str) -> tuple[FrontMatter, str]:
     fields = _parsed(content, toml=found[1] == "+++")
     title = fields.get("title")
     if isinstance(title, str | int | float) and not isinstance(title, bool):
-        return FrontMatter(" ".join(str(title).split()), clean_fields(fields)), rest
+        return FrontMatter(" ".join(str(title).split()), fields), rest
     named = _TITLE.search(content)
-    return FrontMatter(named[1].strip().strip("\"'") if named else "", clean_fields(fields)), rest
+    return FrontMatter(named[1].strip().strip("\"'") if named else "", fields), rest
 
 
-def _parsed(content: str, toml: bool) -> Mapping[str, Any]:
+def _parsed(content: str, toml: bool) -> Mapping[Any, Any]:
     if len(content) > _LONGEST:
         return NO_FIELDS
     try:

@@ -15,7 +15,7 @@ from lxml import etree
 from realm.documents.formats.compressed import uncompressed
 from realm.documents.formats.records import NO_TEXT, Record, Unreadable
 from realm.text.corpus import Section
-from realm.text.fields import NO_FIELDS, Fields, read_value
+from realm.text.fields import NO_FIELDS, read_value
 
 
 class Heading(NamedTuple):
@@ -105,7 +105,7 @@ def page_record(
     title: str,
     text: str,
     assumed: str | None = None,
-    fields: Fields = NO_FIELDS,
+    fields: Mapping[Any, Any] = NO_FIELDS,
     headings: Sequence[Heading] = (),
 ) -> Record:
     """The record of a page in a file. If `title` is empty, the file name is the title.
@@ -204,6 +204,7 @@ class _Taken:
             self.text.append(" | " if self._row_started else "\n\n")
             self._row_started = True
             self._cell_has_text = self._paragraph_ended = False
+            self._level = None  # a heading around a table is never closed
 
     def end(self, tag: str) -> None:
         if self._asides and self._asides[-1][0] == self._depth:
@@ -231,10 +232,12 @@ class _Taken:
             if self._paragraph_ended:
                 self._break()
             self._cell_has_text = True
-            if self._level is not None:
-                self.text.append(f"{_MARKED}{self._level}")
-                self._level = None
-        self.text.append(data if self._open["pre"] else _WHITE.sub(" ", data))
+        text = data if self._open["pre"] else _WHITE.sub(" ", data)
+        if self._level is not None and not text.isspace() and text:
+            words = text.lstrip()
+            text = f"{text[: -len(words)]}{_MARKED}{self._level}{words}"
+            self._level = None
+        self.text.append(text)
 
     def _take_meta(self, name: str, content: str) -> None:
         if not name or not content or _FOR_BROWSERS.fullmatch(name) or len(self.fields) >= _MOST_META:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from realm.errors import InputError, shortened, shown
 from realm.text.corpus import Link, Section
-from realm.text.fields import NO_FIELDS, Fields, clean_fields
+from realm.text.fields import NO_FIELDS
 
 EMPTY: Final = "empty"
 NO_TEXT: Final = "without text"
@@ -45,8 +45,8 @@ class Record(NamedTuple):
     """The assumed encoding, if the file declares no encoding and is not UTF-8; else None."""
     links: tuple[Link, ...] | None = None
     """Links in the order of the text; None if the format of the file has no links, or if the reader does not keep them."""
-    fields: Fields = NO_FIELDS
-    """Metadata of the document."""
+    fields: Mapping[Any, Any] = NO_FIELDS
+    """Metadata of the document as it is in the file; `realm.text.fields.clean_fields` makes fields of it."""
     sections: tuple[Section, ...] = ()
     """Sections of the text: those of the headings, if `Limits.headings` is set, or the passages of a record."""
 
@@ -163,9 +163,7 @@ def record(where: str, fields: Mapping[str, Any]) -> Record | Unreadable:
     if isinstance(inner, Mapping):
         del others["metadata"]
         others |= {name: value for name, value in inner.items() if name not in others}
-    return Record(
-        where, title, text, own_id, fields=clean_fields(others), sections=_sections(title, passages)
-    )
+    return Record(where, title, text, own_id, fields=others, sections=_sections(title, passages))
 
 
 def _passages(value: Any) -> list[tuple[str | None, str]]:

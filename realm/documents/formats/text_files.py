@@ -13,7 +13,6 @@ from realm.documents.formats.records import (
     Record,
     Unreadable,
 )
-from realm.text.fields import clean_fields
 
 
 def plain_text(path: Path, limits: Limits) -> Iterator[Record]:
@@ -35,7 +34,7 @@ def markdown(path: Path, limits: Limits) -> Iterator[Record]:
     front, source = split_front_matter(source)
     # Markdown is first converted to HTML, because Markdown may contain HTML.
     page = _page(path, MarkdownIt("commonmark").enable("table").render(source))
-    fields = clean_fields({**page.fields, **front.fields})
+    fields = {**page.fields, **front.fields}
     headings = page.headings if limits.headings else ()
     yield page_record(path, front.title or page.heading, page.text, assumed, fields, headings)
 
@@ -46,7 +45,7 @@ def html(path: Path, limits: Limits) -> Iterator[Record]:
     page = _page(path, source)
     headings = page.headings if limits.headings else ()
     title = page.title or page.heading
-    yield page_record(path, title, page.text, assumed, clean_fields(page.fields), headings)
+    yield page_record(path, title, page.text, assumed, page.fields, headings)
 
 
 def _page(path: Path, source: str) -> Page:
