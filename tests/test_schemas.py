@@ -17,7 +17,8 @@ from realm.cli.converting import CompactJson, MadeFolderJson
 from realm.documents.reading import LEFT_OUT, LeftOut
 from realm.hub import encoder_folder
 from realm.index.versions import IndexReport
-from realm.interop.blocks import ConvertedJson, ExportedJson
+from realm.interop.blocks import ConvertedJson
+from realm.interop.blocks import ExportedJson as ExportedCheckpointJson
 from realm.model.embedder import EmbedderConfig
 from realm.model.manifest import HELD_OUT, HeldOutFile, SummedManifest
 from realm.qa.answers import AnswersJson
@@ -27,6 +28,7 @@ from realm.qa.probe import ProbeFile, ProbeJson
 from realm.qa.question_sets import RetrievedJson
 from realm.questions import MadeQuestion
 from realm.store.add import AddResult
+from realm.store.export import ExportedJson
 from realm.store.ingest import TABLE, BuildResult, KnowledgeBaseConfig, ReadSoFar, Settings, SettingsJson
 from realm.store.knowledge_base import DocumentEntry
 from realm.store.merged import MERGED, MergedLine
@@ -54,6 +56,12 @@ WRITERS = {
     "cli/demo.py _demo": ["report.json of either demo: tests/demo"],
     "cli/knowledge_base.py _list": ["kb list"],
     "cli/knowledge_base.py _questions": ["made questions"],
+    "cli/knowledge_base.py _preview": ["kb preview"],
+    "cli/knowledge_base.py _plain_field": ["a value of a field, printed"],
+    "cli/knowledge_base.py _export": ["kb export"],
+    "text/fields.py clean_fields": ["fields, which are read again"],
+    "text/fields.py column_value": ["a list or an object in a column of texts"],
+    "text/fields.py to_json": ["fields of any names: tests/store/test_fields.py"],
     "model/manifest.py set_calibration": ["realm.json"],
     "model/tensor_files.py save_tensors": ["what a compact file takes: tests/model/test_compact.py"],
     "settings.py config_from": ["settings, to be checked: never written"],
@@ -102,6 +110,9 @@ WRITERS = {
     "store/ingest.py Settings.to_json": ["what a knowledge base says about itself"],
     "store/ingest.py _in_few_files": ["how far a build has read, in its commits"],
     "store/ingest.py commit_rows": ["the same"],
+    "store/ingest.py _commit": ["the same"],
+    "store/ingest.py with_columns_of": ["what a knowledge base says about itself, in the newest format"],
+    "store/schema.py state_of": ["what a hash is of: never written"],
     "store/merged.py change_merged": ["merged.jsonl"],
     "store/merged.py write_merged": ["merged.jsonl"],
     "store/vectors.py _schema": ["what an index says about itself"],
@@ -118,6 +129,7 @@ WRITERS = {
     "workspace/fit.py _Fit._judged": ["made questions: tests/workspace/test_fit.py reads them"],
     "workspace/fit.py _Fit._write": ["report.json: tests/workspace/test_fit.py"],
     "workspace/sync.py Sync._write_ids": ["documents.json: tests/workspace/test_fit.py"],
+    "workspace/watch.py Watcher._write": ["watched.json: tests/workspace/test_watch.py"],
     "train/loop.py TrainRun._open_folder": ["settings.json"],
     "train/metrics.py MetricsLog.write": ["metrics.jsonl"],
 }
@@ -193,9 +205,14 @@ def test_what_a_knowledge_base_says_and_holds(tiny_kb, tiny_model_folder, tmp_pa
     (merged,) = lines(kb / MERGED)
     assert_holds(MergedLine, merged)
     assert_holds(ReadSoFar, read_so_far(kb))
-    source.write_text(json.dumps({"title": "U", "text": "Bexley lies on the Tarn."}))
+    source.write_text(json.dumps({"title": "U", "text": "Bexley lies on the Tarn.", "year": 2020}))
     assert_holds(AddResult, said("kb", "add", source, "--kb", kb), kb_command.SourcesJson)
     assert_holds(DocumentEntry, said("kb", "list", "U", "--kb", kb))
+    assert_holds(kb_command.ShownJson, said("kb", "show", "U", "--kb", kb))
+    assert_holds(kb_command.PreviewedJson, said("kb", "preview", source, *named))
+    assert cli.main(["kb", "export", "--kb", str(kb), "--out", str(tmp_path / "export.jsonl")]) == 0
+    for row in lines(tmp_path / "export.jsonl"):
+        assert_holds(ExportedJson, row)
     assert_holds(kb_command.DeletedJson, said("kb", "delete", "Town1", "--kb", kb))
     changed = lines(kb / MERGED)[1:]
     assert [line["state"] for line in changed] == [None]  # the other one holds the text now
@@ -245,7 +262,7 @@ def test_what_is_said_of_a_published_checkpoint(source, more, tmp_path, said) ->
     made = said("convert", FIXTURES / source, tmp_path / "ours", *more)
     assert_holds(ConvertedJson, made)
     back = said("convert", made["model"], tmp_path / "back", "--to", "huggingface-realm")
-    assert_holds(ExportedJson, back)
+    assert_holds(ExportedCheckpointJson, back)
     if "kb" in made:
         assert_holds(ReadSoFar, read_so_far(Path(made["kb"])))
 

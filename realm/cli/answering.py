@@ -17,6 +17,7 @@ from realm.cli.arguments import (
     add_questions,
     add_reader,
     add_regex,
+    add_where,
     positive,
     report,
     say_where,
@@ -50,6 +51,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "--top-k", metavar="N", type=positive, default=20, help="passages per question (default: 20)"
     )
     add_method(retrieve, "; bm25 needs no --model")
+    add_where(retrieve, "retrieve only passages")
     add_out(retrieve, "JSON Lines file")
 
     answer = add_command(
@@ -65,6 +67,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     add_model(answer, required=False)
     add_reader(answer, READS)
     add_method(answer, SCORED)
+    add_where(answer, "answer only from passages")
     answer.add_argument(
         "--server",
         metavar="URL",
@@ -220,7 +223,9 @@ def _retrieve(args: argparse.Namespace) -> None:
     config = settings(args, pipeline.AnswerConfig)
     kb = KnowledgeBase.open(args.kb)
     out.parent.mkdir(parents=True, exist_ok=True)
-    question_sets.retrieve_to_file(kb, args.model, questions, args.top_k, args.method, out=out, config=config)
+    question_sets.retrieve_to_file(
+        kb, args.model, questions, args.top_k, args.method, args.where, out=out, config=config
+    )
     say_where(args, f"the passages for {len(questions):,} questions are", out)
 
 
@@ -234,7 +239,9 @@ def _answer(args: argparse.Namespace) -> None:
             )
         from realm.serve.client import Client
 
-        answer = Client(args.server, os.environ.get("REALM_READ_TOKEN")).answer(args.question, args.method)
+        answer = Client(args.server, os.environ.get("REALM_READ_TOKEN")).answer(
+            args.question, args.method, where=args.where
+        )
     else:
         if args.kb is None or args.model is None:
             raise InputError("give --kb and --model, or --in WORKSPACE, or --server URL")
@@ -242,7 +249,7 @@ def _answer(args: argparse.Namespace) -> None:
 
         config = settings(args, pipeline.AnswerConfig)
         answerer = pipeline.Answerer.load(args.kb, args.model, config)
-        (answer,) = answerer.answer_batch([args.question], args.method)
+        (answer,) = answerer.answer_batch([args.question], args.method, where=args.where)
     report(args, answer.to_json(), answer.lines())
 
 

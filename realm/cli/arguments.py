@@ -210,6 +210,16 @@ def add_train_and_dev(parser: Parser) -> None:
     add_regex(parser)
 
 
+def add_where(parser: Parser, what: str, of: str = " of documents") -> None:
+    """Adds --where, a filter over the fields of documents; `what` and `of` are the beginning of the help text."""
+    parser.add_argument(
+        "--where",
+        metavar="FILTER",
+        help=f"{what}{of} whose fields match this filter, such as \"year >= 2020 and source = 'handbook'\" "
+        "(`realm kb info` lists the fields)",
+    )
+
+
 def add_regex(parser: Parser) -> None:
     """Adds --regex and --no-regex: whether the answers of a question file are regular expressions."""
     parser.add_argument(

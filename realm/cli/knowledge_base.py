@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from realm.cli.arguments import (
     Commands,
@@ -20,18 +20,22 @@ from realm.cli.arguments import (
     add_kb,
     add_out,
     add_sources,
+    add_where,
     engine_of,
     positive,
     report,
     say_where,
     settings,
 )
-from realm.errors import DamagedError, InputError, RealmError
+from realm.errors import DamagedError, InputError, RealmError, shortened
 from realm.files import write_json_lines
 from realm.progress import progress
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from realm.documents.reading import ReadingReport
+    from realm.store.knowledge_base import KnowledgeBase
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +90,27 @@ def add_commands(commands: "Commands[Parser]") -> None:
         help="replace an existing knowledge base when the new one is complete",
     )
 
+    preview = add_command(
+        verbs,
+        _preview,
+        "show the passages that a build would make from documents, with their numbers of wordpieces",
+        "realm kb preview docs/install.md --set cut=headings",
+        section="kb",
+    )
+    add_sources(preview)
+    preview.add_argument(
+        "--tokenizer",
+        metavar="NAME",
+        help="model or encoder whose wordpieces are counted (default: the setting `tokenizer`)",
+    )
+    _add_tagger(preview, default="spacy:en_core_web_sm")
+    preview.add_argument(
+        "--limit", metavar="N", type=positive, default=20, help="show only the first N passages (default: 20)"
+    )
+    preview.add_argument(
+        "--json", action="store_true", help="print one JSON object per passage, each on its own line"
+    )
+
     add = add_command(
         verbs,
         _add,
@@ -127,10 +152,29 @@ def add_commands(commands: "Commands[Parser]") -> None:
     listing.add_argument(
         "--limit", metavar="N", type=positive, help="list only the first N documents (default: all)"
     )
+    add_where(listing, "list only documents", "")
     listing.add_argument(
         "--json", action="store_true", help="print one JSON object per document, each on its own line"
     )
     add_kb(listing)
+    show = add_command(
+        verbs,
+        _show,
+        "show a document or a passage with its text and fields",
+        "realm kb show docs/install.md --kb kb",
+        reports=True,
+    )
+    show.add_argument("id", metavar="ID", help="id or title of a document, or id of a passage")
+    add_kb(show)
+    export = add_command(
+        verbs,
+        _export,
+        "write the documents to a JSON Lines file, from which `realm kb build` makes the same passages again",
+        "realm kb export --kb kb --out documents.jsonl",
+    )
+    add_where(export, "write only documents", "")
+    add_kb(export)
+    add_out(export, "JSON Lines file")
     info = add_command(
         verbs,
         _info,
@@ -202,8 +246,26 @@ class FactsJson(TypedDict):
     documents: int
     merged: int
     passages: int
+    fields: dict[str, str]
+    """Names that filters can use -> what their values are."""
     fingerprint: str
     tokenizer_fingerprint: str
+
+
+class ShownPassageJson(TypedDict):
+    """A passage in the report of `realm kb show`."""
+
+    id: str
+    title: str
+    text: str
+
+
+class ShownJson(TypedDict):
+    """Report of `realm kb show`: a document, and all of its passages or the passage that was named."""
+
+    id: str
+    fields: dict[str, Any]
+    passages: list[ShownPassageJson]
 
 
 class SoundJson(TypedDict):
@@ -239,15 +301,16 @@ def _build(args: argparse.Namespace) -> None:
         config, **{name: value for name, value in flags.items() if value is not None}
     )
     reading, for_vocabulary = (None if args.strict else ReadingReport() for _ in range(2))
-    documents = read_documents(args.sources, config.max_document_chars, reading)
+    limit = config.max_document_chars
+    documents = read_documents(args.sources, limit, reading, headings=config.reads_headings)
     if config.near_duplicates:
         documents = without_near_duplicates(documents, config.near_duplicates, reading)
-    total = _count(args.sources, config.max_document_chars)
+    total = _count(args.sources, limit)
     if args.vocab_size is None:
         tokenizer = Tokenizer.load(config.tokenizer)
     else:
         again = progress(
-            read_documents(args.sources, config.max_document_chars, for_vocabulary),
+            read_documents(args.sources, limit, for_vocabulary),
             total=total, description="vocabulary", unit="document",
         )  # fmt: skip
         tokenizer = Tokenizer.train((f"{d.title} {d.text}" for d in again), args.vocab_size)
@@ -255,6 +318,50 @@ def _build(args: argparse.Namespace) -> None:
     result = build(args.out, documents, config, tokenizer, tagger, replace=args.replace, total=total)
     report(args, {**result._asdict(), **_report_sources(args.out, reading, result.merged)})
     say_where(args, "the knowledge base is", args.out)
+
+
+class PreviewedJson(TypedDict):
+    """A passage in the output of `realm kb preview`."""
+
+    document: str
+    title: str
+    wordpieces: int
+    """Wordpieces of title and text, with three special tokens."""
+    text: str
+    fields: dict[str, Any]
+
+
+def _preview(args: argparse.Namespace) -> None:
+    from realm.documents.reading import ReadingReport, read_documents
+    from realm.store.ingest import KnowledgeBaseConfig, annotated, split
+    from realm.text.salient_spans import load_tagger
+    from realm.tokens.tokenizer import Tokenizer
+
+    config = settings(args, KnowledgeBaseConfig)
+    tokenizer = Tokenizer.load(args.tokenizer or config.tokenizer)
+    reading = None if args.strict else ReadingReport()
+    documents = read_documents(
+        args.sources, config.max_document_chars, reading, headings=config.reads_headings
+    )
+    tagger = load_tagger(args.tagger or config.tagger, args.processes or 1, engine_of(args))
+    with annotated(islice(documents, args.limit), tagger) as found:
+        passages = (one for document, spans in found for one in split(document, spans, config, tokenizer))
+        for passage in islice(passages, args.limit):
+            title, text = tokenizer.encode([passage.title, passage.text])
+            shown: PreviewedJson = {
+                "document": passage.document_id,
+                "title": passage.title,
+                "wordpieces": 3 + len(title) + len(text),
+                "text": passage.text,
+                "fields": dict(passage.fields),
+            }
+            if args.json:
+                print(json.dumps(shown, ensure_ascii=False))
+            else:
+                cut = shortened(" ".join(passage.text.split()), 100)
+                print(f"{shown['wordpieces']:>6}  {passage.title}\n        {cut}")
+    for line in reading.lines() if reading is not None else []:
+        _log.warning("%s", line)
 
 
 def _count(sources: Sequence[str], max_document_chars: int) -> int | None:
@@ -283,7 +390,9 @@ def _add(args: argparse.Namespace) -> None:
 
     def add(kb: KnowledgeBase) -> tuple[AddResult, ReadingReport | None]:
         reading = None if args.strict else ReadingReport()
-        documents = read_documents(args.sources, kb.config.max_document_chars, reading)
+        documents = read_documents(
+            args.sources, kb.config.max_document_chars, reading, headings=kb.config.reads_headings
+        )
         return kb.add(documents, tagger, total), reading
 
     result, reading = changed(Path(args.kb), add)
@@ -329,7 +438,8 @@ def _compact(args: argparse.Namespace) -> None:
 def _list(args: argparse.Namespace) -> None:
     from realm.store.knowledge_base import KnowledgeBase
 
-    for document in KnowledgeBase.open(args.kb).documents(count=args.limit, prefix=args.prefix):
+    kb = KnowledgeBase.open(args.kb)
+    for document in kb.documents(count=args.limit, prefix=args.prefix, where=args.where):
         if args.json:
             print(json.dumps(document._asdict(), ensure_ascii=False))
         else:
@@ -337,6 +447,53 @@ def _list(args: argparse.Namespace) -> None:
                 f"{document.passages:>6}  {document.id}"
                 + (f"  {document.title}" if document.title != document.id else "")
             )
+
+
+def _show(args: argparse.Namespace) -> None:
+    from realm.store.knowledge_base import KnowledgeBase
+
+    kb = KnowledgeBase.open(args.kb)
+    passages = kb.passages(_numbers_of(kb, args.id))
+    first = passages[0]
+    shown: ShownJson = {
+        "id": first.document_id,
+        "fields": dict(first.fields),
+        "passages": [{"id": one.id, "title": one.title, "text": one.text} for one in passages],
+    }
+    lines = [f"document  {first.document_id}"]
+    width = max(8, *map(len, first.fields))
+    lines += [f"{name:<{width}}  {_plain_field(value)}" for name, value in first.fields.items()]
+    for one in passages:
+        lines += ["", f"passage {one.id}: {one.title}", one.text]
+    report(args, shown, lines)
+
+
+def _plain_field(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _numbers_of(kb: "KnowledgeBase", name: str) -> "np.ndarray":
+    """Numbers of the passages of a document, given by id or title, or the number of a passage, given by id."""
+    with contextlib.suppress(InputError):
+        return kb.numbers_of([kb.merged().get(name, name)])
+    with contextlib.suppress(InputError):
+        return kb.passage_numbers([name])
+    raise InputError(
+        f"{kb.folder} has no document with id or title {name!r}, and no passage with this id: see `realm kb list`"
+    )
+
+
+def _export(args: argparse.Namespace) -> None:
+    from realm.store.export import exported
+    from realm.store.knowledge_base import KnowledgeBase
+
+    out = Path(args.out)
+    if out.is_dir():
+        raise InputError(f"--out {out} is a folder: give the path of a file")
+    records = exported(KnowledgeBase.open(args.kb), args.where)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_json_lines(out, records)
+    say_where(args, "the documents are", out)
 
 
 def _info(args: argparse.Namespace) -> None:
@@ -349,6 +506,7 @@ def _info(args: argparse.Namespace) -> None:
         "documents": len(set(kb.document_keys_N.tolist())),
         "merged": len(kb.merged()),
         "passages": len(kb),
+        "fields": kb.fields,
         "fingerprint": kb.fingerprint,
         "tokenizer_fingerprint": kb.tokenizer.fingerprint,
     }

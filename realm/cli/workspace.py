@@ -1,6 +1,8 @@
-"""`realm fit`: makes a workspace that answers questions about documents."""
+"""`realm fit` makes a workspace that answers questions about documents; `realm watch` keeps it in step with files."""
 
 import argparse
+import signal
+import threading
 from pathlib import Path
 
 from realm.cli.arguments import Commands, add_command, add_out, add_sources, report, settings
@@ -25,12 +27,72 @@ def add_commands(commands: Commands) -> None:
         help="time limit of the adaptation to the documents, in minutes; 0: no adaptation (default: the setting `minutes`, "
         "which is 10)",
     )
+    watching = add_command(
+        commands,
+        _watch,
+        "keep a workspace in step with files and folders: add, replace and delete documents as the files change, until Ctrl-C",
+        "realm watch docs/ --in manual",
+    )
+    watching.add_argument(
+        "sources",
+        metavar="SOURCE",
+        nargs="*",
+        help="file or folder to watch (default: the files and folders of the last `realm fit`)",
+    )
+    watching.add_argument(
+        "--in", metavar="WORKSPACE", dest="workspace", required=True, help="workspace made by `realm fit`"
+    )
+    watching.add_argument(
+        "--every",
+        metavar="SECONDS",
+        type=_seconds,
+        default=2.0,
+        help="time between two looks at the files (default: 2)",
+    )
+    watching.add_argument(
+        "--settle",
+        metavar="SECONDS",
+        type=_seconds,
+        default=2.0,
+        help="time for which a file must stay the same before it is read (default: 2)",
+    )
+    watching.add_argument(
+        "--device", metavar="NAME", default="auto", help="device that embeds passages (default: auto)"
+    )
     fit.add_argument(
         "--start",
         metavar="MODEL",
         help="model to start from: a folder, package:NAME or hf:OWNER/NAME (default: the setting `start`, which is "
         "package:realm-small)",
     )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return seconds
+
+
+def _watch(args: argparse.Namespace) -> None:
+    from realm.workspace.watch import watch
+
+    stop = threading.Event()
+
+    def end(number: int, frame: object) -> None:
+        if stop.is_set():  # the second signal interrupts a change that still runs
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        watch(Path(args.workspace), args.sources, stop, args.every, args.settle, args.device)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _fit(args: argparse.Namespace) -> None:

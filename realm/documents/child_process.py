@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from typing import Any
 
 from realm.documents.child_limits import MOST_MEMORY, limit
 from realm.documents.formats.records import (
@@ -32,6 +33,7 @@ from realm.documents.formats.records import (
 )
 from realm.errors import first_line, shortened
 from realm.progress import progress
+from realm.text.corpus import Section
 
 MODULES = {
     ".parquet": "realm.documents.formats.columns",
@@ -61,7 +63,7 @@ class ReaderProcess(AbstractContextManager["ReaderProcess"]):
             # A child process whose answer was not read to the end cannot be used again.
             whatever_comes.callback(self._stop)
             bar = None
-            request = {"path": str(path), "document_chars": limits.document_chars}
+            request = {"path": str(path), "limits": limits}
             child.stdin.write(json.dumps(request).encode() + b"\n")
             child.stdin.flush()
             for line in child.stdout:
@@ -78,7 +80,7 @@ class ReaderProcess(AbstractContextManager["ReaderProcess"]):
                     whatever_comes.pop_all()
                     return
                 else:
-                    yield Record(*values) if kind == "record" else Unreadable(*values)
+                    yield _record(*values) if kind == "record" else Unreadable(*values)
             raise _ended(path, child.wait())
 
     def _stop(self) -> None:
@@ -99,6 +101,12 @@ def _start() -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
+
+
+def _record(*values: Any) -> Record:
+    """A record from the JSON of the child process, in which sections are lists."""
+    record = Record(*values)
+    return record._replace(sections=tuple(Section(*section) for section in record.sections))
 
 
 def _ended(path: Path, code: int) -> Unreadable:
@@ -132,7 +140,7 @@ def main() -> None:
                 if not file.read(1):
                     raise Unreadable(path, EMPTY, f"{path} is empty")
             read = importlib.import_module(MODULES[path.suffix.lower()]).read
-            for found in read(path, Limits(request["document_chars"])):
+            for found in read(path, Limits(*request["limits"])):
                 if isinstance(found, Pages):
                     limit(resource.RLIMIT_CPU, seconds + found.done)
                     answer("pages", *found)

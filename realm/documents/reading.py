@@ -10,7 +10,8 @@ import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from realm.documents.sources import SourceFile, count_kinds, files_of
 from realm.errors import InputError, RealmError, first_line, shortened, shown
 from realm.files import write_json_lines
 from realm.text.corpus import Document
+from realm.text.fields import LONGEST_VALUE, clean_fields, time_text
 
 logger = logging.getLogger(__name__)
 LEFT_OUT = "left_out.jsonl"
@@ -58,6 +60,8 @@ class ReadingReport:
         self.reasons: Counter[str] = Counter()
         self.assumed: dict[str, str] = {}
         """Files and lines that are not UTF-8 and declare no encoding -> the encoding with which they were decoded."""
+        self.fields_left_out: Counter[str] = Counter()
+        """Name of a field -> number of documents that were read without this field."""
         self._names: dict[str, list[str]] = {}
 
     def leave_out(self, problem: Unreadable) -> None:
@@ -91,7 +95,7 @@ class ReadingReport:
         ]
 
     def lines(self) -> list[str]:
-        """A line for each reason and a line about assumed encodings, each with a count and the first names."""
+        """A line for each reason, and lines about assumed encodings and fields, each with counts and the first names."""
         lines = [
             f"left out: {number:,} {reason}: {_few(self._names[reason], number)}"
             for reason, number in self.reasons.most_common()
@@ -99,6 +103,11 @@ class ReadingReport:
         if self.assumed:
             names = _few(list(self.assumed)[:3], len(self.assumed))
             lines.append(f"not UTF-8, so read as Windows-1252: {len(self.assumed):,}: {names}")
+        if self.fields_left_out:
+            names = ", ".join(f"{name} ({count:,})" for name, count in self.fields_left_out.most_common(5))
+            lines.append(
+                f"fields left out, because they are longer than {LONGEST_VALUE:,} characters or not JSON: {names}"
+            )
         return lines
 
 
@@ -111,6 +120,8 @@ def read_documents(
     max_document_chars: int = 1_000_000,
     report: ReadingReport | None = None,
     but: Path | None = None,
+    headings: bool = False,
+    taken: Collection[str] = (),
 ) -> Iterator[Document]:
     """The documents of files, folders and packages, in order. Files of a folder are sorted; hidden files are skipped.
 
@@ -118,9 +129,9 @@ def read_documents(
     if an earlier document has this id, a number is added. If a file is one document, its path as given is the id, so that the
     id is the same whether the source is the folder or the file itself.
 
-    Files in the folder `but` are not read. The sources are checked at once; their files are read while the documents are
-    iterated over. Files, lines and rows that cannot be read are left out and listed in `report`; without a report, the first
-    problem is raised.
+    Files in the folder `but` are not read. With `headings`, documents of formats with headings have sections. The sources are
+    checked at once; their files are read while the documents are iterated over. Files, lines and rows that cannot be read are
+    left out and listed in `report`; without a report, the first problem is raised.
 
     Raises:
         InputError: a source does not exist, or no document could be read; without a report, also for any other problem. The
@@ -129,14 +140,16 @@ def read_documents(
     found = [one for source in sources for one in files_of(source, but)]
     if report is None:
         _refuse(found)
-    limits = Limits(max_document_chars)
-    return _documents(_read(found, limits), limits, report)
+    limits = Limits(max_document_chars, headings)
+    return _documents(_read(found, limits), limits, report, taken)
 
 
 def documents_of(
     records: Iterable[Mapping[str, Any]], max_document_chars: int = 1_000_000
 ) -> Iterator[Document]:
     """The documents of records in memory, `{"title", "text", "id"?}`, with the same ids as from a JSON Lines file.
+
+    All other keys of a record are fields of the document.
 
     Raises:
         InputError: a record has other fields or types; the message has the number of the record.
@@ -181,10 +194,19 @@ def _refuse(found: Sequence["SourceFile"]) -> None:
         logger.warning("%d files of other kinds left out (%s)", len(passed), count_kinds(passed))
 
 
+def _with_file(one: Record, path: Path) -> Record:
+    """The record of a file that is one document, with the path and the modification time of the file as fields."""
+    modified = datetime.fromtimestamp(int(path.stat().st_mtime), UTC)
+    return one._replace(fields={"path": path.as_posix(), "modified": time_text(modified), **one.fields})
+
+
 def _documents(
-    read: Iterable[Record | Unreadable], limits: Limits, report: ReadingReport | None
+    read: Iterable[Record | Unreadable],
+    limits: Limits,
+    report: ReadingReport | None,
+    taken: Collection[str] = (),
 ) -> Iterator[Document]:
-    used: set[str] = set()
+    used = set(taken)
     repeats: Counter[str] = Counter()
     for one in read:
         problem = one if isinstance(one, Unreadable) else _problem(one, used, limits)
@@ -205,7 +227,8 @@ def _documents(
             report.documents += 1
             if one.assumed:
                 report.assume(one.where, one.assumed)
-        yield Document(one.title, one.text, document_id, one.links)
+        fields = clean_fields(one.fields, None if report is None else report.fields_left_out)
+        yield Document(one.title, one.text, document_id, one.links, fields, one.sections)
     if report is not None and not report.documents and report.reasons:
         if len(report.left_out) == 1:
             raise InputError(report.left_out[0].problem)
@@ -239,7 +262,8 @@ def _opened(
         return
     reader, path = found
     try:
-        yield from child.read(path, limits) if reader is None else reader(path, limits)
+        for one in child.read(path, limits) if reader is None else reader(path, limits):
+            yield _with_file(one, path) if isinstance(one, Record) and one.id == path.as_posix() else one
     except Unreadable as problem:
         yield problem
     except RealmError:  # an error of the installation, not of a file

@@ -263,7 +263,7 @@ def _tagged(documents: Iterable[Document], tagger: Tagger) -> Iterator[Row]:
 
 
 def _row(document: Document, annotations: Annotations) -> Row:
-    title, text, name, _ = document
+    title, text, name, *_ = document
     passage = Passage(passage_id(title, text), name, title, text, annotations.sentences, annotations.spans)
     return rows_of(document, [passage], [passage])[0]
 

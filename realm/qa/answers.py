@@ -10,6 +10,8 @@ from realm.model.calibration import NO_FEATURES, Features
 from realm.text.corpus import Passage
 
 T = TypeVar("T")
+EARLIER: dict[str, Any] = {"document": "", "fields": {}}
+"""Values of keys that a server of an earlier version does not send."""
 
 
 class IndexJson(TypedDict):
@@ -27,6 +29,8 @@ class Hit(NamedTuple):
     title: str
     text: str
     score: float
+    fields: Mapping[str, Any]
+    """Fields of the document, such as a year or an address."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,13 @@ class RankedPassage:
     probability: float
     document: str
     """Id of the document."""
+    fields: Mapping[str, Any]
+    """Fields of the document, such as a year or an address."""
 
     @classmethod
     def of(cls, passage: Passage, rank: int, probability: float) -> "RankedPassage":
-        return RankedPassage(passage.id, passage.title, passage.text, rank, probability, passage.document_id)
+        id, document, title, text = passage[:4]
+        return RankedPassage(id, title, text, rank, probability, document, passage.fields)
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,7 @@ class Answers:
     def lines(self) -> list[str]:
         """Lines for a terminal: the answers with their evidence; if no answer was found, only the best guess."""
         if not self.answers:
-            return ["no answer: the knowledge base has no passage to read"]
+            return ["no answer: the knowledge base has no passage to read, or none that matches the filter"]
         lines = [] if self.found else ["no answer found; the best guess:"]
         for answer in self.answers if self.found else self.answers[:1]:
             passage = answer.passage
@@ -169,6 +176,7 @@ class Answers:
 
 def _from(kind: type[T], row: Mapping[str, Any], **parts: Any) -> T:
     """A dataclass from the keys of an object, of which `parts` are replaced; further keys are ignored."""
+    row = {**EARLIER, **row}
     return kind(**{field.name: row[field.name] for field in fields(kind)} | parts)  # type: ignore[arg-type]
 
 

@@ -111,10 +111,15 @@ class Answerer:
 
     @torch.no_grad()
     def answer_batch(
-        self, questions: Sequence[str], method: Method | None = None, read: int | None = None
+        self,
+        questions: Sequence[str],
+        method: Method | None = None,
+        read: int | None = None,
+        where: str | None = None,
     ) -> list[Answers]:
         """Answers to several questions, each from `read` passages; `ms` has the mean times of a question in the batch.
 
+        With a filter `where`, only passages that match the filter are read (`KnowledgeBase.matching`).
         `method` ranks the passages; None: `self.method`. With every method, p(z|x) and the retrieval part of an answer's score
         are computed from the inner products of the embedder. The reason is that the span reader was trained with inner
         products, and BM25 scores have another scale. With "hybrid", the hybrid score of the passage is also added to the score
@@ -125,7 +130,9 @@ class Answerer:
         query_BD = self.embed(ids)
         clock.lap("embed")
         method = method or self.method
-        score_BK, number_BK = self.retriever.search(questions, read or self.config.read, method, query_BD)
+        score_BK, number_BK = self.retriever.search(
+            questions, read or self.config.read, method, query_BD, where
+        )
         clock.lap("search")
         return self._answers(questions, ids, query_BD, number_BK, clock, hybrid_bonus(score_BK, method))
 
@@ -229,31 +236,35 @@ class Answerer:
 
     @torch.no_grad()
     def retrieve(
-        self, questions: Sequence[str], k: int, method: Method | None = None
+        self, questions: Sequence[str], k: int, method: Method | None = None, where: str | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Scores [B, K] and numbers [B, K] of the best passages, as from `Retriever.search`; `method` None: `self.method`."""
         method = method or self.method
         query_BD = None if method == "bm25" else self.embed(self.tokenized(questions))
-        return self.retriever.search(questions, k, method, query_BD)
+        return self.retriever.search(questions, k, method, query_BD, where)
 
-    def hits(self, questions: Sequence[str], k: int, method: Method | None = None) -> list[list[Hit]]:
+    def hits(
+        self, questions: Sequence[str], k: int, method: Method | None = None, where: str | None = None
+    ) -> list[list[Hit]]:
         """The best passages for each question, with the scores of `retrieve`, best first."""
         found = []
-        for score_K, number_K in zip(*self.retrieve(questions, k, method), strict=True):
+        for score_K, number_K in zip(*self.retrieve(questions, k, method, where), strict=True):
             passages = self.kb.passages(number_K[number_K != NULL_PASSAGE])
             found.append(
                 [
-                    Hit(one.id, one.document_id, one.title, one.text, float(score))
+                    Hit(one.id, one.document_id, one.title, one.text, float(score), dict(one.fields))
                     for one, score in zip(passages, score_K, strict=False)
                 ]
             )
         return found
 
     @torch.no_grad()
-    def passages(self, question: str, k: int, method: Method | None = None) -> list[RankedPassage]:
+    def passages(
+        self, question: str, k: int, method: Method | None = None, where: str | None = None
+    ) -> list[RankedPassage]:
         """The best passages for a question, with p(z|x) normalised over these passages."""
         query_BD = self.embed(self.tokenized([question]))
-        _, number_BK = self.retriever.search([question], k, method or self.method, query_BD)
+        _, number_BK = self.retriever.search([question], k, method or self.method, query_BD, where)
         numbers = number_BK[0][number_BK[0] >= 0]
         return self._ranked(self._scores(query_BD[0], numbers), self.kb.passages(numbers))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -41,6 +41,9 @@ class HitJson(TypedDict):
     title: str
     text: str
     score: float
+    document: str
+    """Id of the document."""
+    fields: dict[str, Any]
 
 
 class RetrievedJson(TypedDict):
@@ -55,11 +58,20 @@ Search = Callable[[Sequence[str], int], tuple[np.ndarray, np.ndarray]]
 """Questions [B], and K -> scores [B, K] and passage numbers [B, K], best first; short rows are filled with `NULL_PASSAGE`."""
 
 
-def searcher(kb: KnowledgeBase, model: str | None, method: Method | None, config: AnswerConfig) -> Search:
-    """The search of a knowledge base with a method; "bm25" needs no model. `method` None: the default of the model."""
+def searcher(
+    kb: KnowledgeBase,
+    model: str | None,
+    method: Method | None,
+    config: AnswerConfig,
+    where: str | None = None,
+) -> Search:
+    """The search of a knowledge base with a method; "bm25" needs no model. `method` None: the default of the model.
+
+    With a filter `where`, only passages that match the filter are found.
+    """
     if model is not None and method != "bm25":
-        return partial(Answerer.load(str(kb.folder), model, config).retrieve, method=method)
-    return partial(Retriever(kb).search, method="bm25", query_BD=None)
+        return partial(Answerer.load(str(kb.folder), model, config).retrieve, method=method, where=where)
+    return partial(Retriever(kb).search, method="bm25", query_BD=None, where=where)
 
 
 def retrieve_to_file(
@@ -68,19 +80,32 @@ def retrieve_to_file(
     questions: Sequence[Question],
     k: int,
     method: Method | None,
+    where: str | None = None,
     *,
     out: Path,
     config: AnswerConfig,
 ) -> None:
-    """Writes a line of `RetrievedJson` for each question. The file appears when it is complete."""
-    search = searcher(kb, model, method, config)
+    """Writes a line of `RetrievedJson` for each question. The file appears when it is complete.
+
+    With a filter `where`, only passages that match the filter are retrieved.
+    """
+    if where is not None:
+        kb.matching(where)  # a wrong filter is an error before the model is loaded
+    search = searcher(kb, model, method, config, where)
 
     def lines() -> Iterator[RetrievedJson]:
         for part in _batches(questions, 64, "retrieve"):
             scores, numbers = search([q.question for q in part], k)
             for question, score_K, number_K in zip(part, scores, numbers, strict=True):
                 passages: list[HitJson] = [
-                    {"id": p.id, "title": p.title, "text": p.text, "score": round(float(score), 6)}
+                    {
+                        "id": p.id,
+                        "title": p.title,
+                        "text": p.text,
+                        "score": round(float(score), 6),
+                        "document": p.document_id,
+                        "fields": dict(p.fields),
+                    }
                     for p, score in zip(kb.passages(number_K[number_K >= 0]), score_K, strict=False)
                 ]
                 yield {"id": question.id, "question": question.question, "passages": passages}

@@ -68,27 +68,32 @@ class Bm25Index:
         loaded._count, loaded._bm25 = count, bm25s.BM25.load(folder, mmap=True, show_progress=False)
         return loaded
 
-    def search(self, questions: Sequence[str], k: int) -> Ranking:
+    def search(self, questions: Sequence[str], k: int, match_N: np.ndarray | None = None) -> Ranking:
         """The k passages with the highest scores for each question; equal scores are ordered by passage number.
 
         If the index has fewer than k passages, k is the number of passages. Only passages that contain a word of the question
-        are ranked.
+        are ranked; with `match_N`, only those of these passages for which `match_N` is true. The weights of words are those of
+        the whole index.
         """
-        k = min(k, len(self))
+        k = min(k, len(self) if match_N is None else int(match_N.sum()))
         score_BK = np.zeros((len(questions), k), dtype=np.float32)
         number_BK = np.full((len(questions), k), NULL_PASSAGE, dtype=np.int64)
-        for row, score_N in enumerate(self.scores(questions)):
+        for row, score_N in enumerate(self.scores(questions, match_N)):
             best = highest(score_N, k)
             score_BK[row, : len(best)] = score_N[best]
             number_BK[row, : len(best)] = best
         return Ranking(score_BK, number_BK)
 
-    def scores(self, questions: Sequence[str]) -> Iterator[np.ndarray]:
-        """Yields the scores of all passages for each question -> [N] per question."""
+    def scores(self, questions: Sequence[str], match_N: np.ndarray | None = None) -> Iterator[np.ndarray]:
+        """Yields the scores of all passages for each question -> [N] per question.
+
+        With `match_N`, the score is 0 for each passage for which `match_N` is false.
+        """
         for words in _words(questions):
             known = self._bm25.get_tokens_ids(words) if self._bm25 is not None else []
             if self._bm25 is not None and known:
-                yield self._bm25.get_scores_from_ids(known)
+                score_N = self._bm25.get_scores_from_ids(known)
+                yield score_N if match_N is None else np.where(match_N, score_N, np.float32(0))
             else:
                 yield np.zeros(len(self), dtype=np.float32)
 

@@ -78,6 +78,8 @@ class PassageIndex(Protocol):
 
     def search(self, query_BD: Tensor, k: int) -> Hits: ...
 
+    def search_subset(self, query_BD: Tensor, number_n: np.ndarray, k: int) -> Hits: ...
+
     def search_among(self, query_BD: Tensor, among: Sequence[np.ndarray], k: int) -> Hits: ...
 
     def rest_logsumexp(self, query_BD: Tensor, left_out: Sequence[np.ndarray]) -> Tensor: ...
@@ -129,6 +131,23 @@ class MipsIndex:
         return Hits(*map(torch.cat, zip(*parts, strict=True)))
 
     @torch.no_grad()
+    def search_subset(self, query_BD: Tensor, number_n: np.ndarray, k: int) -> Hits:
+        """For each query, the k best passages among the passages `number_n`, whose numbers must be in rising order.
+
+        The result has all these passages, if there are fewer than k.
+        """
+        query_BD = query_BD.detach().float().to(self.device)
+        best = Hits(
+            query_BD.new_empty(len(query_BD), 0), query_BD.new_empty((len(query_BD), 0), dtype=torch.int64)
+        )
+        size = CHUNK if self.device.type != "cpu" else round_up(SCORES // max(1, *query_BD.shape))
+        for start in range(0, len(number_n), size):
+            part_n = torch.as_tensor(number_n[start : start + size], device=self.device)
+            more = ranked(scores(query_BD, self.rows(part_n)), k)
+            best = merge_hits([best, Hits(more.score_BK, part_n[more.number_BK])], k)
+        return best
+
+    @torch.no_grad()
     def search_among(self, query_BD: Tensor, among: Sequence[np.ndarray], k: int) -> Hits:
         """For each query, the k best passages among the passages `among[query]`, whose numbers must be in rising order.
 
@@ -140,11 +159,10 @@ class MipsIndex:
             torch.full((len(query_BD), k), NULL_PASSAGE, device=self.device),
         )
         for row, number_n in enumerate(among):
-            if len(number_n):
-                best = ranked(scores(query_BD[row : row + 1], self.rows(number_n)), k)
-                width = best.score_BK.shape[1]
-                hits.score_BK[row, :width] = best.score_BK[0]
-                hits.number_BK[row, :width] = torch.as_tensor(number_n, device=self.device)[best.number_BK[0]]
+            best = self.search_subset(query_BD[row : row + 1], number_n, k)
+            width = best.score_BK.shape[1]
+            hits.score_BK[row, :width] = best.score_BK[0]
+            hits.number_BK[row, :width] = best.number_BK[0]
         return hits
 
     def rest_logsumexp(self, query_BD: Tensor, left_out: Sequence[np.ndarray]) -> Tensor:

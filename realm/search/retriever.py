@@ -11,7 +11,7 @@ from torch import Tensor
 from realm.model.calibration import Method
 from realm.model.scores import scores
 from realm.search.bm25 import Bm25Index, highest
-from realm.search.exact import PassageIndex
+from realm.search.exact import Hits, PassageIndex
 from realm.search.hybrid import Scored, fuse
 from realm.search.stored_bm25 import load_or_build_bm25
 from realm.store.knowledge_base import KnowledgeBase
@@ -44,34 +44,49 @@ class Retriever:
         return self._bm25 is not None
 
     def search(
-        self, questions: Sequence[str], k: int, method: Method, query_BD: Tensor | None
+        self,
+        questions: Sequence[str],
+        k: int,
+        method: Method,
+        query_BD: Tensor | None,
+        where: str | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Scores [B, K] and passage numbers [B, K], best first; K is k, or the number of passages if that is smaller.
 
-        A row with fewer than K passages is filled with `NULL_PASSAGE`. Hybrid scores are the scores that `fuse` computes.
-        `query_BD` has the vectors of the questions; it may be None only with the method "bm25".
+        With a filter `where` (`realm.store.filters`), only the passages that match the filter are ranked. A row with fewer than
+        K passages is filled with `NULL_PASSAGE`. Hybrid scores are the scores that `fuse` computes. `query_BD` has the vectors
+        of the questions; it may be None only with the method "bm25".
         """
+        match_N = None if where is None else self._kb.matching(where)
         if method == "bm25":
-            ranking = self.load_bm25().search(questions, k)
+            ranking = self.load_bm25().search(questions, k, match_N)
             return ranking.score_BK, ranking.number_BK
         assert self._index is not None and query_BD is not None
         if method == "dense":
-            hits = self._index.search(query_BD, k)
+            hits = self._dense(query_BD, k, match_N)
             return hits.score_BK.cpu().numpy(), hits.number_BK.cpu().numpy()
-        k = min(k, len(self._kb))
+        k = min(k, len(self._kb) if match_N is None else int(match_N.sum()))
         score_BK = np.zeros((len(questions), k), dtype=np.float32)
         number_BK = np.full((len(questions), k), NULL_PASSAGE, dtype=np.int64)
-        for row, scored in enumerate(self._scored(questions, max(k, FUSION_DEPTH), query_BD)):
+        for row, scored in enumerate(self._scored(questions, max(k, FUSION_DEPTH), query_BD, match_N)):
             score_N, number_N = fuse(scored)
             score_BK[row, : len(score_N)] = score_N[:k]
             number_BK[row, : len(number_N)] = number_N[:k]
         return score_BK, number_BK
 
-    def _scored(self, questions: Sequence[str], depth: int, query_BD: Tensor) -> Iterator[Scored]:
+    def _dense(self, query_BD: Tensor, k: int, match_N: np.ndarray | None) -> Hits:
+        assert self._index is not None
+        if match_N is None:
+            return self._index.search(query_BD, k)
+        return self._index.search_subset(query_BD, np.flatnonzero(match_N), k)
+
+    def _scored(
+        self, questions: Sequence[str], depth: int, query_BD: Tensor, match_N: np.ndarray | None
+    ) -> Iterator[Scored]:
         """Yields for each question the best `depth` passages of dense search and of BM25, each passage with both scores."""
         assert self._index is not None
-        hits = self._index.search(query_BD, depth)
-        for row, bm25_N in enumerate(self.load_bm25().scores(questions)):
+        hits = self._dense(query_BD, depth, match_N)
+        for row, bm25_N in enumerate(self.load_bm25().scores(questions, match_N)):
             number_n = np.union1d(hits.number_BK[row].cpu().numpy(), highest(bm25_N, depth))
             query_D = query_BD[row : row + 1].float().to(self._index.device)
             dense_n = scores(query_D, self._index.rows(number_n))[0].cpu().numpy()

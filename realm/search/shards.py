@@ -71,6 +71,10 @@ class ShardedIndex:
         queries = self._everyones(query_BD)
         return self._merged(self._own.search(torch.cat(queries), k), queries, k, min(k, len(self)))
 
+    def search_subset(self, query_BD: Tensor, number_n: np.ndarray, k: int) -> Hits:
+        """As `MipsIndex.search_subset`."""
+        return self.search_among(query_BD, [number_n] * len(query_BD), min(k, len(number_n)))
+
     @torch.no_grad()
     def search_among(self, query_BD: Tensor, among: Sequence[np.ndarray], k: int) -> Hits:
         """As `MipsIndex.search_among`."""

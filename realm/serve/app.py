@@ -125,7 +125,11 @@ def _add_questions(api: APIRouter, service: Service) -> None:
         """Answers questions with evidence. With `Accept: application/x-ndjson`, the response has a line per question."""
         read = _check_limit(body.top_k or config.read, MOST_READ, "top_k")
         return await _respond(
-            service, Kind("answer", body.method or service.knowledge.method, read), body, request, answers_of
+            service,
+            Kind("answer", body.method or service.knowledge.method, read, where=body.where),
+            body,
+            request,
+            answers_of,
         )
 
     @api.post(
@@ -137,7 +141,11 @@ def _add_questions(api: APIRouter, service: Service) -> None:
         """Finds the best passages for questions, without searching the passages for answers."""
         k = _check_limit(body.top_k, MOST_RETRIEVED, "top_k")
         return await _respond(
-            service, Kind("retrieve", body.method or service.knowledge.method, k), body, request, hits_of
+            service,
+            Kind("retrieve", body.method or service.knowledge.method, k, where=body.where),
+            body,
+            request,
+            hits_of,
         )
 
     @api.post("/fill", response_model=schemas.FilledOut, responses=documented(429, 503))
@@ -204,9 +212,13 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
         start: Annotated[int, Query(ge=0, le=2**53)] = 0,
         count: Annotated[int, Query(ge=1, le=1000)] = 100,
         prefix: Annotated[str, Query(max_length=1000)] = "",
+        where: Annotated[str | None, Query(max_length=1000)] = None,
     ) -> Response:
-        """Lists documents from number `start` on. `prefix` limits the list to ids and titles that begin with this text."""
-        found = await asyncio.to_thread(knowledge.current.kb.documents, start, count + 1, prefix)
+        """Lists documents from number `start` on.
+
+        `prefix` limits the list to ids and titles that begin with this text, and `where` to documents that match this filter.
+        """
+        found = await asyncio.to_thread(knowledge.current.kb.documents, start, count + 1, prefix, where)
         following = start + count if len(found) > count else None
         return JSONResponse({"documents": [one._asdict() for one in found[:count]], "next": following})
 
@@ -218,7 +230,10 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
             raise UnknownDocument(f"no document has the id {id!r}")
         text = "\n".join(one.text for one in passages)
         ids = [one.id for one in passages]
-        return JSONResponse({"id": id, "title": passages[0].title, "passages": ids, "text": text})
+        fields = dict(passages[0].fields)
+        return JSONResponse(
+            {"id": id, "title": passages[0].title, "passages": ids, "text": text, "fields": fields}
+        )
 
     @api.get("/examples", response_model=schemas.ExamplesOut)
     async def examples() -> Response:

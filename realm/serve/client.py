@@ -52,21 +52,35 @@ class Client:
         self._opener = urllib.request.build_opener(_NoRedirects)
         self._token, self._timeout, self._patience = token, timeout, patience
 
-    def answer(self, question: str, method: Method | None = None, top_k: int | None = None) -> Answers:
-        """The answers to a question, from the `top_k` best passages. If `top_k` is None, the default of the server is used."""
-        row = self._json("POST", "/v1/answer", _question_body(question, method, top_k))
+    def answer(
+        self,
+        question: str,
+        method: Method | None = None,
+        top_k: int | None = None,
+        where: str | None = None,
+    ) -> Answers:
+        """The answers to a question, from the `top_k` best passages. If `top_k` is None, the default of the server is used.
+
+        With a filter `where`, only passages that match the filter are read.
+        """
+        row = self._json("POST", "/v1/answer", _question_body(question, method, top_k, where))
         with _readable_errors(self.url):
             return Answers.from_json(row)
 
     def answer_many(
-        self, questions: Sequence[str], method: Method | None = None, top_k: int | None = None
+        self,
+        questions: Sequence[str],
+        method: Method | None = None,
+        top_k: int | None = None,
+        where: str | None = None,
     ) -> Iterator[Answers]:
         """The answers to many questions, in order. Each item is returned as soon as it arrives."""
         with _readable_errors(self.url):
             most = int(self.health()["limits"]["questions"])
         for start in range(0, len(questions), most):
             part = list(questions[start : start + most])
-            with self._open("POST", "/v1/answer", _question_body(part, method, top_k), NDJSON) as response:
+            body = _question_body(part, method, top_k, where)
+            with self._open("POST", "/v1/answer", body, NDJSON) as response:
                 lines = _lines(response)
                 for number in range(len(part)):
                     with _readable_errors(self.url):
@@ -78,9 +92,11 @@ class Client:
                         answers = Answers.from_json(line)
                     yield answers
 
-    def retrieve(self, question: str, method: Method | None = None, top_k: int = 10) -> list[dict[str, Any]]:
-        """The best passages for a question, each as `{"id", "document", "title", "text", "score"}`."""
-        row = self._json("POST", "/v1/retrieve", _question_body(question, method, top_k))
+    def retrieve(
+        self, question: str, method: Method | None = None, top_k: int = 10, where: str | None = None
+    ) -> list[dict[str, Any]]:
+        """The best passages for a question, each as `{"id", "document", "title", "text", "score", "fields"}`."""
+        row = self._json("POST", "/v1/retrieve", _question_body(question, method, top_k, where))
         with _readable_errors(self.url):
             found: list[dict[str, Any]] = row["passages"]
             return found
@@ -98,9 +114,12 @@ class Client:
         """A document by its id, with its passages."""
         return self._json("GET", f"/v1/documents/{urllib.parse.quote(id, safe='')}")
 
-    def documents(self, start: int = 0, count: int = 100, prefix: str = "") -> dict[str, Any]:
-        """`{"documents": [{"id", "title", "passages"}], "next"}` from number `start` on; `next` is the next `start`."""
-        query = urllib.parse.urlencode({"start": start, "count": count, "prefix": prefix})
+    def documents(
+        self, start: int = 0, count: int = 100, prefix: str = "", where: str | None = None
+    ) -> dict[str, Any]:
+        """`{"documents": [{"id", "title", "passages", "fields"}], "next"}` from number `start` on; `next` is the next start."""
+        given = {"start": start, "count": count, "prefix": prefix, "where": where}
+        query = urllib.parse.urlencode({name: value for name, value in given.items() if value is not None})
         return self._json("GET", f"/v1/documents?{query}")
 
     def examples(self) -> list[str]:
@@ -125,8 +144,8 @@ class Client:
         """Metrics of a training run from byte `after` on; `next` is the value of `after` for the next call."""
         return self._json("GET", f"/v1/runs/{urllib.parse.quote(name, safe='')}?after={after}")
 
-    def add(self, documents: Iterable[Mapping[str, str]]) -> dict[str, Any]:
-        """Adds documents `{"id"?, "title", "text"}`. On return, the documents are on disk and can be found."""
+    def add(self, documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Adds documents `{"id"?, "title", "text", "fields"?}`. On return, the documents are on disk and can be found."""
         return self._json("POST", "/v1/documents", {"documents": [dict(one) for one in documents]})
 
     def delete(self, id: str) -> int:
@@ -175,8 +194,10 @@ class Client:
                 ) from None
 
 
-def _question_body(question: str | list[str], method: Method | None, top_k: int | None) -> dict[str, Any]:
-    given = {"method": method, "top_k": top_k}
+def _question_body(
+    question: str | list[str], method: Method | None, top_k: int | None, where: str | None
+) -> dict[str, Any]:
+    given = {"method": method, "top_k": top_k, "where": where}
     body: dict[str, Any] = {"question" if isinstance(question, str) else "questions": question}
     return body | {name: value for name, value in given.items() if value is not None}
 

@@ -47,6 +47,12 @@ WRITES = ToolAnnotations(
     read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False
 )
 
+Where = Annotated[
+    schemas.Filter | None,
+    Field(
+        description="Filter over the fields of documents, such as \"year >= 2020 and source = 'handbook'\"; null: no filter"
+    ),
+]
 Ranking = Annotated[
     Method | None,
     Field(
@@ -212,10 +218,11 @@ def tool_server(service: Service, writable: bool) -> MCPServer[Any]:
     async def search(
         question: Annotated[schemas.Text, Field(description="A question, or words to search for")],
         method: Ranking = None,
+        where: Where = None,
         top_k: Annotated[int, Field(ge=1, le=MOST_RETRIEVED, description="Number of passages")] = 5,
     ) -> schemas.HitsOut:
         """Finds the best passages for a question, with their texts, titles and documents, the best passage first."""
-        kind = Kind("retrieve", method or service.knowledge.method, top_k)
+        kind = Kind("retrieve", method or service.knowledge.method, top_k, where=where)
         (done,) = await service.all_of(kind, [question])
         return schemas.HitsOut.model_validate(hits_of(question, done))
 
@@ -226,13 +233,15 @@ def tool_server(service: Service, writable: bool) -> MCPServer[Any]:
             schemas.Text, Field(description="A question whose answer is a short part of a document")
         ],
         method: Ranking = None,
+        where: Where = None,
         top_k: Annotated[
             int | None, Field(ge=1, le=MOST_READ, description="Number of passages to read; null: the default")
         ] = None,
     ) -> schemas.AnswersOut:
         """Answers a question with short spans of the documents. Each answer has its probability and its passage, in which the \
 answer is `text[start:end]`. If `found` is false, no answer is reliable, and the best answer is a guess."""
-        kind = Kind("answer", method or service.knowledge.method, top_k or service.config.read)
+        read = top_k or service.config.read
+        kind = Kind("answer", method or service.knowledge.method, read, where=where)
         (done,) = await service.all_of(kind, [question])
         return cast(schemas.AnswersOut, answers_of(question, done))
 

@@ -10,9 +10,12 @@ from realm.qa.answers import Answers, AnswersJson, ReadPassage
 from realm.qa.filling import FilledJson
 from realm.qa.question_files import MAX_QUESTION_CHARACTERS
 from realm.serve.runs import State
+from realm.serve.settings import MOST_FIELDS
+from realm.store.filters import LONGEST_FILTER
 from realm.workspace.living import Snapshot, UnknownPassage
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_QUESTION_CHARACTERS, pattern=r"\S")]
+Filter = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_FILTER, pattern=r"\S")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"\S")]
 
 
@@ -42,6 +45,8 @@ class Asked(_Body):
     questions: list[Text] | None = Field(None, min_length=1)
     method: Method | None = None
     """Method of ranking passages: by vectors (dense), words (bm25) or both (hybrid). If null, the `method` of `/health`."""
+    where: Filter | None = None
+    """Filter over the fields of documents, such as `year >= 2020 and source = 'handbook'`. If null, all passages are used."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -70,7 +75,11 @@ class AnswerRequest(Asked):
 class RetrieveRequest(Asked):
     """Questions for which passages are retrieved."""
 
-    model_config = _example({"question": "Mount Fuji", "method": "bm25", "top_k": 3}, oneOf=_ONE_OF_BOTH)
+    model_config = _example(
+        {"question": "Mount Fuji", "method": "bm25", "top_k": 3},
+        {"question": "Mount Fuji", "where": "year >= 2020"},
+        oneOf=_ONE_OF_BOTH,
+    )
 
     top_k: int = Field(10, ge=1)
     """Number of passages per question."""
@@ -96,6 +105,8 @@ class DocumentIn(_Body):
     id: Name | None = None
     title: Annotated[str, StringConstraints(max_length=1000)] = ""
     text: Annotated[str, StringConstraints(min_length=1, pattern=r"\S")]
+    fields: dict[str, Any] = Field(default_factory=dict, max_length=MOST_FIELDS)
+    """Metadata of the document, such as `{"year": 2020, "url": "https://example.org"}`."""
 
 
 class DocumentsRequest(_Body):
@@ -133,6 +144,7 @@ _READ = {
     "rank": 1,
     "probability": 0.83,
     "document": "Mount Fuji",
+    "fields": {"url": "https://example.org/fuji"},
 }
 _INDEX = {"version": 2, "step": 300, "created": "2026-11-22T12:00:00+00:00", "knowledge": 7}
 _ANSWERS = {
@@ -166,6 +178,8 @@ class HitOut(_Out):
     title: str
     text: str
     score: float
+    fields: dict[str, Any]
+    """Fields of the document."""
 
 
 class HitsOut(_Out):
@@ -203,6 +217,8 @@ class WholePassageOut(_Out):
     document: str
     title: str
     text: str
+    fields: dict[str, Any]
+    """Fields of the document."""
     previous: str | None
     next: str | None
 
@@ -216,6 +232,7 @@ class DocumentOut(_Out):
     """Ids of the passages, in order."""
     text: str
     """Text of all passages, one per line."""
+    fields: dict[str, Any]
 
 
 class ListedOut(_Out):
@@ -225,6 +242,7 @@ class ListedOut(_Out):
     title: str
     passages: int
     """Number of passages of the document, without passages whose text an earlier document also has."""
+    fields: dict[str, Any]
 
 
 class DocumentsOut(_Out):
@@ -234,7 +252,12 @@ class DocumentsOut(_Out):
     next: int | None
     """The `start` of the following part; null at the end of the list."""
 
-    model_config = _example({"documents": [{"id": "Oakham", "title": "Oakham", "passages": 1}], "next": None})
+    model_config = _example(
+        {
+            "documents": [{"id": "Oakham", "title": "Oakham", "passages": 1, "fields": {"year": 2020}}],
+            "next": None,
+        }
+    )
 
 
 class AddedOut(_Out):
@@ -361,6 +384,7 @@ def whole_passage_out(snapshot: Snapshot, id: str) -> dict[str, Any]:
         "document": found.document_id,
         "title": found.title,
         "text": found.text,
+        "fields": dict(found.fields),
         "previous": family[place - 1] if place else None,
         "next": family[place + 1] if place + 1 < len(family) else None,
     }

@@ -18,6 +18,7 @@ from realm.serve.metrics import Metrics
 from realm.serve.settings import MOST_CHANGES, POLL_SECONDS, WRITE_SECONDS, ServeConfig
 from realm.serve.tracing import NAME, trace_question
 from realm.text.corpus import Document
+from realm.text.fields import clean_fields
 from realm.workspace.living import LivingKnowledge, Snapshot
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class Kind(NamedTuple):
     passages: int = 0
     target: str | None = None
     """For "fill": the word whose probability is computed; None: the best words are predicted."""
+    where: str | None = None
+    """Filter of passages; None: all passages are used."""
 
 
 _log = logging.getLogger(__name__)
@@ -153,7 +156,9 @@ class Service:
             RealmError: a document has neither an id nor a title.
             Busy: too many changes wait.
         """
-        new = [Document(one.title, one.text, _id_of(one)) for one in documents]
+        new = [
+            Document(one.title, one.text, _id_of(one), fields=clean_fields(one.fields)) for one in documents
+        ]
         result = await self.change(lambda: self.knowledge.add(new))
         self.metrics.documents.labels("added").inc(result.added)
         self.metrics.documents.labels("replaced").inc(result.replaced)
@@ -223,10 +228,13 @@ class Service:
         answerer = snapshot.answerer
         match kind:
             case Kind("answer", method, read):
-                return [(snapshot, answers) for answers in answerer.answer_batch(items, method, read)]
+                answers = answerer.answer_batch(items, method, read, kind.where)
+                return [(snapshot, one) for one in answers]
             case Kind("retrieve", method, k):
                 began = time.perf_counter()
-                rows = [[hit._asdict() for hit in hits] for hits in answerer.hits(items, k, method)]
+                rows = [
+                    [hit._asdict() for hit in hits] for hits in answerer.hits(items, k, method, kind.where)
+                ]
                 ms = 1000 * (time.perf_counter() - began) / len(items)
                 return [(snapshot, row, ms) for row in rows]
             case _:  # "fill"

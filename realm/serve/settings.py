@@ -14,6 +14,8 @@ MOST_QUESTIONS = 256
 """Largest number of questions in a request."""
 MOST_DOCUMENTS = 1000
 """Largest number of documents that a request may add."""
+MOST_FIELDS = 100
+"""Largest number of fields of a document that a request adds."""
 MOST_CHANGES = 16
 """Largest number of changes of the knowledge base that wait; the server refuses further changes with 429."""
 WRITE_SECONDS = 600.0

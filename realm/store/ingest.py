@@ -25,7 +25,7 @@ from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import lance
 import pyarrow as pa
@@ -36,17 +36,21 @@ from realm.folders import LOCK, one_writer, replace_folder, restore
 from realm.progress import progress
 from realm.settings import config_from
 from realm.store.digests import CHECKSUMS
-from realm.store.merged import MERGED, originals, write_merged
-from realm.store.schema import SCHEMA, Row, key_of, row_batches, state_of
-from realm.store.tables import PASSAGES, commit, newest_version, open_table, write_rows
-from realm.text.corpus import Annotations, Document, Passage, split_document
+from realm.store.merged import MERGED, Merged, originals, write_merged
+from realm.store.schema import SCHEMA, Row, fields_key_of, key_of, needed_columns, row_batches, state_of
+from realm.store.tables import PASSAGES, add_columns, commit, newest_version, open_table, write_rows
+from realm.text.corpus import Annotations, Cut, Document, Passage, split_document
+from realm.text.fields import Fields
 from realm.text.salient_spans import Tagger
 from realm.tokens.tokenizer import Tokenizer
 
 TABLE = PASSAGES
 TOKENIZER = "tokenizer"
-FORMAT = 4
-"""Format of the passages on disk; other formats cannot be read."""
+FORMAT = 5
+"""Format of the passages on disk. All formats from 1 to this number can be read. Format 4 has a column of links, format 5 has
+columns of fields."""
+_DECISIVE = ("passage_tokens", "cut", "passage_overlap", "held_out", "tagger", "sources")
+"""Settings that determine which passages a build makes."""
 _SETTINGS = b"realm"
 _READ = "realm.read"
 _log = logging.getLogger(__name__)
@@ -63,6 +67,13 @@ class KnowledgeBaseConfig:
     """Longest passage in wordpieces, including title and three special tokens (paper: 288)."""
     tagger: str = "spacy:en_core_web_sm"
     """Tagger that finds sentences and salient spans; "" for converted passages without tags."""
+    cut: Literal["sentences", "headings", "documents"] = "sentences"
+    """Where passages begin. "sentences": a passage has as many sentences as fit. "headings": a passage also begins at each
+    heading of Markdown, HTML, Word documents and EPUB, and its title is the path of the headings. "documents": each document,
+    such as a record of JSON Lines, is one passage; models read only the first `passage_tokens` wordpieces of a longer
+    passage."""
+    passage_overlap: int = 0
+    """Wordpieces that a passage repeats from the end of the passage before, at most; only whole sentences are repeated."""
     held_out: float = 0.03
     """Share of held-out passages: no training query is cut from them, and probes use them."""
     sources: tuple[str, ...] = ()
@@ -76,12 +87,22 @@ class KnowledgeBaseConfig:
     """Largest number of passages per commit; they are held in memory, and a killed build repeats them."""
 
     @property
+    def reads_headings(self) -> bool:
+        """Whether readers make sections of headings."""
+        return self.cut == "headings"
+
+    @property
     def later_tagger(self) -> str:
         """Tagger of documents that are added later."""
         return self.tagger or "rules"
 
     def __post_init__(self) -> None:
-        at_least(self, passage_tokens=16, max_document_chars=1, commit_every=1)
+        at_least(self, passage_tokens=16, passage_overlap=0, max_document_chars=1, commit_every=1)
+        if self.passage_overlap > self.passage_tokens // 2:
+            raise ValueError(
+                f"passage_overlap is {self.passage_overlap}: it must be at most half of passage_tokens, which is "
+                f"{self.passage_tokens}"
+            )
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out is {self.held_out}: it must be 0 or more, and less than 1")
         if not 0 <= self.near_duplicates <= 1:
@@ -103,6 +124,8 @@ class Settings(NamedTuple):
     config: KnowledgeBaseConfig
     tokenizer: str
     """Fingerprint of the tokenizer."""
+    says_held_out: bool = True
+    """False if an earlier version of realm made the knowledge base: then each training stage had its own held-out share."""
 
     def to_json(self) -> str:
         saved: SettingsJson = {
@@ -121,25 +144,27 @@ class Settings(NamedTuple):
         """
         try:
             saved = json.loads(table.schema.metadata[_SETTINGS])
-            found, tokenizer, config = saved["format"], saved["tokenizer"], saved["config"]
+            known = saved["format"], saved["tokenizer"], saved["config"]
         except (TypeError, KeyError, ValueError):
             raise InputError(
                 f"{folder} is no knowledge base: the table of passages has no settings"
             ) from None
-        if found != FORMAT:
+        if known[0] not in range(1, FORMAT + 1):
             raise InputError(
-                f"{folder} has format {found}, but this version of realm reads format {FORMAT}: build the knowledge base again"
+                f"{folder} has format {known[0]}, but this version of realm reads formats 1 to {FORMAT}: build the knowledge "
+                "base again"
             )
         fields = {field.name for field in dataclasses.fields(KnowledgeBaseConfig)}
-        # Earlier versions had more settings, which had no effect on the passages.
-        values = {name: value for name, value in config.items() if name in fields}
-        return cls(config_from(KnowledgeBaseConfig, values, str(folder)), tokenizer)
+        # Earlier versions had more settings.
+        values = {name: value for name, value in known[2].items() if name in fields}
+        values.setdefault("tokenizer", "")  # formats 1 and 2 had no name of a tokenizer
+        config = config_from(KnowledgeBaseConfig, values, str(folder))
+        return cls(config, known[1], "held_out" in known[2])
 
     def same_result(self, other: "Settings") -> bool:
         """Whether a build from the same documents makes the same knowledge base with both settings."""
         mine, others = (
-            (s.tokenizer, s.config.passage_tokens, s.config.held_out, s.config.tagger, s.config.sources)
-            for s in (self, other)
+            (s.tokenizer, *(getattr(s.config, name) for name in _DECISIVE)) for s in (self, other)
         )
         return mine == others
 
@@ -171,7 +196,8 @@ class ReadSoFar(NamedTuple):
     empty: int = 0
 
     def past(self, document: Document, duplicates: int = 0, empty: bool = False) -> "ReadSoFar":
-        digest = hashlib.sha256(f"{self.digest} {state_of(document)} {document.id}".encode()).hexdigest()
+        content = f"{self.digest} {state_of(document)} {fields_key_of(document.fields)} {document.id}"
+        digest = hashlib.sha256(content.encode()).hexdigest()
         return ReadSoFar(self.documents + 1, digest, self.duplicates + duplicates, self.empty + empty)
 
 
@@ -205,13 +231,13 @@ def build(
     table = interrupted(work, settings)
     read = how_far(table)
     seen = set(table.to_table(columns=["id"]).column("id").to_pylist()) if table else set()
-    again: dict[str, int] = {}
+    again: dict[str, Merged] = {}
     stream = after(read, one_text_per_id(documents, again), work)
     rows: list[Row] = []
     bar = progress(total=total, description="build", unit="document", done=read.documents)
     with bar, annotated(stream, tagger) as found:
         for document, annotations in found:
-            passages = split(document, annotations, config.passage_tokens, tokenizer)
+            passages = split(document, annotations, config, tokenizer)
             fresh = {int(p.id, 16): p for p in passages if int(p.id, 16) not in seen}
             seen.update(fresh)
             rows += rows_of(document, passages, fresh.values())
@@ -261,14 +287,15 @@ def annotated(
 
 
 def split(
-    document: Document, annotations: Annotations, max_tokens: int, tokenizer: Tokenizer
+    document: Document, annotations: Annotations, config: KnowledgeBaseConfig, tokenizer: Tokenizer
 ) -> list[Passage]:
-    """The passages of a document, of at most `max_tokens` wordpieces each."""
+    """The passages of a document."""
 
     def count_tokens(texts: Sequence[str]) -> list[int]:
         return [len(ids) for ids in tokenizer.encode(texts)]
 
-    return split_document(document, annotations, count_tokens, max_tokens)
+    cut = Cut(config.passage_tokens, config.passage_overlap, whole=config.cut == "documents")
+    return split_document(document, annotations, count_tokens, cut)
 
 
 def rows_of(document: Document, passages: Sequence[Passage], kept: Iterable[Passage]) -> list[Row]:
@@ -278,11 +305,12 @@ def rows_of(document: Document, passages: Sequence[Passage], kept: Iterable[Pass
     return [Row(passage, state, distinct) for passage in kept]
 
 
-def one_text_per_id(documents: Iterable[Document], again: dict[str, int] | None = None) -> Iterator[Document]:
+def one_text_per_id(
+    documents: Iterable[Document], again: dict[str, Merged] | None = None
+) -> Iterator[Document]:
     """Yields the documents in order.
 
-    If a document has the same title and text as an earlier document with another id, the id and the state of the later document
-    are added to `again`.
+    If a document has the same title and text as an earlier document with another id, the later document is added to `again`.
 
     Raises:
         InputError: two documents have the same id and different texts.
@@ -292,7 +320,7 @@ def one_text_per_id(documents: Iterable[Document], again: dict[str, int] | None 
     for document in documents:
         state, key = state_of(document), key_of(document.id)
         if again is not None and key not in states and state in known:
-            again[document.id] = state
+            again[document.id] = Merged(state, document.fields)
         known.add(state)
         if states.setdefault(key, state) != state:
             raise InputError(f"two documents have the id {document.id!r}: give each document its own id")
@@ -332,9 +360,12 @@ def interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
     if newest_version(work / TABLE) is not None:
         try:
             table = open_table(work / TABLE)
-            if settings.same_result(Settings.of(table, work)):
+            columns = table.schema.names[: len(SCHEMA.names)]
+            if settings.same_result(Settings.of(table, work)) and columns == SCHEMA.names:
                 return table
-            _log.warning("%s: the interrupted build had other settings; starting from the beginning", work)
+            _log.warning(
+                "%s: the interrupted build had other settings or columns; starting from the beginning", work
+            )
         except RealmError as error:
             _log.warning("%s; starting from the beginning", error)
     shutil.rmtree(work)
@@ -383,11 +414,12 @@ def commit_rows(
     tokenizer: Tokenizer,
     settings: Settings,
     read: Callable[[], ReadSoFar],
+    schema: pa.Schema = SCHEMA,
 ) -> lance.LanceDataset:
-    """Writes rows, and commits a version with these rows and with the position in the documents."""
+    """Writes rows with the columns of `schema`, and commits these rows and the position in the documents."""
     if table is None:
         tokenizer.save(work / TOKENIZER)
-    schema = SCHEMA.with_metadata({_SETTINGS: settings.to_json()})
+    schema = schema.with_metadata({_SETTINGS: settings.to_json()})
     fragments = write_rows(work / TABLE, rows, schema)
     operation = LanceOperation.Append(fragments) if table else LanceOperation.Overwrite(schema, fragments)
     return commit(work / TABLE, operation, table, {_READ: json.dumps(read()._asdict())})
@@ -401,7 +433,29 @@ def _commit(
     settings: Settings,
     read: ReadSoFar,
 ) -> lance.LanceDataset:
-    return commit_rows(work, table, row_batches(rows, tokenizer), tokenizer, settings, lambda: read)
+    fields = [row.passage.fields for row in rows]
+    if table is None:
+        schema = pa.schema([*SCHEMA, *needed_columns(fields, SCHEMA)])
+    else:
+        read_before = {_READ: json.dumps(how_far(table)._asdict())}
+        table = with_columns_of(work / TABLE, table, fields, read_before)
+        schema = table.schema
+    batches = row_batches(rows, tokenizer, schema=schema)
+    return commit_rows(work, table, batches, tokenizer, settings, lambda: read, schema)
+
+
+def with_columns_of(
+    path: Path,
+    table: lance.LanceDataset,
+    documents: Iterable[Fields],
+    properties: Mapping[str, str] | None = None,
+) -> lance.LanceDataset:
+    """The table with all columns that documents with these fields need; missing columns are added in one commit."""
+    if not (columns := needed_columns(documents, table.schema)):
+        return table
+    settings = {**json.loads(table.schema.metadata[_SETTINGS]), "format": FORMAT}
+    metadata = {**table.schema.metadata, _SETTINGS: json.dumps(settings).encode()}
+    return add_columns(path, table, columns, metadata, properties)
 
 
 def _in_few_files(work: Path, table: lance.LanceDataset, read: ReadSoFar) -> lance.LanceDataset:

@@ -18,9 +18,10 @@ and `titles` a Python string each, and `tokens` 4 bytes per wordpiece, which is 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Self, TypedDict, TypeVar
+from typing import Any, NamedTuple, Self, TypedDict, TypeVar
 
 import lance
 import numpy as np
@@ -28,11 +29,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from lance.fragment import FragmentMetadata
 
-from realm.errors import InputError, shortened
+from realm.errors import InputError, reason, shortened
 from realm.folders import one_writer, restore
 from realm.store import unfinished, vectors
 from realm.store.add import AddResult, add
-from realm.store.ingest import TABLE, TOKENIZER, BuildResult, KnowledgeBaseConfig, Settings, build
+from realm.store.field_columns import column_name, kinds_of_fields
+from realm.store.filters import filter_sql, names_of_fields, refused
+from realm.store.ingest import (
+    TABLE,
+    TOKENIZER,
+    BuildResult,
+    KnowledgeBaseConfig,
+    Settings,
+    build,
+    with_columns_of,
+)
 from realm.store.merged import (
     change_merged,
     handed_over,
@@ -42,16 +53,18 @@ from realm.store.merged import (
     write_merged,
 )
 from realm.store.schema import (
+    FIELDS,
     LINKS,
-    PASSAGE_COLUMNS,
     Lookup,
     PassageTokens,
     fingerprint_of,
     key_of,
     links_digest,
     load_tokens,
+    passage_columns,
     to_passages,
     to_tokens,
+    with_fields,
 )
 from realm.store.tables import (
     check_newest,
@@ -67,6 +80,7 @@ from realm.store.tables import (
 from realm.store.upkeep import compacted, remove_versions, tidy
 from realm.store.verify import lagging, problems
 from realm.text.corpus import Document, HeldOut, Passage
+from realm.text.fields import Kind, from_json
 from realm.text.salient_spans import Tagger
 from realm.tokens.layouts import Ragged
 from realm.tokens.tokenizer import Tokenizer
@@ -95,6 +109,7 @@ class DocumentEntry(NamedTuple):
     title: str
     passages: int
     """Number of passages that belong to the document; a passage belongs to the first document that contained it."""
+    fields: dict[str, Any]
 
 
 class CompactResult(NamedTuple):
@@ -122,6 +137,7 @@ class KnowledgeBase:
     def __init__(self, folder: Path, table: lance.LanceDataset, settings: Settings, tokenizer: Tokenizer):
         self.folder = folder
         self.config = settings.config
+        self._says_held_out = settings.says_held_out
         self.tokenizer = tokenizer
         self.table = table
 
@@ -155,7 +171,7 @@ class KnowledgeBase:
     def __iter__(self) -> Iterator[Passage]:
         """All passages in the order of their numbers, read from disk as they are needed."""
         with reading(self.table):
-            for batch in self.table.to_batches(columns=PASSAGE_COLUMNS, batch_size=1024):
+            for batch in self.table.to_batches(columns=passage_columns(self.table.schema), batch_size=1024):
                 yield from to_passages(batch)
 
     def passages(self, numbers: Iterable[int]) -> list[Passage]:
@@ -168,7 +184,7 @@ class KnowledgeBase:
                 f"passage numbers are {numbers.min()} to {numbers.max()}, not 0 to {len(self) - 1}"
             )
         with reading(self.table):
-            return to_passages(take_rows(self.table, numbers, PASSAGE_COLUMNS))
+            return to_passages(take_rows(self.table, numbers, passage_columns(self.table.schema)))
 
     @cached_property
     def keys_N(self) -> np.ndarray:
@@ -238,6 +254,8 @@ class KnowledgeBase:
     @cached_property
     def links_digest(self) -> str:
         """Digest of the links of all passages, which `fingerprint` does not cover; "" if no passage has links."""
+        if LINKS not in self.table.schema.names:
+            return ""
         with reading(self.table):
             return links_digest(self.table.to_batches(columns=[LINKS]))
 
@@ -263,12 +281,17 @@ class KnowledgeBase:
     def agree_on_held_out(self, others: Iterable[HeldOut], name: str) -> None:
         """Checks that the training of the model `name` held out the held-out passages of this knowledge base.
 
-        `others` are the rules by which the training stages held out passages.
+        `others` are the rules by which the training stages held out passages. If an earlier version of realm made the knowledge
+        base, the knowledge base has no held-out share, and gets the share of the training.
 
         Raises:
             InputError: the training held out other passages.
         """
-        for other in sorted(set(others)):
+        others = sorted(set(others))
+        lengths = [other.passage_tokens for other in others]
+        if not self._says_held_out and lengths == [self.config.passage_tokens]:
+            self.config = replace(self.config, held_out=others[0].held_out)
+        for other in others:
             if other != self.held_out:
                 raise InputError(
                     f"{name} has {other}, but knowledge base {self.folder} has {self.held_out}: {name} may have been trained "
@@ -276,24 +299,32 @@ class KnowledgeBase:
                     f"passage_tokens={other.passage_tokens}`, or use a model that was trained on this knowledge base"
                 )
 
-    def documents(self, start: int = 0, count: int | None = None, prefix: str = "") -> list[DocumentEntry]:
+    def documents(
+        self, start: int = 0, count: int | None = None, prefix: str = "", where: str | None = None
+    ) -> list[DocumentEntry]:
         """At most `count` documents from number `start` on; documents are numbered in the order of their first passages.
 
         With a `prefix`, only documents whose id or title begins with the prefix are numbered; for this, the ids and titles of
-        all documents are read from disk.
+        all documents are read from disk. With a filter `where`, only documents whose first passage matches the filter are
+        numbered.
         """
         _, first_N, counts_N = np.unique(self.document_keys_N, return_index=True, return_counts=True)
         order = np.argsort(first_N)
+        if where is not None:
+            order = order[self.matching(where)[first_N[order]]]
         first_N, counts_N = first_N[order], counts_N[order]
         end = None if count is None else start + count
         if not prefix:
             first_N, counts_N = first_N[start:end], counts_N[start:end]
+        columns = [name for name in ("document_id", "title", FIELDS) if name in self.table.schema.names]
         with reading(self.table):
-            rows = take_rows(self.table, first_N, ("document_id", "title"))
+            rows = take_rows(self.table, first_N, columns)
+        fields = rows.column(FIELDS).to_pylist() if FIELDS in columns else [None] * len(rows)
         names = zip(
             rows.column("document_id").to_pylist(),
             rows.column("title").to_pylist(),
             counts_N.tolist(),
+            map(from_json, fields),
             strict=True,
         )
         if not prefix:
@@ -365,14 +396,16 @@ class KnowledgeBase:
             names = originals(table, {name: merged[name] for name in documents if name in merged})
             numbers = self.numbers_of([name for name in documents if name not in names])
             heirs = {name: state for name, state in merged.items() if name not in documents}
-            kept = handed_over(table, numbers, heirs)
+            kept, fields = handed_over(table, numbers, heirs)
+            table = with_columns_of(path, table, fields)
             changes = dict.fromkeys([*names, *kept.column("document_id").to_pylist()])
             change_merged(self.folder, changes, table.version + (len(numbers) > 0))
             if len(numbers):
                 fragments: list[FragmentMetadata] = []
                 with uncommitted(path):
                     if len(kept):
-                        fragments += write_rows(path, kept.to_batches(), table.schema)
+                        rows = with_fields(kept, fields, table.schema)
+                        fragments += write_rows(path, rows.to_batches(), table.schema)
                     table = replace_rows(path, table, numbers, fragments)
         if table is not self.table:
             self._move_to(table)
@@ -408,6 +441,47 @@ class KnowledgeBase:
     def lagging(self) -> list[str]:
         """A line for each index that lacks the vectors of passages that were added later, which is not a problem."""
         return lagging(self.folder, self.keys_N, self.fingerprint)
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The names that filters can use -> what their values are: text, whole number, date ..."""
+        return names_of_fields(self._kinds)
+
+    @cached_property
+    def _kinds(self) -> dict[str, list[Kind]]:
+        """The fields -> the kinds of their values, without kinds of which all values were deleted or replaced."""
+        kinds = kinds_of_fields(self.table.schema)
+        for name, several in kinds.items():
+            if len(several) > 1:
+                with reading(self.table):
+                    there = [
+                        kind
+                        for kind in several
+                        if self.table.count_rows(filter=f"`{column_name(name, kind)}` is not null")
+                    ]
+                kinds[name] = there or several[:1]
+        return kinds
+
+    def matching(self, where: str) -> np.ndarray:
+        """Whether each passage matches a filter over the fields of its document, by passage number -> [N] bool.
+
+        As in SQL, a comparison with a field that the document does not have is not true.
+
+        Raises:
+            InputError: the filter cannot be used (`realm.store.filters`).
+        """
+        sql = filter_sql(where, self._kinds)
+        try:
+            with reading(self.table):
+                match_N = self.table.scanner(columns={"matches": sql}).to_table().column("matches")
+        except ValueError as error:  # the filter is not valid SQL, or compares values of different types
+            if isinstance(error, InputError):
+                raise
+            why = reason(error).removeprefix("Invalid user input: ")
+            raise refused(where, shortened(why), self._kinds) from error
+        if not pa.types.is_boolean(match_N.type):
+            raise refused(where, "it is not a condition, such as year >= 2020", self._kinds)
+        return match_N.fill_null(False).to_numpy()
 
     def _column(self, name: str) -> pa.ChunkedArray:
         with reading(self.table):

@@ -6,6 +6,8 @@ known. Passages are tokenized when they are added to a knowledge base. Only pass
 millions and already have vectors, are tokenized when their wordpieces are needed.
 
 Keys are unsigned 64-bit numbers: the 16 hex digits of a passage id, or the first 64 bits of the SHA-1 of a document id.
+
+After the columns of `SCHEMA`, a table can have columns with the values of the documents' fields (`realm.store.field_columns`).
 """
 
 import hashlib
@@ -13,7 +15,7 @@ import json
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
 import lance
@@ -21,11 +23,15 @@ import numpy as np
 import pyarrow as pa
 
 from realm.progress import progress
+from realm.store.field_columns import missing_columns, typed_columns
 from realm.text.corpus import Document, Passage, Span
+from realm.text.fields import Fields, from_json, to_json
 from realm.tokens.layouts import Ragged
 from realm.tokens.tokenizer import Tokenizer
 
 LINKS = "links"
+FIELDS = "fields"
+FIELDS_KEY = "fields_key"
 _NUMBERS = pa.list_(pa.int32())
 SCHEMA = pa.schema(
     [
@@ -44,7 +50,7 @@ SCHEMA = pa.schema(
         ("span_starts", _NUMBERS),
         ("span_ends", _NUMBERS),
         ("span_labels", pa.list_(pa.string())),
-        # Titles of the linked pages; null if the links are unknown.
+        # Titles of the linked pages; null if the links are unknown. Tables of formats 1 to 3 do not have this column.
         (LINKS, pa.list_(pa.string())),
         # Ids and positions of wordpieces.
         ("title_ids", _NUMBERS),
@@ -52,9 +58,13 @@ SCHEMA = pa.schema(
         ("sentence_pieces", _NUMBERS),
         ("span_first_pieces", _NUMBERS),
         ("span_end_pieces", _NUMBERS),
+        # Fields of the document as JSON, and their key; null if the document has no fields. A table of formats 1 to 4 gets
+        # these columns when a document with fields is added.
+        (FIELDS, pa.string()),
+        (FIELDS_KEY, pa.uint64()),
     ]
 )
-PASSAGE_COLUMNS = [
+PASSAGE_COLUMNS = (
     "id",
     "document_id",
     "title",
@@ -65,8 +75,8 @@ PASSAGE_COLUMNS = [
     "span_ends",
     "span_labels",
     LINKS,
-]
-"""Columns from which `to_passages` makes passages."""
+    FIELDS,
+)
 TOKEN_COLUMNS = ("title_ids", "body_ids", "sentence_pieces", "span_first_pieces", "span_end_pieces")
 """Columns of wordpieces, in the order of the fields of `PassageTokens`."""
 
@@ -118,8 +128,15 @@ def key_of(text: str) -> int:
 
 
 def state_of(document: Document) -> int:
-    """Hash of title and text of a document."""
-    return key_of(f"{len(document.title)} {document.title}{document.text}")
+    """Hash of title, text and sections of a document."""
+    sections = json.dumps(document.sections) if document.sections else ""
+    return key_of(f"{len(document.title)} {document.title}{document.text}{sections}")
+
+
+def fields_key_of(fields: Fields) -> int | None:
+    """Hash of the fields of a document; None if the document has no fields."""
+    text = to_json(fields)
+    return None if text is None else key_of(text)
 
 
 def fingerprint_of(keys_N: np.ndarray, tokenizer: Tokenizer) -> str:
@@ -129,15 +146,56 @@ def fingerprint_of(keys_N: np.ndarray, tokenizer: Tokenizer) -> str:
     return digest.hexdigest()[:16]
 
 
-def row_batches(rows: Sequence[Row], tokenizer: Tokenizer | None, size: int = 512) -> list[pa.RecordBatch]:
-    """Rows as Arrow batches of `size` rows; without a tokenizer, the columns of wordpieces are null."""
-    return [_batch(rows[start : start + size], tokenizer) for start in range(0, len(rows), size)]
+def row_batches(
+    rows: Sequence[Row], tokenizer: Tokenizer | None, size: int = 512, schema: pa.Schema = SCHEMA
+) -> list[pa.RecordBatch]:
+    """Rows as Arrow batches of `size` rows; without a tokenizer, the columns of wordpieces are null.
+
+    `schema` is the schema of the table to which the rows are added. An earlier format has fewer columns than `SCHEMA`.
+    """
+    return [_batch(rows[start : start + size], tokenizer, schema) for start in range(0, len(rows), size)]
+
+
+def passage_columns(schema: pa.Schema) -> list[str]:
+    """The columns `PASSAGE_COLUMNS`, without a column that a table of an earlier format does not have."""
+    return [name for name in PASSAGE_COLUMNS if name in schema.names]
 
 
 def to_passages(table: pa.Table | pa.RecordBatch) -> list[Passage]:
-    """Passages from rows of the table that have at least the columns `PASSAGE_COLUMNS`."""
-    columns = [_python(table.column(name)) for name in PASSAGE_COLUMNS]
-    return [_passage(row) for row in zip(*columns, strict=True)]
+    """Passages from rows of the table that have at least the columns `passage_columns`."""
+    columns = (
+        _python(table.column(name)) if name in table.schema.names else repeat(None)
+        for name in PASSAGE_COLUMNS
+    )
+    return list(map(_passage, *columns))
+
+
+def needed_columns(documents: Iterable[Fields], schema: pa.Schema) -> list[pa.Field]:
+    """The columns that a table needs for documents with these fields, and does not have."""
+    documents = [fields for fields in documents if fields]
+    if not documents:
+        return []
+    untyped = [SCHEMA.field(name) for name in (FIELDS, FIELDS_KEY) if name not in schema.names]
+    return untyped + missing_columns(documents, schema)
+
+
+def with_fields(rows: pa.Table, fields: Sequence[Fields], schema: pa.Schema) -> pa.Table:
+    """Rows with the columns of `schema` and with other fields: one item of `fields` per row."""
+    values = field_values(fields, schema)
+    columns = [
+        pa.array(values[field.name], field.type) if field.name in values else rows.column(field.name)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def field_values(fields: Sequence[Fields], schema: pa.Schema) -> dict[str, list[Any]]:
+    """Values of the columns of fields that `schema` has or can have, a row per document."""
+    return {
+        FIELDS: [to_json(one) for one in fields],
+        FIELDS_KEY: [fields_key_of(one) for one in fields],
+        **typed_columns(fields, schema),
+    }
 
 
 def links_digest(batches: Iterable[pa.RecordBatch]) -> str:
@@ -177,7 +235,7 @@ def _tokenized(batch: pa.RecordBatch, tokenizer: Tokenizer) -> pa.RecordBatch:
     if batch.column("body_ids").null_count:
         facts = (batch.column(name).to_pylist() for name in ("document_state", "document_passages"))
         rows = list(map(Row, to_passages(batch), *facts))
-        batch = _batch(rows, tokenizer)
+        batch = _batch(rows, tokenizer, SCHEMA)
     return batch.select(list(TOKEN_COLUMNS))
 
 
@@ -221,15 +279,26 @@ def _python(column: pa.ChunkedArray | pa.Array) -> list[Any]:
     return lists
 
 
-def _passage(row: tuple[Any, ...]) -> Passage:
-    """A passage from the values of `PASSAGE_COLUMNS`."""
-    key, document_id, title, text, sentence_starts, sentence_ends, *spans, links = row
+def _passage(
+    key: int,
+    document_id: str,
+    title: str,
+    text: str,
+    sentence_starts: Sequence[int],
+    sentence_ends: Sequence[int],
+    span_starts: Sequence[int],
+    span_ends: Sequence[int],
+    span_labels: Sequence[str],
+    links: Sequence[str] | None,
+    fields: str | None,
+) -> Passage:
     sentences = tuple(zip(sentence_starts, sentence_ends, strict=True))
+    spans = tuple(map(Span, span_starts, span_ends, span_labels))
     titles = None if links is None else tuple(links)
-    return Passage(f"{key:016x}", document_id, title, text, sentences, tuple(map(Span, *spans)), titles)
+    return Passage(f"{key:016x}", document_id, title, text, sentences, spans, titles, from_json(fields))
 
 
-def _batch(rows: Sequence[Row], tokenizer: Tokenizer | None) -> pa.RecordBatch:
+def _batch(rows: Sequence[Row], tokenizer: Tokenizer | None, schema: pa.Schema) -> pa.RecordBatch:
     passages = [row.passage for row in rows]
     columns: dict[str, list[Any]] = {
         "id": [int(passage.id, 16) for passage in passages],
@@ -246,11 +315,12 @@ def _batch(rows: Sequence[Row], tokenizer: Tokenizer | None) -> pa.RecordBatch:
         "span_labels": [[span.label for span in passage.spans] for passage in passages],
         LINKS: [passage.links for passage in passages],
     }
+    columns |= field_values([passage.fields for passage in passages], schema)
     if tokenizer is None:
         columns |= dict.fromkeys(TOKEN_COLUMNS, [None] * len(rows))
     else:
         columns |= _pieces(passages, tokenizer)
-    return pa.record_batch([pa.array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA)
+    return pa.record_batch([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
 
 
 def _pieces(passages: Sequence[Passage], tokenizer: Tokenizer) -> dict[str, list[Any]]:

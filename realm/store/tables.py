@@ -30,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 from lance.commit import CommitConflictError
 from lance.fragment import FragmentMetadata, LanceFragment, write_fragments
+from lance.schema import LanceSchema
 
 from realm.errors import ConflictError, InputError, RealmError, WriteFailed, reason, writing
 from realm.folders import one_writer
@@ -205,6 +206,25 @@ def replace_rows(
     return commit(path, update, table)
 
 
+def add_columns(
+    path: Path,
+    table: lance.LanceDataset,
+    columns: Sequence[pa.Field],
+    metadata: Mapping[bytes, bytes] | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> lance.LanceDataset:
+    """Commits a version with further columns, which are null in all rows; no data file is written.
+
+    Rows that were written before, and are committed later, are null in these columns too. `metadata` replaces the metadata of
+    the schema, if it is given.
+    """
+    schema = pa.schema([*table.schema, *columns], metadata=metadata or table.schema.metadata)
+    fragments = [fragment.metadata for fragment in table.get_fragments()]
+    return commit(
+        path, lance.LanceOperation.Merge(fragments, LanceSchema.from_pyarrow(schema)), table, properties
+    )
+
+
 def commit(
     path: Path,
     operation: lance.LanceOperation.BaseOperation,
@@ -289,7 +309,8 @@ def take_rows(table: lance.LanceDataset, numbers: np.ndarray, columns: Sequence[
     for fragment, end in zip(fragments, ends.tolist(), strict=True):
         offsets = wanted[np.searchsorted(wanted, start) : np.searchsorted(wanted, end)] - start
         if len(offsets):
-            parts.append(fragment.take(offsets.tolist(), columns=list(columns)))
+            # Lance puts columns that the fragment does not have before the other columns.
+            parts.append(fragment.take(offsets.tolist(), columns=list(columns)).select(list(columns)))
         start = end
     if not parts:
         return table.to_table(columns=list(columns), limit=0)

@@ -17,9 +17,10 @@ from realm.store import vectors as vectors_table
 from realm.store.digests import changed_lines
 from realm.store.ingest import TABLE
 from realm.store.merged import MERGED
-from realm.store.schema import fingerprint_of, key_of
+from realm.store.schema import FIELDS, field_values, fingerprint_of, key_of
 from realm.store.tables import damaged_files, open_table
 from realm.text.corpus import passage_id
+from realm.text.fields import from_json
 from realm.tokens.tokenizer import Tokenizer
 
 
@@ -63,6 +64,7 @@ def _passages(table: lance.LanceDataset, keys_N: np.ndarray, vocab_size: int) ->
         "have sentences or spans outside their text": _outside_text,
         "have wordpieces that are not in the vocabulary": lambda batch: _unknown_pieces(batch, vocab_size),
         "have sentences or spans outside their wordpieces": _outside_pieces,
+        "have fields that differ from the columns of fields": _wrong_fields,
     }
     failed: dict[str, list[int]] = {what: [] for what in checks}
     row = 0
@@ -117,6 +119,17 @@ def _wrong_id(batch: pa.RecordBatch) -> np.ndarray:
 def _wrong_document_key(batch: pa.RecordBatch) -> np.ndarray:
     right = [key_of(name) for name in batch.column("document_id").to_pylist()]
     return np.array(right, dtype=np.uint64) != batch.column("document_key").to_numpy()
+
+
+def _wrong_fields(batch: pa.RecordBatch) -> np.ndarray:
+    if FIELDS not in batch.schema.names:
+        return np.zeros(len(batch), dtype=bool)
+    columns = field_values(list(map(from_json, batch.column(FIELDS).to_pylist())), batch.schema)
+    right_B = np.ones(len(batch), dtype=bool)
+    for name, values in columns.items():
+        pairs = zip(values, batch.column(name).to_pylist(), strict=True)
+        right_B &= [mine == stored for mine, stored in pairs]
+    return ~right_B
 
 
 def _outside_text(batch: pa.RecordBatch) -> np.ndarray:

@@ -5,10 +5,13 @@ The tokenizer is an argument, and `realm.documents` reads file formats. All offs
 
 import hashlib
 import re
-from bisect import bisect_left
+import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
+
+from realm.text.fields import NO_FIELDS, Fields
 
 CountTokens = Callable[[Sequence[str]], list[int]]
 """Counts the wordpieces of each text, without special tokens."""
@@ -21,6 +24,14 @@ class Link(NamedTuple):
     title: str
 
 
+class Section(NamedTuple):
+    """A part of a document whose passages have their own title. It ends where the next section begins."""
+
+    start: int
+    """Position of the first character in the text."""
+    title: str
+
+
 class Document(NamedTuple):
     """An article, a page or a file. The id is unique in a corpus; several documents may have the same title."""
 
@@ -29,6 +40,10 @@ class Document(NamedTuple):
     id: str
     links: tuple[Link, ...] | None = None
     """Links in the order of the text; None if the format of the file has no links."""
+    fields: Fields = NO_FIELDS
+    """Metadata, such as a year or an address."""
+    sections: tuple[Section, ...] = ()
+    """Sections in the order of the text; no passage contains text of two sections."""
 
 
 class Span(NamedTuple):
@@ -57,6 +72,8 @@ class Passage(NamedTuple):
     spans: tuple[Span, ...]
     links: tuple[str, ...] | None = None
     """Titles of the pages to which the passage links, each once, in the order of the text; None if links are unknown."""
+    fields: Fields = NO_FIELDS
+    """The fields of the document."""
 
 
 class HeldOut(NamedTuple):
@@ -80,8 +97,22 @@ def passage_id(title: str, text: str) -> str:
     return hashlib.sha1(f"{title} <sep> {text}".encode(), usedforsecurity=False).hexdigest()[:16]
 
 
+class Cut(NamedTuple):
+    """How documents are split into passages. The default makes the blocks of REALM."""
+
+    max_tokens: int = 288
+    """Longest passage in wordpieces, including title and three special tokens."""
+    overlap: int = 0
+    """Wordpieces of whole sentences at the end of a passage that the next passage repeats, at most."""
+    whole: bool = False
+    """True: each section, or each document without sections, is one passage of any length."""
+
+
+BLOCKS = Cut()
+
+
 def split_document(
-    document: Document, annotations: Annotations, count_tokens: CountTokens, max_tokens: int = 288
+    document: Document, annotations: Annotations, count_tokens: CountTokens, cut: Cut = BLOCKS
 ) -> list[Passage]:
     """Passages of as many whole sentences as fit (REALM's blocks: at most 288 wordpieces, no overlap).
 
@@ -91,12 +122,24 @@ def split_document(
     is cut between characters. A title counts as at most half of `max_tokens`, so that there is room for the text.
 
     The passages contain all characters of the text in order, except white space at cuts. A span across a cut is dropped. A link
-    belongs to the passage in which the linked words begin.
+    belongs to the passage in which the linked words begin. If the document has sections, each section is split alone, with the
+    title of the section; text before the first section has the title of the document.
     """
-    title_tokens = min(count_tokens([document.title])[0], max_tokens // 2)
-    budget = max_tokens - 3 - title_tokens
-    pieces = _pieces(document.text, annotations.sentences, count_tokens, budget)
-    return [_passage(document, annotations.spans, block) for block in _pack(pieces, budget)]
+    passages: list[Passage] = []
+    starts = [start for start, _ in annotations.sentences[1:]]
+    sections = document.sections
+    if not sections or sections[0].start > 0:
+        sections = (Section(0, document.title), *sections)
+    for section, end in zip(
+        sections, [*(one.start for one in sections[1:]), len(document.text)], strict=True
+    ):
+        title_tokens = min(count_tokens([section.title])[0], cut.max_tokens // 2)
+        budget = sys.maxsize if cut.whole else cut.max_tokens - 3 - title_tokens
+        inside = starts[bisect_right(starts, section.start) : bisect_left(starts, end)]
+        pieces = _pieces(document.text, [section.start, *inside, end], count_tokens, budget)
+        blocks = _pack(pieces, budget, cut.overlap)
+        passages += [_passage(document, section.title, annotations.spans, block) for block in blocks]
+    return passages
 
 
 class _Piece(NamedTuple):
@@ -107,12 +150,12 @@ class _Piece(NamedTuple):
     tokens: int
 
 
-def _pieces(
-    text: str, sentences: Sequence[tuple[int, int]], count_tokens: CountTokens, budget: int
-) -> Iterator[_Piece]:
-    # A sentence extends to the start of the next one, so that text between the tagger's sentences is not lost.
-    starts = [0, *(start for start, _ in sentences[1:]), len(text)]
-    ranges = [_trim(text, start, end) for start, end in pairwise(starts)]
+def _pieces(text: str, bounds: Sequence[int], count_tokens: CountTokens, budget: int) -> Iterator[_Piece]:
+    """The sentences between the `bounds`, which are the starts of the sentences and the end of the last sentence.
+
+    A sentence extends to the start of the next one, so that text between the tagger's sentences is not lost.
+    """
+    ranges = [_trim(text, start, end) for start, end in pairwise(bounds)]
     ranges = [(start, end) for start, end in ranges if start < end]
     counts = count_tokens([text[start:end] for start, end in ranges])
     for (start, end), tokens in zip(ranges, counts, strict=True):
@@ -136,29 +179,43 @@ def _cut(text: str, start: int, end: int, count_tokens: CountTokens, budget: int
         yield _Piece(block[0].start, block[-1].end, sum(unit.tokens for unit in block))
 
 
-def _pack(pieces: Iterable[_Piece], budget: int) -> Iterator[list[_Piece]]:
-    """Groups of consecutive pieces with at most `budget` tokens; a group of one piece may have more tokens."""
+def _pack(pieces: Iterable[_Piece], budget: int, overlap: int = 0) -> Iterator[list[_Piece]]:
+    """Groups of consecutive pieces with at most `budget` tokens; a group of one piece may have more tokens.
+
+    A group begins with the last pieces of the group before, as far as these have at most `overlap` tokens and leave room for a
+    further piece.
+    """
     block: list[_Piece] = []
     tokens = 0
     for piece in pieces:
         if block and tokens + piece.tokens > budget:
             yield block
-            block, tokens = [], 0
+            block = _last(block, min(overlap, budget - piece.tokens)) if overlap else []
+            tokens = sum(one.tokens for one in block)
         block.append(piece)
         tokens += piece.tokens
     if block:
         yield block
 
 
-def _passage(document: Document, spans: Sequence[Span], block: Sequence[_Piece]) -> Passage:
+def _last(block: Sequence[_Piece], most: int) -> list[_Piece]:
+    """The last pieces of a group that have at most `most` tokens together, without the first piece of the group."""
+    first, tokens = len(block), 0
+    while first > 1 and tokens + block[first - 1].tokens <= most:
+        first -= 1
+        tokens += block[first].tokens
+    return list(block[first:])
+
+
+def _passage(document: Document, title: str, spans: Sequence[Span], block: Sequence[_Piece]) -> Passage:
     start, end = block[0].start, block[-1].end
     text = document.text[start:end]
     first = bisect_left(spans, start, key=lambda span: span.start)
     last = bisect_left(spans, end, key=lambda span: span.start)
     return Passage(
-        id=passage_id(document.title, text),
+        id=passage_id(title, text),
         document_id=document.id,
-        title=document.title,
+        title=title,
         text=text,
         sentences=tuple((piece.start - start, piece.end - start) for piece in block),
         spans=tuple(
@@ -167,6 +224,7 @@ def _passage(document: Document, spans: Sequence[Span], block: Sequence[_Piece])
             if span.end <= end
         ),
         links=None if document.links is None else _titles(document.links, start, end),
+        fields=document.fields,
     )
 
 

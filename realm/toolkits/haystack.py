@@ -14,20 +14,23 @@ from realm.toolkits.sources import Source, hits, metadata, name_of, opened
 class RealmRetriever:
     """Retrieves passages from a workspace or a server."""
 
-    def __init__(self, source: Source, top_k: int = 5, method: Method | None = None):
+    def __init__(
+        self, source: Source, top_k: int = 5, method: Method | None = None, where: str | None = None
+    ):
         """Opens the source.
 
         Args:
             source: the folder of a workspace, the address of a server, an open workspace, or a client.
             top_k: number of passages.
             method: method of ranking passages; None: the default of the model.
+            where: filter over the fields of documents, such as "year >= 2020"; None: all passages are searched.
         """
-        self._source, self.top_k, self.method = opened(source), top_k, method
+        self._source, self.top_k, self.method, self.where = opened(source), top_k, method, where
 
     @component.output_types(documents=list[Document])
     def run(self, query: str, top_k: int | None = None) -> dict[str, list[Document]]:
         """The best passages for a question."""
-        found = hits(self._source, query, self.top_k if top_k is None else top_k, self.method)
+        found = hits(self._source, query, self.top_k if top_k is None else top_k, self.method, self.where)
         return {
             "documents": [
                 Document(id=hit["id"], content=hit["text"], meta=metadata(hit), score=hit["score"])
@@ -37,7 +40,9 @@ class RealmRetriever:
 
     def to_dict(self) -> dict[str, Any]:
         """The component in the description of a pipeline."""
-        return default_to_dict(self, source=name_of(self._source), top_k=self.top_k, method=self.method)
+        return default_to_dict(
+            self, source=name_of(self._source), top_k=self.top_k, method=self.method, where=self.where
+        )
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "RealmRetriever":

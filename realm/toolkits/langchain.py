@@ -17,7 +17,8 @@ class RealmRetriever(BaseRetriever):
     retriever = RealmRetriever(source="manual", k=5)
     documents = retriever.invoke("how do I reset the device?")
 
-    The metadata of a document have the title, the id of the document, and the score by which the passage was ranked.
+    The metadata of a document have the fields, the title and the id of the document, and the score by which the passage was
+    ranked.
     """
 
     source: Any
@@ -26,6 +27,8 @@ class RealmRetriever(BaseRetriever):
     """Number of passages."""
     method: Method | None = None
     """Method of ranking passages; None: the default of the model."""
+    where: str | None = None
+    """Filter over the fields of documents, such as "year >= 2020"; None: all passages are searched."""
     _opened: Any = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
@@ -35,7 +38,7 @@ class RealmRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        found = hits(self._opened, query, self.k if k is None else k, self.method)
+        found = hits(self._opened, query, self.k if k is None else k, self.method, self.where)
         return [
             Document(hit["text"], id=hit["id"], metadata=metadata(hit) | {"score": hit["score"]})
             for hit in found

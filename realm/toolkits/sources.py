@@ -34,14 +34,14 @@ def name_of(source: "Workspace | Client") -> str:
 
 
 def hits(
-    source: "Workspace | Client", question: str, top_k: int, method: Method | None
+    source: "Workspace | Client", question: str, top_k: int, method: Method | None, where: str | None
 ) -> list[dict[str, Any]]:
-    """The best passages for a question, each as `{"id", "document", "title", "text", "score"}`."""
+    """The best passages for a question, each as `{"id", "document", "title", "text", "score", "fields"}`."""
     if isinstance(source, Client):
-        return source.retrieve(question, method, top_k)
-    return [hit._asdict() for hit in source.search(question, top_k, method=method)]
+        return source.retrieve(question, method, top_k, where)
+    return [hit._asdict() for hit in source.search(question, top_k, method=method, where=where)]
 
 
 def metadata(hit: dict[str, Any]) -> dict[str, Any]:
-    """What is known about a passage besides its id, its text and its score."""
-    return {name: value for name, value in hit.items() if name not in ("id", "text", "score")}
+    """The fields, the title and the id of the document of a passage."""
+    return {**hit["fields"], "title": hit["title"], "document": hit["document"]}

@@ -61,33 +61,41 @@ class Workspace:
         """The report of the last fit; None if the workspace has no report yet."""
         return read_report(self.folder)
 
-    def answer(self, question: str, *, method: Method | None = None) -> Answer:
+    def answer(self, question: str, *, method: Method | None = None, where: str | None = None) -> Answer:
         """The best answer to a question, with its passage: `answer.passage.text[answer.start:answer.end] == answer.text`.
 
         The answer may be a guess; `answers(question).found` is True if its probability reaches the threshold.
 
+        With a filter `where`, such as "year >= 2020", only passages of documents that match the filter are read.
+
         Raises:
-            InputError: the knowledge base has no passage to read, or the model has no span reader.
+            InputError: there is no passage to read, the model has no span reader, or the filter cannot be used.
         """
-        found = self.answers(question, method=method).answers
+        found = self.answers(question, method=method, where=where).answers
         if not found:
-            raise InputError(f"no answer: {self.folder / KB} has no passage to read")
+            which = "" if where is None else f" that matches the filter {where}"
+            raise InputError(f"no answer: {self.folder / KB} has no passage to read{which}")
         return found[0]
 
-    def answers(self, question: str, *, method: Method | None = None) -> Answers:
+    def answers(self, question: str, *, method: Method | None = None, where: str | None = None) -> Answers:
         """The best answers to a question, which have different texts, and all passages that were read."""
-        (found,) = self._now().answerer.answer_batch([question], method)
+        (found,) = self._now().answerer.answer_batch([question], method, where=where)
         return found
 
     def retrieve(
-        self, question: str, top_k: int = 10, *, method: Method | None = None
+        self, question: str, top_k: int = 10, *, method: Method | None = None, where: str | None = None
     ) -> list[RankedPassage]:
-        """The `top_k` best passages for a question; `probability` is p(z|x), normalised over these passages."""
-        return self._now().answerer.passages(question, top_k, method)
+        """The `top_k` best passages for a question; `probability` is p(z|x), normalised over these passages.
 
-    def search(self, question: str, top_k: int = 10, *, method: Method | None = None) -> list[Hit]:
+        With a filter `where`, these are the best of the passages that match the filter.
+        """
+        return self._now().answerer.passages(question, top_k, method, where)
+
+    def search(
+        self, question: str, top_k: int = 10, *, method: Method | None = None, where: str | None = None
+    ) -> list[Hit]:
         """The `top_k` best passages for a question, with the scores by which they were ranked, as `POST /v1/retrieve`."""
-        (found,) = self._now().answerer.hits([question], top_k, method)
+        (found,) = self._now().answerer.hits([question], top_k, method, where)
         return found
 
     def read(self, question: str, passages: Sequence[Mapping[str, str]]) -> Answers:
@@ -110,7 +118,8 @@ class Workspace:
     def add(self, records: Iterable[Mapping[str, Any]]) -> AddResult:
         """Adds documents `{"title", "text", "id"?}`; a document with a known id replaces the old document.
 
-        The id of a document without "id" is its title. On return, the documents are on disk and can be found.
+        All other keys of a record are fields of the document. The id of a document without "id" is its title. On return, the
+        documents are on disk and can be found.
         """
         return self._living.add(list(documents_of(records)))
 
@@ -118,9 +127,9 @@ class Workspace:
         """Deletes documents by id, and returns the number of removed passages. If an id is unknown, nothing is deleted."""
         return self._living.delete(*([ids] if isinstance(ids, str) else ids))
 
-    def documents(self, prefix: str = "") -> list[DocumentEntry]:
-        """The documents whose id or title begins with `prefix`."""
-        return self._now().kb.documents(prefix=prefix)
+    def documents(self, prefix: str = "", *, where: str | None = None) -> list[DocumentEntry]:
+        """The documents whose id or title begins with `prefix`, and that match the filter `where`."""
+        return self._now().kb.documents(prefix=prefix, where=where)
 
     def _now(self) -> Snapshot:
         self._living.refresh()

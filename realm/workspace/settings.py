@@ -1,6 +1,7 @@
 """Settings of `realm fit`."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from realm.errors import at_least
 
@@ -15,6 +16,11 @@ class FitConfig:
     """Time limit of the adaptation to the documents in minutes. With 0, the model is not adapted."""
     tagger: str = "spacy:en_core_web_sm"
     """Tagger that finds sentences, names and dates: spacy:MODEL, hf:MODEL, or rules (dates only)."""
+    cut: Literal["sentences", "headings", "documents"] = "sentences"
+    """Where passages begin, as in the settings of `realm kb build`: "headings" makes a passage for each heading, "documents"
+    for each document."""
+    passage_overlap: int = 0
+    """Wordpieces that a passage repeats from the end of the passage before, at most; only whole sentences are repeated."""
     held_out: float = 0.1
     """Share of passages that are not used to train the adapted model, but to compare it with the start model. If the start
     model was trained with another share, the share of the start model is used."""
@@ -26,6 +32,6 @@ class FitConfig:
     """"auto" (a GPU if there is one, else the CPU), or a torch device."""
 
     def __post_init__(self) -> None:
-        at_least(self, minutes=0, questions=1, max_document_chars=1)
+        at_least(self, minutes=0, questions=1, passage_overlap=0, max_document_chars=1)
         if not 0 < self.held_out < 1:
             raise ValueError(f"held_out is {self.held_out}: it must be above 0, and less than 1")

@@ -26,6 +26,8 @@ from realm.workspace.report import KB, read_report
 from realm.workspace.settings import FitConfig
 
 DOCUMENTS = "documents.json"
+WATCHED = "watched.json"
+"""File with the state of `realm watch`."""
 _log = logging.getLogger(__name__)
 
 
@@ -59,11 +61,26 @@ def read_sources(folder: Path, sources: Sequence[str], config: FitConfig, strict
         InputError: the sources contain no text, or `strict` is set and a file cannot be read.
     """
     left_out = ReadingReport()
-    found = read_documents(sources, config.max_document_chars, None if strict else left_out, folder)
+    report = None if strict else left_out
+    headings = config.cut == "headings"
+    found = read_documents(sources, config.max_document_chars, report, folder, headings)
     documents = list(progress(found, total=None, description="read", unit="document"))
     if not documents:
         raise InputError(f"{', '.join(sources)} contains no text from which {folder} could be made")
     return SourceDocuments(documents, left_out)
+
+
+def listed_documents(folder: Path) -> set[str]:
+    """Ids of the documents that the last fit of a workspace read from its sources."""
+    known = folder / DOCUMENTS
+    return set(read_json(known)["documents"]) if known.is_file() else set()
+
+
+def watched_documents(folder: Path, sources: Sequence[str]) -> set[str]:
+    """Ids of the documents that `realm watch` read from these sources (`realm.workspace.watch`)."""
+    known = folder / WATCHED
+    files = read_json(known)["files"].values() if known.is_file() else []
+    return {id for file in files if file["source"] in sources for id in file["documents"]}
 
 
 class Sync:
@@ -105,8 +122,7 @@ class Sync:
         kb = KnowledgeBase.open(self.kb_folder)
         tagger = load_tagger(self.config.tagger)
         self._check_same(kb, tagger)
-        known = self.folder / DOCUMENTS
-        before = set(read_json(known)["documents"]) if known.is_file() else set()
+        before = listed_documents(self.folder) | watched_documents(self.folder, self.sources)
         now = {document.id for document in read.documents}
         self._write_ids(before | now)
         added = changed(self.kb_folder, lambda kb: kb.add(read.documents, tagger))
@@ -146,6 +162,8 @@ class Sync:
             tokenizer=self.config.start,
             passage_tokens=self.start.lengths.passage,
             tagger=self.config.tagger,
+            cut=self.config.cut,
+            passage_overlap=self.config.passage_overlap,
             held_out=held_out,
             sources=tuple(self.sources),
             max_document_chars=self.config.max_document_chars,
@@ -155,7 +173,7 @@ class Sync:
         """Raises a RealmError if this call has other settings than the knowledge base, or lacks a source of the workspace."""
         kb.check_tokenizer(self.start.tokenizer, self.config.start)
         wanted = replace(self._kb_config(), tagger=tagger.name)
-        for name in ("passage_tokens", "held_out", "tagger"):
+        for name in ("passage_tokens", "cut", "passage_overlap", "held_out", "tagger"):
             if getattr(kb.config, name) != getattr(wanted, name):
                 raise ConflictError(
                     f"{self.folder} was made with {name} = {getattr(kb.config, name)}, but this call has "

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm.documents.formats.pages import DEEPEST, Page, PageError, read_page
+from realm.documents.formats.pages import DEEPEST, Heading, Page, PageError, read_page
 
 
 @pytest.mark.parametrize("element", ["noscript", "button", "nav", "select", "svg", "textarea", "object"])
@@ -30,7 +30,7 @@ def test_bare_text_in_what_browsers_show_is_kept(element: str) -> None:
 @pytest.mark.parametrize("element", ["script", "style", "template", "iframe", "nav", "select", "svg"])
 def test_what_no_reader_of_the_page_reads_is_left_out(element: str) -> None:
     page = read_page(f"<title>T</title><p>One.</p><{element}><h2>no</h2><li>no</{element}><h3>H</h3>Two.")
-    assert page == Page("T", "H", "One.\n\nH\n\nTwo.")
+    assert page == Page("T", "H", "One.\n\nH\n\nTwo.", (Heading(6, 3, "H"),))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,9 @@ def test_a_paragraph_alone_in_a_cell_is_a_cell() -> None:
 
 
 def test_a_picture_has_a_title_of_its_own() -> None:
-    assert read_page("<svg><title>no</title></svg><h1>Yes</h1>x") == Page("", "Yes", "Yes\n\nx")
+    assert read_page("<svg><title>no</title></svg><h1>Yes</h1>x") == Page(
+        "", "Yes", "Yes\n\nx", (Heading(0, 1, "Yes"),)
+    )
 
 
 def test_a_title_that_was_never_closed_is_text() -> None:

@@ -231,6 +231,44 @@ def test_the_list_of_documents_comes_in_parts_and_by_prefix(served) -> None:
     )
 
 
+def test_documents_with_fields_are_filtered_and_shown_with_their_fields(own_server) -> None:
+    client = own_server.client(TOKEN)
+    fields = [{"year": 2000 + n, "url": f"https://example.org/{n}", "tags": ["a", n]} for n in range(4)]
+    texts = [f"Oakham {n} lies on the Tarn. Berthe sold the bells of Oakham." for n in range(4)]
+    client.add(
+        {"id": f"new{n}", "title": f"Oakham {n}", "text": text, "fields": {**one, "none": None}}
+        for n, (text, one) in enumerate(zip(texts, fields, strict=True))
+    )
+    for method in ("dense", "bm25", "hybrid"):
+        hits = client.retrieve("who sold the bells of Oakham?", method, 100, "year >= 2002")
+        assert sorted((hit["document"], hit["fields"]["year"]) for hit in hits) == [
+            ("new2", 2002),
+            ("new3", 2003),
+        ]
+        answers = client.answer(
+            "who sold the bells of Oakham?", method, 5, "year = 2001 and url like 'https:%'"
+        )
+        assert {one.document for one in answers.passages} == {"new1"}
+        assert answers.answers[0].passage.fields == fields[1]
+    (answers,) = client.answer_many(["who sold the bells?"], where="year = 2000")
+    assert [one.fields for one in answers.passages] == [fields[0]]
+    assert [one["id"] for one in client.documents(where="year > 2001")["documents"]] == ["new2", "new3"]
+    assert (
+        client.document("new3")["fields"] == client.passage(hits[-1]["id"])["fields"] | fields[3] == fields[3]
+    )
+    none = client.answer("who sold the bells?", where="year = 1")
+    assert (none.answers, none.passages, none.found) == ([], [], False)
+    for path in ("answer", "retrieve"):
+        for where, status, says in (
+            ("text = 'a'", 400, "text is not a field; the fields are id"),
+            ("year = 'x'", 400, "without quotation marks"),
+            ("year = 1" + " " * 2000, 422, "where: 2008 characters are too many"),
+            (" ", 422, "where: the text is empty"),
+        ):
+            assert_problem(post(own_server, f"/v1/{path}", {"question": "x", "where": where}), status, says)
+    assert_problem(httpx.get(f"{own_server.url}/v1/documents?where=nothing"), 400, "nothing is not a field")
+
+
 def test_the_api_and_its_python_client_have_one_set_of_names(served) -> None:
     description = httpx.get(served.url + "/openapi.json").json()
     operations = [one for path in description["paths"].values() for one in path.values()]

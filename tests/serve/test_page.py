@@ -425,7 +425,16 @@ def plain(text: str) -> str:
 def test_hostile_passages_are_shown_as_text_and_nothing_runs(visit, site) -> None:
     client = Client(site.url, TOKEN)
     documents = [
-        {"id": f"hostile {n}{payload}", "title": f"Hostile {payload}", "text": f"Hostile {n} {payload} end."}
+        {
+            "id": f"hostile {n}{payload}",
+            "title": f"Hostile {payload}",
+            "text": f"Hostile {n} {payload} end.",
+            "fields": {
+                "note": payload,
+                "url": "javascript:window.pwned=9",
+                "source": f"https://example.org/{n}",
+            },
+        }
         for n, payload in enumerate(HOSTILE)
     ]
     client.add(documents)
@@ -446,6 +455,10 @@ def test_hostile_passages_are_shown_as_text_and_nothing_runs(visit, site) -> Non
         for passage in client.retrieve("Hostile", "bm25", 20):
             page = visit.open(f"passage/{passage['id']}")
             page.wait_for_selector(".passage")
+            fields = page.locator(".fields")
+            assert plain(passage["fields"]["note"]) in plain(fields.inner_text())
+            expect(fields.get_by_role("link")).to_have_count(1)
+            expect(fields.get_by_role("link")).to_have_attribute("href", passage["fields"]["source"])
         page.wait_for_timeout(100)
         assert page.evaluate(
             "window.pwned === undefined && document.scripts.length === 1 && !document.querySelector('iframe, base')"

@@ -22,7 +22,7 @@ from realm.store.knowledge_base import (
     build,
 )
 from realm.text.corpus import Annotations, Document, Span, passage_id
-from tests.store.tiny import CONFIG, DOCUMENTS, TOKENIZER, TinyTagger, content, make
+from tests.store.tiny import CONFIG, DOCUMENTS, LINKED, TOKENIZER, TinyTagger, as_format_3, content, make
 
 # --- build --------------------------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ def test_the_list_of_documents_counts_their_passages_in_their_order(kb: Knowledg
         key = (passage.document_id, passage.title)
         counts[key] = counts.get(key, 0) + 1
     listed = kb.documents()
-    assert listed == [DocumentEntry(*name, count) for name, count in counts.items()]
+    assert listed == [DocumentEntry(*name, count, {}) for name, count in counts.items()]
     assert kb.documents(2, 3) == listed[2:5]
     assert [d.id for d in kb.documents(prefix="d1")] == ["d1", *(f"d{n}" for n in range(10, 20))]
     assert [d.id for d in kb.documents(1, 2, "Ne")] == []
@@ -236,6 +236,14 @@ def test_an_interrupted_build_with_other_settings_starts_over_and_says_so(
     assert len(tagger.read) == len(DOCUMENTS)
     assert "starting from the beginning" in caplog.text
     assert KnowledgeBase.open(tmp_path / "kb").config.passage_tokens == 30
+
+
+def test_an_interrupted_build_without_a_column_of_links_starts_over(tmp_path: Path) -> None:
+    interrupt(tmp_path / "kb", [*LINKED, *DOCUMENTS])
+    as_format_3(tmp_path / "kb.building")
+    kb = make(tmp_path / "kb", [*LINKED, *DOCUMENTS])
+    assert list(kb) == list(make(tmp_path / "whole", [*LINKED, *DOCUMENTS]))
+    assert next(iter(kb)).links == ("Town 3", "Inn")
 
 
 def test_an_interrupted_build_goes_on_only_with_the_documents_it_read(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A knowledge base against a dictionary, and against everything that may happen to a process or a disk."""
 
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from realm.errors import RealmError
 from realm.store import ingest as build_module
 from realm.store import tables
+from realm.store.ingest import Settings
 from realm.store.knowledge_base import (
     AddResult,
     KnowledgeBase,
@@ -19,7 +22,17 @@ from realm.store.knowledge_base import (
 )
 from realm.text.corpus import Document, Link
 from tests.store.test_build import Stopped, stop
-from tests.store.tiny import CONFIG, DOCUMENTS, TOKENIZER, TinyTagger, content, make, tiny_tokenizer
+from tests.store.tiny import (
+    CONFIG,
+    DOCUMENTS,
+    LINKED,
+    TOKENIZER,
+    TinyTagger,
+    as_format_3,
+    content,
+    make,
+    tiny_tokenizer,
+)
 
 # --- add and delete -----------------------------------------------------------------------------------------
 
@@ -218,22 +231,53 @@ def test_what_is_no_knowledge_base_is_refused_in_one_line(kb: KnowledgeBase, tmp
             KnowledgeBase.open(folder)
 
 
-@pytest.mark.parametrize("number", [3, 5])
-def test_another_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_an_unknown_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(build_module, "FORMAT", number)
+        patch.setattr(build_module, "FORMAT", 6)
         make(tmp_path / "kb")
-    with pytest.raises(RealmError, match=f"has format {number}, but this version of realm reads format 4"):
+    with pytest.raises(RealmError, match="has format 6, but this version of realm reads formats 1 to 5"):
         KnowledgeBase.open(tmp_path / "kb")
 
 
-LINKED = [
-    Document(
-        "Linked", "It has inns in Town 3.", "l", (Link(15, "Town 3"), Link(15, "Inn"), Link(15, "Town 3"))
-    ),
-    Document("Alone", "It has two inns.", "a", ()),
-    DOCUMENTS[5],
-]
+def test_a_knowledge_base_of_an_earlier_version_has_a_tokenizer_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Settings.to_json
+
+    def to_json(settings: Settings) -> str:
+        saved = json.loads(before(settings))
+        del saved["config"]["tokenizer"]
+        return json.dumps(saved | {"format": 2})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Settings, "to_json", to_json)
+        make(tmp_path / "kb")
+    assert KnowledgeBase.open(tmp_path / "kb").config.tokenizer == ""
+
+
+def test_a_knowledge_base_without_a_column_of_links_can_be_used_changed_and_compacted(
+    kb: KnowledgeBase, tmp_path: Path
+) -> None:
+    shutil.copytree(kb.folder, tmp_path / "old")
+    as_format_3(tmp_path / "old")
+    old = KnowledgeBase.open(tmp_path / "old")
+    assert (old.fingerprint, old.links_digest) == (kb.fingerprint, "")
+    changes = [
+        *LINKED,
+        DOCUMENTS[7]._replace(text="Town 7 is two towns."),
+        DOCUMENTS[8]._replace(id="d8 again"),
+    ]
+    for one in (old, kb):
+        one.add(changes, TinyTagger())
+        one.delete(["d3", "d8"])
+    for _ in range(2):
+        assert list(old) == [passage._replace(links=None) for passage in kb]
+        assert old.verify() == []
+        for mine, others in zip(old.tokens, kb.tokens, strict=True):
+            np.testing.assert_array_equal(mine.values, others.values)
+        assert "links" not in old.table.schema.names
+        old.compact()
+        old = KnowledgeBase.open(old.folder)
 
 
 def test_links_come_back_through_builds_additions_and_compaction(tmp_path: Path) -> None:

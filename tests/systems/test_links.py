@@ -3,16 +3,19 @@
 import json
 import random
 import re
+import shutil
 
 import mwparserfromhell
 import pytest
 
 from realm import cli
 from realm.store.knowledge_base import KnowledgeBase
-from realm.systems.passage_graph import PassageGraph
+from realm.systems.articles import Articles
+from realm.systems.passage_graph import PassageGraph, Titles
 from realm.systems.path_retriever import links_of
 from realm.text.corpus import Passage
 from tests.documents.writers import page, write_dump
+from tests.store.tiny import as_format_3
 
 TITLES = [f"Town {number}" for number in range(24)] + ["Ouse (river)", "AT&T", "Éclair"]
 SHAPES = (
@@ -102,3 +105,17 @@ def test_the_edges_of_the_graph_are_the_links(kb, pages, tmp_path) -> None:
         assert links_of(graph, number) == there
         edges += len(there)
     assert edges > len(passages)
+
+
+def test_without_the_column_the_edges_are_titles_in_the_text_and_the_graph_is_made_anew(kb, tmp_path) -> None:
+    with_links = PassageGraph.open(kb, tmp_path / "system")
+    shutil.copytree(kb.folder, tmp_path / "old")
+    as_format_3(tmp_path / "old")
+    old = KnowledgeBase.open(tmp_path / "old")
+    graph = PassageGraph.open(old, tmp_path / "system")
+    titles = Titles(old, Articles.of(old))
+    for number, passage in enumerate(old):
+        own = graph.articles.document_N[number]
+        found = dict.fromkeys(titles.find(passage.text))
+        assert graph.named(number) == [document for document in found if document != own]
+    assert graph.document_E.tolist() != with_links.document_E.tolist()

@@ -4,7 +4,17 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from realm.text.corpus import Annotations, Document, Link, Passage, Span, passage_id, split_document
+from realm.text.corpus import (
+    Annotations,
+    Cut,
+    Document,
+    Link,
+    Passage,
+    Section,
+    Span,
+    passage_id,
+    split_document,
+)
 
 
 def words(texts: Sequence[str]) -> list[int]:
@@ -29,7 +39,7 @@ def split(
     text: str, sentences: Sequence[tuple[int, int]], spans: Sequence[Span] = (), **limits: int
 ) -> list[Passage]:
     document = Document("a title", text, "an id")
-    return split_document(document, Annotations(tuple(sentences), tuple(spans)), words, **limits)
+    return split_document(document, Annotations(tuple(sentences), tuple(spans)), words, Cut(**limits))
 
 
 def test_id_of_the_empty_passage_is_the_published_one() -> None:
@@ -78,14 +88,14 @@ def test_long_sentence_is_cut_at_white_space_and_its_rest_takes_the_next_sentenc
 
 def test_text_without_white_space_is_cut_between_characters() -> None:
     text = "漢字仮名交文"
-    passages = split_document(Document("", text, "id"), Annotations(((0, 6),), ()), characters, max_tokens=7)
+    passages = split_document(Document("", text, "id"), Annotations(((0, 6),), ()), characters, Cut(7))
     assert [p.text for p in passages] == ["漢字仮名", "交文"]
 
 
 def test_long_title_leaves_half_of_the_budget() -> None:
     text, sentences = annotated("a b", "c d")
     document = Document("word " * 100, text, "id")
-    passages = split_document(document, Annotations(sentences, ()), words, max_tokens=10)
+    passages = split_document(document, Annotations(sentences, ()), words, Cut(10))
     assert [p.text for p in passages] == ["a b", "c d"]
 
 
@@ -115,7 +125,7 @@ def annotated_documents(draw: st.DrawFn) -> tuple[Document, Annotations]:
 @example((Document("", "a", "id"), Annotations(((0, 1),), ())), words, 8)
 def test_split_loses_nothing_and_keeps_order_budget_and_spans(annotated_document, count, max_tokens) -> None:
     document, annotations = annotated_document
-    passages = split_document(document, annotations, count, max_tokens)
+    passages = split_document(document, annotations, count, Cut(max_tokens))
 
     position, kept = 0, []
     budget = max_tokens - 3 - min(count([document.title])[0], max_tokens // 2)
@@ -142,7 +152,7 @@ def test_split_loses_nothing_and_keeps_order_budget_and_spans(annotated_document
 @given(annotated_documents(), st.integers(8, 40))
 def test_next_sentence_would_not_have_fitted(annotated_document, max_tokens) -> None:
     document, annotations = annotated_document
-    passages = split_document(document, annotations, words, max_tokens)
+    passages = split_document(document, annotations, words, Cut(max_tokens))
     budget = max_tokens - 3 - min(words([document.title])[0], max_tokens // 2)
     for passage, following in pairwise(passages):
         first = following.text[slice(*following.sentences[0])]
@@ -157,11 +167,67 @@ def test_next_sentence_would_not_have_fitted(annotated_document, max_tokens) -> 
 def test_a_link_belongs_to_the_passage_in_which_its_words_begin(drawn, places, max_tokens) -> None:
     document, annotations = drawn
     links = sorted(Link(start, title) for start, title in places if start < len(document.text))
-    passages = split_document(document._replace(links=tuple(links)), annotations, words, max_tokens)
+    passages = split_document(document._replace(links=tuple(links)), annotations, words, Cut(max_tokens))
     end = 0
     for passage in passages:
         start = document.text.index(passage.text, end)
         end = start + len(passage.text)
         assert passage.links == tuple(dict.fromkeys(one.title for one in links if start <= one.start < end))
-    for passage in split_document(document, annotations, words, max_tokens):
+    for passage in split_document(document, annotations, words, Cut(max_tokens)):
         assert passage.links is None
+
+
+def squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+@given(
+    annotated_documents(),
+    st.lists(st.tuples(st.integers(0, 200), st.text("AB", min_size=1, max_size=3)), max_size=4),
+    st.integers(8, 40),
+    st.booleans(),
+)
+def test_each_section_is_split_as_a_document_with_its_title(drawn, places, max_tokens, whole) -> None:
+    document, annotations = drawn
+    starts = {start: title for start, title in places if start < len(document.text)}
+    sections = tuple(Section(start, starts[start]) for start in sorted(starts))
+    document = document._replace(sections=sections)
+    found = split_document(document, annotations, words, Cut(max_tokens, whole=whole))
+    bounds = [*sections] if sections and not sections[0].start else [Section(0, document.title), *sections]
+    rest = list(found)
+    for section, end in zip(bounds, [*(one.start for one in bounds[1:]), len(document.text)], strict=True):
+        inside = squeezed(document.text[section.start : end])
+        own: list[Passage] = []
+        while squeezed("".join(one.text for one in own)) != inside:
+            own.append(rest.pop(0))
+        assert {one.title for one in own} <= {section.title}
+        assert not whole or len(own) <= 1
+        assert all(one.id == passage_id(section.title, one.text) for one in own)
+    assert rest == []
+
+
+@given(annotated_documents(), st.integers(8, 40), st.integers(1, 20))
+def test_an_overlap_repeats_whole_sentences_and_loses_nothing(drawn, max_tokens, overlap) -> None:
+    document, annotations = drawn
+    budget = max_tokens - 3 - min(words([document.title])[0], max_tokens // 2)
+    passages = split_document(document, annotations, words, Cut(max_tokens, overlap))
+    end, start = 0, 0
+    for passage in passages:
+        start = document.text.index(passage.text, start)
+        repeated = document.text[start:end]
+        assert words([repeated])[0] <= overlap
+        assert squeezed(document.text[end:start]) == ""  # nothing is left out
+        assert start + len(passage.text) > end
+        assert sum(words([passage.text[a:b] for a, b in passage.sentences])) <= budget
+        end = start + len(passage.text)
+        start += 1
+    assert squeezed(document.text[end:]) == ""
+    plain = split_document(document, annotations, words, Cut(max_tokens))
+    assert len(plain) <= len(passages)
+
+
+def test_an_overlap_is_as_long_as_it_may_be() -> None:
+    text, sentences = annotated("a b.", "c d.", "e.", "f g.", "h i j.")
+    texts = [p.text for p in split(text, sentences, max_tokens=10, overlap=2)]
+    assert texts == ["a b. c d. e.", "e. f g.", "f g. h i j."]
+    assert [p.text for p in split(text, sentences, max_tokens=10)] == ["a b. c d. e.", "f g. h i j."]

@@ -49,6 +49,21 @@ def test_what_is_added_is_found_and_what_is_deleted_is_gone_when_the_call_return
     assert left == set(TOWNS) - {TOWNS[0]} == {d.title for d in realm.load(towns).documents()}
 
 
+def test_a_workspace_answers_from_the_documents_that_match_a_filter(towns: Path) -> None:
+    workspace = realm.load(towns)
+    workspace.add(
+        [{**OAKHAM, "year": 2020}, {"title": "Nowhere", "text": "Nowhere has no river.", "year": 1999}]
+    )
+    assert [p.title for p in workspace.retrieve("river", 9, where="year > 2000")] == ["Oakham"]
+    answer = workspace.answer("on which river lies Oakham?", where="year = 2020", method="bm25")
+    assert answer.passage.fields == {"year": 2020}
+    assert [d.id for d in workspace.documents(where="year < 2000")] == ["Nowhere"]
+    with pytest.raises(InputError, match="no passage to read that matches the filter year = 1"):
+        workspace.answer("river?", where="year = 1")
+    with pytest.raises(InputError, match="is not a field"):
+        workspace.answers("river?", where="month = 1")
+
+
 def test_a_change_by_another_process_is_taken_up(towns: Path) -> None:
     workspace = realm.load(towns)
     KnowledgeBase.open(towns / "kb").delete(["d0"])

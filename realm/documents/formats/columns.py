@@ -93,7 +93,10 @@ def _arrow(path: Path, rows: "_Rows") -> Iterator[tuple[Any, int]]:
 
 
 def _columns(path: Path, schema: Any) -> list[str]:
-    """The names of the columns to read: title, text, and id if the file has one."""
+    """The names of the columns to read: title, text, id if the file has one, and the columns that can be fields.
+
+    A field is a text, a number, a truth value, a date or a time. Columns of lists and structs are not read.
+    """
     import pyarrow.types as types
 
     present = present_names(schema.names)
@@ -111,7 +114,17 @@ def _columns(path: Path, schema: Any) -> list[str]:
             raise Unreadable(
                 path, FIELDS, f"{path}: the column {name} holds {shown(str(kind))}, and must hold strings"
             )
-    return list(present.values())
+    others = [name for name in schema.names if name not in present.values() and schema.names.count(name) == 1]
+    return [*present.values(), *(name for name in others if _can_be_field(schema.field(name).type))]
+
+
+def _can_be_field(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    value = kind.value_type if types.is_dictionary(kind) else kind
+    number = types.is_integer(value) or types.is_floating(value) or types.is_boolean(value)
+    words = types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)
+    return bool(number or words or types.is_date(value) or types.is_timestamp(value))
 
 
 class _Rows:

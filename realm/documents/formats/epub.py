@@ -16,7 +16,7 @@ from lxml import etree
 
 from realm.documents.formats.archives import archive
 from realm.documents.formats.encodings import declared_encoding, decode
-from realm.documents.formats.pages import page_record, read_page
+from realm.documents.formats.pages import Heading, page_record, read_page
 from realm.documents.formats.records import DAMAGED, ENCRYPTED, Limits, Record, Unreadable, sensible_title
 
 _CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
@@ -34,8 +34,15 @@ def read(path: Path, limits: Limits) -> Iterator[Record]:
             raise Unreadable(path, ENCRYPTED, f"{path} is encrypted and cannot be read without its key")
         pages = [read_page(_markup(path, parts, name)) for name in chapters if name in parts.NameToInfo]
     title = sensible_title(book.findtext(".//{*}metadata/{*}title"))
-    text = "\n\n".join(page.text for page in pages if page.text)
-    yield page_record(path, title or next((page.heading for page in pages if page.heading), ""), text)
+    pages = [page for page in pages if page.text]
+    text = "\n\n".join(page.text for page in pages)
+    headings: list[Heading] = []
+    start = 0
+    for page in pages if limits.headings else []:
+        headings += [one._replace(start=start + one.start) for one in page.headings]
+        start += len(page.text) + 2
+    title = title or next((page.heading for page in pages if page.heading), "")
+    yield page_record(path, title, text, headings=headings)
 
 
 def _chapters(book: Any, package: str) -> list[str]:

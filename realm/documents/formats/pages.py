@@ -5,15 +5,25 @@ no tree, so the time is linear in the length of the page. A page with too deeply
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lxml import etree
 
 from realm.documents.formats.compressed import uncompressed
 from realm.documents.formats.records import NO_TEXT, Record, Unreadable
+from realm.text.corpus import Section
+from realm.text.fields import NO_FIELDS, read_value
+
+
+class Heading(NamedTuple):
+    """A heading in a text: position of its first character, level from 1 to 6, and words."""
+
+    start: int
+    level: int
+    words: str
 
 
 class Page(NamedTuple):
@@ -22,6 +32,10 @@ class Page(NamedTuple):
     title: str
     heading: str
     text: str
+    headings: tuple[Heading, ...] = ()
+    """All headings, in the order of the text."""
+    fields: Mapping[str, Any] = NO_FIELDS
+    """Values of `<meta name=... content=...>`; a name that occurs several times has a list of values."""
 
 
 DEEPEST = 1_000
@@ -50,22 +64,66 @@ def read_page(source: str) -> Page:
     title, heading = (" ".join("".join(words).split()) for words in (taken.title, taken.heading))
     if len(title) > _LONGEST_TITLE:  # an unclosed title element contains the whole page
         title, text = "", f"{title}\n\n{text}".strip()
-    return Page(title, heading, text)
+    text, headings = _without_marks(text)
+    return Page(title, heading, text, headings, taken.fields)
 
 
-def page_record(path: Path, title: str, text: str, assumed: str | None = None) -> Record:
+def _without_marks(text: str) -> tuple[str, tuple[Heading, ...]]:
+    """The text without the marks before headings, and the headings. The words of a heading end at the next blank line."""
+    parts = _MARK.split(text)
+    headings, place = [], len(parts[0])
+    for level, part in zip(parts[1::2], parts[2::2], strict=True):
+        headings.append(Heading(place, int(level), " ".join(part.partition("\n\n")[0].split())))
+        place += len(part)
+    return "".join(parts[::2]), tuple(headings)
+
+
+def sections_of(title: str, text: str, headings: Sequence[Heading]) -> tuple[Section, ...]:
+    """A section for each heading that text follows. The title is the title of the page and the headings above, joined by " > ".
+
+    A heading that another heading follows is part of the section of the next heading. A heading that equals the title of the
+    page is not repeated in titles.
+    """
+    found: list[Section] = []
+    path: list[Heading] = []
+    open_since: int | None = None  # start of a heading without text of its own
+    ends = [*(one.start for one in headings[1:]), len(text)]
+    for one, end in zip(headings, ends, strict=False):
+        path = [*(above for above in path if above.level < one.level), one]
+        start = one.start if open_since is None else open_since
+        if " ".join(text[one.start : end].split()) == one.words:
+            open_since = start
+            continue
+        open_since = None
+        names = [heading.words for heading in path if heading.words != title]
+        found.append(Section(start, " > ".join([title, *names])))
+    return tuple(found)
+
+
+def page_record(
+    path: Path,
+    title: str,
+    text: str,
+    assumed: str | None = None,
+    fields: Mapping[Any, Any] = NO_FIELDS,
+    headings: Sequence[Heading] = (),
+) -> Record:
     """The record of a page in a file. If `title` is empty, the file name is the title.
 
     Raises:
         Unreadable: the page has no text.
     """
     title = title or uncompressed(path).stem
+    sections = sections_of(title, text, headings)
     # The title is stored beside the text: a text that begins with the title would repeat the title in the first passage.
     if text == title or text.startswith(f"{title}\n"):
+        before = len(text)
         text = text[len(title) :].lstrip()
+        gone = before - len(text)
+        sections = tuple(Section(max(0, start - gone), own) for start, own in sections)
     if not text:
         raise Unreadable(path, NO_TEXT, f"{path} has no text, only a title or markup")
-    return Record(str(path), title, text, path.as_posix(), assumed)
+    return Record(str(path), title, text, path.as_posix(), assumed, fields=fields, sections=sections)
 
 
 def _parse(source: str, taken: "_Taken") -> None:
@@ -76,6 +134,9 @@ def _parse(source: str, taken: "_Taken") -> None:
         parser.close()
 
 
+_MARKED = "\x02"
+"""Character before the level of a heading in the text that is collected. HTML does not allow this character."""
+_MARK = re.compile(f"{_MARKED}([1-6])")
 _SPACES = re.compile(r"[^\S\n]+")
 _WHITE = re.compile(r"\s+")
 _BLOCK = frozenset(
@@ -92,6 +153,13 @@ _NAVIGATION = re.compile(
 )
 """Roles and classes of navigation. An element of `_HOLDS_LINKS` with one of these roles or classes is skipped."""
 _OWN_TEXT = frozenset("article h1 main p".split())
+_FOR_BROWSERS = re.compile(
+    r"(apple|msapplication|csrf|google|mobile-web-app|twitter)[-:].*|viewport|theme-color|color-scheme|robots|\w*bot|generator"
+    r"|referrer|format-detection|handheldfriendly|application-name",
+    re.IGNORECASE,
+)
+"""Names of `<meta>` elements that are for browsers and search engines, and say nothing about the document."""
+_MOST_META = 1_000
 
 
 class _Taken:
@@ -101,11 +169,13 @@ class _Taken:
         self.title: list[str] = []
         self.heading: list[str] = []
         self.text: list[str] = []
+        self.fields: dict[str, Any] = {}
         self._depth = 0
         self._open = Counter[str]()  # open elements that change the handling of text, by kind
         self._asides: list[tuple[int, int]] = []  # of each open aside: its depth, and where its text starts
         self._titles = 0
         self._heading_read = False
+        self._level: str | None = None  # level of a heading that has begun, and has no text yet
         self._row_started = False
         self._cell_has_text = False
         self._paragraph_ended = False  # in a cell: if more text follows, a blank line comes first
@@ -116,6 +186,8 @@ class _Taken:
             raise PageError(f"elements are nested over {DEEPEST:,} deep")
         self._open[_kind(tag)] += 1
         self._titles += tag == "title" and not self._open["svg"]
+        if tag == "meta":
+            self._take_meta(attributes.get("name", "").strip(), attributes.get("content", "").strip())
         named = f"{attributes.get('role', '')} {attributes.get('class', '')}".split()
         if tag in _ASIDE or (tag in _HOLDS_LINKS and any(map(_NAVIGATION.fullmatch, named))):
             self._asides.append((self._depth, len(self.text)))
@@ -125,12 +197,14 @@ class _Taken:
             self._paragraph_ended = self._cell_has_text
         elif tag in _BLOCK:
             self._break()
+            self._level = tag[1] if tag in _HEADING and not self._in_cell() else None
         elif tag == "br":
             self.text.append("\n")
         elif tag in ("td", "th"):
             self.text.append(" | " if self._row_started else "\n\n")
             self._row_started = True
             self._cell_has_text = self._paragraph_ended = False
+            self._level = None  # a heading around a table is never closed
 
     def end(self, tag: str) -> None:
         if self._asides and self._asides[-1][0] == self._depth:
@@ -153,11 +227,27 @@ class _Taken:
             return
         if self._open["heading"] and not self._heading_read and not self._asides:
             self.heading.append(data)
+        data = data.replace(_MARKED, "")
         if data and not data.isspace():
             if self._paragraph_ended:
                 self._break()
             self._cell_has_text = True
-        self.text.append(data if self._open["pre"] else _WHITE.sub(" ", data))
+        text = data if self._open["pre"] else _WHITE.sub(" ", data)
+        if self._level is not None and not text.isspace() and text:
+            words = text.lstrip()
+            text = f"{text[: -len(words)]}{_MARKED}{self._level}{words}"
+            self._level = None
+        self.text.append(text)
+
+    def _take_meta(self, name: str, content: str) -> None:
+        if not name or not content or _FOR_BROWSERS.fullmatch(name) or len(self.fields) >= _MOST_META:
+            return
+        value = read_value(content)
+        before = self.fields.setdefault(name, value)
+        if isinstance(before, list):
+            before.append(value)
+        elif before is not value:
+            self.fields[name] = [before, value]
 
     def _in_cell(self) -> bool:
         return self._open["td"] > 0 or self._open["th"] > 0

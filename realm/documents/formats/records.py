@@ -1,12 +1,14 @@
 """Output of the file format readers: records, and problems with a file, a line or a row."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from realm.errors import InputError, shortened, shown
-from realm.text.corpus import Link
+from realm.text.corpus import Link, Section
+from realm.text.fields import NO_FIELDS
 
 EMPTY: Final = "empty"
 NO_TEXT: Final = "without text"
@@ -44,6 +46,10 @@ class Record(NamedTuple):
     """The assumed encoding, if the file declares no encoding and is not UTF-8; else None."""
     links: tuple[Link, ...] | None = None
     """Links in the order of the text; None if the format of the file has no links, or if the reader does not keep them."""
+    fields: Mapping[Any, Any] = NO_FIELDS
+    """Metadata of the document as it is in the file; `realm.text.fields.clean_fields` makes fields of it."""
+    sections: tuple[Section, ...] = ()
+    """Sections of the text: those of the headings, if `Limits.headings` is set, or the passages of a record."""
 
 
 class Unreadable(InputError):
@@ -59,10 +65,12 @@ class Unreadable(InputError):
 
 
 class Limits(NamedTuple):
-    """Limits of length, which also limit the memory of a reader."""
+    """What readers read: limits of length, which also limit the memory of a reader, and whether headings make sections."""
 
     document_chars: int = 1_000_000
     """Most characters of a document."""
+    headings: bool = False
+    """Whether readers of formats with headings make a section of each heading."""
 
     @property
     def file_bytes(self) -> int:
@@ -118,7 +126,15 @@ def present_names(names: Collection[str]) -> dict[str, str]:
 
 
 def record(where: str, fields: Mapping[str, Any]) -> Record | Unreadable:
-    """The record that has the fields of a JSON object or a row, or the problem with these fields."""
+    """The record that has the keys of a JSON object or the columns of a row, or the problem with these.
+
+    All keys besides id, title and text are fields of the document, and so are the keys of an object `metadata`. If the record
+    has `passages`, as `realm kb export` writes them, these are the text, and each is a section.
+    """
+    passages = _passages(fields.get("passages"))
+    if passages:
+        fields = {**fields, "text": "\n\n".join(text for _, text in passages)}
+        del fields["passages"]
     present = present_names(fields)
     for part in ("title", "text"):
         if part not in present:
@@ -136,12 +152,38 @@ def record(where: str, fields: Mapping[str, Any]) -> Record | Unreadable:
             problem = f'"{present["id"]}" is {shown(own_id)}, and must be a string or a whole number'
             return Unreadable(where, FIELDS, f"{where}: {problem}")
         own_id = str(own_id)
-    for name, value in (("title", title), ("text", text), ("id", own_id or "")):
+    titles = "".join(own or "" for own, _ in passages)
+    for name, value in (("title", title), ("text", text), ("id", own_id or ""), ("passages", titles)):
         if SURROGATE.search(value):
             return Unreadable(
                 where, FIELDS, f'{where}: "{name}" holds half of a character (a lone UTF-16 surrogate)'
             )
-    return Record(where, title, text, own_id)
+    others = {name: value for name, value in fields.items() if name not in present.values()}
+    inner = others.get("metadata")
+    if isinstance(inner, Mapping):
+        del others["metadata"]
+        others |= {name: value for name, value in inner.items() if name not in others}
+    return Record(where, title, text, own_id, fields=others, sections=_sections(title, passages))
+
+
+def _passages(value: Any) -> list[tuple[str | None, str]]:
+    """Title and text of the passages of a record, `[{"title"?, "text"}, ...]`; an empty list if the value is anything else."""
+    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
+        return []
+    found = [(one.get("title"), one.get("text")) for one in value]
+    usable = all(
+        isinstance(text, str) and text.strip() and isinstance(title, str | None) for title, text in found
+    )
+    return found if usable else []
+
+
+def _sections(title: str, passages: Sequence[tuple[str | None, str]]) -> tuple[Section, ...]:
+    """A section for each passage; in the text of the document, a blank line follows each passage."""
+    starts = accumulate((len(text) + 2 for _, text in passages), initial=0)
+    return tuple(
+        Section(start, title if own is None else own)
+        for start, (own, _) in zip(starts, passages, strict=False)
+    )
 
 
 SURROGATE = re.compile(r"[\ud800-\udfff]")

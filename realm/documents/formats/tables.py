@@ -2,8 +2,9 @@
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from realm.documents.formats.compressed import opened
 from realm.documents.formats.encodings import without_text
@@ -19,6 +20,17 @@ from realm.documents.formats.records import (
     record,
 )
 from realm.errors import first_line
+from realm.text.fields import read_value
+
+
+def _values(names: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
+    """The values of a row. An empty text is no value, except in the columns that every row has."""
+    parts = present_names(names).values()
+    return {
+        name: value if name in parts else read_value(value)
+        for name, value in zip(names, row, strict=True)
+        if value or name in parts
+    }
 
 
 def tsv(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
@@ -45,7 +57,7 @@ def tsv(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
                     message = f"{where}: {len(row)} columns, but {len(names)} in the heading line"
                     yield Unreadable(where, FIELDS, message)
                 else:
-                    yield record(where, dict(zip(names, row, strict=True)))
+                    yield record(where, _values(names, row))
         except UnicodeDecodeError as error:
             raise Unreadable(path, ENCODING, f"{path} is not UTF-8 ({error.reason})") from None
         except csv.Error as error:

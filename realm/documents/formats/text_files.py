@@ -1,11 +1,11 @@
 """Files that are one document each: plain text, Markdown and HTML."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from realm.documents.formats.compressed import uncompressed
 from realm.documents.formats.encodings import whole
+from realm.documents.formats.front_matter import split_front_matter
 from realm.documents.formats.pages import Page, PageError, page_record, read_page
 from realm.documents.formats.records import (
     DAMAGED,
@@ -31,24 +31,21 @@ def markdown(path: Path, limits: Limits) -> Iterator[Record]:
     from markdown_it import MarkdownIt
 
     source, assumed = whole(path, limits)
-    title = ""
-    if front := _FRONT_MATTER.match(source):
-        source = source[front.end() :]
-        if named := re.search(r"^title:[ \t]*(.+)$", front[1] or "", re.MULTILINE):
-            title = named[1].strip().strip("\"'")
+    front, source = split_front_matter(source)
     # Markdown is first converted to HTML, because Markdown may contain HTML.
     page = _page(path, MarkdownIt("commonmark").enable("table").render(source))
-    yield page_record(path, title or page.heading, page.text, assumed)
-
-
-_FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?\n)?---[ \t]*(?:\n|\Z)", re.DOTALL)
+    fields = {**page.fields, **front.fields}
+    headings = page.headings if limits.headings else ()
+    yield page_record(path, front.title or page.heading, page.text, assumed, fields, headings)
 
 
 def html(path: Path, limits: Limits) -> Iterator[Record]:
     """One record. The title is the title element, else the first heading, else the file name."""
     source, assumed = whole(path, limits, html=True)
     page = _page(path, source)
-    yield page_record(path, page.title or page.heading, page.text, assumed)
+    headings = page.headings if limits.headings else ()
+    title = page.title or page.heading
+    yield page_record(path, title, page.text, assumed, page.fields, headings)
 
 
 def _page(path: Path, source: str) -> Page:

@@ -41,7 +41,8 @@ def read(path: Path, limits: Limits) -> Iterator[Record]:
             file, convert_image=no_pictures, style_map="p[style-name='Title'] => h1:fresh"
         ).value
     page = read_page(html)
-    yield page_record(path, title or page.heading, page.text)
+    headings = page.headings if limits.headings else ()
+    yield page_record(path, title or page.heading, page.text, headings=headings)
 
 
 def _title(core: bytes) -> str | None:

@@ -1,6 +1,6 @@
 // The view "Ask": the answer, and below the answer the passages that were read, with p(z|x), span and span score.
 
-import { address, age, asking, bar, choice, el, field, get, marked, newest, percent, problem, question, remember, waiting } from "./dom.js";
+import { address, age, asking, bar, choice, el, field, fieldList, get, marked, newest, percent, problem, question, remember, waiting } from "./dom.js";
 import { explain } from "./words.js";
 
 const METHODS = [["dense", "Dense"], ["bm25", "BM25"], ["hybrid", "Hybrid"]];
@@ -159,6 +159,7 @@ function card(passage, heading) {
     ),
     text,
     score,
+    fieldList(passage.fields),
   );
   return { element, show };
 

@@ -109,6 +109,16 @@ export function marked(text, spans) {
   return [...parts, characters.slice(place).join("")];
 }
 
+// The fields of a document. An address becomes a link; other schemes than http and https could run scripts.
+export function fieldList(fields) {
+  const entries = Object.entries(fields ?? {});
+  if (!entries.length) return null;
+  const shown = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+  const isAddress = (value) => typeof value === "string" && /^https?:\/\/\S+$/i.test(value);
+  return el("dl", { class: "fields" }, entries.map(([name, value]) => el("div", {}, el("dt", {}, name),
+    el("dd", {}, isAddress(value) ? el("a", { href: value, rel: "noopener noreferrer" }, value) : shown(value)))));
+}
+
 export function percent(p) {
   if (p >= 0.9995) return "100%";
   if (p >= 0.0995) return `${(100 * p).toFixed(0)}%`;

@@ -1,6 +1,6 @@
 // The view "Knowledge": passages can be searched, documents added and deleted, and the answer to a question watched.
 
-import { TOKEN, address, age, ask, asking, busy, choice, el, field, get, marked, newest, percent, post, problem, question as put, remember, waiting } from "./dom.js";
+import { TOKEN, address, age, ask, asking, busy, choice, el, field, fieldList, get, marked, newest, percent, post, problem, question as put, remember, waiting } from "./dom.js";
 
 const last = { search: "", method: "hybrid", watched: "", answers: [] };
 const RANKINGS = [["hybrid", "Hybrid"], ["dense", "Dense"], ["bm25", "BM25"]];
@@ -116,6 +116,7 @@ export async function knowledgeView(main, health, path, values) {
         el("h3", {}, el("a", { href: `#passage/${passage.id}` }, passage.title || "untitled")),
         el("span", { class: "score" }, `score ${passage.score.toPrecision(3)}`)),
       el("p", { class: "text short" }, passage.text),
+      fieldList(passage.fields),
       el("div", { class: "card-end" }, el("small", {}, `document ${passage.document}`), health.writable ? button : null));
   }
 
@@ -167,6 +168,7 @@ export async function passageView(main, health, [id], values) {
     el("p", { class: "crumbs" }, el("a", { href: "#knowledge" }, "Knowledge")),
     el("h1", {}, passage.title || "untitled"),
     el("p", { class: "source" }, "From the document ", el("b", {}, passage.document)),
+    fieldList(passage.fields),
     el("p", { class: "text" }, marked(passage.text, spans)),
     el("p", { class: "steps" }, step(passage.previous, "← Previous passage"), step(passage.next, "Next passage →")),
     el("p", { class: "hint" }, "Passage ", el("code", {}, passage.id))));

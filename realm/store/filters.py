@@ -1,0 +1,148 @@
+"""Filters: boolean expressions over the fields of documents, in Lance's filter language, such as "year >= 2020 and not draft".
+
+A filter is a part of SQL: comparisons, `and`, `or`, `not`, `in`, `between`, `like` and `is null`. `filter_sql` checks each word
+of a filter, and replaces the names of fields by the typed columns of the table. Everything else, above all functions and
+internal columns, is refused. Lance parses the result, so it is Lance that checks the grammar and the types.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from realm.errors import InputError, shortened
+from realm.store.field_columns import column_name
+from realm.text.fields import Kind, column_value, kind_of
+
+LONGEST_FILTER = 2_000
+"""Longest filter in characters."""
+BUILT_IN: Mapping[str, str] = {"id": "document_id", "title": "title"}
+"""Names that a filter can use besides the fields -> columns: the id of the document, and the title of the passage."""
+KIND_NAMES: Mapping[Kind, str] = {
+    "bool": "true or false",
+    "int": "whole number",
+    "float": "number",
+    "date": "date",
+    "time": "time",
+    "text": "text",
+}
+_WORDS = frozenset("and or not in is null like ilike between true false".split())
+_TOKEN = re.compile(
+    r"\s*(?:(?P<text>'(?:[^']|'')*')|(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?!\w)|(?P<name>[^\W\d]\w*)"
+    r"|(?P<quoted>`[^`]*`|\"[^\"]*\")|(?P<sign><=|>=|<>|!=|=|<|>|\(|\)|,))"
+)
+
+
+Kinds = Mapping[str, Sequence[Kind]]
+"""The fields of a knowledge base -> the kinds of their values."""
+
+
+class _Column(NamedTuple):
+    """What a filter can compare: SQL for its value, and the kind of the value."""
+
+    name: str
+    sql: str
+    kind: Kind
+
+
+def filter_sql(where: str, kinds: Kinds) -> str:
+    """The filter as an expression over the columns of the table.
+
+    Raises:
+        InputError: the filter is too long, or has an unknown name, a word that filters do not have, or a value of a wrong kind.
+    """
+    if len(where) > LONGEST_FILTER:
+        raise InputError(f"the filter has {len(where)} characters, the limit is {LONGEST_FILTER}")
+    columns = _columns(kinds)
+    found: list[str] = []
+    place, has_column = 0, False
+    compared: _Column | None = None  # the last field of this comparison
+    while where[place:].strip():
+        token = _TOKEN.match(where, place)
+        if token is None:
+            raise refused(where, f"{shortened(where[place:].strip(), 20)!r} cannot be read", kinds)
+        place = token.end()
+        value = token[token.lastgroup or 0]
+        match token.lastgroup:
+            case "name" if value.lower() in _WORDS:
+                found.append(value.lower())
+                if value.lower() in ("and", "or") and "between" not in found[-4:]:
+                    compared = None
+            case "name" if value.lower() in ("date", "timestamp") and _TEXT_FOLLOWS.match(where, place):
+                found.append(value.lower())
+                compared = None  # the following text has a type
+            case "name" | "quoted":
+                name = value.strip('`"')
+                if name not in columns:
+                    raise refused(where, f"{name} is not a field", kinds)
+                compared, has_column = columns[name], True
+                found.append(compared.sql)
+            case "text" | "number" if compared is not None:
+                found.append(_literal(value, compared, where, kinds))
+            case _:
+                found.append(value)
+    if not has_column:
+        raise refused(where, "it has no field", kinds)
+    return " ".join(found)
+
+
+_TEXT_FOLLOWS = re.compile(r"\s*'")
+
+
+def _literal(value: str, column: _Column, where: str, kinds: Kinds) -> str:
+    """SQL for a text or a number that is compared with a column."""
+    is_text = value.startswith("'")
+    given = kind_of(value[1:-1].replace("''", "'")) if is_text else "float"
+    way = ""
+    match column.kind:
+        case "text" if not is_text:
+            way = f"write '{value}'"
+        case "int" | "float" if is_text:
+            way = "write the number without quotation marks"
+        case "bool":
+            way = "write true or false without quotation marks"
+        case "date" if given != "date":
+            way = "write a date like '2020-12-31'"
+        case "time" if given not in ("date", "time"):
+            way = "write a time like '2020-12-31T23:59:59Z', or a date"
+        case "time" if given == "time":
+            return f"timestamp '{column_value(value[1:-1]):%Y-%m-%d %H:%M:%S.%f}'"
+        case "date" | "time":
+            return f"date {value}"
+    if way:
+        compared = f"{column.name} ({names_of_fields(kinds)[column.name]}) with {shortened(value, 60)}"
+        raise InputError(f"the filter {shortened(where)} compares {compared}: {way}")
+    return value
+
+
+def names_of_fields(kinds: Kinds) -> dict[str, str]:
+    """The names that a filter can use -> what their values are."""
+    found = {name: KIND_NAMES[column.kind] for name, column in _columns(kinds).items()}
+    for name, some in kinds.items():
+        if len(some) > 1 and found[name] == KIND_NAMES["text"]:
+            found[name] += f", because values are {' and '.join(KIND_NAMES[kind] for kind in some)}"
+    return found
+
+
+def _columns(kinds: Kinds) -> dict[str, _Column]:
+    columns = {name: _Column(name, column, "text") for name, column in BUILT_IN.items()}
+    for name, some in kinds.items():
+        columns[name] = _column(name, some)
+    return columns
+
+
+def _column(name: str, kinds: Sequence[Kind]) -> _Column:
+    """A field with values of one kind, of numbers, or of kinds that only texts can represent."""
+    if len(kinds) == 1:
+        return _Column(name, f"`{column_name(name, kinds[0])}`", kinds[0])
+    kind: Kind = "float" if set(kinds) == {"int", "float"} else "text"
+    sql = "double" if kind == "float" else "string"
+    parts = (f"cast(`{column_name(name, one)}` as {sql})" for one in kinds)
+    return _Column(name, f"coalesce({', '.join(parts)})", kind)
+
+
+def refused(where: str, why: str, kinds: Kinds) -> InputError:
+    """The error for a filter that cannot be used."""
+    known = ", ".join(f"{name} ({kind})" for name, kind in names_of_fields(kinds).items())
+    return InputError(
+        f"the filter {shortened(where)} cannot be used: {why}; the fields are {shortened(known, 400)}"
+    )

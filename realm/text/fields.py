@@ -1,0 +1,136 @@
+"""Fields of documents: the metadata that a document has besides its title and text, such as a year, an author or an address.
+
+The value of a field is what JSON can hold. The *kind* of a value determines the typed column in which the knowledge base stores
+the value, and therefore how filters compare the value. JSON has no dates: a text in the format of ISO 8601 is a date or a time.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, date, datetime
+from typing import Any, Literal
+
+Kind = Literal["bool", "int", "float", "date", "time", "text"]
+Fields = Mapping[str, Any]
+NO_FIELDS: Fields = {}
+RESERVED = frozenset(("id", "_id", "title", "text", "maintext"))
+"""Names that no field can have, because records use these names for the parts of a document."""
+LONGEST_NAME = 100
+LONGEST_VALUE = 2_000
+"""Longest value in characters. Every passage of a document stores the fields, so a longer value would need much space."""
+_NOT_A_NAME = re.compile(r"\W+")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d\d)?", re.ASCII)
+_NUMBER = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d+)?", re.ASCII)
+
+
+def clean_fields(values: Mapping[Any, Any], left_out: Counter[str] | None = None) -> dict[str, Any]:
+    """The fields that a document can have, from the metadata of a file or a record.
+
+    In names, other characters than letters, digits and "_" become "_". Dates and times become texts in the format of ISO 8601.
+    Values that are not finite, longer than `LONGEST_VALUE` or of a type that JSON does not have are left out, and counted by
+    name in `left_out`. Values that are None and fields with a name in `RESERVED` are left out too. If two names become equal,
+    the first value is kept.
+
+    >>> clean_fields({"year": 2020, "og:url": "https://example.org", "title": "A", "none": None})
+    {'year': 2020, 'og_url': 'https://example.org'}
+    """
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = _NOT_A_NAME.sub("_", str(key)).strip("_")
+        if not name or len(name) > LONGEST_NAME or str(key) in RESERVED or name in RESERVED or value is None:
+            continue
+        try:
+            text: str | None = _SURROGATE.sub(
+                "\ufffd", json.dumps(value, ensure_ascii=False, allow_nan=False, default=_json)
+            )
+        except (TypeError, ValueError, RecursionError):
+            text = None
+        if text is not None and len(text) <= LONGEST_VALUE:
+            found.setdefault(name, json.loads(text))
+        elif left_out is not None:
+            left_out[name] += 1
+    return found
+
+
+def _json(value: object) -> str:
+    match value:
+        case datetime():
+            return time_text(value)
+        case date():
+            return value.isoformat()
+    raise TypeError
+
+
+def time_text(time: datetime) -> str:
+    """A time in the format of ISO 8601, in UTC; a time without a time zone is taken for UTC."""
+    utc = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    return utc.isoformat().replace("+00:00", "Z")
+
+
+def read_value(text: str) -> Any:
+    """The value of a field in a format that has only texts, such as HTML and TSV.
+
+    A text is a number or a truth value only if it is written exactly as JSON would write the value: "007" is a text.
+
+    >>> [read_value(text) for text in ("2020", "1.5", "1.50", "007", "true", "True")]
+    [2020, 1.5, '1.50', '007', True, 'True']
+    """
+    if text in ("true", "false"):
+        return text == "true"
+    if _NUMBER.fullmatch(text):
+        value = float(text) if "." in text else int(text)
+        if str(value) == text:
+            return value
+    return text
+
+
+def kind_of(value: Any) -> Kind:
+    """The kind of a value."""
+    match value:
+        case bool():
+            return "bool"
+        case int():
+            return "int" if -(2**63) <= value < 2**63 else "text"
+        case float():
+            return "float" if math.isfinite(value) else "text"
+        case str():
+            return "text" if _moment(value) is None else "date" if _DATE.fullmatch(value) else "time"
+    return "text"
+
+
+def column_value(value: Any) -> Any:
+    """The value as the typed column of its kind has it; lists and objects become JSON text."""
+    match kind_of(value):
+        case "date" | "time":
+            return _moment(value)
+        case "text":
+            return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value
+
+
+def _moment(text: str) -> date | datetime | None:
+    """The date or the time that a text is; None for any other text."""
+    try:
+        if _DATE.fullmatch(text):
+            return date.fromisoformat(text)
+        if _TIME.fullmatch(text):
+            time = datetime.fromisoformat(text)
+            return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    return None
+
+
+def to_json(fields: Fields) -> str | None:
+    """The fields as JSON text; None if there are no fields."""
+    return json.dumps(fields, ensure_ascii=False) if fields else None
+
+
+def from_json(text: str | None) -> dict[str, Any]:
+    """The fields of a JSON text that `to_json` made."""
+    found: dict[str, Any] = json.loads(text) if text else {}
+    return found

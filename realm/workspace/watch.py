@@ -1,0 +1,246 @@
+"""Keeps the knowledge base of a workspace in step with files: adds, replaces and deletes documents as their files change.
+
+A watcher looks at the names, sizes and times of all files of its sources again and again. A change is taken over when the file
+has been the same for some seconds (`settle`), so that a file is not read while another program writes it: a file that changes
+during the reading is read again later. WORKSPACE/watched.json has the files that were taken over, with the ids of their
+documents. The ids are written before the documents are added, so that after a kill the next watcher can delete the documents of
+files that are gone.
+
+If a source is missing or empty, for example because a disk is not mounted, its documents stay.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+import numpy as np
+
+from realm.documents.formats.records import Unreadable
+from realm.documents.reading import ReadingReport, read_documents
+from realm.documents.sources import files_of
+from realm.errors import InputError, RealmError
+from realm.files import read_json, write_json
+from realm.folders import one_writer
+from realm.qa.pipeline import AnswerConfig
+from realm.store.schema import key_of
+from realm.text.corpus import Document
+from realm.workspace.living import LivingKnowledge
+from realm.workspace.report import KB, MODEL, read_report, source_names
+from realm.workspace.sync import WATCHED, listed_documents
+
+EVERY = 2.0
+"""Seconds between two looks at the files."""
+SETTLE = 2.0
+"""Seconds for which a file must stay the same before its change is taken over."""
+_log = logging.getLogger(__name__)
+
+
+class WatchedFileJson(TypedDict):
+    """A file whose documents are in the knowledge base."""
+
+    source: str
+    version: list[int]
+    """Size and two times in nanoseconds of the file that was read: of the last change of the content, and of the last change of
+    content, name or permissions. Empty while the documents of the file are added."""
+    documents: list[str]
+
+
+class WatchedJson(TypedDict):
+    """The content of watched.json."""
+
+    files: dict[str, WatchedFileJson]
+    unclaimed: list[str]
+    """Documents of the last fit that are deleted if no file has them, when all files have been read once."""
+
+
+class _Seen(NamedTuple):
+    """A file as it is now, and since when; the version is empty if the file does not exist."""
+
+    version: list[int]
+    since: float
+
+
+def watch(
+    folder: Path,
+    sources: Sequence[str],
+    stop: threading.Event,
+    every: float = EVERY,
+    settle: float = SETTLE,
+    device: str = "auto",
+) -> None:
+    """Watches files and folders until `stop` is set; without sources, those of the last fit.
+
+    Raises:
+        InputError: the workspace or a source cannot be used.
+    """
+    watcher = Watcher(folder, sources, settle, device)
+    _log.info("watching %s; Ctrl-C ends the command", ", ".join(watcher.sources))
+    problem = ""
+    while True:
+        try:
+            watcher.look(time.monotonic())
+            problem = ""
+        except RealmError as error:  # the next look tries again
+            if str(error) != problem:
+                _log.warning("%s", error)
+            problem = str(error)
+        if stop.wait(every):
+            return
+
+
+class Watcher:
+    """Takes over the changes of files into one workspace."""
+
+    def __init__(self, folder: Path, sources: Sequence[str], settle: float = SETTLE, device: str = "auto"):
+        self.folder, self._settle = folder, settle
+        self._knowledge = LivingKnowledge(str(folder / KB), str(folder / MODEL), AnswerConfig(device=device))
+        self._knowledge.get_ready_to_write()
+        report = read_report(folder)
+        of_fit = report["sources"] if report is not None else []
+        self.sources = source_names(sources or [one for one in of_fit if not one.startswith("package:")])
+        if not self.sources:
+            raise InputError(f"{folder} was made from no file or folder: name the files and folders to watch")
+        for source in self.sources:
+            if source.startswith("package:"):
+                raise InputError(f"{source} does not change: name files and folders")
+            files_of(source, folder)
+        self._seen: dict[str, _Seen] = {}
+        self._lost: set[str] = set()
+        if (folder / WATCHED).is_file():
+            self._watched: WatchedJson = read_json(folder / WATCHED)
+        else:
+            everything = set(of_fit) <= set(self.sources)
+            unclaimed = sorted(listed_documents(folder)) if everything else []
+            self._watched = {"files": {}, "unclaimed": unclaimed}
+
+    def look(self, now: float) -> None:
+        """Looks at all files, and takes over the changes of files that have been the same for `settle` seconds.
+
+        `now` is a time in seconds, of any clock that only goes forward.
+        """
+        files = self._files()
+        there = {path: (source, version) for source, path, version in files}
+        known = self._watched["files"]
+        for path in self._seen.keys() - known.keys() - there.keys():  # a file that was there for a moment
+            del self._seen[path]
+        ready = {}
+        for path in {**known, **there}:
+            if path not in there and (
+                known[path]["source"] in self._lost or known[path]["source"] not in self.sources
+            ):
+                continue
+            source, version = there.get(path, ("", []))
+            if path in known and known[path]["version"] == version != []:
+                self._seen.pop(path, None)
+                continue
+            seen = self._seen.get(path)
+            if seen is None or seen.version != version:
+                seen = self._seen[path] = _Seen(version, now)
+            if now - seen.since >= self._settle:
+                ready[path] = source
+        if ready:
+            self._take_over(ready)
+        if not self._seen and self._watched["unclaimed"] and not self._lost:
+            self._delete_unclaimed()
+
+    def _files(self) -> list[tuple[str, str, list[int]]]:
+        """Source, path and version of each file. A source that cannot be listed is added to `_lost`."""
+        found = []
+        for source in self.sources:
+            try:
+                listed = files_of(source, self.folder)
+                self._lost.discard(source)
+            except InputError as error:
+                if source not in self._lost:
+                    _log.warning("%s; its documents stay as they are", error)
+                self._lost.add(source)
+                continue
+            for one in listed:
+                if not isinstance(one, Unreadable) and (version := _version(one[1])):
+                    found.append((source, str(one[1]), version))
+        return found
+
+    def _take_over(self, ready: Mapping[str, str]) -> None:
+        """Adds, replaces and deletes the documents of these files; `ready` is path -> source."""
+        files, report = self._watched["files"], ReadingReport()
+        others = {id for path, file in files.items() if path not in ready for id in file["documents"]}
+        read: dict[str, list[Document]] = {}
+        for path in sorted(ready):
+            version = self._seen[path].version
+            documents = list(self._read(path, others, report)) if version else []
+            if _version(Path(path)) != version:  # the file changed while it was read
+                del self._seen[path]
+                continue
+            read[path] = documents
+            others |= {document.id for document in documents}
+        before = {path: set(files[path]["documents"]) if path in files else set() for path in read}
+        now = {path: {document.id for document in documents} for path, documents in read.items()}
+        with one_writer(self.folder, lambda: _log.info("%s: waiting for a fit to end", self.folder)):
+            for path in read:
+                files[path] = _file(ready[path] or files[path]["source"], [], before[path] | now[path])
+            self._write()
+            documents = [document for part in read.values() for document in part]
+            added = self._knowledge.add(documents) if documents else None
+            deleted = self._delete({id for ids in before.values() for id in ids} - others)
+            for path in read:
+                if version := self._seen.pop(path).version:
+                    files[path] = _file(files[path]["source"], version, now[path])
+                else:
+                    del files[path]
+            self._write()
+        for line in report.lines():
+            _log.warning("%s", line)
+        counts = (added.added, added.replaced) if added is not None else (0, 0)
+        _log.info("%d files: %d documents added, %d replaced, %d deleted", len(read), *counts, deleted)
+
+    def _read(self, path: str, taken: set[str], report: ReadingReport) -> Iterator[Document]:
+        config = self._knowledge.current.kb.config
+        limit, headings = config.max_document_chars, config.reads_headings
+        try:
+            yield from read_documents([path], limit, report, self.folder, headings, taken)
+        except InputError:  # the file has no document; the report has the reason
+            return
+
+    def _delete(self, documents: set[str]) -> int:
+        """Deletes those of the documents that exist -> their number."""
+        kb = self._knowledge.current.kb
+        merged = kb.merged()
+        keys = np.array([key_of(name) for name in sorted(documents)], dtype=np.uint64)
+        there_N = np.isin(keys, kb.document_keys_N)
+        gone = [
+            name
+            for name, is_there in zip(sorted(documents), there_N.tolist(), strict=True)
+            if is_there or name in merged
+        ]
+        if gone:
+            self._knowledge.delete(*gone)
+        return len(gone)
+
+    def _delete_unclaimed(self) -> None:
+        """Deletes the documents of the last fit whose files were gone when the first watcher started."""
+        ids = {id for file in self._watched["files"].values() for id in file["documents"]}
+        with one_writer(self.folder):
+            deleted = self._delete(set(self._watched["unclaimed"]) - ids)
+            self._watched["unclaimed"] = []
+            self._write()
+        if deleted:
+            _log.info("%d documents deleted, whose files are gone", deleted)
+
+    def _write(self) -> None:
+        write_json(self.folder / WATCHED, self._watched)
+
+
+def _file(source: str, version: list[int], documents: set[str]) -> WatchedFileJson:
+    return {"source": source, "version": version, "documents": sorted(documents)}
+
+
+def _version(path: Path) -> list[int]:
+    """Size and times of a file; an empty list if the file does not exist."""
+    try:
+        found = path.stat()
+    except OSError:
+        return []
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]

@@ -1,0 +1,390 @@
+"""Fields of documents in a knowledge base, through builds, additions, deletions and kills; and filters over the fields."""
+
+import json
+import shutil
+from collections.abc import Callable
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from realm.documents.reading import read_documents
+from realm.errors import RealmError
+from realm.files import write_json_lines
+from realm.store import ingest
+from realm.store.export import exported
+from realm.store.field_columns import MOST_COLUMNS
+from realm.store.filters import LONGEST_FILTER
+from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
+from realm.store.tables import commit, write_rows
+from realm.text.corpus import Document, Section
+from realm.text.fields import clean_fields, kind_of
+from tests.store.tiny import CONFIG, DOCUMENTS, TOKENIZER, TinyTagger, as_format_3, make
+
+FIELDS: list[dict[str, Any]] = [
+    {"year": 2000, "source": "handbook", "price": 1.5, "draft": True, "day": "2020-01-05"},
+    {"year": 2020, "source": "notes", "price": 3.0, "draft": False, "day": "2020-02-05"},
+    {"year": 2021, "source": "handbook", "at": "2020-03-01T10:00:00Z", "tags": ["a", "b"]},
+    {"source": "it's", "at": "2020-03-01T12:30:00Z", "tags": ["b"], "og_url": "https://example.org"},
+    {},
+    {"year": 2019, "mixed": 1, "number": 2},
+    {"year": 2030, "mixed": "one", "number": 2.5, "draft": True},
+]
+
+
+def with_fields(documents: list[Document] = DOCUMENTS) -> list[Document]:
+    return [one._replace(fields=FIELDS[n % len(FIELDS)]) for n, one in enumerate(documents)]
+
+
+def fields_of(kb: KnowledgeBase) -> dict[str, dict[str, Any]]:
+    return {passage.document_id: dict(passage.fields) for passage in kb}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("fields") / "kb", with_fields()).folder
+
+
+@pytest.fixture
+def kb(made: Path, tmp_path: Path) -> KnowledgeBase:
+    shutil.copytree(made, tmp_path / "kb")
+    return KnowledgeBase.open(tmp_path / "kb")
+
+
+# --- filters ------------------------------------------------------------------------------------------------
+
+
+Condition = Callable[[dict[str, Any]], bool | None]
+FILTERS: list[tuple[str, Condition]] = [
+    ("year >= 2020", lambda f: f.get("year", 0) >= 2020),
+    (
+        "year >= 2020 and source = 'handbook'",
+        lambda f: f.get("year", 0) >= 2020 and f.get("source") == "handbook",
+    ),
+    ("not (year >= 2020)", lambda f: "year" in f and f["year"] < 2020),
+    ("year is null OR draft", lambda f: "year" not in f or f.get("draft")),
+    ("draft = false", lambda f: f.get("draft") is False),
+    ("price between 1 and 2.5", lambda f: 1 <= f.get("price", 0) <= 2.5),
+    ("year in (2000, 2019) and price < 2", lambda f: f.get("year") == 2000),
+    ("source = 'it''s'", lambda f: f.get("source") == "it's"),
+    ("source like 'h%k'", lambda f: f.get("source") == "handbook"),
+    ("tags like '%\"a\"%'", lambda f: "a" in f.get("tags", [])),
+    ("day >= '2020-02-01'", lambda f: f.get("day", "") >= "2020-02-01"),
+    ("day between '2020-01-01' and '2020-01-31' and year = 2000", lambda f: f.get("day") == "2020-01-05"),
+    ("day < date '2020-02-01'", lambda f: "day" in f and f["day"] < "2020-02-01"),
+    ("at > '2020-03-01T12:00:00+01:00'", lambda f: f.get("at", "").startswith("2020-03-01T12")),
+    ("at >= '2020-03-01'", lambda f: "at" in f),
+    ("mixed = '1'", lambda f: f.get("mixed") == 1),
+    ("number > 2", lambda f: f.get("number", 0) > 2),
+    ("`og_url` like 'https:%'", lambda f: "og_url" in f),
+    ('"year" <> 2000', lambda f: f.get("year", 2000) != 2000),
+]
+
+
+@pytest.mark.parametrize(("where", "holds"), FILTERS, ids=[where for where, _ in FILTERS])
+def test_a_filter_selects_the_passages_for_which_its_condition_holds(
+    kb: KnowledgeBase, where: str, holds: Condition
+) -> None:
+    expected = [bool(holds(dict(passage.fields))) for passage in kb]
+    assert 0 < sum(expected) < len(expected)
+    assert kb.matching(where).tolist() == expected
+
+
+def test_a_filter_can_use_the_id_of_the_document_and_the_title(kb: KnowledgeBase) -> None:
+    for where in ("id = 'd3'", "title = 'Town 3'"):
+        assert {kb.passages([n])[0].document_id for n in np.flatnonzero(kb.matching(where))} == {"d3"}
+
+
+WRONG = [
+    ("", "it has no field"),
+    ("year >=", "cannot be used"),
+    ("1 = 1", "it has no field"),
+    ("year", "it is not a condition"),
+    ("nothing = 1", "nothing is not a field; the fields are id .text., title .text., year .whole number."),
+    ("text = 'a'", "text is not a field"),
+    ("document_key = 1", "document_key is not a field"),
+    ("`year:int` = 1", "year:int is not a field"),
+    ("_rowid = 1", "_rowid is not a field"),
+    ("lower(source) = 'a'", "lower is not a field"),
+    ("source = 'a'; drop", "'; drop' cannot be read"),
+    ("source = 'a' -- all", "cannot be read"),
+    ("year = (select 1)", "select is not a field"),
+    ("source = 5", r"compares source \(text\) with 5: write '5'"),
+    ("year = '2020'", "write the number without quotation marks"),
+    ("draft = 'true'", "write true or false without quotation marks"),
+    ("day > '5 May'", "write a date like '2020-12-31'"),
+    ("at > 2020", "write a time like"),
+    ("mixed = 1", r"compares mixed \(text, because values are whole number and text\) with 1: write '1'"),
+    (f"year = 1{' ' * LONGEST_FILTER}", f"the limit is {LONGEST_FILTER}"),
+    ("(" * 900 + "draft" + ")" * 900, "cannot be used"),
+    ("not " * 400 + "draft", "cannot be used"),
+]
+
+
+@pytest.mark.parametrize(("where", "message"), WRONG, ids=range(len(WRONG)))
+def test_a_wrong_filter_is_refused_in_one_line(kb: KnowledgeBase, where: str, message: str) -> None:
+    with pytest.raises(RealmError, match=message) as refused:
+        kb.matching(where)
+    assert "\n" not in str(refused.value)
+    assert ".rs" not in str(refused.value)
+
+
+words = st.sampled_from(
+    "year source draft day at mixed id text fields_key = < >= <> ( ) , and or not in is null like between true 2020 1.5 "
+    "'a' '2020-01-01' date ` \" ' ; -- + * lower cast ? \x00 é".split(" ")
+)
+
+
+@given(st.lists(words, max_size=12).map(" ".join))
+@example("not source is null")
+def test_any_filter_is_a_mask_or_refused(made: Path, where: str) -> None:
+    opened = KnowledgeBase.open(made)
+    try:
+        match_N = opened.matching(where)
+    except RealmError:
+        return
+    assert match_N.shape == (len(opened),)
+    assert match_N.dtype == bool
+
+
+# --- values -------------------------------------------------------------------------------------------------
+
+
+def test_values_that_json_lacks_become_texts_or_are_left_out() -> None:
+    raw = {
+        "day": date(2020, 1, 2),
+        "at": datetime(2020, 1, 2, 3, 4, 5),
+        "none": None,
+        "nan": float("nan"),
+        "set": {1},
+        "long": "x" * 3000,
+        "title": "t",
+        "two words": 1,
+        "two-words": 2,
+        "": 3,
+        "half": "\ud800",
+    }
+    assert clean_fields(raw) == {
+        "day": "2020-01-02",
+        "at": "2020-01-02T03:04:05Z",
+        "two_words": 1,
+        "half": "\ufffd",
+    }
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=20)
+    | st.dates().map(str)
+    | st.datetimes(timezones=st.timezones()).map(datetime.isoformat),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.lists(st.dictionaries(st.text(max_size=8), values, max_size=4), min_size=1, max_size=3))
+def test_any_fields_come_back_and_their_columns_agree_with_them(tmp_path_factory, raw: list[dict]) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    fields = [clean_fields(one) for one in raw]
+    opened = make(folder / "kb", [DOCUMENTS[n]._replace(fields=one) for n, one in enumerate(fields)])
+    assert list(fields_of(opened).values()) == fields
+    assert opened.verify() == []
+    for name in {name for one in fields for name in one}:
+        there = [name in passage.fields for passage in opened]
+        assert opened.matching(f"`{name}` is not null").tolist() == there
+    shutil.rmtree(folder)
+
+
+def test_kinds_follow_the_value_alone() -> None:
+    kinds = {
+        "bool": [True],
+        "int": [0, -(2**63)],
+        "float": [0.5],
+        "date": ["2020-02-29"],
+        "time": ["2020-02-29T10:00", "2020-02-29T10:00:00.5Z", "2020-02-29T10:00:00+02:00"],
+        "text": ["2021-02-29", "2020-2-9", "", 2**63, ["a"], {"a": 1}, "10:00"],
+    }
+    for kind, some in kinds.items():
+        assert {kind_of(value) for value in some} == {kind}
+
+
+# --- changes ------------------------------------------------------------------------------------------------
+
+
+def test_fields_come_back_through_builds_additions_deletions_and_compaction(kb: KnowledgeBase) -> None:
+    expected = {one.id: dict(one.fields) for one in with_fields()}
+    assert fields_of(kb) == expected
+    new = Document("New", "It is in town.", "new", None, {"year": "MMXX", "other": 1})
+    kb.add([new, DOCUMENTS[7]._replace(text="Town 7 is two towns.", fields={"year": 7})], TinyTagger())
+    kb.delete(["d2"])
+    del expected["d2"]
+    expected |= {"new": {"year": "MMXX", "other": 1}, "d7": {"year": 7}}
+    for _ in range(2):
+        opened = KnowledgeBase.open(kb.folder)
+        assert fields_of(opened) == expected
+        assert [one.fields for one in opened.passages(range(len(opened)))] == [one.fields for one in opened]
+        assert opened.matching("other = 1").sum() == 1
+        assert opened.matching("year = 'MMXX' or year = '7'").sum() == 2
+        assert opened.verify() == []
+        opened.compact()
+
+
+def test_a_field_whose_odd_values_are_gone_has_one_kind_again(kb: KnowledgeBase) -> None:
+    assert kb.fields["mixed"] == "text, because values are whole number and text"
+    odd = [one for one in with_fields() if isinstance(one.fields.get("mixed"), str)]
+    kb.add([one._replace(fields={**one.fields, "mixed": 3}) for one in odd], TinyTagger())
+    assert kb.fields["mixed"] == "whole number"
+    assert kb.matching("mixed = 3").sum() == sum(one.fields.get("mixed") == 3 for one in kb) > 0
+
+
+def test_new_fields_of_an_unchanged_document_are_stored_without_tagging(kb: KnowledgeBase) -> None:
+    tagger, before = TinyTagger(), {passage.id for passage in kb}
+    changed = [one._replace(fields={"year": 1, "fresh": "yes"}) for one in with_fields()[3:5]]
+    result = kb.add([*changed, *with_fields()[5:]], tagger)
+    assert (result.replaced, result.unchanged) == (2, len(DOCUMENTS) - 5)
+    assert (result.passages_added, result.passages_removed, tagger.read) == (0, 0, [])
+    assert {passage.id for passage in kb} == before
+    found = fields_of(KnowledgeBase.open(kb.folder))
+    assert found["d3"] == found["d4"] == {"year": 1, "fresh": "yes"}
+    assert {kb.passages([n])[0].document_id for n in np.flatnonzero(kb.matching("fresh = 'yes'"))} == {
+        "d3",
+        "d4",
+    }
+    assert kb.add(changed, tagger).unchanged == 2
+    kb.add([one._replace(fields={}) for one in changed], tagger)
+    assert fields_of(kb)["d3"] == {}
+    assert kb.matching("fresh = 'yes'").sum() == 0
+
+
+def test_a_text_that_is_handed_over_has_the_fields_of_its_new_document(tmp_path: Path) -> None:
+    copy = DOCUMENTS[1]._replace(id="copy", fields={"year": 5, "only": "mine"})
+    opened = make(tmp_path / "kb", [*with_fields(), copy])
+    assert opened.merged() == {"copy": "d1"}
+    late = DOCUMENTS[2]._replace(id="late", fields={"late": True})
+    opened.add([late], TinyTagger())
+    opened.compact()
+    opened.delete(["d1"])
+    opened.add([DOCUMENTS[2]._replace(text="Town 2 is no town.")], TinyTagger())
+    found = fields_of(KnowledgeBase.open(opened.folder))
+    assert (found["copy"], found["late"]) == ({"year": 5, "only": "mine"}, {"late": True})
+    assert opened.matching("only = 'mine' or late").sum() == sum(
+        one.document_id in ("copy", "late") for one in opened
+    )
+
+
+@pytest.mark.parametrize("in_build", [True, False])
+def test_columns_appear_with_the_first_document_that_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_build: bool
+) -> None:
+    config = KnowledgeBaseConfig(passage_tokens=CONFIG.passage_tokens, commit_every=2)
+    documents = [one._replace(fields={f"f{n}": n, "n": n}) for n, one in enumerate(DOCUMENTS)]
+    first = documents if in_build else DOCUMENTS[:1]
+    build(tmp_path / "kb", first, config, TOKENIZER, TinyTagger())
+    opened = KnowledgeBase.open(tmp_path / "kb")
+    if not in_build:
+        opened.add(documents, TinyTagger())
+    for n, one in enumerate(DOCUMENTS):
+        (match_n,) = {
+            opened.passages([k])[0].document_id for k in np.flatnonzero(opened.matching(f"f{n} = {n}"))
+        }
+        assert match_n == one.id
+    assert opened.verify() == []
+
+
+def test_fields_beyond_the_limit_are_stored_without_a_column(tmp_path: Path) -> None:
+    many = {f"f{n}": n for n in range(MOST_COLUMNS + 5)}
+    opened = make(tmp_path / "kb", [DOCUMENTS[0]._replace(fields=many)])
+    assert fields_of(opened)["d0"] == many
+    assert len(opened.fields) == MOST_COLUMNS + 2  # and id and title
+
+
+def test_an_interrupted_build_continues_with_its_fields(tmp_path: Path) -> None:
+    class Killed(Exception):
+        pass
+
+    def kill(number: int) -> None:
+        if number == 13:
+            raise Killed
+
+    config = KnowledgeBaseConfig(passage_tokens=CONFIG.passage_tokens, commit_every=2)
+    with pytest.raises(Killed):
+        build(tmp_path / "kb", with_fields(), config, TOKENIZER, TinyTagger(kill))
+    tagger = TinyTagger()
+    build(tmp_path / "kb", with_fields(), config, TOKENIZER, tagger)
+    assert 0 < len(tagger.read) < len(DOCUMENTS)
+    assert fields_of(KnowledgeBase.open(tmp_path / "kb")) == {
+        one.id: dict(one.fields) for one in with_fields()
+    }
+    with pytest.raises(Killed):
+        build(tmp_path / "other", with_fields(), config, TOKENIZER, TinyTagger(kill))
+    with pytest.raises(ingest.DocumentsChanged):
+        build(tmp_path / "other", DOCUMENTS, config, TOKENIZER, TinyTagger())
+
+
+def test_a_knowledge_base_of_an_earlier_format_gets_columns_when_a_document_needs_them(
+    tmp_path: Path,
+) -> None:
+    make(tmp_path / "kb")
+    as_format_3(tmp_path / "kb")
+    old = KnowledgeBase.open(tmp_path / "kb")
+    assert set(map(str, fields_of(old).values())) == {"{}"}
+    assert [one.fields for one in old.documents(count=2)] == [{}, {}]
+    with pytest.raises(RealmError, match="year is not a field"):
+        old.matching("year = 1")
+    old.add([Document("Plain", "It has no fields.", "p")], TinyTagger())
+    assert "fields" not in old.table.schema.names
+    old.add([with_fields()[1], Document("New", "It is in town.", "n", None, {"year": 5})], TinyTagger())
+    for _ in range(2):
+        old = KnowledgeBase.open(old.folder)
+        assert old.matching("year >= 5").sum() == sum("year" in one.fields for one in old) > 1
+        assert old.verify() == []
+        assert json.loads(old.table.schema.metadata[b"realm"])["format"] == ingest.FORMAT
+        old.compact()
+
+
+def test_fields_that_differ_from_their_columns_are_found(kb: KnowledgeBase) -> None:
+    table = kb.table
+    rows = table.to_table().to_pydict()
+    rows["year:int"][0] = 1
+    path = kb.folder / "passages.lance"
+    fragments = write_rows(path, pa.table(rows, schema=table.schema).to_batches(), table.schema, new=True)
+    commit(path, lance.LanceOperation.Overwrite(table.schema, fragments), table)
+    (problem,) = KnowledgeBase.open(kb.folder).verify()
+    assert f"have fields that differ from the columns of fields: {kb.ids[0]} (number 0)" in problem
+
+
+# --- lists and exports --------------------------------------------------------------------------------------
+
+
+def test_the_list_of_documents_has_the_fields_and_follows_the_filter(kb: KnowledgeBase) -> None:
+    assert {one.id: one.fields for one in kb.documents()} == fields_of(kb)
+    listed = kb.documents(where="source = 'handbook'", start=1, count=2)
+    expected = [one.id for one in with_fields() if one.fields.get("source") == "handbook"][1:3]
+    assert [one.id for one in listed] == expected
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_build_from_an_export_is_the_same_knowledge_base(
+    kb: KnowledgeBase, tmp_path: Path, changed: bool
+) -> None:
+    sections = (Section(0, "Long > A"), Section(20, "Long > B"))
+    long = Document("Long", "It has 2 inns. It i. " + "It is in town. " * 9, "long", None, {"a": 1}, sections)
+    if changed:
+        kb.add([long, DOCUMENTS[4]._replace(id="copy", fields={"b": 2})], TinyTagger())
+        kb.delete(["d3"])
+    write_json_lines(tmp_path / "out.jsonl", exported(kb))
+    again = make(tmp_path / "again", read_documents([str(tmp_path / "out.jsonl")]))
+    assert [one._replace(spans=()) for one in again] == [one._replace(spans=(), links=None) for one in kb]
+    assert (again.fingerprint, again.merged()) == (kb.fingerprint, kb.merged())
+    assert [one["id"] for one in exported(kb, "year = 2000")] == [
+        one.id for one in kb.documents(where="year = 2000")
+    ]

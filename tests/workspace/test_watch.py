@@ -1,0 +1,225 @@
+"""A watched folder against a dictionary of its files, and against everything that may happen to the files and the process."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from realm import cli
+from realm.errors import InputError
+from realm.files import write_json
+from realm.store.knowledge_base import KnowledgeBase
+from realm.workspace import watch as watch_module
+from realm.workspace.sync import listed_documents, watched_documents
+from realm.workspace.watch import WatchedJson, Watcher
+from tests.schemas import assert_holds
+
+TOWNS = 14
+"""Number of documents of the workspace that do not come from the watched folder."""
+
+
+def text(name: str, number: int) -> str:
+    return f"{name} is a town. It has {number} inns."
+
+
+def watched(workspace: Path) -> dict[str, str]:
+    """Title -> text of all documents with a path, which are those of files."""
+    return {p.title: p.text for p in KnowledgeBase.open(workspace / "kb") if "path" in p.fields}
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    folder = tmp_path / "docs"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "Oakham.txt").write_text(text("Oakham", 2))
+    return folder
+
+
+def looks(watcher: Watcher, start: float = 0.0) -> None:
+    """Three looks, between which nothing changes."""
+    for second in range(0, 9, 3):
+        watcher.look(start + second)
+
+
+def test_the_workspace_follows_the_files(towns: Path, docs: Path) -> None:
+    draw, files = random.Random(0), {"Oakham": text("Oakham", 2)}
+    watcher, now = Watcher(towns, [str(docs)]), 0.0
+    for number in range(12):
+        for _ in range(draw.randint(1, 4)):
+            name = draw.choice("Oakham Exton Ryhall Ketton Essendine".split())
+            file = docs / ("sub" if name == "Ryhall" else "") / f"{name}.txt"
+            if name in files and draw.random() < 0.4 and len(files) > 1:
+                file.unlink()
+                del files[name]
+            else:
+                files[name] = text(name, number)
+                file.write_text(files[name])
+        if draw.random() < 0.3:
+            watcher = Watcher(towns, [str(docs)])
+        looks(watcher, now)
+        now += 100
+        assert watched(towns) == files
+        assert len(KnowledgeBase.open(towns / "kb").documents()) == TOWNS + len(files)
+    kb = KnowledgeBase.open(towns / "kb")
+    assert (kb.verify(), kb.lagging()) == ([], [])
+    assert_holds(WatchedJson, json.loads((towns / "watched.json").read_text()))
+
+
+def test_a_file_is_read_when_it_has_been_the_same_for_some_seconds(towns: Path, docs: Path) -> None:
+    watcher = Watcher(towns, [str(docs)], settle=2)
+    watcher.look(0)
+    watcher.look(1.5)
+    assert watched(towns) == {}
+    (docs / "Oakham.txt").write_text(text("Oakham", 3))
+    watcher.look(2.5)  # the file has changed again
+    watcher.look(4)
+    assert watched(towns) == {}
+    watcher.look(4.5)
+    assert watched(towns) == {"Oakham": text("Oakham", 3)}
+    (docs / "Oakham.txt").unlink()  # as an editor does, which then writes a new file
+    watcher.look(5)
+    (docs / "Oakham.txt").write_text(text("Oakham", 4))
+    watcher.look(7)
+    assert watched(towns) == {"Oakham": text("Oakham", 3)}
+    watcher.look(9)
+    assert watched(towns) == {"Oakham": text("Oakham", 4)}
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(
+    towns: Path, docs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Watcher._read
+
+    def read(self: Watcher, *more: object) -> Iterator[object]:
+        found = list(real(self, *more))
+        monkeypatch.setattr(Watcher, "_read", real)
+        (docs / "Oakham.txt").write_text(text("Oakham", 99))
+        return iter(found)
+
+    monkeypatch.setattr(Watcher, "_read", read)
+    watcher = Watcher(towns, [str(docs)])
+    watcher.look(0)
+    watcher.look(3)
+    assert watched(towns) == {}
+    looks(watcher, 10)
+    assert watched(towns) == {"Oakham": text("Oakham", 99)}
+
+
+@pytest.mark.parametrize("step", ["add", "delete", "_write"])
+def test_after_a_kill_the_next_watcher_completes_the_change(
+    towns: Path, docs: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks(Watcher(towns, [str(docs)]))
+    (docs / "Oakham.txt").unlink()
+    (docs / "Exton.txt").write_text(text("Exton", 5))
+    watcher = Watcher(towns, [str(docs)])
+
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if step == "_write":  # the second time, after all changes
+        writes = iter([watcher._write, kill])
+        monkeypatch.setattr(watcher, "_write", lambda: next(writes)())
+    else:
+        monkeypatch.setattr(watcher._knowledge, step, kill)
+    with pytest.raises(KeyboardInterrupt):
+        looks(watcher)
+    (docs / "Exton.txt").rename(docs / "Ryhall.txt")  # while no watcher runs
+    looks(Watcher(towns, [str(docs)]))
+    assert watched(towns) == {"Ryhall": text("Exton", 5)}
+
+
+def test_the_documents_of_a_missing_folder_stay(towns: Path, docs: Path, tmp_path: Path, caplog) -> None:
+    more = tmp_path / "more"
+    more.mkdir()
+    (more / "Exton.txt").write_text(text("Exton", 1))
+    watcher = Watcher(towns, [str(docs), str(more)])
+    looks(watcher)
+    docs.rename(tmp_path / "away")
+    (more / "Exton.txt").write_text(text("Exton", 2))
+    looks(watcher, 100)
+    assert watched(towns) == {"Oakham": text("Oakham", 2), "Exton": text("Exton", 2)}
+    assert len([line for line in caplog.messages if "its documents stay" in line]) == 1
+    with pytest.raises(InputError, match="no such file or folder"):
+        Watcher(towns, [str(docs)])
+    looks(Watcher(towns, [str(more)]), 200)  # the documents of a folder that is not watched now stay too
+    assert "Oakham" in watched(towns)
+    shutil.move(tmp_path / "away", docs)
+    (docs / "Oakham.txt").unlink()
+    (docs / "Ketton.txt").write_text(text("Ketton", 1))
+    looks(watcher, 300)
+    assert watched(towns).keys() == {"Ketton", "Exton"}
+
+
+def test_records_come_and_go_with_their_lines_and_keep_ids_apart(towns: Path, tmp_path: Path) -> None:
+    docs = tmp_path / "records"
+    docs.mkdir()
+
+    def write(name: str, *records: dict[str, str]) -> None:
+        (docs / name).write_text("".join(json.dumps(one) + "\n" for one in records))
+
+    write(
+        "a.jsonl",
+        {"title": "Oakham", "text": text("Oakham", 1)},
+        {"id": "x", "title": "X", "text": "X is in it."},
+    )
+    write(
+        "b.jsonl",
+        {"title": "Oakham", "text": text("Oakham", 2)},
+        {"id": "x", "title": "Y", "text": "Y is in it."},
+    )
+    watcher = Watcher(towns, [str(docs)])
+    looks(watcher)
+    kb = KnowledgeBase.open(towns / "kb")
+    assert [one.id for one in kb.documents()][TOWNS:] == ["Oakham", "x", "Oakham (2)"]
+    write("a.jsonl", {"id": "x", "title": "X", "text": "X is in it."})
+    (docs / "broken.jsonl").write_text("{")
+    looks(watcher, 100)
+    assert {one.id for one in KnowledgeBase.open(towns / "kb").documents()[TOWNS:]} == {"x", "Oakham (2)"}
+
+
+def test_documents_of_the_last_fit_whose_files_are_gone_are_deleted_at_the_first_start(
+    towns: Path, docs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (docs / "Exton.txt").write_text(text("Exton", 1))
+    looks(Watcher(towns, [str(docs)]))
+    ids = sorted(watched_documents(towns, [str(docs)]))
+    assert ids == [(docs / f"{name}.txt").as_posix() for name in ("Exton", "Oakham")]
+    assert watched_documents(towns, ["elsewhere"]) == set()
+    write_json(towns / "documents.json", {"documents": ids})  # as after a fit
+    (towns / "watched.json").unlink()
+    (docs / "Exton.txt").unlink()
+    monkeypatch.setattr(watch_module, "read_report", lambda folder: {"sources": [str(docs)]})
+    looks(Watcher(towns, []))
+    assert watched(towns) == {"Oakham": text("Oakham", 2)}
+    assert listed_documents(towns) == set(ids)
+
+
+def test_without_sources_or_with_a_package_nothing_is_watched(towns: Path) -> None:
+    with pytest.raises(InputError, match="name the files and folders"):
+        Watcher(towns, [])
+    with pytest.raises(InputError, match="does not change"):
+        Watcher(towns, ["package:factbook"])
+
+
+def test_the_command_takes_changes_over_until_it_is_interrupted(towns: Path, docs: Path, caplog) -> None:
+    def interrupt() -> None:
+        while not watched(towns):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    words = ["watch", str(docs), "--in", str(towns), "--every", "0.05", "--settle", "0.1", "--device", "cpu"]
+    assert cli.main(words) == 0
+    thread.join()
+    assert signal.getsignal(signal.SIGINT) is before
+    assert watched(towns) == {"Oakham": text("Oakham", 2)}
