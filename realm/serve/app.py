@@ -8,6 +8,7 @@ import asyncio
 import hmac
 import json
 import logging
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -89,7 +90,7 @@ def create_app(
     readers = [Depends(_require_token("reading", read_token, token))] if read_token is not None else []
     api = APIRouter(prefix="/v1", dependencies=readers)
     _add_questions(api, service)
-    _add_knowledge(api, knowledge)
+    _add_knowledge(api, knowledge, config.name or _corpus_name(knowledge.folder))
     _add_changes(api, service, token)
     _add_runs(api, runs_folder)
     app.include_router(api)
@@ -208,7 +209,7 @@ async def _stream(
             future.cancel()
 
 
-def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
+def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge, name: str) -> None:
     """Adds the routes that show passages, documents and versions."""
 
     @api.get("/passages/{id}", response_model=schemas.WholePassageOut, responses=documented(404))
@@ -252,6 +253,14 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
         text = "\n".join(one.text for one in passages)
         ids = [one.id for one in passages]
         return JSONResponse({"id": id, "title": passages[0].title, "passages": ids, "text": text})
+
+    @api.get("/corpus", response_model=schemas.CorpusOut)
+    async def corpus() -> Response:
+        """Returns the name and the size of the corpus, and the titles of a few documents."""
+        snapshot = knowledge.current
+        documents, titles = await asyncio.to_thread(lambda: (snapshot.documents, snapshot.titles))
+        sizes = {"documents": documents, "passages": len(snapshot.kb)}
+        return JSONResponse({"name": name} | sizes | {"titles": titles})
 
     @api.get("/examples", response_model=schemas.ExamplesOut)
     async def examples() -> Response:
@@ -391,6 +400,13 @@ def _add_runs(api: APIRouter, folder: Path | None) -> None:
             ) from None
         state = {"state": run.state, "training": run.state == "training"}
         return JSONResponse(state | metrics._asdict())
+
+
+def _corpus_name(kb: Path) -> str:
+    """The name of the folder of a knowledge base; if this name is `kb`, the name of the folder that contains it."""
+    folder = kb.resolve()
+    name = (folder.parent.name if folder.name == "kb" else folder.name) or folder.name
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def _id_of(document: schemas.DocumentIn) -> str:

@@ -103,6 +103,10 @@ class Client:
         query = urllib.parse.urlencode({"start": start, "count": count, "prefix": prefix})
         return self._json("GET", f"/v1/documents?{query}")
 
+    def corpus(self) -> dict[str, Any]:
+        """Name and size of the corpus, and titles of a few documents: `{"name", "documents", "passages", "titles"}`."""
+        return self._json("GET", "/v1/corpus")
+
     def examples(self) -> list[str]:
         """A few questions about the documents, made from their sentences by rules."""
         row = self._json("GET", "/v1/examples")

@@ -106,6 +106,16 @@ class DocumentsRequest(_Body):
     documents: list[DocumentIn] = Field(min_length=1)
 
 
+class CorpusOut(_Out):
+    """Describes the corpus to a person who sees it for the first time."""
+
+    name: str
+    documents: int
+    passages: int
+    titles: list[str]
+    """Titles of a few documents."""
+
+
 class ExamplesOut(_Out):
     """Questions that rules made from the documents."""
 

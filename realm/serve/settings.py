@@ -38,6 +38,9 @@ class ServeConfig(AnswerConfig):
     """Largest time in seconds until the head of a request has arrived, and largest time that a connection may be idle."""
     seconds: float = 30.0
     """Time limit in seconds of each of three steps: receiving a body, computing a response, and sending the response."""
+    name: str = ""
+    """Name of the corpus on the web page. If empty, the name of the folder of the knowledge base, or, if this folder is called
+    `kb`, the name of the folder that contains it."""
     hosts: tuple[str, ...] = ()
     """Accepted host names in addition to those of the server. If `hosts` is empty, and the address of the server is not a
     loopback address, all host names are accepted."""

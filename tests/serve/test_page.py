@@ -322,8 +322,9 @@ def test_an_empty_and_a_long_question_are_said_so_and_not_asked(visit) -> None:
 def test_a_slash_goes_to_the_field_and_is_typed_only_in_the_midst_of_a_question(visit) -> None:
     page = visit.open("ask")
     field = page.get_by_label("Question")
-    page.keyboard.press("/")  # the field has the focus already
-    assert field.input_value() == ""
+    expect(field).not_to_have_value("")
+    page.keyboard.press("/")  # the field has the focus already, and its example is selected
+    expect(field).not_to_have_value(re.compile("/"))
     page.keyboard.type("AC/DC")
     assert field.input_value() == "AC/DC"
     page.keyboard.press("Escape")
@@ -341,6 +342,101 @@ def test_example_questions_come_from_the_documents_and_are_asked_by_pressing_the
     expect(page.locator(".asked")).to_have_text("what is wool?")
     page.wait_for_selector(".results:not([aria-busy]) .answer")
     assert "question=what+is+wool%3F" in page.url
+
+
+def test_a_first_visit_shows_the_corpus_and_enter_asks_the_example_in_the_field(
+    visit, site, monkeypatch
+) -> None:
+    monkeypatch.setitem(site.knowledge.current.__dict__, "examples", ["where is Arden?", "what is wool?"])
+    corpus = Client(site.url).corpus()
+    page = visit.open("ask")
+    welcome = page.locator(".welcome")
+    expect(welcome.locator("h2")).to_have_text(site.kb.parent.name)
+    expect(welcome).to_contain_text(f"{corpus['documents']} documents in {corpus['passages']} passages")
+    assert welcome.locator("p a").all_inner_texts() == corpus["titles"]
+    field = page.get_by_label("Question")
+    expect(field).to_have_value("where is Arden?")
+    assert serious_findings(page) == []
+    page.get_by_label("BM25").check()  # asks nothing, because nobody has asked for the example yet
+    assert page.locator(".asked").count() == 0
+    field.click()
+    page.keyboard.type("what of salt?")  # a click selects the example, so that typing replaces it
+    expect(field).to_have_value("what of salt?")
+    page.reload()
+    expect(field).to_have_value("where is Arden?")
+    page.keyboard.press("Enter")
+    expect(page.locator(".asked")).to_have_text("where is Arden?")
+    page.goto(f"{site.url}/#knowledge")
+    page.goto(f"{site.url}/#ask")
+    expect(page.locator(".asked")).to_have_text("where is Arden?")
+    assert page.locator(".welcome").count() == 0
+
+
+def test_without_made_questions_the_examples_are_about_titles(visit, site, monkeypatch) -> None:
+    monkeypatch.setitem(site.knowledge.current.__dict__, "examples", [])
+    page = visit.open("ask")
+    shown = page.locator(".examples button")
+    expect(shown).to_have_count(3)
+    titles = Client(site.url).corpus()["titles"]
+    assert shown.all_inner_texts() == [f"What is said about {title}?" for title in titles[:3]]
+    page.locator(".welcome p a").first.click()
+    expect(page.locator(".found .card h3").first).to_be_visible()
+    assert page.get_by_label("Search").input_value() == titles[0]
+
+
+def change_answers(page: Any, **to: Any) -> None:
+    """Lets the page see answers with another `found`, or with another probability of the best answer."""
+
+    def change(route: Any) -> None:
+        response = route.fetch()
+        row = response.json()
+        row["answers"][0]["probability"] = to.get("probability", row["answers"][0]["probability"])
+        route.fulfill(response=response, json=row | {"found": to.get("found", True)})
+
+    page.route("**/v1/answer", change)
+
+
+@pytest.mark.parametrize(
+    ("probability", "words", "colour"),
+    [(0.83, "Very likely right", "up"), (0.5, "Probably right", "accent"), (0.2, "Unsure", "warn")],
+)
+def test_an_answer_has_its_probability_as_a_number_in_words_and_in_a_colour(
+    visit, probability, words, colour
+) -> None:
+    change_answers(visit.page, probability=probability)
+    page = visit.ask(QUESTION)
+    shown = page.locator(".best .sure")
+    assert shown.inner_text().split() == [*words.split(), f"{100 * probability:.0f}%"]
+    wanted = page.evaluate(f"getComputedStyle(document.documentElement).getPropertyValue('--{colour}')")
+    drawn = shown.evaluate("e => getComputedStyle(e).color")
+    assert drawn == f"rgb({', '.join(str(int(wanted[place : place + 2], 16)) for place in (1, 3, 5))})"
+    assert serious_findings(page) == []
+
+
+def test_without_a_confident_answer_the_passages_come_first_and_the_guess_after_them(visit, site) -> None:
+    said = Client(site.url).answer(QUESTION)
+    change_answers(visit.page, found=False)
+    page = visit.ask(QUESTION)
+    assert page.locator(".verdict").inner_text().startswith("No confident answer")
+    order = page.evaluate(
+        "[...document.querySelectorAll('.verdict, .evidence, .answer')].map(e => e.className)"
+    )
+    assert order == ["verdict", "evidence", "answer"]
+    assert page.locator(".answer").inner_text() == said.answers[0].text
+    assert page.locator(".best .sure b").inner_text() == "A guess"
+    assert page.locator(".evidence h2").inner_text() == "The best passages"
+    boxes = [page.locator(name).bounding_box() for name in (".verdict", ".evidence", ".best")]
+    assert boxes[0]["y"] < boxes[1]["y"] and boxes[1]["x"] < boxes[2]["x"]
+    page.set_viewport_size({"width": 360, "height": 740})
+    boxes = [page.locator(name).bounding_box() for name in (".verdict", ".evidence", ".best")]
+    assert boxes[0]["y"] < boxes[1]["y"] < boxes[2]["y"]
+    assert serious_findings(page) == []
+
+
+def test_a_link_with_a_question_as_q_opens_its_answer(visit, site) -> None:
+    visit.page.goto(f"{site.url}/?q=Arden+wool+%26+more%3F")
+    expect(visit.page.locator(".asked")).to_have_text("Arden wool & more?")
+    assert visit.page.url.startswith(f"{site.url}/#ask?question=Arden+wool+%26+more%3F")
 
 
 def test_the_numbers_are_explained_where_they_stand(visit) -> None:
