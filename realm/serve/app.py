@@ -28,12 +28,13 @@ from realm.serve import schemas
 from realm.serve.batching import Done
 from realm.serve.client import NDJSON
 from realm.serve.errors import documented, from_error, install
+from realm.serve.feedback import Feedback
 from realm.serve.middleware import Middleware
 from realm.serve.runs import Run, read_metrics, runs
 from realm.serve.service import WORDS_AT_START, Kind, Service
 from realm.serve.settings import MOST_DOCUMENTS, MOST_READ, MOST_RETRIEVED, ServeConfig
-from realm.text.corpus import Document
-from realm.workspace.living import LivingKnowledge, UnknownDocument
+from realm.text.corpus import Document, Passage
+from realm.workspace.living import LivingKnowledge, Snapshot, UnknownDocument
 
 PAGE = Path(__file__).parent / "page"
 _log = logging.getLogger(__name__)
@@ -216,10 +217,7 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge, name: str) -> Non
     async def passage(id: str) -> Response:
         """Returns a passage by its id, with the ids of the previous and the next passage of the same document."""
         snapshot = knowledge.current
-        number = await asyncio.to_thread(snapshot.number_of, id)
-        if number is None:
-            raise HTTPException(404, f"no passage has the id {id!r}")
-        (found,) = await asyncio.to_thread(snapshot.kb.passages, [number])
+        found = await _passage(snapshot, id)
         family = [one.id for one in await asyncio.to_thread(snapshot.passages_of, found.document_id)]
         place = family.index(found.id)
         return JSONResponse(
@@ -279,12 +277,23 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge, name: str) -> Non
 
 
 def _add_changes(api: APIRouter, service: Service, token: str | None) -> None:
-    """Adds the routes that add and delete documents; they require the token."""
+    """Adds the routes that add and delete documents, and store feedback; they require the token."""
     knowledge = service.knowledge
     only_writers, refused = (
         [Depends(_require_token("writing", token))],
         documented(401, 403, 404, 409, 429, 503, 507),
     )
+
+    folder = knowledge.folder.resolve()
+    default = folder.with_name(f"{folder.name}.feedback.jsonl")
+    feedback_files = Feedback(Path(service.config.feedback or default), service.config.feedback_bytes)
+
+    @api.post("/feedback", response_model=schemas.FeedbackOut, dependencies=only_writers, responses=refused)
+    async def feedback(body: schemas.FeedbackRequest) -> Response:
+        """Stores whether an answer is right or wrong, or a better answer, as a line of a question file."""
+        passage = await _passage(knowledge.current, body.passage)
+        given = (body.question, body.verdict, passage, body.start, body.end)
+        return JSONResponse((await asyncio.to_thread(feedback_files.add, *given))._asdict())
 
     @api.post("/documents", response_model=schemas.AddedOut, dependencies=only_writers, responses=refused)
     async def add(body: schemas.DocumentsRequest) -> Response:
@@ -386,7 +395,9 @@ def _add_runs(api: APIRouter, folder: Path | None) -> None:
         ]
         return JSONResponse({"runs": rows})
 
-    @api.get("/runs/{name}", name="run", response_model=schemas.MetricsOut, responses=documented(404, 503))
+    @api.get(
+        "/runs/{name:path}", name="run", response_model=schemas.MetricsOut, responses=documented(404, 503)
+    )
     async def run_metrics(name: str, after: Annotated[int, Query(ge=0, le=2**53)] = 0) -> Response:
         """Returns the metrics of a run from byte `after` on; `next` is the value of `after` for the following request."""
         run = next((run for run in await asyncio.to_thread(shown_runs) if run.name == name), None)
@@ -407,6 +418,14 @@ def _corpus_name(kb: Path) -> str:
     folder = kb.resolve()
     name = (folder.parent.name if folder.name == "kb" else folder.name) or folder.name
     return os.fsencode(name).decode("utf-8", "replace")
+
+
+async def _passage(snapshot: Snapshot, id: str) -> Passage:
+    number = await asyncio.to_thread(snapshot.number_of, id)
+    if number is None:
+        raise HTTPException(404, f"no passage has the id {id!r}")
+    (found,) = await asyncio.to_thread(snapshot.kb.passages, [number])
+    return found
 
 
 def _id_of(document: schemas.DocumentIn) -> str:

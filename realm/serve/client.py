@@ -139,6 +139,11 @@ class Client:
         with _readable_errors(self.url):
             return int(row["passages_removed"])
 
+    def feedback(self, question: str, verdict: str, passage: str, start: int, end: int) -> dict[str, Any]:
+        """Stores whether `text[start:end]` of a passage is a "right", "wrong" or "better" answer -> `{"id", "new"}`."""
+        body = {"question": question, "verdict": verdict, "passage": passage, "start": start, "end": end}
+        return self._json("POST", "/v1/feedback", body)
+
     def health(self) -> dict[str, Any]:
         """State, version and limits of the server."""
         return self._json("GET", "/health")

@@ -1,6 +1,7 @@
 // The view "Ask": the answer, and below the answer the passages that were read, with p(z|x), span and span score.
 
 import { address, age, asking, bar, choice, el, field, get, marked, newest, percent, problem, question, remember, waiting } from "./dom.js";
+import { feedback } from "./feedback.js";
 import { explain, sureness } from "./words.js";
 
 const METHODS = [["dense", "Dense"], ["bm25", "BM25"], ["hybrid", "Hybrid"]];
@@ -108,7 +109,7 @@ export function askView(main, health, path, values) {
       if (signal.aborted) return; // another question has been asked
       out.replaceChildren(
         el("p", { class: "asked" }, said),
-        el("div", { class: `columns of-${all.length}` }, all.map((one, n) => column(one, methods[n], all.length > 1))),
+        el("div", { class: `columns of-${all.length}` }, all.map((one, n) => column(one, methods[n], all.length > 1, health.writable && all.length === 1))),
       );
     } catch (error) {
       if (!signal.aborted) out.replaceChildren(el("p", { class: "asked" }, said), problem(error));
@@ -138,7 +139,7 @@ async function examples(corpus) {
   return questions.length ? questions : corpus.titles.slice(0, 3).map((title) => `What is said about ${title}?`);
 }
 
-function column(said, method, named) {
+function column(said, method, named, writable) {
   const [best] = said.answers;
   const level = named ? 3 : 2; // level of the headings below the heading of the method, or below that of the page
   const cards = said.passages.map((passage) => card(passage, `h${level + 1}`));
@@ -151,16 +152,18 @@ function column(said, method, named) {
   const source = el("p", { class: "source" });
   const sure = el("p", {});
   const list = el("ol", { class: "cards" }, cards.map((one) => one.element));
+  let shown = best;
   choose(best);
+  const evidence = el("div", { class: "evidence" },
+    el("div", { class: "titled" }, el(`h${level}`, { class: "minor" }, said.found ? "Evidence" : "The best passages"), explain("p(z|x)", "span")), list);
   const answering = el("div", { class: "best" },
     said.found ? heading : el(`h${level}`, { class: "minor" }, "The best guess"),
     sure,
     answer,
     source,
     others.length ? el("div", { class: "others" }, el(`h${level}`, { class: "minor" }, "Or"), el("ul", {}, others)) : null,
+    writable ? feedback(said.question, said.passages, evidence, () => shown) : null,
     facts(said), explain("null", "probability"));
-  const evidence = el("div", { class: "evidence" },
-    el("div", { class: "titled" }, el(`h${level}`, { class: "minor" }, said.found ? "Evidence" : "The best passages"), explain("p(z|x)", "span")), list);
   if (said.found) return el("article", { class: "column" }, answering, evidence);
   return el("article", { class: "column unsure" },
     el("div", { class: "verdict" }, heading, el("p", { class: "sure none" }, el("b", {}, "No confident answer"), " These passages fit the question best.")),
@@ -173,6 +176,7 @@ function column(said, method, named) {
     answer.replaceChildren(chosen.text);
     source.replaceChildren("From ", el("a", { href: opened(chosen.passage, chosen) }, chosen.passage.title || "untitled"));
     for (const one of cards) one.show(chosen);
+    shown = chosen;
   }
 }
 
