@@ -11,7 +11,7 @@ import json
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 from realm.errors import RealmError, WriteFailed, reason
 from realm.files import write_lines
@@ -20,6 +20,23 @@ from realm.text.corpus import Passage
 Verdict = Literal["right", "wrong", "better"]
 MOST_ANSWER_CHARACTERS = 300
 """Largest length of an answer."""
+
+
+class FeedbackLine(TypedDict):
+    """A line of a file of feedback, which `read_questions` reads."""
+
+    id: str
+    question: str
+    answers: list[str]
+    passage_id: str
+    """Id of the document, as in every question file."""
+    verdict: Verdict
+    title: str
+    passage: str
+    """Id of the passage."""
+    start: int
+    end: int
+    created: str
 
 
 class FeedbackFull(RealmError):
@@ -59,11 +76,11 @@ class Feedback:
                 f"the answer has {len(answer)} characters: at most {MOST_ANSWER_CHARACTERS} are allowed"
             )
         key = json.dumps([question, verdict, passage.id, start, end])
-        line = {
+        line: FeedbackLine = {
             "id": hashlib.sha256(key.encode()).hexdigest()[:16],
             "question": question,
             "answers": [answer],
-            "passage_id": passage.document_id,  # in a question file, the id of the document
+            "passage_id": passage.document_id,
             "verdict": verdict,
             "title": passage.title,
             "passage": passage.id,
@@ -75,7 +92,7 @@ class Feedback:
         with self._lock:
             return self._append(rejected if verdict == "wrong" else self.file, line)
 
-    def _append(self, file: Path, line: dict[str, Any]) -> Stored:
+    def _append(self, file: Path, line: FeedbackLine) -> Stored:
         added = json.dumps(line, ensure_ascii=False)
         try:
             text = file.read_text(encoding="utf-8") if file.exists() else ""

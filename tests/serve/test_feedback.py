@@ -11,7 +11,9 @@ import pytest
 from realm import cli
 from realm.qa.question_files import read_questions
 from realm.serve.client import Client
+from realm.serve.feedback import FeedbackLine
 from realm.serve.settings import ServeConfig
+from tests.schemas import assert_holds
 from tests.serve.asking import QUESTION, assert_problem, post
 from tests.serve.conftest import TOKEN, Served, running
 
@@ -43,6 +45,8 @@ def test_right_and_better_answers_are_a_question_file_and_wrong_ones_are_kept_ap
     ]
     assert first == {"id": found[0].id, "new": True}
     assert found[1].passage_id == other["document"]
+    for line in file.read_text().splitlines():
+        assert_holds(FeedbackLine, json.loads(line))
     (rejected,) = read_questions(f"{file}.rejected")
     assert (rejected.question, rejected.answers) == (QUESTION, (best.text,))
 
