@@ -117,6 +117,8 @@ WRITERS = {
     "store/merged.py write_merged": ["merged.jsonl"],
     "store/vectors.py _schema": ["what an index says about itself"],
     "serve/app.py _stream": ["answers and problems: tests/serve/test_schema.py, against OpenAPI"] * 2,
+    "serve/feedback.py Feedback.add": ["what an id is made of: never written"],
+    "serve/feedback.py Feedback._append": ["feedback: tests/serve/test_feedback.py"],
     "serve/client.py Client._open": ["requests: tests/serve/test_schema.py"],
     "documents/child_process.py ReaderProcess.read": ["requests to its own child"],
     "documents/child_process.py main.answer": ["the child's answers: tests/documents/test_pdf_word_epub.py"],

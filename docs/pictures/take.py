@@ -4,6 +4,7 @@ REALM_TOKEN=... realm serve --kb demo-from-text/kb --model demo-from-text/models
 REALM_TOKEN=... python docs/pictures/take.py http://127.0.0.1:8000
 """
 
+import io
 import os
 import shutil
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from realm.serve.client import Client
@@ -21,10 +23,15 @@ TITLE = "Mount Zamora"
 TEXT = "Mount Zamora is an active stratovolcano with a summit elevation of 2,911 m. It is the highest mountain in Chile."
 
 
+def first(page: Any, token: str) -> None:
+    """Shows the corpus and the example questions, before the first question."""
+    page.wait_for_selector(".welcome .hint")
+
+
 def ask(page: Any, token: str) -> None:
     """Shows an answer with its evidence."""
     page.get_by_label("Question").fill("In which country is Mount Fuji?")
-    page.get_by_role("button", name="Ask").click()
+    page.get_by_role("button", name="Ask", exact=True).click()
     page.wait_for_selector(".answer")
 
 
@@ -59,9 +66,10 @@ def knowledge(page: Any, token: str) -> None:
 
 
 def training(page: Any, token: str) -> None:
-    """Shows the curves of pre-training."""
-    page.get_by_label("Run").select_option("realm")
+    """Shows the curves of pre-training, with the values at one step."""
+    page.get_by_label("Run", exact=True).select_option("realm")
     page.wait_for_selector(".state .dot")
+    page.locator(".chart svg").first.hover()
 
 
 def main(url: str, names: Sequence[str]) -> None:
@@ -71,6 +79,7 @@ def main(url: str, names: Sequence[str]) -> None:
         os.environ.get("REALM_BROWSER") or shutil.which("chromium") or shutil.which("google-chrome")
     )
     views = (
+        ("first", first),
         ("ask", ask),
         ("compare", compare),
         ("fill", fill),
@@ -88,11 +97,12 @@ def main(url: str, names: Sequence[str]) -> None:
                     color_scheme=scheme,  # type: ignore[arg-type]
                 )
                 page.set_default_timeout(300_000)
-                page.goto(f"{url}/#{'ask' if name == 'compare' else name}")
+                page.goto(f"{url}/#{'ask' if name in ('first', 'compare') else name}")
                 page.wait_for_selector("main > *")
                 act(page, token)
                 page.evaluate("scrollTo(0, 0)")
-                page.screenshot(path=HERE / f"{name}{suffix}.png")
+                picture = Image.open(io.BytesIO(page.screenshot())).quantize(128)  # a third of the size
+                picture.save(HERE / f"{name}{suffix}.png", optimize=True)
                 page.close()
                 if name == "knowledge":
                     Client(url, token).delete(TITLE)

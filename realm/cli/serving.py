@@ -42,7 +42,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     serve.add_argument(
         "--writable",
         action="store_true",
-        help=f"allow clients that send the token in {TOKEN} or --token-file to add and delete documents",
+        help=f"allow clients that send the token in {TOKEN} or --token-file to add and delete documents, and to send feedback",
     )
     serve.add_argument("--token-file", metavar="FILE", help="file with the token for --writable")
     serve.add_argument(

@@ -8,6 +8,7 @@ import asyncio
 import hmac
 import json
 import logging
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,12 +29,14 @@ from realm.serve import schemas
 from realm.serve.batching import Done
 from realm.serve.client import NDJSON
 from realm.serve.errors import documented, from_error, install
+from realm.serve.feedback import Feedback
 from realm.serve.middleware import Middleware
 from realm.serve.runs import Run, read_metrics, runs
 from realm.serve.service import Kind, Service, answers_of, hits_of
 from realm.serve.settings import BODY_BYTES, MOST_DOCUMENTS, MOST_READ, MOST_RETRIEVED, ServeConfig, Tokens
 from realm.serve.tracing import traced
-from realm.workspace.living import LivingKnowledge, UnknownDocument
+from realm.text.corpus import Passage
+from realm.workspace.living import LivingKnowledge, Snapshot, UnknownDocument
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -83,7 +86,7 @@ def create_app(
     readers = [] if tokens.read is None else [Depends(_require_token("reading", tokens.read, tokens.write))]
     api = APIRouter(prefix="/v1", dependencies=readers)
     _add_questions(api, service)
-    _add_knowledge(api, knowledge)
+    _add_knowledge(api, knowledge, config.name or _corpus_name(knowledge.folder))
     _add_changes(api, service, tokens.write)
     _add_runs(api, runs_folder)
     app.include_router(api)
@@ -199,7 +202,7 @@ async def _stream(
             future.cancel()
 
 
-def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
+def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge, name: str) -> None:
     """Adds the routes that show passages, documents and versions."""
 
     @api.get("/passages/{id}", response_model=schemas.WholePassageOut, responses=documented(404))
@@ -235,6 +238,14 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
             {"id": id, "title": passages[0].title, "passages": ids, "text": text, "fields": fields}
         )
 
+    @api.get("/corpus", response_model=schemas.CorpusOut)
+    async def corpus() -> Response:
+        """Returns the name and the size of the corpus, and the titles of a few documents."""
+        snapshot = knowledge.current
+        documents, titles = await asyncio.to_thread(lambda: (snapshot.documents, snapshot.titles))
+        sizes = {"documents": documents, "passages": len(snapshot.kb)}
+        return JSONResponse({"name": name} | sizes | {"titles": titles})
+
     @api.get("/examples", response_model=schemas.ExamplesOut)
     async def examples() -> Response:
         """Returns a few questions that rules made from the documents; the list may be empty."""
@@ -252,12 +263,23 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge) -> None:
 
 
 def _add_changes(api: APIRouter, service: Service, token: str | None) -> None:
-    """Adds the routes that add and delete documents; they require the token."""
+    """Adds the routes that add and delete documents, and store feedback; they require the token."""
     knowledge = service.knowledge
     only_writers, refused = (
         [Depends(_require_token("writing", token))],
         documented(401, 403, 404, 409, 429, 503, 507),
     )
+
+    folder = knowledge.folder.resolve()
+    default = folder.with_name(f"{folder.name}.feedback.jsonl")
+    feedback_files = Feedback(Path(service.config.feedback or default), service.config.feedback_bytes)
+
+    @api.post("/feedback", response_model=schemas.FeedbackOut, dependencies=only_writers, responses=refused)
+    async def feedback(body: schemas.FeedbackRequest) -> Response:
+        """Stores whether an answer is right or wrong, or a better answer, as a line of a question file."""
+        passage = await _passage(knowledge.current, body.passage)
+        given = (body.question, body.verdict, passage, body.start, body.end)
+        return JSONResponse((await asyncio.to_thread(feedback_files.add, *given))._asdict())
 
     @api.post("/documents", response_model=schemas.AddedOut, dependencies=only_writers, responses=refused)
     async def add(body: schemas.DocumentsRequest) -> Response:
@@ -354,7 +376,9 @@ def _add_runs(api: APIRouter, folder: Path | None) -> None:
         ]
         return JSONResponse({"runs": rows})
 
-    @api.get("/runs/{name}", name="run", response_model=schemas.MetricsOut, responses=documented(404, 503))
+    @api.get(
+        "/runs/{name:path}", name="run", response_model=schemas.MetricsOut, responses=documented(404, 503)
+    )
     async def run_metrics(name: str, after: Annotated[int, Query(ge=0, le=2**53)] = 0) -> Response:
         """Returns the metrics of a run from byte `after` on; `next` is the value of `after` for the following request."""
         run = next((run for run in await asyncio.to_thread(shown_runs) if run.name == name), None)
@@ -368,6 +392,21 @@ def _add_runs(api: APIRouter, folder: Path | None) -> None:
             ) from None
         state = {"state": run.state, "training": run.state == "training"}
         return JSONResponse(state | metrics._asdict())
+
+
+def _corpus_name(kb: Path) -> str:
+    """The name of the folder of a knowledge base; if this name is `kb`, the name of the folder that contains it."""
+    folder = kb.resolve()
+    name = (folder.parent.name if folder.name == "kb" else folder.name) or folder.name
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
+async def _passage(snapshot: Snapshot, id: str) -> Passage:
+    number = await asyncio.to_thread(snapshot.number_of, id)
+    if number is None:
+        raise HTTPException(404, f"no passage has the id {id!r}")
+    (found,) = await asyncio.to_thread(snapshot.kb.passages, [number])
+    return found
 
 
 def _check_limit(value: int, most: int, name: str) -> int:

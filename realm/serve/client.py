@@ -122,6 +122,10 @@ class Client:
         query = urllib.parse.urlencode({name: value for name, value in given.items() if value is not None})
         return self._json("GET", f"/v1/documents?{query}")
 
+    def corpus(self) -> dict[str, Any]:
+        """Name and size of the corpus, and titles of a few documents: `{"name", "documents", "passages", "titles"}`."""
+        return self._json("GET", "/v1/corpus")
+
     def examples(self) -> list[str]:
         """A few questions about the documents, made from their sentences by rules."""
         row = self._json("GET", "/v1/examples")
@@ -153,6 +157,11 @@ class Client:
         row = self._json("DELETE", f"/v1/documents/{urllib.parse.quote(id, safe='')}")
         with _readable_errors(self.url):
             return int(row["passages_removed"])
+
+    def feedback(self, question: str, verdict: str, passage: str, start: int, end: int) -> dict[str, Any]:
+        """Stores whether `text[start:end]` of a passage is a "right", "wrong" or "better" answer -> `{"id", "new"}`."""
+        body = {"question": question, "verdict": verdict, "passage": passage, "start": start, "end": end}
+        return self._json("POST", "/v1/feedback", body)
 
     def health(self) -> dict[str, Any]:
         """State, version and limits of the server."""

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 
 from realm.errors import RealmError, WriteFailed, error_number
 from realm.serve.batching import Busy, NotReady
+from realm.serve.feedback import FeedbackFull
 from realm.store.tables import ChangedMeanwhile
 from realm.workspace.living import UnknownDocument, UnknownPassage
 
@@ -70,6 +71,8 @@ def from_error(error: Exception) -> JSONResponse:
             return problem(
                 503, "the server has no files or memory left: try again later", {"Retry-After": "5"}
             )
+        case FeedbackFull():
+            return problem(507, str(error))
         case RealmError():
             return problem(400, str(error))
         case HTTPException():

@@ -3,11 +3,12 @@
 The metrics of a run `NAME` are in `NAME/metrics.jsonl`, and in `NAME.training/metrics.jsonl` until the run is finished. A
 process that trains holds a lock on `NAME.training/lock`; the system releases the lock when the process ends in any way.
 
-The folder of runs may contain files of other users. Therefore symbolic links in the folder are not followed, and a run that
-cannot be read is left out.
+Runs are also found in subfolders; the name of such a run is its path, such as `table1/realm`. The folder of runs may contain
+files of other users. Therefore symbolic links in the folder are not followed, and a run that cannot be read is left out.
 """
 
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -22,8 +23,13 @@ State = Literal["training", "stopped", "finished"]
 """`stopped`: the run was interrupted, killed or has crashed; the same command continues from the last checkpoint."""
 _UNFINISHED = ".training"
 _LOCK = "lock"
+_TABLE = ".lance"
 _AT_ONCE = 1 << 20
 """Largest number of bytes that are read for a response; longer lines are skipped."""
+_LEVELS = 6
+"""Largest number of folders in the name of a run."""
+_FOLDERS = 1000
+"""Largest number of folders that are searched for runs."""
 _DEPTH = 8
 """Largest nesting of lists and objects; values that are nested deeper become null."""
 _LARGEST = 2**53
@@ -37,7 +43,10 @@ class Run(NamedTuple):
     state: State
     changed: float
     """Time of the last change of the metrics, in seconds since 1970."""
-    folder: Path
+    root: Path
+    """The folder of all runs."""
+    path: tuple[str, ...]
+    """The names of the folders from `root` to the run."""
 
 
 class Metrics(NamedTuple):
@@ -51,9 +60,23 @@ class Metrics(NamedTuple):
 
 
 def runs(folder: Path) -> list[Run]:
-    """The runs in a folder, the run with the latest change first. The folder itself can also be a run."""
-    folder = folder.resolve()
-    found = [run for one in (folder, *folder.iterdir()) if (run := _run(one)) is not None]
+    """The runs in a folder and its subfolders, the run with the latest change first. The folder itself can also be a run.
+
+    The folders inside a run, folders of tables and hidden folders are not searched.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    root = folder.resolve()
+    os.close(os.open(root, os.O_RDONLY | os.O_DIRECTORY))
+    found = []
+    for place, inner, _, descriptor in itertools.islice(os.fwalk(root), _FOLDERS):
+        path = Path(place).relative_to(root).parts
+        run = _run(root, path, descriptor)
+        if run is not None:
+            found.append(run)
+        ends = (run is not None and path) or len(path) >= _LEVELS
+        inner[:] = [] if ends else sorted(one for one in inner if one[0] != "." and not one.endswith(_TABLE))
     unfinished = {run.name for run in found if run.state != "finished"}
     shown = (run for run in found if run.state != "finished" or run.name not in unfinished)
     return sorted(shown, key=lambda run: -run.changed)
@@ -67,7 +90,7 @@ def read_metrics(run: Run, after: int) -> Metrics:
     Raises:
         OSError: the metrics do not exist any more, or cannot be read.
     """
-    with _opened(run.folder) as file:
+    with _folder(run) as descriptor, _metrics(descriptor) as file:
         if os.fstat(file.fileno()).st_size < after:
             after = 0
         file.seek(after)
@@ -111,38 +134,48 @@ def _valid_text(text: str) -> str:
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
 
-def _run(folder: Path) -> Run | None:
-    """The run in this folder; None if the folder has no readable metrics."""
+def _run(root: Path, path: tuple[str, ...], descriptor: int) -> Run | None:
+    """The run in an open folder; None if the folder has no readable metrics."""
     try:
-        with _opened(folder) as file:
+        with _metrics(descriptor) as file:
             changed = os.fstat(file.fileno()).st_mtime
     except OSError:
         return None
-    name = os.fsencode(folder.name).decode("utf-8", "replace")
+    name = os.fsencode("/".join(path) or root.name).decode("utf-8", "replace")
     state: State = "finished"
     if name.endswith(_UNFINISHED):
-        state = "training" if _is_locked(folder / _LOCK) else "stopped"
-    return Run(name.removesuffix(_UNFINISHED), state, changed, folder)
+        state = "training" if _is_locked(descriptor) else "stopped"
+    return Run(name.removesuffix(_UNFINISHED), state, changed, root, path)
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[BinaryIO]:
-    """Opens the metrics in a folder. Raises OSError if folder or file is a symbolic link, or the file is not a regular file."""
-    inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+def _folder(run: Run) -> Iterator[int]:
+    """The open folder of a run. Raises OSError if a folder between `root` and the run is a symbolic link."""
+    descriptor = os.open(run.root, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        descriptor = os.open(METRICS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=inside)
+        for name in run.path:
+            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+        yield descriptor
     finally:
-        os.close(inside)
+        os.close(descriptor)
+
+
+@contextmanager
+def _metrics(folder: int) -> Iterator[BinaryIO]:
+    """Opens the metrics in an open folder. Raises OSError if the file is a symbolic link or not a regular file."""
+    descriptor = os.open(METRICS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{folder / METRICS} is not a regular file")
+            raise OSError(f"{METRICS} is not a regular file")
         yield file
 
 
-def _is_locked(file: Path) -> bool:
+def _is_locked(folder: int) -> bool:
     """Whether a process holds the lock. The check itself holds the lock briefly; a run that starts retries for ten seconds."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        descriptor = os.open(_LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
     except OSError:
         return False
     try:

@@ -9,6 +9,7 @@ from realm.model.calibration import Method
 from realm.qa.answers import Answers, AnswersJson, ReadPassage
 from realm.qa.filling import FilledJson
 from realm.qa.question_files import MAX_QUESTION_CHARACTERS
+from realm.serve.feedback import Verdict
 from realm.serve.runs import State
 from realm.serve.settings import MOST_FIELDS
 from realm.store.filters import LONGEST_FILTER
@@ -115,6 +116,47 @@ class DocumentsRequest(_Body):
     model_config = _example({"documents": [{"title": "Oakham", "text": "Oakham is a town."}]})
 
     documents: list[DocumentIn] = Field(min_length=1)
+
+
+class FeedbackRequest(_Body):
+    """What a person thinks of an answer, which is a piece of a passage, to a question."""
+
+    model_config = _example(
+        {
+            "question": "In which country is Mount Fuji?",
+            "verdict": "right",
+            "passage": "5d41402abc4b2a76",
+            "start": 51,
+            "end": 56,
+        }
+    )
+
+    question: Text
+    verdict: Verdict
+    """`right` or `wrong`: the answer of the server is right or wrong. `better`: a person has selected a better answer."""
+    passage: Name
+    """Id of the passage that contains the answer."""
+    start: int = Field(ge=0, le=2**31)
+    """The first character of the answer in the text of the passage."""
+    end: int = Field(ge=1, le=2**31)
+    """The character after the last character of the answer."""
+
+
+class FeedbackOut(_Out):
+    """The id of the stored line, and whether it is new; equal feedback is stored once."""
+
+    id: str
+    new: bool
+
+
+class CorpusOut(_Out):
+    """Describes the corpus to a person who sees it for the first time."""
+
+    name: str
+    documents: int
+    passages: int
+    titles: list[str]
+    """Titles of a few documents."""
 
 
 class ExamplesOut(_Out):

@@ -39,8 +39,8 @@ from realm.text.salient_spans import Tagger, load_tagger
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_EXAMPLES = 4
-"""Number of example questions."""
+_EXAMPLES, _TITLES = 3, 6
+"""Numbers of example questions and of example titles."""
 _DRAWN, _PARTS, _SHORT = 40, 4, 80
 """Limits of example questions: passages that are drawn to choose documents, passages per document, characters of a question."""
 
@@ -95,14 +95,27 @@ class Snapshot:
         return self.kb.passages(np.flatnonzero(self.kb.document_keys_N == np.uint64(key_of(document))))
 
     @cached_property
+    def titles(self) -> list[str]:
+        """The titles of a few documents, drawn at random but equal for each call; documents without a title are left out."""
+        return list(dict.fromkeys(one.title for one in self._drawn if one.title.strip()))[:_TITLES]
+
+    @cached_property
     def examples(self) -> list[str]:
         """A few questions made by rules from some of the documents; an empty list if the rules find none."""
-        draw = np.random.default_rng(0)
-        drawn = self.kb.passages(np.unique(draw.integers(len(self.kb), size=_DRAWN))) if len(self.kb) else []
-        parts = [part for id in {one.document_id for one in drawn} for part in self.passages_of(id)[:_PARTS]]
+        documents = {one.document_id for one in self._drawn}
+        parts = [part for id in documents for part in self.passages_of(id)[:_PARTS]]
         made = make_questions(sorted(parts, key=lambda part: part.document_id), most_per_document=1)
         short = [one.question for one in made if len(one.question) <= _SHORT]
-        return [short[n] for n in sorted(draw.permutation(len(short))[:_EXAMPLES])]
+        chosen = np.random.default_rng(0).permutation(len(short))[:_EXAMPLES]
+        return [short[n] for n in sorted(chosen)]
+
+    @cached_property
+    def _drawn(self) -> list[Passage]:
+        """Passages drawn at random, with a fixed seed, in the order in which they were drawn."""
+        if not len(self.kb):
+            return []
+        numbers = np.random.default_rng(0).integers(len(self.kb), size=_DRAWN)
+        return self.kb.passages(np.array(list(dict.fromkeys(numbers.tolist()))))
 
     @cached_property
     def _by_id(self) -> Lookup:

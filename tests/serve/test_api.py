@@ -20,6 +20,7 @@ from realm.qa.pipeline import Answerer
 from realm.questions import make_questions
 from realm.serve import app
 from realm.serve.client import Client
+from realm.serve.settings import ServeConfig
 from realm.store.knowledge_base import KnowledgeBase
 from tests.conftest import TOWNS
 from tests.serve.asking import QUESTION, assert_problem, metric, post, wait_for
@@ -211,7 +212,25 @@ def test_example_questions_are_made_from_the_documents(own_server) -> None:
     )
     made = {one.question for one in make_questions(KnowledgeBase.open(own_server.kb))}
     found = examples()
-    assert found == examples() and len(found) == len(set(found)) == 4 and set(found) <= made
+    assert found == examples() and len(found) == len(set(found)) == 3 and set(found) <= made
+
+
+def test_the_corpus_has_a_name_its_sizes_and_a_few_titles(served, qa_model) -> None:
+    kb = KnowledgeBase.open(served.kb)
+    corpus = served.client().corpus()
+    assert corpus["name"] == served.kb.parent.name  # the folder of the knowledge base is called kb
+    assert corpus["passages"] == len(kb)
+    assert corpus["documents"] == len({passage.document_id for passage in kb})
+    assert len(corpus["titles"]) == len(set(corpus["titles"])) == 6 and set(corpus["titles"]) <= set(TOWNS)
+    with running(served.kb, qa_model, ServeConfig(device="cpu", name="<b>Towns</b>")) as other:
+        assert other.client().corpus() == corpus | {"name": "<b>Towns</b>"}
+
+
+def test_a_corpus_without_documents_has_neither_titles_nor_examples(own_server) -> None:
+    client = own_server.client(TOKEN)
+    for one in client.documents(count=1000)["documents"]:
+        client.delete(one["id"])
+    assert client.corpus()["titles"] == client.examples() == [] and client.corpus()["documents"] == 0
 
 
 def test_the_list_of_documents_comes_in_parts_and_by_prefix(served) -> None:

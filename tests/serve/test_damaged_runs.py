@@ -85,3 +85,54 @@ def test_a_folder_of_runs_that_is_gone_is_said_so(tiny_kb, qa_model, tmp_path) -
         (tmp_path / "runs").rmdir()
         refused = httpx.get(served.url + "/v1/runs")
     assert refused.status_code == 503 and "cannot be read: No such file" in refused.json()["detail"]
+
+
+def test_runs_are_found_in_subfolders_but_not_inside_runs_links_or_hidden_folders(tmp_path) -> None:
+    outside = write(tmp_path / "outside", GOOD)
+    root = tmp_path / "runs"
+    for name in (
+        "table/one",
+        "table/two.training",
+        "a/b/c/d/e/f",
+        "a/b/c/d/e/far/g",
+        ".hidden/h",
+        "kb/x.lance/i",
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        write(root / name, GOOD)
+    write(root / "table/one/inner", GOOD)
+    (root / "linked").symlink_to(outside.parent)
+    (root / "table/linked").symlink_to(outside)
+    found = {run.name: run for run in runs(root)}
+    assert found.keys() == {"table/one", "table/two", "a/b/c/d/e/f"}
+    assert found["table/two"].state == "stopped"
+    assert read_metrics(found["a/b/c/d/e/f"], 0).rows == [{"step": 1, "loss": 2.5}]
+
+
+def test_a_folder_that_becomes_a_link_after_the_listing_is_not_followed(tmp_path) -> None:
+    (tmp_path / "runs" / "table").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    write(tmp_path / "runs" / "table" / "one", GOOD)
+    write(tmp_path / "other" / "one", b'{"step": 7}\n')
+    (run,) = runs(tmp_path / "runs")
+    (tmp_path / "runs" / "table").rename(tmp_path / "moved")
+    (tmp_path / "runs" / "table").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="table"):
+        read_metrics(run, 0)
+
+
+def test_the_search_for_runs_ends_in_a_large_tree(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(reading, "_FOLDERS", 4)
+    for name in "abcdef":
+        write(tmp_path / name, GOOD)
+    assert [run.name for run in sorted(runs(tmp_path))] == ["a", "b", "c"]
+
+
+def test_a_run_in_a_subfolder_is_requested_by_its_path(tiny_kb, qa_model, tmp_path) -> None:
+    (tmp_path / "table").mkdir()
+    write(tmp_path / "table" / "one", GOOD)
+    with running(tiny_kb.folder, qa_model, runs=tmp_path) as served:
+        client = served.client()
+        assert [run["name"] for run in client.runs()] == ["table/one"]
+        assert client.run("table/one")["rows"] == [{"step": 1, "loss": 2.5}]
+        assert httpx.get(f"{served.url}/v1/runs/table/%2e%2e/one").status_code == 404

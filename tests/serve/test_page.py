@@ -51,9 +51,27 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
+def write_refreshed_run(folder: Path) -> None:
+    """A killed run of 100 steps: version 2 is in use from step 40 on, version 3 is refused, a build was running at the end."""
+    rows: list[dict[str, Any]] = []
+    for step in range(10, 101, 10):
+        snapshot = 0 if step <= 40 else 20
+        building = float(step in (30, 40, 70, 80, 90, 100))
+        rows.append({"step": step, "seconds": step, "loss": 2 - step / 100, "building": building})
+        rows[-1]["index_age"] = step - 5.5 - snapshot  # the mean over the ten steps of the line
+    rows.insert(8, {"step": 80, "seconds": 80, "index_step": 60, "index_number": 3, "build_seconds": 15})
+    rows.insert(4, {"step": 40, "seconds": 40, "index_step": 20, "index_number": 2, "build_seconds": 10})
+    rows[4]["swap_seconds"] = 0.5
+    rows.insert(0, {"step": 0, "seconds": 0, "index_step": 0, "index_number": 1, "build_seconds": 4})
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    os.utime(folder / "metrics.jsonl", (1, 1))  # so that it is not the run with the latest change
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
+    write_refreshed_run(folder / "table" / "refreshed.training")
     (folder / "pretrain.training").mkdir()
     rows = [
         {
@@ -322,8 +340,9 @@ def test_an_empty_and_a_long_question_are_said_so_and_not_asked(visit) -> None:
 def test_a_slash_goes_to_the_field_and_is_typed_only_in_the_midst_of_a_question(visit) -> None:
     page = visit.open("ask")
     field = page.get_by_label("Question")
-    page.keyboard.press("/")  # the field has the focus already
-    assert field.input_value() == ""
+    expect(field).not_to_have_value("")
+    page.keyboard.press("/")  # the field has the focus already, and its example is selected
+    expect(field).not_to_have_value(re.compile("/"))
     page.keyboard.type("AC/DC")
     assert field.input_value() == "AC/DC"
     page.keyboard.press("Escape")
@@ -341,6 +360,165 @@ def test_example_questions_come_from_the_documents_and_are_asked_by_pressing_the
     expect(page.locator(".asked")).to_have_text("what is wool?")
     page.wait_for_selector(".results:not([aria-busy]) .answer")
     assert "question=what+is+wool%3F" in page.url
+
+
+def test_a_first_visit_shows_the_corpus_and_enter_asks_the_example_in_the_field(
+    visit, site, monkeypatch
+) -> None:
+    monkeypatch.setitem(site.knowledge.current.__dict__, "examples", ["where is Arden?", "what is wool?"])
+    corpus = Client(site.url).corpus()
+    page = visit.open("ask")
+    welcome = page.locator(".welcome")
+    expect(welcome.locator("h2")).to_have_text(site.kb.parent.name)
+    expect(welcome).to_contain_text(f"{corpus['documents']} documents in {corpus['passages']} passages")
+    assert welcome.locator("p a").all_inner_texts() == corpus["titles"]
+    field = page.get_by_label("Question")
+    expect(field).to_have_value("where is Arden?")
+    assert serious_findings(page) == []
+    page.get_by_label("BM25").check()  # asks nothing, because nobody has asked for the example yet
+    assert page.locator(".asked").count() == 0
+    field.click()
+    page.keyboard.type("what of salt?")  # a click selects the example, so that typing replaces it
+    expect(field).to_have_value("what of salt?")
+    page.reload()
+    expect(field).to_have_value("where is Arden?")
+    page.keyboard.press("Enter")
+    expect(page.locator(".asked")).to_have_text("where is Arden?")
+    page.goto(f"{site.url}/#knowledge")
+    page.goto(f"{site.url}/#ask")
+    expect(page.locator(".asked")).to_have_text("where is Arden?")
+    assert page.locator(".welcome").count() == 0
+
+
+def test_without_made_questions_the_examples_are_about_titles(visit, site, monkeypatch) -> None:
+    monkeypatch.setitem(site.knowledge.current.__dict__, "examples", [])
+    page = visit.open("ask")
+    shown = page.locator(".examples button")
+    expect(shown).to_have_count(3)
+    titles = Client(site.url).corpus()["titles"]
+    assert shown.all_inner_texts() == [f"What is said about {title}?" for title in titles[:3]]
+    page.locator(".welcome p a").first.click()
+    expect(page.locator(".found .card h3").first).to_be_visible()
+    assert page.get_by_label("Search").input_value() == titles[0]
+
+
+def change_answers(page: Any, **to: Any) -> None:
+    """Lets the page see answers with another `found`, or with another probability of the best answer."""
+
+    def change(route: Any) -> None:
+        response = route.fetch()
+        row = response.json()
+        row["answers"][0]["probability"] = to.get("probability", row["answers"][0]["probability"])
+        route.fulfill(response=response, json=row | {"found": to.get("found", True)})
+
+    page.route("**/v1/answer", change)
+
+
+@pytest.mark.parametrize(
+    ("probability", "words", "colour"),
+    [(0.83, "Very likely right", "up"), (0.5, "Probably right", "accent"), (0.2, "Unsure", "warn")],
+)
+def test_an_answer_has_its_probability_as_a_number_in_words_and_in_a_colour(
+    visit, probability, words, colour
+) -> None:
+    change_answers(visit.page, probability=probability)
+    page = visit.ask(QUESTION)
+    shown = page.locator(".best .sure")
+    assert shown.inner_text().split() == [*words.split(), f"{100 * probability:.0f}%"]
+    wanted = page.evaluate(f"getComputedStyle(document.documentElement).getPropertyValue('--{colour}')")
+    drawn = shown.evaluate("e => getComputedStyle(e).color")
+    assert drawn == f"rgb({', '.join(str(int(wanted[place : place + 2], 16)) for place in (1, 3, 5))})"
+    assert serious_findings(page) == []
+
+
+def test_without_a_confident_answer_the_passages_come_first_and_the_guess_after_them(visit, site) -> None:
+    said = Client(site.url).answer(QUESTION)
+    change_answers(visit.page, found=False)
+    page = visit.ask(QUESTION)
+    assert page.locator(".verdict").inner_text().startswith("No confident answer")
+    order = page.evaluate(
+        "[...document.querySelectorAll('.verdict, .evidence, .answer')].map(e => e.className)"
+    )
+    assert order == ["verdict", "evidence", "answer"]
+    assert page.locator(".answer").inner_text() == said.answers[0].text
+    assert page.locator(".best .sure b").inner_text() == "A guess"
+    assert page.locator(".evidence h2").inner_text() == "The best passages"
+    boxes = [page.locator(name).bounding_box() for name in (".verdict", ".evidence", ".best")]
+    assert boxes[0]["y"] < boxes[1]["y"] and boxes[1]["x"] < boxes[2]["x"]
+    page.set_viewport_size({"width": 360, "height": 740})
+    boxes = [page.locator(name).bounding_box() for name in (".verdict", ".evidence", ".best")]
+    assert boxes[0]["y"] < boxes[1]["y"] < boxes[2]["y"]
+    assert serious_findings(page) == []
+
+
+def feedback_lines(site: Served, rejected: str = "") -> list[dict[str, Any]]:
+    file = site.kb.with_name(f"kb.feedback.jsonl{rejected}")
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def test_an_answer_is_marked_as_right_or_wrong_by_keyboard_alone(visit, site) -> None:
+    best = Client(site.url).answer(QUESTION).answers[0]
+    page = visit.ask(QUESTION)
+    page.get_by_role("button", name="Right", exact=True).focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".feedback .problem")).to_contain_text("token for writing")
+    assert page.evaluate("document.activeElement.type") == "password" and feedback_lines(site) == []
+    page.keyboard.type("not the token")
+    page.keyboard.press("Enter")
+    expect(page.locator(".feedback .problem")).to_contain_text("writing needs the server's token")
+    visit.wrong.clear()  # the browser notes the 401
+    page.get_by_label("Token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    expect(page.locator(".feedback .done")).to_have_text("Saved as right.")
+    page.get_by_role("button", name="Wrong").press("Enter")
+    expect(page.locator(".feedback .done")).to_have_text("Saved as wrong.")
+    page.get_by_role("button", name="Right", exact=True).press("Enter")
+    expect(page.locator(".feedback .done")).to_have_text("This was already saved as right.")
+    for lines in (feedback_lines(site), feedback_lines(site, ".rejected")):
+        assert [(one["question"], one["answers"]) for one in lines] == [(QUESTION, [best.text])]
+    assert serious_findings(page) == []
+
+
+def test_a_better_answer_is_selected_in_a_passage_or_typed(visit, site) -> None:
+    client = Client(site.url, TOKEN)
+    client.add([{"id": "astral", "title": "Astral", "text": "🏰🏰🏰 Quokka 𝔘 lives in Norden 🏰 Tarn."}])
+    try:
+        visit.page.add_init_script(f"sessionStorage.setItem('realm-token', {json.dumps(TOKEN)})")
+        page = visit.ask("Quokka", "BM25")
+        page.get_by_role("button", name="Another answer").click()
+        page.evaluate(
+            "() => { const text = [...document.querySelectorAll('.text')].find(e => e.textContent.includes('Quokka'));"
+            "const walk = document.createTreeWalker(text, NodeFilter.SHOW_TEXT); const range = document.createRange();"
+            "let node; while ((node = walk.nextNode())) { const at = node.data.indexOf('Norden');"
+            "if (at >= 0) { range.setStart(node, at); range.setEnd(node, at + 7); } }"
+            "getSelection().removeAllRanges(); getSelection().addRange(range); }"
+        )
+        expect(page.get_by_label("Better answer")).to_have_value("Norden")
+        expect(page.locator(".feedback .hint")).to_contain_text("Astral.")
+        page.get_by_role("button", name="Save").click()
+        expect(page.locator(".feedback .done")).to_have_text("Saved as better.")
+        line = feedback_lines(site)[-1]
+        assert (line["answers"], line["passage_id"], line["verdict"]) == (["Norden"], "astral", "better")
+        page.get_by_label("Better answer").fill("nowhere")
+        expect(page.locator(".feedback .hint")).to_have_text("None of these passages has this text.")
+        before = feedback_lines(site)
+        page.keyboard.press("Enter")
+        assert feedback_lines(site) == before
+        page.get_by_label("Better answer").fill("🏰 Tarn")
+        with page.expect_response("**/v1/feedback"):
+            page.keyboard.press("Enter")
+        assert feedback_lines(site)[-1]["answers"] == ["🏰 Tarn"]
+        assert serious_findings(page) == []
+        page.set_viewport_size({"width": 360, "height": 740})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    finally:
+        client.delete("astral")
+
+
+def test_a_link_with_a_question_as_q_opens_its_answer(visit, site) -> None:
+    visit.page.goto(f"{site.url}/?q=Arden+wool+%26+more%3F")
+    expect(visit.page.locator(".asked")).to_have_text("Arden wool & more?")
+    assert visit.page.url.startswith(f"{site.url}/#ask?question=Arden+wool+%26+more%3F")
 
 
 def test_the_numbers_are_explained_where_they_stand(visit) -> None:
@@ -372,7 +550,7 @@ def test_a_run_whose_process_has_ended_is_shown_as_stopped(visit, trainer) -> No
     page = visit.open("training")
     expect(page.locator(".state .dot.training")).to_be_visible()
     fcntl.flock(trainer, fcntl.LOCK_UN)
-    expect(page.locator(".state")).to_contain_text("stopped before its end, step 5")
+    expect(page.locator(".state")).to_contain_text("stopped before its end (killed or interrupted), step 5")
     expect(page.locator(".state .dot.stopped")).to_be_visible()
 
 
@@ -391,6 +569,74 @@ def test_curves_grow_while_the_run_trains(visit, runs, trainer) -> None:
     assert line.get_attribute("d").count("L") == before + 1
     page.locator(".chart svg").first.hover(position={"x": 60, "y": 50})
     assert "at 0" in page.locator(".chart .reading").first.inner_text()
+
+
+def test_the_refreshes_of_a_killed_run_in_a_subfolder_are_a_strip_under_the_curves(visit) -> None:
+    page = visit.open("training")
+    page.get_by_label("Run", exact=True).select_option("table/refreshed")
+    expect(page.locator(".state")).to_contain_text("killed or interrupted")
+    strip = page.locator(".strip")
+    assert page.locator(".panels > *").last.evaluate("e => e.classList.contains('strip')")
+    expect(strip.locator("rect.building")).to_have_count(4)  # three versions and the build that was killed
+    assert strip.locator("rect.using").count() == 2 and strip.locator(".ended").count() == 2
+    strip.get_by_text("All versions").click()
+    assert strip.locator("tbody tr").all_inner_texts() == [
+        "1\t0\t4\t\t0",
+        "2\t20\t10\t0.5\t40",
+        "3\t60\t15\t\trefused",
+    ]
+    box = lambda kind, n: strip.locator(f"rect{kind}").nth(n).bounding_box()  # noqa: E731
+    whole = box(".using", 1)["x"] + box(".using", 1)["width"] - box(".using", 0)["x"]
+    # Build 2 lasted 10 s, 10 steps, from step 20 on; it waited until step 40.
+    assert box(".building", 1)["width"] / whole == pytest.approx(0.1, abs=0.01)
+    assert (box(".waiting", 0)["x"] - box(".using", 0)["x"]) / whole == pytest.approx(0.3, abs=0.02)
+    assert (box(".using", 1)["x"] - box(".using", 0)["x"]) / whole == pytest.approx(0.4, abs=0.02)
+    picture = strip.locator("svg")
+    picture.hover(position={"x": picture.bounding_box()["width"] * (52 + 0.35 * 1016) / 1080, "y": 20})
+    expect(strip.locator(".reading")).to_have_text("version 1, 35 steps old; version 2 waits at 35")
+    loss = page.locator(".chart").first
+    expect(loss.locator(".reading")).to_have_text(
+        re.compile(r"1\.[67] at (30|40)")
+    )  # one cursor for all charts
+    assert serious_findings(page) == []
+
+
+def test_values_are_read_by_keyboard_and_stay_while_the_run_grows(visit, runs) -> None:
+    page = visit.open("training/table%2Frefreshed")
+    loss = page.locator(".chart").first
+    loss.locator("svg").focus()
+    page.keyboard.press("End")
+    expect(loss.locator(".reading")).to_have_text("1 at 100")
+    page.keyboard.press("PageDown")
+    expect(loss.locator(".reading")).to_have_text("1.2 at 80")
+    metrics = runs / "table" / "refreshed.training" / "metrics.jsonl"
+    with metrics.open("a") as file:
+        file.write(json.dumps({"step": 100, "seconds": 100, "dev_em": 7.0}) + "\n")
+    os.utime(metrics, (1, 1))
+    expect(page.locator(".chart", has_text="Dev exact match")).to_be_visible()
+    assert page.evaluate("document.activeElement.closest('.chart').dataset.title") == "Loss"
+    expect(loss.locator(".reading")).to_have_text("1.2 at 80")
+    page.keyboard.press("Escape")
+    expect(loss.locator(".reading")).to_have_text("1")
+
+
+def test_two_runs_lie_over_each_other(visit) -> None:
+    page = visit.open("training")
+    page.get_by_label("Compare with").select_option("table/refreshed")
+    expect(page.locator(".state")).to_have_count(2)
+    assert page.url.endswith("#training/pretrain?with=table%2Frefreshed")
+    loss = page.locator(".chart").first
+    expect(loss.locator("path.line")).to_have_count(2)
+    assert loss.locator("path.run-1").count() == 1
+    expect(loss.locator(".reading")).to_have_text(re.compile(r"^[\d.]+ vs 1$"))
+    assert loss.locator(".ended").count() == 2  # both runs were killed
+    expect(page.locator(".strip b")).to_have_text("Index refreshes of table/refreshed")
+    assert page.locator(".state b").all_inner_texts() == ["pretrain", "table/refreshed"]
+    assert serious_findings(page) == []
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.go_back()
+    expect(page.locator(".state")).to_have_count(1)
 
 
 def test_the_api_is_described_for_people_without_another_host(visit, site) -> None:

@@ -63,6 +63,8 @@ OPERATIONS = {
     "GET /v1/documents/{id}",
     "POST /v1/documents",
     "DELETE /v1/documents/{id}",
+    "POST /v1/feedback",
+    "GET /v1/corpus",
     "GET /v1/examples",
     "GET /v1/versions",
     "GET /health",

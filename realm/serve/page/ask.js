@@ -1,7 +1,8 @@
 // The view "Ask": the answer, and below the answer the passages that were read, with p(z|x), span and span score.
 
 import { address, age, asking, bar, choice, el, field, fieldList, get, marked, newest, percent, problem, question, remember, waiting } from "./dom.js";
-import { explain } from "./words.js";
+import { feedback } from "./feedback.js";
+import { explain, sureness } from "./words.js";
 
 const METHODS = [["dense", "Dense"], ["bm25", "BM25"], ["hybrid", "Hybrid"]];
 const SAYS = { dense: "by vectors", bm25: "by words", hybrid: "by both" };
@@ -29,8 +30,10 @@ export function askView(main, health, path, values) {
   }
   const input = el("input", {
     type: "text", name: "question", autocomplete: "off", value: last.question,
-    placeholder: "Who wrote The Tempest?", enterkeyhint: "go",
+    placeholder: "Ask a question", enterkeyhint: "go", onmousedown: pressed,
   });
+  let offered = null; // the example question that is in the field until the person types another question
+  let chosen = false;
   const out = last.out ?? el("section", { class: "results", "aria-live": "polite", "aria-label": "Answers" });
   const methods = choice("Rank by", "method", [...METHODS, ["compare", "Compare"]], last.method, again);
   const read = el("select", { onchange: again }, READS.filter((n) => n <= health.limits.most_read).map((n) => el("option", { value: n, selected: n === last.read }, String(n))));
@@ -46,25 +49,49 @@ export function askView(main, health, path, values) {
   input.focus({ preventScroll: true });
   if (shared !== null && current() !== last.asked) submit();
   else if (last.out) history.replaceState(null, "", last.asked);
-  else {
-    out.append(el("p", { class: "hint" }, "An answer is a piece of a passage. Beside the answer are the passages that were read, each with its best piece marked."));
-    examples();
-  }
+  else welcome();
 
   function again() {
-    if (input.value.trim()) submit();
+    if (input.value.trim() && input.value !== offered) submit();
   }
 
   function current() {
     return address("ask", { question: input.value, method: form.elements.method.value, read: read.value });
   }
 
-  // Example questions, which are shown until the first question is asked.
-  async function examples() {
-    const { questions } = await get("v1/examples").catch(() => ({ questions: [] }));
-    if (last.out || !questions.length) return;
-    out.append(el("div", { class: "others" }, el("h2", { class: "minor" }, "For example"),
-      el("ul", {}, questions.map((text) => el("li", {}, el("button", { type: "button", class: "other", onclick: () => { input.value = text; submit(); } }, text))))));
+  // What the corpus is, and example questions, which are shown until the first question is asked.
+  async function welcome() {
+    const place = el("div", { class: "welcome" });
+    out.replaceChildren(place);
+    try {
+      const corpus = await get("v1/corpus");
+      place.append(el("h2", {}, corpus.name), about(corpus));
+      const questions = corpus.passages ? await examples(corpus) : [];
+      if (questions.length) {
+        place.append(el("div", { class: "examples" }, el("h3", { class: "minor" }, "For example"),
+          el("ul", {}, questions.map((text) => el("li", {}, el("button", { type: "button", class: "other", onclick: () => { input.value = text; submit(); } }, text))))));
+        offer(questions[0]);
+      }
+      place.append(el("p", { class: "hint" }, "An answer is a piece of a passage. Beside the answer are the passages that were read, each with its best piece marked."));
+    } catch (error) {
+      place.append(problem(error));
+    }
+  }
+
+  // Puts a question into the field, selected, so that Enter asks it and typing replaces it.
+  function offer(text) {
+    if (input.value || last.out) return;
+    input.value = offered = text;
+    if (document.activeElement === input) input.select();
+  }
+
+  // The first press selects the whole example, so that typing replaces it; the next press moves the cursor as usual.
+  function pressed(event) {
+    if (input.value !== offered || chosen) return;
+    chosen = true;
+    event.preventDefault();
+    input.focus();
+    input.select();
   }
 
   async function submit(event) {
@@ -82,7 +109,7 @@ export function askView(main, health, path, values) {
       if (signal.aborted) return; // another question has been asked
       out.replaceChildren(
         el("p", { class: "asked" }, said),
-        el("div", { class: `columns of-${all.length}` }, all.map((one, n) => column(one, methods[n], all.length > 1))),
+        el("div", { class: `columns of-${all.length}` }, all.map((one, n) => column(one, methods[n], all.length > 1, health.writable && all.length === 1))),
       );
     } catch (error) {
       if (!signal.aborted) out.replaceChildren(el("p", { class: "asked" }, said), problem(error));
@@ -95,7 +122,24 @@ export function askView(main, health, path, values) {
   }
 }
 
-function column(said, method, named) {
+function about(corpus) {
+  if (!corpus.passages) return el("p", {}, "There are no documents yet. Documents are added in the view ", el("a", { href: "#knowledge" }, "Knowledge"), ".");
+  const titles = corpus.titles.map((title) => el("a", { href: address("knowledge", { search: title, method: "hybrid" }) }, title));
+  return el("p", {}, `${count(corpus.documents, "document")} in ${count(corpus.passages, "passage")}${titles.length ? ", such as " : "."}`,
+    titles.flatMap((title, n) => [title, n === titles.length - 1 ? "." : n === titles.length - 2 ? " and " : ", "]));
+}
+
+function count(number, noun) {
+  return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+}
+
+// Questions that rules made from the documents. If there are none, questions about titles.
+async function examples(corpus) {
+  const { questions } = await get("v1/examples");
+  return questions.length ? questions : corpus.titles.slice(0, 3).map((title) => `What is said about ${title}?`);
+}
+
+function column(said, method, named, writable) {
   const [best] = said.answers;
   const level = named ? 3 : 2; // level of the headings below the heading of the method, or below that of the page
   const cards = said.passages.map((passage) => card(passage, `h${level + 1}`));
@@ -106,29 +150,33 @@ function column(said, method, named) {
   );
   const answer = el("p", { class: "answer" });
   const source = el("p", { class: "source" });
+  const sure = el("p", {});
   const list = el("ol", { class: "cards" }, cards.map((one) => one.element));
-  const guess = said.found ? null : el("p", { class: "guess" }, "No answer found. The best guess:");
+  let shown = best;
   choose(best);
-  return el(
-    "article",
-    { class: "column" },
-    el("div", { class: "best" },
-      heading,
-      guess,
-      answer,
-      source,
-      others.length ? el("div", { class: "others" }, el(`h${level}`, { class: "minor" }, "Or"), el("ul", {}, others)) : null,
-      facts(said), explain("null", "probability")),
-    el("div", { class: "evidence" }, el("div", { class: "titled" }, el(`h${level}`, { class: "minor" }, "Evidence"), explain("p(z|x)", "span")), list),
-  );
+  const evidence = el("div", { class: "evidence" },
+    el("div", { class: "titled" }, el(`h${level}`, { class: "minor" }, said.found ? "Evidence" : "The best passages"), explain("p(z|x)", "span")), list);
+  const answering = el("div", { class: "best" },
+    said.found ? heading : el(`h${level}`, { class: "minor" }, "The best guess"),
+    sure,
+    answer,
+    source,
+    others.length ? el("div", { class: "others" }, el(`h${level}`, { class: "minor" }, "Or"), el("ul", {}, others)) : null,
+    writable ? feedback(said.question, said.passages, evidence, () => shown) : null,
+    facts(said), explain("null", "probability"));
+  if (said.found) return el("article", { class: "column" }, answering, evidence);
+  return el("article", { class: "column unsure" },
+    el("div", { class: "verdict" }, heading, el("p", { class: "sure none" }, el("b", {}, "No confident answer"), " These passages fit the question best.")),
+    evidence, answering);
 
   function choose(chosen) {
+    const [level, words] = sureness(chosen.probability, said.found);
+    sure.className = `sure ${level}`;
+    sure.replaceChildren(el("b", {}, words), ` ${percent(chosen.probability)}`, bar(chosen.probability));
     answer.replaceChildren(chosen.text);
-    source.replaceChildren(
-      `Probability ${percent(chosen.probability)}, from `,
-      el("a", { href: opened(chosen.passage, chosen) }, chosen.passage.title || "untitled"),
-    );
+    source.replaceChildren("From ", el("a", { href: opened(chosen.passage, chosen) }, chosen.passage.title || "untitled"));
     for (const one of cards) one.show(chosen);
+    shown = chosen;
   }
 }
 

@@ -1,4 +1,5 @@
-// A small line chart in SVG, with a line over the steps for each key. The label has the newest values, or those under the pointer.
+// Small charts in SVG over the steps of one run or two runs. All charts of a view share the steps of their axis and a cursor, which
+// the pointer and the arrow keys move; beside the title of a chart are the values at the cursor, or the newest values.
 
 import { el, svg } from "./dom.js";
 
@@ -8,6 +9,67 @@ const LEFT = 44;
 const RIGHT = 12;
 const TOP = 10;
 const BOTTOM = 24;
+const MOVES = { ArrowLeft: -0.02, ArrowRight: 0.02, PageDown: -0.2, PageUp: 0.2, Home: -Infinity, End: Infinity };
+
+// The first and the last step of runs `{name, state, rows}`, as the axis of all their charts.
+export function stepsOf(runs) {
+  const [first, last] = runs.map(({ rows }) => extent(rows.map((row) => row.step).filter(Number.isFinite)))
+    .reduce(([a, b], [c, d]) => [Math.min(a, c), Math.max(b, d)], [Infinity, -Infinity]);
+  return first <= last ? wide([first, last]) : [0, 1];
+}
+
+// A cursor that moves in all `charts` at once. `step` is null if no chart has the cursor.
+export function newCursor() {
+  const cursor = { step: null, charts: [], move };
+  return cursor;
+
+  function move(step) {
+    cursor.step = step;
+    for (const chart of cursor.charts) chart.show(step);
+  }
+}
+
+// An empty picture with a scale over the steps and a rule at the cursor.
+export function plane({ width, height, left, top, bottom, label, steps: [x0, x1], cursor }) {
+  const inner = width - left - RIGHT;
+  const x = (step) => left + ((step - x0) / (x1 - x0)) * inner;
+  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: "0", "aria-label": label });
+  const rule = svg("line", { class: "rule", y1: top, y2: height - bottom, visibility: "hidden" });
+  for (const [value, anchor] of [[x0, "start"], [x1, "end"]]) {
+    picture.append(svg("text", { class: "tick", x: x(value), y: height - 7, "text-anchor": anchor }, anchor === "end" ? `step ${number(value)}` : number(value)));
+  }
+  const inside = (step) => Math.min(x1, Math.max(x0, step));
+  picture.addEventListener("pointermove", (event) => {
+    const box = picture.getBoundingClientRect();
+    cursor.move(inside(x0 + ((((event.clientX - box.left) / box.width) * width - left) / inner) * (x1 - x0)));
+  });
+  picture.addEventListener("pointerleave", () => cursor.move(null));
+  picture.addEventListener("blur", () => cursor.move(null));
+  picture.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") cursor.move(null);
+    if (!(event.key in MOVES)) return;
+    event.preventDefault();
+    cursor.move(inside((cursor.step ?? x1) + MOVES[event.key] * (x1 - x0)));
+  });
+  return { picture, x, point };
+
+  function point(step) {
+    if (step === null) return rule.setAttribute("visibility", "hidden");
+    rule.setAttribute("x1", x(step));
+    rule.setAttribute("x2", x(step));
+    rule.setAttribute("visibility", "visible");
+    if (!rule.isConnected || picture.lastChild !== rule) picture.append(rule);
+  }
+}
+
+// A figure with a title, values beside the title, and a picture. Screen readers hear the values while the picture has the focus.
+export function figure(kind, title, unit, newest, picture, ...below) {
+  const reading = el("span", { class: "reading" }, newest);
+  picture.addEventListener("focus", () => reading.setAttribute("aria-live", "polite"));
+  picture.addEventListener("blur", () => reading.removeAttribute("aria-live"));
+  const element = el("figure", { class: `chart ${kind}`, "data-title": title }, el("figcaption", {}, el("b", {}, title), reading, el("small", {}, unit)), picture, ...below);
+  return { element, say: (text) => { reading.textContent = text ?? newest; } };
+}
 
 export function number(value) {
   if (!Number.isFinite(value)) return "";
@@ -17,53 +79,60 @@ export function number(value) {
   return String(Number(value.toPrecision(size >= 1 ? 4 : 3)));
 }
 
-// `panel` is {title, unit, keys: {name: label}, floor?, points?}. The result is null if no row has one of the keys.
-export function chart(panel, rows) {
-  const series = Object.entries(panel.keys)
-    .map(([key, label]) => ({ label, dots: rows.filter((row) => Number.isFinite(row[key]) && Number.isFinite(row.step)).map((row) => [row.step, row[key]]) }))
-    .filter((one) => one.dots.length);
+// `panel` is {title, unit, keys: {name: label}, floor?, points?}, and `swaps` has the steps at which an index was replaced. The
+// result is null if no row has one of the keys.
+export function chart(panel, runs, steps, swaps, cursor) {
+  const keys = Object.entries(panel.keys);
+  const series = runs.flatMap((run, r) => keys.map(([key, label], k) => ({
+    label, run, r, colour: keys.length > 1 ? k : r,
+    dots: run.rows.filter((row) => Number.isFinite(row[key]) && Number.isFinite(row.step)).map((row) => [row.step, row[key]]),
+  }))).filter((one) => one.dots.length);
   if (!series.length) return null;
-  const all = series.flatMap((one) => one.dots);
-  const [x0, x1] = wide(extent(all.map(([x]) => x)));
-  let [y0, y1] = extent(all.map(([, y]) => y));
+  let [y0, y1] = extent(series.flatMap((one) => one.dots).map(([, y]) => y));
   if (panel.floor !== undefined) y0 = Math.min(panel.floor, y0);
   [y0, y1] = wide([y0, y1]);
-  const x = (step) => LEFT + ((step - x0) / (x1 - x0)) * (WIDTH - LEFT - RIGHT);
+  const newest = values((one) => one.dots.at(-1));
+  const label = `${panel.title}, ${panel.unit}, over steps ${number(steps[0])} to ${number(steps[1])}; newest ${newest}`;
+  const { picture, x, point } = plane({ width: WIDTH, height: HEIGHT, left: LEFT, top: TOP, bottom: BOTTOM, label, steps, cursor });
   const y = (value) => TOP + (1 - (value - y0) / (y1 - y0)) * (HEIGHT - TOP - BOTTOM);
-  const newest = series.map((one) => `${one.label ? `${one.label} ` : ""}${number(one.dots.at(-1)[1])}`).join(", ");
-  const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${panel.title}, ${panel.unit}, over steps ${number(x0)} to ${number(x1)}; newest ${newest}` });
   for (const value of ticks(y0, y1)) {
     picture.append(
       svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }),
       svg("text", { class: "tick", x: LEFT - 6, y: y(value) + 3.5, "text-anchor": "end" }, number(value)),
     );
   }
-  for (const [value, anchor] of [[x0, "start"], [x1, "end"]]) {
-    picture.append(svg("text", { class: "tick", x: x(value), y: HEIGHT - 7, "text-anchor": anchor }, anchor === "end" ? `step ${number(value)}` : number(value)));
-  }
-  series.forEach((one, n) => {
+  for (const step of swaps) picture.append(svg("line", { class: "swap", x1: x(step), x2: x(step), y1: HEIGHT - BOTTOM - 5, y2: HEIGHT - BOTTOM }));
+  for (const one of series) {
     const dots = thinned(one.dots);
-    picture.append(svg("path", { class: `line of-${n}`, d: dots.map(([a, b], i) => `${i ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("") }));
-    if (panel.points || dots.length === 1) for (const [a, b] of dots) picture.append(svg("circle", { class: `point of-${n}`, cx: x(a), cy: y(b), r: 2.6 }));
-  });
-  const rule = svg("line", { class: "rule", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
-  picture.append(rule);
-  const reading = el("span", { class: "reading" }, newest);
-  picture.addEventListener("pointermove", (event) => {
-    const box = picture.getBoundingClientRect();
-    const step = x0 + (((event.clientX - box.left) / box.width) * WIDTH - LEFT) / (WIDTH - LEFT - RIGHT) * (x1 - x0);
-    const near = series.map((one) => one.dots.reduce((best, dot) => (Math.abs(dot[0] - step) < Math.abs(best[0] - step) ? dot : best)));
-    rule.setAttribute("x1", x(near[0][0]));
-    rule.setAttribute("x2", x(near[0][0]));
-    rule.setAttribute("visibility", "visible");
-    reading.textContent = `${near.map((dot, n) => `${series[n].label ? `${series[n].label} ` : ""}${number(dot[1])}`).join(", ")} at ${number(near[0][0])}`;
-  });
-  picture.addEventListener("pointerleave", () => {
-    rule.setAttribute("visibility", "hidden");
-    reading.textContent = newest;
-  });
-  const legend = series.length > 1 ? el("span", { class: "legend" }, series.map((one, n) => el("span", { class: `key of-${n}` }, one.label))) : null;
-  return el("figure", { class: "chart" }, el("figcaption", {}, el("b", {}, panel.title), reading, el("small", {}, panel.unit)), picture, legend);
+    const kind = `of-${one.colour} run-${one.r}`;
+    picture.append(svg("path", { class: `line ${kind}`, d: dots.map(([a, b], i) => `${i ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("") }));
+    if (panel.points || dots.length === 1) for (const [a, b] of dots) picture.append(svg("circle", { class: `point ${kind}`, cx: x(a), cy: y(b), r: 2.6 }));
+    if (one.run.state === "stopped") picture.append(cross(x(one.dots.at(-1)[0]), y(one.dots.at(-1)[1])));
+  }
+  const legend = keys.length > 1 ? el("span", { class: "legend" }, keys.map(([, text], k) => el("span", { class: `key of-${k}` }, text))) : null;
+  const { element, say } = figure(keys.length * runs.length > 1 ? "several" : "", panel.title, panel.unit, newest, picture, legend);
+  return { element, show };
+
+  // The values of all lines, with those of the second run after "vs".
+  function values(dotOf) {
+    return runs.map((run, r) => series.filter((one) => one.r === r).map((one) => `${one.label ? `${one.label} ` : ""}${number(dotOf(one)[1])}`).join(", ") || "none").join(" vs ");
+  }
+
+  function show(step) {
+    if (step === null) {
+      point(null);
+      return say(null);
+    }
+    const near = (one) => one.dots.reduce((best, dot) => (Math.abs(dot[0] - step) < Math.abs(best[0] - step) ? dot : best));
+    const place = near(series[0])[0];
+    point(place);
+    say(`${values(near)} at ${number(place)}`);
+  }
+}
+
+// The mark at the end of a run that was killed or interrupted.
+export function cross(x, y) {
+  return svg("path", { class: "ended", d: `M${x - 4} ${y - 4}l8 8m0 -8l-8 8` });
 }
 
 function extent(values) {

@@ -1,6 +1,6 @@
 // Shows a view. The part of the address after # is the name of the view. A view is a function that fills `main`.
 
-import { TOKEN, age, busy, el, field, get, problem } from "./dom.js";
+import { TOKEN, address, age, busy, el, field, get, problem } from "./dom.js";
 import { askView } from "./ask.js";
 import { fillView } from "./fill.js";
 import { knowledgeView, passageView } from "./knowledge.js";
@@ -119,6 +119,10 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // the part of the address after # is the name of the view, and must not change
   main.focus();
 });
+
+// An address such as `?q=Who+wrote+The+Tempest%3F`, to which a browser's search field or a link of another program leads.
+const linked = new URLSearchParams(location.search).get("q");
+if (linked !== null) history.replaceState(null, "", location.pathname + address("ask", { question: linked }));
 
 await serving();
 await show();

@@ -1,7 +1,8 @@
-// The view "Training": the curves of a training run, which are updated while the run trains.
+// The view "Training": the curves and index refreshes of one run or two runs, which are updated while a run trains.
 
-import { el, field, get, problem } from "./dom.js";
-import { chart, number } from "./chart.js";
+import { address, el, field, get } from "./dom.js";
+import { chart, newCursor, number, stepsOf } from "./chart.js";
+import { timeline } from "./timeline.js";
 
 const EVERY = 2000; // milliseconds
 const RANKS = [1, 5, 20];
@@ -16,30 +17,30 @@ const PANELS = [
   { title: "Gap of positives in the reader", unit: "nats", keys: { positive_gap: "" }, points: true },
   { title: "Dev exact match", unit: "%", keys: { dev_em: "" }, points: true },
 ];
-const STATES = { training: "training", stopped: "stopped before its end", finished: "finished" };
-let chosen = null;
+const STATES = { training: "training", stopped: "stopped before its end (killed or interrupted)", finished: "finished" };
+let last = null; // name of the run that was shown last
 
-export async function trainingView(main, health, [wanted]) {
+export async function trainingView(main, health, [wanted], values) {
   main.append(el("h1", { class: "sr" }, "Training"));
   if (!health.runs) {
     main.append(el("p", {}, "No training runs are shown: start the server with ", el("code", {}, "--runs FOLDER"), "."));
     return;
   }
-  const select = el("select", { onchange: () => { location.hash = `#training/${encodeURIComponent(select.value)}`; } });
-  const state = el("p", { class: "state", role: "status" });
-  const panels = el("div", { class: "panels" });
-  main.append(el("div", { class: "line options" }, field("Run", select), state), panels);
   const { runs } = await get("v1/runs");
   if (!runs.length) {
-    panels.replaceChildren(el("p", { class: "hint" }, "There is no training run in this folder yet."));
+    main.append(el("p", { class: "hint" }, "There is no training run in this folder yet."));
     return;
   }
-  chosen = runs.find((run) => run.name === wanted)?.name ?? runs.find((run) => run.name === chosen)?.name ?? runs[0].name;
-  select.append(...runs.map((run) => el("option", { value: run.name, selected: run.name === chosen }, run.name + (run.state === "finished" ? "" : ` (${run.state})`))));
-
-  let rows = [];
-  let next = 0;
-  let damaged = 0;
+  const known = (name) => runs.find((run) => run.name === name)?.name;
+  const first = (last = known(wanted) ?? known(last) ?? runs[0].name);
+  const second = known(values.get("with"));
+  const shown = [first, ...(second && second !== first ? [second] : [])].map((name) => ({ name, rows: [], state: "", next: 0, damaged: 0 }));
+  const select = el("select", { onchange: go }, runs.map(option(first)));
+  const other = el("select", { onchange: go }, el("option", { value: "" }, "no other run"), runs.filter((run) => run.name !== first).map(option(second)));
+  const states = shown.map((_, r) => el("p", { class: `state run-${r}`, role: "status" }));
+  const panels = el("div", { class: "panels" });
+  main.append(el("div", { class: "line options" }, field("Run", select), field("Compare with", other), el("div", {}, states)), panels);
+  const cursor = newCursor();
   let timer = null;
   let gone = false;
   await follow();
@@ -48,31 +49,60 @@ export async function trainingView(main, health, [wanted]) {
     clearTimeout(timer);
   };
 
+  function option(chosen) {
+    return (run) => el("option", { value: run.name, selected: run.name === chosen }, run.name + (run.state === "finished" ? "" : ` (${run.state})`));
+  }
+
+  function go() {
+    const to = `training/${encodeURIComponent(select.value)}`;
+    location.hash = other.value && other.value !== select.value ? address(to, { with: other.value }) : `#${to}`;
+  }
+
   async function follow() {
+    const changed = await Promise.all(shown.map((run, r) => read(run, states[r])));
+    if (gone) return;
+    if (changed.some(Boolean) || !panels.childElementCount) draw();
+    timer = setTimeout(follow, EVERY);
+  }
+
+  // Reads the new lines of a run, and shows its state -> whether the curves have changed.
+  async function read(run, place) {
+    let changed = false;
     try {
       let more = true;
-      let now = "";
       while (more && !gone) {
-        const said = await get(`v1/runs/${encodeURIComponent(chosen)}?after=${next}`);
-        if (said.next < next) [rows, damaged] = [[], 0]; // the run was started again
-        more = said.next !== next;
-        now = said.state;
-        damaged += said.damaged;
-        rows.push(...said.rows);
-        if (more || !panels.childElementCount) draw();
-        next = said.next;
+        const said = await get(`v1/runs/${encodeURIComponent(run.name)}?after=${run.next}`);
+        if (said.next < run.next) Object.assign(run, { rows: [], damaged: 0 }); // the run was started again
+        more = said.next !== run.next;
+        changed ||= more || run.state !== said.state;
+        Object.assign(run, { state: said.state, next: said.next, damaged: run.damaged + said.damaged });
+        run.rows.push(...said.rows);
       }
-      const seen = rows.at(-1);
-      state.replaceChildren(el("span", { class: `dot ${now}` }), STATES[now], seen ? `, step ${number(seen.step)}, ${duration(seen.seconds)}` : "", damaged ? `; ${damaged} damaged ${damaged === 1 ? "line is" : "lines are"} left out` : "");
+      const seen = run.rows.at(-1);
+      place.replaceChildren(el("span", { class: `dot ${run.state}` }), el("span", {}, ...(shown.length > 1 ? [el("b", {}, run.name), ": "] : []), STATES[run.state],
+        seen ? `, step ${number(seen.step)}, ${duration(seen.seconds)}` : "", run.damaged ? `; ${run.damaged} damaged ${run.damaged === 1 ? "line is" : "lines are"} left out` : ""));
     } catch (error) {
-      state.replaceChildren(error.message);
+      place.replaceChildren(error.message);
     }
-    if (!gone) timer = setTimeout(follow, EVERY);
+    return changed;
   }
 
   function draw() {
-    const shown = PANELS.map((panel) => chart(panel, rows)).filter((one) => one !== null);
-    panels.replaceChildren(...(shown.length ? shown : [el("p", { class: "hint" }, "The run has no metrics yet.")]));
+    const focused = document.activeElement?.closest(".chart")?.dataset.title;
+    const opened = new Set([...panels.querySelectorAll("details[open]")].map((one) => one.closest(".chart").dataset.title));
+    const steps = stepsOf(shown);
+    const strips = shown.map((run) => timeline(run, shown.length > 1, steps, cursor)).filter((one) => one !== null);
+    const curves = PANELS.map((panel) => chart(panel, shown, steps, shown.length === 1 && strips.length ? strips[0].swaps : [], cursor)).filter((one) => one !== null);
+    const at = cursor.step;
+    cursor.charts = [];
+    panels.replaceChildren(...[...curves, ...strips].map((one) => one.element));
+    if (!curves.length) panels.prepend(el("p", { class: "hint" }, shown.length > 1 ? "The runs have no metrics yet." : "The run has no metrics yet."));
+    cursor.charts = [...curves, ...strips];
+    for (const one of panels.querySelectorAll(".chart")) { // the focus, the cursor and open tables stay
+      if (one.dataset.title === focused) one.querySelector("svg").focus({ preventScroll: true });
+      if (opened.has(one.dataset.title)) one.querySelector("details").open = true;
+    }
+    cursor.move(at);
   }
 }
 
