@@ -17,6 +17,7 @@ from playwright.sync_api import sync_playwright
 
 from realm.serve.client import Client
 
+MAXCOVERAGE = Image.Quantize.MAXCOVERAGE  # keeps colours of thin lines
 HERE = Path(__file__).parent
 QUESTION = "In which country is Mount Zamora?"
 TITLE = "Mount Zamora"
@@ -66,10 +67,10 @@ def knowledge(page: Any, token: str) -> None:
 
 
 def training(page: Any, token: str) -> None:
-    """Shows the curves of pre-training, with the values at one step."""
+    """Shows the curves and the index refreshes of pre-training."""
     page.get_by_label("Run", exact=True).select_option("realm")
     page.wait_for_selector(".state .dot")
-    page.locator(".chart svg").first.hover()
+    page.wait_for_selector(".strip")
 
 
 def main(url: str, names: Sequence[str]) -> None:
@@ -101,7 +102,11 @@ def main(url: str, names: Sequence[str]) -> None:
                 page.wait_for_selector("main > *")
                 act(page, token)
                 page.evaluate("scrollTo(0, 0)")
-                picture = Image.open(io.BytesIO(page.screenshot())).quantize(128)  # a third of the size
+                whole = name == "training" and not suffix  # the strip of index refreshes is under the curves
+                taken = page.screenshot(full_page=whole)
+                picture = (
+                    Image.open(io.BytesIO(taken)).convert("RGB").quantize(256, MAXCOVERAGE)
+                )  # half the size
                 picture.save(HERE / f"{name}{suffix}.png", optimize=True)
                 page.close()
                 if name == "knowledge":

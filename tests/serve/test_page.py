@@ -719,6 +719,31 @@ def test_hostile_passages_are_shown_as_text_and_nothing_runs(visit, site) -> Non
             client.delete(document["id"])
 
 
+def test_hostile_titles_examples_and_names_of_a_first_visit_are_shown_as_text(
+    visit, site, runs, monkeypatch
+) -> None:
+    for name, values in (("titles", HOSTILE[:6]), ("examples", HOSTILE[:3])):
+        monkeypatch.setitem(site.knowledge.current.__dict__, name, values)
+    page = visit.open("ask")
+    expect(page.locator(".examples button")).to_have_count(3)
+    assert [plain(text) for text in page.locator(".examples button").all_inner_texts()] == [
+        plain(payload) for payload in HOSTILE[:3]
+    ]
+    assert page.locator(".welcome p a").count() == 6
+    assert page.get_by_label("Question").input_value() == HOSTILE[0]
+    hostile = runs / "<img src=x onerror=window.pwned=9>" / "?a&b#c%2F"
+    hostile.mkdir(parents=True)
+    (hostile / "metrics.jsonl").write_text('{"step": 1, "seconds": 1, "loss": 2.0}\n')
+    os.utime(hostile / "metrics.jsonl", (0, 0))
+    try:
+        page = visit.open("training/pretrain")
+        page.get_by_label("Compare with").select_option(str(hostile.relative_to(runs)))
+        expect(page.locator(".state b").nth(1)).to_have_text(str(hostile.relative_to(runs)))
+        assert page.evaluate("window.pwned === undefined && document.scripts.length === 1")
+    finally:
+        shutil.rmtree(hostile.parent)
+
+
 def test_offsets_count_characters_also_beyond_the_basic_plane(visit, site) -> None:
     client = Client(site.url, TOKEN)
     client.add([{"id": "astral", "title": "Astral", "text": "🏰🏰🏰 Quokka 𝔘 lives in Norden."}])

@@ -110,7 +110,7 @@ export function chart(panel, runs, steps, swaps, cursor) {
     if (one.run.state === "stopped") picture.append(cross(x(one.dots.at(-1)[0]), y(one.dots.at(-1)[1])));
   }
   const legend = keys.length > 1 ? el("span", { class: "legend" }, keys.map(([, text], k) => el("span", { class: `key of-${k}` }, text))) : null;
-  const { element, say } = figure(keys.length * runs.length > 1 ? "several" : "", panel.title, panel.unit, newest, picture, legend);
+  const { element, say } = figure("", panel.title, panel.unit, newest, picture, legend);
   return { element, show };
 
   // The values of all lines, with those of the second run after "vs".

@@ -91,7 +91,7 @@ export function timeline(run, named, steps, cursor) {
   if (open) box("building open", BUILD, ...open);
   if (run.state === "stopped") picture.append(cross(x(last), (open ? BUILD : USE) + LANE / 2));
   const key = [["snapshot", "snapshot"], ["building", "build"], ["waiting", "ready, waits for the swap"], ["using", "version in use"]];
-  const { element, say } = figure("strip several", title, "steps of training", newest, picture,
+  const { element, say } = figure("strip", title, "steps of training", newest, picture,
     el("span", { class: "legend" }, key.map(([kind, text]) => el("span", { class: `mark ${kind}` }, text))), table(versions));
   return { element, show, swaps: versions.filter((one) => !one.refused).map((one) => one.used) };
 
