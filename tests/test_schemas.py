@@ -50,7 +50,7 @@ from tests.schemas import assert_holds
 __all__ = ["qa_folder"]
 
 WRITERS = {
-    "cli/answering.py _write": ["evaluate, probe"],
+    "cli/arguments.py write_report": ["evaluate, probe"],
     "cli/arguments.py report": ["what each command reports"],
     "cli/arguments.py settings": ["a string of TOML, which is read again"],
     "cli/demo.py _demo": ["report.json of either demo: tests/demo"],
@@ -92,6 +92,7 @@ WRITERS = {
     "interop/sharing.py _write_tower.add": ["the same"],
     "interop/sharing.py _write_words": ["the same"],
     "qa/question_sets.py retrieve_to_file": ["retrieve"],
+    "questions/review.py Review._write": ["reviewed questions: tests/questions/test_review.py reads them"],
     "qa/predictions.py write_predictions": ["predictions: tests/qa/test_predictions.py"],
     "systems/knn_lm.py measure": ["report.json: what the command prints, tests/systems/test_knn_lm.py"],
     "folders.py make_once": [

@@ -42,6 +42,9 @@ LINES = {
     "kb compact": "--kb kb",
     "kb info": "--kb kb",
     "kb list": "--kb kb",
+    "kb show": "Aldora --kb kb",
+    "kb export": "--kb kb --out exported.jsonl",
+    "kb preview": "more.jsonl --tagger rules",
     "kb verify": "--kb kb",
     "questions": "--kb kb --out questions --set dev_share=0.5",
     "mlm": f"--kb kb --out encoder {TRAIN}",
@@ -55,6 +58,7 @@ LINES = {
     "retrieve": f"--kb kb --model qa --questions q.jsonl --top-k 3 --out hits.jsonl {RUN}",
     "answer": f"'when was Aldora founded?' --kb kb --model qa {RUN}",
     "evaluate": f"--kb kb --model qa --questions q.jsonl --out report.json {RUN}",
+    "compare-models": f"qa qa --kb kb --questions q.jsonl {RUN}",
     "calibrate": f"--kb kb --model qa --questions q.jsonl {RUN}",
     "fit": "towns.jsonl more.jsonl --out towns --start qa --set tagger=rules --set device=cpu",
     "convert": "qa published --to hub --licence mit --data towns",
@@ -71,6 +75,8 @@ HAVE_A_BAR = set(LINES) - {
     "kb compact",
     "kb info",
     "kb list",
+    "kb show",
+    "kb preview",
     "questions",
     "fill",
     "answer",
@@ -79,6 +85,7 @@ HAVE_A_BAR = set(LINES) - {
 WRITE = {
     **dict.fromkeys(("kb build", "kb add", "kb delete", "kb compact"), "kb"),
     "questions": "questions/train.jsonl and questions/dev.jsonl",
+    "kb export": "exported.jsonl",
     "mlm": "encoder",
     "ict": "ict",
     "pretrain": "model",
@@ -95,7 +102,7 @@ WRITE = {
 """What each command that writes says at its end."""
 BY = {"baseline": "drqa"}
 """Who says it, where not the command."""
-ON_THEIR_OWN = {"demo", "mcp", "serve", "share"}
+ON_THEIR_OWN = {"demo", "mcp", "serve", "share", "watch"}
 ON_A_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal

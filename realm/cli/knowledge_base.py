@@ -192,8 +192,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         commands,
         _questions,
         "make questions from a knowledge base, for training and evaluation; or review made questions by hand",
-        "realm questions --kb kb --out questions\n"
-        "  realm questions --kb kb --review questions/dev.jsonl --out reviewed.jsonl",
+        "realm questions --kb kb --out questions",
         section="questions",
         reports=True,
     )

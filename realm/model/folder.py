@@ -26,7 +26,7 @@ from realm.checksums import changed, checksums_of, record_checksums
 from realm.errors import DamagedError, InputError, RealmError, reason, writing
 from realm.files import write_json
 from realm.folders import replace_folder
-from realm.model.bert import Bert
+from realm.model.bert import Bert, BertConfig
 from realm.model.bert_files import SkipInit, bert_config, read_bert_config
 from realm.model.calibration import Calibration
 from realm.model.embedder import Embedder, EmbedderConfig
@@ -258,8 +258,7 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
     manifest, path = read_manifest(folder), model_path(folder)
     tokenizer = Tokenizer.load(path)
     masked_reader = load_reader(str(path / "encoder"), alone=False) if reader else None
-    if masked_reader is None:
-        _check_reader(path / "encoder")
+    encoder = masked_reader.config if masked_reader else _check_reader(path / "encoder")
     try:
         if not tokenizer.goes_by(manifest["tokenizer"]):
             raise InputError(f"{folder}: tokenizer.json is not the tokenizer that the model was trained with")
@@ -273,12 +272,16 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
             embedder.passage.load_state_dict(_from_disk(states, "passage."))
         span_reader = None
         if manifest["span_reader"]:
-            spans = config_from(SpanConfig, manifest["span"], f"{path / MANIFEST} span")
-            sizes = bert_config(manifest["span_trunk"], f"{path / MANIFEST} span_trunk")
+            spans = config_from(SpanConfig, manifest.get("span", {}), f"{path / MANIFEST} span")
+            # Earlier versions wrote no `span_trunk`: both readers had encoders of the same sizes.
+            sizes = manifest.get("span_trunk")
+            bert = encoder if sizes is None else bert_config(sizes, f"{path / MANIFEST} span_trunk")
             with SkipInit():
-                span_reader = SpanReader(Bert(sizes), config=spans)
+                span_reader = SpanReader(Bert(bert), config=spans)
             span_reader.load_state_dict(_from_disk(load_tensors(path / "span_reader.safetensors")))
-        calibration = config_from(Calibration, manifest["calibration"], f"{path / MANIFEST} calibration")
+        calibration = config_from(
+            Calibration, manifest.get("calibration", {}), f"{path / MANIFEST} calibration"
+        )
     except RealmError:
         raise
     except (
@@ -301,8 +304,8 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
     return model
 
 
-def _check_reader(encoder: Path) -> None:
-    """Checks the files of a masked-LM reader without loading them.
+def _check_reader(encoder: Path) -> BertConfig:
+    """Checks the files of a masked-LM reader without loading them -> the sizes of the reader.
 
     Raises:
         InputError: a file is missing or cut short.
@@ -313,7 +316,7 @@ def _check_reader(encoder: Path) -> None:
             look_at_tensors(file)
     except (SafetensorError, OSError) as error:
         raise InputError(f"{encoder} does not load as a BERT: {reason(error)}") from error
-    read_bert_config(encoder, str(encoder))
+    return read_bert_config(encoder, str(encoder))
 
 
 def _to_disk(states: Mapping[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:

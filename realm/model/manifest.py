@@ -17,14 +17,14 @@ FORMAT = 2
 MANIFEST = "realm.json"
 HELD_OUT = "held_out.json"
 """File in the folder of an encoder: which passages the training held out, and, if known, the sources of the training text."""
-KINDS: dict[str, type] = {
+KINDS: dict[str, type | tuple[type, ...]] = {
     "step": int,
     "tokenizer": str,
     "lengths": dict,
     "embedder": dict,
     "trunk": dict,
     "span_reader": bool,
-    "stages": list,
+    "stages": (list, dict),
 }
 """Types of the values in a manifest."""
 HUB_FILES = ("*.json", "*.safetensors")
@@ -138,8 +138,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         if recorded not in (None, manifest_checksum(manifest)):
             raise damaged_model(folder, f"{MANIFEST} differs from its checksum")
         _check_kinds(manifest)
-        _check_records(manifest["stages"])
-        return dict(manifest)
+        return {**manifest, "stages": _records(manifest["stages"])}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, RealmError):
             raise
@@ -149,7 +148,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 def _check_kinds(manifest: Mapping[str, Any]) -> None:
     """Raises KeyError if a value of the manifest is missing, and TypeError if a value has a wrong type."""
     for name, kind in KINDS.items():
-        if type(manifest[name]) is not kind:
+        if type(manifest[name]) not in (kind if isinstance(kind, tuple) else (kind,)):
             raise TypeError(f"{name} is {str(manifest[name])[:60]!r}")
     for name, value in manifest.get("checksums", {}).items():
         if not isinstance(value, str):
@@ -176,12 +175,15 @@ def last_record(stages: Sequence[dict[str, Any]], stage: str) -> dict[str, Any]:
     return next((record for record in reversed(stages) if record["stage"] == stage), {})
 
 
-def _check_records(stages: Sequence[Any]) -> None:
-    """Raises TypeError if a stage has no name, or no numbers for the rule by which passages were held out."""
-    for record in stages:
+def _records(saved: Any) -> list[dict[str, Any]]:
+    """The stages of a manifest as a list; earlier versions wrote an object whose keys are the names of the stages."""
+    if isinstance(saved, Mapping):
+        saved = [{**settings, "stage": stage} for stage, settings in saved.items()]
+    for record in saved:
         held_out = record.get("held_out", 0.0), record.get("passage_tokens", 0)
         if type(record["stage"]) is not str or not all(type(value) in (int, float) for value in held_out):
             raise TypeError(f"a stage is {str(record)[:60]!r}")
+    return list(saved)
 
 
 def encoder_held_out(name: str, sources: Sequence[str] = ()) -> set[HeldOut]:

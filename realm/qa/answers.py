@@ -44,13 +44,13 @@ class RankedPassage:
     probability: float
     document: str
     """Id of the document."""
-    fields: Mapping[str, Any]
+    fields: dict[str, Any]
     """Fields of the document, such as a year or an address."""
 
     @classmethod
     def of(cls, passage: Passage, rank: int, probability: float) -> "RankedPassage":
         id, document, title, text = passage[:4]
-        return RankedPassage(id, title, text, rank, probability, document, passage.fields)
+        return RankedPassage(id, title, text, rank, probability, document, dict(passage.fields))
 
 
 @dataclass(frozen=True)

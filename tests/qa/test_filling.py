@@ -146,6 +146,7 @@ def test_json_and_lines_have_the_same_content(filler) -> None:
         "rank",
         "probability",
         "document",
+        "fields",
         "likelihood",
         "utility",
     }

@@ -90,14 +90,6 @@ def test_run_of_a_version_that_knew_fewer_settings_goes_on_with_their_defaults(
     train(load_model(tiny_model_folder), out, config(clip=2.0))
 
 
-def test_run_of_a_version_that_had_more_settings_goes_on(tiny_model_folder, tmp_path) -> None:
-    out, file = tmp_path / "out", tmp_path / "out.training" / "settings.json"
-    with pytest.raises(KeyboardInterrupt):
-        train(load_model(tiny_model_folder), out, config(), before_update=at(4, stop))
-    file.write_text(json.dumps({**json.loads(file.read_text()), "gone": {"every": 3}}))
-    train(load_model(tiny_model_folder), out, config())
-
-
 def test_run_with_other_settings_does_not_go_on(tiny_model_folder, tmp_path) -> None:
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
