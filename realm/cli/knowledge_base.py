@@ -460,7 +460,7 @@ def _show(args: argparse.Namespace) -> None:
         "passages": [{"id": one.id, "title": one.title, "text": one.text} for one in passages],
     }
     lines = [f"document  {first.document_id}"]
-    width = max(8, *map(len, first.fields))
+    width = max(8, max(map(len, first.fields), default=0))
     lines += [f"{name:<{width}}  {_plain_field(value)}" for name, value in first.fields.items()]
     for one in passages:
         lines += ["", f"passage {one.id}: {one.title}", one.text]
@@ -491,7 +491,7 @@ def _export(args: argparse.Namespace) -> None:
         raise InputError(f"--out {out} is a folder: give the path of a file")
     records = exported(KnowledgeBase.open(args.kb), args.where)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_json_lines(out, records)
+    write_json_lines(out, progress(records, total=None, description="export", unit="document"))
     say_where(args, "the documents are", out)
 
 
