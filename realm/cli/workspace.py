@@ -1,4 +1,4 @@
-"""`realm fit` makes a workspace that answers questions about documents; `realm watch` keeps it in step with files."""
+"""`realm fit` makes a workspace that answers questions about documents; `realm watch` updates it when files change."""
 
 import argparse
 import signal
@@ -30,7 +30,7 @@ def add_commands(commands: Commands) -> None:
     watching = add_command(
         commands,
         _watch,
-        "keep a workspace in step with files and folders: add, replace and delete documents as the files change, until Ctrl-C",
+        "update a workspace whenever files change, until Ctrl-C: add, replace and delete the documents of these files",
         "realm watch docs/ --in manual",
     )
     watching.add_argument(
@@ -47,7 +47,7 @@ def add_commands(commands: Commands) -> None:
         metavar="SECONDS",
         type=_seconds,
         default=2.0,
-        help="time between two looks at the files (default: 2)",
+        help="time from one check of the files to the next (default: 2)",
     )
     watching.add_argument(
         "--settle",

@@ -48,14 +48,15 @@ class PublishedConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The documents and questions of both tables of the paper, which are the table `[data]` of a preset."""
+    """The documents and questions for Table 1 and Table 2 of the paper. A preset has these settings in its section `[data]`."""
 
     corpus: tuple[str, ...] = ("package:vital-articles",)
     """Documents of the knowledge base (Z)."""
     text: tuple[str, ...] = ()
     """Documents of the corpus of masked sentences (X) of the row realm-x; empty: the row is left out."""
     documents: int = 0
-    """Number of documents of each corpus to use, to try a preset. The first documents are used. 0: all documents."""
+    """Number of documents that are used from each corpus, for example to try a preset. The first documents are used. 0: all
+    documents."""
     encoder: str = "package:realm-mini"
     """Encoder or model from which `realm mlm` starts. The tokenizer of this encoder is used for the text."""
     train: tuple[str, ...] = ()
@@ -89,8 +90,8 @@ class TableConfig:
     seeds: tuple[int, ...] = (0,)
     """Seeds of ICT, pre-training and fine-tuning."""
     answer_seeds: int = 1
-    """With the first `answer_seeds` of the seeds, systems are trained on questions and answer the tests. 0: only the retrieval
-    of the starts is measured."""
+    """Number of seeds, from the first on, with which systems are trained on questions and tested. 0: only the retrieval of the
+    starts is measured."""
 
     def __post_init__(self) -> None:
         if not self.seeds:
@@ -193,8 +194,8 @@ class Plan:
         """Checks rows, corpora and question files before the first stage, because a later stage would fail only after hours.
 
         Raises:
-            InputError: a row, a corpus or a question file cannot be used, or the index of the row `stale`, which is rebuilt 30
-                times less often, would never be rebuilt.
+            InputError: a row, a corpus or a question file cannot be used; or the index of the row `stale` would never be
+                rebuilt, because `pretrain.refresh.every` is 0 or `pretrain.steps` is too small.
         """
         self.rows()
         for source in (*self.data.corpus, *(self.data.text if self.uses_text else ())):
@@ -205,8 +206,9 @@ class Plan:
         stale = [STARTS[name].stale for name in self.starts() if STARTS[name].stale > 1]
         if any(not every or factor * every >= steps for factor in stale):
             raise InputError(
-                f"pretrain.refresh.every is {every} and pretrain.steps is {steps}, so a 30 times stale index would never be "
-                "rebuilt: use more steps, rebuild more often, or leave out the row stale"
+                f"the row stale rebuilds the index every {max(stale)} * pretrain.refresh.every steps; pretrain.refresh.every "
+                f"is {every} and pretrain.steps is {steps}, so the index would never be rebuilt: raise pretrain.steps, lower "
+                "pretrain.refresh.every (0 means never), or leave out the row stale"
             )
 
     @property
@@ -281,7 +283,7 @@ class Plan:
         return self.folder / "rows" / self.named(self.table[name].of or name, seed)
 
     def report(self, name: str, seed: int, test: str) -> Path:
-        """Report on a row in a test. The name of a start is `retrieval-START`, and the name of BM25 is `retrieval-bm25`."""
+        """Report on a row in a test. `name` is the name of a row, `retrieval-START` for a start, or `retrieval-bm25`."""
         return self.folder / "reports" / f"{self.named(name, seed)}.{test}.json"
 
     def predictions(self, name: str, seed: int, test: str) -> Path:
@@ -421,5 +423,8 @@ class Plan:
 
 
 def manifest_of(folder: Path) -> Path:
-    """The manifest of a trained model or system, which is newer than a report if the model was trained again after it."""
+    """The manifest of a trained model or system.
+
+    If the model was trained again after a report was written, the manifest is newer than the report.
+    """
     return folder / (SYSTEM if is_system(folder) else MANIFEST)

@@ -30,7 +30,7 @@ from realm.systems.knn_lm import KnnJson
 from realm.systems.system import WEIGHTS, is_system, read_system
 
 WORDS = "bm25"
-"""Name of BM25 in the table of the starts."""
+"""Name of BM25 in the table of starts. A start is a model before training on questions (`realm.compare.rows.Start`)."""
 
 
 class Answered(TypedDict):
@@ -245,7 +245,10 @@ def _is_seen(question: Question, trained: set[str]) -> bool:
 
 
 def _answered(correct_SN: np.ndarray, f1_SN: np.ndarray, chosen_N: np.ndarray) -> Answered:
-    """Means over the seeds and the chosen questions. The intervals are computed from the number of questions, not of seeds."""
+    """Means over the seeds and the chosen questions.
+
+    The intervals show the variation between questions; the seeds are averaged first.
+    """
     n = int(chosen_N.sum())
     if not n:
         return {"n": 0, "em": 0.0, "em_ci95": [0.0, 100.0], "f1": 0.0, "f1_ci95": [0.0, 100.0]}

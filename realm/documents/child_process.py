@@ -43,7 +43,8 @@ MODULES = {
     ".epub": "realm.documents.formats.epub",
     ".zim": "realm.documents.wikipedia.zim",
 }
-"""Extension -> module with a function `read(path, limits)`, which is a reader that may also yield `Pages`."""
+"""Extension -> module with a function `read(path, limits)` that yields `Record`, `Unreadable` and, for the progress bar,
+`Pages`."""
 
 MOST_SECONDS = 120
 """Most seconds of processor time for a file; each page that was read adds one second."""

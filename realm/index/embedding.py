@@ -37,12 +37,13 @@ class IndexConfig(EngineConfig):
     """Settings of `realm index`."""
 
     device: str = "auto"
-    """"auto": a GPU if there is one, else the CPU; or any torch device; or several, "cuda:0,cuda:1", each with its own process
-    and an even share of the passages. On a Ray cluster: "auto" for its GPUs, or its cores if it has no GPUs, or "cpu"."""
+    """"auto": a GPU if there is one, else the CPU; or any torch device; or several devices, "cuda:0,cuda:1", each with its own
+    process and an even share of the passages. On a Ray cluster: "cpu", or "auto", which uses the GPUs of the cluster, or its
+    cores if the cluster has no GPUs."""
     precision: Precision = "auto"
     """Precision of matrix products; vectors are stored as float16 in any case."""
     threads: int = 0
-    """CPU threads of each process; 0: torch's default. Processes on a Ray cluster have one."""
+    """CPU threads of each process; 0: torch's default. Processes on a Ray cluster have one thread."""
 
     @property
     def devices(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Reads Google's TensorFlow checkpoints: the variables by their Hugging Face names, and settings from shapes.
+"""Reads Google's TensorFlow checkpoints: variables with their Hugging Face names, and the settings that follow from shapes.
 
     embedder    gs://realm-data/cc_news_pretrained/embedder         a module folder with variables/ and assets/vocab.txt
     encoder     gs://realm-data/cc_news_pretrained/bert             a module folder with variables/ and assets/vocab.txt

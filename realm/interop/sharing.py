@@ -137,8 +137,8 @@ def write_sentence_transformers(model: Model, out: Path) -> None:
     """Writes the towers as a sentence-transformers model, which computes the same vectors for the same text.
 
     Passages are pairs (title, text), for which sentence-transformers sets the segments as `realm` does. Two towers become the
-    routes "query" and "document" of a Router. In the modules of a bag-of-words tower, the total weight of the words of a text
-    has no lower limit, so the vector of a text with a total weight below 1 differs.
+    routes "query" and "document" of a Router. In the modules of a bag-of-words tower, the sum of the weights of the words of a
+    text has no lower limit. Therefore, the vector of a text whose weights sum to less than 1 differs.
     """
     if model.embedder.passage is model.embedder.query:
         modules = _write_tower(model, model.embedder.query, model.lengths.passage, out)
@@ -234,10 +234,10 @@ def _words_width(dim: int) -> int:
 def _write_words(tower: BagOfWordsTower, longest: int, pad: int, out: Path) -> None:
     """Writes a bag-of-words tower up to its norm as a BERT without layers, whose states are pooled by the mean.
 
-    The norm of the tower removes the length of a vector. Up to its length, the vector of a text before the norm is the sum of
-    w (P e + b) over the words with weight w and embedding e, for the projection P and its bias b. The state of a word is
-    w (P e + b), its negative, and two numbers s and -s. The mean of this state is 0, and s makes all states equally long.
-    Therefore, the LayerNorm of the BERT multiplies the states of all words by the same number.
+    The norm of the tower removes the length of a vector. Let w be the weight and e the embedding of a word, P the projection
+    and b its bias. Up to its length, the vector of a text before the norm is the sum of w (P e + b) over the words. The state
+    of a word is w (P e + b), its negative, and two numbers s and -s. The mean of the numbers of this state is 0, and s makes
+    all states equally long. Therefore, the LayerNorm of the BERT multiplies the states of all words by the same number.
     """
     with torch.no_grad():
         weight_V = tower.importance(torch.arange(tower.words.num_embeddings))

@@ -61,7 +61,11 @@ class Asked(NamedTuple):
 def ask_model(
     kb: str, model: str, questions: Sequence[Question], method: Method | None, config: AnswerConfig
 ) -> Asked:
-    """Asks a model all questions; without a span reader, only its passages are measured. Errors as in `Answerer.load`."""
+    """The results of a model on all questions; if the model has no span reader, only its passages are measured.
+
+    Raises:
+        InputError: as in `Answerer.load`.
+    """
     answerer = Answerer.load(kb, model, config)
     if answerer.model.span_reader is None:
         return Asked(evaluate_retrieval(answerer, questions, method), None)

@@ -68,7 +68,7 @@ class CopyHead(nn.Module):
         return logp_PS[:, :-1].masked_fill(~passage_PT, -torch.inf), logp_PS[:, -1]
 
     def fit_importance(self, weight_V: Tensor) -> None:
-        """Sets the weight of each word of the vocabulary in the comparison of the words around two positions."""
+        """Sets the weight that each word of the vocabulary has when the words around two positions are compared."""
         with torch.no_grad():
             self.importance.weight.copy_(weight_V[:, None])
 

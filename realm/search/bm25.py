@@ -36,8 +36,8 @@ class Ranking(NamedTuple):
 class Bm25Index:
     """A BM25 index of passages, which are numbered in the given order (Robertson and Zaragoza 2009, with Lucene's idf).
 
-    A word is a run of letters and digits, in lower case and without accents. Stop words are left out, and words are not
-    stemmed. k1 = 1.5 and b = 0.75 are common values; they were not tuned on any corpus.
+    A word is a run of letters, digits and underscores, in lower case and without accents. Stop words are left out, and words
+    are not stemmed. k1 = 1.5 and b = 0.75 are common values; they were not tuned on any corpus.
     """
 
     def __init__(self, titles: Sequence[str], texts: Sequence[str], *, k1: float = 1.5, b: float = 0.75):
@@ -71,9 +71,9 @@ class Bm25Index:
     def search(self, questions: Sequence[str], k: int, match_N: np.ndarray | None = None) -> Ranking:
         """The k passages with the highest scores for each question; equal scores are ordered by passage number.
 
-        If the index has fewer than k passages, k is the number of passages. Only passages that contain a word of the question
-        are ranked; with `match_N`, only those of these passages for which `match_N` is true. The weights of words are those of
-        the whole index.
+        With `match_N`, only the passages for which `match_N` is true are searched. If fewer than k passages are searched, k is
+        their number. Only passages that contain a word of the question are ranked. The weights of words are those of the whole
+        index.
         """
         k = min(k, len(self) if match_N is None else int(match_N.sum()))
         score_BK = np.zeros((len(questions), k), dtype=np.float32)

@@ -86,7 +86,9 @@ class Client:
                     with _readable_errors(self.url):
                         line = next(lines, None)
                         if line is None:
-                            raise InputError(f"{self.url} ended after {number} of {len(part)} answers")
+                            raise InputError(
+                                f"the response of {self.url} ended after {number} of {len(part)} answers"
+                            )
                         if "error" in line:
                             raise ServerError(line["error"]["status"], line["error"]["detail"])
                         answers = Answers.from_json(line)
@@ -117,7 +119,10 @@ class Client:
     def documents(
         self, start: int = 0, count: int = 100, prefix: str = "", where: str | None = None
     ) -> dict[str, Any]:
-        """`{"documents": [{"id", "title", "passages", "fields"}], "next"}` from number `start` on; `next` is the next start."""
+        """`{"documents": [{"id", "title", "passages", "fields"}], "next"}` from document number `start` on.
+
+        `next` is the `start` of the following part.
+        """
         given = {"start": start, "count": count, "prefix": prefix, "where": where}
         query = urllib.parse.urlencode({name: value for name, value in given.items() if value is not None})
         return self._json("GET", f"/v1/documents?{query}")

@@ -3,7 +3,8 @@
 FILE            questions with an answer that a person marked as right, or selected in a passage instead of the answer
 FILE.rejected   questions with an answer that a person marked as wrong
 
-The files have the format of `realm questions --review`. The answer is always a piece of a passage: clients send only its place.
+The files have the format of `realm questions --review`. The answer is always a piece of a passage: clients send only the
+position of the answer.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from realm.text.corpus import Passage
 
 Verdict = Literal["right", "wrong", "better"]
 MOST_ANSWER_CHARACTERS = 300
-"""Largest length of an answer."""
+"""Largest length of an answer in characters."""
 
 
 class FeedbackLine(TypedDict):

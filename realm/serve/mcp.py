@@ -69,7 +69,7 @@ def serve_stdio(kb: str, model: str, config: ServeConfig, writable: bool, traces
     """
     _log_errors()
     with exported(traces, by_libraries=True) as provider:
-        with contextlib.redirect_stdout(sys.stderr):  # later, the server itself keeps all other output away
+        with contextlib.redirect_stdout(sys.stderr):  # later, the server itself redirects other output
             service = Service(_knowledge(kb, model, config, writable), config, provider)
         tools = tool_server(service, writable)
 
@@ -188,7 +188,7 @@ def _with_token(app: ASGIApp, token: str) -> ASGIApp:
 
 
 def _readable_errors(tool: Callable[..., Awaitable[Result]]) -> Callable[..., Awaitable[Result]]:
-    """Turns the errors that the REST API explains to clients into errors that the protocol passes on to the agent."""
+    """Turns errors with a message for clients of the REST API into errors whose message the agent gets."""
 
     @functools.wraps(tool)
     async def run(**arguments: Any) -> Result:
@@ -196,7 +196,7 @@ def _readable_errors(tool: Callable[..., Awaitable[Result]]) -> Callable[..., Aw
             return await tool(**arguments)
         except Exception as error:
             explained = from_error(error)
-            if explained.status_code == 500:  # a defect: the protocol passes on only that there was an error
+            if explained.status_code == 500:  # a defect: the agent gets no details
                 raise
             raise ToolError(json.loads(bytes(explained.body))["detail"]) from None
 

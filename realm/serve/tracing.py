@@ -1,7 +1,8 @@
 """OpenTelemetry traces: a span for each request of the API, and spans of the stages of each question.
 
 The stages of a question are `queue` (the question waits), `retrieve` (passages are found), `read` (answers are extracted) and
-`fill`. The times of the stages are those of the batch of the question. A span never contains the text of a question.
+`fill`. The times of the stages after `queue` are those of the batch of the question. A span never contains the text of a
+question.
 """
 
 import asyncio

@@ -131,7 +131,8 @@ def _columns(kinds: Kinds) -> dict[str, _Column]:
 
 
 def _column(name: str, kinds: Sequence[Kind]) -> _Column:
-    """A field with values of one kind, of numbers, or of kinds that only texts can represent."""
+    """The column of a field. Values of one kind are compared as this kind, whole numbers and numbers as numbers, and all others
+    as texts."""
     if len(kinds) == 1:
         return _Column(name, f"`{column_name(name, kinds[0])}`", kinds[0])
     kind: Kind = "float" if set(kinds) == {"int", "float"} else "text"

@@ -73,7 +73,8 @@ class KnowledgeBaseConfig:
     such as a record of JSON Lines, is one passage; models read only the first `passage_tokens` wordpieces of a longer
     passage."""
     passage_overlap: int = 0
-    """Wordpieces that a passage repeats from the end of the passage before, at most; only whole sentences are repeated."""
+    """Largest number of wordpieces that a passage repeats from the end of the previous passage; only whole sentences are
+    repeated."""
     held_out: float = 0.03
     """Share of held-out passages: no training query is cut from them, and probes use them."""
     sources: tuple[str, ...] = ()
@@ -81,7 +82,7 @@ class KnowledgeBaseConfig:
     max_document_chars: int = 1_000_000
     """Longest document in characters; longer documents are left out, because most of them are no text."""
     near_duplicates: float = 0.0
-    """Similarity, from 0 to 1, from which on a document is left out because it is nearly equal to an earlier document; 0: all
+    """Smallest similarity to an earlier document, from 0 to 1, at which a document is left out as nearly equal; 0: all
     documents are kept (`realm.documents.near_duplicates`)."""
     commit_every: int = 8192
     """Largest number of passages per commit; they are held in memory, and a killed build repeats them."""

@@ -40,7 +40,7 @@ class Merged(NamedTuple):
     state: int
     """Hash of title and text."""
     fields: Fields = NO_FIELDS
-    """The document's own fields, which become the fields of the text if the text is handed over to this document."""
+    """The document's own fields, which become the fields of the text if the text becomes that of this document."""
 
 
 def read_merged(folder: Path, version: int) -> dict[str, Merged]:

@@ -235,7 +235,10 @@ class Example(NamedTuple):
 
 
 def occurrences(question: Question, text: str, tokens: Sequence[Token]) -> list[tuple[int, int]]:
-    """First and last word of each occurrence of an answer in a text. Answers are compared as whole words, and in lower case."""
+    """First and last word of each occurrence of an answer in a text.
+
+    Answers are compared as whole words, and in lower case. A match of a regular expression has every word that it touches.
+    """
     found = set()
     if question.regex:
         for pattern in question.answers:

@@ -103,7 +103,8 @@ class Cut(NamedTuple):
     max_tokens: int = 288
     """Longest passage in wordpieces, including title and three special tokens."""
     overlap: int = 0
-    """Wordpieces of whole sentences at the end of a passage that the next passage repeats, at most."""
+    """Largest number of wordpieces that a passage repeats from the end of the previous passage; only whole sentences are
+    repeated."""
     whole: bool = False
     """True: each section, or each document without sections, is one passage of any length."""
 

@@ -32,8 +32,8 @@ def clean_fields(values: Mapping[Any, Any], left_out: Counter[str] | None = None
 
     In names, other characters than letters, digits and "_" become "_". Dates and times become texts in the format of ISO 8601.
     Values that are not finite, longer than `LONGEST_VALUE` or of a type that JSON does not have are left out, and counted by
-    name in `left_out`. Values that are None and fields with a name in `RESERVED` are left out too. If two names become equal,
-    the first value is kept.
+    name in `left_out`. Values that are None, and fields whose name is in `RESERVED`, empty or longer than `LONGEST_NAME`, are
+    left out too, and not counted. If two names become equal, the first value is kept.
 
     >>> clean_fields({"year": 2020, "og:url": "https://example.org", "title": "A", "none": None})
     {'year': 2020, 'og_url': 'https://example.org'}
@@ -103,7 +103,7 @@ def kind_of(value: Any) -> Kind:
 
 
 def column_value(value: Any) -> Any:
-    """The value as the typed column of its kind has it; lists and objects become JSON text."""
+    """Converts a value to the type of the column of its kind: dates and times to objects, lists and objects to JSON text."""
     match kind_of(value):
         case "date" | "time":
             return _moment(value)

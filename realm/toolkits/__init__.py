@@ -1,4 +1,4 @@
-"""Components for other toolkits, which retrieve passages from a workspace or a server, and read answers in documents.
+"""Components with which other toolkits retrieve passages from a workspace or a server, and extract answers from documents.
 
 langchain    a retriever for LangChain
 llama_index  a retriever for LlamaIndex

@@ -37,8 +37,8 @@ class IctConfig(RunConfig):
     removal: float = 0.9
     """Share of sentences that are removed from their passage."""
     titled: float = 0.0
-    """Share of sentences that begin with the title of their passage (paper: 0); a title is similar to the subject of a
-    question."""
+    """Share of sentences that begin with the title of their passage (paper: 0); with the title, a sentence names its subject,
+    as a question does."""
     query_tokens: int = 0
     """Longest sentence in wordpieces, including special tokens (ORQA's code: 64). 0: the query length of the model."""
 

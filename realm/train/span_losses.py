@@ -17,7 +17,7 @@ from realm.train.examples import Rows
 SpanLoss = Literal["marginal", "first", "hard-em"]
 
 SURE = 0.5
-"""Smallest size of a row that is always read again. The size is a row's share in the gradient (`sampled_reader_loss`). A larger
+"""Rows whose gradient has at least this size are always read again; other rows are drawn (`sampled_reader_loss`). A larger
 value saves time, but adds noise to the gradient."""
 
 
@@ -85,13 +85,13 @@ def counted(
 def sampled_reader_loss(
     reader: SpanReader, rows: Rows, span_RWT: Tensor, loss: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, int]:
-    """A loss with value 0 for the reader's weights -> scalar, number of rows read again.
+    """A loss with the value 0, and with the expected gradient that `loss` has for the reader's weights.
 
-    The expected gradient of the reader's weights is the same for this loss as for `loss`.
+    Returns the loss as a scalar, and the number of rows that are read again.
 
-    The size of a row is the sum of the absolute gradients of `loss` with respect to the span scores of the row, times
-    the number of questions; the size is at most 2. Rows whose size is at least `SURE` are read again with gradient. Any other
-    row is read again with the probability size / `SURE`, and the gradient of this row is divided by this probability.
+    The size of a row's gradient is the sum of the absolute gradients of `loss` with respect to the span scores of the row,
+    times the number of questions; this size is at most 2. Rows with at least the size `SURE` are read again with gradient. Any
+    other row is read again with the probability size / `SURE`, and the gradient of this row is divided by this probability.
     """
     (gradient_RWT,) = torch.autograd.grad(loss, span_RWT, retain_graph=True)
     # The loss is a mean over questions.

@@ -94,7 +94,7 @@ class Workspace:
     def search(
         self, question: str, top_k: int = 10, *, method: Method | None = None, where: str | None = None
     ) -> list[Hit]:
-        """The `top_k` best passages for a question, with the scores by which they were ranked, as `POST /v1/retrieve`."""
+        """The `top_k` best passages for a question, with the scores by which they were ranked."""
         (found,) = self._now().answerer.hits([question], top_k, method, where)
         return found
 
@@ -139,6 +139,6 @@ class Workspace:
 def load(folder: str | os.PathLike[str], config: AnswerConfig | None = None) -> Workspace:
     """Opens a workspace that `realm fit` or `realm.fit` made, or `hf:OWNER/NAME` of the hub, which `realm share` made.
 
-    A workspace of the hub is copied to a folder of its own, which changes do not send back to the hub.
+    A workspace of the hub is copied to a folder of its own. Changes are made in this copy, and not on the hub.
     """
     return Workspace(workspace_folder(os.fspath(folder)), config)

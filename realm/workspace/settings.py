@@ -17,10 +17,11 @@ class FitConfig:
     tagger: str = "spacy:en_core_web_sm"
     """Tagger that finds sentences, names and dates: spacy:MODEL, hf:MODEL, or rules (dates only)."""
     cut: Literal["sentences", "headings", "documents"] = "sentences"
-    """Where passages begin, as in the settings of `realm kb build`: "headings" makes a passage for each heading, "documents"
-    for each document."""
+    """Where passages begin, as in the settings of `realm kb build`. "headings": a passage also begins at each heading;
+    "documents": each document is one passage."""
     passage_overlap: int = 0
-    """Wordpieces that a passage repeats from the end of the passage before, at most; only whole sentences are repeated."""
+    """Largest number of wordpieces that a passage repeats from the end of the previous passage; only whole sentences are
+    repeated."""
     held_out: float = 0.1
     """Share of passages that are not used to train the adapted model, but to compare it with the start model. If the start
     model was trained with another share, the share of the start model is used."""

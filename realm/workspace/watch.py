@@ -1,10 +1,10 @@
-"""Keeps the knowledge base of a workspace in step with files: adds, replaces and deletes documents as their files change.
+"""Updates the knowledge base of a workspace when files change: adds, replaces and deletes the documents of these files.
 
-A watcher looks at the names, sizes and times of all files of its sources again and again. A change is taken over when the file
-has been the same for some seconds (`settle`), so that a file is not read while another program writes it: a file that changes
-during the reading is read again later. WORKSPACE/watched.json has the files that were taken over, with the ids of their
-documents. The ids are written before the documents are added, so that after a kill the next watcher can delete the documents of
-files that are gone.
+A watcher looks at the names, sizes and times of all files of its sources again and again. A change is applied when the file has
+stayed the same for some seconds (`settle`), so that a file is not read while another program writes it. A file that changes
+during the reading is read again later. WORKSPACE/watched.json has the files that were read, with the ids of their documents.
+The ids are written before the documents are added, so that after a kill the next watcher can delete the documents of files that
+are gone.
 
 If a source is missing or empty, for example because a disk is not mounted, its documents stay.
 """
@@ -32,9 +32,9 @@ from realm.workspace.report import KB, MODEL, read_report, source_names
 from realm.workspace.sync import WATCHED, listed_documents
 
 EVERY = 2.0
-"""Seconds between two looks at the files."""
+"""Seconds from one check of the files to the next."""
 SETTLE = 2.0
-"""Seconds for which a file must stay the same before its change is taken over."""
+"""Seconds for which a file must stay the same before its change is applied."""
 _log = logging.getLogger(__name__)
 
 
@@ -53,11 +53,11 @@ class WatchedJson(TypedDict):
 
     files: dict[str, WatchedFileJson]
     unclaimed: list[str]
-    """Documents of the last fit that are deleted if no file has them, when all files have been read once."""
+    """Documents of the last fit. When all files have been read once, those of these documents that no file has are deleted."""
 
 
 class _Seen(NamedTuple):
-    """A file as it is now, and since when; the version is empty if the file does not exist."""
+    """The version of a file, which is empty if the file does not exist, and the time since which the file has this version."""
 
     version: list[int]
     since: float
@@ -92,7 +92,7 @@ def watch(
 
 
 class Watcher:
-    """Takes over the changes of files into one workspace."""
+    """Applies the changes of files to one workspace."""
 
     def __init__(self, folder: Path, sources: Sequence[str], settle: float = SETTLE, device: str = "auto"):
         self.folder, self._settle = folder, settle
@@ -117,7 +117,7 @@ class Watcher:
             self._watched = {"files": {}, "unclaimed": unclaimed}
 
     def look(self, now: float) -> None:
-        """Looks at all files, and takes over the changes of files that have been the same for `settle` seconds.
+        """Looks at all files, and applies the changes of files that have stayed the same for `settle` seconds.
 
         `now` is a time in seconds, of any clock that only goes forward.
         """
@@ -227,7 +227,7 @@ class Watcher:
             self._watched["unclaimed"] = []
             self._write()
         if deleted:
-            _log.info("%d documents deleted, whose files are gone", deleted)
+            _log.info("%d documents deleted, because their files are gone", deleted)
 
     def _write(self) -> None:
         write_json(self.folder / WATCHED, self._watched)

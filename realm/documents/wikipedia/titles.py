@@ -1,4 +1,4 @@
-"""Recognises pages that are not articles by their titles."""
+"""Recognises from its title whether a page is not an article."""
 
 from realm.documents.formats.records import DISAMBIGUATION, LISTS
 
@@ -6,7 +6,8 @@ _LISTS = ("List of ", "Lists of ", "Index of ", "Outline of ")
 
 
 def not_an_article(title: str) -> str | None:
-    """The reason why a page with this title is left out, by the rules of ORQA; None for an article.
+    """The reason why a page with this title is left out, by the rules of ORQA and for titles that begin with "Lists of"; None
+    for an article.
 
     >>> not_an_article("List of rivers"), not_an_article("Rivers")
     ('lists, indexes and outlines', None)

@@ -22,7 +22,7 @@ def wikiextractor(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     The records have no id, so the title of an article becomes the id of its document.
 
     Raises:
-        Unreadable: the file has neither JSON lines nor elements `<doc>`, or ends within an article.
+        Unreadable: the file is empty, binary or damaged, has text outside the elements `<doc>`, or ends within an article.
     """
     with opened(path) as file:
         elements = file.peek(5)[:5].startswith(b"<doc ")

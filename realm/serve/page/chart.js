@@ -62,7 +62,7 @@ export function plane({ width, height, left, top, bottom, label, steps: [x0, x1]
   }
 }
 
-// A figure with a title, values beside the title, and a picture. Screen readers hear the values while the picture has the focus.
+// A figure with a title, values beside the title, and a picture. Screen readers read the values aloud while the picture has the focus.
 export function figure(kind, title, unit, newest, picture, ...below) {
   const reading = el("span", { class: "reading" }, newest);
   picture.addEventListener("focus", () => reading.setAttribute("aria-live", "polite"));

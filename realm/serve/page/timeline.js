@@ -52,7 +52,7 @@ function stepAt(clock, seconds, from, to) {
   return Math.min(to, Math.max(from, step));
 }
 
-// The steps from which to which a build has run without a version yet; null if no build runs.
+// The first and the last step of a build that has no version yet; null if no build runs.
 function unfinished(rows) {
   const begin = rows.findLastIndex((row) => Number.isFinite(row.index_number));
   const logged = rows.slice(begin + 1).filter((row) => Number.isFinite(row.building));
