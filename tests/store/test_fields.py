@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from datetime import date, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from realm.files import write_json_lines
 from realm.store import ingest
 from realm.store.export import exported
 from realm.store.field_columns import MOST_COLUMNS
-from realm.store.filters import LONGEST_FILTER
+from realm.store.filters import DEEPEST, LONGEST_FILTER
 from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
 from realm.store.tables import commit, write_rows
 from realm.text.corpus import Document, Section
@@ -80,6 +81,9 @@ FILTERS: list[tuple[str, Condition]] = [
     ("day < date '2020-02-01'", lambda f: "day" in f and f["day"] < "2020-02-01"),
     ("at > '2020-03-01T12:00:00+01:00'", lambda f: f.get("at", "").startswith("2020-03-01T12")),
     ("at >= '2020-03-01'", lambda f: "at" in f),
+    ("at > '0900-03-01T12:00:00.25Z'", lambda f: "at" in f),
+    ("day < at or at > day or day is not null", lambda f: "day" in f),
+    ("number >= year or year >= number", lambda f: "number" in f and "year" in f),
     ("mixed = '1'", lambda f: f.get("mixed") == 1),
     ("number > 2", lambda f: f.get("number", 0) > 2),
     ("`og_url` like 'https:%'", lambda f: "og_url" in f),
@@ -122,7 +126,11 @@ WRONG = [
     ("at > 2020", "write a time like"),
     ("mixed = 1", r"compares mixed \(text, because values are whole number and text\) with 1: write '1'"),
     (f"year = 1{' ' * LONGEST_FILTER}", f"the limit is {LONGEST_FILTER}"),
-    ("(" * 900 + "draft" + ")" * 900, "cannot be used"),
+    ("(" * 900 + "draft" + ")" * 900, "more than 16 parentheses are open at one place"),
+    ("year > mixed", r"it compares year .whole number. with mixed .text, because"),
+    ("mixed in (year)", "it compares mixed"),
+    ("year between source and 5", "it compares year .whole number. with source .text."),
+    ("date '2020-01-01' < source", "Cannot cast"),
     ("not " * 400 + "draft", "cannot be used"),
 ]
 
@@ -133,6 +141,17 @@ def test_a_wrong_filter_is_refused_in_one_line(kb: KnowledgeBase, where: str, me
         kb.matching(where)
     assert "\n" not in str(refused.value)
     assert ".rs" not in str(refused.value)
+
+
+def test_a_deep_filter_takes_no_long_time(kb: KnowledgeBase) -> None:
+    deepest = "not(" * DEEPEST + "draft" + ")" * DEEPEST
+    start = time.monotonic()
+    assert kb.matching(deepest).tolist() == [
+        fields.get("draft", False) for fields in (one.fields for one in kb)
+    ]
+    with pytest.raises(RealmError, match="parentheses"):
+        kb.matching("not(" * 330 + "draft" + ")" * 330)
+    assert time.monotonic() - start < 1
 
 
 words = st.sampled_from(
