@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from realm import cli
 from realm.documents.reading import read_documents
 from realm.errors import RealmError
 from realm.files import write_json_lines
@@ -404,6 +405,26 @@ def test_a_build_from_an_export_is_the_same_knowledge_base(
     again = make(tmp_path / "again", read_documents([str(tmp_path / "out.jsonl")]))
     assert [one._replace(spans=()) for one in again] == [one._replace(spans=(), links=None) for one in kb]
     assert (again.fingerprint, again.merged()) == (kb.fingerprint, kb.merged())
-    assert [one["id"] for one in exported(kb, "year = 2000")] == [
-        one.id for one in kb.documents(where="year = 2000")
-    ]
+    whole = {one["id"]: one for one in exported(kb)}
+    for where in ("year = 2000", "title like 'Long%'", "title = 'Long > A'", "title = 'Long > B'"):
+        found = list(exported(kb, where))
+        assert [one["id"] for one in found] == [one.id for one in kb.documents(where=where)]
+        assert found == [whole[one["id"]] for one in found]
+    assert len(list(exported(kb, "title = 'Long > A'"))) == changed
+
+
+def test_a_title_shows_the_one_document_that_has_it_whole(kb: KnowledgeBase, capsys) -> None:
+    sections = (Section(0, "Long > A"), Section(20, "Long > B"))
+    text = "It has 2 inns. It i. " + "It is in town. " * 9
+    twins = [Document("Twin", f"It has {n} inns.", f"twin{n}") for n in (7, 8)]
+    kb.add([Document("Long", text, "long", sections=sections), *twins], TinyTagger())
+
+    def shown(name: str) -> str:
+        assert cli.main(["kb", "show", name, "--kb", str(kb.folder)]) == 0
+        return capsys.readouterr().out
+
+    assert shown("Long > B") == shown("long")
+    assert shown("twin7") != shown("twin8")
+    assert cli.main(["kb", "show", "Twin", "--kb", str(kb.folder)]) == 2
+    message = "realm: 2 documents have the title 'Twin': give one of the ids twin7, twin8\n"
+    assert capsys.readouterr().err == message
