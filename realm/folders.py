@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from realm.errors import WriteFailed, reason, way_out
+from realm.errors import ConflictError, WriteFailed, reason, way_out
 from realm.files import read_json, write_json
 
 LOCK = ".lock"
@@ -41,8 +41,7 @@ def one_writer(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterat
     try:
         descriptor = _lock(folder / LOCK, waits)
     except OSError as error:
-        refused = f"{folder} cannot be locked for writing: {reason(error)}"
-        raise WriteFailed(refused + way_out(folder, error)) from error
+        raise _not_locked(folder, error) from error
     held.add(name)
     try:
         yield
@@ -51,6 +50,37 @@ def one_writer(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterat
         # It is not enough to close the descriptor, because a forked child may also have it open.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+@contextmanager
+def only_holder(file: Path, refusal: str) -> Iterator[None]:
+    """Holds the lock of a file during the block; the file is made if it does not exist. A kill releases the lock.
+
+    Raises:
+        ConflictError: another thread or process holds the lock; `refusal` is the message.
+        WriteFailed: the folder cannot be written, or its file system does not support locks.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise _not_locked(file.parent, error) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConflictError(refusal) from None
+        except OSError as error:
+            raise _not_locked(file.parent, error) from error
+        try:
+            yield
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may also have the descriptor open
+    finally:
+        os.close(descriptor)
+
+
+def _not_locked(folder: Path, error: OSError) -> WriteFailed:
+    return WriteFailed(f"{folder} cannot be locked for writing: {reason(error)}{way_out(folder, error)}")
 
 
 def _lock(file: Path, waits: Callable[[], None]) -> int:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import types
+from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints
 
 from typing_extensions import is_typeddict
@@ -56,7 +57,7 @@ def _check(kind: Any, value: Any, where: str) -> None:
         for number, one in enumerate(value):
             of = inner[0] if origin is list or inner[1:] == (...,) else inner[number]
             _check(of, one, f"{where}[{number}]")
-    elif origin is dict:
+    elif origin in (dict, Mapping):
         assert isinstance(value, dict), f"{where} is {value!r}, no object"
         for name, one in value.items():
             _check(inner[1], one, f"{where}.{name}")

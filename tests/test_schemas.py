@@ -68,6 +68,7 @@ WRITERS = {
     "files.py read_json": ["what was read, to be checked: never written"],
     "files.py write_json": ["the writer itself"],
     "files.py write_json_lines": ["the writer itself"],
+    "questions/review.py Review._write": ["accepted and rejected questions: tests/questions/test_review.py"],
     "demo/__init__.py run": ["report.json: tests/demo/test_demo.py"],
     "demo/__init__.py _check_settings": ["settings.json: tests/demo/test_demo.py"],
     "demo/stages.py DemoRun._write_later": ["documents: tests/demo/test_demo.py"],

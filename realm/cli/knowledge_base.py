@@ -460,7 +460,7 @@ def _show(args: argparse.Namespace) -> None:
         "passages": [{"id": one.id, "title": one.title, "text": one.text} for one in passages],
     }
     lines = [f"document  {first.document_id}"]
-    width = max(8, max(map(len, first.fields), default=0))
+    width = max(map(len, ["document", *first.fields]))
     lines += [f"{name:<{width}}  {_plain_field(value)}" for name, value in first.fields.items()]
     for one in passages:
         lines += ["", f"passage {one.id}: {one.title}", one.text]
@@ -472,14 +472,28 @@ def _plain_field(value: object) -> str:
 
 
 def _numbers_of(kb: "KnowledgeBase", name: str) -> "np.ndarray":
-    """Numbers of the passages of a document, given by id or title, or the number of a passage, given by id."""
-    with contextlib.suppress(InputError):
-        return kb.numbers_of([kb.merged().get(name, name)])
-    with contextlib.suppress(InputError):
-        return kb.passage_numbers([name])
-    raise InputError(
-        f"{kb.folder} has no document with id or title {name!r}, and no passage with this id: see `realm kb list`"
-    )
+    """Numbers of the passages of a document, given by id or title, or the number of a passage, given by id.
+
+    Raises:
+        InputError: there is no such document or passage, or several documents have this title.
+    """
+    import numpy as np
+
+    try:
+        found = kb.numbers_of([kb.merged().get(name, name)])
+    except InputError:
+        with contextlib.suppress(InputError):
+            return kb.passage_numbers([name])
+        raise InputError(
+            f"{kb.folder} has no document with id or title {name!r}, and no passage with this id: see `realm kb list`"
+        ) from None
+    keys, firsts = np.unique(kb.document_keys_N[found], return_index=True)
+    if len(keys) > 1:
+        ids = ", ".join(one.document_id for one in kb.passages(found[np.sort(firsts)]))
+        raise InputError(
+            f"{len(keys)} documents have the title {name!r}: give one of the ids {shortened(ids, 400)}"
+        )
+    return np.flatnonzero(kb.document_keys_N == keys[0])
 
 
 def _export(args: argparse.Namespace) -> None:

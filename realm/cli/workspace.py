@@ -6,10 +6,11 @@ import threading
 from pathlib import Path
 
 from realm.cli.arguments import Commands, add_command, add_out, add_sources, report, settings
+from realm.workspace.settings import EVERY, SETTLE
 
 
 def add_commands(commands: Commands) -> None:
-    """Declares the command."""
+    """Declares the commands `fit` and `watch`."""
     fit = add_command(
         commands,
         _fit,
@@ -26,6 +27,12 @@ def add_commands(commands: Commands) -> None:
         type=float,
         help="time limit of the adaptation to the documents, in minutes; 0: no adaptation (default: the setting `minutes`, "
         "which is 10)",
+    )
+    fit.add_argument(
+        "--start",
+        metavar="MODEL",
+        help="model to start from: a folder, package:NAME or hf:OWNER/NAME (default: the setting `start`, which is "
+        "package:realm-small)",
     )
     watching = add_command(
         commands,
@@ -46,24 +53,18 @@ def add_commands(commands: Commands) -> None:
         "--every",
         metavar="SECONDS",
         type=_seconds,
-        default=2.0,
-        help="time from one check of the files to the next (default: 2)",
+        default=EVERY,
+        help=f"time from one check of the files to the next (default: {EVERY:g})",
     )
     watching.add_argument(
         "--settle",
         metavar="SECONDS",
         type=_seconds,
-        default=2.0,
-        help="time for which a file must stay the same before it is read (default: 2)",
+        default=SETTLE,
+        help=f"time for which a file must stay the same before it is read (default: {SETTLE:g})",
     )
     watching.add_argument(
         "--device", metavar="NAME", default="auto", help="device that embeds passages (default: auto)"
-    )
-    fit.add_argument(
-        "--start",
-        metavar="MODEL",
-        help="model to start from: a folder, package:NAME or hf:OWNER/NAME (default: the setting `start`, which is "
-        "package:realm-small)",
     )
 
 

@@ -34,6 +34,7 @@ from realm.documents.formats.records import (
 from realm.errors import first_line, shortened
 from realm.progress import progress
 from realm.text.corpus import Section
+from realm.text.fields import json_value
 
 MODULES = {
     ".parquet": "realm.documents.formats.columns",
@@ -128,7 +129,7 @@ def main() -> None:
     limit(resource.RLIMIT_AS, MOST_MEMORY)
 
     def answer(kind: str, *values: object) -> None:
-        answers.write(json.dumps([kind, values]) + "\n")
+        answers.write(json.dumps([kind, values], default=json_value) + "\n")
         answers.flush()
 
     for line in sys.stdin.buffer:

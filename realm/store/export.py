@@ -36,7 +36,7 @@ class ExportedJson(TypedDict):
 
 
 def exported(kb: KnowledgeBase, where: str | None = None) -> Iterator[ExportedJson]:
-    """The documents in the order of their first passages, or only those that match the filter `where`.
+    """The documents in the order of their first passages, or only those whose first passage matches the filter `where`.
 
     A merged document follows the document that has its text.
 
@@ -45,8 +45,9 @@ def exported(kb: KnowledgeBase, where: str | None = None) -> Iterator[ExportedJs
     """
     chosen_N = np.ones(len(kb), dtype=bool) if where is None else kb.matching(where)
     _, first_D, document_N = np.unique(kb.document_keys_N, return_index=True, return_inverse=True)
-    number_n = np.lexsort((np.arange(len(kb)), first_D[document_N]))
-    return _records(kb, number_n[chosen_N[number_n]])
+    first_N = first_D[document_N]
+    number_n = np.lexsort((np.arange(len(kb)), first_N))
+    return _records(kb, number_n[chosen_N[first_N[number_n]]])
 
 
 def _records(kb: KnowledgeBase, number_n: np.ndarray) -> Iterator[ExportedJson]:

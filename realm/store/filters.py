@@ -7,6 +7,7 @@ internal columns, is refused. Lance parses the result, so it is Lance that check
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from realm.errors import InputError, shortened
@@ -15,6 +16,8 @@ from realm.text.fields import Kind, column_value, kind_of
 
 LONGEST_FILTER = 2_000
 """Longest filter in characters."""
+DEEPEST = 16
+"""Largest number of parentheses that can be open at one place of a filter. The time of Lance grows exponentially with it."""
 BUILT_IN: Mapping[str, str] = {"id": "document_id", "title": "title"}
 """Names that a filter can use besides the fields -> columns: the id of the document, and the title of the passage."""
 KIND_NAMES: Mapping[Kind, str] = {
@@ -48,13 +51,14 @@ def filter_sql(where: str, kinds: Kinds) -> str:
     """The filter as an expression over the columns of the table.
 
     Raises:
-        InputError: the filter is too long, or has an unknown name, a word that filters do not have, or a value of a wrong kind.
+        InputError: the filter is too long or too deep, or has an unknown name, a word that filters do not have, or a value of a
+            wrong kind.
     """
     if len(where) > LONGEST_FILTER:
         raise InputError(f"the filter has {len(where)} characters, the limit is {LONGEST_FILTER}")
     columns = _columns(kinds)
     found: list[str] = []
-    place, has_column = 0, False
+    place, depth, has_column = 0, 0, False
     compared: _Column | None = None  # the last field of this comparison
     while where[place:].strip():
         token = _TOKEN.match(where, place)
@@ -74,15 +78,26 @@ def filter_sql(where: str, kinds: Kinds) -> str:
                 name = value.strip('`"')
                 if name not in columns:
                     raise refused(where, f"{name} is not a field", kinds)
+                if compared is not None and not _comparable(compared.kind, columns[name].kind):
+                    pair = " with ".join(f"{n} ({names_of_fields(kinds)[n]})" for n in (compared.name, name))
+                    raise refused(where, f"it compares {pair}", kinds)
                 compared, has_column = columns[name], True
                 found.append(compared.sql)
             case "text" | "number" if compared is not None:
                 found.append(_literal(value, compared, where, kinds))
             case _:
+                depth += (value == "(") - (value == ")")
+                if depth > DEEPEST:
+                    raise refused(where, f"more than {DEEPEST} parentheses are open at one place", kinds)
                 found.append(value)
     if not has_column:
         raise refused(where, "it has no field", kinds)
     return " ".join(found)
+
+
+def _comparable(one: Kind, other: Kind) -> bool:
+    """Whether values of the two kinds can be compared."""
+    return one == other or {one, other} in ({"int", "float"}, {"date", "time"})
 
 
 _TEXT_FOLLOWS = re.compile(r"\s*'")
@@ -105,7 +120,9 @@ def _literal(value: str, column: _Column, where: str, kinds: Kinds) -> str:
         case "time" if given not in ("date", "time"):
             way = "write a time like '2020-12-31T23:59:59Z', or a date"
         case "time" if given == "time":
-            return f"timestamp '{column_value(value[1:-1]):%Y-%m-%d %H:%M:%S.%f}'"
+            moment = column_value(value[1:-1])
+            assert isinstance(moment, datetime)
+            return f"timestamp '{moment.replace(tzinfo=None).isoformat(sep=' ')}'"
         case "date" | "time":
             return f"date {value}"
     if way:

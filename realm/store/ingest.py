@@ -36,9 +36,17 @@ from realm.folders import LOCK, one_writer, replace_folder, restore
 from realm.progress import progress
 from realm.settings import config_from
 from realm.store.digests import CHECKSUMS
-from realm.store.merged import MERGED, Merged, originals, write_merged
+from realm.store.merged import MERGED, Merged, originals, settle_merged, write_merged
 from realm.store.schema import SCHEMA, Row, fields_key_of, key_of, needed_columns, row_batches, state_of
-from realm.store.tables import PASSAGES, add_columns, commit, newest_version, open_table, write_rows
+from realm.store.tables import (
+    PASSAGES,
+    add_columns,
+    check_newest,
+    commit,
+    newest_version,
+    open_table,
+    write_rows,
+)
 from realm.text.corpus import Annotations, Cut, Document, Passage, split_document
 from realm.text.fields import Fields
 from realm.text.salient_spans import Tagger
@@ -49,7 +57,16 @@ TOKENIZER = "tokenizer"
 FORMAT = 5
 """Format of the passages on disk. All formats from 1 to this number can be read. Format 4 has a column of links, format 5 has
 columns of fields."""
-_DECISIVE = ("passage_tokens", "cut", "passage_overlap", "held_out", "tagger", "sources")
+_DECISIVE = (
+    "passage_tokens",
+    "cut",
+    "passage_overlap",
+    "held_out",
+    "tagger",
+    "sources",
+    "max_document_chars",
+    "near_duplicates",
+)
 """Settings that determine which passages a build makes."""
 _SETTINGS = b"realm"
 _READ = "realm.read"
@@ -451,12 +468,21 @@ def with_columns_of(
     documents: Iterable[Fields],
     properties: Mapping[str, str] | None = None,
 ) -> lance.LanceDataset:
-    """The table with all columns that documents with these fields need; missing columns are added in one commit."""
+    """The table with all columns that documents with these fields need; missing columns are added in one commit.
+
+    The commit makes a version, so the lines of `merged.jsonl` that a killed change wrote for this version are removed first.
+
+    Raises:
+        ChangedMeanwhile: columns are missing, and there is a newer version than `table`.
+    """
     if not (columns := needed_columns(documents, table.schema)):
         return table
     settings = {**json.loads(table.schema.metadata[_SETTINGS]), "format": FORMAT}
     metadata = {**table.schema.metadata, _SETTINGS: json.dumps(settings).encode()}
-    return add_columns(path, table, columns, metadata, properties)
+    with one_writer(path.parent):
+        check_newest(path, table)
+        settle_merged(path.parent, int(table.version))
+        return add_columns(path, table, columns, metadata, properties)
 
 
 def _in_few_files(work: Path, table: lance.LanceDataset, read: ReadSoFar) -> lance.LanceDataset:

@@ -18,6 +18,7 @@ and `titles` a Python string each, and `tokens` 4 bytes per wordpiece, which is 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -472,7 +473,7 @@ class KnowledgeBase:
         """
         sql = filter_sql(where, self._kinds)
         try:
-            with reading(self.table):
+            with reading(self.table), _casts():
                 match_N = self.table.scanner(columns={"matches": sql}).to_table().column("matches")
         except ValueError as error:  # the filter is not valid SQL, or compares values of different types
             if isinstance(error, InputError):
@@ -492,6 +493,17 @@ class KnowledgeBase:
         self.table = tidy(self.folder / TABLE, table)
         for name in [name for name in vars(self) if isinstance(vars(type(self)).get(name), cached_property)]:
             del self.__dict__[name]
+
+
+@contextmanager
+def _casts() -> Iterator[None]:
+    """Turns the exception of a failed cast of values into a plain ValueError, which is not an exception of damaged data."""
+    try:
+        yield
+    except pa.ArrowInvalid as error:
+        if "Cast error" not in str(error):
+            raise
+        raise ValueError(*error.args) from error
 
 
 def changed(folder: Path, change: Callable[[KnowledgeBase], T]) -> T:

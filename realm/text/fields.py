@@ -45,7 +45,7 @@ def clean_fields(values: Mapping[Any, Any], left_out: Counter[str] | None = None
             continue
         try:
             text: str | None = _SURROGATE.sub(
-                "\ufffd", json.dumps(value, ensure_ascii=False, allow_nan=False, default=_json)
+                "\ufffd", json.dumps(value, ensure_ascii=False, allow_nan=False, default=json_value)
             )
         except (TypeError, ValueError, RecursionError):
             text = None
@@ -56,7 +56,12 @@ def clean_fields(values: Mapping[Any, Any], left_out: Counter[str] | None = None
     return found
 
 
-def _json(value: object) -> str:
+def json_value(value: object) -> str:
+    """A date or a time in the format of ISO 8601.
+
+    Raises:
+        TypeError: JSON has no such value.
+    """
     match value:
         case datetime():
             return time_text(value)

@@ -2,9 +2,10 @@
 
 fit         makes or updates a workspace: knowledge base, index, adaptation, comparison with the start model
 sync        updates the knowledge base, so that it contains the documents of the sources
+watch       keeps the knowledge base in step with files until it is stopped
 judging     compares the adapted model with the start model
 report      report.json, and the test of whether a workspace is up to date
-settings    settings of a fit
+settings    settings of a fit, and default times of a watcher
 folder      the Python interface of a workspace: questions and changes
 living      snapshots of a knowledge base that changes while questions are answered
 """

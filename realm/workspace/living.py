@@ -177,11 +177,26 @@ class LivingKnowledge:
         """
 
         def delete(kb: KnowledgeBase) -> int:
+            there = set(_existing(kb, documents))
             for document in documents:
-                known = np.any(kb.document_keys_N == np.uint64(key_of(document)))
-                if not known and document not in kb.merged():
+                if document not in there:
                     raise UnknownDocument(f"no document has the id {document!r}")
             return kb.delete(documents)
+
+        return self._change(delete)
+
+    def delete_existing(self, documents: Sequence[str]) -> int:
+        """Deletes those of the documents that exist, in one commit, and returns their number.
+
+        Raises:
+            ChangedMeanwhile: other processes changed the knowledge base during every attempt.
+        """
+
+        def delete(kb: KnowledgeBase) -> int:
+            there = _existing(kb, documents)
+            if there:
+                kb.delete(there)
+            return len(there)
 
         return self._change(delete)
 
@@ -246,6 +261,13 @@ class LivingKnowledge:
         if self._tagger is None or self._tagger[0] != name:
             self._tagger = (name, self._tagger_of(name))
         return self._tagger[1]
+
+
+def _existing(kb: KnowledgeBase, documents: Sequence[str]) -> list[str]:
+    """The ids among `documents` that a document or a merged document has."""
+    keys = np.array([key_of(id) for id in documents], dtype=np.uint64)
+    there_N, merged = np.isin(keys, kb.document_keys_N).tolist(), kb.merged()
+    return [id for id, is_there in zip(documents, there_N, strict=True) if is_there or id in merged]
 
 
 def _identity(path: Path) -> tuple[int, int]:

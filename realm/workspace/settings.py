@@ -1,9 +1,14 @@
-"""Settings of `realm fit`."""
+"""Settings of `realm fit`, and default times of `realm watch`."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from realm.errors import at_least
+
+EVERY = 2.0
+"""Seconds between two looks of a watcher at the files."""
+SETTLE = 2.0
+"""Seconds for which a file must stay the same before a watcher takes over its change."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ A watcher looks at the names, sizes and times of all files of its sources again 
 stayed the same for some seconds (`settle`), so that a file is not read while another program writes it. A file that changes
 during the reading is read again later. WORKSPACE/watched.json has the files that were read, with the ids of their documents.
 The ids are written before the documents are added, so that after a kill the next watcher can delete the documents of files that
-are gone.
+are gone. Only one process at a time watches for a workspace.
 
 If a source is missing or empty, for example because a disk is not mounted, its documents stay.
 """
@@ -16,25 +16,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
-import numpy as np
-
 from realm.documents.formats.records import Unreadable
 from realm.documents.reading import ReadingReport, read_documents
 from realm.documents.sources import files_of
 from realm.errors import InputError, RealmError
 from realm.files import read_json, write_json
-from realm.folders import one_writer
+from realm.folders import one_writer, only_holder
 from realm.qa.pipeline import AnswerConfig
-from realm.store.schema import key_of
 from realm.text.corpus import Document
 from realm.workspace.living import LivingKnowledge
 from realm.workspace.report import KB, MODEL, read_report, source_names
+from realm.workspace.settings import EVERY, SETTLE
 from realm.workspace.sync import WATCHED, listed_documents
 
-EVERY = 2.0
-"""Seconds from one check of the files to the next."""
-SETTLE = 2.0
-"""Seconds for which a file must stay the same before its change is applied."""
+_LOCK = ".watch.lock"
+"""File whose lock a watcher holds until it ends, because a second watcher would overwrite watched.json."""
 _log = logging.getLogger(__name__)
 
 
@@ -75,8 +71,17 @@ def watch(
 
     Raises:
         InputError: the workspace or a source cannot be used.
+        ConflictError: another process watches the files of this workspace.
     """
-    watcher = Watcher(folder, sources, settle, device)
+    if str(folder).startswith("hf:"):
+        raise InputError(f"{folder} is on the hub: name a workspace on this computer, made by `realm fit`")
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no workspace: make one with `realm fit SOURCE... --out {folder}`")
+    with only_holder(folder / _LOCK, f"another `realm watch` already runs for {folder}: end it first"):
+        _watch(Watcher(folder, sources, settle, device), stop, every)
+
+
+def _watch(watcher: "Watcher", stop: threading.Event, every: float) -> None:
     _log.info("watching %s; Ctrl-C ends the command", ", ".join(watcher.sources))
     problem = ""
     while True:
@@ -121,6 +126,7 @@ class Watcher:
 
         `now` is a time in seconds, of any clock that only goes forward.
         """
+        self._knowledge.refresh()
         files = self._files()
         there = {path: (source, version) for source, path, version in files}
         known = self._watched["files"]
@@ -206,18 +212,7 @@ class Watcher:
 
     def _delete(self, documents: set[str]) -> int:
         """Deletes those of the documents that exist -> their number."""
-        kb = self._knowledge.current.kb
-        merged = kb.merged()
-        keys = np.array([key_of(name) for name in sorted(documents)], dtype=np.uint64)
-        there_N = np.isin(keys, kb.document_keys_N)
-        gone = [
-            name
-            for name, is_there in zip(sorted(documents), there_N.tolist(), strict=True)
-            if is_there or name in merged
-        ]
-        if gone:
-            self._knowledge.delete(*gone)
-        return len(gone)
+        return self._knowledge.delete_existing(sorted(documents)) if documents else 0
 
     def _delete_unclaimed(self) -> None:
         """Deletes the documents of the last fit whose files were gone when the first watcher started."""

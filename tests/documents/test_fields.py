@@ -73,13 +73,14 @@ def test_columns_of_tables_are_fields_and_numbers_are_recognised_where_all_is_te
             "text": ["One."],
             "year": pa.array([2020], pa.int16()),
             "day": pa.array([18262], pa.date32()),
+            "at": pa.array([1_577_836_800_000_000], pa.timestamp("us")),
             "list": [[1]],
             "kind": pa.array(["k"]).dictionary_encode(),
         }
     )
     pq.write_table(table, tmp_path / "a.parquet")
     (document,) = read_documents([str(tmp_path / "a.parquet")])
-    assert document.fields == {"year": 2020, "day": "2020-01-01", "kind": "k"}
+    assert document.fields == {"year": 2020, "day": "2020-01-01", "at": "2020-01-01T00:00:00Z", "kind": "k"}
     content = "title\ttext\tyear\tzip\tshare\tempty\nA\tOne.\t2020\t007\t0.5\t\n"
     assert read(tmp_path / "a.tsv", content).fields == {"year": 2020, "zip": "007", "share": 0.5}
 

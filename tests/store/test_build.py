@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
@@ -227,15 +228,18 @@ def interrupt(folder: Path, documents: Sequence[Document] = DOCUMENTS, after: in
         )
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("passage_tokens", 30), ("near_duplicates", 0.9), ("max_document_chars", 10_000)]
+)
 def test_an_interrupted_build_with_other_settings_starts_over_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     interrupt(tmp_path / "kb")
-    tagger = TinyTagger()
-    build(tmp_path / "kb", DOCUMENTS, KnowledgeBaseConfig(passage_tokens=30), TOKENIZER, tagger)
+    tagger, config = TinyTagger(), replace(CONFIG, **{name: value})
+    build(tmp_path / "kb", DOCUMENTS, config, TOKENIZER, tagger)
     assert len(tagger.read) == len(DOCUMENTS)
     assert "starting from the beginning" in caplog.text
-    assert KnowledgeBase.open(tmp_path / "kb").config.passage_tokens == 30
+    assert getattr(KnowledgeBase.open(tmp_path / "kb").config, name) == value
 
 
 def test_an_interrupted_build_without_a_column_of_links_starts_over(tmp_path: Path) -> None:

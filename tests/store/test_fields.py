@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from datetime import date, datetime
 from pathlib import Path
@@ -14,13 +15,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from realm import cli
 from realm.documents.reading import read_documents
 from realm.errors import RealmError
 from realm.files import write_json_lines
 from realm.store import ingest
 from realm.store.export import exported
 from realm.store.field_columns import MOST_COLUMNS
-from realm.store.filters import LONGEST_FILTER
+from realm.store.filters import DEEPEST, LONGEST_FILTER
 from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
 from realm.store.tables import commit, write_rows
 from realm.text.corpus import Document, Section
@@ -80,6 +82,9 @@ FILTERS: list[tuple[str, Condition]] = [
     ("day < date '2020-02-01'", lambda f: "day" in f and f["day"] < "2020-02-01"),
     ("at > '2020-03-01T12:00:00+01:00'", lambda f: f.get("at", "").startswith("2020-03-01T12")),
     ("at >= '2020-03-01'", lambda f: "at" in f),
+    ("at > '0900-03-01T12:00:00.25Z'", lambda f: "at" in f),
+    ("day < at or at > day or day is not null", lambda f: "day" in f),
+    ("number >= year or year >= number", lambda f: "number" in f and "year" in f),
     ("mixed = '1'", lambda f: f.get("mixed") == 1),
     ("number > 2", lambda f: f.get("number", 0) > 2),
     ("`og_url` like 'https:%'", lambda f: "og_url" in f),
@@ -122,7 +127,11 @@ WRONG = [
     ("at > 2020", "write a time like"),
     ("mixed = 1", r"compares mixed \(text, because values are whole number and text\) with 1: write '1'"),
     (f"year = 1{' ' * LONGEST_FILTER}", f"the limit is {LONGEST_FILTER}"),
-    ("(" * 900 + "draft" + ")" * 900, "cannot be used"),
+    ("(" * 900 + "draft" + ")" * 900, "more than 16 parentheses are open at one place"),
+    ("year > mixed", r"it compares year .whole number. with mixed .text, because"),
+    ("mixed in (year)", "it compares mixed"),
+    ("year between source and 5", "it compares year .whole number. with source .text."),
+    ("date '2020-01-01' < source", "Cannot cast"),
     ("not " * 400 + "draft", "cannot be used"),
 ]
 
@@ -133,6 +142,17 @@ def test_a_wrong_filter_is_refused_in_one_line(kb: KnowledgeBase, where: str, me
         kb.matching(where)
     assert "\n" not in str(refused.value)
     assert ".rs" not in str(refused.value)
+
+
+def test_a_deep_filter_takes_no_long_time(kb: KnowledgeBase) -> None:
+    deepest = "not(" * DEEPEST + "draft" + ")" * DEEPEST
+    start = time.monotonic()
+    assert kb.matching(deepest).tolist() == [
+        fields.get("draft", False) for fields in (one.fields for one in kb)
+    ]
+    with pytest.raises(RealmError, match="parentheses"):
+        kb.matching("not(" * 330 + "draft" + ")" * 330)
+    assert time.monotonic() - start < 1
 
 
 words = st.sampled_from(
@@ -385,6 +405,26 @@ def test_a_build_from_an_export_is_the_same_knowledge_base(
     again = make(tmp_path / "again", read_documents([str(tmp_path / "out.jsonl")]))
     assert [one._replace(spans=()) for one in again] == [one._replace(spans=(), links=None) for one in kb]
     assert (again.fingerprint, again.merged()) == (kb.fingerprint, kb.merged())
-    assert [one["id"] for one in exported(kb, "year = 2000")] == [
-        one.id for one in kb.documents(where="year = 2000")
-    ]
+    whole = {one["id"]: one for one in exported(kb)}
+    for where in ("year = 2000", "title like 'Long%'", "title = 'Long > A'", "title = 'Long > B'"):
+        found = list(exported(kb, where))
+        assert [one["id"] for one in found] == [one.id for one in kb.documents(where=where)]
+        assert found == [whole[one["id"]] for one in found]
+    assert len(list(exported(kb, "title = 'Long > A'"))) == changed
+
+
+def test_a_title_shows_the_one_document_that_has_it_whole(kb: KnowledgeBase, capsys) -> None:
+    sections = (Section(0, "Long > A"), Section(20, "Long > B"))
+    text = "It has 2 inns. It i. " + "It is in town. " * 9
+    twins = [Document("Twin", f"It has {n} inns.", f"twin{n}") for n in (7, 8)]
+    kb.add([Document("Long", text, "long", sections=sections), *twins], TinyTagger())
+
+    def shown(name: str) -> str:
+        assert cli.main(["kb", "show", name, "--kb", str(kb.folder)]) == 0
+        return capsys.readouterr().out
+
+    assert shown("Long > B") == shown("long")
+    assert shown("twin7") != shown("twin8")
+    assert cli.main(["kb", "show", "Twin", "--kb", str(kb.folder)]) == 2
+    message = "realm: 2 documents have the title 'Twin': give one of the ids twin7, twin8\n"
+    assert capsys.readouterr().err == message

@@ -15,6 +15,7 @@ from realm.store.knowledge_base import KnowledgeBase, build, changed
 from realm.store.merged import MERGED, handed_over
 from realm.store.tables import history
 from realm.text.corpus import Document
+from tests.store.test_build import Stopped, stop
 from tests.store.tiny import CONFIG, TOKENIZER, TinyTagger, make
 
 TEXT = "One is a town. Two is in Ruritania. It has inns."
@@ -246,6 +247,21 @@ def test_a_change_that_is_killed_around_its_commit_is_whole_or_leaves_nothing(
         assert content(kb.folder) == content(expected.folder)
         assert KnowledgeBase.open(kb.folder).merged() == expected.merged()
     assert KnowledgeBase.open(kb.folder).verify() == []
+
+
+def test_columns_of_a_later_document_do_not_complete_a_change_that_was_killed_before_its_commit(
+    kb: KnowledgeBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, merged = content(kb.folder), kb.merged()
+    with monkeypatch.context() as patch:
+        patch.setattr(tables, "commit", stop)
+        with pytest.raises(Stopped):
+            KnowledgeBase.open(kb.folder).delete(["a.txt"])
+    later = Document("D", "It is later.", "g.txt", fields={"year": 2020})
+    kb.add([later], TinyTagger())
+    assert kb.merged() == merged
+    assert content(kb.folder) == [*before, ("g.txt", "It is later.")]
+    assert kb.verify() == []
 
 
 # --- damaged ------------------------------------------------------------------------------------------------

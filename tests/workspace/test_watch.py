@@ -15,6 +15,7 @@ import pytest
 from realm import cli
 from realm.errors import InputError
 from realm.files import write_json
+from realm.folders import only_holder
 from realm.store.knowledge_base import KnowledgeBase
 from realm.workspace import watch as watch_module
 from realm.workspace.sync import listed_documents, watched_documents
@@ -112,7 +113,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(
     assert watched(towns) == {"Oakham": text("Oakham", 99)}
 
 
-@pytest.mark.parametrize("step", ["add", "delete", "_write"])
+@pytest.mark.parametrize("step", ["add", "delete_existing", "_write"])
 def test_after_a_kill_the_next_watcher_completes_the_change(
     towns: Path, docs: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +135,28 @@ def test_after_a_kill_the_next_watcher_completes_the_change(
     (docs / "Exton.txt").rename(docs / "Ryhall.txt")  # while no watcher runs
     looks(Watcher(towns, [str(docs)]))
     assert watched(towns) == {"Ryhall": text("Exton", 5)}
+
+
+@pytest.mark.parametrize("moment", ["before the look", "during the look"])
+def test_a_document_that_another_process_deleted_does_not_block_other_changes(
+    towns: Path, docs: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher = Watcher(towns, [str(docs)])
+    looks(watcher)
+    (id,) = watched_documents(towns, [str(docs)])
+
+    def delete() -> None:
+        KnowledgeBase.open(towns / "kb").delete([id])
+
+    if moment == "before the look":
+        delete()
+    else:
+        real = watcher._delete
+        monkeypatch.setattr(watcher, "_delete", lambda documents: delete() or real(documents))
+    (docs / "Oakham.txt").unlink()
+    (docs / "Exton.txt").write_text(text("Exton", 5))
+    looks(watcher, 100)
+    assert watched(towns) == {"Exton": text("Exton", 5)}
 
 
 def test_the_documents_of_a_missing_folder_stay(towns: Path, docs: Path, tmp_path: Path, caplog) -> None:
@@ -207,6 +230,24 @@ def test_without_sources_or_with_a_package_nothing_is_watched(towns: Path) -> No
         Watcher(towns, [])
     with pytest.raises(InputError, match="does not change"):
         Watcher(towns, ["package:factbook"])
+
+
+@pytest.mark.parametrize("name", ["hf:OWNER/NAME", "elsewhere"])
+def test_only_a_workspace_on_this_computer_is_watched(name: str, docs: Path, capsys) -> None:
+    assert cli.main(["watch", str(docs), "--in", name]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert message.startswith(f"realm: {name} is ") and "realm fit" in message
+
+
+def test_a_second_watcher_is_refused_until_the_first_ends(towns: Path, docs: Path, capsys) -> None:
+    ended = threading.Event()
+    ended.set()
+    with only_holder(towns / watch_module._LOCK, ""):
+        assert cli.main(["watch", str(docs), "--in", str(towns), "--device", "cpu"]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and "already runs" in message
+    watch_module.watch(towns, [str(docs)], ended, device="cpu")
 
 
 def test_the_command_takes_changes_over_until_it_is_interrupted(towns: Path, docs: Path, caplog) -> None:
