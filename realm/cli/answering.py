@@ -18,6 +18,7 @@ from realm.cli.arguments import (
     add_reader,
     add_regex,
     add_where,
+    need_model_but_for_words,
     positive,
     report,
     say_where,
@@ -202,15 +203,8 @@ def _one_text(text: str) -> str:
     return text
 
 
-def _need_model_but_for_words(args: argparse.Namespace) -> None:
-    if args.model is None and args.method != "bm25":
-        raise InputError(
-            f"--method {args.method or 'dense'} needs --model; without --model, use --method bm25"
-        )
-
-
 def _retrieve(args: argparse.Namespace) -> None:
-    _need_model_but_for_words(args)
+    need_model_but_for_words(args)
 
     from realm.qa import pipeline, question_sets
     from realm.qa.question_files import read_questions
@@ -286,7 +280,7 @@ def _evaluate(args: argparse.Namespace) -> None:
                 f"{args.model} was trained by `realm baseline`: leave out --method, --reader, --gold and --unanswerable"
             )
     else:
-        _need_model_but_for_words(args)
+        need_model_but_for_words(args)
         evaluated_by = _evaluate_model
     questions = read_questions(args.questions, regex=args.regex)
     evaluated = evaluated_by(args, questions)

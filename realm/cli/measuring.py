@@ -12,6 +12,7 @@ from realm.cli.arguments import (
     add_method,
     add_questions,
     add_regex,
+    need_model_but_for_words,
     report,
     settings,
     write_report,
@@ -89,6 +90,9 @@ def evaluate_collection(args: argparse.Namespace) -> None:
             )
         found = measure(collection, read_run(args.rankings))
     else:
+        if args.kb is None:
+            raise InputError("--beir needs the knowledge base of the corpus: give --kb, or --in WORKSPACE")
+        need_model_but_for_words(args)
         found = _ranked(args, collection, args.model)
     if args.out:
         file: RankingFile = {**found.as_dict(), "outcomes": found.outcomes()}
@@ -103,8 +107,6 @@ def _ranked(args: argparse.Namespace, collection: "Collection", model: str | Non
     from realm.qa.question_sets import searcher
     from realm.store.knowledge_base import KnowledgeBase
 
-    if args.kb is None:
-        raise InputError("--beir needs the knowledge base of the corpus: give --kb, or --in WORKSPACE")
     kb = KnowledgeBase.open(args.kb)
     unknown = count_unknown(kb, collection)
     run = rank_documents(

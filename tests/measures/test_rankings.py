@@ -215,12 +215,20 @@ def test_a_run_cannot_have_ids_with_spaces(tmp_path) -> None:
         (["--gold"], "leave out --gold"),
         (["--run", "run", "--method", "bm25"], "--run already contains the rankings"),
         ([], "--beir needs the knowledge base"),
+        (["--kb", "kb"], "--method dense needs --model"),
+        (["--kb", "kb", "--method", "hybrid"], "--method hybrid needs --model"),
         (["--kb", "kb", "--split", "dev"], "dev.tsv: there are test"),
     ],
 )
 def test_flags_that_contradict_each_other_are_refused(home, capsys, words, message) -> None:
     assert cli.main(["evaluate", "--beir", str(home / "towns"), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", [None, "dense", "hybrid"])
+def test_only_a_search_by_words_needs_no_model(home, method) -> None:
+    with pytest.raises(InputError, match=f"the method {method or 'dense'} needs a model"):
+        searcher(KnowledgeBase.open(home / "kb"), None, method, AnswerConfig())
 
 
 def test_a_query_without_a_ranking_counts_as_zero(home) -> None:
