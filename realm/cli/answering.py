@@ -25,7 +25,7 @@ from realm.cli.arguments import (
     settings,
     write_report,
 )
-from realm.cli.measuring import add_collection, add_runs, evaluate_collection
+from realm.cli.measuring import add_collection, add_runs, evaluate_collection, refuse_split
 from realm.errors import InputError
 
 if TYPE_CHECKING:
@@ -264,6 +264,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         return evaluate_collection(args)
     if args.rankings is not None or args.save_run is not None:
         raise InputError("--run and --save-run have rankings of documents: give --beir FOLDER too")
+    refuse_split(args)
     if args.kb is None or args.questions is None:
         raise InputError("give --questions and --kb (or --in WORKSPACE), or --beir FOLDER")
     if args.predictions is not None:
