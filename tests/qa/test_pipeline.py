@@ -56,7 +56,9 @@ def test_json_is_the_contract(answerer) -> None:
     assert len(said["answers"]) == 5
     for answer in said["answers"]:
         assert answer.keys() == {"text", "score", "probability", "start", "end", "passage"}
-        assert answer["passage"].keys() == {"id", "title", "text", "rank", "probability", "document"}
+        assert answer["passage"].keys() == {
+            "id", "title", "text", "rank", "probability", "document", "fields",
+        }  # fmt: skip
 
 
 def test_answers_are_slices_of_their_passages(answerer, tiny_kb) -> None:
@@ -236,7 +238,7 @@ def test_retrieved_file_has_the_form_of_the_contract(tiny_kb, tiny_model_folder,
         scores = [p["score"] for p in row["passages"]]
         assert scores == sorted(scores, reverse=True)
         for found in row["passages"]:
-            assert found.keys() == {"id", "title", "text", "score"}
+            assert found.keys() == {"id", "title", "text", "score", "document", "fields"}
             assert (found["title"], found["text"]) == (
                 passages[found["id"]].title,
                 passages[found["id"]].text,
