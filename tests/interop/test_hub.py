@@ -5,13 +5,17 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import realm
 from realm import cli
+from realm.hub import workspace_folder
 from realm.model.folder import load_model
 from tests.interop.local_hub import TOKEN, Hub, Repository, local_hub
 from tests.qa.conftest import qa_folder
@@ -136,6 +140,26 @@ def test_a_repository_that_exists_gets_a_model_if_its_audience_is_the_wanted_one
         for _ in range(2):
             assert share(hub, tmp_path, name, *words, *more)["public"] is not private
         assert {".gitattributes", "realm.json"} <= repository.at("main").keys()
+
+
+def test_a_workspace_that_two_threads_open_first_is_copied_once(
+    towns: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """The lock is that of processes: each thread opens the file of the lock."""
+    copies = []
+
+    def slow(*places: Path) -> None:
+        copies.append(places)
+        time.sleep(0.2)
+        shutil.copytree(*places)
+
+    monkeypatch.setattr("realm.hub.shutil", SimpleNamespace(copytree=slow, Error=shutil.Error))
+    monkeypatch.setattr("realm.hub.from_hub", lambda name, files: str(towns))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
+    with ThreadPoolExecutor(4) as threads:
+        folders = set(threads.map(workspace_folder, ["hf:me/manual"] * 4))
+    assert folders == {tmp_path / "realm" / "me--manual" / "towns"} and len(copies) == 1
+    assert {path.name for path in folders.pop().iterdir()} == {"kb", "model"}
 
 
 def test_what_the_hub_refuses_is_one_line(hub: Hub, towns: Path, tmp_path: Path) -> None:
