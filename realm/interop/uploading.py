@@ -113,8 +113,8 @@ def _check_existing(name: str, private: bool, files: Sequence[str], public: bool
     others = set(files) - KEPT - {CARD}
     if others and not MANIFESTS & others:
         raise InputError(
-            f"{name} exists, and has files that `realm share` did not make, such as {min(others)}, which an upload would delete: "
-            "give another name"
+            f"{name} exists, and has files that `realm share` did not make, such as {min(others)}, which an upload would "
+            "delete: give another name"
         )
 
 

@@ -302,7 +302,10 @@ def test_a_document_with_a_field_that_cannot_be_stored_is_refused_with_the_names
 ) -> None:
     before = own_server.client().health()["documents"]
     response = post(
-        own_server, "/v1/documents", {"documents": [{**OAKHAM, "fields": fields}]}, headers={"Authorization": f"Bearer {TOKEN}"}
+        own_server,
+        "/v1/documents",
+        {"documents": [{**OAKHAM, "fields": fields}]},
+        headers={"Authorization": f"Bearer {TOKEN}"},
     )
     assert_problem(response, 422, f"documents.0.fields: cannot be stored: {named}; give each field a name")
     assert own_server.client().health()["documents"] == before
