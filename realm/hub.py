@@ -7,7 +7,7 @@ from pathlib import Path
 
 from realm.checksums import check_installed
 from realm.errors import InputError, writing
-from realm.folders import remove, replace_folder
+from realm.folders import one_writer, remove, replace_folder
 
 PACKAGED = {
     "package:realm-mini": ("realm", "assets/realm-mini"),
@@ -101,7 +101,10 @@ def workspace_folder(name: str | Path) -> Path:
     if not folder.is_dir():
         aside = folder.with_name(f"{folder.name}.writing")
         with writing(folder, shutil.Error):
-            remove(aside)
-            shutil.copytree(snapshot, aside)
-            replace_folder(aside, folder)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with one_writer(folder.parent):
+                if not folder.is_dir():  # another process can have made the folder meanwhile
+                    remove(aside)
+                    shutil.copytree(snapshot, aside)
+                    replace_folder(aside, folder)
     return folder

@@ -93,7 +93,6 @@ WRITERS = {
     "interop/sharing.py _write_tower.add": ["the same"],
     "interop/sharing.py _write_words": ["the same"],
     "qa/question_sets.py retrieve_to_file": ["retrieve"],
-    "questions/review.py Review._write": ["reviewed questions: tests/questions/test_review.py reads them"],
     "qa/predictions.py write_predictions": ["predictions: tests/qa/test_predictions.py"],
     "systems/knn_lm.py measure": ["report.json: what the command prints, tests/systems/test_knn_lm.py"],
     "folders.py make_once": [

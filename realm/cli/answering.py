@@ -18,13 +18,14 @@ from realm.cli.arguments import (
     add_reader,
     add_regex,
     add_where,
+    need_model_but_for_words,
     positive,
     report,
     say_where,
     settings,
     write_report,
 )
-from realm.cli.measuring import add_collection, add_runs, evaluate_collection
+from realm.cli.measuring import add_collection, add_runs, evaluate_collection, refuse_split
 from realm.errors import InputError
 
 if TYPE_CHECKING:
@@ -202,15 +203,8 @@ def _one_text(text: str) -> str:
     return text
 
 
-def _need_model_but_for_words(args: argparse.Namespace) -> None:
-    if args.model is None and args.method != "bm25":
-        raise InputError(
-            f"--method {args.method or 'dense'} needs --model; without --model, use --method bm25"
-        )
-
-
 def _retrieve(args: argparse.Namespace) -> None:
-    _need_model_but_for_words(args)
+    need_model_but_for_words(args)
 
     from realm.qa import pipeline, question_sets
     from realm.qa.question_files import read_questions
@@ -270,6 +264,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         return evaluate_collection(args)
     if args.rankings is not None or args.save_run is not None:
         raise InputError("--run and --save-run have rankings of documents: give --beir FOLDER too")
+    refuse_split(args)
     if args.kb is None or args.questions is None:
         raise InputError("give --questions and --kb (or --in WORKSPACE), or --beir FOLDER")
     if args.predictions is not None:
@@ -286,7 +281,7 @@ def _evaluate(args: argparse.Namespace) -> None:
                 f"{args.model} was trained by `realm baseline`: leave out --method, --reader, --gold and --unanswerable"
             )
     else:
-        _need_model_but_for_words(args)
+        need_model_but_for_words(args)
         evaluated_by = _evaluate_model
     questions = read_questions(args.questions, regex=args.regex)
     evaluated = evaluated_by(args, questions)

@@ -258,6 +258,14 @@ def add_method(
     )
 
 
+def need_model_but_for_words(args: argparse.Namespace) -> None:
+    """Raises an InputError if the command has no --model, and its --method needs one."""
+    if args.model is None and args.method != "bm25":
+        raise InputError(
+            f"--method {args.method or 'dense'} needs --model; without --model, use --method bm25"
+        )
+
+
 def settings(args: argparse.Namespace, cls: type[T], *flags: str) -> T:
     """Settings of the command: values from --config, replaced by those from --set, then by those from other flags.
 

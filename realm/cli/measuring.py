@@ -12,7 +12,9 @@ from realm.cli.arguments import (
     add_method,
     add_questions,
     add_regex,
+    need_model_but_for_words,
     report,
+    say_where,
     settings,
     write_report,
 )
@@ -53,8 +55,14 @@ def add_collection(parser: Parser) -> None:
         "nDCG@10, recall@100 and MRR@10; replaces --questions",
     )
     parser.add_argument(
-        "--split", metavar="NAME", default="test", help="split of the collection (default: test)"
+        "--split", metavar="NAME", help="with --beir: split of the collection (default: test)"
     )
+
+
+def refuse_split(args: argparse.Namespace) -> None:
+    """Raises an InputError if a command without --beir has --split."""
+    if args.split is not None:
+        raise InputError("--split names a split of a test collection: give --beir FOLDER too")
 
 
 def add_runs(parser: Parser) -> None:
@@ -79,21 +87,30 @@ def evaluate_collection(args: argparse.Namespace) -> None:
     from realm.measures.runs import read_run
 
     only = ("questions", "reader", "predictions", "save_predictions", "regex", "gold", "unanswerable")
-    if given := [f"--{name.replace('_', '-')}" for name in only if getattr(args, name)]:
+    given = [f"--{name.replace('_', '-')}" for name in only if getattr(args, name)]
+    if args.scoring != "realm":
+        given.append("--scoring")
+    if given:
         raise InputError(f"--beir measures rankings of documents: leave out {', '.join(given)}")
-    collection = read_collection(args.beir, args.split)
+    collection = read_collection(args.beir, args.split or "test")
     if args.rankings is not None:
-        if any(one is not None for one in (args.kb, args.model, args.method, args.save_run)):
+        unused = (args.kb, args.model, args.method, args.save_run, args.config)
+        if any(one is not None for one in unused) or args.set:
             raise InputError(
-                "--run already contains the rankings: leave out --kb, --model, --method and --save-run"
+                "--run already contains the rankings: leave out --kb, --model, --method, --save-run, --config and --set"
             )
         found = measure(collection, read_run(args.rankings))
     else:
+        if args.kb is None:
+            raise InputError("--beir needs the knowledge base of the corpus: give --kb, or --in WORKSPACE")
+        need_model_but_for_words(args)
         found = _ranked(args, collection, args.model)
     if args.out:
         file: RankingFile = {**found.as_dict(), "outcomes": found.outcomes()}
         write_report(args.out, file)
     report(args, found.as_dict(), found.lines())
+    if args.out:
+        say_where(args, "the report is", args.out)
 
 
 def _ranked(args: argparse.Namespace, collection: "Collection", model: str | None) -> "RankingReport":
@@ -103,8 +120,6 @@ def _ranked(args: argparse.Namespace, collection: "Collection", model: str | Non
     from realm.qa.question_sets import searcher
     from realm.store.knowledge_base import KnowledgeBase
 
-    if args.kb is None:
-        raise InputError("--beir needs the knowledge base of the corpus: give --kb, or --in WORKSPACE")
     kb = KnowledgeBase.open(args.kb)
     unknown = count_unknown(kb, collection)
     run = rank_documents(
@@ -123,12 +138,13 @@ def _compare_models(args: argparse.Namespace) -> None:
 
         if args.questions is not None or args.regex is not None:
             raise InputError("--beir replaces --questions: leave out --questions and --regex")
-        collection = read_collection(args.beir, args.split)
+        collection = read_collection(args.beir, args.split or "test")
         rankings = paired.compare_rankings(
             collection, _ranked(args, collection, args.a), _ranked(args, collection, args.b)
         )
         report(args, rankings, paired.lines(rankings, args.a, args.b))
         return
+    refuse_split(args)
     if args.questions is None:
         raise InputError("give --questions FILE, or --beir FOLDER")
     from realm.qa.pipeline import AnswerConfig

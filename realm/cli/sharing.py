@@ -30,7 +30,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
     share.add_argument(
         "--public",
         action="store_true",
-        help="let everybody read a repository that this command creates (default: the repository is private)",
+        help="let everybody read a repository that this command creates (default: the repository is private); also needed to "
+        "upload to a repository that everybody can read",
     )
 
 

@@ -5,7 +5,7 @@ A repository with a model has the files of `realm.interop.sharing.write_hub`. A 
 """
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -13,10 +13,12 @@ from typing import Any, TypedDict, cast
 from realm.errors import InputError
 from realm.folders import LOCK, one_writer
 from realm.interop.sharing import CARD, card, write_hub
-from realm.model.manifest import model_path, read_manifest
+from realm.model.manifest import MANIFEST, model_path, read_manifest
 
 KEPT = {".gitattributes", ".gitignore"}
 """Files of a repository that an upload does not delete."""
+MANIFESTS = {MANIFEST, f"model/{MANIFEST}"}
+"""A repository that `realm share` made has one of these files."""
 
 
 class SharedJson(TypedDict):
@@ -47,13 +49,14 @@ def share(
         licence: licence of the weights, for the card.
         data: description of the training text, for the card.
         numbers: reports of `realm evaluate` or `realm probe`, for the card.
-        public: whether everybody may read the repository, if it is created.
+        public: whether everybody may read the repository. A repository that exists keeps its visibility.
 
     Raises:
-        InputError: the model cannot be read, or the hub refuses the upload.
+        InputError: the model cannot be read, or the hub refuses the upload; or the repository exists, and everybody can read it
+            although `public` is False, or it has files that `realm share` did not make.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     # The base classes: errors of the network, whose class depends on the version of huggingface_hub, and of the system.
     bases = cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__)
@@ -70,7 +73,10 @@ def share(
             files = _files_in(aside) | _files_in(model_path(model), "model/") | _files_in(Path(kb), "kb/")
         try:
             api = HfApi()
-            url = api.create_repo(name, private=not public, exist_ok=True)
+            try:
+                _check_existing(name, bool(api.model_info(name).private), api.list_repo_files(name), public)
+            except RepositoryNotFoundError:
+                api.create_repo(name, private=not public)
             gone = sorted(set(api.list_repo_files(name)) - files.keys() - KEPT)
             commit = api.create_commit(
                 name,
@@ -92,12 +98,24 @@ def share(
             raise InputError(f"{name} cannot be uploaded to the hub ({problem}){hint}") from error
         size = sum(file.stat().st_size for file in files.values())
     return {
-        "url": str(url),
+        "url": f"{api.endpoint}/{name}",
         "commit": commit.oid,
         "files": len(files),
         "bytes": size,
         "public": not found.private,
     }
+
+
+def _check_existing(name: str, private: bool, files: Sequence[str], public: bool) -> None:
+    """Refuses to publish without `public`, and to replace files that `realm share` did not make."""
+    if not private and not public:
+        raise InputError(f"{name} exists, and everybody can read it: give --public too, or another name")
+    others = set(files) - KEPT - {CARD}
+    if others and not MANIFESTS & others:
+        raise InputError(
+            f"{name} exists, and has files that `realm share` did not make, such as {min(others)}, which an upload would "
+            "delete: give another name"
+        )
 
 
 def _files_in(folder: Path, prefix: str = "") -> dict[str, Path]:

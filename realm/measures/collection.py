@@ -44,6 +44,10 @@ def read_collection(folder: str | Path, split: str = "test") -> Collection:
         InputError: a file is missing or cannot be used, or no query has a relevant document.
     """
     folder = Path(folder)
+    if Path(split).name != split:
+        raise InputError(
+            f"{split!r} is not the name of a split: give the name of a file in {folder / 'qrels'} without .tsv"
+        )
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder: give the folder of a BEIR collection")
     grades = read_judgements(folder / "qrels" / f"{split}.tsv")
@@ -84,11 +88,12 @@ def read_judgements(file: Path) -> Judgements:
         words = line.split("\t") if "\t" in line else line.split()
         if not words or (number == 1 and not _is_whole(words[-1])):
             continue  # an empty line, or the names of the columns
-        if len(words) not in (3, 4) or not _is_whole(words[-1]):
+        grade = _grade(words[-1])
+        if len(words) not in (3, 4) or grade is None:
             raise InputError(
-                f"{file}:{number}: the line is {shown(line)}, and must be: query, document, grade"
+                f"{file}:{number}: the line is {shown(line)}, and must be: query, document, grade (a whole number of 32 bits)"
             )
-        grades.setdefault(words[0].strip(), {})[words[-2].strip()] = int(words[-1])
+        grades.setdefault(words[0].strip(), {})[words[-2].strip()] = grade
     return grades
 
 
@@ -96,9 +101,17 @@ def _is_whole(word: str) -> bool:
     return word.strip().removeprefix("-").isdecimal()
 
 
+def _grade(word: str) -> int | None:
+    """The grade that a word is; None if the word is not a whole number, or if ir-measures cannot represent the number."""
+    if not _is_whole(word) or len(word.strip()) > len(str(-(2**31))):
+        return None
+    grade = int(word)
+    return grade if -(2**31) <= grade < 2**31 else None
+
+
 def _lines(file: Path) -> list[str]:
     try:
-        return file.read_text(encoding="utf-8-sig").splitlines()
+        return file.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
         there = sorted(path.stem for path in file.parent.glob("*.tsv"))
         splits = f": there are {', '.join(there)}" if there else ""

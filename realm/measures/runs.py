@@ -19,7 +19,7 @@ def read_run(file: str | Path) -> Run:
     """
     run: Run = {}
     try:
-        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
+        lines = Path(file).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file} cannot be read: {error}") from None
     for number, line in enumerate(lines, start=1):

@@ -68,10 +68,15 @@ def searcher(
     """The search of a knowledge base with a method; "bm25" needs no model. `method` None: the default of the model.
 
     With a filter `where`, only passages that match the filter are found.
+
+    Raises:
+        InputError: there is no model, and `method` is not "bm25".
     """
-    if model is not None and method != "bm25":
-        return partial(Answerer.load(str(kb.folder), model, config).retrieve, method=method, where=where)
-    return partial(Retriever(kb).search, method="bm25", query_BD=None, where=where)
+    if method == "bm25":
+        return partial(Retriever(kb).search, method="bm25", query_BD=None, where=where)
+    if model is None:
+        raise InputError(f"the method {method or 'dense'} needs a model; without a model, use bm25")
+    return partial(Answerer.load(str(kb.folder), model, config).retrieve, method=method, where=where)
 
 
 def retrieve_to_file(

@@ -156,7 +156,9 @@ def _lines(file: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     try:
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        # splitlines() would also split at U+2028 and other Unicode line ends, which JSON strings may contain.
+        text = file.read_text(encoding="utf-8")
+        lines = [json.loads(line) for line in text.removesuffix("\n").split("\n")] if text else []
         if all(isinstance(line["id"], str) for line in lines):
             return lines
     except (OSError, ValueError, KeyError, TypeError) as error:

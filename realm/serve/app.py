@@ -33,7 +33,15 @@ from realm.serve.feedback import Feedback
 from realm.serve.middleware import Middleware
 from realm.serve.runs import Run, read_metrics, runs
 from realm.serve.service import Kind, Service, answers_of, hits_of
-from realm.serve.settings import BODY_BYTES, MOST_DOCUMENTS, MOST_READ, MOST_RETRIEVED, ServeConfig, Tokens
+from realm.serve.settings import (
+    BODY_BYTES,
+    LONGEST_IN_ADDRESS,
+    MOST_DOCUMENTS,
+    MOST_READ,
+    MOST_RETRIEVED,
+    ServeConfig,
+    Tokens,
+)
 from realm.serve.tracing import traced
 from realm.text.corpus import Passage
 from realm.workspace.living import LivingKnowledge, Snapshot, UnknownDocument
@@ -214,8 +222,8 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge, name: str) -> Non
     async def documents(
         start: Annotated[int, Query(ge=0, le=2**53)] = 0,
         count: Annotated[int, Query(ge=1, le=1000)] = 100,
-        prefix: Annotated[str, Query(max_length=1000)] = "",
-        where: Annotated[str | None, Query(max_length=1000)] = None,
+        prefix: Annotated[str, Query(max_length=LONGEST_IN_ADDRESS)] = "",
+        where: Annotated[str | None, Query(max_length=LONGEST_IN_ADDRESS)] = None,
     ) -> Response:
         """Lists documents from number `start` on.
 

@@ -3,8 +3,9 @@
 from dataclasses import asdict
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
+from realm.errors import shortened
 from realm.model.calibration import Method
 from realm.qa.answers import Answers, AnswersJson, ReadPassage
 from realm.qa.filling import FilledJson
@@ -13,6 +14,7 @@ from realm.serve.feedback import Verdict
 from realm.serve.runs import State
 from realm.serve.settings import MOST_FIELDS
 from realm.store.filters import LONGEST_FILTER
+from realm.text.fields import LONGEST_NAME, LONGEST_VALUE, RESERVED, clean_fields
 from realm.workspace.living import Snapshot, UnknownPassage
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_QUESTION_CHARACTERS, pattern=r"\S")]
@@ -107,7 +109,25 @@ class DocumentIn(_Body):
     title: Annotated[str, StringConstraints(max_length=1000)] = ""
     text: Annotated[str, StringConstraints(min_length=1, pattern=r"\S")]
     fields: dict[str, Any] = Field(default_factory=dict, max_length=MOST_FIELDS)
-    """Metadata of the document, such as `{"year": 2020, "url": "https://example.org"}`."""
+    """Metadata of the document, such as `{"year": 2020, "url": "https://example.org"}`. Fields that are null are left out."""
+
+    @field_validator("fields")
+    @classmethod
+    def _can_be_stored(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        refused = []
+        for name, value in fields.items():
+            cleaned = clean_fields({name: value})
+            if value is not None and (not cleaned or cleaned.keys() & found.keys()):
+                refused.append(name)
+            found |= cleaned
+        if refused:
+            raise ValueError(
+                f"cannot be stored: {shortened(', '.join(map(repr, refused)))}; give each field a name of its own of at most "
+                f"{LONGEST_NAME} characters, which is not {', '.join(sorted(RESERVED))}, and a value of at most "
+                f"{LONGEST_VALUE} characters"
+            )
+        return found
 
 
 class DocumentsRequest(_Body):

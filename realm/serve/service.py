@@ -18,7 +18,6 @@ from realm.serve.metrics import Metrics
 from realm.serve.settings import MOST_CHANGES, POLL_SECONDS, WRITE_SECONDS, ServeConfig
 from realm.serve.tracing import NAME, trace_question
 from realm.text.corpus import Document
-from realm.text.fields import clean_fields
 from realm.workspace.living import LivingKnowledge, Snapshot
 
 if TYPE_CHECKING:
@@ -79,9 +78,8 @@ class Service:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if (
-                self._traces is not None
-            ):  # sent here, because SIGTERM ends the process right after the last response
+            # The traces are sent here, because SIGTERM ends the process right after the last response.
+            if self._traces is not None:
                 await asyncio.to_thread(self._traces.force_flush, FLUSH_MILLISECONDS)
 
     @property
@@ -140,9 +138,8 @@ class Service:
         futures = self.batcher.submit(kind, items)
         if self._tracer is not None:
             attributes = {"realm.method": kind.method, "realm.passages": kind.passages}
-            for future in (
-                futures
-            ):  # a callback runs in the context of this call, whose current span is that of the request
+            # A callback runs in the context of this call, whose current span is that of the request.
+            for future in futures:
                 future.add_done_callback(partial(trace_question, self._tracer, kind.name, attributes))
         return futures
 
@@ -156,9 +153,7 @@ class Service:
             RealmError: a document has neither an id nor a title.
             Busy: too many changes wait.
         """
-        new = [
-            Document(one.title, one.text, _id_of(one), fields=clean_fields(one.fields)) for one in documents
-        ]
+        new = [Document(one.title, one.text, _id_of(one), fields=one.fields) for one in documents]
         result = await self.change(lambda: self.knowledge.add(new))
         self.metrics.documents.labels("added").inc(result.added)
         self.metrics.documents.labels("replaced").inc(result.replaced)

@@ -16,6 +16,8 @@ MOST_DOCUMENTS = 1000
 """Largest number of documents that a request may add."""
 MOST_FIELDS = 100
 """Largest number of fields of a document that a request adds."""
+LONGEST_IN_ADDRESS = 1000
+"""Largest length in characters of a prefix and of a filter in the address of a request, whose head has a limit too."""
 MOST_CHANGES = 16
 """Largest number of changes of the knowledge base that wait; the server refuses further changes with 429."""
 WRITE_SECONDS = 600.0

@@ -12,7 +12,7 @@ from realm.toolkits.sources import Source, hits, metadata, name_of, opened
 
 @component
 class RealmRetriever:
-    """Retrieves passages from a workspace or a server."""
+    """Retrieves passages from a workspace or a server, with the fields of their documents as metadata."""
 
     def __init__(
         self, source: Source, top_k: int = 5, method: Method | None = None, where: str | None = None

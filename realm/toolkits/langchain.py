@@ -18,7 +18,7 @@ class RealmRetriever(BaseRetriever):
     documents = retriever.invoke("how do I reset the device?")
 
     The metadata of a document have the fields, the title and the id of the document, and the score by which the passage was
-    ranked.
+    ranked. `title`, `document` and `score` replace fields with these names.
     """
 
     source: Any

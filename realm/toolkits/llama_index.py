@@ -8,7 +8,7 @@ from realm.toolkits.sources import Source, hits, metadata, opened
 
 
 class RealmRetriever(BaseRetriever):
-    """Retrieves passages from a workspace or a server.
+    """Retrieves passages from a workspace or a server, with the fields of their documents as metadata.
 
     engine = RetrieverQueryEngine.from_args(RealmRetriever("manual"), llm=llm)
     """

@@ -18,13 +18,13 @@ Source: TypeAlias = "str | os.PathLike[str] | Workspace | Client"
 
 
 def opened(source: Source) -> "Workspace | Client":
-    """The open workspace, or the client of the server.
+    """The open workspace, or the client of the server. The client sends the token in REALM_READ_TOKEN, if there is one.
 
     Raises:
         InputError: the folder is not a workspace.
     """
     if isinstance(source, str) and source.startswith(("http://", "https://")):
-        return Client(source)
+        return Client(source, os.environ.get("REALM_READ_TOKEN"))
     return realm.load(source) if isinstance(source, str | os.PathLike) else source
 
 
@@ -43,5 +43,5 @@ def hits(
 
 
 def metadata(hit: dict[str, Any]) -> dict[str, Any]:
-    """The fields, the title and the id of the document of a passage."""
+    """The fields, the title and the id of the document of a passage. `title` and `document` replace fields with these names."""
     return {**hit["fields"], "title": hit["title"], "document": hit["document"]}

@@ -6,9 +6,9 @@ from typing import Literal
 from realm.errors import at_least
 
 EVERY = 2.0
-"""Seconds between two looks of a watcher at the files."""
+"""Seconds from one check of the files by a watcher to the next."""
 SETTLE = 2.0
-"""Seconds for which a file must stay the same before a watcher takes over its change."""
+"""Seconds for which a file must stay the same before a watcher applies its change."""
 
 
 @dataclass(frozen=True)

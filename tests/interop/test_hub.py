@@ -5,15 +5,19 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import realm
 from realm import cli
+from realm.hub import workspace_folder
 from realm.model.folder import load_model
-from tests.interop.local_hub import TOKEN, Hub, local_hub
+from tests.interop.local_hub import TOKEN, Hub, Repository, local_hub
 from tests.qa.conftest import qa_folder
 
 __all__ = ["qa_folder"]
@@ -105,6 +109,57 @@ def test_a_workspace_goes_to_the_hub_only_with_its_documents_and_comes_back(
     assert down.returncode == 0 and json.loads(down.stdout)["answers"][0]["text"] == wanted.text
     code = "from realm.model.folder import load_model; print(load_model('hf:me/manual').step)"
     assert python(hub, home, "-c", code).stdout.split() == [str(load_model(towns / "model").step)]
+
+
+@pytest.mark.parametrize(
+    ("private", "files", "says"),
+    [
+        (False, {}, "me/there exists, and everybody can read it: give --public too"),
+        (False, {"realm.json": b"{}"}, "me/there exists, and everybody can read it: give --public too"),
+        (True, {"weights.bin": b"1", "README.md": b""}, "`realm share` did not make, such as weights.bin"),
+    ],
+)
+def test_a_repository_of_another_origin_or_audience_is_left_as_it_is(
+    hub: Hub, towns: Path, tmp_path: Path, private, files, says
+) -> None:
+    repository = hub.repositories["me/there"] = Repository(private)
+    before = repository.commit(files)
+    words = ["-m", "realm", "share", "me/there", "--in", str(towns), "--documents", *CARD]
+    refused = python(hub, tmp_path, *words)
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and says in refused.stderr
+    assert repository.head == before and repository.at("main") == files
+
+
+def test_a_repository_that_exists_gets_a_model_if_its_audience_is_the_wanted_one(
+    hub: Hub, towns: Path, tmp_path: Path
+) -> None:
+    words = ["--model", str(towns / "model")]
+    for name, private, more in (("me/open", False, ["--public"]), ("me/closed", True, [])):
+        repository = hub.repositories[name] = Repository(private)
+        repository.commit({"README.md": b"", ".gitattributes": b""})  # as the web page of the hub makes it
+        for _ in range(2):
+            assert share(hub, tmp_path, name, *words, *more)["public"] is not private
+        assert {".gitattributes", "realm.json"} <= repository.at("main").keys()
+
+
+def test_a_workspace_that_two_threads_open_first_is_copied_once(
+    towns: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """The lock is that of processes: each thread opens the file of the lock."""
+    copies = []
+
+    def slow(*places: Path) -> None:
+        copies.append(places)
+        time.sleep(0.2)
+        shutil.copytree(*places)
+
+    monkeypatch.setattr("realm.hub.shutil", SimpleNamespace(copytree=slow, Error=shutil.Error))
+    monkeypatch.setattr("realm.hub.from_hub", lambda name, files: str(towns))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
+    with ThreadPoolExecutor(4) as threads:
+        folders = set(threads.map(workspace_folder, ["hf:me/manual"] * 4))
+    assert folders == {tmp_path / "realm" / "me--manual" / "towns"} and len(copies) == 1
+    assert {path.name for path in folders.pop().iterdir()} == {"kb", "model"}
 
 
 def test_what_the_hub_refuses_is_one_line(hub: Hub, towns: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from realm import cli
 from realm.errors import InputError
-from realm.measures.collection import read_collection
+from realm.measures.collection import read_collection, read_judgements
 from realm.measures.paired import ComparedJson, ComparedRankingsJson
 from realm.measures.ranking import RankingFile, RankingJson, measure, rank_documents
 from realm.measures.runs import Run, read_run, write_run
@@ -140,7 +140,7 @@ def test_a_few_passages_of_one_document_do_not_hide_other_documents(home, monkey
 
 def test_a_saved_run_is_measured_as_the_model_that_made_it(home, capsys) -> None:
     found, _ = evaluate(home, "--model", home / "plain")
-    capsys.readouterr()
+    assert capsys.readouterr().err.endswith(f"evaluate: the report is in {home / 'report.json'}\n")
     run("evaluate", "--beir", home / "towns", "--run", home / "run.trec", "--json")
     again = json.loads(capsys.readouterr().out)
     assert_holds(RankingJson, again)
@@ -184,6 +184,9 @@ def test_a_written_run_is_read_as_it_was(tmp_path_factory, scores: dict[str, dic
         ("run", "\n", "has no lines"),
         ("run", "other Q0 b0 1 2 realm\n", "have no query of the split test"),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq0\tb0\tmuch\n", "test.tsv:2: the line is"),
+        ("qrels/test.tsv", f"q0\tb0\t{2**31}\n", "test.tsv:1: the line is"),
+        ("qrels/test.tsv", f"q0\tb0\t1\nq0\tb1\t{-(2**31) - 1}\n", "test.tsv:2: the line is"),
+        ("qrels/test.tsv", f"q0\tb0\t{'9' * 5000}\n", "test.tsv:1: the line is"),
         ("qrels/test.tsv", "q0\tb0\t0\n", "has no relevant document for any query"),
         ("qrels/test.tsv", "q99\tb0\t1\n", "judgements for queries that are not in"),
         ("queries.jsonl", '{"id": "q0"}\n', "queries.jsonl:1: the line is"),
@@ -213,14 +216,51 @@ def test_a_run_cannot_have_ids_with_spaces(tmp_path) -> None:
     [
         (["--questions", "q.jsonl"], "--beir measures rankings of documents: leave out --questions"),
         (["--gold"], "leave out --gold"),
+        (["--scoring", "squad", "--regex"], "leave out --regex, --scoring"),
         (["--run", "run", "--method", "bm25"], "--run already contains the rankings"),
+        (["--run", "run", "--set", "read=3"], "--run already contains the rankings"),
+        (["--run", "run", "--config", "paper"], "--run already contains the rankings"),
+        (["--run", "run", "--split", "../test"], "'../test' is not the name of a split"),
         ([], "--beir needs the knowledge base"),
+        (["--kb", "kb"], "--method dense needs --model"),
+        (["--kb", "kb", "--method", "hybrid"], "--method hybrid needs --model"),
         (["--kb", "kb", "--split", "dev"], "dev.tsv: there are test"),
     ],
 )
 def test_flags_that_contradict_each_other_are_refused(home, capsys, words, message) -> None:
     assert cli.main(["evaluate", "--beir", str(home / "towns"), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["evaluate", "--kb", "kb"], ["compare-models", "a", "b", "--kb", "kb"]])
+def test_a_split_without_a_collection_is_refused(command, capsys) -> None:
+    assert cli.main([*command, "--questions", "q.jsonl", "--split", "dev"]) == 2
+    assert "--split names a split of a test collection: give --beir" in capsys.readouterr().err
+
+
+def test_grades_of_32_bits_are_measured(home, tmp_path) -> None:
+    file = tmp_path / "test.tsv"
+    file.write_text(f"q0\tb0\t{2**31 - 1}\nq0\tb1\t{-(2**31)}\n")
+    grades = read_judgements(file)
+    assert grades == {"q0": {"b0": 2**31 - 1, "b1": -(2**31)}}
+    collection = read_collection(home / "towns")._replace(grades=grades)
+    assert measure(collection, {"q0": {"b0": 1.0}}).value_Q["mrr@10"][0] == 1.0
+
+
+def test_only_a_line_feed_ends_a_line(tmp_path) -> None:
+    """Ids can have other characters at which str.splitlines() splits."""
+    file = tmp_path / "file"
+    file.write_text("a\u2028b\td\x85e\t1\r\nq\td\t2\n", encoding="utf-8")
+    assert read_judgements(file) == {"a\u2028b": {"d\x85e": 1}, "q": {"d": 2}}
+    file.write_text("q0 Q0 d 1 2 realm\u2028\nwrong\n", encoding="utf-8")
+    with pytest.raises(InputError, match=":2: the line is 'wrong'"):
+        read_run(file)
+
+
+@pytest.mark.parametrize("method", [None, "dense", "hybrid"])
+def test_only_a_search_by_words_needs_no_model(home, method) -> None:
+    with pytest.raises(InputError, match=f"the method {method or 'dense'} needs a model"):
+        searcher(KnowledgeBase.open(home / "kb"), None, method, AnswerConfig())
 
 
 def test_a_query_without_a_ranking_counts_as_zero(home) -> None:

@@ -67,6 +67,17 @@ def test_a_stopped_review_continues_with_the_next_question(home, tmp_path, monke
     assert [one.id for one in read_questions(out)] == [one.id for one in made if one.id != made[1].id]
 
 
+def test_a_review_continues_after_a_question_with_a_unicode_line_end(
+    home, tmp_path, monkeypatch, capsys
+) -> None:
+    made, out = read_questions(home / "made.jsonl"), tmp_path / "reviewed.jsonl"
+    review(home, out, "c\nwho keeps\u2028bees?\n\nq\n", monkeypatch)
+    review(home, out, "a\nq\n", monkeypatch)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["accepted"] == 2
+    kept = read_questions(out)
+    assert [one.question for one in kept] == ["who keeps\u2028bees?", made[1].question]
+
+
 def test_the_last_decision_of_a_review_can_be_undone(home, tmp_path, monkeypatch, capsys) -> None:
     made, out = read_questions(home / "made.jsonl"), tmp_path / "reviewed.jsonl"
     review(home, out, "r\nr\nu\na\nu\nu\nu\na\n", monkeypatch)

@@ -23,7 +23,7 @@ from realm.serve.client import Client
 from realm.serve.settings import ServeConfig
 from realm.store.knowledge_base import KnowledgeBase
 from tests.conftest import TOWNS
-from tests.serve.asking import QUESTION, assert_problem, metric, post, wait_for
+from tests.serve.asking import OAKHAM, QUESTION, assert_problem, metric, post, wait_for
 from tests.serve.conftest import CONFIG, TOKEN, running
 
 
@@ -286,6 +286,35 @@ def test_documents_with_fields_are_filtered_and_shown_with_their_fields(own_serv
         ):
             assert_problem(post(own_server, f"/v1/{path}", {"question": "x", "where": where}), status, says)
     assert_problem(httpx.get(f"{own_server.url}/v1/documents?where=nothing"), 400, "nothing is not a field")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"year": 2020, "title": "A"}, "'title'"),
+        ({"long": "x" * 2001, "x" * 101: 1, "text": "a"}, f"'long', '{'x' * 101}', 'text'"),
+        ({"og:url": "a", "og_url": "b"}, "'og_url'"),
+        ({"--": 1}, "'--'"),
+    ],
+)
+def test_a_document_with_a_field_that_cannot_be_stored_is_refused_with_the_names(
+    own_server, fields, named
+) -> None:
+    before = own_server.client().health()["documents"]
+    response = post(
+        own_server,
+        "/v1/documents",
+        {"documents": [{**OAKHAM, "fields": fields}]},
+        headers={"Authorization": f"Bearer {TOKEN}"},
+    )
+    assert_problem(response, 422, f"documents.0.fields: cannot be stored: {named}; give each field a name")
+    assert own_server.client().health()["documents"] == before
+
+
+def test_a_text_in_the_address_has_a_limit(served) -> None:
+    for name in ("prefix", "where"):
+        response = httpx.get(f"{served.url}/v1/documents", params={name: "x" * 1001})
+        assert_problem(response, 422, f"{name}: 1001 characters are too many: shorten the text to 1000")
 
 
 def test_the_api_and_its_python_client_have_one_set_of_names(served) -> None:

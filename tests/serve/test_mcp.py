@@ -194,6 +194,35 @@ def test_the_tool_that_adds_is_there_only_if_it_is_allowed(own_kb: Any, qa_model
     in_process(own_kb.folder, qa_model, writes, writable=True)
 
 
+def test_the_tools_use_only_the_documents_that_match_a_filter(own_kb: Any, qa_model: Path) -> None:
+    documents = [
+        {"title": f"Oakham {year}", "text": f"Zebulon sold the bells in {year}.", "fields": {"year": year}}
+        for year in (2000, 2001, 2002)
+    ]
+
+    async def use(client: Any) -> None:
+        assert not (await client.call_tool("add", {"documents": documents})).is_error
+        asked = {"question": "who sold the bells?", "where": "year > 2000"}
+        found = (await client.call_tool("search", {**asked, "top_k": 100})).structured_content["passages"]
+        assert sorted((one["document"], one["fields"]["year"]) for one in found) == [
+            ("Oakham 2001", 2001),
+            ("Oakham 2002", 2002),
+        ]
+        answered = (await client.call_tool("answer", {**asked, "where": "year = 2001"})).structured_content
+        assert [one["fields"] for one in answered["passages"]] == [{"year": 2001}]
+        assert answered["answers"][0]["passage"]["fields"] == {"year": 2001}
+        whole = await client.call_tool("read_passage", {"id": found[0]["id"]})
+        assert whole.structured_content["fields"] == found[0]["fields"]
+        for tool in ("search", "answer"):
+            refused = await client.call_tool(tool, {**asked, "where": "month = 1"})
+            (content,) = refused.content
+            assert refused.is_error and "month is not a field" in content.text and "\n" not in content.text
+        refused = await client.call_tool("add", {"documents": [{**documents[0], "fields": {"title": "A"}}]})
+        assert refused.is_error and "cannot be stored: 'title'" in refused.content[0].text
+
+    in_process(own_kb.folder, qa_model, use, writable=True)
+
+
 def test_wrong_arguments_are_explained_to_the_agent(served: Served) -> None:
     async def use(client: Any) -> None:
         for tool, arguments, says in (

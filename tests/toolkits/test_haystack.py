@@ -32,6 +32,14 @@ def test_a_pipeline_reads_the_answers_that_the_workspace_gives(workspace: str) -
             assert answer.document.content[span.start : span.end] == answer.data
 
 
+def test_a_filter_limits_the_documents_whose_fields_are_metadata(dated: realm.Workspace) -> None:
+    retriever = RealmRetriever(dated, where="year > 2000")
+    again = RealmRetriever.from_dict(retriever.to_dict())
+    for one in (retriever, again):
+        (found,) = one.run(QUESTION)["documents"]
+        assert found.meta == {"year": 2020, "score": "b", "title": "Zebulon", "document": "z2020"}
+
+
 def test_the_reader_reads_documents_of_another_store(workspace: str) -> None:
     store = InMemoryDocumentStore()
     texts = ["Zebulon built a lighthouse in Oakham.", "Oakham sells bells to Marlow.", ""]

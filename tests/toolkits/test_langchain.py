@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from langchain_core.runnables import RunnablePassthrough
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 
 import realm
+from realm.errors import InputError
 from realm.serve.client import Client
 from realm.toolkits.langchain import RealmRetriever
-from tests.serve.conftest import Served
+from tests.serve.conftest import Served, running
 
 QUESTION = "who built a tower in Arden?"
 
@@ -74,6 +76,24 @@ def test_a_server_gives_the_same_documents_as_a_workspace(workspace: str, served
         for mine, theirs in zip(there, here, strict=True):
             assert mine.metadata.keys() == {"document", "title", "score"}
             assert mine.metadata["score"] == pytest.approx(theirs.metadata["score"], rel=1e-4)
+
+
+def test_a_filter_limits_the_documents_whose_fields_are_metadata(dated: realm.Workspace) -> None:
+    (found,) = RealmRetriever(source=dated, where="year > 2000").invoke(QUESTION)
+    (hit,) = dated.search(QUESTION, where="year > 2000")
+    assert found.metadata == {"year": 2020, "title": "Zebulon", "document": "z2020", "score": hit.score}
+
+
+def test_the_address_of_a_private_server_is_enough_with_the_token_of_the_environment(
+    workspace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = Path(workspace, "kb"), Path(workspace, "model")
+    with running(*parts, token=None, read_token="sixteen-characters") as private:
+        monkeypatch.delenv("REALM_READ_TOKEN", raising=False)
+        with pytest.raises(InputError, match="needs the server's token"):
+            RealmRetriever(source=private.url).invoke(QUESTION)
+        monkeypatch.setenv("REALM_READ_TOKEN", "sixteen-characters")
+        assert len(RealmRetriever(source=private.url, k=3).invoke(QUESTION)) == 3
 
 
 def test_with_a_server_the_retriever_needs_no_torch(served: Served) -> None:

@@ -24,6 +24,12 @@ def test_a_query_engine_answers_from_the_passages_of_the_workspace(workspace: st
     assert f"title: {wanted[0].title}" in response.source_nodes[0].get_content(MetadataMode.LLM)
 
 
+def test_a_filter_limits_the_documents_whose_fields_are_metadata(dated: realm.Workspace) -> None:
+    (found,) = RealmRetriever(dated, where="year > 2000").retrieve(QUESTION)
+    assert found.node.metadata == {"year": 2020, "score": "b", "title": "Zebulon", "document": "z2020"}
+    assert [found.score] == [hit.score for hit in dated.search(QUESTION, where="year > 2000")]
+
+
 async def test_the_retriever_is_asynchronous_too(workspace: str) -> None:
     retriever = RealmRetriever(workspace, similarity_top_k=2)
     found = await retriever.aretrieve(QUESTION)

@@ -55,6 +55,8 @@ def test_a_workspace_answers_from_the_documents_that_match_a_filter(towns: Path)
         [{**OAKHAM, "year": 2020}, {"title": "Nowhere", "text": "Nowhere has no river.", "year": 1999}]
     )
     assert [p.title for p in workspace.retrieve("river", 9, where="year > 2000")] == ["Oakham"]
+    found = workspace.search("river", 9, where="year < 2000", method="bm25")
+    assert [(hit.document, hit.fields) for hit in found] == [("Nowhere", {"year": 1999})]
     answer = workspace.answer("on which river lies Oakham?", where="year = 2020", method="bm25")
     assert answer.passage.fields == {"year": 2020}
     assert [d.id for d in workspace.documents(where="year < 2000")] == ["Nowhere"]
