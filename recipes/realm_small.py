@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from realm.model.folder import load_model, save_model
-from realm.qa.metrics import has_answer
 from realm.qa.question_files import read_questions
+from realm.qa.scoring.metrics import has_answer
 
 ARTICLES_READ = {"simplewiki": 5, "enwiki_core": 3}
 """The masked-LM training uses every 5th article of Simple English Wikipedia, and every 3rd article of English Wikipedia."""

@@ -338,7 +338,12 @@ def test_networks_leave_no_cycles_for_a_collector_that_seldom_comes(tiny_model: 
 
 @pytest.mark.parametrize(
     "module",
-    ["realm.text.corpus", "realm.documents.reading", "realm.text.salient_spans", "realm.qa.evaluation"],
+    [
+        "realm.text.corpus",
+        "realm.documents.reading",
+        "realm.text.salient_spans",
+        "realm.qa.scoring.evaluation",
+    ],
 )
 def test_reading_documents_and_scoring_answers_load_no_torch(module: str) -> None:
     code = f"import sys, {module}; print('torch' in sys.modules)"

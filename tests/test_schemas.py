@@ -22,10 +22,10 @@ from realm.interop.blocks import ExportedJson as ExportedCheckpointJson
 from realm.model.embedder import EmbedderConfig
 from realm.model.manifest import HELD_OUT, HeldOutFile, SummedManifest
 from realm.qa.answers import AnswersJson
-from realm.qa.evaluation import ReportFile, ReportJson
 from realm.qa.filling import FilledJson
 from realm.qa.probe import ProbeFile, ProbeJson
 from realm.qa.question_sets import RetrievedJson
+from realm.qa.scoring.evaluation import ReportFile, ReportJson
 from realm.questions import MadeQuestion
 from realm.store.add import AddResult
 from realm.store.export import ExportedJson

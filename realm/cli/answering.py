@@ -29,8 +29,8 @@ from realm.cli.measuring import add_collection, add_runs, evaluate_collection, r
 from realm.errors import InputError
 
 if TYPE_CHECKING:
-    from realm.qa.evaluation import Report
     from realm.qa.question_files import Question
+    from realm.qa.scoring.evaluation import Report
 
 SCORED = "; the probability p(z|x) of a passage is always computed from vectors"
 READS = "span reader to use instead of that of the model"
@@ -256,8 +256,8 @@ def _fill(args: argparse.Namespace) -> None:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    from realm.qa.evaluation import ReportFile
     from realm.qa.question_files import read_questions
+    from realm.qa.scoring.evaluation import ReportFile
     from realm.systems.system import is_system
 
     if args.beir is not None:
@@ -295,8 +295,8 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 def _evaluate_model(args: argparse.Namespace, questions: "Sequence[Question]") -> "Report":
     from realm.qa import pipeline, question_sets
-    from realm.qa.metrics import SCORINGS
     from realm.qa.predictions import write_predictions
+    from realm.qa.scoring.metrics import SCORINGS
     from realm.store.knowledge_base import KnowledgeBase
 
     config = settings(args, pipeline.AnswerConfig)
@@ -316,8 +316,8 @@ def _evaluate_model(args: argparse.Namespace, questions: "Sequence[Question]") -
 
 
 def _evaluate_system(args: argparse.Namespace, questions: "Sequence[Question]") -> "Report":
-    from realm.qa.metrics import SCORINGS
     from realm.qa.predictions import score_predictions, write_predictions
+    from realm.qa.scoring.metrics import SCORINGS
     from realm.store.knowledge_base import KnowledgeBase
     from realm.systems.system import load_system, predict
 
@@ -329,8 +329,8 @@ def _evaluate_system(args: argparse.Namespace, questions: "Sequence[Question]") 
 
 
 def _score_predictions(args: argparse.Namespace, questions: "Sequence[Question]") -> "Report":
-    from realm.qa.metrics import SCORINGS
     from realm.qa.predictions import in_order, read_predictions, score_predictions
+    from realm.qa.scoring.metrics import SCORINGS
     from realm.store.knowledge_base import KnowledgeBase
 
     predictions = in_order(read_predictions(args.predictions), questions, args.predictions)

@@ -10,7 +10,7 @@ from realm.compare.results import (
     StartJson,
     TableJson,
 )
-from realm.qa.metrics import RECALL_AT
+from realm.qa.scoring.metrics import RECALL_AT
 from realm.stages.tables import aligned, difference
 from realm.systems import knn_lm
 

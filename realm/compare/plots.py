@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from realm.compare.layout import made_lines
 from realm.compare.results import TableJson
-from realm.qa.significance import percent, wilson_interval
+from realm.qa.scoring.significance import percent, wilson_interval
 
 
 class Panel(NamedTuple):

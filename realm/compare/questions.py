@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from farmhash import fingerprint64
 
-from realm.qa.metrics import normalise_answer
 from realm.qa.question_files import Question, read_questions
+from realm.qa.scoring.metrics import normalise_answer
 
 
 class Split(NamedTuple):

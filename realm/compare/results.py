@@ -16,10 +16,10 @@ from realm.compare.rows import STARTS
 from realm.files import read_json
 from realm.model.manifest import read_manifest
 from realm.model.tensor_files import load_tensors
-from realm.qa.metrics import RECALL_AT, is_correct, mean_reciprocal_rank, normalise_answer, recall_at
 from realm.qa.predictions import Prediction, read_predictions
 from realm.qa.question_files import Question, read_questions
-from realm.qa.significance import (
+from realm.qa.scoring.metrics import RECALL_AT, is_correct, mean_reciprocal_rank, normalise_answer, recall_at
+from realm.qa.scoring.significance import (
     PairedDifference,
     bootstrap_interval,
     paired_difference,

@@ -19,9 +19,9 @@ from realm.demo.stages import QUESTIONS, SENTENCE, Asked, DemoConfig, DemoRun
 from realm.errors import ConflictError
 from realm.files import read_json, write_json
 from realm.qa.answers import Answers
-from realm.qa.metrics import has_answer
 from realm.qa.pipeline import AnswerConfig
 from realm.qa.question_files import Question
+from realm.qa.scoring.metrics import has_answer
 from realm.stages.memory import PeakMemory
 from realm.stages.runner import Record, Section, run_stages
 from realm.stages.tables import costs, paragraph

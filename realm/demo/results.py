@@ -11,7 +11,7 @@ import numpy as np
 
 from realm.demo.stages import DemoRun
 from realm.files import read_json
-from realm.qa.significance import PairedDifference, paired_difference
+from realm.qa.scoring.significance import PairedDifference, paired_difference
 from realm.stages.tables import aligned, difference, paragraph
 from realm.workspace.report import AdaptationJson, FitJson, Recall, TestJson
 

@@ -11,12 +11,12 @@ import numpy as np
 from realm.measures.collection import Collection
 from realm.measures.ranking import RankingReport
 from realm.model.calibration import Method
-from realm.qa.evaluation import Report
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.predictions import Prediction
 from realm.qa.question_files import Question
 from realm.qa.question_sets import ask, evaluate_retrieval
-from realm.qa.significance import PairedDifference, paired_bootstrap, paired_difference, percent
+from realm.qa.scoring.evaluation import Report
+from realm.qa.scoring.significance import PairedDifference, paired_bootstrap, paired_difference, percent
 
 
 class MeanDifference(TypedDict):

@@ -16,7 +16,7 @@ from realm.measures.collection import Collection, Query
 from realm.measures.runs import Run
 from realm.progress import progress
 from realm.qa.question_sets import Search
-from realm.qa.significance import bootstrap_interval, percent
+from realm.qa.scoring.significance import bootstrap_interval, percent
 from realm.store.knowledge_base import KnowledgeBase
 
 MEASURES = {"ndcg@10": "nDCG@10", "recall@100": "R@100", "mrr@10": "RR@10"}

@@ -28,8 +28,8 @@ from realm.model.folder import Model, load_model
 from realm.model.modes import evaluating
 from realm.model.scores import scores
 from realm.qa.answers import Answer, AnsweringIndex, Answers, Hit, RankedPassage, ReadPassage, Span
-from realm.qa.metrics import normalise_answer
 from realm.qa.reading import Reading, joint_reading, reference_question, reference_reading
+from realm.qa.scoring.metrics import normalise_answer
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.text.corpus import Passage

@@ -8,10 +8,10 @@ from typing import TypedDict
 
 from realm.errors import InputError, shown
 from realm.files import write_json_lines
-from realm.qa import evaluation
-from realm.qa.evaluation import Report
-from realm.qa.metrics import OURS, Scoring
 from realm.qa.question_files import Question, json_lines
+from realm.qa.scoring import evaluation
+from realm.qa.scoring.evaluation import Report
+from realm.qa.scoring.metrics import OURS, Scoring
 from realm.store.knowledge_base import KnowledgeBase
 
 DEPTH = 100

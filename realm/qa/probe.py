@@ -25,7 +25,7 @@ from realm.model.folder import Model, load_model
 from realm.model.losses import passage_utility, retrieval_utility
 from realm.model.modes import evaluating
 from realm.progress import progress
-from realm.qa.metrics import RANKS, recall_at
+from realm.qa.scoring.metrics import RANKS, recall_at
 from realm.search.bm25 import Bm25Index
 from realm.search.exact import PassageIndex
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens

@@ -19,14 +19,14 @@ from realm.model.folder import Model
 from realm.model.manifest import set_calibration
 from realm.model.modes import evaluating
 from realm.progress import progress
-from realm.qa import evaluation
 from realm.qa.answers import Answers
-from realm.qa.calibration import Confidence, Evidence, fit
-from realm.qa.evaluation import ReportJson
-from realm.qa.metrics import OURS, Scoring, first_hit, has_answer
 from realm.qa.pipeline import NEEDS_READER, AnswerConfig, Answerer, hybrid_bonus
 from realm.qa.predictions import DEPTH, Prediction
 from realm.qa.question_files import Question
+from realm.qa.scoring import evaluation
+from realm.qa.scoring.calibration import Confidence, Evidence, fit
+from realm.qa.scoring.evaluation import ReportJson
+from realm.qa.scoring.metrics import OURS, Scoring, first_hit, has_answer
 from realm.search.exact import PassageIndex
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
@@ -271,7 +271,7 @@ def calibrate(
 
     Raises:
         InputError: the model is not a local folder, or has no span reader; the setting `reader` is used; or see
-            `realm.qa.calibration.fit`.
+            `realm.qa.scoring.calibration.fit`.
     """
     if ":" in model and not Path(model).is_dir():
         raise InputError(

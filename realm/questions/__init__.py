@@ -20,7 +20,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from realm.qa.metrics import normalise_answer
+from realm.qa.scoring.metrics import normalise_answer
 from realm.questions.drafts import draft_questions
 from realm.questions.lines import line_of
 from realm.questions.names import Known, known_names

@@ -53,9 +53,9 @@ class Retriever:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Scores [B, K] and passage numbers [B, K], best first; K is k, or the number of passages if that is smaller.
 
-        With a filter `where` (`realm.store.filters`), only the passages that match the filter are ranked. A row with fewer than
-        K passages is filled with `NULL_PASSAGE`. Hybrid scores are the scores that `fuse` computes. `query_BD` has the vectors
-        of the questions; it may be None only with the method "bm25".
+        With a filter `where` (`realm.store.fields.filters`), only the passages that match the filter are ranked. A row with
+        fewer than K passages is filled with `NULL_PASSAGE`. Hybrid scores are the scores that `fuse` computes. `query_BD` has
+        the vectors of the questions; it may be None only with the method "bm25".
         """
         match_N = None if where is None else self._kb.matching(where)
         if method == "bm25":

@@ -28,9 +28,10 @@ from realm.qa.question_files import MAX_QUESTION_CHARACTERS
 from realm.serve import schemas
 from realm.serve.batching import Done
 from realm.serve.client import NDJSON
-from realm.serve.errors import documented, from_error, install
 from realm.serve.feedback import Feedback
-from realm.serve.middleware import Middleware
+from realm.serve.http.errors import documented, from_error, install
+from realm.serve.http.middleware import Middleware
+from realm.serve.http.tracing import traced
 from realm.serve.runs import Run, read_metrics, runs
 from realm.serve.service import Kind, Service, answers_of, hits_of
 from realm.serve.settings import (
@@ -42,7 +43,6 @@ from realm.serve.settings import (
     ServeConfig,
     Tokens,
 )
-from realm.serve.tracing import traced
 from realm.text.corpus import Passage
 from realm.workspace.living import LivingKnowledge, Snapshot, UnknownDocument
 
@@ -218,7 +218,7 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge, name: str) -> Non
         """Returns a passage by its id, with the ids of the previous and the next passage of the same document."""
         return JSONResponse(await asyncio.to_thread(schemas.whole_passage_out, knowledge.current, id))
 
-    @api.get("/documents", response_model=schemas.DocumentsOut)
+    @api.get("/documents", response_model=schemas.DocumentsOut, responses=documented(431))
     async def documents(
         start: Annotated[int, Query(ge=0, le=2**53)] = 0,
         count: Annotated[int, Query(ge=1, le=1000)] = 100,

@@ -25,13 +25,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from realm import __version__
 from realm.model.calibration import Method
 from realm.serve import schemas
-from realm.serve.connections import http_server
-from realm.serve.errors import from_error, problem
-from realm.serve.middleware import Middleware, own_hosts
+from realm.serve.http.connections import http_server
+from realm.serve.http.errors import from_error, problem
+from realm.serve.http.middleware import Middleware, own_hosts
+from realm.serve.http.tracing import exported
 from realm.serve.server import bound, log_address
 from realm.serve.service import Kind, Service, answers_of, hits_of
 from realm.serve.settings import BODY_BYTES, MOST_DOCUMENTS, MOST_READ, MOST_RETRIEVED, ServeConfig
-from realm.serve.tracing import exported
 from realm.workspace.living import LivingKnowledge
 
 Result = TypeVar("Result")

@@ -13,7 +13,7 @@ from realm.qa.question_files import MAX_QUESTION_CHARACTERS
 from realm.serve.feedback import Verdict
 from realm.serve.runs import State
 from realm.serve.settings import MOST_FIELDS
-from realm.store.filters import LONGEST_FILTER
+from realm.store.fields.filters import LONGEST_FILTER
 from realm.text.fields import LONGEST_NAME, LONGEST_VALUE, RESERVED, clean_fields
 from realm.workspace.living import Snapshot, UnknownPassage
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from realm.errors import InputError
 from realm.serve.app import create_app
-from realm.serve.connections import BACKLOG, http_server
-from realm.serve.middleware import own_hosts
+from realm.serve.http.connections import BACKLOG, http_server
+from realm.serve.http.middleware import own_hosts
+from realm.serve.http.tracing import exported
 from realm.serve.settings import ServeConfig, Tokens
-from realm.serve.tracing import exported
 from realm.workspace.living import LivingKnowledge
 
 _log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ def serve(
 ) -> None:
     """Serves on the address, a host and a port, until Ctrl-C or SIGTERM. `runs` is a folder of training runs to show.
 
-    With `traces`, traces are sent to a collector (`realm.serve.tracing`).
+    With `traces`, traces are sent to a collector (`realm.serve.http.tracing`).
 
     Raises:
         InputError: the address cannot be used, or knowledge base, model and index do not fit together.

@@ -14,9 +14,9 @@ from realm.errors import RealmError
 from realm.model.calibration import Method
 from realm.serve import schemas
 from realm.serve.batching import Batcher, Busy, Done, NotReady, each
-from realm.serve.metrics import Metrics
+from realm.serve.http.metrics import Metrics
+from realm.serve.http.tracing import NAME, trace_question
 from realm.serve.settings import MOST_CHANGES, POLL_SECONDS, WRITE_SECONDS, ServeConfig
-from realm.serve.tracing import NAME, trace_question
 from realm.text.corpus import Document
 from realm.workspace.living import LivingKnowledge, Snapshot
 

@@ -4,7 +4,7 @@ import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from realm.qa.significance import PairedDifference
+from realm.qa.scoring.significance import PairedDifference
 
 WIDEST = 100
 """Largest width of a paragraph, in columns."""

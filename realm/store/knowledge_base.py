@@ -34,8 +34,8 @@ from realm.errors import InputError, reason, shortened
 from realm.folders import one_writer, restore
 from realm.store import unfinished, vectors
 from realm.store.add import AddResult, add
-from realm.store.field_columns import column_name, kinds_of_fields
-from realm.store.filters import filter_sql, names_of_fields, refused
+from realm.store.fields.columns import column_name, kinds_of_fields
+from realm.store.fields.filters import filter_sql, names_of_fields, refused
 from realm.store.ingest import (
     TABLE,
     TOKENIZER,
@@ -469,7 +469,7 @@ class KnowledgeBase:
         As in SQL, a comparison with a field that the document does not have is not true.
 
         Raises:
-            InputError: the filter cannot be used (`realm.store.filters`).
+            InputError: the filter cannot be used (`realm.store.fields.filters`).
         """
         sql = filter_sql(where, self._kinds)
         try:

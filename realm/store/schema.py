@@ -7,7 +7,7 @@ millions and already have vectors, are tokenized when their wordpieces are neede
 
 Keys are unsigned 64-bit numbers: the 16 hex digits of a passage id, or the first 64 bits of the SHA-1 of a document id.
 
-After the columns of `SCHEMA`, a table can have columns with the values of the documents' fields (`realm.store.field_columns`).
+After the columns of `SCHEMA`, a table can have columns with the values of the documents' fields (`realm.store.fields.columns`).
 """
 
 import hashlib
@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from realm.progress import progress
-from realm.store.field_columns import missing_columns, typed_columns
+from realm.store.fields.columns import missing_columns, typed_columns
 from realm.text.corpus import Document, Passage, Span
 from realm.text.fields import Fields, from_json, to_json
 from realm.tokens.layouts import Ragged

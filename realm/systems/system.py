@@ -33,10 +33,10 @@ from realm.model.folder import replacing
 from realm.model.manifest import problem_of
 from realm.model.tensor_files import load_tensors, save_tensors
 from realm.progress import progress
-from realm.qa.metrics import is_correct
 from realm.qa.predictions import DEPTH, Prediction
 from realm.qa.question_files import Question
-from realm.qa.significance import percent
+from realm.qa.scoring.metrics import is_correct
+from realm.qa.scoring.significance import percent
 from realm.settings import without_constants
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE

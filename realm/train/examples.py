@@ -12,8 +12,8 @@ from torch import Tensor
 
 from realm.model.folder import Model
 from realm.model.span_reader import SpanReader, body_mask
-from realm.qa.metrics import Containment, has_answer
 from realm.qa.question_files import Question
+from realm.qa.scoring.metrics import Containment, has_answer
 from realm.qa.spans import answer_pieces, body_start, correct_mask
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.schema import Lookup, key_of

@@ -39,10 +39,10 @@ from realm.model.folder import Model, load_model
 from realm.model.losses import any_correct_loss
 from realm.model.scores import own_scores
 from realm.model.span_reader import Objective, SpanConfig, SpanReader
-from realm.qa.metrics import Containment
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question
 from realm.qa.question_sets import evaluate
+from realm.qa.scoring.metrics import Containment
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE, Lengths

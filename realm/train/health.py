@@ -28,10 +28,10 @@ from realm.masking.candidates import embed_queries
 from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import SpanIndex
 from realm.model.folder import Model
-from realm.qa.metrics import RANKS, recall_at
 from realm.qa.probe import first_positives, read_queries
 from realm.qa.question_files import Question
 from realm.qa.question_sets import question_ranks
+from realm.qa.scoring.metrics import RANKS, recall_at
 from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase
 from realm.train.loop import TrainRun

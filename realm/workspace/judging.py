@@ -21,11 +21,11 @@ from realm.masking.masked_queries import MaskedQuery
 from realm.model.device import autocast, choose_device
 from realm.model.folder import load_model
 from realm.progress import progress
-from realm.qa.metrics import RANKS, recall_at
 from realm.qa.probe import first_positives, first_positives_bm25
 from realm.qa.question_files import Question
 from realm.qa.question_sets import evaluate_bm25, question_ranks
-from realm.qa.significance import PairedDifference, paired_difference
+from realm.qa.scoring.metrics import RANKS, recall_at
+from realm.qa.scoring.significance import PairedDifference, paired_difference
 from realm.questions import MadeQuestion
 from realm.store.knowledge_base import KnowledgeBase
 from realm.workspace.report import Recall, TestJson

@@ -12,7 +12,7 @@ from typing import Any, NotRequired, TypedDict
 from realm import __version__
 from realm.documents.reading import stamp
 from realm.files import read_json
-from realm.qa.significance import PairedDifference
+from realm.qa.scoring.significance import PairedDifference
 from realm.store.tables import PASSAGES, newest_version
 from realm.workspace.settings import FitConfig
 

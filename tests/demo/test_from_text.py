@@ -17,7 +17,7 @@ from realm.demo.from_text import DemoRun, FromTextConfig, plots
 from realm.demo.from_text.results import FromTextReport
 from realm.errors import InputError
 from realm.model.manifest import read_manifest
-from realm.qa.significance import mcnemar, paired_bootstrap, paired_difference
+from realm.qa.scoring.significance import mcnemar, paired_bootstrap, paired_difference
 from realm.settings import presets, read_config
 from realm.stages.runner import Costs
 from tests.schemas import assert_holds

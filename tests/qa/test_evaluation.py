@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm.errors import InputError
-from realm.qa import evaluation
-from realm.qa.evaluation import evaluate
-from realm.qa.metrics import (
+from realm.qa.question_files import Question
+from realm.qa.scoring import evaluation
+from realm.qa.scoring.evaluation import evaluate
+from realm.qa.scoring.metrics import (
     DPR,
     ORQA,
     exact_match,
@@ -28,7 +29,6 @@ from realm.qa.metrics import (
     recall_at,
     regex_match,
 )
-from realm.qa.question_files import Question
 
 # -- one prediction
 

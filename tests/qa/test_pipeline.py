@@ -15,10 +15,10 @@ from realm.model.folder import save_model
 from realm.model.span_reader import body_mask
 from realm.qa import pipeline
 from realm.qa.answers import Answers
-from realm.qa.metrics import first_hit, normalise_answer
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question
 from realm.qa.question_sets import evaluate, question_ranks, retrieve_to_file
+from realm.qa.scoring.metrics import first_hit, normalise_answer
 from realm.search.bm25 import Bm25Index
 from realm.search.retriever import Retriever
 from realm.text.corpus import Document

@@ -48,7 +48,7 @@ def test_scoring_rules_of_a_publication_change_what_counts(tiny_kb) -> None:
     passage = next(iter(tiny_kb))
     question = [Question("1", "which?", ("Caf\u00e9",))]
     predictions = [Prediction("1", "which?", "Cafe\u0301", passages=(passage.id,))]
-    from realm.qa.metrics import SCORINGS
+    from realm.qa.scoring.metrics import SCORINGS
 
     right = {
         name: score_predictions(tiny_kb, predictions, question, rule).correct_N

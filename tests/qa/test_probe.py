@@ -10,8 +10,8 @@ from realm.masking.candidates import CandidateRule, choose_candidates, embed_que
 from realm.masking.held_out import held_out, held_out_queries
 from realm.masking.masked_queries import SpanIndex, holds, repeats_text
 from realm.model.folder import load_model
-from realm.qa.metrics import recall_at
 from realm.qa.probe import ProbeConfig, first_positives, first_positives_bm25, probe, read_queries
+from realm.qa.scoring.metrics import recall_at
 from realm.search.bm25 import Bm25Index
 from realm.tokens.layouts import joint_inputs, passage_inputs, query_inputs
 from tests.store.tiny import holding_out

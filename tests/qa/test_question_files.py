@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm.errors import InputError
-from realm.qa.metrics import (
+from realm.qa.question_files import Question, read_questions
+from realm.qa.scoring.metrics import (
     has_answer,
     is_correct,
 )
-from realm.qa.question_files import Question, read_questions
 from tests.conftest import Trials
 
 

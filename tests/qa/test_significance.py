@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from realm.qa.significance import bootstrap_interval, mcnemar, paired_bootstrap, wilson_interval
+from realm.qa.scoring.significance import bootstrap_interval, mcnemar, paired_bootstrap, wilson_interval
 
 
 @given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm.qa.metrics import normalise_answer
 from realm.qa.question_files import read_questions
+from realm.qa.scoring.metrics import normalise_answer
 from realm.questions import make_questions, split
 from realm.questions.verbs import BE, FORMS, PARTICIPLES, PAST
 from realm.text.corpus import Passage, Span, passage_id

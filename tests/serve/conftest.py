@@ -15,8 +15,8 @@ from realm.model.folder import load_model, save_model
 from realm.serve import service
 from realm.serve.app import create_app
 from realm.serve.client import Client
-from realm.serve.connections import http_server
-from realm.serve.middleware import own_hosts
+from realm.serve.http.connections import http_server
+from realm.serve.http.middleware import own_hosts
 from realm.serve.settings import ServeConfig, Tokens
 from realm.train.finetune import start_reader
 from realm.workspace.living import LivingKnowledge

@@ -20,7 +20,7 @@ import pytest
 from realm import cli
 from realm.errors import InputError
 from realm.serve.client import Client, ServerError
-from realm.serve.middleware import own_hosts
+from realm.serve.http.middleware import own_hosts
 from tests.serve.asking import wait_for
 from tests.serve.process import serving
 from tests.serve.test_connections import UNFINISHED, connect

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import httpx
 
-from realm.serve import connections, logs
-from realm.serve.logs import LineLimit, limited_logs
+from realm.serve.http import connections, logs
+from realm.serve.http.logs import LineLimit, limited_logs
 from tests.serve.asking import wait_for
 from tests.serve.conftest import CONFIG, running
 from tests.serve.test_limits import Gate

@@ -15,8 +15,8 @@ import pytest
 
 from realm import cli
 from realm.qa.pipeline import Answerer
-from realm.serve import connections
 from realm.serve.client import ServerError
+from realm.serve.http import connections
 from realm.workspace.living import LivingKnowledge
 from tests.serve.asking import QUESTION, assert_problem, metric, post, wait_for
 from tests.serve.conftest import CONFIG, TOKEN, Served, running
@@ -80,7 +80,7 @@ def test_one_bad_sentence_does_not_spoil_the_batch_it_is_in(served) -> None:
 def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_its_length(
     tiny_kb, qa_model, monkeypatch
 ) -> None:
-    monkeypatch.setattr("realm.serve.middleware.BODY_BYTES", 1000)
+    monkeypatch.setattr("realm.serve.http.middleware.BODY_BYTES", 1000)
     with running(tiny_kb.folder, qa_model, CONFIG) as served:
         big = json.dumps({"question": "x" * 1500}).encode()
         assert_problem(httpx.post(served.url + "/v1/answer", content=big), 413, "longer than 1000 bytes")

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from realm.serve import connections
+from realm.serve.http import connections
 from realm.store.knowledge_base import KnowledgeBase
 from tests.conftest import RIVERS, TOWNS
 from tests.serve.asking import wait_for

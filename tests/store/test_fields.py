@@ -21,8 +21,8 @@ from realm.errors import RealmError
 from realm.files import write_json_lines
 from realm.store import ingest
 from realm.store.export import exported
-from realm.store.field_columns import MOST_COLUMNS
-from realm.store.filters import DEEPEST, LONGEST_FILTER
+from realm.store.fields.columns import MOST_COLUMNS
+from realm.store.fields.filters import DEEPEST, LONGEST_FILTER
 from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
 from realm.store.tables import commit, write_rows
 from realm.text.corpus import Document, Section

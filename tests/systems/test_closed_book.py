@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from realm.errors import InputError
-from realm.qa.metrics import exact_match
 from realm.qa.question_files import Question
+from realm.qa.scoring.metrics import exact_match
 from realm.systems import closed_book
 from realm.systems.closed_book import (
     IGNORED,

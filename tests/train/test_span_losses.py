@@ -20,8 +20,8 @@ from realm.model.losses import any_correct_loss
 from realm.model.manifest import MANIFEST, manifest_checksum
 from realm.model.masked_reader import EncoderConfig, new_reader
 from realm.model.span_reader import SpanConfig, SpanReader, body_mask
-from realm.qa.metrics import normalise_answer
 from realm.qa.pipeline import AnswerConfig, Answerer
+from realm.qa.scoring.metrics import normalise_answer
 from realm.tokens.layouts import NULL_PASSAGE, joint_inputs
 from realm.train import finetune, span_losses
 from realm.train.examples import Examples, Rows

@@ -20,7 +20,7 @@ from realm.model.folder import load_model
 from realm.model.manifest import read_manifest
 from realm.qa.question_files import read_questions
 from realm.qa.question_sets import evaluate_bm25
-from realm.qa.significance import PairedDifference, paired_difference
+from realm.qa.scoring.significance import PairedDifference, paired_difference
 from realm.store.knowledge_base import KnowledgeBase, build
 from realm.train import loop
 from realm.workspace import fit as fit_module

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm.qa.metrics import RANKS
+from realm.qa.scoring.metrics import RANKS
 
 
 class Panel(NamedTuple):

@@ -13,9 +13,9 @@ import numpy as np
 
 from realm.demo.from_text.stages import DemoRun
 from realm.model.manifest import last_record, read_manifest
-from realm.qa.metrics import RANKS, recall_at
 from realm.qa.probe import ReadingJson
-from realm.qa.significance import PairedDifference, paired_difference
+from realm.qa.scoring.metrics import RANKS, recall_at
+from realm.qa.scoring.significance import PairedDifference, paired_difference
 from realm.stages.tables import aligned, costs, difference
 from realm.store.knowledge_base import KnowledgeBase
 

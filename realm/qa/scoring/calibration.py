@@ -11,7 +11,7 @@ import numpy as np
 
 from realm.errors import InputError
 from realm.model.calibration import HIGHEST, Calibration, Features
-from realm.qa.significance import percent, wilson_interval
+from realm.qa.scoring.significance import percent, wilson_interval
 
 BINS = 10
 RIGHT_LOST = 0.14

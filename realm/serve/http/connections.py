@@ -16,9 +16,9 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from realm.serve.errors import problem
-from realm.serve.logs import limited_logs
-from realm.serve.middleware import HEAD_BYTES, RAW_HEADERS
+from realm.serve.http.errors import problem
+from realm.serve.http.logs import limited_logs
+from realm.serve.http.middleware import HEAD_BYTES, RAW_HEADERS
 from realm.serve.settings import CONNECTIONS, HEAD_SECONDS, WRITE_SECONDS, ServeConfig
 
 BACKLOG = 2048

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from realm.serve.errors import problem
+from realm.serve.http.errors import problem
 from realm.serve.settings import BODY_BYTES
 
 HEADERS = {

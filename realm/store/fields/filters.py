@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from realm.errors import InputError, shortened
-from realm.store.field_columns import column_name
+from realm.store.fields.columns import column_name
 from realm.text.fields import Kind, column_value, kind_of
 
 LONGEST_FILTER = 2_000

@@ -1,4 +1,4 @@
-"""Typed columns with the values of the documents' fields, by which `realm.store.filters` selects passages.
+"""Typed columns with the values of the documents' fields, by which `realm.store.fields.filters` selects passages.
 
 The values of the field `year` are in the column `year:int`, and in further columns, such as `year:text`, if documents have
 values of several kinds. A value is in the column of its own kind; the columns of the other kinds are null in this row. So a

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from realm import __version__
 from realm.serve.batching import Done
-from realm.serve.logs import LineLimit
+from realm.serve.http.logs import LineLimit
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -10,8 +10,9 @@ from typing import NamedTuple, NotRequired, TypedDict
 import numpy as np
 
 from realm.errors import InputError
-from realm.qa.calibration import Confidence, ConfidenceJson
-from realm.qa.metrics import (
+from realm.qa.question_files import Question
+from realm.qa.scoring.calibration import Confidence, ConfidenceJson
+from realm.qa.scoring.metrics import (
     OURS,
     RECALL_AT,
     Scoring,
@@ -22,8 +23,7 @@ from realm.qa.metrics import (
     normalise_answer,
     recall_at,
 )
-from realm.qa.question_files import Question
-from realm.qa.significance import percent, wilson_interval
+from realm.qa.scoring.significance import percent, wilson_interval
 
 
 class ReportJson(TypedDict):

@@ -1,0 +1,1 @@
+"""Scores of answers: metrics, the report of an evaluation, intervals and paired tests, and calibrated probabilities."""
