@@ -79,7 +79,7 @@ _COUNTRIES = {
     "um": "United States Pacific Island Wildlife Refuges",
     "xx": "World",
 }
-"""Names of countries for which the Factbook has no name, an abbreviation or several names."""
+"""Names of countries whose name in the Factbook is missing, abbreviated, or one of several names."""
 
 
 def _country(code: str, sections: dict[str, Any]) -> str:
@@ -94,11 +94,14 @@ def _country(code: str, sections: dict[str, Any]) -> str:
 
 
 def _field_paragraphs(country: str, field: str, value: dict[str, Any], with_note: bool) -> list[str]:
-    """Makes sentences from a field. Each sentence contains the name of the country, so that it can be understood alone.
+    """Makes sentences from a field. A sentence begins with the name of the country, so that it can be understood alone.
+
+    Three kinds of text are not changed: a part without a name that is a text of several sentences, further paragraphs of a
+    part, and the note.
 
     A short field becomes one sentence, such as "Jamaica, capital: name: Kingston; time difference: UTC-5 ...". Each part of a
-    long field becomes a sentence, such as "Jamaica, executive branch, chief of state: ...". A part that is a text of several
-    sentences is not changed. A note comes last."""
+    long field becomes a sentence, such as "Jamaica, executive branch, chief of state: ...". A note
+    comes last."""
     subject = f"{country}, {_lower_first(field)}"
     parts: list[tuple[str, list[str]]] = []
     for name, content in value.items():
@@ -125,7 +128,11 @@ def _lower_first(field: str) -> str:
 
 
 def _named_part(field: str, name: str, paragraphs: list[str]) -> tuple[str, list[str]]:
-    """The name and the paragraphs of a part; words that both the name and the field or the text have are left out once."""
+    """The name and the paragraphs of a part.
+
+    If the text begins with the last words of the name, these words are removed from the text; if the name begins with the name
+    of the field, these words are removed from the name.
+    """
     if name == "text":
         return "", paragraphs
     first, *others = paragraphs

@@ -237,10 +237,13 @@ class _Machine:
 
     def _build(self) -> None:
         state, built = self._pop(), self._stack[-1] if self._stack else None
-        self._check(isinstance(built, _Built) and isinstance(state, tuple), "the state of something else")
+        self._check(
+            isinstance(built, _Built) and isinstance(state, tuple),
+            "a state of an object that is not an array or a dtype",
+        )
         assert isinstance(built, _Built)
         if built.name == _ARRAY:
-            self._check(len(state) == 5 and state[4] is _Rows, "an array of something else")
+            self._check(len(state) == 5 and state[4] is _Rows, "an array of other objects than the texts")
             if state[1] != (self._count,) or self._given != self._count:
                 raise self._refusal(f"{self._given} records were found, but the header has {self._count}")
             self._whole = True

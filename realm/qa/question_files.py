@@ -197,7 +197,7 @@ def _unquoted(cell: str) -> str:
 
 def _listed(cell: str, where: str) -> Any:
     """The answers in a cell: a list literal or one plain answer."""
-    # The cell has outer quotes, although the list contains no quotes.
+    # `_unquoted` keeps the outer quotes of a list without double quotes inside.
     if cell.startswith('"[') and cell.endswith(']"'):
         cell = cell[1:-1]
     if not cell.startswith("["):

@@ -37,9 +37,9 @@ SCHEMA = pa.schema(
     [
         ("id", pa.uint64()),
         ("document_key", pa.uint64()),
-        ("document_state", pa.uint64()),  # hash of the document's title and text
-        # Number of different passages of the document. Equal passages of several documents are stored once, under one of these
-        # documents; those that are stored under another document count too.
+        ("document_state", pa.uint64()),  # hash of the document's title, text and sections
+        # Number of different passages of the document. Passages that are stored under another document count too, because equal
+        # passages of several documents are stored only once, under one of these documents.
         ("document_passages", pa.int32()),
         ("document_id", pa.string()),
         ("title", pa.string()),
@@ -157,7 +157,7 @@ def row_batches(
 
 
 def passage_columns(schema: pa.Schema) -> list[str]:
-    """The columns `PASSAGE_COLUMNS`, without a column that a table of an earlier format does not have."""
+    """Those of the `PASSAGE_COLUMNS` that `schema` has; tables of earlier formats have fewer columns."""
     return [name for name in PASSAGE_COLUMNS if name in schema.names]
 
 
@@ -190,7 +190,8 @@ def with_fields(rows: pa.Table, fields: Sequence[Fields], schema: pa.Schema) -> 
 
 
 def field_values(fields: Sequence[Fields], schema: pa.Schema) -> dict[str, list[Any]]:
-    """Values of the columns of fields that `schema` has or can have, a row per document."""
+    """Values of the columns `FIELDS` and `FIELDS_KEY`, which `schema` may lack, and of the typed columns of `schema`: one value
+    per document."""
     return {
         FIELDS: [to_json(one) for one in fields],
         FIELDS_KEY: [fields_key_of(one) for one in fields],

@@ -39,7 +39,7 @@ class WatchedFileJson(TypedDict):
 
     source: str
     version: list[int]
-    """Size and two times in nanoseconds of the file that was read: of the last change of the content, and of the last change of
+    """Size of the file that was read, and two timestamps in nanoseconds: the last change of the content, and the last change of
     content, name or permissions. Empty while the documents of the file are added."""
     documents: list[str]
 
@@ -49,7 +49,8 @@ class WatchedJson(TypedDict):
 
     files: dict[str, WatchedFileJson]
     unclaimed: list[str]
-    """Documents of the last fit. When all files have been read once, those of these documents that no file has are deleted."""
+    """Documents of the last fit. When all files have been read once, each of these documents that comes from no file is
+    deleted."""
 
 
 class _Seen(NamedTuple):
@@ -122,7 +123,8 @@ class Watcher:
             self._watched = {"files": {}, "unclaimed": unclaimed}
 
     def look(self, now: float) -> None:
-        """Looks at all files, and applies the changes of files that have stayed the same for `settle` seconds.
+        """Looks at all files, and applies the change of a file when the file has stayed the same for `settle` seconds after the
+        change.
 
         `now` is a time in seconds, of any clock that only goes forward.
         """
