@@ -16,6 +16,7 @@ from realm import cli
 from realm.errors import InputError
 from realm.files import write_json
 from realm.folders import only_holder
+from realm.model.manifest import read_manifest
 from realm.store.knowledge_base import KnowledgeBase
 from realm.workspace import watch as watch_module
 from realm.workspace.sync import listed_documents, watched_documents
@@ -69,7 +70,10 @@ def test_the_workspace_follows_the_files(towns: Path, docs: Path) -> None:
         assert watched(towns) == files
         assert len(KnowledgeBase.open(towns / "kb").documents()) == TOWNS + len(files)
     kb = KnowledgeBase.open(towns / "kb")
-    assert (kb.verify(), kb.lagging()) == ([], [])
+    assert kb.verify() == []
+    # Tests of other models leave indexes in the knowledge base that is copied here; a watcher updates only that of its model.
+    own = read_manifest(towns / "model")["passage_fingerprint"]
+    assert not [line for line in kb.lagging() if own in line]
     assert_holds(WatchedJson, json.loads((towns / "watched.json").read_text()))
 
 
