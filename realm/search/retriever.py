@@ -4,6 +4,7 @@ Axis letters: B questions, K passages retrieved, N passages.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 
 import numpy as np
 from torch import Tensor
@@ -68,8 +69,11 @@ class Retriever:
         k = min(k, len(self._kb) if match_N is None else int(match_N.sum()))
         score_BK = np.zeros((len(questions), k), dtype=np.float32)
         number_BK = np.full((len(questions), k), NULL_PASSAGE, dtype=np.int64)
-        for row, scored in enumerate(self._scored(questions, max(k, FUSION_DEPTH), query_BD, match_N)):
-            score_N, number_N = fuse(scored)
+        depth = max(k, FUSION_DEPTH)
+        pools = repeat(None) if match_N is None else self._scored(questions, depth, query_BD, None)
+        ranked = self._scored(questions, depth, query_BD, match_N)
+        for row, (scored, pool) in enumerate(zip(ranked, pools, strict=False)):
+            score_N, number_N = fuse(scored, pool)
             score_BK[row, : len(score_N)] = score_N[:k]
             number_BK[row, : len(number_N)] = number_N[:k]
         return score_BK, number_BK

@@ -15,7 +15,7 @@ from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.search import exact
 from realm.search.bm25 import Bm25Index
 from realm.search.exact import MipsIndex
-from realm.search.hybrid import Scored, fuse
+from realm.search.hybrid import DENSE_WEIGHT
 from realm.search.retriever import FUSION_DEPTH
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE
@@ -54,11 +54,16 @@ def brute_force(
         return sorted(((score, n) for n, score in words.items()), key=lambda one: (-one[0], one[1]))
     if method == "dense":
         return sorted(((score, n) for n, score in dense.items()), key=lambda one: (-one[0], one[1]))
-    assert len(matching) <= FUSION_DEPTH
-    numbers = np.array(sorted(matching), dtype=np.int64)
-    values = ([dense[n] for n in numbers], [words.get(n, 0.0) for n in numbers])
-    fused = fuse(Scored(numbers, *(np.array(part, dtype=np.float32) for part in values)))
-    return list(zip(*(part.tolist() for part in fused), strict=True))
+    assert len(kb) <= FUSION_DEPTH  # so the scores are scaled by their spread over all passages
+    all_dense = (query_1D @ answerer.version.index.rows(range(len(kb))).T)[0].detach().numpy().astype(float)
+    spread = all_dense.std(), all_words.astype(float).std()
+    fused = {
+        n: DENSE_WEIGHT * dense[n] / spread[0] + (words.get(n, 0.0) / spread[1] if spread[1] else 0.0)
+        for n in matching
+    }
+    return sorted(
+        ((score, n) for n, score in fused.items()), key=lambda one: (-one[0], -dense[one[1]], one[1])
+    )
 
 
 @pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
@@ -72,6 +77,19 @@ def test_retrieval_equals_brute_force_over_the_matching_passages(answerer, where
             found = [int(n) for n in number_K if n != NULL_PASSAGE]
             assert found == [n for _, n in expected]
             assert score_K[: len(found)].tolist() == pytest.approx([score for score, _ in expected], abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
+@pytest.mark.parametrize("where", [where for where, _ in FILTERS])
+def test_a_filter_does_not_change_the_score_of_a_passage(answerer, where, method) -> None:
+    every = len(answerer.kb)
+    for question in QUESTIONS:
+        (score_K,), (number_K,) = answerer.retrieve([question], every, method)
+        without = dict(zip(number_K.tolist(), score_K.tolist(), strict=True))
+        (score_K,), (number_K,) = answerer.retrieve([question], every, method, where)
+        for number, score in zip(number_K.tolist(), score_K.tolist(), strict=True):
+            if number != NULL_PASSAGE:
+                assert score == pytest.approx(without[number], rel=1e-4, abs=1e-4)
 
 
 def test_a_filter_that_matches_everything_changes_nothing(answerer) -> None:
