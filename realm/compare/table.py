@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from realm import __version__
 from realm.compare import layout, plots, results
@@ -16,7 +16,7 @@ from realm.compare.questions import Split, read_all, split_questions
 from realm.documents.reading import read_documents
 from realm.errors import InputError
 from realm.files import read_json, write_json, write_json_lines
-from realm.qa.question_files import Question, read_questions
+from realm.qa.question_files import read_questions
 from realm.stages.memory import PeakMemory
 from realm.stages.runner import Record, run_stages
 from realm.store.knowledge_base import KnowledgeBase
@@ -139,7 +139,7 @@ def _write_questions(plan: Plan, split: Split) -> None:
     tests = {} if plan.data.tests else {"test": read_questions(plan.made / "dev.jsonl")[::2]}
     # dev.jsonl is the last file: if it exists, all files are complete
     for name, questions in {**tests, "train": split.train, "dev": split.dev}.items():
-        write_json_lines(plan.questions(name), map(_question_json, questions))
+        write_json_lines(plan.questions(name), (question.to_json() for question in questions))
 
 
 def _split(plan: Plan) -> Split | None:
@@ -164,19 +164,6 @@ def _split_made(plan: Plan) -> Split:
     tests = [question for file in plan.data.tests.values() for question in read_questions(file)]
     # The dev and test questions are about other documents than the training questions.
     return split_questions(train, dev[1::2], tests)
-
-
-def _question_json(question: Question) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "id": question.id,
-        "question": question.question,
-        "answers": list(question.answers),
-    }
-    if question.regex:
-        record["regex"] = True
-    if question.passage_id:
-        record["passage_id"] = question.passage_id
-    return record
 
 
 def _made_by(plan: Plan, split: Split) -> results.MadeBy:

@@ -27,6 +27,15 @@ class Question(NamedTuple):
     passage_id: str = ""
     """Id of a document that contains an answer, if the file has such an id; for fine-tuning and for `evaluate --gold`."""
 
+    def to_json(self) -> dict[str, Any]:
+        """The question as a line of a question file, without `gold_titles`."""
+        line: dict[str, Any] = {"id": self.id, "question": self.question, "answers": list(self.answers)}
+        if self.regex:
+            line["regex"] = True
+        if self.passage_id:
+            line["passage_id"] = self.passage_id
+        return line
+
 
 def read_questions(
     path: str | Path, *, regex: bool | None = None, need_answers: bool = True

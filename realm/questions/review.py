@@ -59,16 +59,7 @@ class Review:
 
     def decide(self, question: Question, accepted: bool) -> None:
         """Records a decision. The id of `question` is that of a question to review; its text and answers may be corrected."""
-        line: dict[str, Any] = {
-            "id": question.id,
-            "question": question.question,
-            "answers": list(question.answers),
-        }
-        if question.regex:
-            line["regex"] = True
-        if question.passage_id:
-            line["passage_id"] = question.passage_id
-        self._decisions.append(_Decision(line, accepted))
+        self._decisions.append(_Decision(question.to_json(), accepted))
         self._write(accepted)
 
     def undo(self) -> bool:
