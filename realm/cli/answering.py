@@ -208,17 +208,14 @@ def _retrieve(args: argparse.Namespace) -> None:
 
     from realm.qa import pipeline, question_sets
     from realm.qa.question_files import read_questions
-    from realm.store.knowledge_base import KnowledgeBase
 
     out = Path(args.out)
     if out.is_dir():
         raise InputError(f"--out {out} is a folder: give the path of a file")
     questions = read_questions(args.questions, need_answers=False)
     config = settings(args, pipeline.AnswerConfig)
-    kb = KnowledgeBase.open(args.kb)
-    out.parent.mkdir(parents=True, exist_ok=True)
     question_sets.retrieve_to_file(
-        kb, args.model, questions, args.top_k, args.method, args.where, out=out, config=config
+        args.kb, args.model, questions, args.top_k, args.method, args.where, out=out, config=config
     )
     say_where(args, f"the passages for {len(questions):,} questions are", out)
 

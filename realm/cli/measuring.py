@@ -118,13 +118,10 @@ def _ranked(args: argparse.Namespace, collection: "Collection", model: str | Non
     from realm.measures.runs import write_run
     from realm.qa.pipeline import AnswerConfig
     from realm.qa.question_sets import searcher
-    from realm.store.knowledge_base import KnowledgeBase
 
-    kb = KnowledgeBase.open(args.kb)
+    kb, search = searcher(args.kb, model, args.method, settings(args, AnswerConfig))
     unknown = count_unknown(kb, collection)
-    run = rank_documents(
-        kb, collection.queries, searcher(kb, model, args.method, settings(args, AnswerConfig))
-    )
+    run = rank_documents(kb, collection.queries, search)
     if save := getattr(args, "save_run", None):
         write_run(Path(save), run)
     return measure(collection, run, unknown)

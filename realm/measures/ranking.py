@@ -158,19 +158,14 @@ def measure(collection: Collection, run: Run, unknown_relevant: int = 0) -> Rank
     value_Q = {name: np.zeros(len(place)) for name in MEASURES}
     # Documents with equal scores have the order of trec_eval: by id, backwards. The measures of ir-measures would otherwise use
     # different orders, so each document gets the negative of its place as its score.
-    ranked = {
-        query: {
-            document: -rank for rank, (_, document) in enumerate(sorted(_pairs(run[query]), reverse=True))
-        }
-        for query in run.keys() & place.keys()
-    }
+    ranked = {}
+    for query in run.keys() & place.keys():
+        scores = run[query]
+        best = sorted(scores, key=lambda document: (scores[document], document), reverse=True)
+        ranked[query] = {document: -rank for rank, document in enumerate(best)}
     for found in ir_measures.iter_calc(list(of_measure), collection.grades, ranked):
         value_Q[of_measure[found.measure]][place[found.query_id]] = found.value
     return RankingReport(collection, value_Q, unknown_relevant)
-
-
-def _pairs(scores: dict[str, float]) -> list[tuple[float, str]]:
-    return [(score, document) for document, score in scores.items()]
 
 
 def count_unknown(kb: KnowledgeBase, collection: Collection) -> int:

@@ -59,28 +59,30 @@ Search = Callable[[Sequence[str], int], tuple[np.ndarray, np.ndarray]]
 
 
 def searcher(
-    kb: KnowledgeBase,
-    model: str | None,
-    method: Method | None,
-    config: AnswerConfig,
-    where: str | None = None,
-) -> Search:
-    """The search of a knowledge base with a method; "bm25" needs no model. `method` None: the default of the model.
+    kb: str, model: str | None, method: Method | None, config: AnswerConfig, where: str | None = None
+) -> tuple[KnowledgeBase, Search]:
+    """A knowledge base, and its search with a method; "bm25" needs no model. `method` None: the default of the model.
 
-    With a filter `where`, only passages that match the filter are found.
+    The passage numbers that the search returns are those of the returned knowledge base. With a filter `where`, only passages
+    that match the filter are found.
 
     Raises:
-        InputError: there is no model, and `method` is not "bm25".
+        InputError: there is no model, and `method` is not "bm25"; or the knowledge base, the filter or the model cannot be
+            used.
     """
+    opened = KnowledgeBase.open(kb)
+    if where is not None:
+        opened.matching(where)  # a wrong filter is an error before the model is loaded
     if method == "bm25":
-        return partial(Retriever(kb).search, method="bm25", query_BD=None, where=where)
+        return opened, partial(Retriever(opened).search, method="bm25", query_BD=None, where=where)
     if model is None:
         raise InputError(f"the method {method or 'dense'} needs a model; without a model, use bm25")
-    return partial(Answerer.load(str(kb.folder), model, config).retrieve, method=method, where=where)
+    answerer = Answerer.load(kb, model, config)
+    return answerer.kb, partial(answerer.retrieve, method=method, where=where)
 
 
 def retrieve_to_file(
-    kb: KnowledgeBase,
+    kb: str,
     model: str | None,
     questions: Sequence[Question],
     k: int,
@@ -92,11 +94,9 @@ def retrieve_to_file(
 ) -> None:
     """Writes a line of `RetrievedJson` for each question. The file appears when it is complete.
 
-    With a filter `where`, only passages that match the filter are retrieved.
+    Arguments and errors as in `searcher`.
     """
-    if where is not None:
-        kb.matching(where)  # a wrong filter is an error before the model is loaded
-    search = searcher(kb, model, method, config, where)
+    opened, search = searcher(kb, model, method, config, where)
 
     def lines() -> Iterator[RetrievedJson]:
         for part in _batches(questions, 64, "retrieve"):
@@ -111,10 +111,11 @@ def retrieve_to_file(
                         "document": p.document_id,
                         "fields": dict(p.fields),
                     }
-                    for p, score in zip(kb.passages(number_K[number_K >= 0]), score_K, strict=False)
+                    for p, score in zip(opened.passages(number_K[number_K >= 0]), score_K, strict=False)
                 ]
                 yield {"id": question.id, "question": question.question, "passages": passages}
 
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_json_lines(out, lines())
 
 

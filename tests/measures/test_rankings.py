@@ -107,10 +107,9 @@ def test_measures_of_a_ranking_are_those_of_an_independent_formula(home, method)
 @pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
 def test_a_document_has_the_score_of_its_best_passage(home, method) -> None:
     """Compared with all passages, ranked one query at a time."""
-    kb = KnowledgeBase.open(home / "kb")
+    kb, search = searcher(str(home / "kb"), str(home / "plain"), method, AnswerConfig())
     assert len(kb) > len(TOWNS)  # some documents have several passages
     collection = read_collection(home / "towns")
-    search = searcher(kb, str(home / "plain"), method, AnswerConfig())
     ranked = rank_documents(kb, collection.queries, search)
     for query in collection.queries:
         (score_K,), (number_K,) = search([query.text], len(kb))
@@ -128,8 +127,8 @@ def test_a_document_has_the_score_of_its_best_passage(home, method) -> None:
 
 def test_a_few_passages_of_one_document_do_not_hide_other_documents(home, monkeypatch) -> None:
     """The search asks for more passages until it has enough documents."""
-    collection, kb = read_collection(home / "towns"), KnowledgeBase.open(home / "kb")
-    search = searcher(kb, str(home / "plain"), "dense", AnswerConfig())
+    collection = read_collection(home / "towns")
+    kb, search = searcher(str(home / "kb"), str(home / "plain"), "dense", AnswerConfig())
     whole = rank_documents(kb, collection.queries, search)
     monkeypatch.setattr("realm.measures.ranking.DOCUMENTS", 6)
     monkeypatch.setattr("realm.measures.ranking.PASSAGES_PER_DOCUMENT", 1)
@@ -260,7 +259,7 @@ def test_only_a_line_feed_ends_a_line(tmp_path) -> None:
 @pytest.mark.parametrize("method", [None, "dense", "hybrid"])
 def test_only_a_search_by_words_needs_no_model(home, method) -> None:
     with pytest.raises(InputError, match=f"the method {method or 'dense'} needs a model"):
-        searcher(KnowledgeBase.open(home / "kb"), None, method, AnswerConfig())
+        searcher(str(home / "kb"), None, method, AnswerConfig())
 
 
 def test_a_query_without_a_ranking_counts_as_zero(home) -> None:

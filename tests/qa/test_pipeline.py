@@ -230,7 +230,7 @@ def lines(file: Path) -> list[dict]:
 
 
 def retrieve(kb, model, tmp_path: Path, method, questions=QUESTIONS, k: int = 4) -> list[dict]:
-    retrieve_to_file(kb, model, questions, k, method, out=tmp_path / "out.jsonl", config=CONFIG)
+    retrieve_to_file(str(kb.folder), model, questions, k, method, out=tmp_path / "out.jsonl", config=CONFIG)
     return lines(tmp_path / "out.jsonl")
 
 
