@@ -19,8 +19,9 @@ from realm.index.embedding import IndexConfig
 from realm.index.versions import build_index
 from realm.ray_actors import EngineConfig, map_on_ray
 from realm.store import unfinished, vectors
-from realm.store.ingest import KnowledgeBaseConfig, build
+from realm.store.ingest import build
 from realm.store.knowledge_base import KnowledgeBase
+from realm.store.settings import KnowledgeBaseConfig
 from realm.text.salient_spans import load_tagger
 from realm.tokens.tokenizer import Tokenizer
 from tests.conftest import tiny_documents

@@ -12,8 +12,8 @@ from realm.model.embedder import EmbedderConfig
 from realm.model.folder import load_model
 from realm.model.manifest import is_model
 from realm.settings import read_config, tables_of
-from realm.store.ingest import KnowledgeBaseConfig
 from realm.store.knowledge_base import KnowledgeBase
+from realm.store.settings import KnowledgeBaseConfig
 from realm.train.finetune import FinetuneConfig
 from realm.train.ict import IctConfig
 from realm.train.mlm import MlmConfig

@@ -24,15 +24,7 @@ from lance.fragment import FragmentMetadata
 
 from realm.folders import one_writer
 from realm.progress import progress
-from realm.store.ingest import (
-    TABLE,
-    KnowledgeBaseConfig,
-    annotated,
-    one_text_per_id,
-    rows_of,
-    split,
-    with_columns_of,
-)
+from realm.store.ingest import TABLE, annotated, one_text_per_id, rows_of, split, with_columns_of
 from realm.store.merged import Merged, change_merged, handed_over, originals, settle_merged
 from realm.store.schema import (
     FIELDS_KEY,
@@ -44,6 +36,7 @@ from realm.store.schema import (
     state_of,
     with_fields,
 )
+from realm.store.settings import KnowledgeBaseConfig
 from realm.store.tables import check_newest, reading, replace_rows, take_rows, uncommitted, write_rows
 from realm.text.corpus import Document
 from realm.text.fields import Fields

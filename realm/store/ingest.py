@@ -20,24 +20,23 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import NamedTuple
 
 import lance
 import pyarrow as pa
 from lance import LanceOperation
 
-from realm.errors import ConflictError, InputError, RealmError, at_least
+from realm.errors import ConflictError, InputError, RealmError
 from realm.folders import LOCK, one_writer, replace_folder, restore
 from realm.progress import progress
-from realm.settings import config_from
 from realm.store.digests import CHECKSUMS
 from realm.store.merged import MERGED, Merged, originals, settle_merged, write_merged
 from realm.store.schema import SCHEMA, Row, fields_key_of, key_of, needed_columns, row_batches, state_of
+from realm.store.settings import FORMAT, SETTINGS_KEY, KnowledgeBaseConfig, Settings
 from realm.store.tables import (
     PASSAGES,
     add_columns,
@@ -54,137 +53,8 @@ from realm.tokens.tokenizer import Tokenizer
 
 TABLE = PASSAGES
 TOKENIZER = "tokenizer"
-FORMAT = 5
-"""Format of the passages on disk. All formats from 1 to this number can be read. Format 4 has a column of links, format 5 has
-columns of fields."""
-_DECISIVE = (
-    "passage_tokens",
-    "cut",
-    "passage_overlap",
-    "held_out",
-    "tagger",
-    "sources",
-    "max_document_chars",
-    "near_duplicates",
-)
-"""Settings that determine which passages a build makes."""
-_SETTINGS = b"realm"
 _READ = "realm.read"
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class KnowledgeBaseConfig:
-    """Settings of `realm kb build`; saved in the knowledge base."""
-
-    tokenizer: str = "package:realm-mini"
-    """Tokenizer: that of a model or encoder, by folder or name; "" for a tokenizer that was trained on the documents, or whose
-    name is unknown."""
-    passage_tokens: int = 288
-    """Longest passage in wordpieces, including title and three special tokens (paper: 288)."""
-    tagger: str = "spacy:en_core_web_sm"
-    """Tagger that finds sentences and salient spans; "" for converted passages without tags."""
-    cut: Literal["sentences", "headings", "documents"] = "sentences"
-    """Where passages begin. "sentences": a passage has as many sentences as fit. "headings": a passage also begins at each
-    heading of Markdown, HTML, Word documents and EPUB, and its title is the path of the headings. "documents": each document,
-    such as a record of JSON Lines, is one passage; models read only the first `passage_tokens` wordpieces of a longer
-    passage."""
-    passage_overlap: int = 0
-    """Largest number of wordpieces that a passage repeats from the end of the previous passage; only whole sentences are
-    repeated."""
-    held_out: float = 0.03
-    """Share of held-out passages: no training query is cut from them, and probes use them."""
-    sources: tuple[str, ...] = ()
-    """Sources of the documents, as given to the command."""
-    max_document_chars: int = 1_000_000
-    """Longest document in characters; longer documents are left out, because most of them are no text."""
-    near_duplicates: float = 0.0
-    """Smallest similarity to an earlier document, from 0 to 1, at which a document is left out as nearly equal; 0: all
-    documents are kept (`realm.documents.near_duplicates`)."""
-    commit_every: int = 8192
-    """Largest number of passages per commit; they are held in memory, and a killed build repeats them."""
-
-    @property
-    def reads_headings(self) -> bool:
-        """Whether readers make sections of headings."""
-        return self.cut == "headings"
-
-    @property
-    def later_tagger(self) -> str:
-        """Tagger of documents that are added later."""
-        return self.tagger or "rules"
-
-    def __post_init__(self) -> None:
-        at_least(self, passage_tokens=16, passage_overlap=0, max_document_chars=1, commit_every=1)
-        if self.passage_overlap > self.passage_tokens // 2:
-            raise ValueError(
-                f"passage_overlap is {self.passage_overlap}: it must be at most half of passage_tokens, which is "
-                f"{self.passage_tokens}"
-            )
-        if not 0 <= self.held_out < 1:
-            raise ValueError(f"held_out is {self.held_out}: it must be 0 or more, and less than 1")
-        if not 0 <= self.near_duplicates <= 1:
-            raise ValueError(f"near_duplicates is {self.near_duplicates}: it must be between 0 and 1")
-
-
-class SettingsJson(TypedDict):
-    """`Settings` on disk."""
-
-    format: int
-    tokenizer: str
-    config: dict[str, Any]
-    """Fields of `KnowledgeBaseConfig`."""
-
-
-class Settings(NamedTuple):
-    """Settings of a knowledge base, stored in the schema metadata of the table of passages."""
-
-    config: KnowledgeBaseConfig
-    tokenizer: str
-    """Fingerprint of the tokenizer."""
-    says_held_out: bool = True
-    """False if an earlier version of realm made the knowledge base: then each training stage had its own held-out share."""
-
-    def to_json(self) -> str:
-        saved: SettingsJson = {
-            "format": FORMAT,
-            "tokenizer": self.tokenizer,
-            "config": dataclasses.asdict(self.config),
-        }
-        return json.dumps(saved)
-
-    @classmethod
-    def of(cls, table: lance.LanceDataset, folder: Path) -> "Settings":
-        """Reads the settings of a table.
-
-        Raises:
-            InputError: the table has no settings, or an unknown format.
-        """
-        try:
-            saved = json.loads(table.schema.metadata[_SETTINGS])
-            known = saved["format"], saved["tokenizer"], saved["config"]
-        except (TypeError, KeyError, ValueError):
-            raise InputError(
-                f"{folder} is no knowledge base: the table of passages has no settings"
-            ) from None
-        if known[0] not in range(1, FORMAT + 1):
-            raise InputError(
-                f"{folder} has format {known[0]}, but this version of realm reads formats 1 to {FORMAT}: build the knowledge "
-                "base again"
-            )
-        fields = {field.name for field in dataclasses.fields(KnowledgeBaseConfig)}
-        # Earlier versions had more settings.
-        values = {name: value for name, value in known[2].items() if name in fields}
-        values.setdefault("tokenizer", "")  # formats 1 and 2 had no name of a tokenizer
-        config = config_from(KnowledgeBaseConfig, values, str(folder))
-        return cls(config, known[1], "held_out" in known[2])
-
-    def same_result(self, other: "Settings") -> bool:
-        """Whether a build from the same documents makes the same knowledge base with both settings."""
-        mine, others = (
-            (s.tokenizer, *(getattr(s.config, name) for name in _DECISIVE)) for s in (self, other)
-        )
-        return mine == others
 
 
 class DocumentsChanged(ConflictError):
@@ -437,7 +307,7 @@ def commit_rows(
     """Writes rows with the columns of `schema`, and commits these rows and the position in the documents."""
     if table is None:
         tokenizer.save(work / TOKENIZER)
-    schema = schema.with_metadata({_SETTINGS: settings.to_json()})
+    schema = schema.with_metadata({SETTINGS_KEY: settings.to_json()})
     fragments = write_rows(work / TABLE, rows, schema)
     operation = LanceOperation.Append(fragments) if table else LanceOperation.Overwrite(schema, fragments)
     return commit(work / TABLE, operation, table, {_READ: json.dumps(read()._asdict())})
@@ -477,8 +347,8 @@ def with_columns_of(
     """
     if not (columns := needed_columns(documents, table.schema)):
         return table
-    settings = {**json.loads(table.schema.metadata[_SETTINGS]), "format": FORMAT}
-    metadata = {**table.schema.metadata, _SETTINGS: json.dumps(settings).encode()}
+    settings = {**json.loads(table.schema.metadata[SETTINGS_KEY]), "format": FORMAT}
+    metadata = {**table.schema.metadata, SETTINGS_KEY: json.dumps(settings).encode()}
     with one_writer(path.parent):
         check_newest(path, table)
         settle_merged(path.parent, int(table.version))

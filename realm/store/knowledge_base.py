@@ -36,15 +36,7 @@ from realm.store import unfinished, vectors
 from realm.store.add import AddResult, add
 from realm.store.fields.columns import column_name, kinds_of_fields
 from realm.store.fields.filters import filter_sql, names_of_fields, refused
-from realm.store.ingest import (
-    TABLE,
-    TOKENIZER,
-    BuildResult,
-    KnowledgeBaseConfig,
-    Settings,
-    build,
-    with_columns_of,
-)
+from realm.store.ingest import TABLE, TOKENIZER, BuildResult, build, with_columns_of
 from realm.store.merged import (
     change_merged,
     handed_over,
@@ -67,6 +59,7 @@ from realm.store.schema import (
     to_tokens,
     with_fields,
 )
+from realm.store.settings import KnowledgeBaseConfig, Settings
 from realm.store.tables import (
     check_newest,
     made_anew,

@@ -17,8 +17,9 @@ from realm.files import read_json, write_json
 from realm.folders import remove
 from realm.model.folder import Model
 from realm.progress import progress
-from realm.store.ingest import TABLE, DocumentsChanged, KnowledgeBaseConfig, build
+from realm.store.ingest import TABLE, DocumentsChanged, build
 from realm.store.knowledge_base import KnowledgeBase, changed
+from realm.store.settings import KnowledgeBaseConfig
 from realm.store.tables import newest_version
 from realm.text.corpus import Document
 from realm.text.salient_spans import Tagger, load_tagger

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realm.errors import RealmError
-from realm.store import ingest as build_module
+from realm.store import settings as settings_module
 from realm.store import tables
-from realm.store.ingest import Settings
 from realm.store.knowledge_base import (
     AddResult,
     KnowledgeBase,
     KnowledgeBaseConfig,
     build,
 )
+from realm.store.settings import Settings
 from realm.text.corpus import Document, Link
 from tests.store.test_build import Stopped, stop
 from tests.store.tiny import (
@@ -233,7 +233,7 @@ def test_what_is_no_knowledge_base_is_refused_in_one_line(kb: KnowledgeBase, tmp
 
 def test_an_unknown_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(build_module, "FORMAT", 6)
+        patch.setattr(settings_module, "FORMAT", 6)
         make(tmp_path / "kb")
     with pytest.raises(RealmError, match="has format 6, but this version of realm reads formats 1 to 5"):
         KnowledgeBase.open(tmp_path / "kb")

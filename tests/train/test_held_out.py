@@ -18,8 +18,8 @@ from realm.model.manifest import HELD_OUT, encoder_held_out
 from realm.qa.probe import ProbeConfig, probe
 from realm.settings import read_config
 from realm.store import ingest as build_module
-from realm.store.ingest import KnowledgeBaseConfig, Settings
 from realm.store.knowledge_base import KnowledgeBase, build
+from realm.store.settings import KnowledgeBaseConfig, Settings
 from realm.text.corpus import HeldOut
 from realm.train import adapt, ict, mlm, pretrain
 from tests.conftest import tiny_documents
