@@ -12,7 +12,9 @@ import pytest
 import realm
 from realm import cli
 from realm.checksums import CHECKSUMS
+from realm.cli import documents as documents_command
 from realm.cli import knowledge_base as kb_command
+from realm.cli import questions as questions_command
 from realm.cli.converting import CompactJson, MadeFolderJson
 from realm.documents.reading import LEFT_OUT, LeftOut
 from realm.hub import encoder_folder
@@ -29,9 +31,10 @@ from realm.qa.scoring.evaluation import ReportFile, ReportJson
 from realm.questions import MadeQuestion
 from realm.store.add import AddResult
 from realm.store.export import ExportedJson
-from realm.store.ingest import TABLE, BuildResult, KnowledgeBaseConfig, ReadSoFar, Settings, SettingsJson
+from realm.store.ingest import TABLE, BuildResult, ReadSoFar
 from realm.store.knowledge_base import DocumentEntry
 from realm.store.merged import MERGED, MergedLine
+from realm.store.settings import KnowledgeBaseConfig, Settings, SettingsJson
 from realm.store.tables import open_table
 from realm.store.vectors import VectorsInfo
 from realm.tokens.layouts import Lengths
@@ -54,11 +57,11 @@ WRITERS = {
     "cli/arguments.py report": ["what each command reports"],
     "cli/arguments.py settings": ["a string of TOML, which is read again"],
     "cli/demo.py _demo": ["report.json of either demo: tests/demo"],
-    "cli/knowledge_base.py _list": ["kb list"],
-    "cli/knowledge_base.py _questions": ["made questions"],
-    "cli/knowledge_base.py _preview": ["kb preview"],
-    "cli/knowledge_base.py _plain_field": ["a value of a field, printed"],
-    "cli/knowledge_base.py _export": ["kb export"],
+    "cli/documents.py _list": ["kb list"],
+    "cli/questions.py _questions": ["made questions"],
+    "cli/documents.py _preview": ["kb preview"],
+    "cli/documents.py _plain_field": ["a value of a field, printed"],
+    "cli/documents.py _export": ["kb export"],
     "text/fields.py clean_fields": ["fields, which are read again"],
     "text/fields.py column_value": ["a list or an object in a column of texts"],
     "text/fields.py to_json": ["fields of any names: tests/store/test_fields.py"],
@@ -108,7 +111,7 @@ WRITERS = {
     "cli/comparing.py _table": ["table1.json, printed"],
     "systems/system.py SystemModel.save": ["system.json: tests/systems/test_system.py"],
     "store/schema.py links_digest": ["what a digest is of: never written"],
-    "store/ingest.py Settings.to_json": ["what a knowledge base says about itself"],
+    "store/settings.py Settings.to_json": ["what a knowledge base says about itself"],
     "store/ingest.py _in_few_files": ["how far a build has read, in its commits"],
     "store/ingest.py commit_rows": ["the same"],
     "store/ingest.py _commit": ["the same"],
@@ -168,10 +171,10 @@ def test_no_json_is_written_that_no_test_knows() -> None:
 
 def test_the_check_refuses_what_is_missing_too_much_or_of_another_type() -> None:
     made = {"train": 3, "dev": 1}
-    assert_holds(kb_command.MadeJson, made)
+    assert_holds(questions_command.MadeJson, made)
     for wrong in ({"train": 3}, made | {"test": 1}, made | {"dev": "1"}, made | {"dev": 1.5}):
         with pytest.raises(AssertionError):
-            assert_holds(kb_command.MadeJson, wrong)
+            assert_holds(questions_command.MadeJson, wrong)
 
 
 def lines(file: Path) -> list[Any]:
@@ -211,8 +214,8 @@ def test_what_a_knowledge_base_says_and_holds(tiny_kb, tiny_model_folder, tmp_pa
     source.write_text(json.dumps({"title": "U", "text": "Bexley lies on the Tarn.", "year": 2020}))
     assert_holds(AddResult, said("kb", "add", source, "--kb", kb), kb_command.SourcesJson)
     assert_holds(DocumentEntry, said("kb", "list", "U", "--kb", kb))
-    assert_holds(kb_command.ShownJson, said("kb", "show", "U", "--kb", kb))
-    assert_holds(kb_command.PreviewedJson, said("kb", "preview", source, *named))
+    assert_holds(documents_command.ShownJson, said("kb", "show", "U", "--kb", kb))
+    assert_holds(documents_command.PreviewedJson, said("kb", "preview", source, *named))
     assert cli.main(["kb", "export", "--kb", str(kb), "--out", str(tmp_path / "export.jsonl")]) == 0
     for row in lines(tmp_path / "export.jsonl"):
         assert_holds(ExportedJson, row)
@@ -227,7 +230,7 @@ def test_what_a_knowledge_base_says_and_holds(tiny_kb, tiny_model_folder, tmp_pa
     assert len(info["indexes"]) == 1
     assert_holds(kb_command.SoundJson, said("kb", "verify", "--kb", kb))
     assert_holds(SettingsJson, json.loads(Settings(tiny_kb.config, tiny_kb.tokenizer.fingerprint).to_json()))
-    assert_holds(kb_command.MadeJson, said("questions", "--kb", kb, "--out", tmp_path / "made"))
+    assert_holds(questions_command.MadeJson, said("questions", "--kb", kb, "--out", tmp_path / "made"))
     made = [row for part in ("train", "dev") for row in lines(tmp_path / "made" / f"{part}.jsonl")]
     for row in made:
         assert_holds(MadeQuestion, row)

@@ -147,6 +147,22 @@ def engine_of(args: argparse.Namespace) -> EngineConfig:
         raise InputError(str(error)) from None
 
 
+def add_tagger(parser: Parser, default: str) -> None:
+    """Adds --tagger, --processes and the engine that runs the tagger. `default` is the end of the help text."""
+    parser.add_argument(
+        "--tagger",
+        metavar="NAME",
+        help=f"tagger of names and dates: spacy:MODEL, hf:MODEL, or rules (dates only) (default: {default})",
+    )
+    parser.add_argument(
+        "--processes",
+        metavar="N",
+        type=positive,
+        help="number of processes of the tagger (default: one per core, at most 8)",
+    )
+    add_engine(parser, "the tagger runs")
+
+
 def add_kb(parser: Parser, required: bool = True) -> None:
     """Adds --kb, the knowledge base that a command uses."""
     parser.add_part("kb", Part("kb", required), "KB", "folder of the knowledge base")

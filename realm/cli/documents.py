@@ -1,0 +1,235 @@
+"""The commands of `realm kb` that show documents: `preview`, `list`, `show`, `export`."""
+
+import argparse
+import contextlib
+import json
+import logging
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from realm.cli.arguments import (
+    Commands,
+    Parser,
+    add_command,
+    add_kb,
+    add_out,
+    add_sources,
+    add_tagger,
+    add_where,
+    engine_of,
+    positive,
+    report,
+    say_where,
+    settings,
+)
+from realm.errors import InputError, shortened
+from realm.files import write_json_lines
+from realm.progress import progress
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from realm.store.knowledge_base import KnowledgeBase
+
+_log = logging.getLogger(__name__)
+
+
+def add_documents(verbs: "Commands[Parser]") -> None:
+    """Declares the commands."""
+    preview = add_command(
+        verbs,
+        _preview,
+        "show the passages that a build would make from documents, with their numbers of wordpieces",
+        "realm kb preview docs/install.md --set cut=headings",
+        section="kb",
+    )
+    add_sources(preview)
+    preview.add_argument(
+        "--tokenizer",
+        metavar="NAME",
+        help="model or encoder whose wordpieces are counted (default: the setting `tokenizer`)",
+    )
+    add_tagger(preview, default="spacy:en_core_web_sm")
+    preview.add_argument(
+        "--limit", metavar="N", type=positive, default=20, help="show only the first N passages (default: 20)"
+    )
+    preview.add_argument(
+        "--json", action="store_true", help="print one JSON object per passage, each on its own line"
+    )
+
+    listing = add_command(
+        verbs,
+        _list,
+        "list the documents, with their numbers of passages, ids and titles",
+        "realm kb list 'Ang' --kb kb",
+    )
+    listing.add_argument(
+        "prefix",
+        metavar="PREFIX",
+        nargs="?",
+        default="",
+        help="list only documents whose id or title begins with PREFIX",
+    )
+    listing.add_argument(
+        "--limit", metavar="N", type=positive, help="list only the first N documents (default: all)"
+    )
+    add_where(listing, "list only documents", "")
+    listing.add_argument(
+        "--json", action="store_true", help="print one JSON object per document, each on its own line"
+    )
+    add_kb(listing)
+    show = add_command(
+        verbs,
+        _show,
+        "show a document or a passage with its text and fields",
+        "realm kb show docs/install.md --kb kb",
+        reports=True,
+    )
+    show.add_argument("id", metavar="ID", help="id or title of a document, or id of a passage")
+    add_kb(show)
+    export = add_command(
+        verbs,
+        _export,
+        "write the documents to a JSON Lines file, from which `realm kb build` makes the same passages again",
+        "realm kb export --kb kb --out documents.jsonl",
+    )
+    add_where(export, "write only documents", "")
+    add_kb(export)
+    add_out(export, "JSON Lines file")
+
+
+class ShownPassageJson(TypedDict):
+    """A passage in the report of `realm kb show`."""
+
+    id: str
+    title: str
+    text: str
+
+
+class ShownJson(TypedDict):
+    """Report of `realm kb show`: a document, and all of its passages or the passage that was named."""
+
+    id: str
+    fields: dict[str, Any]
+    passages: list[ShownPassageJson]
+
+
+class PreviewedJson(TypedDict):
+    """A passage in the output of `realm kb preview`."""
+
+    document: str
+    title: str
+    wordpieces: int
+    """Wordpieces of title and text, with three special tokens."""
+    text: str
+    fields: dict[str, Any]
+
+
+def _preview(args: argparse.Namespace) -> None:
+    from realm.documents.reading import ReadingReport, read_documents
+    from realm.store.ingest import annotated, split
+    from realm.store.settings import KnowledgeBaseConfig
+    from realm.text.salient_spans import load_tagger
+    from realm.tokens.tokenizer import Tokenizer
+
+    config = settings(args, KnowledgeBaseConfig)
+    tokenizer = Tokenizer.load(args.tokenizer or config.tokenizer)
+    reading = None if args.strict else ReadingReport()
+    documents = read_documents(
+        args.sources, config.max_document_chars, reading, headings=config.reads_headings
+    )
+    tagger = load_tagger(args.tagger or config.tagger, args.processes or 1, engine_of(args))
+    with annotated(islice(documents, args.limit), tagger) as found:
+        passages = (one for document, spans in found for one in split(document, spans, config, tokenizer))
+        for passage in islice(passages, args.limit):
+            title, text = tokenizer.encode([passage.title, passage.text])
+            shown: PreviewedJson = {
+                "document": passage.document_id,
+                "title": passage.title,
+                "wordpieces": 3 + len(title) + len(text),
+                "text": passage.text,
+                "fields": dict(passage.fields),
+            }
+            if args.json:
+                print(json.dumps(shown, ensure_ascii=False))
+            else:
+                cut = shortened(" ".join(passage.text.split()), 100)
+                print(f"{shown['wordpieces']:>6}  {passage.title}\n        {cut}")
+    for line in reading.lines() if reading is not None else []:
+        _log.warning("%s", line)
+
+
+def _list(args: argparse.Namespace) -> None:
+    from realm.store.knowledge_base import KnowledgeBase
+
+    kb = KnowledgeBase.open(args.kb)
+    for document in kb.documents(count=args.limit, prefix=args.prefix, where=args.where):
+        if args.json:
+            print(json.dumps(document._asdict(), ensure_ascii=False))
+        else:
+            print(
+                f"{document.passages:>6}  {document.id}"
+                + (f"  {document.title}" if document.title != document.id else "")
+            )
+
+
+def _show(args: argparse.Namespace) -> None:
+    from realm.store.knowledge_base import KnowledgeBase
+
+    kb = KnowledgeBase.open(args.kb)
+    passages = kb.passages(_numbers_of(kb, args.id))
+    first = passages[0]
+    shown: ShownJson = {
+        "id": first.document_id,
+        "fields": dict(first.fields),
+        "passages": [{"id": one.id, "title": one.title, "text": one.text} for one in passages],
+    }
+    lines = [f"document  {first.document_id}"]
+    width = max(map(len, ["document", *first.fields]))
+    lines += [f"{name:<{width}}  {_plain_field(value)}" for name, value in first.fields.items()]
+    for one in passages:
+        lines += ["", f"passage {one.id}: {one.title}", one.text]
+    report(args, shown, lines)
+
+
+def _plain_field(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _numbers_of(kb: "KnowledgeBase", name: str) -> "np.ndarray":
+    """Numbers of the passages of a document, given by id or title, or the number of a passage, given by id.
+
+    Raises:
+        InputError: there is no such document or passage, or several documents have this title.
+    """
+    import numpy as np
+
+    try:
+        found = kb.numbers_of([kb.merged().get(name, name)])
+    except InputError:
+        with contextlib.suppress(InputError):
+            return kb.passage_numbers([name])
+        raise InputError(
+            f"{kb.folder} has no document with id or title {name!r}, and no passage with this id: see `realm kb list`"
+        ) from None
+    keys, firsts = np.unique(kb.document_keys_N[found], return_index=True)
+    if len(keys) > 1:
+        ids = ", ".join(one.document_id for one in kb.passages(found[np.sort(firsts)]))
+        raise InputError(
+            f"{len(keys)} documents have the title {name!r}: give one of the ids {shortened(ids, 400)}"
+        )
+    return np.flatnonzero(kb.document_keys_N == keys[0])
+
+
+def _export(args: argparse.Namespace) -> None:
+    from realm.store.export import exported
+    from realm.store.knowledge_base import KnowledgeBase
+
+    out = Path(args.out)
+    if out.is_dir():
+        raise InputError(f"--out {out} is a folder: give the path of a file")
+    records = exported(KnowledgeBase.open(args.kb), args.where)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_json_lines(out, progress(records, total=None, description="export", unit="document"))
+    say_where(args, "the documents are", out)
