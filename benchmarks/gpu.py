@@ -1,4 +1,4 @@
-"""Measures everything that matters on a GPU, in less than ten minutes, and compares the numbers with the goals.
+"""Measures a training step, search, index build and losses on a GPU. It is meant to take less than ten minutes.
 
     python benchmarks/gpu.py                        # on a machine with a GPU
     python benchmarks/gpu.py --small                # tiny sizes, to try the script without a GPU
