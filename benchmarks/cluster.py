@@ -3,12 +3,14 @@
     python benchmarks/cluster.py                            # 1 and 2 processes of one thread, all jobs: minutes
     python benchmarks/cluster.py --processes 1 2 4 --jobs embed search
 
-`plain` is one process without an engine. `processes` are those of `kb build --processes` (tagging), of several devices of
-`realm index` (embedding), and ranks that share an index as in training (search); `ray` is a cluster of as many cores on this
-machine. `torchrun` is a training stage of a few steps. Each measurement runs in a process of its own, with little work, whose
-seconds are the `start`, and with all: `s` is the difference. Strong scaling divides the same work, weak scaling gives each
-process the same. The efficiency is the time of `plain`, divided by the processes for strong scaling, over `s`. More processes
-than cores cannot be faster. Prints a table, and one JSON object as the last line.
+`plain` is one process without an engine. `processes` starts the processes of `kb build --processes` (tagging), one process per
+device as `realm index` does (embedding), or ranks that divide an index as in training (search). `ray` is a cluster on this
+machine with as many cores. `torchrun` is a training stage of a few steps.
+
+Each job runs twice, each time in a new process: with little work, whose seconds are the column `start`, and with all work. The
+column `s` is the difference. In strong scaling the processes divide the same work; in weak scaling each process has the same
+amount of work. The efficiency is the time of `plain` over `s`, and for strong scaling also divided by the number of processes.
+More processes than cores cannot be faster. Prints a table, and one JSON object as the last line.
 """
 
 import argparse
@@ -29,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: the repo
 TEXTS, PASSAGES, VECTORS = 400, 400, 100_000
 """Texts to tag, passages to embed and vectors to search for each process."""
 LITTLE = 32
-"""Texts, passages or vectors of the little work."""
+"""Number of texts, passages or vectors of a job with little work."""
 DIM, QUERIES, ROUNDS = 128, 64, 10
-"""Of a search: numbers of a vector, queries of a batch, batches."""
+"""Dimensions of the vectors, queries of a batch, and batches of a search."""
 STEPS = 6
 """Steps of the training stage."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -94,7 +96,7 @@ def scaled(job: str, processes: list[int], scale: float, folder: Path) -> Iterat
 
 @cache
 def one(job: str, engine: str, processes: int, amount: int, folder: Path) -> tuple[float, float]:
-    """Seconds of a job with little work and with all, in a process of its own."""
+    """Seconds of a job with little work, and with all work; each run has a new process."""
     words = [job, engine, str(processes), str(amount), str(folder)]
     spent = shared.spent_by([sys.executable, __file__, "--one", *words], ONE_THREAD)
     start, whole = json.loads(spent.output.splitlines()[-1])

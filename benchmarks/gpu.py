@@ -10,7 +10,7 @@
 | embed | passages per second of an index build with BERT-base (benchmarks/embed.py) | |
 | parity | losses of 50 steps of `realm pretrain` in float32 on the GPU and on the CPU | 1 % |
 
-Each part runs in processes of its own. A part that fails is reported, and the other parts go on. Prints a table, and one JSON
+Each part runs in new processes. A part that fails is reported, and the other parts go on. Prints a table, and one JSON
 object as the last line. The exit code is 1 if a part has failed.
 """
 
