@@ -8,6 +8,9 @@ import torch
 from realm.model.folder import load_model, save_model
 from realm.train.finetune import start_reader
 
+PASSAGE_KEYS = {"id", "title", "text", "rank", "probability", "document", "fields"}
+"""The keys of a passage in the JSON of an answer and of `realm fill`."""
+
 
 @pytest.fixture(scope="session")
 def qa_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
