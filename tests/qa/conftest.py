@@ -1,5 +1,6 @@
-"""Fixtures of the tests of answering: a tiny model with a span reader."""
+"""Fixtures of the tests of answering: a tiny model with a span reader, and a workspace with that model."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -21,4 +22,13 @@ def qa_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory)
     torch.nn.init.normal_(reader.score.weight)
     folder = tmp_path_factory.mktemp("qa") / "model"
     save_model(model, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def towns(tiny_kb, qa_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a workspace; read-only for tests."""
+    folder = tmp_path_factory.mktemp("workspace") / "towns"
+    shutil.copytree(tiny_kb.folder, folder / "kb")
+    shutil.copytree(qa_folder, folder / "model")
     return folder
