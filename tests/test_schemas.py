@@ -105,7 +105,7 @@ WRITERS = {
     "compare/table.py run": ["table1.json: tests/compare/test_table.py"],
     "compare/table.py _keep_data": ["data.json: tests/compare/test_table.py"],
     "compare/table.py _write_documents": [
-        "documents that `realm kb build` reads: tests/compare/test_table.py"
+        "documents that `realm kb build` reads: tests/compare/test_table_data.py"
     ],
     "compare/table.py _write_questions": ["questions: tests/compare/test_table.py reads them"],
     "cli/comparing.py _table": ["table1.json, printed"],

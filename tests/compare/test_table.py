@@ -5,14 +5,9 @@ import json
 import os
 import re
 import shutil
-import string
-import unicodedata
-from collections import Counter
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -20,91 +15,11 @@ from realm import cli
 from realm.compare import plots, results
 from realm.compare.rows import TABLE_1, TABLE_2
 from realm.compare.table import DataJson
-from realm.errors import InputError
-from realm.interop.blocks import convert_checkpoint
-from realm.model.folder import load_model
 from realm.model.manifest import read_manifest
-from realm.qa.pipeline import AnswerConfig, Answerer
-from realm.qa.predictions import read_predictions
-from realm.qa.question_files import read_questions
 from realm.store.knowledge_base import KnowledgeBase
+from tests.compare.conftest import TESTS, Home, printed, read_lines
+from tests.compare.scorer import first_with, plain, recall_and_rank, scored
 from tests.schemas import assert_holds
-from tests.towns import TOWNS, write_corpus, write_encoder
-
-
-def printed(*words: str) -> str:
-    """What a command prints."""
-    out = StringIO()
-    with redirect_stdout(out):
-        assert cli.main(words) == 0
-    return out.getvalue()
-
-
-class Home(NamedTuple):
-    """A folder with the documents and the encoder of the tables."""
-
-    folder: Path
-
-    def words(self, command: str, folder: Path, *more: str, asked: bool = True) -> list[str]:
-        """A command with the preset `tables-tiny` on these documents, and on the questions if they are `asked`."""
-        data = {
-            "corpus": f'["{self.folder / "towns.jsonl"}"]',
-            "text": f'["{self.folder / "towns.jsonl"}"]',
-            "encoder": self.folder / "encoder",
-            "documents": 0,
-        }
-        if asked:
-            data["train"] = f'["{self.folder / "train.jsonl"}"]'
-            data |= {f"tests.{test}": self.folder / f"{test}.jsonl" for test in TESTS}
-        given = [word for key, value in data.items() for word in ("--set", f"data.{key}={value}")]
-        return [command, "tables-tiny", "--dir", str(folder), *given, *more]
-
-    @property
-    def table1(self) -> Path:
-        return self.folder / "table1"
-
-    @property
-    def table2(self) -> Path:
-        return self.folder / "table2"
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    home = Home(tmp_path_factory.mktemp("tables"))
-    texts = write_corpus(home.folder / "towns.jsonl")
-    write_encoder(home.folder / "encoder", texts)
-    write_questions(home.folder, texts)
-    return home
-
-
-TESTS = ("spans", "patterns")
-
-
-def write_questions(folder: Path, texts: list[str]) -> None:
-    """Questions that models with random weights answer and find in part.
-
-    Every other question of a test has the name of its town as the answer, so that only one document holds it. The answers of
-    the others are all spans of up to six words of the document in "spans", and any letter in "patterns". One question is for
-    training and in a test.
-    """
-    asked: dict[str, list[dict[str, Any]]] = {"train": [], "spans": [], "patterns": []}
-    for place, (town, text) in enumerate(zip(TOWNS, texts, strict=True)):
-        words = text.split()
-        every = [
-            " ".join(words[start : start + width]) for start in range(len(words)) for width in range(1, 7)
-        ]
-        year = re.findall(r"\d+", text)[0]
-        asked["train"].append({"question": f"when was {town} founded?", "answers": [year]})
-        asked["train"].append({"question": f"on which river lies {town}?", "answers": ["Ystra"]})
-        spans, pattern = ([town], town) if place % 2 else (every, "[a-z]")
-        other = TOWNS[place - 1]
-        asked["spans"].append({"question": f"what stands near {other}?", "answers": spans})
-        asked["patterns"].append(
-            {"question": f"who keeps bees near {other}?", "answers": [pattern], "regex": True}
-        )
-    asked["spans"].append(asked["train"][0])
-    for name, lines in asked.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 @pytest.fixture(scope="module")
@@ -137,58 +52,6 @@ def test_every_row_is_trained_and_measured_on_the_same_questions(compared, ablat
             assert all(one["seen"]["n"] + one["unseen"]["n"] == one["all"]["n"] for one in tests)
             assert report["rows"]["realm"]["tests"][test]["less"] is None
         assert report["masked_facts"]["n"] > 0
-
-
-# -- the numbers, computed once more
-
-
-def plain(text: str) -> list[str]:
-    """Words of an answer without articles and punctuation."""
-    kept = "".join(one for one in unicodedata.normalize("NFD", text).lower() if one not in string.punctuation)
-    return [word for word in kept.split() if word not in ("a", "an", "the")]
-
-
-def f1_of(answer: str, right: str) -> float:
-    one, other = Counter(plain(answer)), Counter(plain(right))
-    common = sum(min(one[word], other[word]) for word in one)
-    return 2 * common / (sum(one.values()) + sum(other.values())) if common else 0.0
-
-
-def holds(text: str, question: dict[str, Any]) -> bool:
-    """Whether a passage holds an answer, as whole words, or a match of a pattern."""
-    if question.get("regex"):
-        return any(re.search(answer, text, re.IGNORECASE) for answer in question["answers"])
-    return any(
-        re.search(rf"(?<!\w){re.escape(answer.lower())}(?!\w)", text.lower())
-        for answer in question["answers"]
-    )
-
-
-def first_with(question: dict[str, Any], texts: list[str]) -> int:
-    """Rank of the first text with an answer; 0 for none."""
-    return next((rank for rank, text in enumerate(texts, start=1) if holds(text, question)), 0)
-
-
-def recall_and_rank(ranks: list[int]) -> dict[str, Any]:
-    share = {str(k): 100 * mean(0 < rank <= k for rank in ranks) for k in (1, 5, 20, 100)}
-    return {"n": len(ranks), "recall": share, "mrr": 100 * mean(1 / rank if rank else 0 for rank in ranks)}
-
-
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-def scored(rows: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, float]:
-    """Exact match and F1 of pairs of a question and its prediction."""
-    exact, f1 = [], []
-    for question, found in rows:
-        if question.get("regex"):
-            exact.append(any(re.search(one, found["answer"], re.IGNORECASE) for one in question["answers"]))
-            f1.append(float(exact[-1]))
-        else:
-            exact.append(any(plain(found["answer"]) == plain(one) for one in question["answers"]))
-            f1.append(max(f1_of(found["answer"], one) for one in question["answers"]))
-    return {"n": len(rows), "em": 100 * mean(exact), "f1": 100 * mean(f1)}
 
 
 @pytest.mark.parametrize("test", TESTS)
@@ -399,62 +262,6 @@ def test_retrieval_is_measured_before_any_question_for_every_seed(home, ablated,
     assert "seeds 0, 1; number of seeds with training on questions: 0" in (folder / "table2.md").read_text()
 
 
-def test_only_the_first_documents_of_both_corpora_are_used_if_so_many_are_asked_for(
-    home, tmp_path, monkeypatch
-) -> None:
-    def stop(*_: object) -> None:
-        raise InputError("stopped before the questions")
-
-    monkeypatch.setattr("realm.compare.table._write_questions", stop)
-    words = home.words("compare", tmp_path / "t", "--set", "data.documents=5", asked=False)
-    assert cli.main(words) == 2
-    for name in ("kb", "text-kb"):
-        kb = KnowledgeBase.open(tmp_path / "t" / name)
-        assert sorted({passage.title for passage in kb}) == sorted(TOWNS[:5])
-        documents = read_lines(tmp_path / "t" / "documents" / f"{name}.jsonl")
-        assert [(one["id"], one["title"]) for one in documents] == [(town, town) for town in TOWNS[:5]]
-
-
-FIXTURES = Path(__file__).parent.parent / "interop" / "fixtures"
-OPEN_QA = {"checkpoint": FIXTURES / "openqa" / "new", "embedder": FIXTURES / "embedder" / "new"}
-GOOGLES = {
-    "checkpoint": FIXTURES / "tensorflow" / "openqa" / "model.ckpt-300000",
-    "embedder": FIXTURES / "tensorflow" / "embedder",
-    "tokenizer": FIXTURES / "tensorflow" / "openqa",
-}
-PRETRAINED = {"checkpoint": FIXTURES / "embedder" / "new", "encoder": FIXTURES / "encoder" / "new"}
-
-
-@pytest.mark.parametrize("given", [OPEN_QA, GOOGLES, PRETRAINED], ids=["open-qa", "googles", "pretrained"])
-def test_a_published_model_answers_from_the_corpus_of_the_table(home, tmp_path, given) -> None:
-    named = [word for key, path in given.items() for word in ("--set", f"data.published.{key}={path}")]
-    printed(*home.words("compare", tmp_path, "--rows", "published", *named, asked=False))
-    report = json.loads((tmp_path / "table1.json").read_text())
-    assert_holds(results.TableJson, report)
-    row = report["rows"]["published"]
-    assert row["seconds"] is None  # its training time is not known
-    assert row["tests"]["made"]["all"]["n"] > 0
-    model, kb = load_model(tmp_path / "models" / "published"), KnowledgeBase.open(tmp_path / "published-kb")
-    converted = convert_checkpoint(
-        str(given["checkpoint"]), tmp_path / "again", model_only=True,
-        **{key: str(path) for key, path in given.items() if key != "checkpoint"},
-    )  # fmt: skip
-    again = load_model(converted["model"])
-    assert model.compute_passage_fingerprint() == again.compute_passage_fingerprint()
-    assert {passage.title for passage in kb} == set(TOWNS)
-    asked = read_questions(tmp_path / "questions" / "test.jsonl")
-    predictions = read_predictions(tmp_path / "predictions" / "published.made.jsonl")
-    if given is PRETRAINED:
-        assert (tmp_path / "rows" / "published").is_dir()
-        assert list(report["starts"]) == ["bm25", "published"]
-    else:
-        assert list(report["starts"]) == ["bm25"]  # it has seen questions before
-        answerer = Answerer.load(str(kb.folder), converted["model"], AnswerConfig())
-        found = answerer.answer_batch([question.question for question in asked], "dense")
-        answers = [one.answers[0].text if one.answers else "" for one in found]
-        assert [one.answer for one in predictions] == answers
-
-
 def test_scores_are_checked_against_an_earlier_report(home, compared, capsys) -> None:
     words = home.words("compare", home.table1)
     assert cli.main([*words, "--check", str(home.table1 / "table1.json")]) == 0
@@ -497,20 +304,6 @@ def test_a_row_that_was_trained_again_is_measured_again(home, compared, tmp_path
         line.split("rows/")[1].split()[0] for line in text.splitlines() if line.startswith("$ realm evaluate")
     }
     assert run == {"orqa", "drqa"}
-
-
-def test_made_questions_that_are_also_in_a_test_file_are_not_trained_on(home, tmp_path) -> None:
-    words = home.words("compare", tmp_path, "--rows", "bm25-reader", asked=False)
-    printed(*words)
-    made = read_lines(tmp_path / "questions" / "train.jsonl")
-    test = tmp_path / "test.jsonl"
-    test.write_text("".join(json.dumps(line) + "\n" for line in made[:3]))
-    words = home.words("compare", tmp_path / "named", "--rows", "bm25-reader", asked=False)
-    printed(*words, "--set", f"data.tests.named={test}")
-    kept = read_lines(tmp_path / "named" / "questions" / "train.jsonl")
-    assert [line["question"] for line in kept] == [line["question"] for line in made[3:]]
-    report = json.loads((tmp_path / "named" / "table1.json").read_text())
-    assert report["made_by"]["dropped"] == 3
 
 
 def test_disagreements_name_questions_that_only_one_row_answers(home, compared) -> None:

@@ -18,9 +18,9 @@ from realm import cli
 from realm.hub import workspace_folder
 from realm.model.folder import load_model
 from tests.interop.local_hub import TOKEN, Hub, Repository, local_hub
-from tests.qa.conftest import qa_folder
+from tests.qa.conftest import qa_folder, towns
 
-__all__ = ["qa_folder"]
+__all__ = ["qa_folder", "towns"]
 QUESTION = "who built a tower in Arden?"
 CARD = ["--licence", "apache-2.0", "--data", "Fourteen towns."]
 
@@ -29,15 +29,6 @@ CARD = ["--licence", "apache-2.0", "--data", "Fourteen towns."]
 def hub() -> Iterator[Hub]:
     with local_hub() as started:
         yield started
-
-
-@pytest.fixture(scope="module")
-def towns(tiny_kb, qa_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a workspace."""
-    folder = tmp_path_factory.mktemp("shared") / "towns"
-    shutil.copytree(tiny_kb.folder, folder / "kb")
-    shutil.copytree(qa_folder, folder / "model")
-    return folder
 
 
 def python(hub: Hub, home: Path, *words: str, token: str = TOKEN) -> subprocess.CompletedProcess[str]:

@@ -14,6 +14,7 @@ from realm.qa.filling import Filler
 from realm.qa.pipeline import AnswerConfig
 from realm.search.bm25 import Bm25Index
 from realm.tokens.layouts import passage_inputs, query_inputs
+from tests.qa.conftest import PASSAGE_KEYS
 from tests.transformers_twin import masked_twin
 
 CONFIG = AnswerConfig(device="cpu")
@@ -139,17 +140,7 @@ def test_json_and_lines_have_the_same_content(filler) -> None:
     assert row.keys() == {"sentence", "masks", "null", "passages"}
     assert row["masks"][0][0].keys() == {"text", "probability"}
     assert row["null"].keys() == {"probability", "likelihood"}
-    assert row["passages"][0].keys() == {
-        "id",
-        "title",
-        "text",
-        "rank",
-        "probability",
-        "document",
-        "fields",
-        "likelihood",
-        "utility",
-    }
+    assert row["passages"][0].keys() == PASSAGE_KEYS | {"likelihood", "utility"}
     lines = said.lines()
     assert len(lines) == 2 + 1 + 7 and all("\n" not in line for line in lines)
     assert row["masks"][0][0]["text"] in lines[0] and row["passages"][0]["title"] in lines[3]

@@ -25,6 +25,7 @@ from realm.text.corpus import Document
 from realm.tokens.layouts import joint_inputs, passage_inputs
 from realm.tokens.tokenizer import Tokenizer
 from tests.conftest import GOODS, RIVERS, RULERS, TOWNS
+from tests.qa.conftest import PASSAGE_KEYS
 from tests.store.tiny import TinyTagger
 
 CONFIG = AnswerConfig(device="cpu")
@@ -56,15 +57,7 @@ def test_json_is_the_contract(answerer) -> None:
     assert len(said["answers"]) == 5
     for answer in said["answers"]:
         assert answer.keys() == {"text", "score", "probability", "start", "end", "passage"}
-        assert answer["passage"].keys() == {
-            "id",
-            "title",
-            "text",
-            "rank",
-            "probability",
-            "document",
-            "fields",
-        }
+        assert answer["passage"].keys() == PASSAGE_KEYS
 
 
 def test_answers_are_slices_of_their_passages(answerer, tiny_kb) -> None:

@@ -56,6 +56,20 @@ def over_http(*words: str, **environment: str) -> Iterator[str]:
             process.kill()
 
 
+@contextmanager
+def over_pipes(*words: str) -> Iterator["subprocess.Popen[str]"]:
+    """The tools as a process of its own, whose input, output and errors are pipes."""
+    with subprocess.Popen(
+        [sys.executable, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        yield process
+
+
 def in_process(kb: Path, model: Path, use: Use, writable: bool = False) -> None:
     """Runs `use` with a client that is connected to the tools without a transport."""
 
@@ -140,14 +154,7 @@ def test_standard_output_has_only_messages_of_the_protocol(served: Served) -> No
             "params": {"name": "answer", "arguments": {"question": QUESTION}},
         },
     ]
-    with subprocess.Popen(
-        [sys.executable, *command(served.kb, served.model)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    with over_pipes(*command(served.kb, served.model)) as process:
         process.stdin.write("".join(json.dumps(message) + "\n" for message in messages))
         process.stdin.flush()
         replies = [json.loads(process.stdout.readline()) for _ in range(2)]
@@ -159,14 +166,7 @@ def test_standard_output_has_only_messages_of_the_protocol(served: Served) -> No
 
 def test_ctrl_c_ends_the_command_although_its_input_is_open(served: Served) -> None:
     message = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
-    with subprocess.Popen(
-        [sys.executable, *command(served.kb, served.model)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    with over_pipes(*command(served.kb, served.model)) as process:
         process.stdin.write(json.dumps(message) + "\n")
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["id"] == 1

@@ -8,12 +8,12 @@ import pytest
 
 import realm
 from realm.workspace.living import LivingKnowledge
-from tests.qa.conftest import qa_folder
+from tests.qa.conftest import qa_folder, towns
 from tests.serve.conftest import qa_model, served
 from tests.store.tiny import TinyTagger
 
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
-__all__ = ["qa_folder", "qa_model", "served"]
+__all__ = ["qa_folder", "qa_model", "served", "towns"]
 
 
 @pytest.fixture(scope="session")
@@ -42,9 +42,6 @@ def dated(workspace: str, tmp_path_factory: pytest.TempPathFactory) -> "realm.Wo
 
 
 @pytest.fixture(scope="session")
-def workspace(tiny_kb, qa_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def workspace(towns: Path) -> str:
     """The folder of a workspace; read-only for tests."""
-    folder = tmp_path_factory.mktemp("toolkits") / "towns"
-    shutil.copytree(tiny_kb.folder, folder / "kb")
-    shutil.copytree(qa_folder, folder / "model")
-    return str(folder)
+    return str(towns)

@@ -1,0 +1,88 @@
+"""The documents, made questions and published weights that `realm compare` makes a table from."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from realm import cli
+from realm.compare import results
+from realm.errors import InputError
+from realm.interop.blocks import convert_checkpoint
+from realm.model.folder import load_model
+from realm.qa.pipeline import AnswerConfig, Answerer
+from realm.qa.predictions import read_predictions
+from realm.qa.question_files import read_questions
+from realm.store.knowledge_base import KnowledgeBase
+from tests.compare.conftest import printed, read_lines
+from tests.schemas import assert_holds
+from tests.towns import TOWNS
+
+FIXTURES = Path(__file__).parent.parent / "interop" / "fixtures"
+OPEN_QA = {"checkpoint": FIXTURES / "openqa" / "new", "embedder": FIXTURES / "embedder" / "new"}
+GOOGLES = {
+    "checkpoint": FIXTURES / "tensorflow" / "openqa" / "model.ckpt-300000",
+    "embedder": FIXTURES / "tensorflow" / "embedder",
+    "tokenizer": FIXTURES / "tensorflow" / "openqa",
+}
+PRETRAINED = {"checkpoint": FIXTURES / "embedder" / "new", "encoder": FIXTURES / "encoder" / "new"}
+
+
+def test_made_questions_that_are_also_in_a_test_file_are_not_trained_on(home, tmp_path) -> None:
+    words = home.words("compare", tmp_path, "--rows", "bm25-reader", asked=False)
+    printed(*words)
+    made = read_lines(tmp_path / "questions" / "train.jsonl")
+    test = tmp_path / "test.jsonl"
+    test.write_text("".join(json.dumps(line) + "\n" for line in made[:3]))
+    words = home.words("compare", tmp_path / "named", "--rows", "bm25-reader", asked=False)
+    printed(*words, "--set", f"data.tests.named={test}")
+    kept = read_lines(tmp_path / "named" / "questions" / "train.jsonl")
+    assert [line["question"] for line in kept] == [line["question"] for line in made[3:]]
+    report = json.loads((tmp_path / "named" / "table1.json").read_text())
+    assert report["made_by"]["dropped"] == 3
+
+
+def test_only_the_first_documents_of_both_corpora_are_used_if_so_many_are_asked_for(
+    home, tmp_path, monkeypatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise InputError("stopped before the questions")
+
+    monkeypatch.setattr("realm.compare.table._write_questions", stop)
+    words = home.words("compare", tmp_path / "t", "--set", "data.documents=5", asked=False)
+    assert cli.main(words) == 2
+    for name in ("kb", "text-kb"):
+        kb = KnowledgeBase.open(tmp_path / "t" / name)
+        assert sorted({passage.title for passage in kb}) == sorted(TOWNS[:5])
+        documents = read_lines(tmp_path / "t" / "documents" / f"{name}.jsonl")
+        assert [(one["id"], one["title"]) for one in documents] == [(town, town) for town in TOWNS[:5]]
+
+
+@pytest.mark.parametrize("given", [OPEN_QA, GOOGLES, PRETRAINED], ids=["open-qa", "googles", "pretrained"])
+def test_a_published_model_answers_from_the_corpus_of_the_table(home, tmp_path, given) -> None:
+    named = [word for key, path in given.items() for word in ("--set", f"data.published.{key}={path}")]
+    printed(*home.words("compare", tmp_path, "--rows", "published", *named, asked=False))
+    report = json.loads((tmp_path / "table1.json").read_text())
+    assert_holds(results.TableJson, report)
+    row = report["rows"]["published"]
+    assert row["seconds"] is None  # its training time is not known
+    assert row["tests"]["made"]["all"]["n"] > 0
+    model, kb = load_model(tmp_path / "models" / "published"), KnowledgeBase.open(tmp_path / "published-kb")
+    converted = convert_checkpoint(
+        str(given["checkpoint"]), tmp_path / "again", model_only=True,
+        **{key: str(path) for key, path in given.items() if key != "checkpoint"},
+    )  # fmt: skip
+    again = load_model(converted["model"])
+    assert model.compute_passage_fingerprint() == again.compute_passage_fingerprint()
+    assert {passage.title for passage in kb} == set(TOWNS)
+    asked = read_questions(tmp_path / "questions" / "test.jsonl")
+    predictions = read_predictions(tmp_path / "predictions" / "published.made.jsonl")
+    if given is PRETRAINED:
+        assert (tmp_path / "rows" / "published").is_dir()
+        assert list(report["starts"]) == ["bm25", "published"]
+    else:
+        assert list(report["starts"]) == ["bm25"]  # it has seen questions before
+        answerer = Answerer.load(str(kb.folder), converted["model"], AnswerConfig())
+        found = answerer.answer_batch([question.question for question in asked], "dense")
+        answers = [one.answers[0].text if one.answers else "" for one in found]
+        assert [one.answer for one in predictions] == answers

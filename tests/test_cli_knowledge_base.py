@@ -1,0 +1,164 @@
+"""Knowledge bases that are built and kept from the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from realm import cli
+from tests.towns import write_corpus, write_encoder
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> str:
+    """A folder with a tokenizer that knows letters and digits."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+    from tokenizers.normalizers import BertNormalizer
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,"
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{c}" for c in letters)]
+    made = Tokenizer(WordPiece({piece: n for n, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
+    folder = tmp_path / "encoder"
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+def write_documents(path: Path, **texts: str) -> str:
+    path.write_text(
+        "".join(json.dumps({"title": title, "text": text}) + "\n" for title, text in texts.items())
+    )
+    return str(path)
+
+
+def test_a_knowledge_base_is_built_and_kept_from_the_command_line(
+    tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def realm(*words: str) -> dict[str, Any]:
+        assert cli.main([*words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    kb = str(tmp_path / "kb")
+    first = write_documents(
+        tmp_path / "first.jsonl", Bonn="A town. It was a capital until 3 October 1990.", Rome="A city."
+    )
+    second = write_documents(tmp_path / "second.jsonl", Rome="A city in Italy.", Oslo="A city in Norway.")
+    built = realm("kb", "build", first, "--out", kb, "--tokenizer", tokenizer, "--tagger", "rules")
+    assert (built["documents"], built["passages"]) == (2, 2)
+    info = realm("kb", "info", "--kb", kb)
+    assert (info["passages"], info["tagger"]) == (2, "rules")
+    added = realm("kb", "add", second, "--kb", kb)
+    assert (added["added"], added["replaced"], added["unchanged"]) == (1, 1, 0)
+    assert cli.main(["kb", "list", "--kb", kb, "--json"]) == 0
+    listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(d["id"], d["title"], d["passages"]) for d in listed] == [
+        ("Bonn", "Bonn", 1),
+        ("Rome", "Rome", 1),
+        ("Oslo", "Oslo", 1),
+    ]
+    assert cli.main(["kb", "list", "Ro", "--kb", kb, "--limit", "1"]) == 0
+    assert capsys.readouterr().out == "     1  Rome\n"
+    assert realm("kb", "delete", "Bonn", "--kb", kb) == {"passages_removed": 1}
+    assert realm("kb", "verify", "--kb", kb) == {"ok": True, "problems": [], "lagging": []}
+    after = realm("kb", "info", "--kb", kb)
+    assert after["passages"] == 2
+    assert after["fingerprint"] != info["fingerprint"]
+
+    assert cli.main(["kb", "delete", "Paris", "--kb", kb]) == 2
+    assert cli.main(["kb", "build", first, "--out", kb, "--tokenizer", tokenizer, "--tagger", "rules"]) == 2
+    assert cli.main(["kb", "info", "--kb", tokenizer]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 3
+    assert "Paris" in errors[0]
+
+
+def test_a_configuration_alone_gives_a_knowledge_base_and_an_encoder_that_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_encoder(Path("start"), write_corpus(Path("towns.jsonl")))
+    Path("both.toml").write_text(
+        '[kb]\ntokenizer = "start"\ntagger = "rules"\npassage_tokens = 64\n[mlm]\ninit = "start"\nsteps = 0\n'
+    )
+    on = ["--config", "both.toml"]
+    assert cli.main(["kb", "build", "towns.jsonl", "--out", "kb", *on]) == 0
+    assert cli.main(["mlm", "--kb", "kb", "--out", "model", *on]) == 0
+    assert json.loads(Path("model/realm.json").read_text())["stages"][0]["init"] == "start"
+    capsys.readouterr()
+    assert cli.main(["kb", "info", "--kb", "kb", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tokenizer"] == "start"
+    # The flags are short for the settings, and go before them.
+    build = ["kb", "build", "towns.jsonl", "--out", "other", "--config", "both.toml"]
+    assert cli.main([*build, "--tokenizer", "absent"]) == 2
+    assert cli.main(["mlm", "--kb", "kb", "--init", "absent", "--out", "no", *on]) == 2
+    assert all("absent" in line for line in capsys.readouterr().err.splitlines()[-2:])
+
+
+def test_what_cannot_be_read_is_left_out_and_said_unless_strict(
+    tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def realm(line: str, *words: str) -> tuple[int, str, list[str]]:
+        code = cli.main([*line.split(), *words])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err.splitlines()
+
+    docs, kb = tmp_path / "docs", tmp_path / "kb"
+    docs.mkdir()
+    (docs / "empty.md").write_bytes(b"")
+    build = ["--tokenizer", tokenizer, "--tagger", "rules", "--out", str(kb)]
+    code, out, err = realm("kb build", str(docs / "empty.md"), *build)
+    assert (code, out, err) == (2, "", [f"realm: {docs}/empty.md is empty"])
+    (docs / "a.png").write_bytes(b"")
+    code, out, err = realm("kb build", str(docs), *build)
+    assert (code, out, len(err)) == (2, "", 1) and not kb.exists()
+
+    write_documents(docs / "b.jsonl", Bonn="A town.")
+    code, out, err = realm("kb build", str(docs), *build, "--strict")
+    assert code == 2 and err[-1] == f"realm: {docs}/empty.md is empty" and not kb.exists()
+    code, out, err = realm("kb build", str(docs), *build, "--json")
+    assert code == 0 and json.loads(out)["left_out"] == {"of a type that is not read": 1, "empty": 1}
+    assert err == [
+        f"left out: 1 of a type that is not read: {docs}/a.png",
+        f"left out: 1 empty: {docs}/empty.md",
+        f"{kb}/left_out.jsonl lists all that was left out (with --strict, the first problem is an error)",
+        f"kb build: the knowledge base is in {kb}",
+    ]
+    listed = [json.loads(line) for line in (kb / "left_out.jsonl").read_text().splitlines()]
+    assert [(one["where"], one["reason"]) for one in listed] == [
+        (f"{docs}/a.png", "of a type that is not read"),
+        (f"{docs}/empty.md", "empty"),
+    ]
+
+    with (docs / "b.jsonl").open("a") as file:
+        file.write('{"title": "Rome"\n{"title": "Oslo", "text": "A city."}\n')
+    assert realm("kb add --strict --kb", str(kb), str(docs / "b.jsonl"))[0] == 2
+    code, out, err = realm("kb add --json --kb", str(kb), str(docs / "b.jsonl"))
+    assert code == 0 and json.loads(out)["added"] == 1 and err[0] == f"left out: 1 not JSON: {docs}/b.jsonl:2"
+    assert realm("kb verify --kb", str(kb))[0] == 0
+    code, out, err = realm("kb add --kb", str(kb), str(docs / "empty.md"))
+    assert (code, out, err) == (2, "", [f"realm: {docs}/empty.md is empty"])
+
+
+def test_merged_files_are_said_and_deleted_by_their_paths(
+    tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("Same\n\nThe same words.")
+    files, kb = [str(tmp_path / f"{name}.txt") for name in "abc"], str(tmp_path / "kb")
+    build = ["kb", "build", *files, "--out", kb, "--tokenizer", tokenizer, "--tagger", "rules", "--json"]
+    assert cli.main(build) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["merged"] == 2
+    a, b, c = files
+    assert said.err.splitlines() == [
+        f"merged: 2 with the same title and text as another document: {b} (as {a}), {c} (as {a})",
+        f"kb build: the knowledge base is in {kb}",
+    ]
+    for file, removed in ((a, 0), (c, 0), (b, 1)):
+        assert cli.main(["kb", "delete", file, "--kb", kb, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"passages_removed": removed}
+    assert cli.main(["kb", "delete", a, "--kb", kb]) == 2
