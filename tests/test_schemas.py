@@ -35,7 +35,7 @@ from realm.store.ingest import TABLE, BuildResult, ReadSoFar
 from realm.store.knowledge_base import DocumentEntry
 from realm.store.merged import MERGED, MergedLine
 from realm.store.settings import KnowledgeBaseConfig, Settings, SettingsJson
-from realm.store.tables import open_table
+from realm.store.tables.table import open_table
 from realm.store.vectors import VectorsInfo
 from realm.tokens.layouts import Lengths
 from realm.train import loop

@@ -25,7 +25,7 @@ from realm.model.folder import Model, load_model
 from realm.search.exact import MipsIndex, PassageIndex
 from realm.store import unfinished, vectors
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
-from realm.store.tables import made_anew
+from realm.store.tables.table import made_anew
 from realm.store.vectors import Vectors, VectorsInfo
 
 LOG_EVERY = 5.0

@@ -44,7 +44,7 @@ from realm.store.ingest import (
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.schema import Row, row_batches
 from realm.store.settings import KnowledgeBaseConfig, Settings
-from realm.store.tables import newest_version
+from realm.store.tables.table import newest_version
 from realm.text.corpus import Annotations, Document, Passage, passage_id
 from realm.text.salient_spans import Tagger
 from realm.tokens.tokenizer import Tokenizer

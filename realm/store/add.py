@@ -37,7 +37,7 @@ from realm.store.schema import (
     with_fields,
 )
 from realm.store.settings import KnowledgeBaseConfig
-from realm.store.tables import check_newest, reading, replace_rows, take_rows, uncommitted, write_rows
+from realm.store.tables.table import check_newest, reading, replace_rows, take_rows, uncommitted, write_rows
 from realm.text.corpus import Document
 from realm.text.fields import Fields
 from realm.text.salient_spans import Tagger

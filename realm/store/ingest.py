@@ -33,11 +33,11 @@ from lance import LanceOperation
 from realm.errors import ConflictError, InputError, RealmError
 from realm.folders import LOCK, one_writer, replace_folder, restore
 from realm.progress import progress
-from realm.store.digests import CHECKSUMS
 from realm.store.merged import MERGED, Merged, originals, settle_merged, write_merged
 from realm.store.schema import SCHEMA, Row, fields_key_of, key_of, needed_columns, row_batches, state_of
 from realm.store.settings import FORMAT, SETTINGS_KEY, KnowledgeBaseConfig, Settings
-from realm.store.tables import (
+from realm.store.tables.digests import CHECKSUMS
+from realm.store.tables.table import (
     PASSAGES,
     add_columns,
     check_newest,

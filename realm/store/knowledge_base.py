@@ -2,7 +2,7 @@
 
     KB/passages.lance    a row per passage (`realm.store.schema`); settings in the schema metadata
     KB/tokenizer/        the tokenizer of the passages
-    KB/SHA256SUMS        digests of the files of the table (`realm.store.digests`)
+    KB/SHA256SUMS        digests of the files of the table (`realm.store.tables.digests`)
     KB/indexes/          vectors of the passages, a folder per model (`realm.store.vectors`)
     KB/words/            the BM25 index, after its first use (`realm.search.stored_bm25`)
 
@@ -60,7 +60,7 @@ from realm.store.schema import (
     with_fields,
 )
 from realm.store.settings import KnowledgeBaseConfig, Settings
-from realm.store.tables import (
+from realm.store.tables.table import (
     check_newest,
     made_anew,
     newest_version,
@@ -71,7 +71,7 @@ from realm.store.tables import (
     uncommitted,
     write_rows,
 )
-from realm.store.upkeep import compacted, remove_versions, tidy
+from realm.store.tables.upkeep import compacted, remove_versions, tidy
 from realm.store.verify import lagging, problems
 from realm.text.corpus import Document, HeldOut, Passage
 from realm.text.fields import Kind, from_json

@@ -11,7 +11,7 @@ commit, with the number of the version that the commit will make. If the process
 not exist, and the lines are ignored. The next writer removes these lines (`settle_merged`) before a commit makes a version with
 this number. A writer works on the newest version, and holds the lock of the knowledge base from reading to writing the file.
 
-The digest of the file is recorded in the same list as the digests of the tables (`realm.store.digests`).
+The digest of the file is recorded in the same list as the digests of the tables (`realm.store.tables.digests`).
 """
 
 import json
@@ -26,9 +26,9 @@ import pyarrow.compute as pc
 
 from realm.errors import writing
 from realm.files import sync_folder, write_json_lines
-from realm.store.digests import add_lines, forget, lines_of, record
 from realm.store.schema import key_of
-from realm.store.tables import reading, take_rows
+from realm.store.tables.digests import add_lines, forget, lines_of, record
+from realm.store.tables.table import reading, take_rows
 from realm.text.fields import NO_FIELDS, Fields
 
 MERGED = "merged.jsonl"

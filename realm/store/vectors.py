@@ -1,7 +1,7 @@
 """Vectors of passages on disk: a folder per model. Each index build makes a new version with one atomic commit.
 
     KB/indexes/<fingerprint>/vectors.lance    the vectors that one model computed, keyed by passage id
-    KB/indexes/<fingerprint>/SHA256SUMS       digests of the files (`realm.store.digests`)
+    KB/indexes/<fingerprint>/SHA256SUMS       digests of the files (`realm.store.tables.digests`)
 
 The schema metadata of a version has the fingerprint of the model, and more about the build (`VectorsInfo`). Vectors are keyed
 by passage id, not by row, so vectors are not rewritten when passages are added or deleted. Readers ignore the vectors of
@@ -32,7 +32,7 @@ from lance import LanceOperation
 from realm.errors import InputError, RealmError
 from realm.settings import config_from
 from realm.store.schema import Lookup
-from realm.store.tables import (
+from realm.store.tables.table import (
     commit,
     committed,
     newest_version,
@@ -42,7 +42,7 @@ from realm.store.tables import (
     was_committed,
     write_rows,
 )
-from realm.store.upkeep import Removed, forget_after, remove_versions, tidy
+from realm.store.tables.upkeep import Removed, forget_after, remove_versions, tidy
 
 TABLE = "vectors.lance"
 _MAPPED = "mapped"

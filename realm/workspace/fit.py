@@ -43,7 +43,7 @@ from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.questions import MadeQuestion, make_questions
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase
-from realm.store.tables import newest_version
+from realm.store.tables.table import newest_version
 from realm.train import adapt
 from realm.workspace import judging
 from realm.workspace.folder import Workspace

@@ -33,7 +33,7 @@ from realm.store import vectors
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import AddResult, KnowledgeBase, changed
 from realm.store.schema import Lookup, key_of
-from realm.store.tables import history, newest_version
+from realm.store.tables.table import history, newest_version
 from realm.text.corpus import Document, Passage
 from realm.text.salient_spans import Tagger, load_tagger
 

@@ -13,7 +13,7 @@ from realm import __version__
 from realm.documents.reading import stamp
 from realm.files import read_json
 from realm.qa.scoring.significance import PairedDifference
-from realm.store.tables import PASSAGES, newest_version
+from realm.store.tables.table import PASSAGES, newest_version
 from realm.workspace.settings import FitConfig
 
 KB = "kb"

@@ -20,7 +20,7 @@ from realm.progress import progress
 from realm.store.ingest import TABLE, DocumentsChanged, build
 from realm.store.knowledge_base import KnowledgeBase, changed
 from realm.store.settings import KnowledgeBaseConfig
-from realm.store.tables import newest_version
+from realm.store.tables.table import newest_version
 from realm.text.corpus import Document
 from realm.text.salient_spans import Tagger, load_tagger
 from realm.workspace.report import KB, read_report

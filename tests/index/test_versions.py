@@ -17,7 +17,7 @@ from realm.index.versions import build_index, complete_index, index_folder
 from realm.model.folder import load_model, save_model
 from realm.store import unfinished, vectors
 from realm.store.knowledge_base import KnowledgeBase, build
-from realm.store.tables import open_table
+from realm.store.tables.table import open_table
 from realm.text.corpus import Document
 from realm.tokens import tokenizer
 from realm.tokens.tokenizer import Tokenizer

@@ -17,8 +17,8 @@ from realm.index.versions import build_index
 from realm.qa.pipeline import Answerer
 from realm.serve import service
 from realm.serve.client import ServerError
-from realm.store import tables
 from realm.store.knowledge_base import KnowledgeBase
+from realm.store.tables import table
 from realm.text.corpus import Document
 from realm.workspace.living import LivingKnowledge
 from tests.conftest import RIVERS, TOWNS
@@ -254,7 +254,7 @@ def test_a_disk_that_takes_nothing_is_the_servers_fault_and_leaves_the_answers(
 
     headers, before = {"Authorization": f"Bearer {TOKEN}"}, own_server.client().health()
     with monkeypatch.context() as patch:
-        patch.setattr(tables, "write_fragments", refuse)
+        patch.setattr(table, "write_fragments", refuse)
         assert_problem(
             post(own_server, "/v1/documents", {"documents": [OAKHAM]}, headers=headers), status, says
         )

@@ -12,10 +12,10 @@ import pytest
 
 from realm import cli
 from realm.errors import WriteFailed
-from realm.store.digests import CHECKSUMS
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase
-from realm.store.tables import write_rows
+from realm.store.tables.digests import CHECKSUMS
+from realm.store.tables.table import write_rows
 from realm.text.corpus import Document
 from tests.store.test_kills import Trial, content
 from tests.store.tiny import DOCUMENTS, TinyTagger, make

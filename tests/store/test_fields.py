@@ -24,7 +24,7 @@ from realm.store.export import exported
 from realm.store.fields.columns import MOST_COLUMNS
 from realm.store.fields.filters import DEEPEST, LONGEST_FILTER
 from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
-from realm.store.tables import commit, write_rows
+from realm.store.tables.table import commit, write_rows
 from realm.text.corpus import Document, Section
 from realm.text.fields import clean_fields, kind_of
 from tests.store.tiny import CONFIG, DOCUMENTS, TOKENIZER, TinyTagger, as_format_3, make

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from realm.errors import RealmError
 from realm.store import settings as settings_module
-from realm.store import tables
 from realm.store.knowledge_base import (
     AddResult,
     KnowledgeBase,
@@ -20,6 +19,7 @@ from realm.store.knowledge_base import (
     build,
 )
 from realm.store.settings import Settings
+from realm.store.tables import table
 from realm.text.corpus import Document, Link
 from tests.store.test_build import Stopped, stop
 from tests.store.tiny import (
@@ -200,7 +200,7 @@ def test_a_change_stopped_before_its_commit_changes_nothing(
             kb.delete(["d4"])
 
     with monkeypatch.context() as patch:
-        patch.setattr(tables, "commit", stop)
+        patch.setattr(table, "commit", stop)
         with pytest.raises(Stopped):
             run(kb)
     assert list(KnowledgeBase.open(kb.folder)) == before

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from realm.errors import RealmError
-from realm.store import tables
-from realm.store.digests import CHECKSUMS
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase, build, changed
 from realm.store.merged import MERGED, handed_over
-from realm.store.tables import history
+from realm.store.tables import table
+from realm.store.tables.digests import CHECKSUMS
+from realm.store.tables.table import history
 from realm.text.corpus import Document
 from tests.store.test_build import Stopped, stop
 from tests.store.tiny import CONFIG, TOKENIZER, TinyTagger, make
@@ -228,9 +228,9 @@ def test_a_change_that_is_killed_around_its_commit_is_whole_or_leaves_nothing(
             commit(*values)
         raise Killed
 
-    commit = tables.commit
+    commit = table.commit
     with monkeypatch.context() as patch:
-        patch.setattr(tables, "commit", die)
+        patch.setattr(table, "commit", die)
         with pytest.raises(Killed):
             change(KnowledgeBase.open(kb.folder))
     expected = make(tmp_path / "expected", [*SAME, OTHER])
@@ -254,7 +254,7 @@ def test_columns_of_a_later_document_do_not_complete_a_change_that_was_killed_be
 ) -> None:
     before, merged = content(kb.folder), kb.merged()
     with monkeypatch.context() as patch:
-        patch.setattr(tables, "commit", stop)
+        patch.setattr(table, "commit", stop)
         with pytest.raises(Stopped):
             KnowledgeBase.open(kb.folder).delete(["a.txt"])
     later = Document("D", "It is later.", "g.txt", fields={"year": 2020})

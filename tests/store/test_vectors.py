@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from realm.errors import InputError
 from realm.store import vectors as vectors_module
-from realm.store.tables import ChangedMeanwhile
+from realm.store.tables.table import ChangedMeanwhile
 from realm.store.vectors import (
     Vectors,
     VectorsInfo,

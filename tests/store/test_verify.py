@@ -15,7 +15,7 @@ from realm.store import vectors
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.schema import SCHEMA
-from realm.store.tables import commit, open_table, write_rows
+from realm.store.tables.table import commit, open_table, write_rows
 from realm.store.vectors import VectorsInfo
 from realm.text.corpus import Document
 from tests.store.tiny import TinyTagger, make

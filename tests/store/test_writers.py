@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from realm.store import tables, vectors
+from realm.store import vectors
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase, changed
+from realm.store.tables import table
 from realm.store.vectors import VectorsInfo
 from realm.text.corpus import Document
 from tests.conftest import Trials
@@ -85,19 +86,19 @@ def test_change_that_meets_commit_after_commit_of_others_succeeds_in_the_end(kb:
 
     def change(mine: KnowledgeBase) -> int:
         tries.append(mine.table.version)
-        if len(tries) < tables.TRIES:
+        if len(tries) < table.TRIES:
             KnowledgeBase.open(kb.folder).add([document(len(tries))], TinyTagger())
         return mine.delete(["d4"])
 
     assert changed(kb.folder, change) > 0
-    assert len(tries) == tables.TRIES
+    assert len(tries) == table.TRIES
     assert "d4" not in {entry.id for entry in KnowledgeBase.open(kb.folder).documents()}
 
 
 def test_change_of_a_knowledge_base_that_was_replaced_is_made_anew(kb: KnowledgeBase, made: Path) -> None:
     shutil.rmtree(kb.folder)
     shutil.copytree(made, kb.folder)
-    with pytest.raises(tables.ChangedMeanwhile):
+    with pytest.raises(table.ChangedMeanwhile):
         kb.delete(["d4"])
     assert len(KnowledgeBase.open(kb.folder)) == len(kb)
 
@@ -147,7 +148,7 @@ def test_deleted_text_is_gone_from_disk_after_compaction_and_the_rest_is_as_it_w
 
 def leave_behind(kb: KnowledgeBase) -> None:
     """Writes all rows once more, as a writer does that is killed before its commit."""
-    tables.write_rows(kb.folder / TABLE, kb.table.to_batches(), kb.table.schema)
+    table.write_rows(kb.folder / TABLE, kb.table.to_batches(), kb.table.schema)
 
 
 def data_files(kb: KnowledgeBase) -> set[str]:
@@ -162,7 +163,7 @@ def named_files(kb: KnowledgeBase) -> set[str]:
 def test_compaction_removes_what_a_killed_writer_left_and_nothing_of_one_that_still_writes(
     kb: KnowledgeBase,
 ) -> None:
-    with tables.uncommitted(kb.folder / TABLE):
+    with table.uncommitted(kb.folder / TABLE):
         leave_behind(kb)
         kb.compact()
         assert len(data_files(kb) - named_files(kb)) == 1
@@ -175,7 +176,7 @@ def test_change_that_is_refused_leaves_no_files(kb: KnowledgeBase) -> None:
     late = KnowledgeBase.open(kb.folder)
     kb.add([document(0)], TinyTagger())
     before = data_files(kb)
-    with pytest.raises(tables.ChangedMeanwhile):
+    with pytest.raises(table.ChangedMeanwhile):
         late.add([document(1)], TinyTagger())
     assert data_files(kb) == before
 
@@ -189,7 +190,7 @@ def test_interruption_right_after_a_commit_takes_nothing_of_it_back(
     kb.add([document(0)], TinyTagger())
     before = len(kb)
     with monkeypatch.context() as patch:
-        patch.setattr(tables, "_lease", interrupt)
+        patch.setattr(table, "_lease", interrupt)
         with pytest.raises(KeyboardInterrupt):
             kb.compact()
     kb = KnowledgeBase.open(kb.folder)
@@ -218,7 +219,7 @@ def test_reader_of_an_older_version_goes_on_through_compaction_and_frees_it_when
 def test_old_versions_and_small_files_go_by_themselves(
     kb: KnowledgeBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("realm.store.upkeep.TIDY_EVERY", 4)
+    monkeypatch.setattr("realm.store.tables.upkeep.TIDY_EVERY", 4)
     folder = publish(kb)
     for number in range(24):
         kb.add([document(number)], TinyTagger())
@@ -227,7 +228,7 @@ def test_old_versions_and_small_files_go_by_themselves(
         vectors.append(folder, read.version, kb.keys_N[-1:], vectors_of(kb.keys_N[-1:]), "m", kb.fingerprint)
         for path in (kb.folder / TABLE, folder / vectors.TABLE):
             assert len(list((path / "_versions").glob("*.manifest"))) <= 6
-            assert len(tables.open_table(path).get_fragments()) <= 10
+            assert len(table.open_table(path).get_fragments()) <= 10
     assert [entry.id for entry in kb.documents()][-24:] == [f"n{i}" for i in range(24)]
     assert KnowledgeBase.open(kb.folder).verify() == []
     read = vectors.read(folder, kb.keys_N)

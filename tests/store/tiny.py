@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, normalizers, pre_tokenizers
 
 from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
-from realm.store.tables import commit, open_table, write_rows
+from realm.store.tables.table import commit, open_table, write_rows
 from realm.text.corpus import Annotations, Document, Link, Span
 from realm.tokens.tokenizer import Tokenizer
 

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from realm.errors import RealmError, WriteFailed, error_number
 from realm.serve.batching import Busy, NotReady
 from realm.serve.feedback import FeedbackFull
-from realm.store.tables import ChangedMeanwhile
+from realm.store.tables.table import ChangedMeanwhile
 from realm.workspace.living import UnknownDocument, UnknownPassage
 
 MEDIA_TYPE = "application/problem+json"

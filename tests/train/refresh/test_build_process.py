@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from realm.errors import RealmError
-from realm.store import tables, vectors
+from realm.store import vectors
+from realm.store.tables import table
 from realm.train.refresh import build_process
 from realm.train.refresh.refresher import IndexRefresher
 from tests.train.refresh.refreshing import (
@@ -184,7 +185,7 @@ def test_half_written_version_is_never_loaded(tiny_kb, tiny_model, run_folder, m
         move(tiny_model)
         with monkeypatch.context() as patch:
             patch.setattr(vectors, "commit", cut)
-            patch.setattr(tables, "remove_uncommitted", lambda *_: None)  # nothing runs after a power cut
+            patch.setattr(table, "remove_uncommitted", lambda *_: None)  # nothing runs after a power cut
             with pytest.raises(PowerCut):
                 builds.request(tiny_model, 10)
     assert len(list(files.iterdir())) == 2
@@ -204,7 +205,8 @@ def test_build_killed_before_its_commit_leaves_nothing_to_load(
 ) -> None:
     """A build that dies between its files and its commit leaves the old version the newest; the next try is whole."""
     code = (
-        "import os, signal, sys; from realm.cli import main; from realm.store import tables, vectors; "
+        "import os, signal, sys; from realm.cli import main; "
+        "from realm.store import vectors; "
         f"first = not os.path.exists('{tmp_path}/died'); open('{tmp_path}/died', 'a'); "
         "vectors.commit = (lambda *_: os.kill(os.getpid(), signal.SIGKILL)) if first else vectors.commit; "
         "sys.exit(main(sys.argv[1:]))"

@@ -9,7 +9,7 @@ change is committed only if the newest version is the version that the change wa
 An open table keeps the manifest of its version open, with a shared lock on the manifest. No process removes a locked version,
 so a version stays until all processes that read the version have closed the table or ended.
 
-`realm.store.digests` records a digest of every file. `open_table` compares the sizes of all files and the digests of small
+`digests.py` records a digest of every file. `open_table` compares the sizes of all files and the digests of small
 files, and refuses a table whose newest recorded version is missing; `damaged_files` compares the digests of all files.
 """
 
@@ -35,7 +35,7 @@ from lance.schema import LanceSchema
 from realm.errors import ConflictError, InputError, RealmError, WriteFailed, reason, writing
 from realm.folders import one_writer
 from realm.progress import progress
-from realm.store.digests import changed_files, record, recorded_digests, refuse_damaged
+from realm.store.tables.digests import changed_files, record, recorded_digests, refuse_damaged
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ import lance
 
 from realm.errors import WriteFailed
 from realm.folders import one_writer
-from realm.store.digests import forget
-from realm.store.tables import (
+from realm.store.tables.digests import forget
+from realm.store.tables.table import (
     ChangedMeanwhile,
     commit,
     manifest_of,
