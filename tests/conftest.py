@@ -144,3 +144,18 @@ def own_kb(tiny_kb: "KnowledgeBase", tiny_model_folder: Path, tmp_path: Path) ->
 
     shutil.copytree(tiny_kb.folder, tmp_path / "kb")
     return KnowledgeBase.open(tmp_path / "kb")
+
+
+@pytest.fixture
+def rules_kb(tiny_kb: "KnowledgeBase", tiny_model_folder: Path, tmp_path: Path) -> Path:
+    """The towns and their index, to be changed by another process, which has only the packaged taggers."""
+    from realm.index.embedding import IndexConfig
+    from realm.index.versions import build_index
+    from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
+    from realm.text.salient_spans import load_tagger
+
+    folder, config = tmp_path / "kb", KnowledgeBaseConfig(passage_tokens=48, tagger="rules")
+    build(folder, tiny_documents(), config, tiny_kb.tokenizer, load_tagger("rules"))
+    fp32 = IndexConfig(device="cpu", precision="fp32")
+    build_index(KnowledgeBase.open(folder), str(tiny_model_folder), fp32)
+    return folder

@@ -7,8 +7,10 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -44,50 +46,63 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.fixture(scope="module")
-def proxied(tiny_kb, qa_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of nginx with the site of `deploy/`, before a server that accepts only the host name of the site."""
+@contextmanager
+def nginx(folder: Path, servers: Sequence[str], writer: str) -> Iterator[str]:
+    """The address of nginx with the site of `deploy/`, before servers that accept only the host name of the site."""
     if NGINX is None:
         pytest.skip("no nginx here")
-    folder = tmp_path_factory.mktemp("nginx")
     words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={NAME}"]
     subprocess.run([*words, "-keyout", "key", "-out", "pem"], cwd=folder, check=True, capture_output=True)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    settings = ("--set", "device=cpu", "--set", f'hosts=["{NAME}"]')
-    with serving(tiny_kb.folder, qa_folder, *settings, OMP_NUM_THREADS="1") as (url, _):
-        site = (DEPLOY / "nginx.conf").read_text()
-        for old, new in (
-            ("listen 443 ssl;", f"listen 127.0.0.1:{port} ssl;"),
-            ("    listen [::]:443 ssl;\n", ""),
-            ("/etc/ssl/answers.example.org.pem", f"{folder}/pem"),
-            ("/etc/ssl/private/answers.example.org.key", f"{folder}/key"),
-            ("http://127.0.0.1:8000/", f"{url}/"),
-        ):
-            assert old in site
-            site = site.replace(old, new)
-        temporary = "".join(
-            f"{kind}_temp_path {folder}/{kind};\n"
-            for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-        )
-        (folder / "nginx.conf").write_text(
-            f"pid {folder}/pid; error_log {folder}/errors; daemon off; master_process off; events {{}}\n"
-            f"http {{ access_log off;\n{temporary}{site} }}\n"
-        )
-        command = [NGINX, "-p", str(folder), "-e", f"{folder}/errors", "-c", f"{folder}/nginx.conf"]
-        tested = subprocess.run([*command, "-t"], capture_output=True, text=True)
-        assert tested.returncode == 0, tested.stderr
-        assert "warn" not in tested.stderr, tested.stderr
-        with subprocess.Popen(command) as process:
-            try:
-                for _ in range(100):
-                    with socket.socket() as probe:
-                        if probe.connect_ex(("127.0.0.1", port)) == 0:
-                            break
-                    time.sleep(0.1)
-                yield f"https://127.0.0.1:{port}"
-            finally:
-                process.terminate()
+    site = (DEPLOY / "nginx.conf").read_text()
+    lines = "".join(f"    server {urlsplit(url).netloc};\n" for url in servers)
+    for old, new in (
+        ("listen 443 ssl;", f"listen 127.0.0.1:{port} ssl;"),
+        ("    listen [::]:443 ssl;\n", ""),
+        ("/etc/ssl/answers.example.org.pem", f"{folder}/pem"),
+        ("/etc/ssl/private/answers.example.org.key", f"{folder}/key"),
+        ("upstream realm {\n    server 127.0.0.1:8000;\n", f"upstream realm {{\n{lines}"),
+        ("    server 127.0.0.1:8000;\n", f"    server {urlsplit(writer).netloc};\n"),
+    ):
+        assert site.count(old) == 1
+        site = site.replace(old, new)
+    temporary = "".join(
+        f"{kind}_temp_path {folder}/{kind};\n"
+        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    (folder / "nginx.conf").write_text(
+        f"pid {folder}/pid; error_log {folder}/errors; daemon off; master_process off; events {{}}\n"
+        f"http {{ access_log off;\n{temporary}{site} }}\n"
+    )
+    command = [NGINX, "-p", str(folder), "-e", f"{folder}/errors", "-c", f"{folder}/nginx.conf"]
+    tested = subprocess.run([*command, "-t"], capture_output=True, text=True)
+    assert tested.returncode == 0, tested.stderr
+    assert "warn" not in tested.stderr, tested.stderr
+    with subprocess.Popen(command) as process:
+        try:
+            for _ in range(100):
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.1)
+            yield f"https://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+SETTINGS = ("--set", "device=cpu", "--set", f'hosts=["{NAME}"]')
+
+
+@pytest.fixture(scope="module")
+def proxied(tiny_kb, qa_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of nginx before one server."""
+    folder = tmp_path_factory.mktemp("nginx")
+    with (
+        serving(tiny_kb.folder, qa_folder, *SETTINGS, OMP_NUM_THREADS="1") as (url, _),
+        nginx(folder, [url], url) as address,
+    ):
+        yield address
 
 
 def client(url: str) -> httpx.Client:
@@ -115,3 +130,35 @@ def test_nginx_shows_no_metrics_and_refuses_long_bodies(proxied: str) -> None:
     with client(proxied) as http:
         assert http.get("/metrics").status_code == 403
         assert http.post("/v1/answer", content=b"x" * (8 * 2**20 + 1)).status_code == 413
+
+
+def test_two_servers_behind_nginx_have_every_change_and_one_can_be_killed(
+    rules_kb: Path, qa_folder: Path, tmp_path: Path
+) -> None:
+    """Requests go to the two servers in turn, so six requests that find a new document were answered by both."""
+    token = "0123456789abcdef"
+    words = (rules_kb, qa_folder, *SETTINGS)
+    with (
+        serving(*words, OMP_NUM_THREADS="1") as (reader, process),
+        serving(*words, "--writable", OMP_NUM_THREADS="1", REALM_TOKEN=token) as (writer, _),
+        nginx(tmp_path, [reader, writer], writer) as address,
+        client(address) as http,
+    ):
+
+        def found() -> list[str]:
+            body = {"question": "who sold the bells of Oakham?", "method": "bm25", "top_k": 1}
+            hits = http.post("/v1/retrieve", json=body).raise_for_status().json()["passages"]
+            return [hit["title"] for hit in hits]
+
+        document = {"id": "new", "title": "Oakham", "text": "Berthe sold the bells of Oakham."}
+        headers = {"Authorization": f"Bearer {token}"}
+        http.post("/v1/documents", json={"documents": [document]}, headers=headers).raise_for_status()
+        for _ in range(100):
+            if all(found() == ["Oakham"] for _ in range(6)):
+                break
+            time.sleep(0.1)
+        else:
+            pytest.fail("a server did not load the new document")
+        process.kill()
+        process.wait()
+        assert [found() for _ in range(6)] == 6 * [["Oakham"]]

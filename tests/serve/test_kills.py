@@ -9,20 +9,18 @@ import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 import torch
 
-from realm.index.embedding import IndexConfig
-from realm.index.versions import build_index, index_folder
+from realm.index.versions import index_folder
 from realm.model.folder import load_model
 from realm.serve.client import Client
 from realm.store import vectors
 from realm.store.ingest import TABLE
-from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
-from realm.store.tables import damaged_files, open_table
+from realm.store.knowledge_base import KnowledgeBase
+from realm.store.tables.table import damaged_files, open_table
 from tests.conftest import tiny_documents
 from tests.serve.conftest import CONFIG, TOKEN, running
 from tests.store.tiny import TinyTagger
@@ -114,16 +112,6 @@ def look(url: str, writer: Writer) -> None:
         passages = client.get("/health").json()["passages"]
         found = client.post("/v1/retrieve", json={"question": "Ouse", "top_k": 100}).json()["passages"]
         assert len(found) == min(100, passages)
-
-
-@pytest.fixture
-def rules_kb(tiny_kb: Any, qa_model: Path, tmp_path: Path) -> Path:
-    config = KnowledgeBaseConfig(passage_tokens=48, tagger="rules")
-    build(tmp_path / "kb", tiny_documents(), config, tiny_kb.tokenizer, TinyTagger())
-    build_index(
-        KnowledgeBase.open(tmp_path / "kb"), str(qa_model), IndexConfig(device="cpu", precision="fp32")
-    )
-    return tmp_path / "kb"
 
 
 @pytest.mark.slow
