@@ -152,7 +152,7 @@ def add_tagger(parser: Parser, default: str) -> None:
     parser.add_argument(
         "--tagger",
         metavar="NAME",
-        help=f"tagger of names and dates: spacy:MODEL, hf:MODEL, or rules (dates only) (default: {default})",
+        help=f"tagger of names and dates: spacy:MODEL, realm (faster), hf:MODEL, or rules (dates only) (default: {default})",
     )
     parser.add_argument(
         "--processes",

@@ -1,7 +1,7 @@
 """Finds salient spans: names and dates, which REALM masks because their prediction requires knowledge (section 3.4).
 
-1. A tagger splits a text into sentences and finds names: a spaCy pipeline, or a Hugging Face token classifier
-   (the paper's was a BERT trained on CoNLL-2003).
+1. A tagger splits a text into sentences and finds names: a spaCy pipeline, a small network that repeats the output of a spaCy
+   pipeline, or a Hugging Face token classifier (the paper's was a BERT trained on CoNLL-2003).
 2. A regular expression finds dates (that of the paper is not published).
 3. `_merge` combines names and dates into one ordered list without overlaps.
 
@@ -15,12 +15,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from realm.errors import InputError, first_line
 from realm.ray_actors import EngineConfig, map_on_ray
 from realm.text.corpus import Annotations, Span
 from realm.text.dates import DATE_PATTERN, MONTH_PATTERN, find_dates
+from realm.text.tagger_network import PACKAGED, NetworkTagger
 from realm.text.tagger_processes import (
     AnnotateGroups,
     Group,
@@ -64,6 +66,7 @@ def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1, engine: EngineCo
     """Loads a tagger by name.
 
     - `spacy:MODEL` or `MODEL`: a spaCy pipeline with a named entity recogniser, by package name or folder.
+    - `realm`, or `realm:FOLDER`: a small network (`realm.text.tagger_network`).
     - `hf:MODEL`: a transformers token classifier, by hub name or folder; text is split into sentences by punctuation.
     - `rules`: finds only dates; text is split into sentences by punctuation.
 
@@ -77,16 +80,18 @@ def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1, engine: EngineCo
     processes = processes or usable_cores()
     kind, colon, model = name.partition(":")
     if not colon:
-        kind, model = ("rules", "") if name == "rules" else ("spacy", name)
-    tagger: _SpacyTagger | _TokenClassifier
+        kind, model = (name, "") if name in ("rules", "realm") else ("spacy", name)
+    tagger: _SpacyTagger | _NetworkTagger | _TokenClassifier
     if kind == "rules" and not model:
         tagger = _SpacyTagger("rules", _sentence_splitter(), processes)
+    elif kind == "realm":
+        tagger = _NetworkTagger(name, NetworkTagger.load(Path(model) if model else PACKAGED), processes)
     elif kind == "spacy" and model:
         tagger = _load_spacy(model, processes)
     elif kind == "hf" and model:
         tagger = _load_token_classifier(model)
     else:
-        raise InputError(f"unknown tagger {name}: write spacy:MODEL, hf:MODEL or rules")
+        raise InputError(f"unknown tagger {name}: write spacy:MODEL, hf:MODEL, realm or rules")
     return _RayTagger(tagger, engine.ray_address) if engine and engine.engine == "ray" else tagger
 
 
@@ -218,12 +223,11 @@ def _groups(pieces: Iterator[tuple[str, Place]]) -> Iterator[Group]:
 # --- taggers -------------------------------------------------------------------------------------
 
 
-class _SpacyTagger:
-    """A tagger that uses a spaCy pipeline. The pipeline finds sentences and, except for `rules`, entities."""
+class _GroupTagger:
+    """A tagger that annotates groups of texts, in this process or in several processes."""
 
-    def __init__(self, name: str, pipeline: Language, processes: int):
+    def __init__(self, name: str, processes: int):
         self.name = name
-        self._pipeline = pipeline
         self._processes = processes
 
     def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
@@ -245,6 +249,17 @@ class _SpacyTagger:
             yield from annotate_in_processes(prepare, groups, self._processes, fresh)
 
     def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations:
+        raise NotImplementedError
+
+
+class _SpacyTagger(_GroupTagger):
+    """A tagger that uses a spaCy pipeline. The pipeline finds sentences and, except for `rules`, entities."""
+
+    def __init__(self, name: str, pipeline: Language, processes: int):
+        super().__init__(name, processes)
+        self._pipeline = pipeline
+
+    def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations:
         for group in groups:
             for doc, place in self._pipeline.pipe(group, as_tuples=True, batch_size=GROUP):
                 yield self._read(doc), place
@@ -255,10 +270,24 @@ class _SpacyTagger:
         return _annotations(doc.text, _ranges(doc), entities)
 
 
+class _NetworkTagger(_GroupTagger):
+    """A tagger that uses a small network of our own."""
+
+    def __init__(self, name: str, network: NetworkTagger, processes: int):
+        super().__init__(name, processes)
+        self._network = network
+
+    def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations:
+        for group in groups:
+            found = self._network.annotate([text for text, _ in group])
+            for (text, place), (sentences, names) in zip(group, found, strict=True):
+                yield _annotations(text, sentences, names), place
+
+
 class _RayTagger:
     """A tagger whose copies run on a Ray cluster."""
 
-    def __init__(self, tagger: _SpacyTagger | _TokenClassifier, address: str):
+    def __init__(self, tagger: _GroupTagger | _TokenClassifier, address: str):
         self.name = tagger.name
         self._address, self._prefer_gpus = address, isinstance(tagger, _TokenClassifier)
 
@@ -272,7 +301,7 @@ class _RayTagger:
 def _load_annotate(name: str) -> AnnotateGroups:
     """Loads a tagger by name in a process that did not inherit the tagger."""
     tagger = load_tagger(name)
-    assert isinstance(tagger, _SpacyTagger | _TokenClassifier)
+    assert isinstance(tagger, _GroupTagger | _TokenClassifier)
     return tagger._annotate_groups
 
 

@@ -20,7 +20,7 @@ class FitConfig:
     minutes: float = 10.0
     """Time limit of the adaptation to the documents in minutes. With 0, the model is not adapted."""
     tagger: str = "spacy:en_core_web_sm"
-    """Tagger that finds sentences, names and dates: spacy:MODEL, hf:MODEL, or rules (dates only)."""
+    """Tagger that finds sentences, names and dates: spacy:MODEL, realm (faster), hf:MODEL, or rules (dates only)."""
     cut: Literal["sentences", "headings", "documents"] = "sentences"
     """Where passages begin, as in the settings of `realm kb build`. "headings": a passage also begins at each heading;
     "documents": each document is one passage."""
