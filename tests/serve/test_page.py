@@ -124,13 +124,13 @@ def test_an_empty_and_a_long_question_are_said_so_and_not_asked(visit) -> None:
     field = page.get_by_label("Question")
     field.fill("   ")
     page.keyboard.press("Enter")
-    expect(page.locator(".ask .note")).to_have_text("Type something first.")
+    expect(page.locator(".line.big .note")).to_have_text("Type something first.")
     field.fill("🏰" * 2001)
-    expect(page.locator(".ask .note")).to_have_text("2,001 characters: shorten it to 2,000.")
+    expect(page.locator(".line.big .note")).to_have_text("2,001 characters: shorten it to 2,000.")
     page.keyboard.press("Enter")
     assert len(field.input_value()) == 2001 and asked == []
     field.fill("🏰" * 2000)
-    expect(page.locator(".ask .note")).to_be_hidden()
+    expect(page.locator(".line.big .note")).to_be_hidden()
 
 
 def test_a_slash_goes_to_the_field_and_is_typed_only_in_the_midst_of_a_question(visit) -> None:
