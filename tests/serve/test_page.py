@@ -294,7 +294,7 @@ def test_a_better_answer_is_selected_in_a_passage_or_typed(visit, site) -> None:
         page.get_by_role("button", name="Save").click()
         expect(page.locator(".feedback .done")).to_have_text("Saved as better.")
         line = feedback_lines(site)[-1]
-        assert (line["answers"], line["passage_id"], line["verdict"]) == (["Norden"], "astral", "better")
+        assert (line["answers"], line["document_id"], line["verdict"]) == (["Norden"], "astral", "better")
         page.get_by_label("Better answer").fill("nowhere")
         expect(page.locator(".feedback .hint")).to_have_text("None of these passages has this text.")
         before = feedback_lines(site)
