@@ -14,7 +14,7 @@ minilm + gpl           generative pseudo labelling with the MarginMSELoss of sen
                        questions per step, constant rate 2e-5. This method needs a question generator and a cross-encoder.
                        Here `realm questions` makes the questions by rules, and the score of a question and a passage is the
                        score of the best span by the span reader of realm-small. A negative is one of the best 20 passages of
-                       BM25 and of minilm
+                       BM25 and of minilm. The row is missing if fewer than 100 questions can be made
 realm-small            the layers of minilm with a projection to 128 numbers
 realm-small + adapt    `realm adapt`, which trains only the projection of queries
 hybrid                 the default method of realm-small: its scores and those of BM25 together
@@ -39,7 +39,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import shared
 
@@ -75,6 +75,8 @@ WORDPIECES = 128
 DELETED = 0.6
 NEGATIVES = 20
 """Passages of BM25, and of minilm, from which the negative of a question is drawn."""
+FEWEST_QUESTIONS = 100
+"""With fewer made questions, generative pseudo labelling is left out."""
 PAIRS_FOR_SCALE = 256
 """Triples from which the scale of the span scores is computed."""
 
@@ -129,14 +131,18 @@ def compare(folder: Path, work: Path, split: str, minutes: float, tagger: str) -
 
     steps.one("rank minilm", MINILM, kb, beir, split, str(work / "minilm.trec"))
     making = steps.realm("questions", "questions", "--kb", kb, "--out", made)
-    trained = {
-        "minilm + tsdae": steps.one("tsdae", kb, str(60 * minutes), str(work / "tsdae")),
-        "minilm + gpl": making + steps.one("gpl", kb, str(60 * minutes - making), str(work)),
-        "realm-small + adapt": adapting,
-        "hybrid + adapt": adapting,
-    }
-    for name in ("tsdae", "gpl"):
-        steps.one(f"rank {name}", str(work / name), kb, beir, split, str(work / f"minilm + {name}.trec"))
+    trained = {"realm-small + adapt": adapting, "hybrid + adapt": adapting}
+    methods = {"tsdae": 0.0, "gpl": making}
+    if len(made_questions(work)) < FEWEST_QUESTIONS:
+        print(
+            f"{made} has fewer than {FEWEST_QUESTIONS} questions: no generative pseudo labelling",
+            file=sys.stderr,
+        )
+        del methods["gpl"]
+    for method, spent in methods.items():
+        out, name = str(work / method), f"minilm + {method}"
+        trained[name] = spent + steps.one(method, kb, str(60 * minutes - spent), out)
+        steps.one(f"rank {method}", out, kb, beir, split, str(work / f"{name}.trec"))
     print_results(folder, work, split, trained)
 
 
@@ -176,9 +182,11 @@ def print_results(folder: Path, work: Path, split: str, trained: dict[str, float
     from realm.measures.runs import read_run
 
     collection = read_collection(folder, split)
-    found = {name: measure(collection, read_run(work / f"{name}.trec")) for name in SYSTEMS}
+    runs = {name: work / f"{name}.trec" for name in SYSTEMS}
+    found = {name: measure(collection, read_run(run)) for name, run in runs.items() if run.exists()}
     rows: list[shared.Row] = []
-    for name, start in SYSTEMS.items():
+    for name in found:
+        start = SYSTEMS[name]
         row: shared.Row = {"system": name, "cpu s": trained.get(name)}
         row |= {measured: one["mean"] for measured, one in found[name].as_dict()["measures"].items()}
         difference = (
@@ -190,11 +198,18 @@ def print_results(folder: Path, work: Path, split: str, trained: dict[str, float
         row["interval"] = difference and f"{difference['low']:+.1f} to {difference['high']:+.1f}"
         rows.append(row | {"p": difference and difference["p"]})
     shared.print_table(rows)
-    made = sum(
-        len((work / "questions" / f"{part}.jsonl").read_text().splitlines()) for part in ("train", "dev")
-    )
-    about = {"collection": folder.name, "queries": len(collection.queries), "made questions": made}
+    about = {
+        "collection": folder.name,
+        "queries": len(collection.queries),
+        "made questions": len(made_questions(work)),
+    }
     print(json.dumps(about | {"date": date.today().isoformat(), **shared.machine(), "rows": rows}))
+
+
+def made_questions(work: Path) -> list[dict[str, Any]]:
+    """The questions of `realm questions`."""
+    files = [work / "questions" / f"{part}.jsonl" for part in ("train", "dev")]
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
 def rank(name: str, kb: str, folder: str, split: str, out: str) -> None:
@@ -248,7 +263,7 @@ def tsdae(kb: str, seconds: str, out: str) -> None:
     model.save(out)
 
 
-def gpl(kb: str, seconds: str, work: str) -> None:
+def gpl(kb: str, seconds: str, out: str) -> None:
     """Trains MiniLM on made questions, so that differences of scores are those of the span reader."""
     import numpy as np
     from sentence_transformers.sentence_transformer.losses import MarginMSELoss
@@ -259,15 +274,12 @@ def gpl(kb: str, seconds: str, work: str) -> None:
     from realm.store.knowledge_base import KnowledgeBase
 
     opened, model, reader = KnowledgeBase.open(kb), load(encoder_folder(MINILM)), load_model(SMALL)
-    texts, draw = texts_of(opened), random.Random(0)
+    texts, draw, work = texts_of(opened), random.Random(0), Path(out).parent
     bodies = opened.texts()
-    lines = [
-        (Path(work) / "questions" / f"{part}.jsonl").read_text().splitlines() for part in ("train", "dev")
-    ]
-    made = [json.loads(line) for part in lines for line in part]
+    made = made_questions(work)
     questions = [one["question"] for one in made]
     positive = opened.passage_numbers([one["passage_id"] for one in made]).tolist()
-    passage_ND = np.load(Path(work) / "minilm.npy")
+    passage_ND = np.load(work / "minilm.npy")
     question_QD = encode(model, questions)
     _, by_vectors = best(question_QD @ passage_ND.T, NEGATIVES)
     _, by_words = Retriever(opened).search(questions, NEGATIVES, "bm25", None)
@@ -306,7 +318,7 @@ def gpl(kb: str, seconds: str, work: str) -> None:
         return columns, scale * margins(drawn)
 
     train(model, MarginMSELoss(model), batch, 2e-5, float(seconds))
-    model.save(str(Path(work) / "gpl"))
+    model.save(out)
 
 
 def span_scores(model: "Model", questions: Sequence[str], texts: Sequence[str]) -> "Tensor":
