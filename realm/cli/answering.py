@@ -116,8 +116,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
     evaluate.add_argument(
         "--gold",
         action="store_true",
-        help="measure the reader without retrieval: for each question, read the passages of the document given by passage_id "
-        "in the question file",
+        help="measure the reader without retrieval: for each question, read the passages of the document given by "
+        "document_id in the question file",
     )
     evaluate.add_argument(
         "--unanswerable",

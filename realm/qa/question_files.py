@@ -24,14 +24,18 @@ class Question(NamedTuple):
     regex: bool = False
     gold_titles: tuple[str, ...] = ()
     """Titles of documents that contain an answer, if the file has such titles; for recall by title."""
+    document_id: str = ""
+    """Id of a document that contains an answer, if the file has such an id; for `finetune` and for `evaluate --gold`."""
     passage_id: str = ""
-    """Id of a document that contains an answer, if the file has such an id; for fine-tuning and for `evaluate --gold`."""
+    """Id of the passage from which the question was made; "" if the question was not made by `realm questions`."""
 
     def to_json(self) -> dict[str, Any]:
         """The question as a line of a question file, without `gold_titles`."""
         line: dict[str, Any] = {"id": self.id, "question": self.question, "answers": list(self.answers)}
         if self.regex:
             line["regex"] = True
+        if self.document_id:
+            line["document_id"] = self.document_id
         if self.passage_id:
             line["passage_id"] = self.passage_id
         return line
@@ -43,8 +47,9 @@ def read_questions(
     """The questions of a file, whose format is recognised by its content.
 
     - JSON Lines or one JSON array of objects with `question` (or `qText`), `answers` (or `answer`; a text or a list of
-      texts), and optionally `id` (or `qId`), `regex` (or `answers_are_regex`), `gold_titles` and `passage_id`. Other keys
-      are ignored.
+      texts), and optionally `id` (or `qId`), `regex` (or `answers_are_regex`), `gold_titles`, `document_id` and `passage_id`.
+      Without a `document_id`, the `passage_id` is the id of the document, as in data sets whose documents are passages. Other
+      keys are ignored.
       NQ-Open, DPR, DrQA and WebQuestions have this format.
     - JSON Lines with only `question` and one `answer`, if at least a quarter of the answers are clearly patterns (DrQA's
       CuratedTREC). Then all answers are patterns, and a line on standard error reports this.
@@ -243,17 +248,24 @@ def _question(record: Any, where: str, position: str, regex: bool, need_answers:
     if regex:
         for pattern in answers:
             _check_pattern(pattern, where)
-    identifier = _either(record, "id", "qId", where)
-    if isinstance(identifier, int) and not isinstance(identifier, bool):
-        identifier = str(identifier)
+    passage = _id(record.get("passage_id"), "passage id", where)
+    document = _id(record.get("document_id"), "document id", where)
     return Question(
-        id=position if identifier is None else _text(identifier, "id", where),
+        id=_id(_either(record, "id", "qId", where), "id", where, absent=position),
         question=question,
         answers=tuple(dict.fromkeys(answers)),
         regex=regex,
         gold_titles=tuple(_text(t, "gold title", where) for t in _texts(record.get("gold_titles"))),
-        passage_id=_text(record.get("passage_id", ""), "passage id", where),
+        document_id=document or passage,
+        passage_id=passage if document else "",
     )
+
+
+def _id(value: Any, what: str, where: str, absent: str = "") -> str:
+    """An id, which is a text or a whole number; `absent` if there is none."""
+    if value is None:
+        return absent
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(value, what, where)
 
 
 def _either(record: dict[str, Any], name: str, alias: str, where: str) -> Any:

@@ -131,7 +131,7 @@ def evaluate(
     Args:
         method: how passages are ranked; None: the default of the answerer.
         unanswerable: also answer each question without its positives, to measure how often a wrong answer is declined.
-        gold: read all passages of the document that each question names (`passage_id`), in the order of the document, in place
+        gold: read all passages of the document that each question names (`document_id`), in the order of the document, in place
             of retrieved passages.
 
     Raises:
@@ -303,7 +303,7 @@ def calibrate(
 
 
 class _OwnPassages:
-    """Finds the passages of the documents that questions name (`passage_id`)."""
+    """Finds the passages of the documents that questions name (`document_id`)."""
 
     def __init__(self, kb: KnowledgeBase):
         self._kb, self._by_document = kb, Lookup(kb.document_keys_N)
@@ -314,15 +314,15 @@ class _OwnPassages:
         Raises:
             InputError: a question names no document, or a document without passages in the knowledge base.
         """
-        found = [self._by_document.all(key_of(question.passage_id)) for question in questions]
+        found = [self._by_document.all(key_of(question.document_id)) for question in questions]
         for question, numbers in zip(questions, found, strict=True):
-            if not question.passage_id:
+            if not question.document_id:
                 raise InputError(
-                    f"question {question.id} names no document: with --gold, each question needs a passage_id"
+                    f"question {question.id} names no document: with --gold, each question needs a document_id"
                 )
             if not len(numbers):
                 raise InputError(
-                    f"question {question.id} names document {question.passage_id!r}, but {self._kb.folder} has no passages of "
+                    f"question {question.id} names document {question.document_id!r}, but {self._kb.folder} has no passages of "
                     "this document"
                 )
         number_BN = np.full((len(questions), max(map(len, found))), NULL_PASSAGE)

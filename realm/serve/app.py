@@ -248,11 +248,8 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge, name: str) -> Non
 
     @api.get("/corpus", response_model=schemas.CorpusOut)
     async def corpus() -> Response:
-        """Returns the name and the size of the corpus, and the titles of a few documents."""
-        snapshot = knowledge.current
-        documents, titles = await asyncio.to_thread(lambda: (snapshot.documents, snapshot.titles))
-        sizes = {"documents": documents, "passages": len(snapshot.kb)}
-        return JSONResponse({"name": name} | sizes | {"titles": titles})
+        """Returns the name and the size of the corpus, the titles of a few documents, and the fields with an example filter."""
+        return JSONResponse({"name": name} | await asyncio.to_thread(schemas.corpus_out, knowledge.current))
 
     @api.get("/examples", response_model=schemas.ExamplesOut)
     async def examples() -> Response:

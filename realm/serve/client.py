@@ -128,7 +128,10 @@ class Client:
         return self._json("GET", f"/v1/documents?{query}")
 
     def corpus(self) -> dict[str, Any]:
-        """Name and size of the corpus, and titles of a few documents: `{"name", "documents", "passages", "titles"}`."""
+        """Name and size of the corpus, titles of a few documents, the fields with an example filter.
+
+        The keys are "name", "documents", "passages", "titles", "fields" and "filter".
+        """
         return self._json("GET", "/v1/corpus")
 
     def examples(self) -> list[str]:

@@ -29,8 +29,7 @@ class FeedbackLine(TypedDict):
     id: str
     question: str
     answers: list[str]
-    passage_id: str
-    """Id of the document, as in every question file."""
+    document_id: str
     verdict: Verdict
     title: str
     passage: str
@@ -81,7 +80,7 @@ class Feedback:
             "id": hashlib.sha256(key.encode()).hexdigest()[:16],
             "question": question,
             "answers": [answer],
-            "passage_id": passage.document_id,
+            "document_id": passage.document_id,
             "verdict": verdict,
             "title": passage.title,
             "passage": passage.id,

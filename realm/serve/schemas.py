@@ -13,7 +13,7 @@ from realm.qa.question_files import MAX_QUESTION_CHARACTERS
 from realm.serve.feedback import Verdict
 from realm.serve.runs import State
 from realm.serve.settings import MOST_FIELDS
-from realm.store.fields.filters import LONGEST_FILTER
+from realm.store.fields.filters import BUILT_IN, LONGEST_FILTER
 from realm.text.fields import LONGEST_NAME, LONGEST_VALUE, RESERVED, clean_fields
 from realm.workspace.living import Snapshot, UnknownPassage
 
@@ -177,6 +177,10 @@ class CorpusOut(_Out):
     passages: int
     titles: list[str]
     """Titles of a few documents."""
+    fields: dict[str, str]
+    """Fields of the documents: the name of each field, and what its values are, such as "whole number"."""
+    filter: str | None
+    """Example of a filter over these fields; null if there is none."""
 
 
 class ExamplesOut(_Out):
@@ -415,6 +419,18 @@ def index_out(snapshot: Snapshot) -> dict[str, Any]:
         "step": version.step,
         "created": version.created,
         "knowledge": snapshot.stamp.passages_version,
+    }
+
+
+def corpus_out(snapshot: Snapshot) -> dict[str, Any]:
+    """The response of `/v1/corpus` without the name of the corpus."""
+    fields = {name: kind for name, kind in snapshot.kb.fields.items() if name not in BUILT_IN}
+    return {
+        "documents": snapshot.documents,
+        "passages": len(snapshot.kb),
+        "titles": snapshot.titles,
+        "fields": fields,
+        "filter": snapshot.example_filter,
     }
 
 

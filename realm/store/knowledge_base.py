@@ -71,7 +71,7 @@ from realm.store.tables.table import (
     uncommitted,
     write_rows,
 )
-from realm.store.tables.upkeep import compacted, remove_versions, tidy
+from realm.store.upkeep import compacted, remove_versions, tidy
 from realm.store.verify import lagging, problems
 from realm.text.corpus import Document, HeldOut, Passage
 from realm.text.fields import Kind, from_json
@@ -439,10 +439,10 @@ class KnowledgeBase:
     @property
     def fields(self) -> dict[str, str]:
         """The names that filters can use -> what their values are: text, whole number, date ..."""
-        return names_of_fields(self._kinds)
+        return names_of_fields(self.kinds)
 
     @cached_property
-    def _kinds(self) -> dict[str, list[Kind]]:
+    def kinds(self) -> dict[str, list[Kind]]:
         """The fields -> the kinds of their values, without kinds of which all values were deleted or replaced."""
         kinds = kinds_of_fields(self.table.schema)
         for name, several in kinds.items():
@@ -462,9 +462,9 @@ class KnowledgeBase:
         As in SQL, a comparison with a field that the document does not have is not true.
 
         Raises:
-            InputError: the filter cannot be used (`realm.store.fields.filters`).
+            FilterError: the filter cannot be used (`realm.store.fields.filters`).
         """
-        sql = filter_sql(where, self._kinds)
+        sql = filter_sql(where, self.kinds)
         try:
             with reading(self.table), _casts():
                 match_N = self.table.scanner(columns={"matches": sql}).to_table().column("matches")
@@ -472,9 +472,9 @@ class KnowledgeBase:
             if isinstance(error, InputError):
                 raise
             why = reason(error).removeprefix("Invalid user input: ")
-            raise refused(where, shortened(why), self._kinds) from error
+            raise refused(where, shortened(why), self.kinds) from error
         if not pa.types.is_boolean(match_N.type):
-            raise refused(where, "it is not a condition, such as year >= 2020", self._kinds)
+            raise refused(where, "it is not a condition, such as year >= 2020", self.kinds)
         return match_N.fill_null(False).to_numpy()
 
     def _column(self, name: str) -> pa.ChunkedArray:

@@ -42,7 +42,7 @@ from realm.store.tables.table import (
     was_committed,
     write_rows,
 )
-from realm.store.tables.upkeep import Removed, forget_after, remove_versions, tidy
+from realm.store.upkeep import Removed, forget_after, remove_versions, tidy
 
 TABLE = "vectors.lance"
 _MAPPED = "mapped"

@@ -115,7 +115,8 @@ class Examples:
 
         If `without_B` is True for a question, the passages without an answer come first. Otherwise the order changes only with
         `contrast`: a positive comes first, then the passages without an answer. If the question file names the document of the
-        question, the positive is from this document; a positive that was not retrieved replaces the last passage.
+        question, the positive is from this document (except for made questions); a positive that was not retrieved replaces the
+        last passage.
         """
         number_BN, holds_BN = number_BN.copy(), holds_BN.copy()
         for row, question in enumerate(batch.tolist()):
@@ -136,11 +137,14 @@ class Examples:
         return number_BN, holds_BN
 
     def _own(self, question: int) -> int | None:
-        """The first passage that contains an answer, from the document that the question file names; None if there is none."""
-        name = self._questions[question].passage_id
-        if not name:
+        """The first passage that contains an answer, from the document that the question file names; None if there is none.
+
+        It is also None for questions that `realm questions` has made, whose positives are always retrieved passages.
+        """
+        named = self._questions[question]
+        if not named.document_id or named.passage_id:
             return None
-        numbers = self._by_document.all(key_of(name))
+        numbers = self._by_document.all(key_of(named.document_id))
         self._load(numbers)
         return next((int(n) for n in numbers if self._has(question, int(n))), None)
 

@@ -30,6 +30,7 @@ from realm.qa.filling import Filler
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.questions import make_questions
 from realm.store import vectors
+from realm.store.fields.filters import example_filter
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import AddResult, KnowledgeBase, changed
 from realm.store.schema import Lookup, key_of
@@ -108,6 +109,11 @@ class Snapshot:
         short = [one.question for one in made if len(one.question) <= _SHORT]
         chosen = np.random.default_rng(0).permutation(len(short))[:_EXAMPLES]
         return [short[n] for n in sorted(chosen)]
+
+    @cached_property
+    def example_filter(self) -> str | None:
+        """A filter that some of the documents match; None if these documents have no suitable fields."""
+        return example_filter((one.fields for one in self._drawn), self.kb.kinds)
 
     @cached_property
     def _drawn(self) -> list[Passage]:

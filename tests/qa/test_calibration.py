@@ -221,15 +221,15 @@ def test_gold_passages_are_those_of_the_document_that_a_question_names(tiny_kb, 
     answerer = Answerer.load(str(tiny_kb.folder), str(qa_folder), CONFIG)
     documents = [passage.document_id for passage in tiny_kb]
     names = [documents[0], max(documents, key=documents.count)]
-    questions = [Question(name, "who built the tower?", ("nobody",), passage_id=name) for name in names]
+    questions = [Question(name, "who built the tower?", ("nobody",), document_id=name) for name in names]
     report = evaluate(answerer, questions, gold=True)
     for question, probability in zip(questions, report.confidence.probability_N, strict=True):
-        own = [n for n, name in enumerate(documents) if name == question.passage_id]
+        own = [n for n, name in enumerate(documents) if name == question.document_id]
         (said,) = answerer.answer_from([question.question], np.array([own]))
         assert probability == pytest.approx(said.answers[0].probability, rel=1e-4)
     for name, problem in (("", "names no document"), ("d99", "names document 'd99'")):
         with pytest.raises(InputError, match=problem):
-            evaluate(answerer, [questions[0]._replace(passage_id=name)], gold=True)
+            evaluate(answerer, [questions[0]._replace(document_id=name)], gold=True)
 
 
 def test_no_answer_takes_its_share_where_the_reader_may_find_none(tiny_kb, qa_folder, tmp_path) -> None:

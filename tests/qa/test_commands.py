@@ -9,6 +9,7 @@ import pytest
 
 from realm import cli
 from realm.qa import pipeline
+from realm.questions import MadeQuestion
 from realm.search.bm25 import Bm25Index
 from tests.conftest import RIVERS, TOWNS
 
@@ -115,3 +116,35 @@ def test_a_written_probe_is_the_printed_one_with_each_facts_outcome_beside_it(
     assert len({outcome["passage"] for outcome in outcomes} & set(tiny_kb.ids)) == printed["n"] >= 2
     hits = sum(1 <= outcome["rank"] <= 5 for outcome in outcomes)
     assert printed["recall"]["5"] == pytest.approx(100 * hits / printed["n"], abs=0.01)
+
+
+def test_made_questions_are_answered_from_the_documents_from_which_they_were_made(
+    tiny_kb, qa_folder, tmp_path, capsys
+) -> None:
+    passages = list(tiny_kb)
+    made = [
+        MadeQuestion(
+            f"{n}",
+            "which river?",
+            (river,),
+            passage.id,
+            passage.document_id,
+            passage.title,
+            at,
+            at + len(river),
+        )
+        for n, passage in enumerate(passages)
+        for river in RIVERS
+        if (at := passage.text.find(river)) >= 0
+    ]
+    by_hand = [
+        {"id": one.id, "question": one.question, "answers": one.answers, "passage_id": one.document_id}
+        for one in made
+    ]
+    words = ["--kb", str(tiny_kb.folder), "--model", str(qa_folder), "--set", "device=cpu", "--gold"]
+    reports = []
+    for name, lines in (("made", [one._asdict() for one in made]), ("by hand", by_hand)):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        reports.append(said(capsys, "evaluate", *words, "--questions", str(file)))
+    assert reports[0] == reports[1] and reports[0]["n"] == len(made) > 1

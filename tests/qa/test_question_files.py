@@ -236,6 +236,29 @@ def test_bad_input_is_one_line_with_the_place(tmp_path: Path, content: Any, mess
 
 
 @pytest.mark.parametrize(
+    ("names", "document", "passage"),
+    [
+        ({}, "", ""),
+        ({"passage_id": "p7"}, "p7", ""),  # a data set whose documents are passages
+        ({"document_id": "d1"}, "d1", ""),
+        ({"document_id": 17, "passage_id": None}, "17", ""),
+        (
+            {"document_id": "d1", "passage_id": "5219f2ed6a5ecc5a"},
+            "d1",
+            "5219f2ed6a5ecc5a",
+        ),  # a made question
+    ],
+)
+def test_document_and_passage_of_a_question_are_not_confused(
+    tmp_path: Path, names: dict[str, Any], document: str, passage: str
+) -> None:
+    line = {"question": "q", "answers": ["a"], **names}
+    (question,) = read_questions(written(tmp_path, json.dumps(line).encode()))
+    assert (question.document_id, question.passage_id) == (document, passage)
+    assert read_questions(written(tmp_path, json.dumps(question.to_json()).encode())) == [question]
+
+
+@pytest.mark.parametrize(
     ("line", "message"), [("a\tb\tc", "3 columns"), ("a\t[b", "is no list"), ("a\t[1]", "answer is 1")]
 )
 def test_bad_tables_are_one_line_with_the_place(tmp_path: Path, line: str, message: str) -> None:

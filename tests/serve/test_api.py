@@ -221,6 +221,7 @@ def test_the_corpus_has_a_name_its_sizes_and_a_few_titles(served, qa_model) -> N
     assert corpus["name"] == served.kb.parent.name  # the folder of the knowledge base is called kb
     assert corpus["passages"] == len(kb)
     assert corpus["documents"] == len({passage.document_id for passage in kb})
+    assert (corpus["fields"], corpus["filter"]) == ({}, None)
     assert len(corpus["titles"]) == len(set(corpus["titles"])) == 6 and set(corpus["titles"]) <= set(TOWNS)
     with running(served.kb, qa_model, ServeConfig(device="cpu", name="<b>Towns</b>")) as other:
         assert other.client().corpus() == corpus | {"name": "<b>Towns</b>"}
@@ -258,6 +259,9 @@ def test_documents_with_fields_are_filtered_and_shown_with_their_fields(own_serv
         {"id": f"new{n}", "title": f"Oakham {n}", "text": text, "fields": {**one, "none": None}}
         for n, (text, one) in enumerate(zip(texts, fields, strict=True))
     )
+    corpus = client.corpus()
+    assert corpus["fields"] == {"year": "whole number", "url": "text", "tags": "text"}
+    assert client.documents(where=corpus["filter"])["documents"]
     for method in ("dense", "bm25", "hybrid"):
         hits = client.retrieve("who sold the bells of Oakham?", method, 100, "year >= 2002")
         assert sorted((hit["document"], hit["fields"]["year"]) for hit in hits) == [
@@ -284,7 +288,9 @@ def test_documents_with_fields_are_filtered_and_shown_with_their_fields(own_serv
             ("year = 1" + " " * 2000, 422, "where: 2008 characters are too many"),
             (" ", 422, "where: the text is empty"),
         ):
-            assert_problem(post(own_server, f"/v1/{path}", {"question": "x", "where": where}), status, says)
+            response = post(own_server, f"/v1/{path}", {"question": "x", "where": where})
+            assert_problem(response, status, says)
+            assert response.json()["parameter"] == "where"
     assert_problem(httpx.get(f"{own_server.url}/v1/documents?where=nothing"), 400, "nothing is not a field")
 
 

@@ -44,7 +44,7 @@ def test_right_and_better_answers_are_a_question_file_and_wrong_ones_are_kept_ap
         ("which first word?", (other["text"].split()[0],)),
     ]
     assert first == {"id": found[0].id, "new": True}
-    assert found[1].passage_id == other["document"]
+    assert found[1].document_id == other["document"]
     for line in file.read_text().splitlines():
         assert_holds(FeedbackLine, json.loads(line))
     (rejected,) = read_questions(f"{file}.rejected")

@@ -124,13 +124,13 @@ def test_an_empty_and_a_long_question_are_said_so_and_not_asked(visit) -> None:
     field = page.get_by_label("Question")
     field.fill("   ")
     page.keyboard.press("Enter")
-    expect(page.locator(".ask .note")).to_have_text("Type something first.")
+    expect(page.locator(".line.big .note")).to_have_text("Type something first.")
     field.fill("🏰" * 2001)
-    expect(page.locator(".ask .note")).to_have_text("2,001 characters: shorten it to 2,000.")
+    expect(page.locator(".line.big .note")).to_have_text("2,001 characters: shorten it to 2,000.")
     page.keyboard.press("Enter")
     assert len(field.input_value()) == 2001 and asked == []
     field.fill("🏰" * 2000)
-    expect(page.locator(".ask .note")).to_be_hidden()
+    expect(page.locator(".line.big .note")).to_be_hidden()
 
 
 def test_a_slash_goes_to_the_field_and_is_typed_only_in_the_midst_of_a_question(visit) -> None:
@@ -294,7 +294,7 @@ def test_a_better_answer_is_selected_in_a_passage_or_typed(visit, site) -> None:
         page.get_by_role("button", name="Save").click()
         expect(page.locator(".feedback .done")).to_have_text("Saved as better.")
         line = feedback_lines(site)[-1]
-        assert (line["answers"], line["passage_id"], line["verdict"]) == (["Norden"], "astral", "better")
+        assert (line["answers"], line["document_id"], line["verdict"]) == (["Norden"], "astral", "better")
         page.get_by_label("Better answer").fill("nowhere")
         expect(page.locator(".feedback .hint")).to_have_text("None of these passages has this text.")
         before = feedback_lines(site)

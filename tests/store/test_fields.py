@@ -22,7 +22,7 @@ from realm.files import write_json_lines
 from realm.store import ingest
 from realm.store.export import exported
 from realm.store.fields.columns import MOST_COLUMNS
-from realm.store.fields.filters import DEEPEST, LONGEST_FILTER
+from realm.store.fields.filters import DEEPEST, LONGEST_FILTER, example_filter
 from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
 from realm.store.tables.table import commit, write_rows
 from realm.text.corpus import Document, Section
@@ -104,6 +104,24 @@ def test_a_filter_selects_the_passages_for_which_its_condition_holds(
 def test_a_filter_can_use_the_id_of_the_document_and_the_title(kb: KnowledgeBase) -> None:
     for where in ("id = 'd3'", "title = 'Town 3'"):
         assert {kb.passages([n])[0].document_id for n in np.flatnonzero(kb.matching(where))} == {"d3"}
+
+
+def test_the_example_of_a_filter_is_made_from_the_first_document_with_a_suitable_field() -> None:
+    kinds = {name: [kind_of(value)] for one in FIELDS for name, value in one.items()}
+    shown = [example_filter([one], kinds) for one in FIELDS]
+    assert shown == [
+        "year >= 2000 and source = 'handbook'",
+        "year >= 2020 and source = 'notes'",
+        "year >= 2021 and source = 'handbook'",
+        "source = 'it''s' and at >= '2020-03-01'",
+        None,
+        "year >= 2019",
+        "year >= 2030 and mixed = 'one'",
+    ]
+    assert example_filter([{}, {"tags": ["a"]}, {"long": "x" * 100}, {"in": True}], {"in": ["bool"]}) == (
+        "`in` = true"
+    )
+    assert example_filter([{"mixed": 1}, {"unknown": 1}], {"mixed": ["int", "text"]}) is None
 
 
 WRONG = [
@@ -221,6 +239,9 @@ def test_any_fields_come_back_and_their_columns_agree_with_them(tmp_path_factory
     for name in {name for one in fields for name in one}:
         there = [name in passage.fields for passage in opened]
         assert opened.matching(f"`{name}` is not null").tolist() == there
+    for passage in opened:
+        if shown := example_filter([passage.fields], opened.kinds):
+            assert opened.matching(shown)[opened.numbers_of([passage.document_id])].all(), shown
     shutil.rmtree(folder)
 
 

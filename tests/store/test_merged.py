@@ -5,15 +5,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lance
 import pytest
 
 from realm.errors import RealmError
+from realm.store import knowledge_base, upkeep
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase, build, changed
 from realm.store.merged import MERGED, handed_over
 from realm.store.tables import table
 from realm.store.tables.digests import CHECKSUMS
 from realm.store.tables.table import history
+from realm.store.upkeep import tidy
 from realm.text.corpus import Document
 from tests.store.test_build import Stopped, stop
 from tests.store.tiny import CONFIG, TOKENIZER, TinyTagger, make
@@ -261,6 +264,28 @@ def test_columns_of_a_later_document_do_not_complete_a_change_that_was_killed_be
     kb.add([later], TinyTagger())
     assert kb.merged() == merged
     assert content(kb.folder) == [*before, ("g.txt", "It is later.")]
+    assert kb.verify() == []
+
+
+def test_upkeep_does_not_complete_a_change_that_was_killed_before_its_commit(
+    kb: KnowledgeBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tidy_after_a_killed_change(path: Path, table: lance.LanceDataset) -> lance.LanceDataset:
+        with monkeypatch.context() as patch:
+            patch.setattr("realm.store.tables.table.commit", stop)
+            with pytest.raises(Stopped):
+                KnowledgeBase.open(kb.folder).delete(["a.txt"])
+        tidied = tidy(path, table)
+        assert tidied.version == table.version + 1
+        return tidied
+
+    kb.add([Document("D", "It is later.", "g.txt")], TinyTagger())
+    before, merged = content(kb.folder), kb.merged()
+    monkeypatch.setattr(upkeep, "TIDY_EVERY", 1)
+    monkeypatch.setattr(knowledge_base, "tidy", tidy_after_a_killed_change)
+    kb.add([Document("E", "It is last.", "h.txt")], TinyTagger())
+    assert kb.merged() == merged
+    assert content(kb.folder) == [*before, ("h.txt", "It is last.")]
     assert kb.verify() == []
 
 

@@ -219,7 +219,7 @@ def test_reader_of_an_older_version_goes_on_through_compaction_and_frees_it_when
 def test_old_versions_and_small_files_go_by_themselves(
     kb: KnowledgeBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("realm.store.tables.upkeep.TIDY_EVERY", 4)
+    monkeypatch.setattr("realm.store.upkeep.TIDY_EVERY", 4)
     folder = publish(kb)
     for number in range(24):
         kb.add([document(number)], TinyTagger())

@@ -187,17 +187,21 @@ def test_losses_of_a_step_are_the_papers_written_out(tiny_kb, tiny_model_folder,
 
 
 def test_contrast_reads_one_passage_with_an_answer_and_the_best_without(tiny_kb, tiny_model) -> None:
-    """The question's own document comes first, retrieved or not; without one, the best that holds an answer."""
+    """The question's own document comes first, retrieved or not; without one, the best that holds an answer.
+
+    A made question names a document, but has only retrieved passages.
+    """
     passages = list(tiny_kb)
     texts = [passage.text for passage in passages]
     document = next(p.document_id for p in reversed(passages) if RIVERS[0] in p.text)
     own = next(n for n, p in enumerate(passages) if p.document_id == document and RIVERS[0] in p.text)
-    named = Question("q", "which river?", (RIVERS[0],), passage_id=document)
-    unnamed = named._replace(passage_id="")
-    absent = Question("q", "which river?", ("Nile",), passage_id="no such document")
-    examples = Examples(tiny_kb, tiny_model, [named, unnamed, absent])
+    named = Question("q", "which river?", (RIVERS[0],), document_id=document)
+    unnamed = named._replace(document_id="")
+    absent = Question("q", "which river?", ("Nile",), document_id="no such document")
+    made = named._replace(passage_id=passages[own].id)
+    examples = Examples(tiny_kb, tiny_model, [named, unnamed, absent, made])
     ranked = [n for n in range(len(texts)) if n != own]  # the question's own passage is not among them
-    batch, number_BN = np.arange(3), np.tile(ranked, (3, 1))
+    batch, number_BN = np.arange(4), np.tile(ranked, (4, 1))
     number_BN, holds_BN = examples.choose(
         batch, number_BN, examples.holds(batch, number_BN), True, np.zeros(len(batch), dtype=bool)
     )
@@ -205,6 +209,7 @@ def test_contrast_reads_one_passage_with_an_answer_and_the_best_without(tiny_kb,
     first = next(n for n in ranked if RIVERS[0] in texts[n])
     assert number_BN[0, :3].tolist() == [own, *without] and number_BN[1, :3].tolist() == [first, *without]
     assert number_BN[2].tolist() == ranked
+    assert number_BN[3].tolist() == number_BN[1].tolist()
     assert sorted(number_BN[0]) == sorted([*ranked[:-1], own]) and sorted(number_BN[1]) == ranked
     assert np.array_equal(holds_BN, examples.holds(batch, number_BN))
 

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from realm.errors import RealmError, WriteFailed, error_number
 from realm.serve.batching import Busy, NotReady
 from realm.serve.feedback import FeedbackFull
+from realm.store.fields.filters import FilterError
 from realm.store.tables.table import ChangedMeanwhile
 from realm.workspace.living import UnknownDocument, UnknownPassage
 
@@ -31,12 +32,18 @@ class Problem(BaseModel):
     """The reason phrase of the status."""
     status: int
     detail: str
+    parameter: str | None = None
+    """The part of the request that must be changed, such as `where`; missing if it is unknown."""
 
 
-def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+def problem(
+    status: int, detail: str, headers: Mapping[str, str] | None = None, parameter: str | None = None
+) -> JSONResponse:
     """The response for an error."""
-    value = Problem(title=HTTPStatus(status).phrase, status=status, detail=" ".join(detail.split()))
-    return JSONResponse(value.model_dump(), status, dict(headers or {}), MEDIA_TYPE)
+    value = Problem(
+        title=HTTPStatus(status).phrase, status=status, detail=" ".join(detail.split()), parameter=parameter
+    )
+    return JSONResponse(value.model_dump(exclude_none=True), status, dict(headers or {}), MEDIA_TYPE)
 
 
 def from_error(error: Exception) -> JSONResponse:
@@ -73,6 +80,8 @@ def from_error(error: Exception) -> JSONResponse:
             )
         case FeedbackFull():
             return problem(507, str(error))
+        case FilterError():
+            return problem(400, str(error), parameter="where")
         case RealmError():
             return problem(400, str(error))
         case HTTPException():
@@ -99,7 +108,9 @@ def install(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return problem(422, "; ".join(map(_sentence, error.errors()[:5])))
+        wrong = error.errors()[:5]
+        parameter = _parameter(wrong[0]) if len(wrong) == 1 else None
+        return problem(422, "; ".join(map(_sentence, wrong)), parameter=parameter)
 
     async def of_the_system(request: Request, error: Exception) -> JSONResponse:
         response = from_error(error)
@@ -114,8 +125,6 @@ def install(app: FastAPI) -> None:
 
 
 def _sentence(error: Mapping[str, Any]) -> str:
-    place: Sequence[Any] = error["loc"]
-    name = ".".join(str(part) for part in place if part != "body") or "body"
     match error["type"]:
         # The only pattern requires a character that is not white space.
         case "string_pattern_mismatch" | "string_too_short":
@@ -125,4 +134,9 @@ def _sentence(error: Mapping[str, Any]) -> str:
             reason = f"{len(error['input'])} characters are too many: shorten the text to {most}"
         case _:
             reason = str(error["msg"]).removeprefix("Value error, ")
-    return f"{name}: {reason}"
+    return f"{_parameter(error)}: {reason}"
+
+
+def _parameter(error: Mapping[str, Any]) -> str:
+    place: Sequence[Any] = error["loc"]
+    return ".".join(str(part) for part in place if part != "body") or "body"

@@ -2,12 +2,13 @@
 
 import { address, age, asking, bar, choice, el, field, fieldList, get, marked, newest, percent, problem, question, remember, waiting } from "./dom.js";
 import { feedback } from "./feedback.js";
+import { filtering } from "./filter.js";
 import { explain, sureness } from "./words.js";
 
 const METHODS = [["dense", "Dense"], ["bm25", "BM25"], ["hybrid", "Hybrid"]];
 const SAYS = { dense: "by vectors", bm25: "by words", hybrid: "by both" };
 const READS = [3, 5, 10, 20];
-const last = { question: "", method: null, read: 5, out: null, asked: "" };
+const last = { question: "", method: null, read: 5, where: "", out: null, asked: "" };
 const next = newest();
 
 export function askView(main, health, path, values) {
@@ -25,6 +26,7 @@ export function askView(main, health, path, values) {
     const method = values.get("method");
     const read = Number(values.get("read"));
     last.question = shared;
+    last.where = values.get("where") ?? "";
     if (method === "compare" || METHODS.some(([m]) => m === method)) last.method = method;
     if (READS.includes(read)) last.read = read;
   }
@@ -38,12 +40,14 @@ export function askView(main, health, path, values) {
   const methods = choice("Rank by", "method", [...METHODS, ["compare", "Compare"]], last.method, again);
   const read = el("select", { onchange: again }, READS.filter((n) => n <= health.limits.most_read).map((n) => el("option", { value: n, selected: n === last.read }, String(n))));
   const typed = asking("Question", input, most);
+  const corpus = get("v1/corpus");
+  const filter = filtering(corpus, last.where);
   const form = el(
     "form",
     { class: "ask", role: "search", onsubmit: submit },
     el("h1", { class: "sr" }, "Ask"),
     el("div", { class: "line big" }, typed.place, el("button", { type: "submit" }, "Ask")),
-    el("div", { class: "line options" }, methods, field("Read", read)),
+    el("div", { class: "line options" }, methods, field("Read", read), filter.place),
   );
   main.append(form, out);
   input.focus({ preventScroll: true });
@@ -56,7 +60,7 @@ export function askView(main, health, path, values) {
   }
 
   function current() {
-    return address("ask", { question: input.value, method: form.elements.method.value, read: read.value });
+    return address("ask", { question: input.value, method: form.elements.method.value, read: read.value, where: filter.value() });
   }
 
   // What the corpus is, and example questions, which are shown until the first question is asked.
@@ -64,9 +68,9 @@ export function askView(main, health, path, values) {
     const place = el("div", { class: "welcome" });
     out.replaceChildren(place);
     try {
-      const corpus = await get("v1/corpus");
-      place.append(el("h2", {}, corpus.name), about(corpus));
-      const questions = corpus.passages ? await examples(corpus) : [];
+      const known = await corpus;
+      place.append(el("h2", {}, known.name), about(known));
+      const questions = known.passages ? await examples(known) : [];
       if (questions.length) {
         place.append(el("div", { class: "examples" }, el("h3", { class: "minor" }, "For example"),
           el("ul", {}, questions.map((text) => el("li", {}, el("button", { type: "button", class: "other", onclick: () => { input.value = text; submit(); } }, text))))));
@@ -98,21 +102,23 @@ export function askView(main, health, path, values) {
     event?.preventDefault();
     if (!typed.check()) return;
     const signal = next();
-    Object.assign(last, { question: input.value, method: form.elements.method.value, read: Number(read.value), out, asked: current() });
+    Object.assign(last, { question: input.value, method: form.elements.method.value, read: Number(read.value), where: filter.value(), out, asked: current() });
     remember(last.asked);
     const said = last.question;
+    const where = last.where || null;
+    const heading = el("p", { class: "asked" }, said, where ? el("small", {}, " where ", el("code", {}, where)) : null);
     const methods = last.method === "compare" ? METHODS.map(([m]) => m) : [last.method];
     waiting(form, true);
     waiting(out, true);
     try {
-      const all = await Promise.all(methods.map((method) => question("v1/answer", { question: said, method, top_k: last.read }, signal)));
+      const all = await Promise.all(methods.map((method) => question("v1/answer", { question: said, method, top_k: last.read, where }, signal)));
       if (signal.aborted) return; // another question has been asked
       out.replaceChildren(
-        el("p", { class: "asked" }, said),
-        el("div", { class: `columns of-${all.length}` }, all.map((one, n) => column(one, methods[n], all.length > 1, health.writable && all.length === 1))),
+        heading,
+        el("div", { class: `columns of-${all.length}` }, all.map((one, n) => column(one, methods[n], all.length > 1, health.writable && all.length === 1, where))),
       );
     } catch (error) {
-      if (!signal.aborted) out.replaceChildren(el("p", { class: "asked" }, said), problem(error));
+      if (!signal.aborted) out.replaceChildren(heading, filter.refused(error) ? "" : problem(error));
     } finally {
       if (!signal.aborted) {
         waiting(form, false);
@@ -139,12 +145,12 @@ async function examples(corpus) {
   return questions.length ? questions : corpus.titles.slice(0, 3).map((title) => `What is said about ${title}?`);
 }
 
-function column(said, method, named, writable) {
+function column(said, method, named, writable, where) {
   const [best] = said.answers;
   const level = named ? 3 : 2; // level of the headings below the heading of the method, or below that of the page
   const cards = said.passages.map((passage) => card(passage, `h${level + 1}`));
   const heading = named ? el("h2", { class: "method" }, METHODS.find(([m]) => m === method)[1], el("small", {}, ` ${SAYS[method]}`)) : null;
-  if (!best) return el("article", { class: "column" }, heading, el("p", { class: "answer none" }, "There is no passage to read."));
+  if (!best) return el("article", { class: "column" }, heading, el("p", { class: "answer none" }, where ? "No passage that matches the filter was found." : "There is no passage to read."));
   const others = said.answers.slice(1).map((answer) =>
     el("li", {}, el("button", { type: "button", class: "other", onclick: () => choose(answer) }, answer.text, el("small", {}, ` ${percent(answer.probability)}`))),
   );

@@ -19,9 +19,10 @@ export function svg(name, attributes = {}, ...children) {
 }
 
 export class Refused extends Error {
-  constructor(status, detail) {
+  constructor(status, detail, parameter) {
     super(detail);
     this.status = status;
+    this.parameter = parameter; // the part of the request that must be changed, if the server named it
   }
 }
 
@@ -40,7 +41,7 @@ export async function ask(method, path, body, token, signal) {
     throw new Refused(0, "The server cannot be reached.");
   }
   const said = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Refused(response.status, said.detail ?? `${response.status} ${response.statusText}`);
+  if (!response.ok) throw new Refused(response.status, said.detail ?? `${response.status} ${response.statusText}`, said.parameter);
   return said;
 }
 
@@ -60,8 +61,9 @@ export function newest() {
 }
 
 // The address of a view, with the values of its form, so that the view can be shared, reloaded and reached with the back button.
-export function address(view, values) {
-  return `#${view}?${new URLSearchParams(values)}`;
+// A form without a filter has an address without `where`.
+export function address(view, { where, ...values }) {
+  return `#${view}?${new URLSearchParams(where ? { ...values, where } : values)}`;
 }
 
 export function remember(to) {

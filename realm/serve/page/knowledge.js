@@ -1,8 +1,9 @@
 // The view "Knowledge": passages can be searched, documents added and deleted, and the answer to a question watched.
 
 import { TOKEN, address, age, ask, asking, busy, choice, el, field, fieldList, get, marked, newest, percent, post, problem, question as put, remember, waiting } from "./dom.js";
+import { filtering } from "./filter.js";
 
-const last = { search: "", method: "hybrid", watched: "", answers: [] };
+const last = { search: "", method: "hybrid", where: "", watched: "", answers: [] };
 const RANKINGS = [["hybrid", "Hybrid"], ["dense", "Dense"], ["bm25", "BM25"]];
 const next = newest();
 const nextWatched = newest();
@@ -10,16 +11,18 @@ const nextWatched = newest();
 export async function knowledgeView(main, health, path, values) {
   if (values.has("search")) {
     last.search = values.get("search");
+    last.where = values.get("where") ?? "";
     if (RANKINGS.some(([m]) => m === values.get("method"))) last.method = values.get("method");
   }
   const most = health.limits.question_characters;
   const found = el("section", { class: "found", "aria-live": "polite", "aria-label": "Passages found" });
   const input = el("input", { type: "search", autocomplete: "off", value: last.search, placeholder: "Search passages", enterkeyhint: "search" });
   const searched = asking("Search", input, most);
+  const filter = filtering(get("v1/corpus"), last.where);
   const form = el("form", { class: "ask", role: "search", onsubmit: search },
     el("h1", { class: "sr" }, "Knowledge"),
     el("div", { class: "line big" }, searched.place, el("button", { type: "submit" }, "Search")),
-    el("div", { class: "line options" }, choice("Rank by", "rank", RANKINGS, last.method, () => input.value.trim() && search())),
+    el("div", { class: "line options" }, choice("Rank by", "rank", RANKINGS, last.method, () => input.value.trim() && search()), filter.place),
   );
   const token = el("input", { type: "password", autocomplete: "off", value: sessionStorage.getItem(TOKEN) ?? "", onchange: () => sessionStorage.setItem(TOKEN, token.value) });
   const said = el("div", { role: "status", class: "said" });
@@ -95,14 +98,14 @@ export async function knowledgeView(main, health, path, values) {
     event?.preventDefault();
     if (!searched.check()) return;
     const signal = next();
-    Object.assign(last, { search: input.value, method: form.elements.rank.value });
-    remember(address("knowledge", { search: last.search, method: last.method }));
+    Object.assign(last, { search: input.value, method: form.elements.rank.value, where: filter.value() });
+    remember(address("knowledge", { search: last.search, method: last.method, where: last.where }));
     waiting(form, true);
     try {
-      const hits = await put("v1/retrieve", { question: last.search, method: last.method, top_k: 10 }, signal);
+      const hits = await put("v1/retrieve", { question: last.search, method: last.method, top_k: 10, where: last.where || null }, signal);
       if (!signal.aborted) found.replaceChildren(el("h2", { class: "sr" }, "Passages found"), hits.passages.length ? el("ol", { class: "cards" }, hits.passages.map(hit)) : el("p", { class: "hint" }, "No passage was found."));
     } catch (error) {
-      if (!signal.aborted) found.replaceChildren(problem(error));
+      if (!signal.aborted) found.replaceChildren(filter.refused(error) ? "" : problem(error));
     } finally {
       if (!signal.aborted) waiting(form, false);
     }

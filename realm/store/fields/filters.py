@@ -6,13 +6,13 @@ internal columns, is refused. Lance parses the result, so it is Lance that check
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 from realm.errors import InputError, shortened
 from realm.store.fields.columns import column_name
-from realm.text.fields import Kind, column_value, kind_of
+from realm.text.fields import Fields, Kind, column_value, kind_of
 
 LONGEST_FILTER = 2_000
 """Longest filter in characters."""
@@ -28,11 +28,17 @@ KIND_NAMES: Mapping[Kind, str] = {
     "time": "time",
     "text": "text",
 }
+_LONGEST_EXAMPLE = 40
+"""Longest text in an example filter, in characters."""
 _WORDS = frozenset("and or not in is null like ilike between true false".split())
 _TOKEN = re.compile(
     r"\s*(?:(?P<text>'(?:[^']|'')*')|(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?!\w)|(?P<name>[^\W\d]\w*)"
     r"|(?P<quoted>`[^`]*`|\"[^\"]*\")|(?P<sign><=|>=|<>|!=|=|<|>|\(|\)|,))"
 )
+
+
+class FilterError(InputError):
+    """A filter that cannot be used."""
 
 
 Kinds = Mapping[str, Sequence[Kind]]
@@ -51,11 +57,11 @@ def filter_sql(where: str, kinds: Kinds) -> str:
     """The filter as an expression over the columns of the table.
 
     Raises:
-        InputError: the filter is too long or too deep, or has an unknown name, a word that filters do not have, or a value of a
-            wrong kind.
+        FilterError: the filter is too long or too deep, or has an unknown name, a word that filters do not have, or a value of
+            a wrong kind.
     """
     if len(where) > LONGEST_FILTER:
-        raise InputError(f"the filter has {len(where)} characters, the limit is {LONGEST_FILTER}")
+        raise FilterError(f"the filter has {len(where)} characters, the limit is {LONGEST_FILTER}")
     columns = _columns(kinds)
     found: list[str] = []
     place, depth, has_column = 0, 0, False
@@ -127,7 +133,7 @@ def _literal(value: str, column: _Column, where: str, kinds: Kinds) -> str:
             return f"date {value}"
     if way:
         compared = f"{column.name} ({names_of_fields(kinds)[column.name]}) with {shortened(value, 60)}"
-        raise InputError(f"the filter {shortened(where)} compares {compared}: {way}")
+        raise FilterError(f"the filter {shortened(where)} compares {compared}: {way}")
     return value
 
 
@@ -158,9 +164,51 @@ def _column(name: str, kinds: Sequence[Kind]) -> _Column:
     return _Column(name, f"coalesce({', '.join(parts)})", kind)
 
 
-def refused(where: str, why: str, kinds: Kinds) -> InputError:
+def refused(where: str, why: str, kinds: Kinds) -> FilterError:
     """The error for a filter that cannot be used."""
     known = ", ".join(f"{name} ({kind})" for name, kind in names_of_fields(kinds).items())
-    return InputError(
+    return FilterError(
         f"the filter {shortened(where)} cannot be used: {why}; the fields are {shortened(known, 400)}"
     )
+
+
+def example_filter(documents: Iterable[Fields], kinds: Kinds) -> str | None:
+    """A filter that matches the first document with a suitable field; None if there is no such document.
+
+    The filter compares the document's first number, date or time, and its first short text or truth value.
+
+    >>> example_filter([{"year": 2020, "source": "handbook"}], {"year": ["int"], "source": ["text"]})
+    "year >= 2020 and source = 'handbook'"
+    """
+    for fields in documents:
+        found: dict[str, str] = {}  # ">=" or "=" -> the first comparison with this sign
+        for name, value in fields.items():
+            literal = _example_literal(value)
+            if (
+                literal is not None
+                and name in kinds
+                and _comparable(kind_of(value), _column(name, kinds[name]).kind)
+            ):
+                sign = "=" if kind_of(value) in ("text", "bool") else ">="
+                found.setdefault(sign, f"{_written(name)} {sign} {literal}")
+        if found:
+            return " and ".join(found.values())
+    return None
+
+
+def _example_literal(value: object) -> str | None:
+    """A value as a filter has it; None if the value is too long for an example, or has characters that are not printable."""
+    match kind_of(value):
+        case "bool" | "int" | "float":
+            return str(value).lower()
+        case "date" | "time":
+            return f"'{column_value(value).isoformat()[:10]}'"
+        case "text" if isinstance(value, str) and len(value) <= _LONGEST_EXAMPLE and value.isprintable():
+            return "'" + value.replace("'", "''") + "'"
+    return None
+
+
+def _written(name: str) -> str:
+    """The name of a field as a filter has it: in backquotes if the name alone would be a number or a word of the language."""
+    is_plain = name.isidentifier() and name.lower() not in _WORDS | {"date", "timestamp"}
+    return name if is_plain else f"`{name}`"

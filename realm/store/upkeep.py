@@ -11,9 +11,11 @@ import lance
 
 from realm.errors import WriteFailed
 from realm.folders import one_writer
+from realm.store.merged import settle_merged
 from realm.store.tables.digests import forget
 from realm.store.tables.table import (
     ChangedMeanwhile,
+    check_newest,
     commit,
     manifest_of,
     newest_version,
@@ -77,7 +79,10 @@ def compacted(path: Path, table: lance.LanceDataset) -> lance.LanceDataset:
 
 
 def _rewritten(path: Path, table: lance.LanceDataset, first: int) -> lance.LanceDataset:
-    """Commits a version in which the fragments from number `first` on are rewritten without deleted rows."""
+    """Commits a version in which the fragments from number `first` on are rewritten without deleted rows.
+
+    The lines of `merged.jsonl` that a killed change wrote for this version are removed first.
+    """
     old = table.get_fragments()[first:]
     with uncommitted(path):
         with reading(table):
@@ -88,7 +93,10 @@ def _rewritten(path: Path, table: lance.LanceDataset, first: int) -> lance.Lance
             updated_fragments=[],
             new_fragments=new,
         )
-        return commit(path, update, table)
+        with one_writer(path.parent):
+            check_newest(path, table)
+            settle_merged(path.parent, int(table.version))
+            return commit(path, update, table)
 
 
 def remove_versions(path: Path, keep: int) -> Removed:
