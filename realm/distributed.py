@@ -141,6 +141,15 @@ def any_rank(value: bool) -> bool:
     return total.item() > 0
 
 
+def maximum(value: int) -> int:
+    """The largest value of all ranks."""
+    if world_size() == 1:
+        return value
+    largest = torch.tensor(value)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return int(largest)
+
+
 def loss_weight(amount: Tensor) -> Tensor:
     """Factor for a loss that is a mean over `amount` items of this rank, for example over masked tokens -> scalar.
 
