@@ -53,6 +53,11 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def local_ranks() -> int:
+    """Number of processes that `torchrun` started on this machine; known before `initialize`."""
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
+
+
 def rank() -> int:
     """Number of this process among the processes that train together; the first number is 0."""
     return dist.get_rank() if dist.is_initialized() else 0
