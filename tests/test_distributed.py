@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,6 +89,27 @@ def test_two_ranks_share_rows_and_agree_on_means(tmp_path) -> None:
     np.testing.assert_allclose(first["gathered"], weight_DE.grad, rtol=1e-4, atol=1e-6)
     assert first["first"] == "said by 0"
     assert "multiple of 2" in first["refused"]
+
+
+def test_processes_that_are_started_again_do_not_use_what_killed_processes_stored() -> None:
+    store, found = dist.HashStore(), {}
+
+    def join(attempt: int, rank: int) -> None:
+        own = distributed.store_of_attempt(store, rank, 3)
+        own.set(f"address/{rank}", f"{attempt}")
+        found[attempt, rank] = [own.get(f"address/{other}").decode() for other in range(3)]
+
+    for attempt in range(2):
+        # Rank 0 comes last in one attempt and first in the other.
+        ranks = [
+            threading.Thread(target=join, args=(attempt, rank)) for rank in (2, 1, 0)[:: 1 - 2 * attempt]
+        ]
+        for rank in ranks:
+            rank.start()
+            time.sleep(0.1)
+        for rank in ranks:
+            rank.join(timeout=60)
+    assert found == {(attempt, rank): [f"{attempt}"] * 3 for attempt in range(2) for rank in range(3)}
 
 
 @pytest.fixture
