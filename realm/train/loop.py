@@ -169,9 +169,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 yield self.step
                 self._bar.update(1)
                 # Not in `update`, because a checkpoint includes what the stage does after `update`: an evaluation, a new index.
-                due = time.monotonic() - self._checkpointed > self.config.checkpoint_seconds
                 stop = self._stop_agreed if distributed.world_size() > 1 else self.stop_requested
-                if stop or (due and self.step % self.config.log_every == 0):
+                if stop or (self.step % self.config.log_every == 0 and self._checkpoint_is_due()):
                     self._save_checkpoint()
                 if stop:
                     raise KeyboardInterrupt
@@ -378,6 +377,10 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             raise DivergedError(
                 f"{what} is {value} at step {self.step}: lower the learning rate; the last checkpoint is in {self.folder}"
             )
+
+    def _checkpoint_is_due(self) -> bool:
+        """Whether the last checkpoint is old enough, by the clock of rank 0: all ranks save sharded weights together."""
+        return distributed.broadcast(time.monotonic() - self._checkpointed > self.config.checkpoint_seconds)
 
     def _save_checkpoint(self) -> None:
         """Saves weights, optimizer and state.
