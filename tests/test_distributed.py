@@ -208,7 +208,7 @@ def workers_of(torchrun: subprocess.Popen) -> list[int]:
     [
         "mlm --set reading=0.5 --set encoder.layers=1 --set principal=false",
         # One row of a part, which only one of the ranks has; and another number of chunks on each rank.
-        "mlm --set reading=0.125 --set copy_head=true --set principal=false --set cached_rows=2 --set shard_weights=true",
+        "mlm --set reading=0.125 --set copy_head=true --set principal=false --set cached_rows=3 --set shard_weights=true",
         "ict --init {model} --set shard_weights=true --set bias_correction=false",
         "ict --init {model}",
         "ict --init {model} --set cached_rows=2",
