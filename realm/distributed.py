@@ -9,6 +9,8 @@ The index that training searches is divided among the ranks (`realm.search.shard
 
 import gc
 import os
+import time
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -17,6 +19,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from realm.errors import InputError
@@ -32,11 +36,42 @@ once."""
 def initialize(device: torch.device) -> torch.device:
     """Joins the process group if `torchrun` started this process -> the device of this rank."""
     if dist.is_torchelastic_launched() and not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        store, number, count = next(rendezvous("env://", timeout=TIMEOUT))
+        dist.init_process_group(
+            backend,
+            store=store_of_attempt(store, number, count),
+            rank=number,
+            world_size=count,
+            timeout=TIMEOUT,
+        )
     if device.type == "cuda" and device.index is None and world_size() > 1:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     return device
+
+
+def store_of_attempt(store: Store, number: int, count: int) -> Store:
+    """A part of `store` that is empty, and the same for all ranks.
+
+    When `torchrun` starts the processes again, its store still has the addresses of the killed processes. The processes also
+    have no common number of the attempt, because each machine counts only its own restarts. So every process has a new id.
+    Rank 0 gives its id to the id of every other process, and continues when all processes have answered to this id.
+    """
+    own = uuid.uuid4().hex
+    if number:
+        store.set(f"realm/process/{number}", own)
+        first = store.get(f"realm/first/{own}").decode()  # waits for rank 0
+        store.set(f"realm/joined/{first}/{number}", "")
+        return PrefixStore(first, store)
+    missing = set(range(1, count))
+    while missing:
+        for other in missing:
+            if store.check([f"realm/process/{other}"]):
+                store.set(f"realm/first/{store.get(f'realm/process/{other}').decode()}", own)
+        missing = {other for other in missing if not store.check([f"realm/joined/{own}/{other}"])}
+        time.sleep(0.02)
+    return PrefixStore(own, store)
 
 
 def shutdown() -> None:
@@ -51,6 +86,11 @@ def shutdown() -> None:
 def world_size() -> int:
     """Number of processes that train together."""
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def local_ranks() -> int:
+    """Number of processes that `torchrun` started on this machine; known before `initialize`."""
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
 
 
 def rank() -> int:
@@ -139,6 +179,15 @@ def any_rank(value: bool) -> bool:
     total = torch.tensor(int(value))
     dist.all_reduce(total)
     return total.item() > 0
+
+
+def maximum(value: int) -> int:
+    """The largest value of all ranks."""
+    if world_size() == 1:
+        return value
+    largest = torch.tensor(value)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return int(largest)
 
 
 def loss_weight(amount: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import nn
 from realm import distributed
 from realm.errors import InputError
 from tests.conftest import RIVERS, TOWNS
-from tests.train.stages import children_of, metrics, pretraining
+from tests.train.stages import children_of, metrics, pretraining, weights
 
 SETTINGS = (
     "steps=12 batch_size=4 log_every=1 checkpoint_seconds=0 device=cpu precision=fp32 refresh.every=4 "
@@ -90,6 +91,27 @@ def test_two_ranks_share_rows_and_agree_on_means(tmp_path) -> None:
     assert "multiple of 2" in first["refused"]
 
 
+def test_processes_that_are_started_again_do_not_use_what_killed_processes_stored() -> None:
+    store, found = dist.HashStore(), {}
+
+    def join(attempt: int, rank: int) -> None:
+        own = distributed.store_of_attempt(store, rank, 3)
+        own.set(f"address/{rank}", f"{attempt}")
+        found[attempt, rank] = [own.get(f"address/{other}").decode() for other in range(3)]
+
+    for attempt in range(2):
+        # Rank 0 comes last in one attempt and first in the other.
+        ranks = [
+            threading.Thread(target=join, args=(attempt, rank)) for rank in (2, 1, 0)[:: 1 - 2 * attempt]
+        ]
+        for rank in ranks:
+            rank.start()
+            time.sleep(0.1)
+        for rank in ranks:
+            rank.join(timeout=60)
+    assert found == {(attempt, rank): [f"{attempt}"] * 3 for attempt in range(2) for rank in range(3)}
+
+
 @pytest.fixture
 def start(tiny_kb, tiny_model_folder, tmp_path):
     """Starts a pre-training run in so many processes."""
@@ -158,6 +180,18 @@ def test_run_whose_process_was_killed_goes_on_with_one_process_or_with_three(
     assert_same_curve(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("killed", "settings"), [(0, []), (1, ["shard_weights=true"])])
+def test_torchrun_starts_the_processes_again_after_one_was_killed(killed, settings, start, tmp_path) -> None:
+    assert start("whole", 1, settings=settings).wait() == 0
+    process = start("run", 2, settings=settings, restarts=1)
+    wait_for_checkpoint(tmp_path, "run", process)
+    before = workers_of(process)
+    os.kill(before[killed], signal.SIGKILL)
+    assert process.wait(timeout=300) == 0, (tmp_path / "run.log").read_text()
+    assert_same_curve(tmp_path / "run", tmp_path / "whole")
+
+
 def workers_of(torchrun: subprocess.Popen) -> list[int]:
     """The processes that torchrun started, by rank."""
 
@@ -172,12 +206,17 @@ def workers_of(torchrun: subprocess.Popen) -> list[int]:
 @pytest.mark.parametrize(
     "command",
     [
-        "mlm --set reading=0.5 --set encoder.layers=1",
+        "mlm --set reading=0.5 --set encoder.layers=1 --set principal=false",
+        # One row of a part, which only one of the ranks has; and another number of chunks on each rank.
+        "mlm --set reading=0.125 --set copy_head=true --set principal=false --set cached_rows=3 --set shard_weights=true",
+        "ict --init {model} --set shard_weights=true --set bias_correction=false",
         "ict --init {model}",
         "ict --init {model} --set cached_rows=2",
         "finetune --model {model} --train q.jsonl --dev q.jsonl --set dev_every=3 --set reader_gradient=all",
         "finetune --model {model} --train q.jsonl --dev q.jsonl --set reader_gradient=all"
         " --set update_passages=true --set refresh.every=2 --set refresh.lag=1",
+        "finetune --model {model} --train q.jsonl --dev q.jsonl --set dev_every=3 --set reader_gradient=all"
+        " --set update_passages=true --set refresh.every=2 --set refresh.lag=1 --set cached_rows=2 --set shard_weights=true",
     ],
 )
 def test_other_stages_train_on_two_processes_as_on_one(
@@ -203,6 +242,15 @@ def test_other_stages_train_on_two_processes_as_on_one(
         assert a.keys() == b.keys()
         for key, value in a.items():
             assert value is None or value == pytest.approx(b[key], rel=1e-3, abs=1e-4), key
+    assert_same_weights(tmp_path / "1", tmp_path / "2")
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    """Six steps of Adam move a weight by up to 6e-3; float32 noise is a thousandth of that."""
+    mine, theirs = weights(one), weights(other)
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        torch.testing.assert_close(value, theirs[name], rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.slow

@@ -75,7 +75,10 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
         f"{corpus['rest_core_hours']:.3g} for all other work, {corpus['build_memory_gb']:.3g} GB of memory"
     )
     yield f"index: {_duration(plan['index_seconds'])} on one device"
-    yield f"each training process: {corpus['process_memory_gb']:.3g} GB of main memory, besides the memory of the device"
+    yield (
+        f"one training process: {corpus['process_memory_gb']:.3g} GB of main memory, besides the memory of the device; several "
+        "processes of a machine share the wordpieces"
+    )
     yield ""
     times = [["stage", "devices", "steps", "per step", "index builds", "total"]]
     memory = [["GB per device", "weights", "optimizer", "activations", "index", "total"]]

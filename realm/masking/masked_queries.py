@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from realm.store.knowledge_base import PassageTokens
+from realm.store.mapped_arrays import Arrays, mapped_arrays
+from realm.store.schema import MappedTokens
 
 Masking = Literal["salient", "token", "bert", "span"]
 
@@ -167,15 +169,21 @@ def span_key(ids: np.ndarray) -> int:
 class SpanIndex:
     """Finds the passages in which a salient span was tagged.
 
-    The index is built at the first lookup, and needs 16 bytes of memory for each span of the corpus.
+    The index is built at the first lookup, and needs 16 bytes of memory for each span of the corpus. If the wordpieces are
+    mapped from files, the index is mapped too.
     """
 
     def __init__(self, tokens: PassageTokens):
         self._tokens = tokens
 
     @cached_property
-    def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Keys of spans, ascending, and the passage number for each key."""
+    def _pairs(self) -> Arrays:
+        """`keys` of spans, ascending, and the passage number for each key, `owners`."""
+        if isinstance(self._tokens, MappedTokens):
+            return mapped_arrays(self._tokens.folder / "spans", self._made)
+        return self._made()
+
+    def _made(self) -> Arrays:
         tokens = self._tokens
         owners = np.repeat(np.arange(len(tokens.body.lengths)), tokens.span_starts.lengths)
         first = tokens.body.offsets[owners] + tokens.span_starts.values
@@ -186,11 +194,11 @@ class SpanIndex:
             keys[rows] = _polynomial(tokens.body.values[first[rows, None] + np.arange(one)])
         # Distinct pairs, sorted by key and then by passage.
         pairs = np.unique(np.stack([keys, owners.astype(np.uint64)]), axis=1)
-        return pairs[0], pairs[1].astype(np.int64)
+        return {"keys": pairs[0], "owners": pairs[1].astype(np.int64)}
 
     def passages(self, span_ids: np.ndarray) -> np.ndarray:
         """Numbers of the passages in which this span was tagged, ascending."""
-        key, (keys, owners) = np.uint64(span_key(span_ids)), self._pairs
+        key, keys, owners = np.uint64(span_key(span_ids)), self._pairs["keys"], self._pairs["owners"]
         left, right = np.searchsorted(keys, key, "left"), np.searchsorted(keys, key, "right")
         return owners[left:right]
 

@@ -87,6 +87,9 @@ class BertConfig:
 class Bert(nn.Module):
     """The embeddings and layers of BERT; with `pooler` also the dense layer over [CLS], trained by next-sentence prediction."""
 
+    sharded: bool = False
+    """Whether the weights are sharded (`realm.train.sharding`). Then only `forward` computes the layers, on every device."""
+
     def __init__(self, config: BertConfig, pooler: bool = False):
         super().__init__()
         self.config = config

@@ -19,7 +19,7 @@ from realm.model.bert_files import read_weights
 from realm.model.cpu.dropout import FastDropout
 from realm.model.cpu.packed import hidden_states, states_at
 from realm.model.masked_reader import MaskedReader
-from realm.model.modes import recomputed
+from realm.model.modes import chunks, recomputed
 from realm.model.scores import own_scores
 from realm.tokens.layouts import Tokens
 
@@ -61,6 +61,8 @@ class Tower(nn.Module):
 
     cached_rows: int = 0
     """Number of rows whose activations are kept at a time (`realm.model.modes.cache_rows`); 0: all rows."""
+    sharded: bool = False
+    """Whether the weights are sharded (`realm.train.sharding`)."""
 
     def __init__(self, encoder: BertConfig, config: EmbedderConfig):
         super().__init__()
@@ -88,8 +90,8 @@ class Tower(nn.Module):
         rows = torch.arange(len(tokens.ids_BT), device=tokens.ids_BT.device)
         return torch.cat(
             [
-                recomputed(lambda part: self.project(self.pooled(part)), tokens.rows(chunk))
-                for chunk in rows.split(self.cached_rows)
+                recomputed(lambda part: self.project(self.pooled(part)), tokens.rows(computed))[: len(used)]
+                for computed, used in chunks(rows, self.cached_rows, self.sharded)
             ]
         )
 

@@ -18,7 +18,7 @@ from realm.model.bert import BertConfig, MaskedBert
 from realm.model.bert_files import load_bert, save_bert
 from realm.model.copying import CopyHead, mixed_target_logp, mixed_vocabulary_logp
 from realm.model.cpu.packed import hidden_states, states_at
-from realm.model.modes import recomputed
+from realm.model.modes import chunks, recomputed
 from realm.model.tensor_files import load_tensors, save_tensors
 from realm.tokens.layouts import Tokens
 from realm.tokens.tokenizer import Tokenizer
@@ -49,6 +49,8 @@ class MaskedReader(nn.Module):
 
     cached_rows: int = 0
     """Number of rows whose activations are kept at a time (`realm.model.modes.cache_rows`); 0: all rows."""
+    sharded: bool = False
+    """Whether the weights are sharded (`realm.train.sharding`)."""
 
     def __init__(self, bert: MaskedBert, copy: bool = False):
         super().__init__()
@@ -72,10 +74,11 @@ class MaskedReader(nn.Module):
         if not (self.cached_rows and torch.is_grad_enabled()):
             return self._target_logp(tokens, row_P, position_P, target_P)
         logp_P = torch.zeros(len(row_P), device=row_P.device)
-        for rows in torch.arange(len(tokens.ids_BT), device=row_P.device).split(self.cached_rows):
-            of_P = torch.isin(row_P, rows).nonzero().squeeze(1)
-            if len(of_P):
-                part = tokens.rows(rows), row_P[of_P] - rows[0], position_P[of_P], target_P[of_P]
+        rows = torch.arange(len(tokens.ids_BT), device=row_P.device)
+        for computed, used in chunks(rows, self.cached_rows, self.sharded):
+            of_P = torch.isin(row_P, used).nonzero().squeeze(1)
+            if len(of_P) or self.sharded:
+                part = tokens.rows(computed), row_P[of_P] - computed[0], position_P[of_P], target_P[of_P]
                 logp_P = logp_P.index_put((of_P,), recomputed(self._target_logp, *part))
         return logp_P
 
@@ -106,13 +109,14 @@ class MaskedReader(nn.Module):
         (queries, most), rows = position_BM.shape, len(joint.ids_BT)
         candidates = rows // queries
         logp_RM = torch.zeros(rows, most, device=joint.ids_BT.device)
-        for chunk in joint.mask_BT.sum(dim=1).argsort(descending=True).split(ROWS_AT_ONCE):
-            local_P, masked_P = mask_BM[chunk // candidates].nonzero(as_tuple=True)
-            query_P = chunk[local_P] // candidates
+        by_length = joint.mask_BT.sum(dim=1).argsort(descending=True)
+        for computed, used in chunks(by_length, ROWS_AT_ONCE, self.sharded):
+            local_P, masked_P = mask_BM[used // candidates].nonzero(as_tuple=True)
+            query_P = used[local_P] // candidates
             value_P = self.target_logp(
-                joint.rows(chunk), local_P, position_BM[query_P, masked_P], target_BM[query_P, masked_P]
+                joint.rows(computed), local_P, position_BM[query_P, masked_P], target_BM[query_P, masked_P]
             )
-            logp_RM = logp_RM.index_put((chunk[local_P], masked_P), value_P)
+            logp_RM = logp_RM.index_put((used[local_P], masked_P), value_P)
         return logp_RM.view(queries, candidates, most)
 
     def vocabulary_logp(self, joint: Tokens, position_BM: Tensor, mask_BM: Tensor) -> Tensor:

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from typing import Any, Protocol, cast, runtime_checkable
 
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from realm import distributed
 from realm.model.cpu.packed import undivided
 
 
@@ -15,6 +16,20 @@ class _CachesRows(Protocol):
     """A network that can recompute activations in the backward pass, `cached_rows` rows at a time."""
 
     cached_rows: int
+
+
+@runtime_checkable
+class _KnowsSharding(Protocol):
+    """A network that computes in another way if its weights are sharded."""
+
+    sharded: bool
+
+
+def set_sharded(module: nn.Module) -> None:
+    """Notes in every network of `module` that its weights are sharded (`realm.train.sharding`)."""
+    for part in module.modules():
+        if isinstance(part, _KnowsSharding):
+            part.sharded = True
 
 
 def set_dropout(module: nn.Module, probability: float) -> None:
@@ -35,12 +50,27 @@ def cache_rows(module: nn.Module, rows: int) -> None:
             part.cached_rows = rows
 
 
+def chunks(rows_n: Tensor, size: int, sharded: bool) -> list[tuple[Tensor, Tensor]]:
+    """Numbers of rows in chunks of at most `size` rows -> for each chunk, the rows to compute, and the rows of which the
+    results are used.
+
+    The two are different only if weights are `sharded`: the ranks compute each layer together, so a rank with fewer chunks
+    than another rank computes its first row again, and uses no result.
+    """
+    found = [(rows_c, rows_c) for rows_c in rows_n.split(size)]
+    if sharded:
+        found += [(rows_n[:1], rows_n[:0])] * (distributed.maximum(len(found)) - len(found))
+    return found
+
+
 def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
     """`function(*inputs)`, with intermediate results that are recomputed in the backward pass, from the same random draws."""
-    return cast(
-        Tensor,
-        checkpoint(function, *inputs, use_reentrant=False, context_fn=lambda: (undivided(), undivided())),
-    )
+    # An early stop would leave a layer before the hook that ends its forward pass; sharded weights need this hook.
+    with set_checkpoint_early_stop(False):
+        return cast(
+            Tensor,
+            checkpoint(function, *inputs, use_reentrant=False, context_fn=lambda: (undivided(), undivided())),
+        )
 
 
 @contextmanager

@@ -157,9 +157,13 @@ class Plan:
 
     def _planned(self, stage: str, config: RunConfig, devices: int, own: _Share) -> StagePlan:
         hardware = self.hardware
-        update = Work(0, own.trained * UPDATE_BYTES)
-        # In a ring all-reduce, each device sends nearly two numbers of 4 bytes per gradient.
-        sent = 2 * 4 * own.trained * (devices - 1) / devices
+        shards = devices if config.shard_weights else 1
+        update = Work(0, own.trained * UPDATE_BYTES / shards)
+        # In a ring all-reduce, each device sends nearly two numbers of 4 bytes per gradient. Sharded weights are gathered
+        # twice, and the gradients are sent once; the plan does not count that the gradient cache repeats this for each chunk.
+        sent = (3 if config.shard_weights else 2) * 4 * own.trained * (devices - 1) / devices
+        # The gradient cache gathers all weights that are trained in the backward pass.
+        gathered = 4 * own.trained if shards > 1 and config.cached_rows else 0
         exchange = sent / (hardware.network_gb_per_s * 1e9) if sent else 0.0
         host = own.work.host_seconds
         compute = self._seconds(own.work + update) - host
@@ -173,8 +177,8 @@ class Plan:
             compute_seconds=compute,
             exchange_seconds=exchange,
             memory=Memory(
-                weights=4 * own.weights,
-                optimizer=STATE_BYTES * own.trained,
+                weights=4 * own.weights / shards + gathered,
+                optimizer=STATE_BYTES * own.trained / shards,
                 activations=activation_bytes(self._encoder, own.tokens, hardware.bits),
                 index=own.index_bytes,
             ),

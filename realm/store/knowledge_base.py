@@ -5,6 +5,7 @@
     KB/SHA256SUMS        digests of the files of the table (`realm.store.tables.digests`)
     KB/indexes/          vectors of the passages, a folder per model (`realm.store.vectors`)
     KB/words/            the BM25 index, after its first use (`realm.search.stored_bm25`)
+    KB/mapped/           wordpieces and spans, after a training with several ranks (`realm.store.mapped_arrays`)
 
 The id of a passage is the hash of its title and text, so equal passages are stored once. A passage belongs to the first
 document that contained it, and is deleted with that document. If another document contains the passage too, the passage is
@@ -17,6 +18,7 @@ stay in memory. Per passage, `fingerprint` needs 8 bytes, `numbers_of` 16 bytes 
 and `titles` a Python string each, and `tokens` 4 bytes per wordpiece, which is about 1 kB.
 """
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from lance.fragment import FragmentMetadata
 
+from realm import distributed
 from realm.errors import InputError, reason, shortened
 from realm.folders import one_writer, restore
 from realm.store import unfinished, vectors
@@ -37,6 +40,7 @@ from realm.store.add import AddResult, add
 from realm.store.fields.columns import column_name, kinds_of_fields
 from realm.store.fields.filters import filter_sql, names_of_fields, refused
 from realm.store.ingest import TABLE, TOKENIZER, BuildResult, build, with_columns_of
+from realm.store.mapped_arrays import MAPPED
 from realm.store.merged import (
     change_merged,
     handed_over,
@@ -54,6 +58,7 @@ from realm.store.schema import (
     key_of,
     links_digest,
     load_tokens,
+    mapped_tokens,
     passage_columns,
     to_passages,
     to_tokens,
@@ -230,9 +235,12 @@ class KnowledgeBase:
 
     @cached_property
     def tokens(self) -> PassageTokens:
-        """Wordpieces of all passages, loaded into memory for training."""
+        """Wordpieces of all passages, loaded into memory for training; several ranks of a machine map one copy."""
         with reading(self.table):
-            return load_tokens(self.table, self.tokenizer)
+            if distributed.local_ranks() == 1:
+                return load_tokens(self.table, self.tokenizer)
+            folder = self.folder / MAPPED / f"{self.table.version}-{self.fingerprint}"
+            return mapped_tokens(folder, self.table, self.tokenizer)
 
     def tokens_of(self, numbers: np.ndarray) -> PassageTokens:
         """Wordpieces of these passages: row n belongs to the n-th number. Each call reads from disk."""
@@ -425,6 +433,7 @@ class KnowledgeBase:
         removed += [vectors.compact(index, self.keys_N) for index in vectors.folders(self.folder)]
         for index in self.folder.glob("indexes/*"):
             unfinished.forget(index)
+        shutil.rmtree(self.folder / MAPPED, ignore_errors=True)
         versions, in_use = (sum(counts) for counts in zip(*removed, strict=True))
         return CompactResult(before, _size(self.folder), first.versions + versions, in_use)
 

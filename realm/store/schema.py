@@ -16,6 +16,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, repeat
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import lance
@@ -24,6 +25,7 @@ import pyarrow as pa
 
 from realm.progress import progress
 from realm.store.fields.columns import missing_columns, typed_columns
+from realm.store.mapped_arrays import Arrays, mapped_arrays
 from realm.text.corpus import Document, Passage, Span
 from realm.text.fields import Fields, from_json, to_json
 from realm.tokens.layouts import Ragged
@@ -92,6 +94,13 @@ class PassageTokens(NamedTuple):
     """First wordpiece that lies completely inside each salient span; spans without a complete wordpiece are left out."""
     span_ends: Ragged
     """Position after the last wordpiece of each salient span."""
+
+
+class MappedTokens(PassageTokens):
+    """`PassageTokens` whose arrays are mapped from files (`realm.store.mapped_arrays`)."""
+
+    folder: Path
+    """Folder of the files."""
 
 
 class Row(NamedTuple):
@@ -220,6 +229,22 @@ def load_tokens(table: lance.LanceDataset, tokenizer: Tokenizer) -> PassageToken
         )
         return to_tokens(rows, tokenizer)
     return PassageTokens(*(_load_ragged(table, column) for column in TOKEN_COLUMNS))
+
+
+def mapped_tokens(folder: Path, table: lance.LanceDataset, tokenizer: Tokenizer) -> MappedTokens:
+    """The result of `load_tokens`, mapped from files in `folder`."""
+
+    def make() -> Arrays:
+        columns = zip(TOKEN_COLUMNS, load_tokens(table, tokenizer), strict=True)
+        return {
+            f"{name}_{part}": array for name, ragged in columns for part, array in ragged._asdict().items()
+        }
+
+    arrays = mapped_arrays(folder / "wordpieces", make)
+    ragged = (Ragged(*(arrays[f"{name}_{part}"] for part in Ragged._fields)) for name in TOKEN_COLUMNS)
+    tokens = MappedTokens(*ragged)
+    tokens.folder = folder
+    return tokens
 
 
 def to_tokens(batches: Iterable[pa.RecordBatch], tokenizer: Tokenizer) -> PassageTokens:

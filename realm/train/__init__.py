@@ -4,6 +4,7 @@ mlm, ict, pretrain, adapt, finetune   one file per stage
 loop           the training loop: steps, checkpoints, logs, signals, the best weights
 run_config     the settings that all stages share
 optimizer      AdamW with one learning rate per part of the model
+sharding       weights that are sharded among several processes
 checkpoints    checkpoints of a run
 metrics        metrics.jsonl and TensorBoard events
 health         checks of pre-training: when the retriever is trained, and which index versions are used

@@ -33,10 +33,13 @@ class Checkpoints:
         for aside in self._folder.glob("checkpoint-*.writing"):
             aside.unlink()
 
-    def load_newest(self, device: torch.device, may_remove: bool) -> tuple[dict[str, Any] | None, str]:
+    def load_newest(
+        self, device: torch.device, may_remove: bool, mapped: bool = False
+    ) -> tuple[dict[str, Any] | None, str]:
         """The newest checkpoint that can be read, and a note if newer checkpoints are damaged, else "".
 
-        The checkpoint is None if there is no checkpoint. If `may_remove` is True, the damaged newer checkpoints are removed.
+        The checkpoint is None if there is no checkpoint. If `may_remove` is True, the damaged newer checkpoints are removed. If
+        `mapped` is True, the file is mapped into memory, so that the processes of a machine share one copy.
 
         Raises:
             DamagedError: there are checkpoints, but no checkpoint can be read.
@@ -44,7 +47,7 @@ class Checkpoints:
         problem, files = "", self.files()
         for number in reversed(range(len(files))):
             try:
-                saved = _read(files[number], device)
+                saved = _read(files[number], device, mapped)
             except Exception as error:  # the unpickler raises many classes of exceptions for damaged files
                 problem = f"{files[number]} cannot be read: {reason(error)}"
                 continue
@@ -94,13 +97,13 @@ class Checkpoints:
         )
 
 
-def _read(file: Path, device: torch.device) -> dict[str, Any]:
+def _read(file: Path, device: torch.device, mapped: bool) -> dict[str, Any]:
     """Reads a checkpoint; raises an exception if the file is incomplete, if a byte has changed, or if the step is not that of
     the file name."""
     with zipfile.ZipFile(file) as archive:  # torch writes checksums, but does not compare them
         if damaged := archive.testzip():
             raise ValueError(f"{damaged} differs from its checksum")
-    saved: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
+    saved: dict[str, Any] = torch.load(file, map_location=device, mmap=mapped, weights_only=True)
     if file.name != _name(saved["step"]):
         raise ValueError(f"the checkpoint in it is of step {saved['step']}")
     return saved

@@ -35,6 +35,7 @@ from realm.qa.scoring.metrics import RANKS, recall_at
 from realm.search.exact import MipsIndex
 from realm.store.knowledge_base import KnowledgeBase
 from realm.train.loop import TrainRun
+from realm.train.sharding import load_weights
 
 GATE_EVERY = 25
 """Steps between two measurements of the positive gap, as long as the gap is below the gate."""
@@ -113,7 +114,7 @@ class HealthWatch:
             return built
         self.state["refused"] += 1
         # If the two towers are one network, its weights are saved only once, and the names of the second tower are missing.
-        self.model.embedder.load_state_dict(self.state["healthy"], strict=False)
+        load_weights(self.model.embedder, self.state["healthy"], strict=False)
         self.run.optimizer.reset_averages(self.model.embedder)
         frozen = self.state["refused"] >= PATIENCE
         self.run.optimizer.scale_rate(self.model.embedder, 0.0 if frozen else 0.5)

@@ -21,6 +21,7 @@ metrics.jsonl, and index versions (`realm.train.refresh.refresher`).
 """
 
 import contextlib
+import copy
 import fcntl
 import json
 import math
@@ -52,6 +53,7 @@ from realm.errors import (
 )
 from realm.files import read_json, write_json
 from realm.model.device import autocast, choose_device, chosen, keep_freed_memory
+from realm.model.folder import Model
 from realm.model.modes import cache_rows, set_dropout
 from realm.progress import duration, progress
 from realm.settings import without_constants
@@ -60,6 +62,7 @@ from realm.train.checkpoints import Checkpoints
 from realm.train.metrics import METRICS, REQUIRED, TENSORBOARD, MetricsLog, StepMeans
 from realm.train.optimizer import Optimizer
 from realm.train.run_config import RunConfig
+from realm.train.sharding import gathered, load_weights, shard_weights, whole_model
 from realm.train.trainable import Trainable
 
 SHOWN = (
@@ -122,9 +125,15 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         for part in rates:
             set_dropout(part, config.dropout)
             cache_rows(part, config.cached_rows)
+        self.sharded = config.shard_weights and distributed.world_size() > 1
+        """Whether the weights are sharded among the ranks."""
+        if self.sharded:
+            assert isinstance(model, Model)  # all stages that divide their batch train such a model
+            shard_weights(model, self.device)
         self.optimizer = Optimizer(rates, config)
         self._parts = list(rates)
-        self._averaging = distributed.averaging(self._parts)
+        # The backward pass of sharded weights averages their gradients too.
+        self._averaging = (lambda loss: loss) if self.sharded else distributed.averaging(self._parts)
         self.step = 0
         self.state: dict[str, Any] = {}
         """State of the stage that a checkpoint saves beside the weights; plain values and tensors."""
@@ -160,9 +169,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 yield self.step
                 self._bar.update(1)
                 # Not in `update`, because a checkpoint includes what the stage does after `update`: an evaluation, a new index.
-                due = time.monotonic() - self._checkpointed > self.config.checkpoint_seconds
                 stop = self._stop_agreed if distributed.world_size() > 1 else self.stop_requested
-                if stop or (due and self.step % self.config.log_every == 0):
+                if stop or (self.step % self.config.log_every == 0 and self._checkpoint_is_due()):
                     self._save_checkpoint()
                 if stop:
                     raise KeyboardInterrupt
@@ -179,7 +187,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         numbers = dict(zip(numbers, means, strict=True))
         self._check_finite("loss", numbers["loss"])
         self._averaging(loss).backward()
-        norm = nn.utils.clip_grad_norm_(self.optimizer.parameters, self.config.clip).item()
+        norm = self.optimizer.clip()
         self._check_finite("gradient", norm)
         self.optimizer.step(self.step)
         self.step += 1
@@ -220,6 +228,9 @@ class TrainRun(AbstractContextManager["TrainRun"]):
 
     def finish(self) -> Path:
         """Saves the model and the metrics in `out`, and removes `out`.training -> `out`."""
+        if self.sharded:
+            assert isinstance(self.model, Model)
+            self.model = whole_model(self.model)
         self.model.step = self.step
         record = {**self.settings, "seconds": round(self.seconds(), 1)}
         self.model.stages = [*self.model.stages, record]
@@ -292,7 +303,9 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 self._checkpoints.remove_unfinished()
                 write_json(self.folder / "settings.json", json.loads(json.dumps(self.settings)))
             distributed.barrier()
-            saved, note = self._checkpoints.load_newest(self.device, may_remove=main)
+            # The whole weights of a checkpoint may be too large for one device.
+            device = torch.device("cpu") if self.sharded else self.device
+            saved, note = self._checkpoints.load_newest(device, may_remove=main, mapped=self.sharded)
             if note and main:
                 print(f"{self.stage}: {note}", file=sys.stderr)
             length = self._resume(saved) if saved is not None else 0
@@ -309,9 +322,11 @@ class TrainRun(AbstractContextManager["TrainRun"]):
     def _resume(self, saved: dict[str, Any]) -> int:
         """Loads a checkpoint into the parts and the optimizer -> length of metrics.jsonl at the checkpoint."""
         for part, states in zip(self._parts, saved["parts"], strict=True):
-            part.load_state_dict(states)
+            load_weights(part, states)
         self.optimizer.load_state_dict(saved["optimizer"])
-        self.step, self.state, self._means.sums = saved["step"], saved["state"], saved["sums"]
+        # The file of a sharded run is mapped, and will be removed.
+        state = copy.deepcopy(saved["state"]) if self.sharded else saved["state"]
+        self.step, self.state, self._means.sums = saved["step"], state, saved["sums"]
         self._seconds_before = saved["seconds"]
         return int(saved["metrics_offset"])
 
@@ -363,6 +378,10 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 f"{what} is {value} at step {self.step}: lower the learning rate; the last checkpoint is in {self.folder}"
             )
 
+    def _checkpoint_is_due(self) -> bool:
+        """Whether the last checkpoint is old enough, by the clock of rank 0: all ranks save sharded weights together."""
+        return distributed.broadcast(time.monotonic() - self._checkpointed > self.config.checkpoint_seconds)
+
     def _save_checkpoint(self) -> None:
         """Saves weights, optimizer and state.
 
@@ -370,6 +389,13 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             WriteFailed: the checkpoint cannot be written; earlier checkpoints stay.
         """
         self._checkpointed = time.monotonic()
+        values = gathered(
+            {
+                "parts": [part.state_dict() for part in self._parts],
+                "optimizer": self.optimizer.state_dict(),
+                "state": self.state,
+            }
+        )
         if not distributed.is_main_process():
             return
         try:
@@ -379,10 +405,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         self._checkpoints.save(
             self.step,
             {
-                "parts": [part.state_dict() for part in self._parts],
-                "optimizer": self.optimizer.state_dict(),
+                **values,
                 "step": self.step,
-                "state": self.state,
                 "sums": self._means.sums,
                 "metrics_offset": length,
                 "seconds": self.seconds(),
@@ -411,7 +435,7 @@ class BestWeights:
 
     def keep(self, em: float) -> None:
         """Keeps the current weights if their exact match `em`, in percent, is at least that of the weights kept before."""
-        state = self._run.state
+        state, em = self._run.state, distributed.broadcast(em)  # all ranks keep the same weights
         if em >= state.get("best_em", -1.0):
             state["best_em"], state["best_step"] = em, self._run.step
             state["best"] = [
@@ -424,4 +448,4 @@ class BestWeights:
         if "best" not in self._run.state:
             return
         for network, weights in zip(self._networks, self._run.state["best"], strict=True):
-            network.load_state_dict(weights)
+            load_weights(network, weights)

@@ -37,6 +37,7 @@ from realm.tokens.layouts import Lengths, joint_inputs
 from realm.tokens.tokenizer import Tokenizer
 from realm.train.loop import StartedFrom, TrainRun
 from realm.train.run_config import RunConfig, generator
+from realm.train.sharding import whole_model
 
 CHECK_EVERY = 200
 """Steps between two checks of the reader on held-out sentences."""
@@ -105,7 +106,7 @@ def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = No
         for step in run.steps():
             rng = generator(config.seed, step)
             batch = maker.batch(train_passages, config.batch_size, config.reading, rng)
-            batch = [rows.to(run.device) for rows in own_rows(batch)]
+            batch = [rows.to(run.device) for rows in own_rows(batch, run.sharded)]
             with run.autocast():
                 logp_P = torch.cat([reader.target_logp(*rows) for rows in batch])
             weight = distributed.loss_weight(torch.tensor(float(len(logp_P)), device=run.device))
@@ -115,24 +116,33 @@ def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = No
             run.update(loss, {"target_probability": seen.item()})
             if probe and (run.step % CHECK_EVERY == 0 or run.step == config.steps):
                 run.log(reading_check(model, tokens, probe, run))
+        run.model = trained = whole_model(model)
         if not keeps_embedder(config, init):
             with run.autocast():
-                fit_embedder(model, kb, config)
+                fit_embedder(trained, kb, config)
         return run.finish()
 
 
-def own_rows(parts: Sequence[Rows]) -> list[Rows]:
-    """The rows of this rank, from each part of a batch; all ranks have the same number of rows."""
+def own_rows(parts: Sequence[Rows], sharded: bool = False) -> list[Rows]:
+    """The rows of this rank, from each part of a batch; all ranks have the same number of rows.
+
+    If weights are `sharded`, all ranks must read equally many parts: if a rank has no row of a part, the rank reads the first
+    row of this part without targets.
+    """
     size = distributed.world_size()
     if size == 1:
         return list(parts)
     found, before = [], 0
     for rows in parts:
         count = len(rows.tokens.ids_BT)
-        index = torch.arange(count)[(distributed.rank() - before) % size :: size]
+        index = torch.arange(count)[(distributed.rank() - before) % size :: size].contiguous()
         before += count
         if len(index):
             found.append(rows.rows(index))
+        elif sharded:
+            found.append(
+                Rows(rows.tokens.rows(torch.zeros(1, dtype=torch.int64)), *(part[:0] for part in rows[1:]))
+            )
     return found
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from realm.train.run_config import RunConfig
+from realm.train.sharding import shard_as, whole_tensor
 
 BETAS, EPSILON = (0.9, 0.999), 1e-6
 """Adam's constants in BERT's released optimizer."""
@@ -28,6 +29,13 @@ class Optimizer:
     @property
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.adamw.param_groups for parameter in group["params"]]
+
+    def clip(self) -> float:
+        """Scales all gradients down so that their global norm is at most `clip` -> the norm before."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = whole_tensor(nn.utils.get_total_norm(gradients))
+        nn.utils.clip_grads_with_norm_(self.parameters, self._config.clip, norm)
+        return norm.item()
 
     def step(self, number: int) -> None:
         """Updates the weights with the learning rates of step `number`, and clears the gradients."""
@@ -63,7 +71,13 @@ class Optimizer:
         return self.adamw.state_dict()
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        self.adamw.load_state_dict(saved)
+        """Loads the state of an optimizer with whole tensors; this optimizer can be for sharded weights."""
+        parameters = self.parameters
+        averages = {
+            number: shard_as(state, dict.fromkeys(state, parameters[number]))
+            for number, state in saved["state"].items()
+        }
+        self.adamw.load_state_dict({**saved, "state": averages})
 
     def _leave_out_bias_correction(self) -> None:
         """Initializes Adam's averages of parameters that have none, with a step count at which the bias correction is 1.

@@ -32,6 +32,9 @@ class RunConfig:
     """Rows of the gradient cache: towers and masked reader keep the activations of at most this number of rows, and compute all
     other activations again in the backward pass. So a batch of any size fits in memory, at the cost of one more forward pass.
     0: all activations are kept."""
+    shard_weights: bool = False
+    """Shards weights, gradients and Adam's averages among the processes of `torchrun` (FSDP2), for an encoder that is too large
+    for one device. False: every process has all weights (DistributedDataParallel). No effect with one process."""
     seed: int = 0
     """Seed of all random numbers."""
     device: str = "auto"

@@ -104,6 +104,20 @@ def test_eight_devices_divide_the_work_the_activations_and_the_index() -> None:
     assert eight.exchange_seconds == pytest.approx(weights * 4 * 2 * 7 / 8 / 10e9)
 
 
+@pytest.mark.parametrize(("cached_rows", "gathered"), [(0, 0), (8, 4)])
+def test_sharded_weights_need_an_eighth_of_the_memory_and_half_more_exchange(cached_rows, gathered) -> None:
+    preset, corpus = Preset.read("single-gpu"), Corpus.assumed(1_000_000, 288)
+    config = replace(preset.stages["pretrain"], cached_rows=cached_rows)
+    whole, sharded = (
+        next(Plan(preset._replace(stages={"pretrain": one}), corpus, EIGHT).stages())
+        for one in (config, replace(config, shard_weights=True))
+    )
+    trained = whole.memory.optimizer / 12
+    assert sharded.memory.weights == pytest.approx(whole.memory.weights / 8 + gathered * trained)
+    assert sharded.memory.optimizer == whole.memory.optimizer / 8
+    assert sharded.exchange_seconds == pytest.approx(1.5 * whole.exchange_seconds)
+
+
 def test_devices_that_cannot_share_a_batch_evenly_are_left_out() -> None:
     paper = planned("paper", read_hardware("h100-x64"))
     assert (paper["pretrain"].devices, paper["finetune"].devices) == (64, 1)

@@ -38,7 +38,7 @@ MOST = 8
 
 def hidden_states(bert: Bert, tokens: Tokens) -> Tensor:
     """States of the last layer -> [B, T, H]; states of padding are undefined."""
-    if tokens.ids_BT.device.type != "cpu":
+    if tokens.ids_BT.device.type != "cpu" or bert.sharded:
         return _padded_states(bert, tokens)
     rows = _Rows.of(tokens)
     state_NH = _run(bert, tokens, rows, None)
@@ -54,7 +54,8 @@ def states_at(bert: Bert, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> 
     On a CPU the last layer computes only keys and values for the tokens that are not requested.
     """
     # Packed rows have no states of padding.
-    if tokens.ids_BT.device.type != "cpu" or not tokens.mask_BT[row_P, position_P].all():
+    real = bool(tokens.mask_BT[row_P, position_P].all())
+    if tokens.ids_BT.device.type != "cpu" or bert.sharded or not real:
         return _padded_states(bert, tokens)[row_P, position_P]
     rows = _Rows.of(tokens, row_P)
     number_BT = torch.zeros_like(tokens.ids_BT)

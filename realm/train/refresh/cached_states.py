@@ -21,6 +21,7 @@ from realm.model.folder import Model
 from realm.model.modes import evaluating
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import passage_inputs
+from realm.train.sharding import whole_model
 
 ROWS_AT_ONCE = 1 << 15
 """States that are projected at a time."""
@@ -53,6 +54,7 @@ def cached_passage_states(
 ) -> CachedPassageStates:
     """Loads the states that an interrupted run saved in `folder`; if there are none, computes and saves the states."""
     file = folder / "states.npy"
+    model = whole_model(model)
     if distributed.is_main_process() and not file.exists():
         states_NH = _compute(kb, model, precision)
         writing = file.with_suffix(".writing.npy")

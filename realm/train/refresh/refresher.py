@@ -45,6 +45,7 @@ from realm.store import vectors
 from realm.store.knowledge_base import KnowledgeBase
 from realm.train.refresh.build_process import BuildConfig, Builder, StepTimes
 from realm.train.refresh.cached_states import CachedPassageStates
+from realm.train.sharding import whole, whole_model
 
 
 @dataclass(frozen=True)
@@ -136,9 +137,11 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         if not self._config.in_background or self._states is not None:
             self._build_here(model, step)
             self._built = True
-        elif distributed.is_main_process():
-            model.step = step
-            save_model(model, self._builder.snapshot)
+            return
+        saved = whole_model(model)
+        if distributed.is_main_process():
+            saved.step = step
+            save_model(saved, self._builder.snapshot)
             self._builder.begin(step, self._newest, str(self._device))
 
     def poll(self, step: int) -> IndexVersion | None:
@@ -185,6 +188,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         embedder was set back or trained after the build of `version`) the passages are embedded now. If the knowledge base
         cannot be written, a line with the reason is printed, and no error is raised.
         """
+        model = whole_model(model)
         model.step = step
         if not distributed.is_main_process():
             return
@@ -251,6 +255,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
     @torch.no_grad()
     def _build_here(self, model: Model, step: int) -> int:
         """Embeds every passage on rank 0 -> the number of the new version."""
+        model = whole_model(model)
         model.step = step
         if not distributed.is_main_process():
             return 0
@@ -265,7 +270,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
     def _copy_embedder(self, model: Model) -> None:
         """Keeps a copy of the current embedder if `search` is "snapshot"."""
         if self._config.search == "snapshot":
-            self._embedder = copy.deepcopy(model.embedder)
+            self._embedder = _embedder_of(model)
 
     def _load(self, number: int) -> IndexVersion:
         keys_N = self._kb.keys_N[own_passages(len(self._kb))]
@@ -356,6 +361,12 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
     def _embedder_from(self, model: Model, states: dict[str, Tensor] | None) -> Embedder | None:
         if states is None:
             return None
-        embedder = copy.deepcopy(model.embedder)
+        embedder = _embedder_of(model)
         embedder.load_state_dict(states)
         return embedder
+
+
+def _embedder_of(model: Model) -> Embedder:
+    """A copy of the embedder of a model, with whole weights."""
+    embedder = whole(model.embedder)
+    return copy.deepcopy(embedder) if embedder is model.embedder else embedder
