@@ -90,6 +90,8 @@ class PostgresIndex(SearchOnly):
         query_BD, k = query_BD.detach().float().cpu(), min(k, len(self))
 
         def near(table: Table) -> list[Near]:
+            table.rows(f"SET LOCAL hnsw.ef_search = {min(max(2 * k, LEAST_WIDTH), MOST_WIDTH)}")
+            table.rows("SET LOCAL hnsw.iterative_scan = strict_order")
             found = [self._near(table, query_D, k) for query_D in query_BD]
             if all(len(number_n) >= k for number_n, _ in found):
                 return found
@@ -113,9 +115,6 @@ class PostgresIndex(SearchOnly):
         `chosen` selects rows, which are all compared; if it is empty, the index of the database finds the rows.
         """
         count, kind = 2 * k, TYPES[self.contents.bits]
-        width = min(max(count, LEAST_WIDTH), MOST_WIDTH)
-        table.rows(f"SET LOCAL hnsw.ef_search = {width}")
-        table.rows("SET LOCAL hnsw.iterative_scan = strict_order")
         # The planner must not use the index for the chosen rows, because the index can leave rows out.
         before = f"WITH chosen AS MATERIALIZED ({chosen}) " if chosen else ""
         near = f"{'chosen' if chosen else '{t}'} ORDER BY vector <#> %s::{kind} LIMIT %s"

@@ -14,6 +14,7 @@ Axis letters: D embedding, R rows of the table, n some passages.
 import dataclasses
 import hashlib
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     import psycopg
     from psycopg.sql import Composed
 
+_log = logging.getLogger(__name__)
 SCHEMES = ("postgresql://", "postgres://")
 TABLE = "realm_passages"
 """Name of the table if the address has none."""
@@ -249,12 +251,11 @@ class Table:
         with self.db.transaction():
             if anew:
                 self.db.execute(self._sql("DROP TABLE {t}"))
-            self.db.execute(
-                self._sql(
-                    "CREATE TABLE {t} (id text PRIMARY KEY, document_id text NOT NULL, title text NOT NULL, "
-                    f"text text NOT NULL, fields jsonb NOT NULL, vector {kind} NOT NULL, digest bigint NOT NULL)"
-                )
+            columns = (
+                "id text PRIMARY KEY CHECK (id ~ '^[0-9a-f]{{16}}$'), document_id text NOT NULL, title text NOT NULL, "
+                f"text text NOT NULL, fields jsonb NOT NULL, vector {kind} NOT NULL, digest bigint NOT NULL"
             )
+            self.db.execute(self._sql(f"CREATE TABLE {{t}} ({columns})"))
             self.describe(replace(contents, complete=False))
 
     def describe(self, contents: Contents) -> None:
@@ -267,10 +268,13 @@ class Table:
     def stored(self) -> tuple[np.ndarray, np.ndarray]:
         """Keys and digests of all rows."""
         with self.db.transaction(), self.db.cursor("realm_rows") as cursor:
-            rows = cursor.execute(self._sql("SELECT id, digest FROM {t}"))
-            pairs = [(int(id, 16), digest) for id, digest in rows]
-        key_R = np.array([key for key, _ in pairs], dtype=np.uint64)
-        return key_R, np.array([digest for _, digest in pairs], dtype=np.int64)
+            cursor.itersize = AT_ONCE
+            pairs = (
+                (int(id, 16), digest)
+                for id, digest in cursor.execute(self._sql("SELECT id, digest FROM {t}"))
+            )
+            rows_R = np.fromiter(pairs, dtype=[("key", np.uint64), ("digest", np.int64)])
+        return rows_R["key"], rows_R["digest"]
 
     def put(self, rows: Sequence[tuple[Passage, int, np.ndarray]]) -> None:
         """Adds rows, which replace rows with the same ids, in one commit."""
@@ -294,6 +298,7 @@ class Table:
                 [self.name],
             )
             if not has_index and contents.dim <= MOST_INDEXED[contents.bits]:
+                _log.info("making the HNSW index of %s ...", self._address.shown)
                 operators = f"{TYPES[contents.bits]}_ip_ops"
                 self.db.execute(self._sql(f"CREATE INDEX ON {{t}} USING hnsw (vector {operators})"))
             self.describe(contents)
