@@ -10,8 +10,8 @@ the queries are near some of the vectors. Files have vectors [N, D] in float16 a
 The columns: share of the 5, 20 and 100 best passages of exact search that is found; seconds to make the index from the vectors,
 by the clock and of the CPU, with the start of the process; memory of an opened index without mapped files, and size of its
 table on disk; milliseconds by the clock and of the CPU for a question alone, for a question whose filter matches 1 % or half of
-the passages, and for a question in a batch of 16. The CPU of a database is not measured. Each way has processes of its own, with
-one thread of torch. Prints a table, and one JSON object as the last line.
+the passages, and for a question in a batch of 16. The CPU of a database is not measured. Each way has processes of its own,
+with one thread of torch. Prints a table, and one JSON object as the last line.
 """
 
 import argparse

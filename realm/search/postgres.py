@@ -75,8 +75,8 @@ class PostgresIndex(SearchOnly):
             ConflictError: the table lacks a passage, because it was changed.
         """
         number_n, place_n = np.unique(np.asarray(numbers, dtype=np.int64), return_inverse=True)
-        ids = self._ids(number_n)
-        found_n, vector_nD = self._ask(lambda table: self._read(table, "{t} WHERE id = ANY(%s)", [ids]))
+        text, ids = "SELECT 1::bigint, id, vector::real[] FROM {t} WHERE id = ANY(%s)", self._ids(number_n)
+        ((found_n, vector_nD),) = self._ask(lambda table: self._read(table, text, [ids], 1))
         if len(found_n) != len(number_n):
             raise self._changed()
         return vector_nD[torch.from_numpy(place_n)]
@@ -92,10 +92,10 @@ class PostgresIndex(SearchOnly):
         def near(table: Table) -> list[Near]:
             table.rows(f"SET LOCAL hnsw.ef_search = {min(max(2 * k, LEAST_WIDTH), MOST_WIDTH)}")
             table.rows("SET LOCAL hnsw.iterative_scan = strict_order")
-            found = [self._near(table, query_D, k) for query_D in query_BD]
+            found = self._near(table, query_BD, k)
             if all(len(number_n) >= k for number_n, _ in found):
                 return found
-            return [self._near(table, query_D, k, "SELECT id, vector FROM {t}") for query_D in query_BD]
+            return self._near(table, query_BD, k, "SELECT id, vector FROM {t}")
 
         return _hits(query_BD, self._ask(near), k)
 
@@ -104,29 +104,42 @@ class PostgresIndex(SearchOnly):
         """As `MipsIndex.search_subset`: the database compares the vectors of all these passages, so the result is exact."""
         query_BD, k = query_BD.detach().float().cpu(), min(k, len(number_n))
         ids, chosen = self._ids(number_n), "SELECT id, vector FROM {t} WHERE id = ANY(%s)"
-        found = self._ask(lambda table: [self._near(table, one_D, k, chosen, [ids]) for one_D in query_BD])
-        return _hits(query_BD, found, k)
+        return _hits(query_BD, self._ask(lambda table: self._near(table, query_BD, k, chosen, [ids])), k)
 
     def _near(
-        self, table: Table, query_D: Tensor, k: int, chosen: str = "", parameters: Sequence[Any] = ()
-    ) -> Near:
-        """The passages nearest to a query, more than k because the database rounds the query.
+        self, table: Table, query_BD: Tensor, k: int, chosen: str = "", parameters: Sequence[Any] = ()
+    ) -> list[Near]:
+        """The passages nearest to each query, more than k because the database rounds the queries.
 
         `chosen` selects rows, which are all compared; if it is empty, the index of the database finds the rows.
         """
-        count, kind = 2 * k, TYPES[self.contents.bits]
         # The planner must not use the index for the chosen rows, because the index can leave rows out.
         before = f"WITH chosen AS MATERIALIZED ({chosen}) " if chosen else ""
-        near = f"{'chosen' if chosen else '{t}'} ORDER BY vector <#> %s::{kind} LIMIT %s"
-        return self._read(table, near, [*parameters, vector_text(query_D.numpy()), count], before)
+        text = (
+            f"{before}SELECT place, id, numbers FROM unnest(%s::text[]) WITH ORDINALITY AS asked (query, place) "
+            f"CROSS JOIN LATERAL (SELECT id, vector::real[] AS numbers FROM {'chosen' if chosen else '{t}'} "
+            f"ORDER BY vector <#> query::{TYPES[self.contents.bits]} LIMIT %s) AS near"
+        )
+        queries = [vector_text(query_D) for query_D in query_BD.numpy()]
+        return self._read(table, text, [*parameters, queries, 2 * k], len(queries))
 
-    def _read(self, table: Table, rows: str, parameters: Sequence[Any], before: str = "") -> Near:
-        """Numbers and vectors of the selected rows, without passages that were added to the table after it was opened."""
-        found = table.rows(f"{before}SELECT id, vector::real[] FROM {rows}", parameters)
-        number_n, known_n = self._lookup.find(np.array([int(id, 16) for id, _ in found], dtype=np.uint64))
-        vector_nD = np.array([vector for _, vector in found], dtype=np.float32).reshape(-1, self.contents.dim)
-        order_n = np.argsort(number_n[known_n])
-        return number_n[known_n][order_n], torch.from_numpy(vector_nD[known_n][order_n])
+    def _read(self, table: Table, text: str, parameters: Sequence[Any], queries: int) -> list[Near]:
+        """The passages that an SQL statement selects for each query, which is numbered from 1 in the first column.
+
+        Passages that were added to the table after it was opened are left out.
+        """
+        if not queries:
+            return []
+        found = table.rows(text, parameters)
+        place_n = np.array([place for place, _, _ in found], dtype=np.int64)
+        number_n, known_n = self._lookup.find(np.array([int(id, 16) for _, id, _ in found], dtype=np.uint64))
+        vector_nD = np.array([vector for _, _, vector in found], dtype=np.float32)
+        vector_nD = vector_nD.reshape(-1, self.contents.dim)
+        order_n = np.lexsort((number_n, place_n))
+        order_n = order_n[known_n[order_n]]
+        ends = np.bincount(place_n[order_n] - 1, minlength=queries).cumsum()[:-1]
+        parts = zip(np.split(number_n[order_n], ends), np.split(vector_nD[order_n], ends), strict=True)
+        return [(number_m, torch.from_numpy(vector_mD)) for number_m, vector_mD in parts]
 
     def _ids(self, number_n: np.ndarray) -> list[str]:
         return [hex_id(key) for key in self._keys_N[number_n].tolist()]

@@ -15,6 +15,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -47,6 +48,8 @@ LEAST_PGVECTOR = (0, 8)
 """Oldest version of pgvector whose searches find as many passages as they are asked for (iterative scans)."""
 MOST_INDEXED = {16: 4000, 32: 2000}
 """Largest number of dimensions that an HNSW index of pgvector can have, for the bits per number."""
+_NUL_IN_JSON = re.compile(r"\\\\|\\u0000")
+"""NUL in a text of JSON. Escaped backslashes are matched too, because the next characters do not belong to them."""
 TYPES = {16: "halfvec", 32: "vector"}
 """Types of pgvector, for the bits per number."""
 
@@ -283,7 +286,10 @@ class Table:
             into = "COPY {t} (id, document_id, title, text, fields, vector, digest) FROM STDIN"
             with cursor.copy(self._sql(into)) as copy:
                 for one, digest, vector_D in rows:
-                    fields = json.dumps(dict(one.fields), ensure_ascii=False).replace("\\u0000", "\ufffd")
+                    fields = _NUL_IN_JSON.sub(
+                        lambda found: found[0] if found[0] == "\\\\" else "\ufffd",
+                        json.dumps(dict(one.fields)),
+                    )
                     texts = (_text(text) for text in (one.document_id, one.title, one.text))
                     copy.write_row([one.id, *texts, fields, vector_text(vector_D), digest])
 
