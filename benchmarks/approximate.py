@@ -10,12 +10,13 @@ the queries are near some of the vectors. Files have vectors [N, D] in float16 a
 The columns: share of the 5, 20 and 100 best passages of exact search that is found; seconds to make the index from the vectors,
 by the clock and of the CPU, with the start of the process; memory of an opened index without mapped files, and size of its
 table on disk; milliseconds by the clock and of the CPU for a question alone, for a question whose filter matches 1 % or half of
-the passages, and for a question in a batch of 16. The CPU of a database is not measured. Each way has processes of its own,
-with one thread of torch. Prints a table, and one JSON object as the last line.
+the passages, and for a question in a batch of 16. The CPU of a database on this machine counts. Each way has processes of its
+own, with one thread of torch. Prints a table, and one JSON object as the last line.
 """
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -35,7 +36,7 @@ import torch
 from realm.search.approximate import approximate_index
 from realm.search.exact import Hits, MipsIndex, PassageIndex
 from realm.search.postgres import PostgresIndex
-from realm.search.postgres_table import parsed, upload
+from realm.search.postgres_table import connect, parsed, upload
 from realm.store.vectors import Vectors, VectorsInfo
 from realm.text.corpus import Passage
 
@@ -128,8 +129,10 @@ def one(way: str, folder: Path, *address: str) -> dict[str, Any]:
     }
     for name, ask in timed.items():
         count = TIMED if not name else 8
-        row[f"ms{name}"], row[f"cpu_ms{name}"] = spent(ask, queries[:count].split(1))
-    row[f"ms_of_{BATCH}"], row[f"cpu_ms_of_{BATCH}"] = spent(timed[""], queries[:TIMED].split(BATCH))
+        row[f"ms{name}"], row[f"cpu_ms{name}"] = spent(ask, queries[:count].split(1), *address)
+    row[f"ms_of_{BATCH}"], row[f"cpu_ms_of_{BATCH}"] = spent(
+        timed[""], queries[:TIMED].split(BATCH), *address
+    )
     return row
 
 
@@ -157,15 +160,31 @@ def hits(index: PassageIndex, queries: torch.Tensor) -> Hits:
     return Hits(*(torch.cat(rows) for rows in zip(*parts, strict=True)))
 
 
-def spent(ask: Callable[[torch.Tensor], object], parts: Sequence[torch.Tensor]) -> tuple[float, float]:
+def spent(
+    ask: Callable[[torch.Tensor], object], parts: Sequence[torch.Tensor], *address: str
+) -> tuple[float, float]:
     """Milliseconds of the clock and of the CPU per query, after one search that is not measured."""
     ask(parts[0])
-    began, cpu = time.perf_counter(), time.process_time()
+    began, cpu = time.perf_counter(), cpu_seconds(*address)
     for part in parts:
         ask(part)
+    clock, used = time.perf_counter() - began, cpu_seconds(*address) - cpu
     count = sum(map(len, parts))
-    clock, used = time.perf_counter() - began, time.process_time() - cpu
     return round(1000 * clock / count, 2), round(1000 * used / count, 2)
+
+
+def cpu_seconds(*address: str) -> float:
+    """CPU seconds of this process, and of the processes of a database on this machine that serve this program."""
+    total = time.process_time()
+    for url in address:
+        with connect(parsed(url)) as db:
+            served = db.execute(
+                "SELECT pid FROM pg_stat_activity WHERE application_name = 'realm' AND pid <> pg_backend_pid()"
+            ).fetchall()
+        for (pid,) in served:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # user and system time
+    return total
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Near = tuple[np.ndarray, Tensor]
 """Numbers of passages in rising order, and their vectors."""
-LEAST_WIDTH, MOST_WIDTH = 100, 1000
-"""Smallest and largest width (`hnsw.ef_search`) of a search in an HNSW index."""
+WIDTH, LEAST_WIDTH, MOST_WIDTH = 10, 400, 1000
+"""Width (`hnsw.ef_search`) of a search in an HNSW index, per passage that is asked for, and its smallest and largest value."""
 
 
 class PostgresIndex(SearchOnly):
@@ -90,7 +90,7 @@ class PostgresIndex(SearchOnly):
         query_BD, k = query_BD.detach().float().cpu(), min(k, len(self))
 
         def near(table: Table) -> list[Near]:
-            table.rows(f"SET LOCAL hnsw.ef_search = {min(max(2 * k, LEAST_WIDTH), MOST_WIDTH)}")
+            table.rows(f"SET LOCAL hnsw.ef_search = {min(max(WIDTH * k, LEAST_WIDTH), MOST_WIDTH)}")
             table.rows("SET LOCAL hnsw.iterative_scan = strict_order")
             found = self._near(table, query_BD, k)
             if all(len(number_n) >= k for number_n, _ in found):
