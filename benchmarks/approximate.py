@@ -7,7 +7,7 @@
 The artificial vectors are those of benchmarks/search.py: they have the spectrum of texts but no groups of similar texts, and
 the queries are near some of the vectors. Files have vectors [N, D] in float16 and queries [B, D] in float32.
 
-The columns: share of the 5, 20 and 100 best passages of exact search that is found; seconds to make the index from the vectors,
+The columns: share of the 5, 20 and 100 best passages that a search for so many passages finds; seconds to make the index from the vectors,
 by the clock and of the CPU, with the start of the process; memory of an opened index without mapped files, and size of its
 table on disk; milliseconds by the clock and of the CPU for a question alone, for a question whose filter matches 1 % or half of
 the passages, and for a question in a batch of 16. The CPU of a database on this machine counts. Each way has processes of its
@@ -104,15 +104,15 @@ def one(way: str, folder: Path, *address: str) -> dict[str, Any]:
     queries = torch.from_numpy(np.load(folder / "queries.npy").astype(np.float32))
     before = search.resident()
     index = make(way, folder, *address)
-    found = hits(index, queries).number_BK.numpy()
+    found = {k: hits(index, queries, k).number_BK.numpy() for k in DEPTHS}
     if way == "exact":
-        np.save(folder / "truth.npy", found)
+        np.save(folder / "truth.npy", found[max(DEPTHS)])
     truth = np.load(folder / "truth.npy")
     memory = search.resident() - before
     row: dict[str, Any] = {"passages": len(index), "search": way}
     for k in DEPTHS:
         row[f"recall@{k}"] = float(
-            np.mean([len(np.intersect1d(a[:k], b[:k])) / k for a, b in zip(found, truth, strict=True)])
+            np.mean([len(np.intersect1d(a, b[:k])) / k for a, b in zip(found[k], truth, strict=True)])
         )
     row |= {"build_s": 0, "build_cpu_s": 0, "mb": round(memory / 2**20)}
     if way == "approximate":
@@ -154,9 +154,9 @@ def make(way: str, folder: Path, *address: str) -> PassageIndex:
     return index
 
 
-def hits(index: PassageIndex, queries: torch.Tensor) -> Hits:
-    """The best passages for the queries, in batches."""
-    parts = [index.search(part, max(DEPTHS)) for part in queries.split(BATCH)]
+def hits(index: PassageIndex, queries: torch.Tensor, k: int) -> Hits:
+    """The k best passages for the queries, in batches."""
+    parts = [index.search(part, k) for part in queries.split(BATCH)]
     return Hits(*(torch.cat(rows) for rows in zip(*parts, strict=True)))
 
 

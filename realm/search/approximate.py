@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 INDEX, METRIC = "approximate", "dot"
 """Name of the IVF-PQ index in its table, and Lance's name of the inner product."""
 SMALLEST = 100_000
-"""Smallest number of passages for which the search is approximate; exact search in fewer passages takes less than 1 ms."""
+"""Smallest number of passages for which the search is approximate; exact search in fewer passages takes about 1 ms."""
 READ = 1 / 2
 """Share of the partitions that a search reads. Comparing the codes of a passage takes only nanoseconds, so a search that reads
 many passages is still fast, and finds more of the best passages."""

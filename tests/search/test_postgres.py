@@ -16,12 +16,13 @@ from realm.qa.pipeline import AnswerConfig
 from realm.search import postgres_table
 from realm.search.exact import MipsIndex
 from realm.search.postgres import PostgresIndex
-from realm.search.postgres_table import parsed, upload
+from realm.search.postgres_table import Uploaded, parsed, upload
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.vectors import Vectors, VectorsInfo
 from realm.text.corpus import Document
 from realm.workspace.living import LivingKnowledge
 from tests.conftest import tiny_documents
+from tests.schemas import assert_holds
 from tests.store.tiny import TinyTagger
 
 pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'realm-lm[dev]'")
@@ -302,7 +303,9 @@ def test_commands_upload_and_search(kb, tiny_model, tiny_model_folder, url, tmp_
     assert main([*ask, f"search={url}", "--out", str(tmp_path / "x")]) == 2
     assert "there is no such table: make it with `realm kb upload`" in capsys.readouterr().err
     assert main(["kb", "upload", *words, "--to", url, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["added"] == len(kb)
+    uploaded = json.loads(capsys.readouterr().out)
+    assert_holds(Uploaded, uploaded)
+    assert uploaded["added"] == len(kb)
     indexes, away = kb.folder / "indexes", kb.folder / "away"
     for flags in ([], ["--method", "hybrid"], ["--where", "river = 'Ouse'"], ["--where", "number > 99"]):
         found = []
