@@ -64,7 +64,7 @@ class AnswerConfig:
     mapped_index: bool = False
     """True: the vectors stay in a file that is mapped into memory, for indexes larger than memory."""
     search: str = EXACT
-    """"exact"; "approximate": for indexes that are too large for exact search (docs/scaling.md); or the address of a table in
+    """"exact"; "approximate": for indexes that are too large for exact search (docs/search.md); or the address of a table in
     PostgreSQL, "postgresql://HOST/DATABASE?table=NAME", which `realm kb upload` made."""
     reference_compat: bool = False
     """True: behave as transformers 4.57.6 with the published checkpoints; docs/checkpoints.md lists the differences."""

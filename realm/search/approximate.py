@@ -1,14 +1,14 @@
 """Approximate maximum inner product search with the IVF-PQ index of Lance, for indexes that are too large for exact search.
 
-    KB/indexes/<fingerprint>/approximate-<name>/    passage ids, vectors and the IVF-PQ index, as a Lance table; `lock`
+    KB/indexes/<fingerprint>/approximate/<version>/    passage ids, vectors and their IVF-PQ index, as a Lance table
 
 An inverted file (IVF) divides the vectors into partitions, and a search reads only the partitions whose centroids have the
 largest inner products with the query. Product quantization (PQ) stores each vector in few bytes. The codes give approximate
 scores. The passages with the best approximate scores (the candidates) are then scored exactly, with the vectors of the exact
 index. So each score is exact, and only the choice of the candidates is approximate.
 
-The table is made once for a model, and is kept when passages are added or deleted. Added passages are scored exactly, and
-deleted passages are left out. If their share exceeds `MOST_CHANGED`, the table is made again.
+The table is made from a version of the vectors of a model, and is kept when passages are added or deleted. All added passages
+are scored exactly, and deleted passages are left out. If their share exceeds `MOST_CHANGED`, the table is made again.
 
 Axis letters: B queries, K hits per query, N passages, D embedding, R rows of the table, n some passages.
 """
@@ -54,7 +54,7 @@ class ApproximateIndex(SearchOnly):
     """An index that finds passages with IVF-PQ, and scores them with the vectors of an exact index."""
 
     def __init__(self, exact: MipsIndex, keys_N: np.ndarray, folder: Path):
-        """Opens the table in `folder`, which `build` made; `keys_N` are the ids of the passages of the exact index.
+        """Opens the table in `folder`, which `approximate_index` made; `keys_N` are the ids of the passages of the exact index.
 
         Raises:
             InputError: the table cannot be read.

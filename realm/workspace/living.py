@@ -260,9 +260,7 @@ class LivingKnowledge:
         kb.check_tokenizer(model.tokenizer, self.model)
         version = complete_index(kb, model, self.model, self._config.mapped_index, self._config.search)
         version.index.prepare()  # prepared now, while no question waits for the index
-        stamp = Stamp(
-            model_file, table, int(kb.table.version), 0 if is_address(self._config.search) else version.number
-        )
+        stamp = Stamp(model_file, table, int(kb.table.version), self._on_disk(version.number))
         return Snapshot(Answerer(kb, model, version, self._config), stamp)
 
     def _stamp_on_disk(self) -> Stamp:
@@ -270,10 +268,12 @@ class LivingKnowledge:
             _identity(self._manifest),
             _identity(self.folder / TABLE)[0],
             newest_version(self.folder / TABLE) or 0,
-            0
-            if is_address(self._config.search)
-            else newest_version(self.current.index_folder / vectors.TABLE) or 0,
+            self._on_disk(newest_version(self.current.index_folder / vectors.TABLE) or 0),
         )
+
+    def _on_disk(self, version: int) -> int:
+        """The number of a version of the index; 0 if the vectors are in a database, whose versions are not on disk."""
+        return 0 if is_address(self._config.search) else version
 
     def _tagger_for(self, kb: KnowledgeBase) -> Tagger:
         """The tagger with which the knowledge base was built; it is loaded once."""

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -47,7 +48,20 @@ ODD = Document(
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of an empty database of an engine that runs for these tests."""
-    running = engine.get_server(tmp_path_factory.mktemp("postgres") / "data", cleanup_mode="delete")
+    running = engine.get_server(
+        tmp_path_factory.mktemp("postgres") / "data", cleanup_mode="delete", start=False
+    )
+    for attempt in range(5):
+        try:
+            running.start()
+            break
+        except (
+            subprocess.TimeoutExpired,
+            AssertionError,
+        ):  # it waits ten seconds, which a busy machine exceeds
+            if attempt == 4:
+                raise
+            time.sleep(2)
     yield running.get_uri()
     running.cleanup()
 
