@@ -96,9 +96,9 @@ def one(
     queries, truth = np.load(Path(folder) / "queries.npy"), np.load(Path(folder) / "truth.npy")
     machine, system = Machine(device, int(threads)), SYSTEMS[name]
     bandwidth, flops = ceilings(device, float(seconds)) if system.exact else (0.0, 0.0)
-    before, start = _resident(), time.perf_counter()
+    before, start = resident(), time.perf_counter()
     ways = dict(system.make(vectors_ND, machine))
-    built, memory = time.perf_counter() - start, _resident() - before
+    built, memory = time.perf_counter() - start, resident() - before
     rows = []
     for way, find in ways.items():
         found = np.concatenate([find(queries[i : i + 32]) for i in range(0, JUDGED, 32)])
@@ -358,7 +358,7 @@ def _recall(found: np.ndarray, truth: np.ndarray) -> float:
     return round(float(np.mean(hits)) / K, 4)
 
 
-def _resident() -> int:
+def resident() -> int:
     """Memory of this process in bytes without mapped files; on systems without /proc the peak memory of the process."""
     try:
         _, pages, of_files, *_ = map(int, Path("/proc/self/statm").read_text().split())

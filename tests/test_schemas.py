@@ -116,10 +116,15 @@ WRITERS = {
     "store/ingest.py commit_rows": ["the same"],
     "store/ingest.py _commit": ["the same"],
     "store/ingest.py with_columns_of": ["what a knowledge base says about itself, in the newest format"],
+    "search/postgres_table.py _digest": ["what a hash is of: never written"],
+    "search/postgres_table.py Table.describe": [
+        "what a table says about itself: tests/search/test_postgres.py"
+    ],
+    "search/postgres_table.py Table.put": ["fields of any names: tests/search/test_postgres.py"],
     "store/schema.py state_of": ["what a hash is of: never written"],
     "store/merged.py change_merged": ["merged.jsonl"],
     "store/merged.py write_merged": ["merged.jsonl"],
-    "store/vectors.py _schema": ["what an index says about itself"],
+    "store/vectors.py schema_of": ["what an index says about itself"],
     "serve/app.py _stream": ["answers and problems: tests/serve/test_schema.py, against OpenAPI"] * 2,
     "serve/feedback.py Feedback.add": ["what an id is made of: never written"],
     "serve/feedback.py Feedback._append": ["feedback: tests/serve/test_feedback.py"],

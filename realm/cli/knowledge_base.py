@@ -14,6 +14,7 @@ from realm.cli.arguments import (
     Parser,
     add_command,
     add_kb,
+    add_model,
     add_out,
     add_sources,
     add_tagger,
@@ -88,6 +89,27 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
     delete.add_argument("documents", metavar="DOCUMENT", nargs="+", help="id or title of a document")
     add_kb(delete)
+
+    upload = add_command(
+        verbs,
+        _upload,
+        "copy the passages with their fields and vectors to a table of a PostgreSQL database with pgvector, or bring this "
+        "table up to date",
+        "realm kb upload --kb kb --model models/qa --to 'postgresql://db.example/library?table=handbook'",
+        reports=True,
+    )
+    add_kb(upload)
+    add_model(upload)
+    upload.add_argument(
+        "--to",
+        metavar="URL",
+        required=True,
+        help="address of the table: postgresql://USER@HOST:PORT/DATABASE?table=NAME (default NAME: realm_passages); the "
+        "password is read from PGPASSWORD or ~/.pgpass",
+    )
+    upload.add_argument(
+        "--replace", action="store_true", help="replace a table that has the vectors of another model"
+    )
 
     compact = add_command(
         verbs,
@@ -248,6 +270,21 @@ def _delete(args: argparse.Namespace) -> None:
     deleted: DeletedJson = {"passages_removed": removed}
     report(args, deleted)
     say_where(args, "the knowledge base is", args.kb)
+
+
+def _upload(args: argparse.Namespace) -> None:
+    from realm.search.postgres_table import parsed
+
+    address = parsed(args.to)  # checked before the import of torch
+
+    from realm.index.versions import complete_vectors
+    from realm.qa.pipeline import open_pair
+    from realm.search.postgres_table import upload
+
+    kb, model = open_pair(args.kb, args.model, "auto", reader=False)
+    uploaded = upload(kb, complete_vectors(kb, model, args.model, mapped=True), address, args.replace)
+    report(args, uploaded)
+    say_where(args, "the passages are", address.shown)
 
 
 def _compact(args: argparse.Namespace) -> None:

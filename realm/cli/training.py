@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import TypeVar
 
 from realm.cli.arguments import (
     Commands,
@@ -19,6 +20,9 @@ from realm.cli.arguments import (
     say_where,
     settings,
 )
+from realm.errors import InputError
+
+T = TypeVar("T")
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
@@ -101,6 +105,12 @@ def add_commands(commands: "Commands[Parser]") -> None:
     add_model(index)
     add_engine(index, "passages are embedded")
     index.add_argument(
+        "--approximate",
+        action="store_true",
+        help="also make the table for approximate search now (default: the first command with --set search=approximate makes "
+        "the table)",
+    )
+    index.add_argument(
         "--supervised",
         metavar="FOLDER",
         type=Path,
@@ -132,6 +142,15 @@ def add_commands(commands: "Commands[Parser]") -> None:
     add_out(finetune, "folder of the new model")
 
 
+def _settings(args: argparse.Namespace, cls: type[T], *flags: str) -> T:
+    """Settings of a training command, which searches exactly."""
+    if any(override.partition("=")[0].strip() == "search" for override in args.set):
+        from realm.search.exact import TRAINING_IS_EXACT
+
+        raise InputError(TRAINING_IS_EXACT)
+    return settings(args, cls, *flags)
+
+
 def _mlm(args: argparse.Namespace) -> None:
     from realm.store.knowledge_base import KnowledgeBase
     from realm.train import mlm
@@ -152,7 +171,7 @@ def _pretrain(args: argparse.Namespace) -> None:
     from realm.store.knowledge_base import KnowledgeBase
     from realm.train import pretrain
 
-    config = settings(args, pretrain.PretrainConfig)
+    config = _settings(args, pretrain.PretrainConfig)
     questions = read_questions(args.questions, regex=args.regex) if args.questions else None
     text = KnowledgeBase.open(args.text) if args.text else None
     pretrain.train(KnowledgeBase.open(args.kb), Path(args.out), config, args.model, text, questions)
@@ -162,7 +181,7 @@ def _adapt(args: argparse.Namespace) -> None:
     from realm.store.knowledge_base import KnowledgeBase
     from realm.train import adapt
 
-    config = settings(args, adapt.AdaptConfig, "minutes")
+    config = _settings(args, adapt.AdaptConfig, "minutes")
     adapt.train(KnowledgeBase.open(args.kb), Path(args.out), config, args.model)
 
 
@@ -172,11 +191,15 @@ def _index(args: argparse.Namespace) -> None:
 
         end_with_parent()  # called before the import of torch, which takes seconds in which the trainer may end
     from realm.index.embedding import IndexConfig
-    from realm.index.versions import build_index
+    from realm.index.versions import APPROXIMATE, build_index, complete_index
+    from realm.model.folder import load_model
     from realm.store.knowledge_base import KnowledgeBase
 
     config = settings(args, IndexConfig, "engine", "ray_address")
-    built = build_index(KnowledgeBase.open(args.kb), args.model, config, args.supervised)
+    kb = KnowledgeBase.open(args.kb)
+    built = build_index(kb, args.model, config, args.supervised)
+    if args.approximate:
+        complete_index(kb, load_model(args.model, reader=False), args.model, search=APPROXIMATE)
     report(args, built)
     say_where(args, "the index is", built["folder"])
 
@@ -186,6 +209,6 @@ def _finetune(args: argparse.Namespace) -> None:
     from realm.store.knowledge_base import KnowledgeBase
     from realm.train import finetune
 
-    config = settings(args, finetune.FinetuneConfig, "method")
+    config = _settings(args, finetune.FinetuneConfig, "method")
     train, dev = (read_questions(file, regex=args.regex) for file in (args.train, args.dev))
     finetune.train(KnowledgeBase.open(args.kb), Path(args.out), config, args.model, train, dev)

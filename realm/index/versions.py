@@ -22,12 +22,17 @@ from realm.index.ray_embedding import embed_on_ray
 from realm.model.device import autocast, choose_device
 from realm.model.embedder import Embedder
 from realm.model.folder import Model, load_model
+from realm.search.approximate import approximate_index
 from realm.search.exact import MipsIndex, PassageIndex
+from realm.search.postgres import PostgresIndex
+from realm.search.postgres_table import is_address, parsed
 from realm.store import unfinished, vectors
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.store.tables.table import made_anew
 from realm.store.vectors import Vectors, VectorsInfo
 
+EXACT, APPROXIMATE = "exact", "approximate"
+"""How an index is searched, if not in a database."""
 LOG_EVERY = 5.0
 """Seconds between two log lines of a build that a training run supervises."""
 KEPT_VERSIONS = 2
@@ -114,15 +119,33 @@ def build_index(
     }
 
 
-def complete_index(kb: KnowledgeBase, model: Model, model_path: str, mapped: bool = False) -> IndexVersion:
+def complete_index(
+    kb: KnowledgeBase, model: Model, model_path: str, mapped: bool = False, search: str = EXACT
+) -> IndexVersion:
     """Loads the newest index of this model. Passages that were added after the build are embedded first, and a version with
     their vectors is published.
 
-    With `mapped`, the vectors are not loaded into memory, but mapped from a file.
+    With `mapped`, the vectors are not loaded into memory, but mapped from a file. `search` is `EXACT`, `APPROXIMATE` (the
+    vectors are then mapped in any case), or the address of a table in PostgreSQL, whose vectors are then used.
 
     Raises:
-        InputError: the knowledge base has no index of this model.
+        InputError: the knowledge base has no index of this model, or the table cannot be used.
     """
+    if is_address(search):
+        found = PostgresIndex(parsed(search), kb, model.compute_passage_fingerprint())
+        contents = found.contents
+        return IndexVersion(found, contents.version, contents.step, contents.created)
+    known = complete_vectors(kb, model, model_path, mapped or search == APPROXIMATE)
+    index: PassageIndex
+    if search == APPROXIMATE:
+        index = approximate_index(index_folder(kb, model), kb.keys_N, known)
+    else:
+        index = MipsIndex(known.array, model.device)
+    return IndexVersion(index, known.version, known.info.step, known.info.created)
+
+
+def complete_vectors(kb: KnowledgeBase, model: Model, model_path: str, mapped: bool) -> Vectors:
+    """The vectors of the newest index of this model; see `complete_index`."""
     folder = index_folder(kb, model)
     read = vectors.mapped if mapped else vectors.read
 
@@ -135,10 +158,7 @@ def complete_index(kb: KnowledgeBase, model: Model, model_path: str, mapped: boo
             )
         return _complete(kb, model, folder, known)
 
-    known = made_anew(folder, load)
-    return IndexVersion(
-        MipsIndex(known.array, model.device), known.version, known.info.step, known.info.created
-    )
+    return made_anew(folder, load)
 
 
 def index_folder(kb: KnowledgeBase, model: Model) -> Path:

@@ -164,7 +164,9 @@ class Filler:
     @classmethod
     def load(cls, kb: str, model: str, config: AnswerConfig) -> "Filler":
         opened, loaded = open_pair(kb, model, config.device)
-        return cls(opened, loaded, complete_index(opened, loaded, model, config.mapped_index), config)
+        return cls(
+            opened, loaded, complete_index(opened, loaded, model, config.mapped_index, config.search), config
+        )
 
     @torch.no_grad()
     def fill(self, sentence: str, target: str | None = None, method: Method = "dense") -> Filled:

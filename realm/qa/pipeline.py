@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from realm.errors import InputError
-from realm.index.versions import IndexVersion, complete_index
+from realm.index.versions import APPROXIMATE, EXACT, IndexVersion, complete_index
 from realm.interop.span_readers import take_reader
 from realm.model.calibration import NO_FEATURES, Features, Method
 from realm.model.device import Precision, autocast, choose_device
@@ -30,6 +30,7 @@ from realm.model.scores import scores
 from realm.qa.answers import Answer, AnsweringIndex, Answers, Hit, RankedPassage, ReadPassage, Span
 from realm.qa.reading import Reading, joint_reading, reference_question, reference_reading
 from realm.qa.scoring.metrics import normalise_answer
+from realm.search.postgres_table import is_address
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.text.corpus import Passage
@@ -62,12 +63,18 @@ class AnswerConfig:
     """Precision of matrix products."""
     mapped_index: bool = False
     """True: the vectors stay in a file that is mapped into memory, for indexes larger than memory."""
+    search: str = EXACT
+    """"exact"; "approximate": for indexes that are too large for exact search (docs/search.md); or the address of a table in
+    PostgreSQL, "postgresql://HOST/DATABASE?table=NAME", which `realm kb upload` made."""
     reference_compat: bool = False
     """True: behave as transformers 4.57.6 with the published checkpoints; docs/checkpoints.md lists the differences."""
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold is {self.threshold}: it is a probability, between 0 and 1")
+        if self.search not in (EXACT, APPROXIMATE) and not is_address(self.search):
+            # The value is not shown, because a mistyped address can contain a password.
+            raise ValueError("search is neither exact nor approximate nor an address postgresql://...")
 
 
 class PassageSpans(NamedTuple):
@@ -103,7 +110,9 @@ class Answerer:
         opened, loaded = open_pair(kb, model, config.device, reader=False)
         if config.reader is not None:
             take_reader(loaded, config.reader)
-        return cls(opened, loaded, complete_index(opened, loaded, model, config.mapped_index), config)
+        return cls(
+            opened, loaded, complete_index(opened, loaded, model, config.mapped_index, config.search), config
+        )
 
     def answer(self, question: str) -> Answers:
         """Answers to one question; see `answer_batch`."""

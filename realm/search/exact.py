@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from realm.errors import InputError
 from realm.model.scores import scores, weighted_sums
 from realm.search import int8_prefilter, threshold
 from realm.search.int8_prefilter import Int8Vectors, QuantizedQueries, Survivors, round_up
@@ -47,6 +48,10 @@ WARM_UP = 32
 """Number of queries after which a CPU prepares the index for faster searches. For fewer queries the preparation takes longer
 than the searches."""
 
+TRAINING_IS_EXACT = (
+    "training searches exactly: the setting `search` is for answers, and training has no such setting"
+)
+
 
 class Hits(NamedTuple):
     """The best passages per query, best first. Passages with equal scores are ordered by passage number."""
@@ -65,7 +70,9 @@ class Rest(NamedTuple):
 
 
 class PassageIndex(Protocol):
-    """Search over the vectors of all passages: in this process (`MipsIndex`), or divided over ranks (`realm.search.shards`)."""
+    """Search over the vectors of all passages: in this process (`MipsIndex`), or divided over ranks (`realm.search.shards`).
+
+    For answers the search can also be approximate (`realm.search.approximate`) or in a database (`realm.search.postgres`)."""
 
     def __len__(self) -> int: ...
 
@@ -83,6 +90,18 @@ class PassageIndex(Protocol):
     def search_among(self, query_BD: Tensor, among: Sequence[np.ndarray], k: int) -> Hits: ...
 
     def rest_logsumexp(self, query_BD: Tensor, left_out: Sequence[np.ndarray]) -> Tensor: ...
+
+
+class SearchOnly:
+    """The methods of `PassageIndex` that only training calls, for an index that training cannot use."""
+
+    def search_among(self, query_BD: Tensor, among: Sequence[np.ndarray], k: int) -> Hits:
+        """Raises InputError."""
+        raise InputError(TRAINING_IS_EXACT)
+
+    def rest_logsumexp(self, query_BD: Tensor, left_out: Sequence[np.ndarray]) -> Tensor:
+        """Raises InputError."""
+        raise InputError(TRAINING_IS_EXACT)
 
 
 class MipsIndex:

@@ -12,10 +12,13 @@ vectors), and 25 bytes per passage. `mapped` leaves the array on disk, in a sepa
 
     KB/indexes/<fingerprint>/mapped-<version>-<ids>.npy    the vectors of a version in the order of the passages
 
+`realm.search.approximate` has its own tables in `KB/indexes/<fingerprint>/approximate/`.
+
 Axis letters: N passages, D embedding.
 """
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
@@ -30,6 +33,7 @@ import pyarrow as pa
 from lance import LanceOperation
 
 from realm.errors import InputError, RealmError
+from realm.folders import one_writer, remove
 from realm.settings import config_from
 from realm.store.schema import Lookup
 from realm.store.tables.table import (
@@ -46,6 +50,8 @@ from realm.store.upkeep import Removed, forget_after, remove_versions, tidy
 
 TABLE = "vectors.lance"
 _MAPPED = "mapped"
+APPROXIMATE = "approximate"
+"""Folder beside the table with the tables of `realm.search.approximate`, each named after the version of its vectors."""
 _INFO = b"realm"
 _ROWS_PER_BATCH = 8192
 _DTYPES: dict[int, np.dtype[Any]] = {16: np.dtype(np.float16), 32: np.dtype(np.float32)}
@@ -102,9 +108,9 @@ def publish(folder: Path, ids_N: np.ndarray, vectors_ND: np.ndarray, info: Vecto
             finite in `info.bits` bits.
     """
     _check(ids_N, vectors_ND, info)
-    schema = _schema(info)
+    schema = schema_of(info)
     with uncommitted(folder / TABLE):
-        fragments = write_rows(folder / TABLE, _batches(ids_N, vectors_ND, info), schema, new=True)
+        fragments = write_rows(folder / TABLE, record_batches(ids_N, vectors_ND, info), schema, new=True)
         return int(commit(folder / TABLE, LanceOperation.Overwrite(schema, fragments)).version)
 
 
@@ -127,10 +133,10 @@ def append(
             f"{folder} has vectors of model {info.model} ({info.model_path}), not {model}: run `realm index`"
         )
     _check(ids_N, vectors_ND, info)
-    schema = _schema(info)
+    schema = schema_of(info)
     old = [fragment.metadata for fragment in table.get_fragments()]
     with uncommitted(folder / TABLE):
-        new = write_rows(folder / TABLE, _batches(ids_N, vectors_ND, info), schema)
+        new = write_rows(folder / TABLE, record_batches(ids_N, vectors_ND, info), schema)
         # The operation is an overwrite with the old and the new files, because an append cannot change the metadata.
         table = commit(folder / TABLE, LanceOperation.Overwrite(schema, old + new), table)
     return int(tidy(folder / TABLE, table).version)
@@ -249,14 +255,32 @@ def compact(folder: Path, ids_N: np.ndarray) -> Removed:
     if known.left_over or len(table.get_fragments()) > 1:
         there_N = np.ones(len(ids_N), dtype=bool)
         there_N[known.missing] = False
-        schema = _schema(known.info)
-        rows = _batches(ids_N[there_N], known.array[there_N], known.info)
+        schema = schema_of(known.info)
+        rows = record_batches(ids_N[there_N], known.array[there_N], known.info)
         with uncommitted(folder / TABLE):
             fragments = write_rows(folder / TABLE, rows, schema, new=True)
             table = commit(folder / TABLE, LanceOperation.Overwrite(schema, fragments), table)
     for file in folder.glob(f"{_MAPPED}-*.npy"):
         file.unlink()
+    if (folder / APPROXIMATE).exists():
+        with one_writer(folder / APPROXIMATE):
+            remove_approximate(folder)
     return remove_versions(folder / TABLE, 1)
+
+
+def remove_approximate(folder: Path, keep: Path | None = None) -> None:
+    """Removes the tables of approximate search, except `keep` and the tables that a process has open."""
+    for table in (folder / APPROXIMATE).iterdir():
+        if not table.is_dir() or table == keep:
+            continue
+        lease = os.open(table, os.O_RDONLY)
+        try:
+            fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove(table)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(lease)
 
 
 def go_back(folder: Path, version: int) -> None:
@@ -297,19 +321,20 @@ def _check(ids_N: np.ndarray, vectors_ND: np.ndarray, info: VectorsInfo) -> None
             )
 
 
-def _schema(info: VectorsInfo) -> pa.Schema:
+def schema_of(info: VectorsInfo) -> pa.Schema:
+    """Schema of a table of vectors."""
     number = pa.float16() if info.bits == 16 else pa.float32()
     fields = [("id", pa.uint64()), ("vector", pa.list_(number, info.dim))]
     return pa.schema(fields, metadata={_INFO: json.dumps(dataclasses.asdict(info)).encode()})
 
 
-def _batches(ids_N: np.ndarray, vectors_ND: np.ndarray, info: VectorsInfo) -> Iterator[pa.RecordBatch]:
+def record_batches(ids_N: np.ndarray, vectors_ND: np.ndarray, info: VectorsInfo) -> Iterator[pa.RecordBatch]:
     """The arrays as record batches, which are views if an array is contiguous and has the right type."""
     for start in range(0, len(ids_N), _ROWS_PER_BATCH):
         rows = slice(start, start + _ROWS_PER_BATCH)
         flat = pa.array(_in_bits(vectors_ND[rows], info).reshape(-1))
         vectors = pa.FixedSizeListArray.from_arrays(flat, vectors_ND.shape[1])
-        yield pa.record_batch([pa.array(ids_N[rows]), vectors], schema=_schema(info))
+        yield pa.record_batch([pa.array(ids_N[rows]), vectors], schema=schema_of(info))
 
 
 def _in_bits(vectors_ND: np.ndarray, info: VectorsInfo) -> np.ndarray:

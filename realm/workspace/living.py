@@ -29,6 +29,7 @@ from realm.model.manifest import MANIFEST, model_path
 from realm.qa.filling import Filler
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.questions import make_questions
+from realm.search.postgres_table import is_address
 from realm.store import vectors
 from realm.store.fields.filters import example_filter
 from realm.store.ingest import TABLE
@@ -55,6 +56,7 @@ class Stamp(NamedTuple):
     """Inode of the folder of passages. If the knowledge base is replaced, its versions start again from 1."""
     passages_version: int
     index_version: int
+    """0 if the vectors are in a database."""
 
 
 class UnknownDocument(InputError):
@@ -207,7 +209,12 @@ class LivingKnowledge:
         return self._change(delete)
 
     def get_ready_to_write(self) -> None:
-        """Loads the tagger, so that a missing tagger is an InputError at the start and not at the first change."""
+        """Loads the tagger, so that a missing tagger is an InputError at the start and not at the first change.
+
+        Raises:
+            InputError: the tagger is missing, or the vectors are in a database.
+        """
+        self._refuse_database()
         self._tagger_for(self.current.kb)
 
     @property
@@ -223,9 +230,18 @@ class LivingKnowledge:
     def versions(self, most: int = 20) -> dict[str, list[tuple[int, str]]]:
         """The versions of the passages and of the index on disk, with dates, newest first."""
         index = self.current.index_folder / vectors.TABLE
-        return {"knowledge": history(self.folder / TABLE, most), "index": history(index, most)}
+        stored = history(index, most) if newest_version(index) else []
+        return {"knowledge": history(self.folder / TABLE, most), "index": stored}
+
+    def _refuse_database(self) -> None:
+        if is_address(self._config.search):
+            raise InputError(
+                f"{self.folder} cannot be changed here, because the vectors are searched in a database: use `realm kb add` or "
+                "`realm kb delete`, then `realm kb upload`"
+            )
 
     def _change(self, change: Callable[[KnowledgeBase], T]) -> T:
+        self._refuse_database()
         with self._changing:
             result = changed(self.folder, change)
             self._move_on()
@@ -248,9 +264,9 @@ class LivingKnowledge:
             if self._config.reader is not None:
                 take_reader(model, self._config.reader)
         kb.check_tokenizer(model.tokenizer, self.model)
-        version = complete_index(kb, model, self.model, self._config.mapped_index)
+        version = complete_index(kb, model, self.model, self._config.mapped_index, self._config.search)
         version.index.prepare()  # prepared now, while no question waits for the index
-        stamp = Stamp(model_file, table, int(kb.table.version), version.number)
+        stamp = Stamp(model_file, table, int(kb.table.version), self._on_disk(version.number))
         return Snapshot(Answerer(kb, model, version, self._config), stamp)
 
     def _stamp_on_disk(self) -> Stamp:
@@ -258,8 +274,12 @@ class LivingKnowledge:
             _identity(self._manifest),
             _identity(self.folder / TABLE)[0],
             newest_version(self.folder / TABLE) or 0,
-            newest_version(self.current.index_folder / vectors.TABLE) or 0,
+            self._on_disk(newest_version(self.current.index_folder / vectors.TABLE) or 0),
         )
+
+    def _on_disk(self, version: int) -> int:
+        """The number of a version of the index; 0 if the vectors are in a database, whose versions are not on disk."""
+        return 0 if is_address(self._config.search) else version
 
     def _tagger_for(self, kb: KnowledgeBase) -> Tagger:
         """The tagger with which the knowledge base was built; it is loaded once."""

@@ -168,7 +168,7 @@ def uncommitted(path: Path) -> Iterator[None]:
         path.mkdir(parents=True, exist_ok=True)
         writing = os.open(path, os.O_RDONLY)
         with _kept_open(writing):
-            _lock_shared(writing)
+            lock_shared(writing)
     try:
         yield
     except BaseException:
@@ -355,13 +355,14 @@ def _lease(path: Path, version: int) -> int:
     manifest = manifest_of(path, version)
     lease = os.open(manifest, os.O_RDONLY)
     with _kept_open(lease):
-        _lock_shared(lease)
+        lock_shared(lease)
         if not (manifest.exists() and os.path.samestat(os.fstat(lease), manifest.stat())):
             raise FileNotFoundError(manifest)
     return lease
 
 
-def _lock_shared(descriptor: int) -> None:
+def lock_shared(descriptor: int) -> None:
+    """Locks an open file or folder together with other readers; does nothing on a file system without locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     except OSError as error:
