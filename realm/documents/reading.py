@@ -32,6 +32,7 @@ from realm.documents.formats.records import (
 from realm.documents.sources import SourceFile, count_kinds, files_of
 from realm.errors import InputError, RealmError, first_line, shortened, shown
 from realm.files import write_json_lines
+from realm.keys import KeyTable, key_of
 from realm.text.corpus import Document
 from realm.text.fields import LONGEST_VALUE, clean_fields, time_text
 
@@ -206,41 +207,42 @@ def _documents(
     report: ReadingReport | None,
     taken: Collection[str] = (),
 ) -> Iterator[Document]:
-    used = set(taken)
     repeats: Counter[str] = Counter()
-    for one in read:
-        problem = one if isinstance(one, Unreadable) else _problem(one, used, limits)
-        if problem is not None:
+    with KeyTable() as used:
+        for name in taken:
+            used.put(key_of(name))
+        for one in read:
+            problem = one if isinstance(one, Unreadable) else _problem(one, used, limits)
+            if problem is not None:
+                if report is not None:
+                    report.leave_out(problem)
+                elif problem.reason not in EXPECTED:
+                    raise problem
+                continue
+            assert isinstance(one, Record)
+            name = one.title if one.title.strip() else one.where
+            document_id = name if one.id is None else one.id
+            while used.put(key_of(document_id)) is not None:
+                repeats[name] += 1
+                document_id = f"{name} ({repeats[name] + 1})"
             if report is not None:
-                report.leave_out(problem)
-            elif problem.reason not in EXPECTED:
-                raise problem
-            continue
-        assert isinstance(one, Record)
-        name = one.title if one.title.strip() else one.where
-        document_id = name if one.id is None else one.id
-        while document_id in used:
-            repeats[name] += 1
-            document_id = f"{name} ({repeats[name] + 1})"
-        used.add(document_id)
-        if report is not None:
-            report.documents += 1
-            if one.assumed:
-                report.assume(one.where, one.assumed)
-        fields = clean_fields(one.fields, None if report is None else report.fields_left_out)
-        yield Document(one.title, one.text, document_id, one.links, fields, one.sections)
+                report.documents += 1
+                if one.assumed:
+                    report.assume(one.where, one.assumed)
+            fields = clean_fields(one.fields, None if report is None else report.fields_left_out)
+            yield Document(one.title, one.text, document_id, one.links, fields, one.sections)
     if report is not None and not report.documents and report.reasons:
         if len(report.left_out) == 1:
             raise InputError(report.left_out[0].problem)
         raise InputError(f"nothing could be read; {'; '.join(report.lines())}")
 
 
-def _problem(one: Record, used: set[str], limits: Limits) -> Unreadable | None:
+def _problem(one: Record, used: KeyTable, limits: Limits) -> Unreadable | None:
     if len(one.text) > limits.document_chars:
         over = f"{len(one.text):,} characters, over the limit of {limits.document_chars:,}"
         message = f"{over}: split it, or raise max_document_chars"
         return Unreadable(one.where, TOO_LONG, f"{one.where}: {message}")
-    if one.id in used:
+    if one.id is not None and key_of(one.id) in used:
         message = f"a second document with the id {shown(one.id)}: ids must differ"
         return Unreadable(one.where, SAME_ID, f"{one.where}: {message}")
     return None

@@ -30,8 +30,8 @@ import pyarrow as pa
 from lance import LanceOperation
 
 from realm.errors import InputError, RealmError
+from realm.keys import Lookup
 from realm.settings import config_from
-from realm.store.schema import Lookup
 from realm.store.tables import (
     commit,
     committed,
