@@ -10,17 +10,20 @@ Offsets count characters of the text, and ends are exclusive.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from realm.errors import InputError, first_line
 from realm.ray_actors import EngineConfig, map_on_ray
 from realm.text.corpus import Annotations, Span
 from realm.text.dates import DATE_PATTERN, MONTH_PATTERN, find_dates
+from realm.text.kept_names import KeepingTagger, cache_folder
 from realm.text.tagger_processes import (
     AnnotateGroups,
     Group,
@@ -71,23 +74,48 @@ def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1, engine: EngineCo
     usable core, up to `MOST_PROCESSES`. Token classifiers run in the calling process, and so do all taggers if there are few
     texts. With the engine "ray", the texts are tagged on the cluster, and `processes` is not used.
 
+    A tagger with a model keeps what it found (`realm.text.kept_names`).
+
     Raises:
         InputError: there is no such tagger, or the model finds no entities.
     """
-    processes = processes or usable_cores()
+    tagger = _load(name, processes or usable_cores())
+    used: Tagger = _RayTagger(tagger, engine.ray_address) if engine and engine.engine == "ray" else tagger
+    folder = cache_folder()
+    if folder is None or not (version := tagger.version()):
+        return used
+    return KeepingTagger(used, f"{version} {_rules_digest()}", folder)
+
+
+def _load(name: str, processes: int) -> _SpacyTagger | _TokenClassifier:
     kind, colon, model = name.partition(":")
     if not colon:
         kind, model = ("rules", "") if name == "rules" else ("spacy", name)
-    tagger: _SpacyTagger | _TokenClassifier
     if kind == "rules" and not model:
-        tagger = _SpacyTagger("rules", _sentence_splitter(), processes)
-    elif kind == "spacy" and model:
-        tagger = _load_spacy(model, processes)
-    elif kind == "hf" and model:
-        tagger = _load_token_classifier(model)
-    else:
-        raise InputError(f"unknown tagger {name}: write spacy:MODEL, hf:MODEL or rules")
-    return _RayTagger(tagger, engine.ray_address) if engine and engine.engine == "ray" else tagger
+        return _SpacyTagger("rules", _sentence_splitter(), processes)
+    if kind == "spacy" and model:
+        return _load_spacy(model, processes)
+    if kind == "hf" and model:
+        return _load_token_classifier(model)
+    raise InputError(f"unknown tagger {name}: write spacy:MODEL, hf:MODEL or rules")
+
+
+def _rules_digest() -> str:
+    """Digest of the code that makes annotations from the output of a model."""
+    digest = hashlib.sha256()
+    for name in ("dates.py", "kept_names.py", "salient_spans.py"):
+        digest.update(Path(__file__).with_name(name).read_bytes())
+    return digest.hexdigest()
+
+
+def _folder_digest(folder: Path) -> str:
+    """Digest of all files of a model."""
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with file.open("rb") as stream:
+            content = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest.update(f"{file.relative_to(folder)} {content}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
 
 
 # --- what counts ---------------------------------------------------------------------------------
@@ -226,6 +254,13 @@ class _SpacyTagger:
         self._pipeline = pipeline
         self._processes = processes
 
+    def version(self) -> str:
+        """A text that differs between two models or versions of spaCy; "" for `rules`, which are as fast as a look-up."""
+        import spacy
+
+        path = self._pipeline.path
+        return "" if path is None else f"spacy {spacy.__version__} {_folder_digest(path)}"
+
     def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
         groups = _groups(_in_pieces(texts))
         if self._processes == 1:
@@ -271,9 +306,7 @@ class _RayTagger:
 
 def _load_annotate(name: str) -> AnnotateGroups:
     """Loads a tagger by name in a process that did not inherit the tagger."""
-    tagger = load_tagger(name)
-    assert isinstance(tagger, _SpacyTagger | _TokenClassifier)
-    return tagger._annotate_groups
+    return _load(name, processes=1)._annotate_groups
 
 
 def _load_annotate_group(name: str) -> Callable[[Group], list[tuple[Annotations, Place]]]:
@@ -328,10 +361,18 @@ def _load_spacy(model: str, processes: int) -> _SpacyTagger:
 class _TokenClassifier:
     """A tagger that uses a token classifier of transformers. The classifier reads single sentences, as in its training."""
 
-    def __init__(self, name: str, classify: Callable[..., Any]):
+    def __init__(self, name: str, classify: Any):
         self.name = name
         self._classify = classify
         self._splitter = _sentence_splitter()
+
+    def version(self) -> str:
+        """A text that differs between two models or versions of transformers."""
+        import transformers
+
+        model = self._classify.model.config
+        commit = getattr(model, "_commit_hash", None) or _folder_digest(Path(model.name_or_path))
+        return f"transformers {transformers.__version__} {commit}"
 
     def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
         return _joined(self._annotate_groups(_groups(_in_pieces(texts))))
