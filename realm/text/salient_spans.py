@@ -14,7 +14,9 @@ import hashlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from importlib.metadata import version as installed
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -51,6 +53,10 @@ PIECE_CHARS = 50_000
 GROUP, GROUP_CHARS = 64, 100_000
 """Approximate limits of texts and of characters in a group, which is tagged in one call. A group takes a few seconds. Groups
 do not depend on the number of processes, so that results are rounded equally with any number of processes."""
+
+
+MOST_WORDS = 100_000
+"""Words that a spaCy pipeline keeps in memory: about 0.8 kB each."""
 
 
 class Tagger(Protocol):
@@ -256,10 +262,8 @@ class _SpacyTagger:
 
     def version(self) -> str:
         """A text that differs between two models or versions of spaCy; "" for `rules`, which are as fast as a look-up."""
-        import spacy
-
         path = self._pipeline.path
-        return "" if path is None else f"spacy {spacy.__version__} {_folder_digest(path)}"
+        return "" if path is None else f"spacy {installed('spacy')} {_folder_digest(path)}"
 
     def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
         groups = _groups(_in_pieces(texts))
@@ -281,8 +285,10 @@ class _SpacyTagger:
 
     def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations:
         for group in groups:
-            for doc, place in self._pipeline.pipe(group, as_tuples=True, batch_size=GROUP):
-                yield self._read(doc), place
+            with _bounded(self._pipeline):
+                docs = self._pipeline.pipe(group, as_tuples=True, batch_size=GROUP)
+                found = [(self._read(doc), place) for doc, place in docs]
+            yield from found
 
     @staticmethod
     def _read(doc: Doc) -> Annotations:
@@ -312,6 +318,14 @@ def _load_annotate(name: str) -> AnnotateGroups:
 def _load_annotate_group(name: str) -> Callable[[Group], list[tuple[Annotations, Place]]]:
     annotate = _load_annotate(name)
     return lambda group: list(annotate(iter([group])))
+
+
+def _bounded(pipeline: Language) -> AbstractContextManager[Any]:
+    """A context in which the pipeline forgets new words at the end, if it already knows `MOST_WORDS`.
+
+    Without the context, spaCy keeps each word that it reads in memory. In the context, new words take longer.
+    """
+    return pipeline.memory_zone() if len(pipeline.vocab.strings) > MOST_WORDS else nullcontext()
 
 
 def _ranges(doc: Doc) -> list[tuple[int, int]]:
@@ -368,18 +382,17 @@ class _TokenClassifier:
 
     def version(self) -> str:
         """A text that differs between two models or versions of transformers."""
-        import transformers
-
         model = self._classify.model.config
         commit = getattr(model, "_commit_hash", None) or _folder_digest(Path(model.name_or_path))
-        return f"transformers {transformers.__version__} {commit}"
+        return f"transformers {installed('transformers')} {commit}"
 
     def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
         return _joined(self._annotate_groups(_groups(_in_pieces(texts))))
 
     def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations:
         for group in groups:
-            ranges = [_sentences(text, _ranges(self._splitter(text))) for text, _ in group]
+            with _bounded(self._splitter):
+                ranges = [_sentences(text, _ranges(self._splitter(text))) for text, _ in group]
             sentences = [text[a:b] for (text, _), own in zip(group, ranges, strict=True) for a, b in own]
             found = iter(self._classify(sentences, batch_size=32) if sentences else [])
             for (text, place), own in zip(group, ranges, strict=True):
