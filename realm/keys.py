@@ -39,14 +39,14 @@ class Lookup:
 
 
 class KeyTable(AbstractContextManager["KeyTable"]):
-    """64-bit keys, each with a 64-bit value, in a temporary file of about 25 bytes per key.
+    """64-bit keys, each with a text, in a temporary file of about 20 bytes per key and the bytes of the texts.
 
     The memory is at most that of the cache, whatever the number of keys. The file is made when the cache is full, in the folder
     `TMPDIR`, by default `/var/tmp`. The file has no name, so the system deletes it when the process ends or is killed.
 
     >>> with KeyTable() as table:
-    ...     table.put(7, 70), table.put(7, 71), 7 in table, 8 in table
-    (None, 70, True, False)
+    ...     table.put(7, "first"), table.put(7, "second"), table.get(7), table.get(8)
+    (None, 'first', 'first', None)
     """
 
     CACHE_KB = 16 << 10
@@ -57,28 +57,27 @@ class KeyTable(AbstractContextManager["KeyTable"]):
         # A temporary table needs no protection against a crash.
         for setting in (f"cache_size = -{self.CACHE_KB}", "journal_mode = OFF", "synchronous = OFF"):
             self._database.execute(f"PRAGMA {setting}")
-        self._database.execute("CREATE TABLE keys (key INTEGER PRIMARY KEY, value INTEGER)")
+        self._database.execute("CREATE TABLE keys (key INTEGER PRIMARY KEY, value TEXT)")
         self._database.execute("BEGIN")
 
-    def put(self, key: int, value: int = 0) -> int | None:
-        """Adds a key with a value, unless the table has the key -> the value that the table had, or None for a new key.
+    def put(self, key: int, value: str = "") -> str | None:
+        """Adds a key with a text, unless the table has the key -> the text that the table had, or None for a new key.
 
         Raises:
             WriteFailed: the temporary file cannot be written.
         """
-        row = (_signed(key), _signed(value))
-        if self._execute("INSERT INTO keys VALUES (?, ?) ON CONFLICT DO NOTHING", row).rowcount:
-            return None
-        (there,) = self._execute("SELECT value FROM keys WHERE key = ?", row[:1]).fetchone()
-        return int(there) + _HALF
+        added = self._execute("INSERT INTO keys VALUES (?, ?) ON CONFLICT DO NOTHING", _signed(key), value)
+        return None if added.rowcount else self.get(key)
 
-    def __contains__(self, key: int) -> bool:
-        return self._execute("SELECT 1 FROM keys WHERE key = ?", (_signed(key),)).fetchone() is not None
+    def get(self, key: int) -> str | None:
+        """The text of a key, or None if the table does not have the key."""
+        found = self._execute("SELECT value FROM keys WHERE key = ?", _signed(key)).fetchone()
+        return None if found is None else str(found[0])
 
     def __exit__(self, *_: object) -> None:
         self._database.close()
 
-    def _execute(self, statement: str, values: tuple[int, ...]) -> sqlite3.Cursor:
+    def _execute(self, statement: str, *values: int | str) -> sqlite3.Cursor:
         try:
             return self._database.execute(statement, values)
         except sqlite3.OperationalError as error:  # reading can write too, because the cache is full
@@ -87,9 +86,6 @@ class KeyTable(AbstractContextManager["KeyTable"]):
             ) from error
 
 
-_HALF = 1 << 63
-
-
-def _signed(number: int) -> int:
-    """A number of 64 bits as SQLite stores it, which has only signed numbers."""
-    return number - _HALF
+def _signed(key: int) -> int:
+    """The key as a signed number, because SQLite has no unsigned numbers."""
+    return key - (1 << 63)

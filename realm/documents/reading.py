@@ -242,7 +242,7 @@ def _problem(one: Record, used: KeyTable, limits: Limits) -> Unreadable | None:
         over = f"{len(one.text):,} characters, over the limit of {limits.document_chars:,}"
         message = f"{over}: split it, or raise max_document_chars"
         return Unreadable(one.where, TOO_LONG, f"{one.where}: {message}")
-    if one.id is not None and key_of(one.id) in used:
+    if one.id is not None and used.get(key_of(one.id)) is not None:
         message = f"a second document with the id {shown(one.id)}: ids must differ"
         return Unreadable(one.where, SAME_ID, f"{one.where}: {message}")
     return None

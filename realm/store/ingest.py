@@ -209,8 +209,8 @@ def one_text_per_id(
     with KeyTable() as state_by_id, KeyTable() as states:
         for document in documents:
             state = state_of(document)
-            earlier = state_by_id.put(key_of(document.id), state)
-            if earlier not in (None, state):
+            earlier = state_by_id.put(key_of(document.id), str(state))
+            if earlier not in (None, str(state)):
                 raise InputError(f"two documents have the id {document.id!r}: give each document its own id")
             if states.put(state) is not None and earlier is None and again is not None:
                 again[document.id] = Merged(state, document.fields)
