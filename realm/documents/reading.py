@@ -1,9 +1,9 @@
 """Reads files, folders and packaged corpora as a stream of `Document`.
 
 A source is a file, a folder with all its subfolders, an address (`remote.py`), or the name of a packaged corpus
-(`demo_corpora.py`). `sources.py` finds
-the files and the reader of each file, and the readers yield records (`formats/records.py`). `read_documents` does what all
-formats have in common: unique ids, the limit on length, and the report on files that cannot be read.
+(`demo_corpora.py`). `sources.py` finds the files and the reader of each file, and the readers yield records
+(`formats/records.py`). `read_documents` does what all formats have in common: unique ids, the limit on length, and the report
+on files that cannot be read.
 This file does not split documents into passages.
 """
 
@@ -266,11 +266,9 @@ def _read(found: Iterable[SourceFile | RemoteFile], limits: Limits) -> Iterator[
             else:
                 reader, path = file
                 for one in _opened(reader, path, limits, child):
-                    yield (
-                        _with_file(one, path)
-                        if isinstance(one, Record) and one.id == path.as_posix()
-                        else one
-                    )
+                    if isinstance(one, Record) and one.id == path.as_posix():
+                        one = _with_file(one, path)
+                    yield one
 
 
 def _fetched(

@@ -28,7 +28,8 @@ def is_remote(source: str) -> bool:
     >>> is_remote("s3://bucket/articles/"), is_remote("docs/")
     (True, False)
     """
-    return source.partition("://")[0] in SCHEMES and "://" in source
+    scheme, colon, _ = source.partition("://")
+    return bool(colon) and scheme in SCHEMES
 
 
 def public_address(source: str) -> str:
