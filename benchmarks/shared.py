@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 HOME = Path(__file__).parent.parent
 Row = dict[str, Any]
+os.environ["REALM_CACHE"] = ""  # every build tags its documents
 WARM_UP = "--set steps=200 --set batch_size=64 --set learning_rate=1e-3".split()
 
 

@@ -3,6 +3,7 @@
 The rooms are imported inside the fixtures, so that tests of plain text need no networks.
 """
 
+import os
 import random
 import re
 import shutil
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from realm.text.corpus import Document
 
 torch.set_num_threads(1)  # the tests' tensors are tiny, and other work may share the machine
+os.environ["REALM_CACHE"] = ""  # the tests tag their texts
 
 hypothesis.settings.register_profile("realm", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("realm")

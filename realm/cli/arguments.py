@@ -201,7 +201,7 @@ def add_sources(parser: Parser) -> None:
         metavar="SOURCE",
         nargs="+",
         help="file or folder (.jsonl .txt .md .html .tsv .xml .warc, also compressed as .gz .bz2 .xz .zst; .parquet "
-        ".arrow .pdf .docx .epub .zim), "
+        ".arrow .pdf .docx .epub .zim), the address of a file or folder (https:// s3:// gs:// hf://), "
         "or package:vital-articles or package:factbook",
     )
     parser.add_argument(

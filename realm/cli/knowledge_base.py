@@ -175,6 +175,7 @@ class SoundJson(TypedDict):
 def _build(args: argparse.Namespace) -> None:
     from realm.documents.near_duplicates import without_near_duplicates
     from realm.documents.reading import ReadingReport, read_documents
+    from realm.documents.remote import public_address
     from realm.store.knowledge_base import KnowledgeBaseConfig, build
     from realm.text.salient_spans import load_tagger
     from realm.tokens.tokenizer import Tokenizer
@@ -182,7 +183,7 @@ def _build(args: argparse.Namespace) -> None:
     flags = {
         "tokenizer": args.tokenizer,
         "tagger": args.tagger,
-        "sources": tuple(args.sources),
+        "sources": tuple(map(public_address, args.sources)),
     }
     config = settings(args, KnowledgeBaseConfig)
     config = dataclasses.replace(
@@ -211,10 +212,14 @@ def _build(args: argparse.Namespace) -> None:
 def _count(sources: Sequence[str], max_document_chars: int) -> int | None:
     """Number of documents in the sources, to estimate the remaining time. Reading takes a small part of the total time.
 
-    None if there are no documents. Errors are ignored, because the caller reads the sources again and reports the error.
+    None if there are no documents, or if a source is remote and would be copied twice. Errors are ignored, because the caller
+    reads the sources again and reports the error.
     """
     from realm.documents.reading import ReadingReport, read_documents
+    from realm.documents.remote import is_remote
 
+    if any(map(is_remote, sources)):
+        return None
     counted = ReadingReport()
     with contextlib.suppress(RealmError):
         documents = read_documents(sources, max_document_chars, counted)

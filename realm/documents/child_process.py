@@ -33,7 +33,7 @@ from realm.documents.formats.records import (
 )
 from realm.errors import first_line, shortened
 from realm.progress import progress
-from realm.text.corpus import Section
+from realm.text.corpus import Link, Section
 from realm.text.fields import json_value
 
 MODULES = {
@@ -106,9 +106,10 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def _record(*values: Any) -> Record:
-    """A record from the JSON of the child process, in which sections are lists."""
+    """A record from the JSON of the child process, in which links and sections are lists."""
     record = Record(*values)
-    return record._replace(sections=tuple(Section(*section) for section in record.sections))
+    links = None if record.links is None else tuple(Link(*link) for link in record.links)
+    return record._replace(links=links, sections=tuple(Section(*section) for section in record.sections))
 
 
 def _ended(path: Path, code: int) -> Unreadable:

@@ -1,8 +1,9 @@
 """Reads files, folders and packaged corpora as a stream of `Document`.
 
-A source is a file, a folder with all its subfolders, or the name of a packaged corpus (`demo_corpora.py`). `sources.py` finds
-the files and the reader of each file, and the readers yield records (`formats/records.py`). `read_documents` does what all
-formats have in common: unique ids, the limit on length, and the report on files that cannot be read.
+A source is a file, a folder with all its subfolders, an address (`remote.py`), or the name of a packaged corpus
+(`demo_corpora.py`). `sources.py` finds the files and the reader of each file, and the readers yield records
+(`formats/records.py`). `read_documents` does what all formats have in common: unique ids, the limit on length, and the report
+on files that cannot be read.
 This file does not split documents into passages.
 """
 
@@ -24,14 +25,17 @@ from realm.documents.formats.records import (
     SAME_ID,
     TOO_LONG,
     Limits,
+    Reader,
     Record,
     Unreadable,
     printable,
     record,
 )
-from realm.documents.sources import SourceFile, count_kinds, files_of
+from realm.documents.remote import copied, is_remote, public_address
+from realm.documents.sources import RemoteFile, SourceFile, count_kinds, files_of, remote_files_of
 from realm.errors import InputError, RealmError, first_line, shortened, shown
 from realm.files import write_json_lines
+from realm.keys import KeyTable, key_of
 from realm.text.corpus import Document
 from realm.text.fields import LONGEST_VALUE, clean_fields, time_text
 
@@ -137,7 +141,11 @@ def read_documents(
         InputError: a source does not exist, or no document could be read; without a report, also for any other problem. The
             message is one line with the file, the line or row (if there is one) and the problem.
     """
-    found = [one for source in sources for one in files_of(source, but)]
+    found = [
+        one
+        for source in sources
+        for one in (remote_files_of(source) if is_remote(source) else files_of(source, but))
+    ]
     if report is None:
         _refuse(found)
     limits = Limits(max_document_chars, headings)
@@ -184,7 +192,7 @@ def stamp(sources: Sequence[str], but: Path | None = None) -> str:
     return digest.hexdigest()[:16]
 
 
-def _refuse(found: Sequence["SourceFile"]) -> None:
+def _refuse(found: Sequence[SourceFile | RemoteFile]) -> None:
     """Raises the first problem that was found in the folders. Files of types that cannot be read are only logged."""
     passed = [one for one in found if isinstance(one, Unreadable)]
     for one in passed:
@@ -206,64 +214,85 @@ def _documents(
     report: ReadingReport | None,
     taken: Collection[str] = (),
 ) -> Iterator[Document]:
-    used = set(taken)
     repeats: Counter[str] = Counter()
-    for one in read:
-        problem = one if isinstance(one, Unreadable) else _problem(one, used, limits)
-        if problem is not None:
+    with KeyTable() as used:
+        for name in taken:
+            used.put(key_of(name))
+        for one in read:
+            problem = one if isinstance(one, Unreadable) else _problem(one, used, limits)
+            if problem is not None:
+                if report is not None:
+                    report.leave_out(problem)
+                elif problem.reason not in EXPECTED:
+                    raise problem
+                continue
+            assert isinstance(one, Record)
+            name = one.title if one.title.strip() else one.where
+            document_id = name if one.id is None else one.id
+            while used.put(key_of(document_id)) is not None:
+                repeats[name] += 1
+                document_id = f"{name} ({repeats[name] + 1})"
             if report is not None:
-                report.leave_out(problem)
-            elif problem.reason not in EXPECTED:
-                raise problem
-            continue
-        assert isinstance(one, Record)
-        name = one.title if one.title.strip() else one.where
-        document_id = name if one.id is None else one.id
-        while document_id in used:
-            repeats[name] += 1
-            document_id = f"{name} ({repeats[name] + 1})"
-        used.add(document_id)
-        if report is not None:
-            report.documents += 1
-            if one.assumed:
-                report.assume(one.where, one.assumed)
-        fields = clean_fields(one.fields, None if report is None else report.fields_left_out)
-        yield Document(one.title, one.text, document_id, one.links, fields, one.sections)
+                report.documents += 1
+                if one.assumed:
+                    report.assume(one.where, one.assumed)
+            fields = clean_fields(one.fields, None if report is None else report.fields_left_out)
+            yield Document(one.title, one.text, document_id, one.links, fields, one.sections)
     if report is not None and not report.documents and report.reasons:
         if len(report.left_out) == 1:
             raise InputError(report.left_out[0].problem)
         raise InputError(f"nothing could be read; {'; '.join(report.lines())}")
 
 
-def _problem(one: Record, used: set[str], limits: Limits) -> Unreadable | None:
+def _problem(one: Record, used: KeyTable, limits: Limits) -> Unreadable | None:
     if len(one.text) > limits.document_chars:
         over = f"{len(one.text):,} characters, over the limit of {limits.document_chars:,}"
         message = f"{over}: split it, or raise max_document_chars"
         return Unreadable(one.where, TOO_LONG, f"{one.where}: {message}")
-    if one.id in used:
+    if one.id is not None and used.get(key_of(one.id)) is not None:
         message = f"a second document with the id {shown(one.id)}: ids must differ"
         return Unreadable(one.where, SAME_ID, f"{one.where}: {message}")
     return None
 
 
-def _read(found: Iterable["SourceFile"], limits: Limits) -> Iterator[Record | Unreadable]:
+def _read(found: Iterable[SourceFile | RemoteFile], limits: Limits) -> Iterator[Record | Unreadable]:
     """The records and problems of all files, in order."""
     with child_process.ReaderProcess() as child:
-        for one in found:
-            yield from _opened(one, limits, child)
+        for file in found:
+            if isinstance(file, Unreadable):
+                yield file
+            elif isinstance(file, RemoteFile):
+                yield from _fetched(file, limits, child)
+            else:
+                reader, path = file
+                for one in _opened(reader, path, limits, child):
+                    if isinstance(one, Record) and one.id == path.as_posix():
+                        one = _with_file(one, path)
+                    yield one
+
+
+def _fetched(
+    found: RemoteFile, limits: Limits, child: child_process.ReaderProcess
+) -> Iterator[Record | Unreadable]:
+    """The records of a remote file, with the address of the file in the place of the path of the copy."""
+    address = public_address(found.address)
+    with copied(found.address) as path:
+        for one in _opened(found.reader, path, limits, child):
+            where = one.where.replace(str(path), address)
+            if isinstance(one, Unreadable):
+                yield Unreadable(where, one.reason, str(one).replace(str(path), address))
+            elif one.id == path.as_posix():
+                yield one._replace(where=where, id=address, fields={"path": address, **one.fields})
+            else:
+                yield one._replace(where=where)
 
 
 def _opened(
-    found: "SourceFile", limits: Limits, child: child_process.ReaderProcess
+    reader: Reader | None, path: Path, limits: Limits, child: child_process.ReaderProcess
 ) -> Iterator[Record | Unreadable]:
     """The records of a file. If the reader raises an error, the last item is a problem, whose message contains the path."""
-    if isinstance(found, Unreadable):
-        yield found
-        return
-    reader, path = found
     try:
-        for one in child.read(path, limits) if reader is None else reader(path, limits):
-            yield _with_file(one, path) if isinstance(one, Record) and one.id == path.as_posix() else one
+        yield from child.read(path, limits) if reader is None else reader(path, limits)
     except Unreadable as problem:
         yield problem
     except RealmError:  # an error of the installation, not of a file

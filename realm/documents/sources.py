@@ -5,6 +5,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from realm.documents import child_process
 from realm.documents.demo_corpora import packaged
@@ -23,6 +24,7 @@ from realm.documents.formats.records import (
 from realm.documents.formats.tables import tsv
 from realm.documents.formats.text_files import html, markdown, plain_text
 from realm.documents.formats.warc import warc
+from realm.documents.remote import addresses_of, is_remote, name_of, public_address
 from realm.documents.wikipedia import wikiextractor
 from realm.documents.wikipedia.dumps import dump
 from realm.errors import InputError
@@ -37,6 +39,13 @@ def count_kinds(files: Iterable[Unreadable]) -> str:
 SourceFile = tuple[Reader | None, Path] | Unreadable
 """The reader and the path of a file, or the reason why the file is left out. If the reader is None, `child_process` reads the
 file in a child process."""
+
+
+class RemoteFile(NamedTuple):
+    """A file that is copied before the reader reads it; if the reader is None, `child_process` reads the copy."""
+
+    reader: Reader | None
+    address: str
 
 
 def _is_read(path: Path) -> bool:
@@ -69,6 +78,8 @@ def files_of(source: str, but: Path | None) -> list[SourceFile]:
         InputError: the source does not exist, is a file for which there is no reader, or is a folder without any file for
             which there is a reader.
     """
+    if is_remote(source.replace(":/", "://", 1)):  # also the path that `os.path.normpath` makes of an address
+        raise InputError(f"{source}: only `realm kb build`, `kb add` and `kb preview` read remote files")
     if source.startswith("package:"):
         return [packaged(source)]
     path = Path(os.path.normpath(source))
@@ -80,6 +91,26 @@ def files_of(source: str, but: Path | None) -> list[SourceFile]:
         kind = f"{_kind(path)} files" if path.suffix else "files without an extension"
         raise InputError(f"{source}: cannot read {kind}, only {_READ}")
     return [_file(path)]
+
+
+def remote_files_of(source: str) -> list[RemoteFile | Unreadable]:
+    """The files of a source that is an address, each with its reader or with the reason why it is left out.
+
+    Raises:
+        InputError: the files cannot be listed, or there is no reader for any of them.
+    """
+    found: list[RemoteFile | Unreadable] = []
+    for address in addresses_of(source):
+        path = Path(name_of(address))
+        if _is_read(path):
+            found.append(RemoteFile(_reader_of(path), address))
+        else:
+            where = public_address(address)
+            kind = _kind(path) or "a file without an extension"
+            found.append(Unreadable(where, TYPE, f"{where}: {kind} cannot be read, only {_READ}"))
+    if not any(isinstance(one, RemoteFile) for one in found):
+        raise InputError(str(found[0]))
+    return found
 
 
 def _walk(folder: Path, but: Path | None) -> list[SourceFile]:

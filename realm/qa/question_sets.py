@@ -14,6 +14,7 @@ import torch
 
 from realm.errors import InputError
 from realm.files import write_json_lines
+from realm.keys import Lookup, key_of
 from realm.model.calibration import Calibration, Method
 from realm.model.folder import Model
 from realm.model.manifest import set_calibration
@@ -30,7 +31,6 @@ from realm.qa.scoring.metrics import OURS, Scoring, first_hit, has_answer
 from realm.search.exact import PassageIndex
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
-from realm.store.schema import Lookup, key_of
 from realm.tokens.layouts import NULL_PASSAGE, query_inputs
 
 

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from realm.errors import InputError, reason
 from realm.folders import one_writer, remove
+from realm.keys import Lookup
 from realm.search.exact import Hits, MipsIndex, PassageIndex, SearchOnly, merge_hits
-from realm.store.schema import Lookup
 from realm.store.tables.table import lock_shared, writing_table
 from realm.store.vectors import APPROXIMATE, Vectors, record_batches, remove_approximate, schema_of
 from realm.tokens.layouts import NULL_PASSAGE

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from realm.errors import ConflictError, InputError
+from realm.keys import Lookup
 from realm.model.scores import scores
 from realm.search.exact import Hits, SearchOnly, ranked
 from realm.search.postgres_table import (
@@ -30,7 +31,6 @@ from realm.search.postgres_table import (
     vector_text,
 )
 from realm.store.knowledge_base import KnowledgeBase
-from realm.store.schema import Lookup
 
 if TYPE_CHECKING:
     import psycopg

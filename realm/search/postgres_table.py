@@ -25,10 +25,10 @@ from urllib.parse import unquote
 import numpy as np
 
 from realm.errors import ConflictError, InputError, first_line
+from realm.keys import Lookup
 from realm.progress import progress
 from realm.settings import config_from
 from realm.store.knowledge_base import KnowledgeBase
-from realm.store.schema import Lookup
 from realm.store.vectors import Vectors
 from realm.text.corpus import Passage
 

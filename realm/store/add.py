@@ -23,15 +23,14 @@ import pyarrow as pa
 from lance.fragment import FragmentMetadata
 
 from realm.folders import one_writer
+from realm.keys import Lookup, key_of
 from realm.progress import progress
 from realm.store.ingest import TABLE, annotated, one_text_per_id, rows_of, split, with_columns_of
 from realm.store.merged import Merged, change_merged, handed_over, originals, settle_merged
 from realm.store.schema import (
     FIELDS_KEY,
-    Lookup,
     Row,
     fields_key_of,
-    key_of,
     row_batches,
     state_of,
     with_fields,

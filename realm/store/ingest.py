@@ -6,8 +6,8 @@
 4. `commit_rows`    every 512 to 8192 passages, a commit saves the passages and the position in the documents
 
 A build works in the folder TARGET.building, which is renamed at the end. After a kill the next build continues from the last
-commit. A build needs memory for the passages of one commit, and for Python sets with two 64-bit hashes per document and one
-64-bit hash per passage (about 2 GB for 13.35 M passages of 6 M documents).
+commit. A build needs memory for the passages of one commit, and for the ids of merged documents. The hashes by which equal
+passages and equal documents are found are in temporary files (`realm.keys.KeyTable`).
 """
 
 import dataclasses
@@ -32,9 +32,10 @@ from lance import LanceOperation
 
 from realm.errors import ConflictError, InputError, RealmError
 from realm.folders import LOCK, one_writer, replace_folder, restore
+from realm.keys import KeyTable, key_of
 from realm.progress import progress
 from realm.store.merged import MERGED, Merged, originals, settle_merged, write_merged
-from realm.store.schema import SCHEMA, Row, fields_key_of, key_of, needed_columns, row_batches, state_of
+from realm.store.schema import SCHEMA, Row, fields_key_of, needed_columns, row_batches, state_of
 from realm.store.settings import FORMAT, SETTINGS_KEY, KnowledgeBaseConfig, Settings
 from realm.store.tables.digests import CHECKSUMS
 from realm.store.tables.table import (
@@ -118,17 +119,19 @@ def build(
     settings = Settings(named, tokenizer.fingerprint)
     table = interrupted(work, settings)
     read = how_far(table)
-    seen = set(table.to_table(columns=["id"]).column("id").to_pylist()) if table else set()
     again: dict[str, Merged] = {}
     stream = after(read, one_text_per_id(documents, again), work)
     rows: list[Row] = []
     bar = progress(total=total, description="build", unit="document", done=read.documents)
-    with bar, annotated(stream, tagger) as found:
+    with bar, KeyTable() as seen, annotated(stream, tagger) as found:
+        for batch in table.to_batches(columns=["id"]) if table else ():
+            for key in batch.column("id").to_pylist():
+                seen.put(key)
         for document, annotations in found:
             passages = split(document, annotations, config, tokenizer)
-            fresh = {int(p.id, 16): p for p in passages if int(p.id, 16) not in seen}
-            seen.update(fresh)
-            rows += rows_of(document, passages, fresh.values())
+            by_key = {int(passage.id, 16): passage for passage in passages}
+            fresh = [passage for key, passage in by_key.items() if seen.put(key) is None]
+            rows += rows_of(document, passages, fresh)
             read = read.past(document, len(passages) - len(fresh), not passages)
             bar.update()
             if len(rows) >= _commit_size(table, config.commit_every):
@@ -203,16 +206,15 @@ def one_text_per_id(
     Raises:
         InputError: two documents have the same id and different texts.
     """
-    states: dict[int, int] = {}
-    known: set[int] = set()
-    for document in documents:
-        state, key = state_of(document), key_of(document.id)
-        if again is not None and key not in states and state in known:
-            again[document.id] = Merged(state, document.fields)
-        known.add(state)
-        if states.setdefault(key, state) != state:
-            raise InputError(f"two documents have the id {document.id!r}: give each document its own id")
-        yield document
+    with KeyTable() as state_by_id, KeyTable() as states:
+        for document in documents:
+            state = state_of(document)
+            earlier = state_by_id.put(key_of(document.id), str(state))
+            if earlier not in (None, str(state)):
+                raise InputError(f"two documents have the id {document.id!r}: give each document its own id")
+            if states.put(state) is not None and earlier is None and again is not None:
+                again[document.id] = Merged(state, document.fields)
+            yield document
 
 
 def check_target(target: Path, replace: bool) -> None:

@@ -35,6 +35,7 @@ from lance.fragment import FragmentMetadata
 from realm import distributed
 from realm.errors import InputError, reason, shortened
 from realm.folders import one_writer, restore
+from realm.keys import Lookup, key_of
 from realm.store import unfinished, vectors
 from realm.store.add import AddResult, add
 from realm.store.fields.columns import column_name, kinds_of_fields
@@ -52,10 +53,8 @@ from realm.store.merged import (
 from realm.store.schema import (
     FIELDS,
     LINKS,
-    Lookup,
     PassageTokens,
     fingerprint_of,
-    key_of,
     links_digest,
     load_tokens,
     mapped_tokens,

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from realm.errors import writing
 from realm.files import sync_folder, write_json_lines
-from realm.store.schema import key_of
+from realm.keys import key_of
 from realm.store.tables.digests import add_lines, forget, lines_of, record
 from realm.store.tables.table import reading, take_rows
 from realm.text.fields import NO_FIELDS, Fields
@@ -124,10 +124,11 @@ def originals(table: lance.LanceDataset, states: Mapping[str, Merged]) -> dict[s
     """
     if not states:
         return {}
-    rows = table.to_table(columns=["document_state", "document_id"])
     wanted = pa.array(sorted({merged.state for merged in states.values()}), pa.uint64())
-    rows = rows.filter(pc.is_in(rows.column("document_state"), value_set=wanted))
-    found = dict(zip(*(rows.column(name).to_pylist() for name in rows.column_names), strict=True))
+    found: dict[int, str] = {}
+    for batch in table.to_batches(columns=["document_state", "document_id"]):
+        rows = batch.filter(pc.is_in(batch.column("document_state"), value_set=wanted))
+        found.update(zip(*(column.to_pylist() for column in rows.columns), strict=True))
     return {
         document: found[merged.state]
         for document, merged in states.items()

@@ -5,7 +5,7 @@ of each sentence, the wordpieces of each span). A row also has the titles of the
 known. Passages are tokenized when they are added to a knowledge base. Only passages of a converted checkpoint, which are
 millions and already have vectors, are tokenized when their wordpieces are needed.
 
-Keys are unsigned 64-bit numbers: the 16 hex digits of a passage id, or the first 64 bits of the SHA-1 of a document id.
+Keys (`realm.keys`) are the 16 hex digits of a passage id as a number, or the key of a document id.
 
 After the columns of `SCHEMA`, a table can have columns with the values of the documents' fields (`realm.store.fields.columns`).
 """
@@ -23,6 +23,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 
+from realm.keys import key_of
 from realm.progress import progress
 from realm.store.fields.columns import missing_columns, typed_columns
 from realm.store.mapped_arrays import Arrays, mapped_arrays
@@ -109,31 +110,6 @@ class Row(NamedTuple):
     passage: Passage
     document_state: int
     document_passages: int
-
-
-class Lookup:
-    """Finds positions of 64-bit keys in an array by bisection; needs 16 bytes of memory per key."""
-
-    def __init__(self, keys_N: np.ndarray):
-        self._order_N = np.argsort(keys_N, kind="stable")
-        self._sorted_N = keys_N[self._order_N]
-
-    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A position of each key, and whether the key occurs; the position of a key that does not occur has no meaning."""
-        if len(self._sorted_N) == 0:
-            return np.zeros(len(keys), dtype=np.int64), np.zeros(len(keys), dtype=bool)
-        place = np.minimum(np.searchsorted(self._sorted_N, keys), len(self._sorted_N) - 1)
-        return self._order_N[place], self._sorted_N[place] == keys
-
-    def all(self, key: int) -> np.ndarray:
-        """Every position of a key, ascending."""
-        first, end = (np.searchsorted(self._sorted_N, np.uint64(key), side=s) for s in ("left", "right"))
-        return self._order_N[first:end]
-
-
-def key_of(text: str) -> int:
-    """The first 64 bits of the SHA-1 of a text."""
-    return int.from_bytes(hashlib.sha1(text.encode(), usedforsecurity=False).digest()[:8], "big")
 
 
 def state_of(document: Document) -> int:

@@ -21,7 +21,7 @@ from typing import BinaryIO
 import numpy as np
 
 from realm.errors import writing
-from realm.store.schema import Lookup
+from realm.keys import Lookup
 
 _NAME = "unfinished"
 WORTH_KEEPING = 1000

@@ -34,8 +34,8 @@ from lance import LanceOperation
 
 from realm.errors import InputError, RealmError
 from realm.folders import one_writer, remove
+from realm.keys import Lookup
 from realm.settings import config_from
-from realm.store.schema import Lookup
 from realm.store.tables.table import (
     commit,
     committed,

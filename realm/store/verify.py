@@ -12,11 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from realm.errors import RealmError
+from realm.keys import key_of
 from realm.progress import progress
 from realm.store import vectors as vectors_table
 from realm.store.ingest import TABLE
 from realm.store.merged import MERGED
-from realm.store.schema import FIELDS, field_values, fingerprint_of, key_of
+from realm.store.schema import FIELDS, field_values, fingerprint_of
 from realm.store.tables.digests import changed_lines
 from realm.store.tables.table import damaged_files, open_table
 from realm.text.corpus import passage_id

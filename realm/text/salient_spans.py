@@ -10,10 +10,13 @@ Offsets count characters of the text, and ends are exclusive.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from importlib.metadata import version as installed
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +25,7 @@ from realm.errors import InputError, first_line
 from realm.ray_actors import EngineConfig, map_on_ray
 from realm.text.corpus import Annotations, Span
 from realm.text.dates import DATE_PATTERN, MONTH_PATTERN, find_dates
+from realm.text.kept_names import KeepingTagger, cache_folder
 from realm.text.tagger_network import PACKAGED, NetworkTagger
 from realm.text.tagger_processes import (
     AnnotateGroups,
@@ -52,6 +56,10 @@ GROUP, GROUP_CHARS = 64, 100_000
 do not depend on the number of processes, so that results are rounded equally with any number of processes."""
 
 
+MOST_WORDS = 100_000
+"""Words that a spaCy pipeline keeps in memory: about 0.8 kB each."""
+
+
 class Tagger(Protocol):
     """Finds sentences and salient spans; `load_tagger(name)` loads the same tagger again."""
 
@@ -74,25 +82,50 @@ def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1, engine: EngineCo
     usable core, up to `MOST_PROCESSES`. Token classifiers run in the calling process, and so do all taggers if there are few
     texts. With the engine "ray", the texts are tagged on the cluster, and `processes` is not used.
 
+    A tagger with a model keeps what it found (`realm.text.kept_names`).
+
     Raises:
         InputError: there is no such tagger, or the model finds no entities.
     """
-    processes = processes or usable_cores()
+    tagger = _load(name, processes or usable_cores())
+    used: Tagger = _RayTagger(tagger, engine.ray_address) if engine and engine.engine == "ray" else tagger
+    folder = cache_folder()
+    if folder is None or not (version := tagger.version()):
+        return used
+    return KeepingTagger(used, f"{version} {_rules_digest()}", folder)
+
+
+def _load(name: str, processes: int) -> _GroupTagger | _TokenClassifier:
     kind, colon, model = name.partition(":")
     if not colon:
         kind, model = (name, "") if name in ("rules", "realm") else ("spacy", name)
-    tagger: _SpacyTagger | _NetworkTagger | _TokenClassifier
     if kind == "rules" and not model:
-        tagger = _SpacyTagger("rules", _sentence_splitter(), processes)
-    elif kind == "realm":
-        tagger = _NetworkTagger(name, NetworkTagger.load(Path(model) if model else PACKAGED), processes)
-    elif kind == "spacy" and model:
-        tagger = _load_spacy(model, processes)
-    elif kind == "hf" and model:
-        tagger = _load_token_classifier(model)
-    else:
-        raise InputError(f"unknown tagger {name}: write spacy:MODEL, hf:MODEL, realm or rules")
-    return _RayTagger(tagger, engine.ray_address) if engine and engine.engine == "ray" else tagger
+        return _SpacyTagger("rules", _sentence_splitter(), processes)
+    if kind == "realm":
+        return _NetworkTagger(name, NetworkTagger.load(Path(model) if model else PACKAGED), processes)
+    if kind == "spacy" and model:
+        return _load_spacy(model, processes)
+    if kind == "hf" and model:
+        return _load_token_classifier(model)
+    raise InputError(f"unknown tagger {name}: write spacy:MODEL, hf:MODEL, realm or rules")
+
+
+def _rules_digest() -> str:
+    """Digest of the code that makes annotations from the output of a model."""
+    digest = hashlib.sha256()
+    for name in ("dates.py", "kept_names.py", "salient_spans.py"):
+        digest.update(Path(__file__).with_name(name).read_bytes())
+    return digest.hexdigest()
+
+
+def _folder_digest(folder: Path) -> str:
+    """Digest of all files of a model."""
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with file.open("rb") as stream:
+            content = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest.update(f"{file.relative_to(folder)} {content}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
 
 
 # --- what counts ---------------------------------------------------------------------------------
@@ -230,6 +263,10 @@ class _GroupTagger:
         self.name = name
         self._processes = processes
 
+    def version(self) -> str:
+        """A text that differs between two models or versions of a library; "" if tagging is as fast as a look-up."""
+        return ""
+
     def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
         groups = _groups(_in_pieces(texts))
         if self._processes == 1:
@@ -259,10 +296,16 @@ class _SpacyTagger(_GroupTagger):
         super().__init__(name, processes)
         self._pipeline = pipeline
 
+    def version(self) -> str:
+        path = self._pipeline.path  # None for `rules`
+        return "" if path is None else f"spacy {installed('spacy')} {_folder_digest(path)}"
+
     def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations:
         for group in groups:
-            for doc, place in self._pipeline.pipe(group, as_tuples=True, batch_size=GROUP):
-                yield self._read(doc), place
+            with _bounded(self._pipeline):
+                docs = self._pipeline.pipe(group, as_tuples=True, batch_size=GROUP)
+                found = [(self._read(doc), place) for doc, place in docs]
+            yield from found
 
     @staticmethod
     def _read(doc: Doc) -> Annotations:
@@ -300,14 +343,20 @@ class _RayTagger:
 
 def _load_annotate(name: str) -> AnnotateGroups:
     """Loads a tagger by name in a process that did not inherit the tagger."""
-    tagger = load_tagger(name)
-    assert isinstance(tagger, _GroupTagger | _TokenClassifier)
-    return tagger._annotate_groups
+    return _load(name, processes=1)._annotate_groups
 
 
 def _load_annotate_group(name: str) -> Callable[[Group], list[tuple[Annotations, Place]]]:
     annotate = _load_annotate(name)
     return lambda group: list(annotate(iter([group])))
+
+
+def _bounded(pipeline: Language) -> AbstractContextManager[Any]:
+    """A context in which the pipeline forgets new words at the end, if it already knows `MOST_WORDS`.
+
+    Without the context, spaCy keeps each word that it reads in memory. In the context, new words take longer.
+    """
+    return pipeline.memory_zone() if len(pipeline.vocab.strings) > MOST_WORDS else nullcontext()
 
 
 def _ranges(doc: Doc) -> list[tuple[int, int]]:
@@ -357,17 +406,24 @@ def _load_spacy(model: str, processes: int) -> _SpacyTagger:
 class _TokenClassifier:
     """A tagger that uses a token classifier of transformers. The classifier reads single sentences, as in its training."""
 
-    def __init__(self, name: str, classify: Callable[..., Any]):
+    def __init__(self, name: str, classify: Any):
         self.name = name
         self._classify = classify
         self._splitter = _sentence_splitter()
+
+    def version(self) -> str:
+        """A text that differs between two models or versions of transformers."""
+        model = self._classify.model.config
+        commit = getattr(model, "_commit_hash", None) or _folder_digest(Path(model.name_or_path))
+        return f"transformers {installed('transformers')} {commit}"
 
     def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
         return _joined(self._annotate_groups(_groups(_in_pieces(texts))))
 
     def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations:
         for group in groups:
-            ranges = [_sentences(text, _ranges(self._splitter(text))) for text, _ in group]
+            with _bounded(self._splitter):
+                ranges = [_sentences(text, _ranges(self._splitter(text))) for text, _ in group]
             sentences = [text[a:b] for (text, _), own in zip(group, ranges, strict=True) for a, b in own]
             found = iter(self._classify(sentences, batch_size=32) if sentences else [])
             for (text, place), own in zip(group, ranges, strict=True):

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from realm.keys import Lookup, key_of
 from realm.model.folder import Model
 from realm.model.span_reader import SpanReader, body_mask
 from realm.qa.question_files import Question
 from realm.qa.scoring.metrics import Containment, has_answer
 from realm.qa.spans import answer_pieces, body_start, correct_mask
 from realm.store.knowledge_base import KnowledgeBase
-from realm.store.schema import Lookup, key_of
 from realm.text.corpus import Passage
 from realm.tokens.layouts import NULL_PASSAGE, Tokens, passage_inputs, query_inputs, reading_inputs
 from realm.train.run_config import generator

@@ -22,6 +22,7 @@ import numpy as np
 from realm.errors import InputError, RealmError
 from realm.index.versions import complete_index, index_folder
 from realm.interop.span_readers import take_reader
+from realm.keys import Lookup, key_of
 from realm.model.calibration import Method
 from realm.model.device import choose_device
 from realm.model.folder import load_model
@@ -34,7 +35,6 @@ from realm.store import vectors
 from realm.store.fields.filters import example_filter
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import AddResult, KnowledgeBase, changed
-from realm.store.schema import Lookup, key_of
 from realm.store.tables.table import history, newest_version
 from realm.text.corpus import Document, Passage
 from realm.text.salient_spans import Tagger, load_tagger

@@ -131,6 +131,30 @@ def test_a_dump_gives_its_articles_and_counts_all_other_pages(name: str, tmp_pat
     }
 
 
+def test_a_link_to_a_redirect_is_a_link_to_the_page_behind_it(tmp_path: Path) -> None:
+    pages = [
+        page("Towns", "[[Town]], [[hamlet]], [[Arden]], [[Circle]] and [[Nowhere]]"),
+        page("Town", "#REDIRECT [[Settlement]]", redirect="Settlement"),
+        page("Circle", "#REDIRECT [[Ring]]", redirect="Ring"),
+        page("Ring", "#REDIRECT [[Circle]]", redirect="Circle"),
+        page("Settlement", "A place."),
+        page("Hamlet", "#REDIRECT [[Town#Small]]", redirect="Town#Small"),
+    ]
+    for name in ("wiki.xml", "wiki.xml.bz2"):
+        first, _ = read_documents([str(write_dump(tmp_path / name, pages))], report=ReadingReport())
+        assert first.links is not None
+        *titles, circle, nowhere = (link.title for link in first.links)
+        assert titles == ["Settlement", "Settlement", "Arden"] and nowhere == "Nowhere"
+        assert circle in ("Circle", "Ring")
+        assert [first.text[link.start :][:4] for link in first.links] == [
+            "Town",
+            "haml",
+            "Arde",
+            "Circ",
+            "Nowh",
+        ]
+
+
 def test_pages_stay_in_order_however_long_they_take(tmp_path: Path) -> None:
     titles = [f"Page {number}" for number in range(120)]
     pages = [
@@ -236,6 +260,33 @@ def test_a_zim_archive_gives_its_pages(tmp_path: Path) -> None:
     assert reasons == {"lists, indexes and outlines": 1}
 
 
+def test_links_of_a_zim_archive_are_the_titles_of_its_pages(tmp_path: Path) -> None:
+    body = (
+        '<nav><a href="Ouse_(river)">menu</a></nav><h1><a href="Town">Arden</a></h1><p>Arden is <b>a'
+        '<a href="../A/Town"> <i>town</i></a></b> on the <a href="./Ouse_(river)#Bed">\n Ouse</a>.</p>'
+        '<h2>1 <a href="Ouse%20%3F">River</a></h2><p><a href="#top">Up</a>, <a href="https://a.b/c">out</a>, '
+        '<a href="s.css">style</a>, <a href="//[">bad</a>, <a href="gone">gone</a>, <a>none</a>, <a href="Ouse ?"></a>the end.'
+    )
+    with Creator(str(tmp_path / "wiki.zim")) as archive:
+        archive.add_item(_Page("A/Arden", "Arden", f"<html><body>{body}</p></body></html>"))
+        archive.add_item(_Page("A/Ouse_(river)", "Ouse (river)", "<p>A river.</p>"))
+        archive.add_item(_Page("A/Ouse ?", "Ouse?", "<p>A question.</p>"))
+        archive.add_item(_Page("A/s.css", "", "p {}", "text/css"))
+        archive.add_redirection("A/Town", "Town", "A/Settlement", {})
+        archive.add_item(_Page("A/Settlement", "Settlement", "<p>A place.</p>"))
+    documents = {one.title: one for one in read_documents([str(tmp_path / "wiki.zim")])}
+    arden = documents["Arden"]
+    assert arden.text == (
+        "Arden is a town on the Ouse.\n\n1 River\n\nUp, out, style, bad, gone, none, the end."
+    )
+    assert [(link.title, arden.text[link.start :].split()[0]) for link in arden.links or ()] == [
+        ("Settlement", "town"),
+        ("Ouse (river)", "Ouse."),
+        ("Ouse?", "River"),
+    ]
+    assert documents["Settlement"].links == ()
+
+
 def test_a_damaged_zim_archive_is_left_out(tmp_path: Path) -> None:
     data = write_zim(tmp_path / "wiki.zim").read_bytes()
     for damaged in (data[:200], data[: len(data) // 2], b"ZIM" + data[3:80] + bytes(200)):
@@ -265,6 +316,52 @@ def test_wikiextractors_files_give_articles_in_both_forms(tmp_path: Path) -> Non
     found, reasons = read(tmp_path)
     assert found == texts | {"Brack": "Brack is < Arden."}
     assert reasons == {"lists, indexes and outlines": 1, "disambiguation pages": 1, "without text": 1}
+
+
+WITH_LINKS = """<doc id="101" url="https://de.wikipedia.org/wiki?curid=101" title="Arden">
+Arden
+
+Arden is a &lt;a href="town"&gt;town&lt;/a&gt; on the &lt;a href="ouse%20%28river%29%23Bed"&gt;Ouse&lt;/a&gt; &amp; the \
+&lt;a href="R%26amp%3BD"&gt;R&amp;D "x"&lt;/a&gt;. See &lt;a href="http%3A//a.b/c%3Fd%3D1"&gt;its page&lt;/a&gt; and \
+&lt;a href="%C5%81%C3%B3d%C5%BA"&gt;Łódź&lt;/a&gt;.
+History.
+In &lt;a href="1900%20in%20art"&gt;1900&lt;/a&gt; it grew; 1 &lt; 2.
+
+</doc>
+<doc id="102" url="https://de.wikipedia.org/wiki?curid=102" title="Brack">
+Brack
+
+Brack has no links.
+
+</doc>
+"""
+"""Written by WikiExtractor 3.1.0 with `--links`, from a dump with two pages."""
+
+
+def test_links_of_wikiextractors_files_are_titles_and_not_text(tmp_path: Path) -> None:
+    (tmp_path / "wiki_00").write_text(WITH_LINKS)
+    body = WITH_LINKS.split("\n", 3)[3].split("\n\n</doc>")[0]
+    row = {
+        "id": "101",
+        "revid": "8",
+        "url": "u",
+        "title": "Arden",
+        "text": body,
+    }  # the other form of the output
+    (tmp_path / "wiki_01").write_text(json.dumps(row))
+    arden, brack, again = read_documents([str(tmp_path)])
+    assert arden.text == (
+        'Arden is a town on the Ouse & the R&D "x". See its page and Łódź.\nHistory.\nIn 1900 it grew; 1 < 2.'
+    )
+    assert [(link.title, arden.text[link.start :].split()[0]) for link in arden.links or ()] == [
+        ("Town", "town"),
+        ("Ouse (river)", "Ouse"),
+        ("R&D", "R&D"),
+        ("Łódź", "Łódź."),
+        ("1900 in art", "1900"),
+    ]
+    assert brack.links is None
+    assert (again.text, again.links) == (arden.text, arden.links)
 
 
 def test_wikiextractors_file_that_was_cut_off_keeps_its_articles(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 TOKEN = "hf_the_token_of_the_test"
 
@@ -63,16 +64,23 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path).strip("/").split("/")
         match path:
-            case ["api", "models", owner, name, *rest] if f"{owner}/{name}" in self.repositories:
+            case ["api", "models" | "datasets", owner, name, *rest] if f"{owner}/{name}" in self.repositories:
                 repository = self.repositories[f"{owner}/{name}"]
                 files = repository.at(rest[1] if len(rest) > 1 else "main")
                 if rest[:1] == ["tree"]:
-                    self._send([_entry(place, content) for place, content in files.items()])
+                    everything = "recursive=true" in urlsplit(self.path).query.lower()
+                    self._send(_tree(files, "/".join(rest[2:]), everything))
                     return
                 siblings = [{"rfilename": place} for place in files]
                 row = {"id": f"{owner}/{name}", "sha": repository.head, "private": repository.private}
                 self._send(row | {"siblings": siblings})
-            case [owner, name, "resolve", revision, *place] if f"{owner}/{name}" in self.repositories:
+            case ["datasets", owner, name, "resolve", revision, *place] | [
+                owner,
+                name,
+                "resolve",
+                revision,
+                *place,
+            ] if f"{owner}/{name}" in self.repositories:
                 repository = self.repositories[f"{owner}/{name}"]
                 content = repository.at(revision).get("/".join(place))
                 commit = repository.head if revision == "main" else revision
@@ -88,6 +96,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self._body()
+        match unquote(urlsplit(self.path).path).strip("/").split("/"):
+            case ["api", "datasets", owner, name, "paths-info", revision]:
+                files = self.repositories[f"{owner}/{name}"].at(revision)
+                wanted = parse_qs(body.decode())["paths"]
+                self._send([_entry(place, files[place]) for place in wanted if place in files])
+                return
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self._send({"error": "who are you?"}, 401)
             return
@@ -145,6 +159,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(data)
+
+
+def _tree(files: dict[str, bytes], folder: str, everything: bool) -> list[dict[str, Any]]:
+    """The files and folders in a folder; with `everything`, also those in its subfolders."""
+    folders = {str(parent) for place in files for parent in PurePosixPath(place).parents} - {"."}
+    entries = [_entry(*one) for one in files.items()]
+    entries += [{"type": "directory", "path": one, "size": 0, "oid": "0" * 40} for one in folders]
+    inside = [one for one in entries if PurePosixPath(folder) in PurePosixPath(one["path"]).parents]
+    return [one for one in inside if everything or PurePosixPath(one["path"]).parent == PurePosixPath(folder)]
 
 
 def _entry(place: str, content: bytes) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import NoReturn
 
 import numpy as np
@@ -157,6 +158,28 @@ def test_what_is_there_already_is_not_built_over(kb: KnowledgeBase, tmp_path: Pa
 def test_the_config_is_saved_with_the_tagger_that_was_used(kb: KnowledgeBase) -> None:
     assert kb.config.tagger == "tiny"
     assert kb.config.passage_tokens == CONFIG.passage_tokens
+
+
+def test_what_is_kept_is_what_sets_in_memory_keep(tmp_path: Path) -> None:
+    draw = Random(1)
+    texts = [f"It has {n} inns. It is in town {n % 7}." for n in range(12)]
+    documents = [
+        Document(draw.choice("AB"), " ".join(draw.choices(texts, k=draw.randint(1, 4))), f"d{n}")
+        for n in range(60)
+    ]
+    result = build(tmp_path / "kb", documents, CONFIG, TOKENIZER, TinyTagger())
+    kept, known, first = [], set(), {}
+    for document, found in zip(documents, TinyTagger().annotate(d.text for d in documents), strict=True):
+        first.setdefault((document.title, document.text), document.id)
+        for passage in build_module.split(document, found, CONFIG, TOKENIZER):
+            if (passage.title, passage.text) not in known:
+                known.add((passage.title, passage.text))
+                kept.append((document.id, passage.text))
+    merged = {d.id: first[d.title, d.text] for d in documents if first[d.title, d.text] != d.id}
+    assert content(KnowledgeBase.open(tmp_path / "kb")) == kept
+    owners = {document for document, _ in kept}
+    assert result.merged == {one: other for one, other in merged.items() if other in owners}
+    assert result.merged and result.duplicates > len(result.merged)
 
 
 # --- interrupted builds -------------------------------------------------------------------------------------

@@ -300,6 +300,17 @@ def test_annotations_are_in_order_without_overlap_and_cover_the_text(texts: list
         assert "".join("".join(text[a:b] for a, b in sentences).split()) == "".join(text.split())
 
 
+def test_the_words_of_a_long_corpus_do_not_stay_in_memory(tagger, monkeypatch) -> None:
+    texts = [f"Ada met word{number} on {number % 28 + 1} May 1900." for number in range(300)]
+    expected = list(tagger({"Ada": "PERSON"}).annotate(texts))
+    monkeypatch.setattr(salient_spans, "MOST_WORDS", 0)
+    bounded = tagger({"Ada": "PERSON"})
+    assert list(bounded.annotate(texts)) == expected
+    words = len(bounded._pipeline.vocab.strings)
+    assert list(bounded.annotate([f"other {text}{number}" for number, text in enumerate(texts)]))
+    assert len(bounded._pipeline.vocab.strings) == words
+
+
 # --- a token classifier ---------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,13 @@ class Heading(NamedTuple):
     words: str
 
 
+class Anchor(NamedTuple):
+    """A link in a text: position of the first character of the linked words, and the address as the page has it."""
+
+    start: int
+    address: str
+
+
 class Page(NamedTuple):
     """The title element, the first heading, and the text with blank lines between its blocks."""
 
@@ -36,6 +44,8 @@ class Page(NamedTuple):
     """All headings, in the order of the text."""
     fields: Mapping[str, Any] = NO_FIELDS
     """Values of `<meta name=... content=...>`; a name that occurs several times has a list of values."""
+    anchors: tuple[Anchor, ...] = ()
+    """The links whose words are in the text, in the order of the text."""
 
 
 DEEPEST = 1_000
@@ -64,18 +74,25 @@ def read_page(source: str) -> Page:
     title, heading = (" ".join("".join(words).split()) for words in (taken.title, taken.heading))
     if len(title) > _LONGEST_TITLE:  # an unclosed title element contains the whole page
         title, text = "", f"{title}\n\n{text}".strip()
-    text, headings = _without_marks(text)
-    return Page(title, heading, text, headings, taken.fields)
-
-
-def _without_marks(text: str) -> tuple[str, tuple[Heading, ...]]:
-    """The text without the marks before headings, and the headings. The words of a heading end at the next blank line."""
+    # With two groups in the pattern, `split` returns text, level or None, number or None, text, ..., text.
     parts = _MARK.split(text)
-    headings, place = [], len(parts[0])
-    for level, part in zip(parts[1::2], parts[2::2], strict=True):
-        headings.append(Heading(place, int(level), " ".join(part.partition("\n\n")[0].split())))
-        place += len(part)
-    return "".join(parts[::2]), tuple(headings)
+    text, starts = "".join(parts[::3]), list(accumulate(map(len, parts[:-1:3])))
+    levels = [(start, int(level)) for start, level in zip(starts, parts[1::3], strict=True) if level]
+    anchors = tuple(
+        Anchor(start, taken.addresses[int(number)])
+        for start, number in zip(starts, parts[2::3], strict=True)
+        if number
+    )
+    return Page(title, heading, text, _headings(text, levels), taken.fields, anchors)
+
+
+def _headings(text: str, levels: Sequence[tuple[int, int]]) -> tuple[Heading, ...]:
+    """The headings that begin at some positions. The words of a heading end at the next heading or blank line."""
+    ends = [*(start for start, _ in levels[1:]), len(text)]
+    return tuple(
+        Heading(start, level, " ".join(text[start:end].partition("\n\n")[0].split()))
+        for (start, level), end in zip(levels, ends, strict=False)
+    )
 
 
 def sections_of(title: str, text: str, headings: Sequence[Heading]) -> tuple[Section, ...]:
@@ -136,7 +153,10 @@ def _parse(source: str, taken: "_Taken") -> None:
 
 _MARKED = "\x02"
 """Character before the level of a heading in the text that is collected. HTML does not allow this character."""
-_MARK = re.compile(f"{_MARKED}([1-6])")
+_LINKED = "\x03"
+"""Character before and after the number of a link in the text that is collected. HTML does not allow this character."""
+_MARK = re.compile(f"{_MARKED}([1-6])|{_LINKED}([0-9]+){_LINKED}")
+_NO_MARKS = str.maketrans("", "", _MARKED + _LINKED)
 _SPACES = re.compile(r"[^\S\n]+")
 _WHITE = re.compile(r"\s+")
 _BLOCK = frozenset(
@@ -170,12 +190,15 @@ class _Taken:
         self.heading: list[str] = []
         self.text: list[str] = []
         self.fields: dict[str, Any] = {}
+        self.addresses: list[str] = []
+        """Address of each link, by number of the link."""
         self._depth = 0
         self._open = Counter[str]()  # open elements that change the handling of text, by kind
         self._asides: list[tuple[int, int]] = []  # of each open aside: its depth, and where its text starts
         self._titles = 0
         self._heading_read = False
         self._level: str | None = None  # level of a heading that has begun, and has no text yet
+        self._address: str | None = None  # address of a link that has begun, and has no text yet
         self._row_started = False
         self._cell_has_text = False
         self._paragraph_ended = False  # in a cell: if more text follows, a blank line comes first
@@ -186,7 +209,9 @@ class _Taken:
             raise PageError(f"elements are nested over {DEEPEST:,} deep")
         self._open[_kind(tag)] += 1
         self._titles += tag == "title" and not self._open["svg"]
-        if tag == "meta":
+        if tag == "a":
+            self._address = attributes.get("href")
+        elif tag == "meta":
             self._take_meta(attributes.get("name", "").strip(), attributes.get("content", "").strip())
         named = f"{attributes.get('role', '')} {attributes.get('class', '')}".split()
         if tag in _ASIDE or (tag in _HOLDS_LINKS and any(map(_NAVIGATION.fullmatch, named))):
@@ -211,7 +236,9 @@ class _Taken:
             del self.text[self._asides.pop()[1] :]
         self._depth -= 1
         self._open[_kind(tag)] -= 1
-        if tag in _HEADING:
+        if tag == "a":
+            self._address = None
+        elif tag in _HEADING:
             self._heading_read = self._heading_read or bool("".join(self.heading).strip())
         if tag == "p" and self._in_cell():
             self._paragraph_ended = self._cell_has_text
@@ -227,17 +254,29 @@ class _Taken:
             return
         if self._open["heading"] and not self._heading_read and not self._asides:
             self.heading.append(data)
-        data = data.replace(_MARKED, "")
+        data = data.translate(_NO_MARKS)
         if data and not data.isspace():
             if self._paragraph_ended:
                 self._break()
             self._cell_has_text = True
         text = data if self._open["pre"] else _WHITE.sub(" ", data)
-        if self._level is not None and not text.isspace() and text:
-            words = text.lstrip()
-            text = f"{text[: -len(words)]}{_MARKED}{self._level}{words}"
-            self._level = None
+        marked = self._level is not None or self._address is not None
+        if marked and (words := text.lstrip()):
+            self.text += [text[: -len(words)], self._marks()]
+            text = words
         self.text.append(text)
+
+    def _marks(self) -> str:
+        """The marks of a heading and a link that begin with the next word."""
+        marks = ""
+        if self._level is not None:
+            marks = f"{_MARKED}{self._level}"
+            self._level = None
+        if self._address is not None:
+            marks += f"{_LINKED}{len(self.addresses)}{_LINKED}"
+            self.addresses.append(self._address)
+            self._address = None
+        return marks
 
     def _take_meta(self, name: str, content: str) -> None:
         if not name or not content or _FOR_BROWSERS.fullmatch(name) or len(self.fields) >= _MOST_META:

@@ -1,6 +1,7 @@
 """MediaWiki's XML dumps become records, one per article, in the order of the dump. Several processes parse the pages.
 
-Redirects, disambiguation pages, pages outside the main namespace and, as in ORQA, lists, indexes and outlines are left out.
+Redirects, disambiguation pages, pages outside the main namespace and, as in ORQA, lists, indexes and outlines are left out. The
+dump is read twice: the first time only for its redirects, so that a link to a redirect becomes a link to the page behind it.
 A page that takes too much time or memory ends the process that parses the page, and is left out. The memory for reading a
 dump does not depend on its length.
 """
@@ -16,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
@@ -39,8 +40,9 @@ from realm.documents.formats.records import (
     Record,
     Unreadable,
 )
-from realm.documents.wikipedia.titles import not_an_article
+from realm.documents.wikipedia.titles import MOST_REDIRECTS, linked_title, not_an_article
 from realm.errors import first_line
+from realm.keys import KeyTable, key_of
 from realm.text.corpus import Link
 from realm.text.tagger_processes import usable_cores
 
@@ -54,7 +56,8 @@ class Page(NamedTuple):
 
     title: str
     namespace: str
-    redirect: bool
+    redirect: str | None
+    """Title of the page to which a redirect leads; None for all other pages."""
     markup: str | None
 
 
@@ -68,7 +71,8 @@ def dump(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
         message = f"{path} needs mwparserfromhell: pip install 'realm-lm[documents]'"
         raise Unreadable(path, NOT_INSTALLED, message)
     ended: Unreadable | None = None
-    with opened(path) as file, _Workers() as workers:
+    with KeyTable() as redirects, opened(path) as file, _Workers() as workers:
+        _read_redirects(path, redirects)
         pending: deque[Future[Record | Unreadable]] = deque()
         pages = _pages(path, file, target := _Target(limits))
         while ended is None:
@@ -80,11 +84,38 @@ def dump(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
                 break
             pending.append(workers.submit(f"{path}: {page.title}", page, target.dropped))
             if len(pending) > 8 * workers.count:
-                yield pending.popleft().result()
+                yield _resolved(pending.popleft().result(), redirects)
         for one in pending:
-            yield one.result()
+            yield _resolved(one.result(), redirects)
     if ended is not None:
         raise ended
+
+
+def _read_redirects(path: Path, redirects: KeyTable) -> None:
+    """Adds the title and the target of each redirect of a dump. Damage is reported when the dump is read again."""
+    with opened(path) as file, suppress(Unreadable, OSError, EOFError):
+        for page in _pages(path, file, _Target(Limits(), markup=False)):
+            if page.redirect is not None:
+                redirects.put(key_of(page.title), page.redirect)
+
+
+def _resolved(found: Record | Unreadable, redirects: KeyTable) -> Record | Unreadable:
+    """The record with links to the pages to which redirects lead."""
+    if isinstance(found, Unreadable) or not found.links:
+        return found
+    return found._replace(
+        links=tuple(Link(start, _page_behind(title, redirects)) for start, title in found.links)
+    )
+
+
+def _page_behind(title: str, redirects: KeyTable) -> str:
+    """The title of the page to which a title leads, after at most `MOST_REDIRECTS` redirects."""
+    for _ in range(MOST_REDIRECTS):
+        target = redirects.get(key_of(title))
+        if not target:
+            break
+        title = target
+    return title
 
 
 def _pages(path: Path, file: io.BufferedReader, target: "_Target") -> Iterator[Page]:
@@ -103,16 +134,20 @@ def _pages(path: Path, file: io.BufferedReader, target: "_Target") -> Iterator[P
 
 
 class _Target:
-    """Target of lxml's parser, with a method for each event of parsing. Finished pages are kept until `take` returns them."""
+    """Target of lxml's parser, with a method for each event of parsing. Finished pages are kept until `take` returns them.
 
-    def __init__(self, limits: Limits):
+    Without `markup`, the markup of the pages is not read.
+    """
+
+    def __init__(self, limits: Limits, markup: bool = True):
         self.root: str | None = None
         self.dropped: list[str] = []
         """Names of the namespaces of files and categories in the wiki's language."""
         self._most = limits.file_bytes
         self._finished: list[Page] = []
         self._values: dict[str, str] = {}
-        self._redirect = False
+        self._redirect: str | None = None
+        self._read = frozenset(("title", "ns", "namespace", *(("text",) if markup else ())))
         self._parts: list[str] | None = None
         self._length = 0
 
@@ -133,11 +168,11 @@ class _Target:
         name = tag.rpartition("}")[2]
         self.root = self.root or name
         if name == "page":
-            self._values, self._redirect = {}, False
+            self._values, self._redirect = {}, None
         elif name == "redirect":
-            self._redirect = True
+            self._redirect = linked_title(attributes.get("title", ""))
         self._key = attributes.get("key", "")
-        if name in ("title", "ns", "text", "namespace"):
+        if name in self._read:
             self._parts, self._length = [], 0
 
     def data(self, data: str) -> None:
@@ -167,7 +202,7 @@ def _why_not(where: str, page: Page) -> Unreadable | None:
     """The reason why no record is made from a page, if this is known before the markup is parsed; else None."""
     if page.namespace != "0":
         return Unreadable(where, NAMESPACE, f"{where} is in namespace {page.namespace}")
-    if page.redirect:
+    if page.redirect is not None:
         return Unreadable(where, REDIRECT, f"{where} is a redirect")
     if reason := not_an_article(page.title):
         return Unreadable(where, reason, f"{where} is no article")

@@ -1,7 +1,20 @@
-"""Recognises from its title whether a page is not an article."""
+"""Titles of pages: of the page to which a link leads, and of pages that are not articles."""
 
 from realm.documents.formats.records import DISAMBIGUATION, LISTS
 
+
+def linked_title(target: str) -> str:
+    """The title of the page to which a link with this target leads; "" for a link inside the same page.
+
+    >>> linked_title("ouse_(river)#Bed"), linked_title("#Bed")
+    ('Ouse (river)', '')
+    """
+    title = " ".join(target.partition("#")[0].replace("_", " ").split())
+    return title[:1].upper() + title[1:]
+
+
+MOST_REDIRECTS = 3
+"""Most redirects that are followed one after the other, because redirects can lead in a circle."""
 _LISTS = ("List of ", "Lists of ", "Index of ", "Outline of ")
 
 

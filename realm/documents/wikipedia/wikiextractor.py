@@ -1,19 +1,26 @@
-"""Reads the output of WikiExtractor: files such as `wiki_00`, with one JSON line or one element `<doc>` per article."""
+"""Reads the output of WikiExtractor: files such as `wiki_00`, with one JSON line or one element `<doc>` per article.
+
+With its option `--links`, WikiExtractor writes links as `<a href="Ouse%20%28river%29">Ouse</a>`.
+"""
 
 import html
 import re
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from urllib.parse import unquote
 
 from realm.documents.formats.compressed import opened
 from realm.documents.formats.encodings import decode
 from realm.documents.formats.json_lines import json_lines
 from realm.documents.formats.records import DAMAGED, NO_TEXT, TOO_LONG, Limits, Record, Unreadable
-from realm.documents.wikipedia.titles import not_an_article
+from realm.documents.wikipedia.titles import linked_title, not_an_article
+from realm.text.corpus import Link
 
 NAME = re.compile(r"wiki_\d+")
 _DOC = re.compile(r'<doc id="([^"]*)" .*?title="(.*)">')
+_LINK = re.compile(r'<a href="([^"\n]*)">(.*?)</a>')
+_ADDRESS = re.compile(r"(\w+:)?//")
 
 
 def wikiextractor(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
@@ -38,7 +45,22 @@ def wikiextractor(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
         elif not text:
             yield Unreadable(found.where, NO_TEXT, f"{found.where}: {title} has no text")
         else:
-            yield found._replace(title=title, text=text, id=None)
+            yield _with_links(found._replace(title=title, text=text, id=None))
+
+
+def _with_links(found: Record) -> Record:
+    """The record with the words of the links in its text, and the titles of the linked pages in its links.
+
+    The links of a text without links are unknown, because the file may have been written without `--links`.
+    """
+    parts = _LINK.split(found.text)
+    links, text = [], parts[0]
+    for target, words, after in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+        page = html.unescape(unquote(target))
+        if (title := linked_title(page)) and not _ADDRESS.match(page):
+            links.append(Link(len(text), title))
+        text += words + after
+    return found._replace(text=text, links=tuple(links) if len(parts) > 1 else None)
 
 
 def _elements(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import mwparserfromhell
 from mwparserfromhell import nodes
 
+from realm.documents.wikipedia.titles import linked_title
 from realm.text.corpus import Link
 
 
@@ -172,9 +173,9 @@ class _Taken:
             self.text.append(title.removeprefix(":"))
         else:
             self.nodes(node.text)
-        target = title.removeprefix(":").partition("#")[0].strip()
+        target = linked_title(title.removeprefix(":"))
         if target and "{" not in target:
-            self._mark(first, target[0].upper() + target[1:])
+            self._mark(first, target)
 
     def _mark(self, first: int, title: str) -> None:
         """Puts the mark of a link before the first word in `text[first:]`. A link without words has no mark."""

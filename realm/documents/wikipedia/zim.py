@@ -1,10 +1,13 @@
 """ZIM archives, in which Kiwix distributes Wikipedia and other sites, become records, one per page. The parser is libzim."""
 
-from collections.abc import Iterator
+import posixpath
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from realm.documents.formats.pages import PageError, read_page
+from realm.documents.formats.pages import Anchor, PageError, read_page
 from realm.documents.formats.records import (
     DAMAGED,
     NO_TEXT,
@@ -15,7 +18,8 @@ from realm.documents.formats.records import (
     Record,
     Unreadable,
 )
-from realm.documents.wikipedia.titles import not_an_article
+from realm.documents.wikipedia.titles import MOST_REDIRECTS, not_an_article
+from realm.text.corpus import Link
 
 _EVERY = 100
 """Entries between two reports of progress."""
@@ -60,6 +64,32 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
         if reason := not_an_article(title):
             yield Unreadable(where, reason, f"{where} is no article")
         elif text := page.text.removeprefix(title).strip():
-            yield Record(where, title, text)
+            links = _links(archive, entry.path, page.anchors, len(page.text) - len(text))
+            yield Record(where, title, text, links=links)
         else:
             yield Unreadable(where, NO_TEXT, f"{where} has no text")
+
+
+def _links(archive: Any, path: str, anchors: Sequence[Anchor], gone: int) -> tuple[Link, ...]:
+    """The links of the page at `path` to pages of the archive; `gone` characters were removed before the text."""
+    found = ((start - gone, _title_at(archive, path, address)) for start, address in anchors if start >= gone)
+    return tuple(Link(start, title) for start, title in found if title)
+
+
+def _title_at(archive: Any, path: str, address: str) -> str:
+    """Title of the page of the archive that an address on the page at `path` leads to; "" if there is no such page."""
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return ""
+    if parts.scheme or parts.netloc or not parts.path:
+        return ""
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(path), unquote(parts.path))).lstrip("/")
+    try:
+        entry = archive.get_entry_by_path(target)
+        for _ in range(MOST_REDIRECTS):
+            entry = entry.get_redirect_entry() if entry.is_redirect else entry
+        is_page = not entry.is_redirect and entry.get_item().mimetype.startswith("text/html")
+    except (KeyError, RuntimeError):
+        return ""
+    return str(entry.title) if is_page else ""

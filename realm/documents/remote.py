@@ -1,0 +1,133 @@
+"""Files that are not on a file system of this machine: `https://`, `s3://`, `gs://`, `hf://`. The library is fsspec.
+
+A file is copied to a temporary folder while it is read, and the readers of the formats read the copy with the same limits as
+any other file. Only bytes are read: no code of a data set is run. If a file cannot be copied, the command ends with an error,
+because a corpus must not depend on a failure of the network.
+"""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from realm.errors import InputError, RealmError, first_line, shortened, writing
+
+SCHEMES = ("https", "http", "s3", "gs", "hf")
+_WEB = ("https", "http")
+"""Schemes of single files: a server of web pages has no lists of files."""
+WAITS = (1.0, 5.0, 20.0)
+"""Seconds before the second, third and fourth attempt to copy a file."""
+
+
+def is_remote(source: str) -> bool:
+    """Whether a source is an address.
+
+    >>> is_remote("s3://bucket/articles/"), is_remote("docs/")
+    (True, False)
+    """
+    scheme, colon, _ = source.partition("://")
+    return bool(colon) and scheme in SCHEMES
+
+
+def public_address(source: str) -> str:
+    """The source; for a web address without password and query, which can be a secret.
+
+    >>> public_address("https://me:secret@a.b/c.jsonl?signature=secret")
+    'https://a.b/c.jsonl'
+    """
+    if not is_remote(source) or source.partition("://")[0] not in _WEB:
+        return source
+    parts = urlsplit(source)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def name_of(address: str) -> str:
+    """The name of a file: the last part of its address.
+
+    >>> name_of("https://a.b/files/my%20articles.jsonl?download=true")
+    'my articles.jsonl'
+    """
+    web = address.partition("://")[0] in _WEB
+    return PurePosixPath(unquote(urlsplit(address).path) if web else address).name
+
+
+def addresses_of(source: str) -> list[str]:
+    """The addresses of the files of a source, sorted: of a file, of all files in a folder, or of the files that a pattern with
+    `*` matches. Names that begin with a full stop are left out.
+
+    Raises:
+        InputError: there are no files, or they cannot be listed.
+    """
+    if source.partition("://")[0] in _WEB:
+        return [source]
+    with _reaching(source):
+        system, path = _opened_system(source)
+        if "*" in path or "?" in path or "[" in path:
+            found = [name for name, one in system.glob(path, detail=True).items() if one["type"] == "file"]
+        else:
+            found = [path] if system.isfile(path) else system.find(path)
+    seen = [one for one in sorted(found) if "/." not in one.removeprefix(path)]
+    if not seen:
+        raise InputError(f"{source}: no such file or folder")
+    return [str(system.unstrip_protocol(one)) for one in seen]
+
+
+@contextmanager
+def copied(address: str) -> Iterator[Path]:
+    """A context with a copy of a file in a temporary folder, under the same name.
+
+    Raises:
+        InputError: the file cannot be read.
+        WriteFailed: the copy cannot be written.
+    """
+    with tempfile.TemporaryDirectory(prefix="realm-") as folder:
+        path = Path(folder, name_of(address))
+        with _reaching(address):
+            for wait in (*WAITS, None):
+                try:
+                    _copy(address, path)
+                    break
+                except (FileNotFoundError, ImportError, RealmError):
+                    raise
+                except Exception:  # the libraries raise errors of many classes
+                    if wait is None:
+                        raise
+                    time.sleep(wait)
+        yield path
+
+
+def _copy(address: str, path: Path) -> None:
+    system, inside = _opened_system(address)
+    with system.open(inside, "rb") as remote, path.open("wb") as file:
+        while data := remote.read(1 << 20):
+            with writing(path):
+                file.write(data)
+
+
+def _opened_system(address: str) -> tuple[Any, str]:
+    import fsspec
+
+    system, path = fsspec.core.url_to_fs(address)
+    return system, path
+
+
+@contextmanager
+def _reaching(address: str) -> Iterator[None]:
+    """Turns the exceptions of fsspec and its libraries into InputError."""
+    shown = public_address(address)
+    try:
+        yield
+    except FileNotFoundError:
+        raise InputError(f"{shown}: no such file or folder") from None
+    except ImportError as error:
+        raise InputError(
+            f"{shown} needs {error.name or 'a library'}: pip install 'realm-lm[remote]'"
+        ) from None
+    except RealmError:
+        raise
+    except Exception as error:
+        reason = shortened(first_line(error))
+        raise InputError(f"{shown} cannot be read: {reason.replace(address, shown)}") from error

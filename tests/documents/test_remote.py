@@ -1,0 +1,189 @@
+"""Sources that are addresses, compared with the same files in a folder: fsspec's file system in memory, and a web server."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from realm.cli import main
+from realm.documents import remote
+from realm.documents.reading import ReadingReport, read_documents
+from realm.errors import InputError
+from realm.store.knowledge_base import KnowledgeBase
+from realm.text.corpus import Document
+from tests.interop.local_hub import Repository, local_hub
+
+ROWS = [
+    {"id": f"r{number}", "title": f"Row {number}", "text": f"Text {number}.", "year": number}
+    for number in range(5)
+]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A folder with shards and other files."""
+    folder = tmp_path / "corpus"
+    (folder / "more" / ".hidden").mkdir(parents=True)
+    (folder / "a.jsonl.gz").write_bytes(
+        gzip.compress("\n".join(map(json.dumps, ROWS[:2])).encode() + b"\nno JSON\n")
+    )
+    pq.write_table(pa.Table.from_pylist(ROWS[2:]), folder / "more" / "b 1.parquet")
+    (folder / "more" / "notes.md").write_text("---\nmodified: 2020-01-01\n---\n# Notes\n\nA note.")
+    (folder / "more" / ".hidden" / "c.txt").write_text("Hidden.")
+    (folder / "more" / "loader.py").write_text("raise SystemExit('this code was run')")
+    (folder / "z.parquet").write_bytes(b"PAR1 damaged")
+    return folder
+
+
+@pytest.fixture
+def memory(files: Path, monkeypatch) -> str:
+    """The same files in fsspec's file system in memory."""
+    monkeypatch.setattr(remote, "SCHEMES", (*remote.SCHEMES, "memory"))
+    system = fsspec.filesystem("memory")
+    system.put(f"{files}/", f"/{files.parent.name}/corpus/", recursive=True)
+    return f"memory://{files.parent.name}/corpus"
+
+
+def read(*sources: object) -> tuple[list[Document], dict[str, int], list[str]]:
+    report = ReadingReport()
+    documents = list(read_documents([str(one) for one in sources], report=report))
+    return documents, dict(report.reasons), [one.problem for one in report.left_out]
+
+
+def test_a_remote_folder_gives_the_documents_of_a_local_folder(files: Path, memory: str) -> None:
+    (here, reasons, problems), (there, others, remote_problems) = read(files), read(memory)
+    root = fsspec.core.url_to_fs(memory)[0].unstrip_protocol(fsspec.core.url_to_fs(memory)[1])
+    expected = [
+        one._replace(
+            id=one.id.replace(str(files), root),
+            fields={
+                name: str(value).replace(str(files), root) if name == "path" else value
+                for name, value in one.fields.items()
+            },
+        )
+        for one in here
+    ]
+    assert there == expected and len(there) == 6
+    assert others == reasons == {"not JSON": 1, "damaged": 1, "of a type that is not read": 1}
+    assert sorted(one.replace(root, str(files)) for one in remote_problems) == sorted(problems)
+
+
+def test_a_pattern_and_a_single_file_name_their_files(files: Path, memory: str) -> None:
+    assert [one.id for one in read(f"{memory}/**/*.parquet")[0]] == ["r2", "r3", "r4"]
+    assert [one.id for one in read(f"{memory}/a.jsonl.gz")[0]] == ["r0", "r1"]
+    for nothing in (f"{memory}/gone", f"{memory}/gone*.jsonl", "memory://gone"):
+        with pytest.raises(InputError, match="no such file or folder"):
+            read(nothing)
+    with pytest.raises(InputError, match=r"loader\.py: \.py cannot be read"):
+        read(f"{memory}/more/loader.py")
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Serves a folder; the first answers for names with "slow" are cut off."""
+
+    failures = 0
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if "slow" in self.path and type(self).failures:
+            type(self).failures -= 1
+            self.send_response(200)
+            self.send_header("Content-Length", "100000")
+            self.end_headers()
+            self.wfile.write(b"{")
+            self.close_connection = True
+            return
+        super().do_GET()
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_files_of_a_web_server_are_read_and_their_passwords_and_queries_are_not_stored(files: Path) -> None:
+    with serving(files) as url:
+        secret = url.replace("://", "://me:secret@")
+        documents, reasons, _ = read(
+            f"{secret}/a.jsonl.gz?key=secret",
+            f"{secret}/more/b%201.parquet",
+            f"{secret}/more/notes.md?key=secret",
+        )
+        assert [one.id for one in documents] == [*(row["id"] for row in ROWS), f"{url}/more/notes.md"]
+        assert documents[-1].fields["path"] == f"{url}/more/notes.md" and documents[-1].title == "Notes"
+        assert reasons == {"not JSON": 1}
+        with pytest.raises(InputError, match=r"gone\.jsonl: no such file") as error:
+            read(f"{secret}/gone.jsonl?key=secret")
+        assert "secret" not in str(error.value)
+
+
+def test_a_copy_that_is_cut_off_is_repeated_and_never_read_in_part(files: Path, monkeypatch) -> None:
+    monkeypatch.setattr(remote, "WAITS", (0.0, 0.0))
+    (files / "slow.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    with serving(files) as url:
+        monkeypatch.setattr(Handler, "failures", 2)
+        assert [one.id for one in read(f"{url}/slow.jsonl")[0]] == [row["id"] for row in ROWS]
+        monkeypatch.setattr(Handler, "failures", 100)
+        with pytest.raises(InputError, match=r"slow\.jsonl cannot be read"):
+            read(f"{url}/slow.jsonl")
+
+
+def test_a_build_from_a_remote_folder_makes_the_knowledge_base_of_the_local_folder(
+    files: Path, memory: str, tmp_path: Path
+) -> None:
+    (files / "more" / "notes.md").unlink()
+    fsspec.filesystem("memory").rm(f"/{files.parent.name}/corpus/more/notes.md")
+    kbs = []
+    for number, source in enumerate((str(files), memory)):
+        out = tmp_path / f"kb{number}"
+        assert main(["kb", "build", source, "--out", str(out), "--tagger", "rules", "--processes", "1"]) == 0
+        kbs.append(KnowledgeBase.open(out))
+    assert list(kbs[0]) == list(kbs[1]) and kbs[0].fingerprint == kbs[1].fingerprint
+    assert kbs[1].config.sources == (memory,)
+
+
+@pytest.mark.parametrize("source", ["s3://bucket/a.jsonl", "https://a.b/c.jsonl"])
+def test_other_commands_say_in_one_line_which_commands_read_remote_files(
+    source: str, tmp_path: Path, capsys
+) -> None:
+    assert main(["fit", source, "--out", str(tmp_path / "manual")]) == 2
+    assert "only `realm kb build`, `kb add` and `kb preview` read remote files" in capsys.readouterr().err
+
+
+def test_a_data_set_of_the_hub_gives_its_files_and_its_code_is_not_run(files: Path, tmp_path: Path) -> None:
+    with local_hub() as hub:
+        data_set = hub.repositories["me/rows"] = Repository(private=False)
+        names = ("a.jsonl.gz", "more/b 1.parquet", "more/loader.py")
+        data_set.commit({name: (files / name).read_bytes() for name in names})
+        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+        for source, expected in (
+            ("hf://datasets/me/rows", ROWS),
+            ("hf://datasets/me/rows/more/*.parquet", ROWS[2:]),
+        ):
+            command = [sys.executable, "-m", "realm", "kb", "preview", source, "--tagger", "rules", "--json"]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            found = [json.loads(line) for line in done.stdout.splitlines()]
+            assert [(one["document"], one["text"]) for one in found] == [
+                (row["id"], row["text"]) for row in expected
+            ]
