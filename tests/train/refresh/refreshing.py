@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-def build_here(kb, model, run_folder: Path) -> None:
+def build_here(kb, model, run_folder: Path, step: int) -> None:
     """Does the work of a build whose process is a fake."""
-    publish(kb, model, "snapshot", run_folder / "index")
+    publish(kb, replace(model, step=step), "snapshot", run_folder / "index")

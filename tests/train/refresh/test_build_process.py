@@ -110,7 +110,7 @@ def test_build_killed_after_its_commit_counts(tiny_kb, tiny_model, run_folder, f
     with refresher(tiny_kb, run_folder) as builds:
         builds.build_initial(tiny_model, 0)
         builds.request(tiny_model, 10)
-        build_here(tiny_kb, tiny_model, run_folder)
+        build_here(tiny_kb, tiny_model, run_folder, step=10)
         os.kill(builds._builder._child.pid, signal.SIGKILL)
         wait_until_ended(builds)
         version = builds.poll(10)

@@ -150,7 +150,7 @@ def test_version_of_another_corpus_is_refused(own_kb, tiny_model, run_folder, fa
         changed = KnowledgeBase.open(own_kb.folder)
         changed.delete([changed.titles[0]])
         builds.request(tiny_model, 10)
-        build_here(changed, tiny_model, run_folder)
+        build_here(changed, tiny_model, run_folder, step=10)
         wait_until_ended(builds)
         with pytest.raises(RealmError, match="was changed while training"):
             builds.poll(10)
