@@ -215,12 +215,14 @@ def test_a_build_from_a_remote_folder_makes_the_knowledge_base_of_the_local_fold
     assert kbs[1].config.sources == (memory,)
 
 
-@pytest.mark.parametrize("source", ["s3://bucket/a.jsonl", "https://a.b/c.jsonl"])
+@pytest.mark.parametrize("source", ["s3://bucket/a.jsonl", "https://me:secret@a.b/c.jsonl?key=secret"])
 def test_other_commands_say_in_one_line_which_commands_read_remote_files(
     source: str, tmp_path: Path, capsys
 ) -> None:
     assert main(["fit", source, "--out", str(tmp_path / "manual")]) == 2
-    assert "only `realm kb build`, `kb add` and `kb preview` read remote files" in capsys.readouterr().err
+    address = source.replace("me:secret@", "").replace("?key=secret", "")
+    expected = f"realm: {address}: only `realm kb build`, `kb add` and `kb preview` read remote files\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_a_data_set_of_the_hub_gives_its_files_and_its_code_is_not_run(files: Path, tmp_path: Path) -> None:
