@@ -5,13 +5,14 @@ any other file. Only bytes are read: no code of a data set is run. If a file can
 because a corpus must not depend on a failure of the network.
 """
 
+import re
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from realm.errors import InputError, RealmError, first_line, shortened, writing
 
@@ -20,6 +21,12 @@ _WEB = ("https", "http")
 """Schemes of single files: a server of web pages has no lists of files."""
 WAITS = (1.0, 5.0, 20.0)
 """Seconds before the second, third and fourth attempt to copy a file."""
+_SILENCE = 300
+"""Seconds after which an attempt fails if a web server sends nothing."""
+_MISSING = (404, 410)
+"""HTTP statuses of files that do not exist."""
+_SECRETS = re.compile(r"(?<=://)[^/\s]*@|\?\S+")
+"""User, password and query in an address."""
 
 
 def is_remote(source: str) -> bool:
@@ -37,10 +44,13 @@ def public_address(source: str) -> str:
 
     >>> public_address("https://me:secret@a.b/c.jsonl?signature=secret")
     'https://a.b/c.jsonl'
+
+    Raises:
+        InputError: the source is a web address that is not valid.
     """
     if not is_remote(source) or source.partition("://")[0] not in _WEB:
         return source
-    parts = urlsplit(source)
+    parts = _parts(source)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
@@ -51,7 +61,16 @@ def name_of(address: str) -> str:
     'my articles.jsonl'
     """
     web = address.partition("://")[0] in _WEB
-    return PurePosixPath(unquote(urlsplit(address).path) if web else address).name
+    return PurePosixPath(unquote(_parts(address).path) if web else address).name
+
+
+def _parts(address: str) -> SplitResult:
+    """The parts of a web address."""
+    try:
+        return urlsplit(address)
+    except ValueError:  # its message can contain the password
+        scheme = address.partition("://")[0]
+        raise InputError(f"a source that begins with {scheme}:// is not a valid address") from None
 
 
 def addresses_of(source: str) -> list[str]:
@@ -90,10 +109,10 @@ def copied(address: str) -> Iterator[Path]:
                 try:
                     _copy(address, path)
                     break
-                except (FileNotFoundError, ImportError, RealmError):
+                except (ImportError, RealmError):
                     raise
-                except Exception:  # the libraries raise errors of many classes
-                    if wait is None:
+                except Exception as error:  # the libraries raise errors of many classes
+                    if wait is None or _is_final(error):
                         raise
                     time.sleep(wait)
         yield path
@@ -110,8 +129,37 @@ def _copy(address: str, path: Path) -> None:
 def _opened_system(address: str) -> tuple[Any, str]:
     import fsspec
 
-    system, path = fsspec.core.url_to_fs(address)
-    return system, path
+    scheme, options = address.partition("://")[0], {}
+    if scheme in _WEB:
+        import aiohttp
+
+        # By default, aiohttp ends each transfer after five minutes.
+        options["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(total=None, sock_read=_SILENCE)}
+    # `url_to_fs` of fsspec would take "::" in an address for a chain of file systems.
+    system = fsspec.filesystem(scheme, **options)
+    return system, system._strip_protocol(address)
+
+
+def _reason(error: BaseException) -> BaseException:
+    """The error that explains an error: fsspec raises FileNotFoundError for every failure of a web server."""
+    while isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _is_missing(error: Exception) -> bool:
+    if not isinstance(error, FileNotFoundError):
+        return False
+    status = getattr(_reason(error), "status", None)
+    is_of_web = type(_reason(error)).__module__.startswith("aiohttp")
+    return status in _MISSING or not is_of_web
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether the next attempt would fail too."""
+    status = getattr(_reason(error), "status", None)
+    is_refused = isinstance(status, int) and 400 <= status < 500 and status not in (408, 429)
+    return _is_missing(error) or is_refused
 
 
 @contextmanager
@@ -120,8 +168,6 @@ def _reaching(address: str) -> Iterator[None]:
     shown = public_address(address)
     try:
         yield
-    except FileNotFoundError:
-        raise InputError(f"{shown}: no such file or folder") from None
     except ImportError as error:
         raise InputError(
             f"{shown} needs {error.name or 'a library'}: pip install 'realm-lm[remote]'"
@@ -129,5 +175,8 @@ def _reaching(address: str) -> Iterator[None]:
     except RealmError:
         raise
     except Exception as error:
-        reason = shortened(first_line(error))
-        raise InputError(f"{shown} cannot be read: {reason.replace(address, shown)}") from error
+        if _is_missing(error):
+            raise InputError(f"{shown}: no such file or folder") from None
+        status = getattr(_reason(error), "status", None)
+        reason = f"HTTP status {status}" if status else _SECRETS.sub("", first_line(_reason(error)))
+        raise InputError(f"{shown} cannot be read: {shortened(reason)}") from error

@@ -1,6 +1,7 @@
 """Lists the files of a source, each with the reader of its format. A source is a file, a folder or a packaged corpus."""
 
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Iterable
@@ -78,8 +79,12 @@ def files_of(source: str, but: Path | None) -> list[SourceFile]:
         InputError: the source does not exist, is a file for which there is no reader, or is a folder without any file for
             which there is a reader.
     """
-    if is_remote(source.replace(":/", "://", 1)):  # also the path that `os.path.normpath` makes of an address
-        raise InputError(f"{source}: only `realm kb build`, `kb add` and `kb preview` read remote files")
+    # `os.path.normpath` makes one slash of the two slashes of an address.
+    address = re.sub("^([a-z0-9]+):/+", r"\1://", source)
+    if is_remote(address):
+        raise InputError(
+            f"{public_address(address)}: only `realm kb build`, `kb add` and `kb preview` read remote files"
+        )
     if source.startswith("package:"):
         return [packaged(source)]
     path = Path(os.path.normpath(source))

@@ -169,5 +169,5 @@ def _decoded(data: bytes) -> Annotations | None:
         return Annotations(
             tuple((start, end) for start, end in sentences), tuple(Span(*span) for span in spans)
         )
-    except (zlib.error, ValueError, TypeError):
+    except (zlib.error, ValueError, TypeError, RecursionError):
         return None

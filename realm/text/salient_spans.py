@@ -101,7 +101,7 @@ def _load(name: str, processes: int) -> _GroupTagger | _TokenClassifier:
         kind, model = (name, "") if name in ("rules", "realm") else ("spacy", name)
     if kind == "rules" and not model:
         return _SpacyTagger("rules", _sentence_splitter(), processes)
-    if kind == "realm":
+    if kind == "realm" and (model or not colon):
         return _NetworkTagger(name, NetworkTagger.load(Path(model) if model else PACKAGED), processes)
     if kind == "spacy" and model:
         return _load_spacy(model, processes)

@@ -20,9 +20,11 @@ from typing import NamedTuple, Self
 from zlib import crc32
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from realm.checksums import check_installed
+from realm.errors import InputError, reason
 from realm.files import read_json
 from realm.text.corpus import Span
 
@@ -41,7 +43,9 @@ AT_ONCE = 512
 EPSILON = 1e-5
 """Constant of the layer norms."""
 
-_WORD = re.compile(r"\w+|[^\w\s]")
+_WORD = re.compile(r"[\w\u0300-\u036f]{1,100}|[^\w\s]")
+"""A word, with the accents that are characters of their own, or a punctuation mark. Longer words are cut, because words stay in
+memory."""
 _LONGEST_SHAPE, _LONGEST_RUN = 12, 3
 
 
@@ -157,10 +161,21 @@ class NetworkTagger:
         """Loads a network from a folder.
 
         Raises:
-            DamagedError: a file of the folder differs from its checksum.
+            DamagedError: a file of the folder differs from its checksum, or is not JSON.
+            InputError: the folder has no such network.
         """
         check_installed(folder)
-        return cls(Network.load(folder / WEIGHTS), read_json(folder / KINDS))
+        try:
+            network, kinds = Network.load(folder / WEIGHTS), [str(kind) for kind in read_json(folder / KINDS)]
+        except (OSError, KeyError, TypeError, SafetensorError) as error:
+            raise InputError(
+                f"{folder} has no network that finds names: {reason(error)}; `recipes/realm_tagger.py` makes such a folder"
+            ) from error
+        if len(network.output[1]) != 2 * len(kinds) + 2:
+            raise InputError(
+                f"{folder / WEIGHTS} was not made for the {len(kinds)} kinds of names in {KINDS}"
+            )
+        return cls(network, kinds)
 
     def annotate(self, texts: Sequence[str]) -> Iterator[tuple[list[tuple[int, int]], list[Span]]]:
         """Sentences and names of each text."""

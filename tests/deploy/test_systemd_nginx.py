@@ -6,10 +6,13 @@ import shlex
 import shutil
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -56,13 +59,14 @@ def nginx(folder: Path, servers: Sequence[str], writer: str) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     site = (DEPLOY / "nginx.conf").read_text()
-    lines = "".join(f"    server {urlsplit(url).netloc};\n" for url in servers)
+    (line,) = re.findall(r"upstream realm \{\n(.*\n)", site)
+    lines = "".join(line.replace("127.0.0.1:8000", urlsplit(url).netloc) for url in servers)
     for old, new in (
         ("listen 443 ssl;", f"listen 127.0.0.1:{port} ssl;"),
         ("    listen [::]:443 ssl;\n", ""),
         ("/etc/ssl/answers.example.org.pem", f"{folder}/pem"),
         ("/etc/ssl/private/answers.example.org.key", f"{folder}/key"),
-        ("upstream realm {\n    server 127.0.0.1:8000;\n", f"upstream realm {{\n{lines}"),
+        (line, lines),
         ("    server 127.0.0.1:8000;\n", f"    server {urlsplit(writer).netloc};\n"),
     ):
         assert site.count(old) == 1
@@ -130,6 +134,59 @@ def test_nginx_shows_no_metrics_and_refuses_long_bodies(proxied: str) -> None:
     with client(proxied) as http:
         assert http.get("/metrics").status_code == 403
         assert http.post("/v1/answer", content=b"x" * (8 * 2**20 + 1)).status_code == 413
+
+
+class Stub(BaseHTTPRequestHandler):
+    """A server that is busy while `busy` is set, and keeps the paths of its requests."""
+
+    protocol_version = "HTTP/1.1"
+    busy = threading.Event()
+    paths: ClassVar[list[str]] = []
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.paths.append(self.path)
+        self.send_response(503 if self.busy.is_set() else 200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_DELETE = do_POST
+
+
+@pytest.fixture
+def stubs(tmp_path: Path) -> Iterator[str]:
+    """The address of nginx before two stubs."""
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Stub) for _ in range(2)]
+    for server in servers:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    urls = [f"http://127.0.0.1:{server.server_address[1]}" for server in servers]
+    try:
+        with nginx(tmp_path, urls, urls[0]) as address:
+            yield address
+    finally:
+        Stub.busy.clear()
+        for server in servers:
+            server.shutdown()
+            server.server_close()
+
+
+def test_servers_that_were_all_busy_are_asked_again_at_once(stubs: str) -> None:
+    with client(stubs) as http:
+        Stub.busy.set()
+        assert [http.post("/v1/answer", json={}).status_code for _ in range(3)] == [503] * 3
+        Stub.busy.clear()
+        assert http.post("/v1/answer", json={}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["https%3A%2F%2Fa.b%2Fc.md", "a%2F..%2Fb", "q%3Fx%23y%25z"])
+def test_nginx_does_not_change_the_id_of_a_document(stubs: str, path: str) -> None:
+    Stub.paths.clear()
+    with client(stubs) as http:
+        assert http.delete(f"/v1/documents/{path}").status_code == 200
+    assert Stub.paths == [f"/v1/documents/{path}"]
 
 
 def test_two_servers_behind_nginx_have_every_change_and_one_can_be_killed(

@@ -92,14 +92,25 @@ def test_a_pattern_and_a_single_file_name_their_files(files: Path, memory: str) 
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serves a folder; the first answers for names with "slow" are cut off."""
+    """Serves a folder; the first answers for names with "slow" are cut off, and names like "status-403" have this status."""
 
     failures = 0
+    requests = 0
 
     def log_message(self, *_: Any) -> None:
         pass
 
+    def do_HEAD(self) -> None:
+        type(self).requests += 1
+        if "status-" in self.path:
+            self.send_error(int(self.path.partition("status-")[2][:3]))
+            return
+        super().do_HEAD()
+
     def do_GET(self) -> None:
+        if "status-" in self.path:
+            self.do_HEAD()
+            return
         if "slow" in self.path and type(self).failures:
             type(self).failures -= 1
             self.send_response(200)
@@ -149,6 +160,47 @@ def test_a_copy_that_is_cut_off_is_repeated_and_never_read_in_part(files: Path, 
             read(f"{url}/slow.jsonl")
 
 
+@pytest.mark.parametrize(("status", "attempts"), [(404, 1), (403, 1), (503, 3)])
+def test_a_status_is_named_and_only_failures_that_can_pass_are_repeated(
+    files: Path, monkeypatch, status: int, attempts: int
+) -> None:
+    monkeypatch.setattr(remote, "WAITS", (0.0, 0.0))
+    monkeypatch.setattr(Handler, "requests", 0)
+    with serving(files) as url:
+        with pytest.raises(InputError) as error:
+            read(f"{url.replace('://', '://me:secret@')}/status-{status}.md?key=sec%2Fret")
+        problem = "no such file or folder" if status == 404 else f"cannot be read: HTTP status {status}"
+        assert str(error.value).removeprefix(f"{url}/status-{status}.md").lstrip(": ") == problem
+        assert Handler.requests == 2 * attempts  # fsspec asks for the size, and then for the file
+
+
+def test_a_server_that_cannot_be_reached_is_not_a_missing_file(files: Path, monkeypatch) -> None:
+    monkeypatch.setattr(remote, "WAITS", ())
+    with serving(files) as url:
+        pass
+    with pytest.raises(InputError, match=r"notes\.md cannot be read: Cannot connect to host"):
+        read(f"{url}/notes.md")
+
+
+def test_a_name_with_two_colons_is_one_file(files: Path) -> None:
+    (files / "a::b.md").write_text("# Colons\n\nA note.")
+    with serving(files) as url:
+        assert [one.title for one in read(f"{url}/a::b.md")[0]] == ["Colons"]
+
+
+def test_an_address_that_is_not_valid_is_refused_in_one_line_without_its_password(
+    tmp_path: Path, capsys
+) -> None:
+    assert main(["kb", "build", "https://me:secret@[::1/a.md", "--out", str(tmp_path / "kb")]) == 2
+    error = capsys.readouterr().err
+    assert error == "realm: a source that begins with https:// is not a valid address\n"
+
+
+def test_a_transfer_has_no_limit_of_time_while_data_arrives() -> None:
+    system, _ = remote._opened_system("https://a.b/c.jsonl")
+    assert (system.client_kwargs["timeout"].total, system.client_kwargs["timeout"].sock_read) == (None, 300)
+
+
 def test_a_build_from_a_remote_folder_makes_the_knowledge_base_of_the_local_folder(
     files: Path, memory: str, tmp_path: Path
 ) -> None:
@@ -163,12 +215,14 @@ def test_a_build_from_a_remote_folder_makes_the_knowledge_base_of_the_local_fold
     assert kbs[1].config.sources == (memory,)
 
 
-@pytest.mark.parametrize("source", ["s3://bucket/a.jsonl", "https://a.b/c.jsonl"])
+@pytest.mark.parametrize("source", ["s3://bucket/a.jsonl", "https://me:secret@a.b/c.jsonl?key=secret"])
 def test_other_commands_say_in_one_line_which_commands_read_remote_files(
     source: str, tmp_path: Path, capsys
 ) -> None:
     assert main(["fit", source, "--out", str(tmp_path / "manual")]) == 2
-    assert "only `realm kb build`, `kb add` and `kb preview` read remote files" in capsys.readouterr().err
+    address = source.replace("me:secret@", "").replace("?key=secret", "")
+    expected = f"realm: {address}: only `realm kb build`, `kb add` and `kb preview` read remote files\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_a_data_set_of_the_hub_gives_its_files_and_its_code_is_not_run(files: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import bz2
 import csv
 import gzip
 import json
+import time
 from io import BytesIO
 from pathlib import Path
 from random import Random
@@ -336,6 +337,14 @@ Brack has no links.
 </doc>
 """
 """Written by WikiExtractor 3.1.0 with `--links`, from a dump with two pages."""
+
+
+@pytest.mark.parametrize("unit", ['<a href="x">', '<a href="', '<a href="x">a</a>'])
+def test_many_links_that_do_not_end_take_no_more_time_than_complete_links(tmp_path: Path, unit: str) -> None:
+    (tmp_path / "wiki_00").write_text(f'<doc id="1" url="" title="A">\nA\n\n{unit * 50_000}\n</doc>\n')
+    began = time.process_time()
+    assert len(list(read_documents([str(tmp_path / "wiki_00")]))) == 1
+    assert time.process_time() - began < 10
 
 
 def test_links_of_wikiextractors_files_are_titles_and_not_text(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import random
 import sqlite3
 import time
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -153,6 +154,11 @@ def damaged_values(file: Path) -> None:
         database.execute("UPDATE names SET annotations = substr(annotations, 1, 9)")
 
 
+def nested_values(file: Path) -> None:
+    with sqlite3.connect(file) as database:
+        database.execute("UPDATE names SET annotations = ?", [zlib.compress(b"[" * 100_000)])
+
+
 def cut_short(file: Path) -> None:
     os.truncate(file, 6000)
 
@@ -162,7 +168,7 @@ def a_folder(file: Path) -> None:
     file.mkdir()
 
 
-@pytest.mark.parametrize("damage", [garbage, damaged_values, cut_short, a_folder])
+@pytest.mark.parametrize("damage", [garbage, damaged_values, nested_values, cut_short, a_folder])
 def test_a_damaged_database_costs_only_time(damage, tmp_path: Path, caplog) -> None:
     tag(tmp_path, TEXTS * 5, 7)
     damage(tmp_path / DATABASE)

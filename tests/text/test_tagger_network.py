@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from realm.cli import main
 from realm.documents.reading import read_documents
 from realm.text import tagger_network
 from realm.text.corpus import Span
@@ -132,6 +133,33 @@ def test_words_that_were_forgotten_are_computed_again(network: Network, monkeypa
     assert [one for text in texts for one in tagger.annotate([text])] == list(
         NetworkTagger(network, KINDS).annotate(texts)
     )
+
+
+def test_a_word_keeps_its_accents_and_long_words_are_cut(network: Network) -> None:
+    """Accents can be characters of their own, and a text without spaces must not stay in memory as one word."""
+    text = f"Lo\u0301pez met {'x' * 250}."
+    words = cut(text)
+    found = [text[a:b] for a, b in zip(words.start_T, words.end_T, strict=True)]
+    assert found == ["Lo\u0301pez", "met", "x" * 100, "x" * 100, "x" * 50, "."]
+
+
+def test_a_folder_without_a_network_is_refused_in_one_line(tmp_path: Path, capsys) -> None:
+    (tmp_path / "a.txt").write_text("Ada.")
+
+    def error(name: str) -> str:
+        command = ["kb", "build", str(tmp_path / "a.txt"), "--out", str(tmp_path / "kb"), "--tagger", name]
+        assert main(command) == 2
+        return capsys.readouterr().err
+
+    folder = tmp_path / "network"
+    folder.mkdir()
+    assert f"{folder} has no network that finds names: " in error(f"realm:{folder}")
+    (folder / "model.safetensors").write_bytes(b"no weights")
+    assert f"{folder} has no network that finds names: " in error(f"realm:{folder}")
+    (folder / "model.safetensors").write_bytes((tagger_network.PACKAGED / "model.safetensors").read_bytes())
+    (folder / "kinds.json").write_text('["PERSON"]')
+    assert "was not made for the 1 kinds of names in kinds.json" in error(f"realm:{folder}")
+    assert "unknown tagger realm:" in error("realm:")
 
 
 def test_the_packaged_network_agrees_with_the_pipeline_that_it_repeats() -> None:

@@ -19,7 +19,8 @@ from realm.text.corpus import Link
 
 NAME = re.compile(r"wiki_\d+")
 _DOC = re.compile(r'<doc id="([^"]*)" .*?title="(.*)">')
-_LINK = re.compile(r'<a href="([^"\n]*)">(.*?)</a>')
+# The words of a link contain no other link, so that the time grows only with the length of the text.
+_LINK = re.compile(r'<a href="([^"\n]*)">((?:(?!<a href=).)*?)</a>')
 _ADDRESS = re.compile(r"(\w+:)?//")
 
 

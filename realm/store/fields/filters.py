@@ -30,6 +30,8 @@ KIND_NAMES: Mapping[Kind, str] = {
 }
 _LONGEST_EXAMPLE = 40
 """Longest text in an example filter, in characters."""
+_OF_FILES = ("path", "modified")
+"""Fields that `realm.documents` adds to each document from a file."""
 _WORDS = frozenset("and or not in is null like ilike between true false".split())
 _TOKEN = re.compile(
     r"\s*(?:(?P<text>'(?:[^']|'')*')|(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?!\w)|(?P<name>[^\W\d]\w*)"
@@ -175,14 +177,15 @@ def refused(where: str, why: str, kinds: Kinds) -> FilterError:
 def example_filter(documents: Iterable[Fields], kinds: Kinds) -> str | None:
     """A filter that matches the first document with a suitable field; None if there is no such document.
 
-    The filter compares the document's first number, date or time, and its first short text or truth value.
+    The filter compares the document's first number, date or time, and its first short text or truth value. Fields that every
+    file has come last.
 
     >>> example_filter([{"year": 2020, "source": "handbook"}], {"year": ["int"], "source": ["text"]})
     "year >= 2020 and source = 'handbook'"
     """
     for fields in documents:
         found: dict[str, str] = {}  # ">=" or "=" -> the first comparison with this sign
-        for name, value in fields.items():
+        for name, value in sorted(fields.items(), key=lambda field: field[0] in _OF_FILES):
             literal = _example_literal(value)
             if (
                 literal is not None
