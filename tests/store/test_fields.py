@@ -122,6 +122,7 @@ def test_the_example_of_a_filter_is_made_from_the_first_document_with_a_suitable
         "`in` = true"
     )
     assert example_filter([{"mixed": 1}, {"unknown": 1}], {"mixed": ["int", "text"]}) is None
+    assert example_filter([{"at": "2263-01-01"}], {"at": ["date", "time"]}) is None
     of_a_file = {"path": "a.md", "source": "handbook"}
     assert example_filter([of_a_file], {"path": ["text"], "source": ["text"]}) == "source = 'handbook'"
 

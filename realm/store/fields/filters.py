@@ -30,6 +30,8 @@ KIND_NAMES: Mapping[Kind, str] = {
 }
 _LONGEST_EXAMPLE = 40
 """Longest text in an example filter, in characters."""
+_YEARS = range(1678, 2262)
+"""Years of an example. Lance compares a time with a date in nanoseconds, so it has no other years."""
 _OF_FILES = ("path", "modified")
 """Fields that `realm.documents` adds to each document from a file."""
 _WORDS = frozenset("and or not in is null like ilike between true false".split())
@@ -204,7 +206,7 @@ def _example_literal(value: object) -> str | None:
     match kind_of(value):
         case "bool" | "int" | "float":
             return str(value).lower()
-        case "date" | "time":
+        case "date" | "time" if column_value(value).year in _YEARS:
             return f"'{column_value(value).isoformat()[:10]}'"
         case "text" if isinstance(value, str) and len(value) <= _LONGEST_EXAMPLE and value.isprintable():
             return "'" + value.replace("'", "''") + "'"
