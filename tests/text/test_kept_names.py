@@ -1,5 +1,6 @@
 """Annotations that are kept between builds: compared with those of the tagger alone."""
 
+import itertools
 import logging
 import multiprocessing
 import os
@@ -105,6 +106,12 @@ def tag(folder: Path, texts: list[str], at_once: int) -> None:
     assert list(KeepingTagger(Model(), "1", folder).annotate(texts)) == list(map(answer, texts))
 
 
+def tag_without_end(folder: Path) -> None:
+    kept_names.AT_ONCE = 1
+    for _ in KeepingTagger(Model(), "1", folder).annotate(f"text {number}" for number in itertools.count()):
+        pass
+
+
 def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     parts = [[f"text {number}" for number in range(first, first + 300)] for first in (0, 150, 300)]
     fork = multiprocessing.get_context("fork")
@@ -128,9 +135,8 @@ def kept(folder: Path) -> int:
 
 def test_a_kill_at_any_moment_leaves_complete_annotations(tmp_path: Path) -> None:
     fork, draw = multiprocessing.get_context("fork"), random.Random(1)
-    texts = [f"text {number}" for number in range(3000)]
     for _ in range(3):
-        worker = fork.Process(target=tag, args=(tmp_path, texts, 1))
+        worker = fork.Process(target=tag_without_end, args=(tmp_path,))
         worker.start()
         before = count = kept(tmp_path)
         while worker.is_alive() and count < before + 3:
@@ -140,6 +146,7 @@ def test_a_kill_at_any_moment_leaves_complete_annotations(tmp_path: Path) -> Non
         worker.join()
     with sqlite3.connect(tmp_path / DATABASE) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    texts = [f"text {number}" for number in range(kept(tmp_path) + 3)]
     again = Model()
     assert list(KeepingTagger(again, "1", tmp_path).annotate(texts)) == list(map(answer, texts))
     assert 0 < len(again.asked) < len(texts)
