@@ -18,6 +18,15 @@ def key_of(text: str) -> int:
     return int.from_bytes(hashlib.sha1(text.encode(), usedforsecurity=False).digest()[:8], "big")
 
 
+def hex_id(key: int) -> str:
+    """A key as 16 hex digits: the form in which passages are named.
+
+    >>> hex_id(255)
+    '00000000000000ff'
+    """
+    return f"{key:016x}"
+
+
 class Lookup:
     """Finds positions of 64-bit keys in an array by bisection; needs 16 bytes of memory per key."""
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from realm.errors import InputError, reason
-from realm.folders import one_writer, remove
+from realm.folders import one_writer, remove, replace_folder
 from realm.keys import Lookup
 from realm.search.exact import Hits, MipsIndex, PassageIndex, SearchOnly, merge_hits
 from realm.store.tables.table import lock_shared, writing_table
@@ -194,8 +194,7 @@ def _build(folder: Path, keys_N: np.ndarray, vectors: Vectors) -> Path:
             sample_rate=SAMPLE,
             max_iters=ITERATIONS,
         )
-        remove(folder)
-        aside.rename(folder)
+        replace_folder(aside, folder)
     return folder
 
 

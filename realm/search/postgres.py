@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from realm.errors import ConflictError, InputError
-from realm.keys import Lookup
+from realm.keys import Lookup, hex_id
 from realm.model.scores import scores
 from realm.search.exact import Hits, SearchOnly, ranked
 from realm.search.postgres_table import (
@@ -26,7 +26,6 @@ from realm.search.postgres_table import (
     Table,
     check_pgvector,
     connect,
-    hex_id,
     one_line_errors,
     vector_text,
 )

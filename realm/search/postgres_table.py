@@ -25,7 +25,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from realm.errors import ConflictError, InputError, first_line
-from realm.keys import Lookup
+from realm.keys import Lookup, hex_id
 from realm.progress import progress
 from realm.settings import config_from
 from realm.store.knowledge_base import KnowledgeBase
@@ -195,11 +195,6 @@ def _digest(passage: Passage) -> int:
     """A signed 64-bit hash of what can change of a passage: its document, and the fields of the document."""
     text = json.dumps([passage.document_id, dict(passage.fields)], sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
-
-
-def hex_id(key: int) -> str:
-    """The id of a passage as 16 hex digits."""
-    return f"{key:016x}"
 
 
 def _text(text: str) -> str:

@@ -35,7 +35,7 @@ from lance.fragment import FragmentMetadata
 from realm import distributed
 from realm.errors import InputError, reason, shortened
 from realm.folders import one_writer, restore
-from realm.keys import Lookup, key_of
+from realm.keys import Lookup, hex_id, key_of
 from realm.store import unfinished, vectors
 from realm.store.add import AddResult, add
 from realm.store.fields.columns import column_name, kinds_of_fields
@@ -197,7 +197,7 @@ class KnowledgeBase:
     @cached_property
     def ids(self) -> list[str]:
         """Passage ids by passage number: the first 16 hex digits of the SHA-1 of title and text."""
-        return [f"{key:016x}" for key in self.keys_N.tolist()]
+        return list(map(hex_id, self.keys_N.tolist()))
 
     def passage_numbers(self, ids: Sequence[str]) -> np.ndarray:
         """Numbers of the passages with these ids, in the order of the ids -> int64.

@@ -9,7 +9,6 @@ computed again.
 
 import contextlib
 import shutil
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from realm.checksums import CHECKSUMS, check_folder, record_checksums
 from realm.errors import RealmError, WriteFailed
-from realm.folders import one_writer
+from realm.folders import one_writer, remove, replace_folder
 
 MAPPED = "mapped"
 
@@ -59,15 +58,18 @@ def _read(folder: Path) -> Arrays | None:
 
 
 def _write(folder: Path, arrays: Arrays) -> None:
-    """Writes the arrays under a temporary name, renames the folder, and removes the arrays of other versions."""
-    aside = folder.with_name(f".making-{uuid.uuid4().hex}")
+    """Writes the arrays under a temporary name, renames the folder, and removes the arrays of other versions.
+
+    The caller has the lock of the parent folder.
+    """
+    aside = folder.with_name(f"{folder.name}.writing")
+    remove(aside)  # a killed process can have left files in this folder
     aside.mkdir()
     try:
         for name, array in arrays.items():
             np.save(aside / f"{name}.npy", array)
         record_checksums(aside)
-        shutil.rmtree(folder, ignore_errors=True)
-        aside.rename(folder)
+        replace_folder(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     for other in folder.parent.parent.iterdir():

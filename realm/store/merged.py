@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from realm.errors import writing
 from realm.files import sync_folder, write_json_lines
-from realm.keys import key_of
+from realm.keys import hex_id, key_of
 from realm.store.tables.digests import add_lines, forget, lines_of, record
 from realm.store.tables.table import reading, take_rows
 from realm.text.fields import NO_FIELDS, Fields
@@ -111,7 +111,7 @@ def _lines(folder: Path) -> Iterator[tuple[str, Merged | None, int]]:
 
 
 def _line(document: str, merged: Merged | None) -> MergedLine:
-    line: MergedLine = {"document": document, "state": None if merged is None else f"{merged.state:016x}"}
+    line: MergedLine = {"document": document, "state": None if merged is None else hex_id(merged.state)}
     if merged is not None and merged.fields:
         line["fields"] = dict(merged.fields)
     return line

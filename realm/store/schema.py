@@ -23,7 +23,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from realm.keys import key_of
+from realm.keys import hex_id, key_of
 from realm.progress import progress
 from realm.store.fields.columns import missing_columns, typed_columns
 from realm.store.mapped_arrays import Arrays, mapped_arrays
@@ -297,7 +297,7 @@ def _passage(
     sentences = tuple(zip(sentence_starts, sentence_ends, strict=True))
     spans = tuple(map(Span, span_starts, span_ends, span_labels))
     titles = None if links is None else tuple(links)
-    return Passage(f"{key:016x}", document_id, title, text, sentences, spans, titles, from_json(fields))
+    return Passage(hex_id(key), document_id, title, text, sentences, spans, titles, from_json(fields))
 
 
 def _batch(rows: Sequence[Row], tokenizer: Tokenizer | None, schema: pa.Schema) -> pa.RecordBatch:

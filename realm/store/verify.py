@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from realm.errors import RealmError
-from realm.keys import key_of
+from realm.keys import hex_id, key_of
 from realm.progress import progress
 from realm.store import vectors as vectors_table
 from realm.store.ingest import TABLE
@@ -104,7 +104,7 @@ def _vectors(folder: Path, keys_N: np.ndarray, fingerprint: str) -> Iterator[str
 
 def _report(what: str, numbers: np.ndarray, keys_N: np.ndarray) -> Iterator[str]:
     if len(numbers):
-        examples = ", ".join(f"{keys_N[number]:016x} (number {number})" for number in numbers[:3])
+        examples = ", ".join(f"{hex_id(keys_N[number])} (number {number})" for number in numbers[:3])
         yield f"{len(numbers)} passages {what}: {examples}{', ...' if len(numbers) > 3 else ''}"
 
 

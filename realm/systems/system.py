@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from realm.checksums import changed, checksums_of
 from realm.errors import DamagedError, InputError, RealmError
 from realm.files import read_json, write_json
+from realm.keys import hex_id
 from realm.model.folder import replacing
 from realm.model.manifest import problem_of
 from realm.model.tensor_files import load_tensors, save_tensors
@@ -301,11 +302,11 @@ def prediction(kb: KnowledgeBase, question: Question, found: Found, ms: float) -
         question=question.question,
         answer=found.answer,
         score=round(float(found.score), 6),
-        passage_id=f"{kb.keys_N[found.passage]:016x}" if read else "",
+        passage_id=hex_id(kb.keys_N[found.passage]) if read else "",
         start=found.start,
         end=found.end,
         passages=tuple(
-            f"{kb.keys_N[number]:016x}" for number in found.number_K[:DEPTH] if number != NULL_PASSAGE
+            hex_id(kb.keys_N[number]) for number in found.number_K[:DEPTH] if number != NULL_PASSAGE
         ),
         read=found.read,
         ms=round(ms, 2),
