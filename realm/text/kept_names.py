@@ -66,7 +66,7 @@ class KeepingTagger:
             while end is None:
                 window, end = _window(texts)
                 keys = [self._key(text) for text in window]
-                found = list(map(database.find, keys))
+                found = list(map(database.find, keys, map(len, window)))
                 new = self._tagger.annotate(
                     text for text, one in zip(window, found, strict=True) if one is None
                 )
@@ -120,7 +120,8 @@ class _Database:
         except (OSError, sqlite3.Error) as error:
             self._give_up(error)
 
-    def find(self, key: bytes) -> Annotations | None:
+    def find(self, key: bytes, length: int) -> Annotations | None:
+        """The annotations of a text of `length` characters; None if they are not known, or damaged."""
         if self._database is None:
             return None
         try:
@@ -128,7 +129,7 @@ class _Database:
         except sqlite3.Error as error:
             self._give_up(error)
             return None
-        return row and _decoded(row[0])
+        return row and _decoded(row[0], length)
 
     def keep(self, key: bytes, found: Annotations) -> None:
         self._waiting.append((key, _encoded(found)))
@@ -162,12 +163,15 @@ def _encoded(found: Annotations) -> bytes:
     return zlib.compress(json.dumps(found, separators=(",", ":")).encode())
 
 
-def _decoded(data: bytes) -> Annotations | None:
-    """Annotations from a value of the database; None if the value is damaged."""
+def _decoded(data: bytes, length: int) -> Annotations | None:
+    """Annotations from a value of the database; None if the value is damaged, or has positions outside of the text."""
     try:
         sentences, spans = json.loads(zlib.decompress(data))
-        return Annotations(
+        found = Annotations(
             tuple((start, end) for start, end in sentences), tuple(Span(*span) for span in spans)
         )
+        bounds = (*found.sentences, *((span.start, span.end) for span in found.spans))
+        inside = all(0 <= start < end <= length for start, end in bounds)
+        return found if inside else None
     except (zlib.error, ValueError, TypeError, RecursionError):
         return None

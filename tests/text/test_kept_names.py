@@ -36,7 +36,7 @@ class Model:
 
 
 def answer(text: str) -> Annotations:
-    return Annotations(((0, len(text)), (len(text), len(text) + 7)), (Span(0, len(text), f"OF {text!r}"),))
+    return Annotations(((0, 2), (2, len(text))), (Span(0, len(text), f"OF {text!r}"),))
 
 
 TEXTS = [f"text {number}" for number in range(40)]
@@ -161,6 +161,12 @@ def damaged_values(file: Path) -> None:
         database.execute("UPDATE names SET annotations = substr(annotations, 1, 9)")
 
 
+def values_of_longer_texts(file: Path) -> None:
+    with sqlite3.connect(file) as database:
+        data = zlib.compress(b'[[[0,3]],[[2,900,"PERSON"]]]')
+        database.execute("UPDATE names SET annotations = ?", [data])
+
+
 def nested_values(file: Path) -> None:
     with sqlite3.connect(file) as database:
         database.execute("UPDATE names SET annotations = ?", [zlib.compress(b"[" * 100_000)])
@@ -175,7 +181,9 @@ def a_folder(file: Path) -> None:
     file.mkdir()
 
 
-@pytest.mark.parametrize("damage", [garbage, damaged_values, nested_values, cut_short, a_folder])
+@pytest.mark.parametrize(
+    "damage", [garbage, damaged_values, values_of_longer_texts, nested_values, cut_short, a_folder]
+)
 def test_a_damaged_database_costs_only_time(damage, tmp_path: Path, caplog) -> None:
     tag(tmp_path, TEXTS * 5, 7)
     damage(tmp_path / DATABASE)
