@@ -120,10 +120,14 @@ def copied(address: str) -> Iterator[Path]:
 
 def _copy(address: str, path: Path) -> None:
     system, inside = _opened_system(address)
-    with system.open(inside, "rb") as remote, path.open("wb") as file:
-        while data := remote.read(1 << 20):
-            with writing(path):
-                file.write(data)
+    with system.open(inside, "rb") as remote:
+        with writing(path):
+            file = path.open("wb")
+        with file:
+            while data := remote.read(1 << 20):
+                with writing(path):
+                    file.write(data)
+                    file.flush()
 
 
 def _opened_system(address: str) -> tuple[Any, str]:
