@@ -317,6 +317,11 @@ def test_a_document_with_a_field_that_cannot_be_stored_is_refused_with_the_names
     assert own_server.client().health()["documents"] == before
 
 
+def test_a_refused_parameter_of_the_address_has_the_name_that_the_client_wrote(served) -> None:
+    problem = httpx.get(served.url + "/v1/documents", params={"count": "many"}).json()
+    assert problem["parameter"] == "count" and problem["detail"].startswith("count: ")
+
+
 def test_a_text_in_the_address_has_a_limit(served) -> None:
     for name in ("prefix", "where"):
         response = httpx.get(f"{served.url}/v1/documents", params={name: "x" * 1001})

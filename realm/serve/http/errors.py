@@ -2,7 +2,7 @@
 
 import errno
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -138,5 +138,5 @@ def _sentence(error: Mapping[str, Any]) -> str:
 
 
 def _parameter(error: Mapping[str, Any]) -> str:
-    place: Sequence[Any] = error["loc"]
-    return ".".join(str(part) for part in place if part != "body") or "body"
+    where, *place = error["loc"]  # body, query, path or header, and the place in it
+    return ".".join(map(str, place)) or str(where)
