@@ -17,7 +17,7 @@ minilm + gpl           generative pseudo labelling with the MarginMSELoss of sen
                        BM25 and of minilm. The row is missing if fewer than 100 questions can be made
 realm-small            the layers of minilm with a projection to 128 numbers
 realm-small + adapt    `realm adapt`, which trains only the projection of queries
-hybrid                 the default method of realm-small: its scores and those of BM25 together
+hybrid                 the default method of realm-small: its scores and the scores of BM25 together
 hybrid + adapt         the same with the adapted model
 
 `--minutes` is the time limit of `realm adapt`, which ends earlier if all its steps are made, and the CPU time that the two
@@ -163,7 +163,7 @@ class Steps:
         return self._run(name, shared.realm(*words))
 
     def one(self, name: str, *words: str) -> float:
-        """Runs a function of `STEPS` in a process of its own -> its CPU seconds."""
+        """Runs a function of `STEPS` in a separate process -> the CPU seconds of the process."""
         return self._run(name, [sys.executable, __file__, "--one", name.split()[0], *words])
 
     def _run(self, name: str, command: Sequence[str]) -> float:
@@ -264,7 +264,7 @@ def tsdae(kb: str, seconds: str, out: str) -> None:
 
 
 def gpl(kb: str, seconds: str, out: str) -> None:
-    """Trains MiniLM on made questions, so that differences of scores are those of the span reader."""
+    """Trains MiniLM on made questions, so that score differences repeat those that the span reader computes."""
     import numpy as np
     from sentence_transformers.sentence_transformer.losses import MarginMSELoss
 

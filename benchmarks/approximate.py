@@ -4,14 +4,14 @@
     python benchmarks/approximate.py --vectors passages.npy --queries questions.npy         # vectors of an embedder
     python benchmarks/approximate.py --sizes 100000 --postgres 'postgresql://localhost/test?table=benchmark'
 
-The artificial vectors are those of benchmarks/search.py: they have the spectrum of texts but no groups of similar texts, and
+The artificial vectors are made as in benchmarks/search.py: they have the spectrum of texts but no groups of similar texts, and
 the queries are near some of the vectors. Files have vectors [N, D] in float16 and queries [B, D] in float32.
 
 The columns: share of the 5, 20 and 100 best passages that a search for so many passages finds; seconds to make the index from
 the vectors, by the clock and of the CPU, with the start of the process; memory of an opened index without mapped files, and
 size of its table on disk; milliseconds by the clock and of the CPU for a question alone, for a question whose filter matches
-1 % or half of the passages, and for a question in a batch of 16. The CPU of a database on this machine counts. Each way has
-processes of its own, with one thread of torch. Prints a table, and one JSON object as the last line.
+1 % or half of the passages, and for a question in a batch of 16. The CPU of a database on this machine counts. Each way runs in
+separate processes, with one thread of torch. Prints a table, and one JSON object as the last line.
 """
 
 import argparse

@@ -63,7 +63,7 @@ def searcher(
 ) -> tuple[KnowledgeBase, Search]:
     """A knowledge base, and its search with a method; "bm25" needs no model. `method` None: the default of the model.
 
-    The passage numbers that the search returns are those of the returned knowledge base. With a filter `where`, only passages
+    The search returns passage numbers of the returned knowledge base. With a filter `where`, only passages
     that match the filter are found.
 
     Raises:
