@@ -77,9 +77,18 @@ def shortened(text: str, longest: int = 200) -> str:
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
+def without_passwords(text: str) -> str:
+    """The text with addresses that have neither user nor password.
+
+    >>> without_passwords("cannot reach postgresql://me:secret@a.b/c")
+    'cannot reach postgresql://a.b/c'
+    """
+    return re.sub(r"(?<=://)[^/\s]*@", "", text)
+
+
 def shown(value: Any) -> str:
-    """The value's `repr`, cut to 60 characters."""
-    return shortened(repr(value), 60)
+    """The value's `repr`, without passwords in addresses, cut to 60 characters."""
+    return shortened(without_passwords(repr(value)), 60)
 
 
 def error_number(error: BaseException) -> int | None:

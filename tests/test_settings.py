@@ -109,6 +109,12 @@ def test_all_problems_come_in_one_line_with_the_known_keys() -> None:
     assert "refresh.in_background: input should be a valid boolean, got 1" in message
 
 
+def test_a_refused_value_is_shown_without_the_password_of_an_address() -> None:
+    with pytest.raises(InputError, match=r"got \['postgresql://a\.b/c'\]") as error:
+        read_config(Settings, None, "train", ['name=["postgresql://me:sesame@a.b/c"]'])
+    assert "sesame" not in str(error.value)
+
+
 def test_an_unknown_key_of_the_file_names_file_and_table(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("[train]\nrat = 1\n")

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from realm.errors import InputError, RealmError, first_line, shortened, writing
+from realm.errors import InputError, RealmError, first_line, shortened, without_passwords, writing
 
 SCHEMES = ("https", "http", "s3", "gs", "hf")
 _WEB = ("https", "http")
@@ -25,8 +25,7 @@ _SILENCE = 300
 """Seconds after which an attempt fails if a web server sends nothing."""
 _MISSING = (404, 410)
 """HTTP statuses of files that do not exist."""
-_SECRETS = re.compile(r"(?<=://)[^/\s]*@|\?\S+")
-"""User, password and query in an address."""
+_QUERY = re.compile(r"\?\S+")
 
 
 def is_remote(source: str) -> bool:
@@ -182,5 +181,9 @@ def _reaching(address: str) -> Iterator[None]:
         if _is_missing(error):
             raise InputError(f"{shown}: no such file or folder") from None
         status = getattr(_reason(error), "status", None)
-        reason = f"HTTP status {status}" if status else _SECRETS.sub("", first_line(_reason(error)))
+        reason = (
+            f"HTTP status {status}"
+            if status
+            else _QUERY.sub("", without_passwords(first_line(_reason(error))))
+        )
         raise InputError(f"{shown} cannot be read: {shortened(reason)}") from error
