@@ -1,9 +1,10 @@
-"""The recipe of realm-small: what it trains on is none of what it measures with, and its commands are ones that exist."""
+"""The recipes: the questions of training and of measurements are apart, and the commands exist."""
 
 import json
 import lzma
 import runpy
 import shlex
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,18 +13,27 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from realm import cli
+from realm.checksums import check_folder
 from realm.cli.arguments import settings
+from realm.hub import encoder_folder
 from realm.model.folder import load_model, save_model
+from realm.model.manifest import encoder_held_out
 from tests.qa.conftest import qa_folder
 from tests.test_cli import config_classes
 
 __all__ = ["qa_folder"]
 
-RECIPE = SimpleNamespace(
-    **runpy.run_path(str(Path(__file__).parent.parent / "recipes" / "realm_small.py"), run_name="recipe")
-)
+
+def load(name: str) -> SimpleNamespace:
+    file = Path(__file__).parent.parent / "recipes" / f"{name}.py"
+    return SimpleNamespace(**runpy.run_path(str(file), run_name="recipe"))
+
+
+RECIPE, MINI = load("realm_small"), load("realm_mini")
+COMMANDS = [stage for _, stage in [*RECIPE.STAGES, *MINI.STAGES] if isinstance(stage, str)]
 
 
 def passage(number: int, article: str) -> dict[str, Any]:
@@ -149,7 +159,7 @@ def write(file: Path, rows: list[dict[str, Any]]) -> None:
         out.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-@pytest.mark.parametrize("stage", [stage for _, stage in RECIPE.STAGES if isinstance(stage, str)])
+@pytest.mark.parametrize("stage", COMMANDS)
 def test_every_stage_is_a_command_with_settings_that_it_knows(stage: str) -> None:
     args = cli._parser().parse_args(shlex.split(stage))
     if args.section:
@@ -169,3 +179,18 @@ def test_every_stage_uses_what_is_prepared_or_what_an_earlier_one_makes() -> Non
         there.add(product)
         if product == "asked.jsonl":
             there.add("calibration.jsonl")
+
+
+def test_encoder_of_the_mini_recipe_has_half_the_bits_and_names_its_text(tmp_path: Path) -> None:
+    packaged = Path(encoder_folder("package:realm-mini"))
+    shutil.copytree(packaged, tmp_path / "whole")
+    weights = {name: value.float() for name, value in load_file(packaged / "model.safetensors").items()}
+    save_file(weights, tmp_path / "whole/model.safetensors", metadata={"format": "pt"})
+    MINI.describe("whole", "described", ["mine.txt"], tmp_path)
+    MINI.halve("described", "small", tmp_path)
+    check_folder(tmp_path / "small")
+    assert encoder_held_out(str(tmp_path / "small"), ["mine.txt"])
+    assert not encoder_held_out(str(tmp_path / "small"), ["package:factbook"])
+    for name, value in load_file(tmp_path / "small/model.safetensors").items():
+        assert value.dtype == torch.float16 and torch.equal(value.float(), weights[name])
+    assert not list(tmp_path.glob("*.part"))
